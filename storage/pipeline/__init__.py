@@ -1,21 +1,21 @@
 """Bulk work that outgrows one process, on Spark.
 
-The only place that imports pyspark; needs the extra `spark` and Java 17.
+Only this package imports pyspark; it needs the extra `spark` and Java 17.
 
-source/        `RoomEvents`, the data source: reader, filters, options, rows, token_bounds; stream
-               is its streaming reads
-imports/       `import_archive` (run.py) and writes of data frames (data_frame_writer.py), in two
-               stages:
-                 lines, each by itself: archive_files, lines, validate; stage keeps the bytes,
-                 slim_event what goes on rooms that the store does not hold: load_rooms,
-                 room_bundles, plan_rooms, bulk_write, intern_names; rooms that it holds:
-                 append_events, line_order
-synapse/       a Synapse's database as a source, and `import_synapse`, which keeps a checkpoint
-export.py      `export_parquet`
-verify_rooms.py, rebuilding/   `verify` and `rebuild`
-stats/         `statistics`, and its page with plots
-failures.py    failures in executors, as one of our errors
-session.py     a Spark session that suits this machine
+  source/        `RoomEvents`, the data source: reader, filters, options, rows, token_bounds; stream
+                 has its streaming reads
+  imports/       `import_archive` (run.py) and writes of data frames (data_frame_writer.py), in two
+                 steps:
+                   each line by itself: archive_files, lines, validate; stage stores the bytes,
+                   slim_event makes the events without bytes
+                   rooms that the store does not have: load_rooms, room_bundles, plan_rooms,
+                   bulk_write, intern_names; rooms that it has: append_events, line_order
+  synapse/       a Synapse's database as a source, and `import_synapse`, which keeps a checkpoint
+  export.py      `export_parquet`
+  verify_rooms.py, rebuilding/   `verify` and `rebuild`
+  stats/         `statistics`, and its page with plots
+  failures.py    turns failures in executors into our errors
+  session.py     a Spark session with settings for one machine
 """
 
 from storage.pipeline.export import Export, export_parquet

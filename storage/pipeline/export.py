@@ -1,18 +1,18 @@
-"""`export_parquet`: a store as Parquet, whole or what came since a token, verified by reading back.
+"""`export_parquet`: export a whole store, or the events since a token, as verified Parquet.
 
-    events/exported=1/day=2026-11-20/part-….parquet      the columns of `RoomEvents`, received bytes
-                                                         among them
-    state_deltas/exported=1/part-….parquet                what each stream ordering changed in the
-                                                          current state of its room
-    visibility/exported=1/part-….parquet                  who may see which audiences, as intervals;
-                                                          the table as it was then
-    manifests/1.json                                      the token up to which it goes, and how
-                                                          many rows there are
+  events/exported=1/day=2026-11-20/part-….parquet      the columns of `RoomEvents`, with the
+                                                        received bytes
+  state_deltas/exported=1/part-….parquet                what each stream ordering changed in the
+                                                        current state of its room
+  visibility/exported=1/part-….parquet                  the principals of each audience, as ranges;
+                                                        the table at the time of the export
+  manifests/1.json                                      the token up to which it goes, and the
+                                                        numbers of rows
 
-Each export adds a number. One that goes on from another's token adds what is new; events are never
-written twice. Outliers, whose place in no stream tells that they are new, are written again each
-time: the latest copy counts. An export is imported by `import_archive` of its folder ``events``;
-what was stored answers "duplicate".
+Each export adds a number. An export from the token of an earlier one adds the new rows; events are
+never written twice. Outliers are the exception: they have no stream position, so each export writes
+all of them again, and the latest copy counts. `import_archive` of the folder ``events`` imports an
+export. Events that are already stored return "duplicate".
 """
 
 import json
@@ -100,7 +100,7 @@ REPEATED: Final = frozenset(
         "auth_events",
     ]
 )
-"""Columns worth a dictionary."""
+"""Columns with few distinct values, written with a dictionary."""
 
 ROOMS_PER_STATEMENT: Final = 200
 PARTITIONS: Final = 8
@@ -113,8 +113,8 @@ EPOCH: Final = date(1970, 1, 1)
 class Export:
     """One export.
 
-    ``upto`` is the token to go on from; ``since`` that from which this one went on, None for a
-    whole one.
+    ``upto`` is the token to continue from; ``since`` the token from which this one continued, None
+    for a whole one.
     """
 
     number: int
@@ -135,10 +135,11 @@ def export_parquet(
     partitions: int = PARTITIONS,
     verify: bool = True,
 ) -> Export:
-    """Write events, state deltas and visibility below ``path``; with ``since`` (an earlier `Export.upto`) what came after it.
+    """Write events, state deltas and visibility below ``path``, or those after the token ``since``.
 
-    ``partitions`` tasks at most read at once, each by one connection. ``verify`` reads the files back: `StorageCorrupt` if they have other
-    events, or other bytes, than the store. `InvalidToken`, `DatabaseError`.
+    ``since`` is the `Export.upto` of an earlier export. At most ``partitions`` tasks read at once,
+    with one connection each. ``verify`` reads the files back. Raise `StorageCorrupt` if their
+    events or bytes differ from the store. Raise `InvalidToken` or `DatabaseError`.
     """
     where, folder = opened(path)
     number = 1 + max((_number(info.base_name) for info in _manifests(where, folder)), default=0)
@@ -163,7 +164,7 @@ def export_parquet(
 
 
 def _write_manifest(where: Any, folder: str, made: Export) -> None:
-    """Write the manifest; it is whole at its name, or not there."""
+    """Write the manifest; a crash leaves either the whole file or none."""
     where.create_dir(folder, recursive=True)
     begun = f"{folder}/{made.number}.json.new"
     with where.open_output_stream(begun) as file:
@@ -172,9 +173,9 @@ def _write_manifest(where: Any, folder: str, made: Export) -> None:
 
 
 def last_export(path: str) -> Export | None:
-    """The export made last below a path, to go on from; None where there is none.
+    """Return the latest export below a path, to continue from; None where there is none.
 
-    `InputError` for a manifest that cannot be read.
+    Raise `InputError` for a manifest that cannot be read.
     """
     where, folder = opened(path)
     manifests = sorted(_manifests(where, folder), key=lambda info: _number(info.base_name))
@@ -187,15 +188,16 @@ def last_export(path: str) -> Export | None:
 
 
 def _read_manifest(name: str, text: bytes) -> Export:
-    """The export that a manifest tells of.
+    """Return the export that a manifest describes.
 
-    `InputError` names the file and says what is wrong with it.
+    Raise `InputError` with the file name and the defect.
     """
     try:
         found = json.loads(text)
     except ValueError as error:
         raise InputError(
-            f"{name} is no manifest of an export: it is cut off, or no JSON ({error}). Remove it, or give the token to go on from"
+            f"{name} is no manifest of an export: it is cut off, or no JSON ({error})."
+            " Remove it, or give the token to continue from"
         ) from None
     given = found if isinstance(found, dict) else {}
     wanted = {one.name for one in fields(Export)}
@@ -229,12 +231,15 @@ def _number(name: str) -> int:
     return int(number)
 
 
-# ---------------------------------------------------------------------------------------------------------------
-# stretches
+# ------------------------------------------------------------------------------------------------
+# ranges
 
 
 class ExportRange(NamedTuple):
-    """What a task writes: stream orderings of ``events``, or numbers of rooms (for outliers and the other tables), ``begin`` to before ``end``."""
+    """The rows that a task writes: ``begin`` to before ``end``.
+
+    They are stream orderings for ``events``, and room nids for outliers and the other tables.
+    """
 
     number: int
     name: str
@@ -264,14 +269,17 @@ def _bounds(conn: ArrowConnection, tokens: tuple[str, str]) -> Bounds:
 
 
 def _empty(folder: str) -> None:
-    """What an export that did not come to its end left there is no part of this one."""
+    """Remove the files that an unfinished export left there."""
     where, inner = opened(folder)
     where.create_dir(inner, recursive=True)
     where.delete_dir_contents(inner)
 
 
 def _tasks(stretches: Sequence[ExportRange]) -> list[list[ExportRange]]:
-    """What each task writes, by one connection: a stretch of events, and all else of some rooms, which is little."""
+    """Return the ranges of each task, which has one connection.
+
+    A task gets a range of events, and all other tables for some rooms, which is little.
+    """
     events = [[one] for one in stretches if one.name == "events" and not one.outliers]
     rooms: dict[int, list[ExportRange]] = {}
     for one in stretches:
@@ -292,13 +300,13 @@ def _run(spark: SparkSession, stretches: list[ExportRange], task: "ExportTask") 
     return frame.mapInArrow(write, spark_ddl(WRITTEN)).collect()
 
 
-# --------------------------------------------------------------------------------------------------------------------
+# ------------------------------------------------------------------------------------------------
 # files
 
 
 @dataclass(frozen=True, slots=True)
 class ExportTask:
-    """Writes stretches as files."""
+    """Writes ranges as files."""
 
     dsn: str
     tokens: tuple[str, str]
@@ -308,11 +316,14 @@ class ExportTask:
     config: Config = field(default_factory=Config.from_env)
 
     def folder(self, name: str) -> str:
-        """Where the files of a table are."""
+        """Return the folder of a table's files."""
         return f"{self.path}/{name}/exported={self.number}"
 
     def files(self, stretches: Iterable[ExportRange]) -> Iterator[dict[str, Any]]:
-        """The files of some stretches, each as a row of `WRITTEN`; whole at their names, or not there."""
+        """Write the files of some ranges, and yield each as a row of `WRITTEN`.
+
+        A crash leaves either a whole file or none under its name.
+        """
         with arrow_snapshot(self.dsn, config=self.config) as conn:
             bounds = _bounds(conn, self.tokens)
             for stretch in stretches:
@@ -328,7 +339,7 @@ class ExportTask:
     def _tables(
         self, conn: ArrowConnection, bounds: Bounds, stretch: ExportRange
     ) -> Iterator[tuple[str, pa.Table]]:
-        """What is to be written, by day where there are days."""
+        """Yield the tables to write, by day for events."""
         if stretch.name != "events":
             for first, after in split(
                 stretch.begin,
@@ -346,7 +357,7 @@ class ExportTask:
     def _file(self, folder: str, name: str, table: pa.Table) -> int:
         """Write a file, read it back, and give it its name.
 
-        `StorageCorrupt` if what is there is not what was written.
+        Raise `StorageCorrupt` if the content differs.
         """
         where, inner = opened(folder)
         where.create_dir(inner, recursive=True)
@@ -366,7 +377,7 @@ class ExportTask:
 
 
 def _by_day(table: pa.Table) -> Iterator[tuple[str, pa.Table]]:
-    """The rows by day of receipt, days in order."""
+    """Yield the rows by day of receipt, in order of days."""
     days = pc.divide(table.column("received_ts"), DAY_MS)
     found = sorted(pc.unique(days).to_pylist())
     for day in found:
@@ -377,7 +388,7 @@ def _by_day(table: pa.Table) -> Iterator[tuple[str, pa.Table]]:
 
 
 def _gathered(tables: Iterable[tuple[str, pa.Table]]) -> Iterator[tuple[str, pa.Table]]:
-    """Tables of one day put together, until they are enough for a file."""
+    """Yield the tables of each day, concatenated until they are large enough for a file."""
     held: dict[str, list[pa.Table]] = {}
     for day, table in tables:
         held.setdefault(day, []).append(table)

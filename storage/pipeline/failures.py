@@ -1,4 +1,4 @@
-"""What failed in an executor, as one of our errors: Spark brings it back as text, a trace within a trace."""
+"""Turn failures in executors into our errors. Spark returns them as text, a trace in a trace."""
 
 import re
 from collections.abc import Iterator
@@ -36,7 +36,7 @@ OF_THE_DATABASE: Final = (
 
 @contextmanager
 def told() -> Iterator[None]:
-    """Our error for one of Spark's: the one that an executor raised, else a `StorageError` with its innermost cause."""
+    """Raise our error instead of Spark's: the executor's, or a `StorageError` with its cause."""
     try:
         yield
     except (PySparkException, Py4JError) as error:
@@ -44,7 +44,7 @@ def told() -> Iterator[None]:
 
 
 def of_text(text: str) -> StorageError:
-    """The error that a trace ends with, of its own class where that takes a text."""
+    """Return the error at the end of a trace, in its own class if that takes a text."""
     found = RAISED.findall(text)
     if not found:
         causes: list[str] = CAUSED.findall(text)

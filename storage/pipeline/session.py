@@ -1,8 +1,7 @@
-"""A Spark session that suits this machine, for the command line, tests and benchmarks.
+"""Open a Spark session with settings for one machine: for the command line, tests, benchmarks.
 
-On a cluster, bring your own.
-
-Java is looked for first: without it Spark dies with a trace that does not say so.
+On a cluster, use your own. Java is checked first, because without it Spark fails with a trace that
+does not say so.
 """
 
 import os
@@ -33,10 +32,12 @@ SETTINGS: Final[Mapping[str, str]] = {
 LOCAL_SETTINGS: Final[Mapping[str, str]] = {
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
-    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",  # the JVM hands things on: little of it gets hot
+    # The JVM only passes data on: little of its code becomes hot.
+    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
     "spark.ui.enabled": "false",
     "spark.sql.shuffle.partitions": "4",
-    "spark.sql.codegen.wholeStage": "false",  # rows are few, what has many is Python's: to compile a stage costs more than it saves
+    # Few rows reach the JVM, so compiling a stage costs more than it saves.
+    "spark.sql.codegen.wholeStage": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
     "spark.sql.adaptive.enabled": "false",
 }
@@ -46,16 +47,14 @@ LOCAL_SETTINGS: Final[Mapping[str, str]] = {
 def session(
     master: str = "local[*]", conf: Mapping[str, str] | None = None, *, name: str = "room-storage"
 ) -> Iterator[SparkSession]:
-    """A session that ends with the block, with `RoomEvents` registered.
+    """Open a session for the block, with `RoomEvents` registered.
 
-    ``conf`` goes before the settings here.
-
-    `InputError` where there is no Java, or too old a one.
+    ``conf`` overrides the settings here. Raise `InputError` where Java is missing or too old.
     """
     check_java()
     local = master.startswith("local")
     if local:
-        os.environ["PYSPARK_PYTHON"] = sys.executable  # executors are of this environment
+        os.environ["PYSPARK_PYTHON"] = sys.executable  # executors use this environment
     builder = SparkSession.builder.master(master).appName(name)
     for key, value in {**SETTINGS, **(LOCAL_SETTINGS if local else {}), **(conf or {})}.items():
         builder = builder.config(key, value)
@@ -68,14 +67,17 @@ def session(
 
 
 def check_java(environ: Mapping[str, str] = os.environ) -> None:
-    """`InputError` that says what to install, unless there is a Java that Spark runs on."""
+    """Raise `InputError` with what to install, unless there is a Java that Spark runs on."""
     home = environ.get("JAVA_HOME")
     java = (
         shutil.which(str(Path(home) / "bin" / "java"))
         if home
         else shutil.which("java", path=environ.get("PATH"))
     )
-    wanted = f"Spark needs Java {JAVA_OLDEST} or newer: install it (Debian: apt install openjdk-17-jre-headless)"
+    wanted = (
+        f"Spark needs Java {JAVA_OLDEST} or newer:"
+        " install it (Debian: apt install openjdk-17-jre-headless)"
+    )
     if java is None:
         where = (
             f"JAVA_HOME={home} has none"
@@ -83,7 +85,10 @@ def check_java(environ: Mapping[str, str] = os.environ) -> None:
             else "there is none in PATH, and JAVA_HOME is not set"
         )
         raise InputError(f"{wanted}; {where}")
-    said = subprocess.run([java, "-version"], capture_output=True, text=True, check=False).stderr  # noqa: S603  # the program found above
-    found = re.search(r'version "(?:1\.)?(\d+)', said)
+    command = [java, "-version"]
+    ran = subprocess.run(  # noqa: S603  # the program found above
+        command, capture_output=True, text=True, check=False
+    )
+    found = re.search(r'version "(?:1\.)?(\d+)', ran.stderr)
     if found is None or int(found[1]) < JAVA_OLDEST:
         raise InputError(f"{wanted}; {java} is {found[1] if found else 'of an unknown version'}")

@@ -1,7 +1,9 @@
-"""`verify` and `rebuild`: rooms side by side in executors, each by the functions that do one room in one process.
+"""`verify` and `rebuild`: check or rebuild rooms in parallel, in executors.
 
-Rooms are dealt out by their size, so that a giant one does not stall the rest. A task that verifies has one connection at a time, and reads each
-room in a snapshot of its own; one that rebuilds has two, and holds a room only to switch it (`storage.pipeline.rebuilding`). Writers go on.
+The functions are those that process one room in one process. Rooms are distributed by size, so that
+a giant one does not delay the rest. A verifying task has one connection at a time, and reads each
+room in a separate snapshot. A rebuilding task has two, and locks a room only to swap it
+(`storage.pipeline.rebuilding`). Writers go on.
 """
 
 import asyncio
@@ -33,7 +35,7 @@ T = TypeVar("T")
 
 STATEMENT_TIMEOUT_MS: Final = 3_600_000
 WHOLE_DATABASE: Final = ""
-"""Stands for what all rooms share, where a room is named."""
+"""Stands for the data that all rooms share, in place of a room id."""
 
 SQL_ROOM_SIZES: Final[LiteralString] = """
 SELECT r.room_id, count(*) AS size
@@ -65,11 +67,13 @@ def verify(
     server_name: str | None = None,
     tasks: int | None = None,
 ) -> DataFrame:
-    """Every difference between what the tables say and what follows from the events, as a table (`FINDINGS`); empty if there is none.
+    """Return every difference between the tables and what follows from the events (`FINDINGS`).
 
-    Of these rooms, or of all and of what they share. The indexes are compared with their tables at once, by the driver; the checks that would read
-    through one that lies are left out. ``tasks`` at most run at once, each with one connection. Recomputed with each
-    action on the table: `cache` it. `UnknownRoom` where a room is asked for that is not there; `DatabaseError`.
+    The table is empty if there is none. It covers these rooms, or all rooms and the data that they
+    share. The driver compares the indexes with their tables at the call. Checks that would read
+    through a corrupt one are skipped. At most ``tasks`` run at once, with one connection each. Each
+    action on the table computes it again: `cache` it. Raise `UnknownRoom` for a room that does not
+    exist, or `DatabaseError`.
     """
     lying = _by_driver(_lies(dsn))
     if lying:
@@ -110,10 +114,12 @@ def rebuild(
     server_name: str | None = None,
     tasks: int | None = None,
 ) -> dict[str, str]:
-    """Rebuild everything that follows from the received bytes, room by room; the rooms where it failed, with the reason.
+    """Rebuild everything that follows from the received bytes, room by room.
 
-    Beside those who write and read: each room is switched in one transaction, so an interrupted rebuild is simply run again. ``tasks`` at most
-    run at once, each with two connections. `UnknownRoom`, `DatabaseError`; `StorageCorrupt` where an index lies: nothing is changed.
+    Return the rooms where it failed, with the reason. It runs while others write and read: each
+    room is swapped in one transaction, so an interrupted rebuild is simply run again. At most
+    ``tasks`` run at once, with two connections each. Raise `UnknownRoom`, `DatabaseError`, or
+    `StorageCorrupt` where an index is corrupt: nothing has changed then.
     """
     _by_driver(_prove(dsn))
     work = _dealt(spark, dsn, room_ids, tasks)
@@ -124,7 +130,10 @@ def rebuild(
 
 
 def _by_driver(work: Coroutine[Any, Any, T]) -> T:
-    """Run work on the database in the driver, in a thread of its own: a notebook has an event loop in this one."""
+    """Run work on the database in the driver, in another thread.
+
+    A notebook has an event loop in this one.
+    """
     with ThreadPoolExecutor(1) as thread:
         return thread.submit(asyncio.run, work).result()
 
@@ -146,7 +155,7 @@ def _dealt(
     tasks: int | None,
     also: Sequence[str] = (),
 ) -> DataFrame:
-    """The rooms, dealt out to tasks by size."""
+    """Distribute the rooms to tasks by size."""
     with arrow_snapshot(dsn) as conn:
         sizes = {row["room_id"]: row["size"] for row in conn.rows(SQL_ROOM_SIZES)}
     if room_ids is not None:

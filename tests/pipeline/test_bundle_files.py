@@ -49,7 +49,7 @@ def test_a_bundle_that_is_not_there_or_cut_off(tmp_path: Path) -> None:
     with BundleReader(str(tmp_path)) as reader:
         with pytest.raises(
             StorageError,
-            match=f"{tmp_path}, which all executors have to reach, cannot be read: .* ends at 5",
+            match=f"{tmp_path}, which all executors must reach, cannot be read: .* ends at 5",
         ):
             reader.get(place)
         with pytest.raises(StorageError, match="cannot be read"):

@@ -49,7 +49,7 @@ async def test_nothing_of_the_room_is_stored_and_the_next_import_completes(
     write_ndjson(room, tmp_path / "room.ndjson")
     with pytest.raises(
         StorageError,
-        match=f"{tmp_path}, which all executors have to reach, cannot be read: .* ends at",
+        match=f"{tmp_path}, which all executors must reach, cannot be read: .* ends at",
     ):
         await asyncio.to_thread(imported, tmp_path / "room.ndjson", dsn, tmp_path, cut=True)
     assert await held(dsn, room) == 0

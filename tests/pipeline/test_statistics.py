@@ -287,5 +287,5 @@ def test_without_the_plotting_library_it_says_what_to_install(
 
 
 def test_a_database_without_any_event(spark: SparkSession, dsn: str, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="nothing was ever stored"):
+    with pytest.raises(InputError, match="no store was ever opened"):
         statistics(spark, dsn, str(tmp_path))

@@ -1,7 +1,7 @@
-"""Events into the store by the writer of the live path, in executors: for rooms that the store holds already, and for data frames.
+"""Append events in executors with the live path's writer: to stored rooms, and from data frames.
 
-Each task opens a writer of its own under a name of its own, with two connections at most; what other tasks write it is not told.
-An append is idempotent, so a task that is repeated goes on where it was.
+Each task opens a writer under a separate name, with two connections at most. It does not follow the
+writes of other tasks. An append is idempotent, so a repeated task continues where it was.
 """
 
 import asyncio
@@ -31,17 +31,17 @@ ENTER_WAIT_MS: Final = 1_000
 NAMES_TRIED: Final = 8
 COLLECTED_AFTER: Final = 100_000
 BULK_TIMEOUT_MS: Final = 3_600_000
-"""A statement, and the pause between two of them, of tasks that move much at once."""
+"""The timeout of statements, and of pauses between them, for tasks that move much data."""
 
 
 def spare_collector() -> None:
-    """Tell the collector that this process makes many objects that stay for a while, and few circles."""
+    """Tune the garbage collector for many long-lived objects with few cycles."""
     gc.freeze()
     gc.set_threshold(COLLECTED_AFTER, 20, 20)
 
 
 class ArrivedEvent(NamedTuple):
-    """An event to store, and where it stands in the input."""
+    """An event to store, and its position in the input."""
 
     incoming: IncomingEvent
     place: int
@@ -51,10 +51,9 @@ class ArrivedEvent(NamedTuple):
 class StoreTarget:
     """The store to write to.
 
-    ``instance_name``: tasks write under this and their number. ``part``: events of one write in
-    bulk, about.
-
-    ``config``: of the driver, as executors may have another environment.
+    ``instance_name``: tasks write under this name and their number. ``part``: approximate number of
+    events in one bulk write. ``config``: that of the driver, as executors may have another
+    environment.
     """
 
     dsn: str
@@ -64,7 +63,10 @@ class StoreTarget:
     config: Config = field(default_factory=Config.from_env)
 
     def name(self, attempt: "TaskAttempt") -> str:
-        """The name that an attempt at a task writes under: each has its own, as an earlier or speculative one may be at work still."""
+        """Return the writer name of a task attempt.
+
+        Each attempt has its own, because an earlier or speculative one may still run.
+        """
         return f"{self.instance_name}-{attempt.task}" + (
             f"-{attempt.number}" if attempt.number else ""
         )
@@ -73,7 +75,8 @@ class StoreTarget:
 class TaskAttempt(NamedTuple):
     """An attempt at a task.
 
-    ``number``: how many there were before it, or are beside it, in this attempt at the stage.
+    ``number``: how many other attempts there are, earlier or concurrent, in this attempt at the
+    stage.
     """
 
     task: int
@@ -81,19 +84,22 @@ class TaskAttempt(NamedTuple):
 
     @classmethod
     def of(cls, context: TaskContext | None) -> Self:
-        """The attempt that runs in this process; outside of Spark the first at task 0."""
+        """Return the attempt that runs in this process; outside of Spark the first at task 0."""
         if context is None:
             return cls(0)
         return cls(context.partitionId(), context.attemptNumber())
 
     @property
     def next(self) -> Self:
-        """The attempt to take for it where its name is taken: Spark counts from 0 again when it repeats a stage."""
+        """Return the attempt to use if the name of this one is taken.
+
+        Spark counts from 0 again when it repeats a stage.
+        """
         return self._replace(number=self.number + 1)
 
 
 class Loader:
-    """The writer of a store in this process, to be used without an event loop of one's own."""
+    """The writer of a store in this process, for callers without an event loop."""
 
     def __init__(self, target: StoreTarget, attempt: TaskAttempt) -> None:
         self._target = target
@@ -117,7 +123,10 @@ class Loader:
             self.runner.close()
 
     async def _open(self) -> OpenWriter:
-        """Under the first free name. `InstanceNameTaken` if there is none among `NAMES_TRIED`."""
+        """Open under the first free name.
+
+        Raise `InstanceNameTaken` if none of `NAMES_TRIED` is free.
+        """
         attempt = self._attempt
         for _ in range(1, NAMES_TRIED):
             try:
@@ -127,7 +136,10 @@ class Loader:
         return await self._open_as(self._target.name(attempt))
 
     async def _open_as(self, instance_name: str) -> OpenWriter:
-        """A writer enters between two writes of others, and what waits for that holds up who writes: so it is tried for short times."""
+        """Register the writer, in several short attempts.
+
+        It enters between two writes of others, and while it waits, other writers wait, too.
+        """
         config = replace(
             self._target.config,
             instance_name=instance_name,
@@ -149,13 +161,13 @@ class Loader:
                 await asyncio.sleep(ENTER_PAUSE_SECONDS)
 
     def append(self, arrivals: list[ArrivedEvent]) -> list[tuple[ArrivedEvent, AppendResult]]:
-        """Store these in order; those that were not stored, with their answers."""
+        """Store these in order; return those that were not stored, with their results."""
         return self.runner.run(self.appended(arrivals))
 
     async def appended(
         self, arrivals: list[ArrivedEvent]
     ) -> list[tuple[ArrivedEvent, AppendResult]]:
-        """The same within the loop."""
+        """Do the same within the event loop."""
         results = await self._append_all([one.incoming for one in arrivals])
         self.outcomes.update(result.outcome for result in results if result.is_stored)
         return [
@@ -165,9 +177,10 @@ class Loader:
         ]
 
     async def _append_all(self, incoming: list[IncomingEvent]) -> list[AppendResult]:
-        """Batch after batch: the writer takes them in this order, and plans the next while one is being written.
+        """Append all batches in this order; the writer plans the next one while it writes one.
 
-        If one fails, those behind it may have lacked its events: all are appended once more, which is idempotent.
+        If one fails, later ones may have lacked its events. Then all are appended once more, which
+        is idempotent.
         """
         batches = [
             incoming[start : start + BATCH_MAX] for start in range(0, len(incoming), BATCH_MAX)

@@ -1,9 +1,9 @@
-"""The files of an import, and the stretches that executors read.
+"""The files of an import, and the ranges of them that executors read.
 
-NDJSON by bytes, with true line numbers; Parquet by row groups; files with answers of /backfill
-whole: one answer, or one on each line. Those are known by their name, ``….json``, or by how they
-begin. Paths are local or on a file system that pyarrow knows (``s3://``, ``hdfs://``), and must
-mean the same on every executor.
+NDJSON is read by byte ranges, with true line numbers, and Parquet by row groups. Files with
+/backfill responses are read whole: one response per file, or one per line. They are recognised by
+their name, ``….json``, or by their first bytes. Paths are local or on a file system that pyarrow
+knows (``s3://``, ``hdfs://``), and must mean the same on every executor.
 """
 
 import heapq
@@ -23,23 +23,24 @@ from storage.pipeline.imports.lines import FILE_SHIFT, FileRange, answered, open
 STRETCH_BYTES_MAX: Final = 32 << 20
 STRETCH_BYTES_MIN: Final = 1 << 20
 STRETCHES_EACH: Final = 3
-"""Stretches of NDJSON for each task that runs at once, as long as they do not become too small or too large."""
+"""Ranges of NDJSON per concurrent task, unless they become too small or too large."""
 
 SMALL_FILES_MAX: Final = 1_000
-"""So many small stretches are one task's at most."""
+"""The maximum number of small ranges per task."""
 
 ANSWER: Final = re.compile(
     rb'\s*\{(?:\s*"(?:origin|origin_server_ts)"\s*:\s*(?:"[^"]*"|[0-9]+)\s*,)*\s*"pdus"\s*:\s*\['
 )
-"""How a file with answers of /backfill begins."""
+"""The start of a file with /backfill responses."""
 
 HEAD_BYTES: Final = 4096
 
 
 class ArchiveFile(NamedTuple):
-    """A file to import. ``at``: the place of its path among those given; ``within``: its own in it.
+    """A file to import.
 
-    ``groups``: rows of its row groups, of Parquet. ``is_answer``: it has answers of /backfill.
+    ``at``: the index of its path among those given; ``within``: its index in that path. ``groups``:
+    the numbers of rows in its row groups (Parquet). ``is_answer``: it has /backfill responses.
     """
 
     at: int
@@ -52,25 +53,25 @@ class ArchiveFile(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ArchiveFiles:
-    """What is to be imported; ``broken``: Parquet files that cannot be read, with the reason."""
+    """The files to import; ``broken``: Parquet files that cannot be read, with the reason."""
 
     files: tuple[ArchiveFile, ...]
     broken: Mapping[str, str]
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What dead letters call the files."""
+        """Return the file names for dead letters."""
         return tuple(one.path for one in self.files)
 
     def told(self, file: int, number: int) -> tuple[int | None, int | None]:
-        """What dead letters say of a number in a file: the line or row, and of an answer of /backfill which PDU."""
+        """Return the line or row for dead letters, and the PDU's index in a /backfill response."""
         line, pdu = answered(number) if self.files[file].is_answer else (number, 0)
         return line or None, pdu or None
 
     def stretches(self, tasks: int) -> list[FileRange]:
-        """All stretches, in the order of the files; lines are numbered later (`numbered`).
+        """Return all ranges, in the order of the files; `numbered` adds line numbers later.
 
-        Of one file as many for each task, so that none waits long.
+        Each task gets the same number of ranges, so that none waits long.
         """
         total = sum(one.size for one in self.files if one.groups is None)
         each = max(STRETCHES_EACH, ceil(total / (tasks * STRETCH_BYTES_MAX)))
@@ -83,7 +84,10 @@ class ArchiveFiles:
 
 
 def found(paths: Sequence[str]) -> ArchiveFiles:
-    """The files of these paths. `InputError` for what is not there, or of another form."""
+    """Return the files of these paths.
+
+    Raise `InputError` for a missing path or an unknown format.
+    """
     files: list[ArchiveFile] = []
     broken: dict[str, str] = {}
     for at, path in enumerate(paths):
@@ -94,7 +98,7 @@ def found(paths: Sequence[str]) -> ArchiveFiles:
         infos = [info] if info.type == fs.FileType.File else _files(where, inner)
         tables = [one for one in infos if one.path.endswith(".parquet")]
         if not tables and any(one.path.endswith((".gz", ".zst", ".zip")) for one in infos):
-            raise InputError(f"{path}: packed files cannot be read in stretches: unpack them")
+            raise InputError(f"{path}: compressed files cannot be read in parts: unpack them")
         for within, one in enumerate(tables or infos):
             full = path.partition("://")[0] + "://" + one.path if "://" in path else one.path
             try:
@@ -115,14 +119,14 @@ def found(paths: Sequence[str]) -> ArchiveFiles:
 
 
 def literal(path: str) -> str:
-    """A path as Spark reads it by its letters: some would stand for patterns."""
+    """Return a path that Spark reads literally: some characters would be patterns."""
     return re.sub(r"([\\\[\]{}*?])", r"\\\1", path)
 
 
 def numbered(
     stretches: Iterable[FileRange], counts: Mapping[tuple[int, int], int]
 ) -> Iterator[FileRange]:
-    """The stretches with the number of the first line of each.
+    """Yield the ranges with the number of the first line of each.
 
     ``counts``: lines by file and first byte.
     """
@@ -138,7 +142,7 @@ def numbered(
 
 
 def together(stretches: Sequence[FileRange]) -> list[list[FileRange]]:
-    """What each task reads: one stretch, or as many small ones that follow each other as make up a sensible one."""
+    """Return the ranges of each task: one, or as many consecutive small ones as fill a task."""
     tasks: list[list[FileRange]] = []
     room = 0
     for one in stretches:
@@ -152,7 +156,10 @@ def together(stretches: Sequence[FileRange]) -> list[list[FileRange]]:
 
 
 def bounded(tasks: Sequence[list[FileRange]], most: int | None) -> list[list[FileRange]]:
-    """The same in at most so many tasks, where that is given: the next always to the task that has least. So no more run at once."""
+    """Return the same in at most ``most`` tasks, so that no more run at once.
+
+    The next ranges always go to the task with the least work.
+    """
     if most is None or len(tasks) <= most:
         return list(tasks)
     shares: list[list[FileRange]] = [[] for _ in range(most)]
@@ -194,7 +201,10 @@ def _is_answer(where: Any, path: str) -> bool:
 
 
 def _files(where: Any, folder: str) -> list[Any]:
-    """Data files below a folder, by name; what begins with ``_`` or ``.`` is not data (Spark writes such)."""
+    """Return data files below a folder, by name.
+
+    Spark writes other files, whose names begin with ``_`` or ``.``; they are skipped.
+    """
     infos = where.get_file_info(fs.FileSelector(folder, recursive=True))
     files = [
         info for info in infos if info.type == fs.FileType.File and info.base_name[0] not in "_."
@@ -203,7 +213,7 @@ def _files(where: Any, folder: str) -> list[Any]:
 
 
 def _groups(where: Any, path: str) -> tuple[int, ...]:
-    """How many rows each row group of a Parquet file has, as its end tells."""
+    """Return the numbers of rows in each row group of a Parquet file, from its footer."""
     with where.open_input_file(path) as file:
         parquet = pq.ParquetFile(file)
         if "pdu" not in parquet.schema_arrow.names:

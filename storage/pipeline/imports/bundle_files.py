@@ -1,7 +1,7 @@
-"""Bundles of slim events in files, beside Spark: they are written once, and read by the task that has their room.
+"""Store bundles of slim events in files; the task that loads their room reads them.
 
-What goes through Spark, to be sorted and dealt out, is where a bundle lies. Each attempt of a task writes files of its own, so what an
-attempt left behind that came to nothing is read by nobody.
+Only the locations of bundles pass through Spark, to be sorted and partitioned. Each task attempt
+writes separate files, so no task reads the files of a failed attempt.
 """
 
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ OPEN_MAX: Final = 64
 
 
 class BundleLocation(NamedTuple):
-    """Where a bundle lies."""
+    """The location of a bundle."""
 
     file: str
     start: int
@@ -28,20 +28,17 @@ class BundleLocation(NamedTuple):
 
 @contextmanager
 def _told(work: str, verb: str) -> Iterator[None]:
-    """`StorageError`, so that nobody takes it for a fault of what is imported."""
+    """Raise `StorageError` for I/O errors, so that they do not count as bad input."""
     try:
         yield
     except (pa.ArrowException, OSError) as error:
         raise StorageError(
-            f"{work}, which all executors have to reach, cannot be {verb}: {error}"
+            f"{work}, which all executors must reach, cannot be {verb}: {error}"
         ) from error
 
 
 def cleared(work: str) -> None:
-    """Make room for bundles in this folder; those of an import before go.
-
-    `StorageError`, as below.
-    """
+    """Empty the folder for the bundles of a new import. Raise `StorageError`, as below."""
     where, path = opened(f"{work}/{FOLDER}")
     with _told(work, "written to"):
         where.create_dir(path, recursive=True)
@@ -51,7 +48,7 @@ def cleared(work: str) -> None:
 class BundleWriter:
     """Writes bundles into one new file of the folder ``work``.
 
-    A context manager. `StorageError` for whatever hinders it, a full disk too.
+    A context manager. Raises `StorageError` for every failure, such as a full disk.
     """
 
     def __init__(self, work: str) -> None:
@@ -69,11 +66,11 @@ class BundleWriter:
             with _told(self._work, "written to"):
                 self._file.close()
         except StorageError:
-            if kind is None:  # else what came first says more
+            if kind is None:  # else the first error says more
                 raise
 
     def put(self, bundle: bytes) -> BundleLocation:
-        """Append one; to be read once the writer is closed."""
+        """Append a bundle; readers may read it once the writer is closed."""
         with _told(self._work, "written to"):
             place = BundleLocation(self._name, self._file.tell(), len(bundle))
             self._file.write(bundle)
@@ -83,7 +80,8 @@ class BundleWriter:
 class BundleReader:
     """Reads bundles of the folder ``work``.
 
-    Keeps some files open; a context manager. `StorageError` where one is not there, or not whole.
+    A context manager that keeps some files open. Raises `StorageError` for a missing or truncated
+    bundle.
     """
 
     def __init__(self, work: str) -> None:
@@ -100,7 +98,7 @@ class BundleReader:
         self._files.clear()
 
     def get(self, place: BundleLocation) -> bytes:
-        """What was put there."""
+        """Return the bundle at a location."""
         with _told(self._work, "read"):
             if place.file not in self._files:
                 if len(self._files) >= OPEN_MAX:

@@ -1,9 +1,12 @@
-"""Writing a data frame into a store: `df.write.format("room_events").option("dsn", …).mode("append").save()`.
+"""Write a data frame into a store, as the format ``room_events``.
 
-Needed is a column ``pdu``; ``room_version``, ``origin`` and ``state_before`` are taken as in an import; other columns are passed over, so what
-was read can be written. Rooms may span partitions, and rows may come in any order. Tasks stage their rows in the database; when all have,
-the driver stores room after room, in the order of ``stream_ordering`` where there is such a column, else of partitions and rows, and parents
-first. A row that is no event is found before anything is stored.
+  df.write.format("room_events").option("dsn", …).mode("append").save()
+
+The column ``pdu`` is required. ``room_version``, ``origin`` and ``state_before`` are used as in an
+import. Other columns are ignored, so rows that were read can be written. Rooms may span partitions,
+and rows may come in any order. Tasks stage their rows in the database. When all are done, the
+driver stores room after room, parents first. The order is that of ``stream_ordering`` if there is
+such a column, else of partitions and rows. An invalid row is found before any event is stored.
 """
 
 from collections.abc import Iterator, Sequence
@@ -30,12 +33,12 @@ from storage.pipeline.imports.validate import LineValidator
 from storage.pipeline.source.options import Options
 
 REASONS_MAX = 5
-"""Reasons that are told of one task."""
+"""Reasons that one task reports."""
 
 
 @dataclass
 class StagedByTask(WriterCommitMessage):
-    """What a task staged.
+    """The rows that a task staged.
 
     ``rejects``: how many rows are no events; ``reasons``: of some of them.
     """
@@ -46,13 +49,13 @@ class StagedByTask(WriterCommitMessage):
 
 
 class EventWriter(DataSourceArrowWriter):
-    """One batch write. Made on the driver, where it takes a number for what it stages."""
+    """One batch write. It is created on the driver, where it takes a number for its staged rows."""
 
     def __init__(self, options: Options, columns: Sequence[str], *, overwrite: bool) -> None:
         if overwrite:
             raise InputError('events are never overwritten: write with mode("append")')
         if "pdu" not in columns:
-            raise InputError("a column pdu is needed, with the bytes of the events")
+            raise InputError("a column pdu with the bytes of the events is required")
         self.options = options
         self.target = StoreTarget(
             options.dsn, options.server_name, options.instance_name, config=options.config
@@ -82,11 +85,11 @@ class EventWriter(DataSourceArrowWriter):
         )
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Store what all tasks have staged.
+        """Store the rows that all tasks have staged.
 
-        `InputError` if rows were not stored, unless that was asked for; the others are stored then.
-
-        Where a row is no event at all, nothing is stored, unless that was asked for.
+        Raise `InputError` if rows were not stored, unless ``rejects`` is "ignore"; the others are
+        stored then. Where a row is no event at all, nothing is stored, unless ``rejects`` is
+        "ignore".
         """
         written = [one for one in messages if isinstance(one, StagedByTask)]
         with arrow_session(self.options.dsn, config=self.options.config) as conn:
@@ -105,13 +108,16 @@ class EventWriter(DataSourceArrowWriter):
                 stages.remove(conn, self.number)
         self._refuse(len(failed), failed, "the others were")
 
-    def abort(self, messages: list[WriterCommitMessage | None]) -> None:  # noqa: ARG002  # Spark's signature
-        """Remove what tasks have staged."""
+    def abort(
+        self,
+        messages: list[WriterCommitMessage | None],  # noqa: ARG002  # Spark's signature
+    ) -> None:
+        """Remove the rows that tasks have staged."""
         with arrow_session(self.options.dsn, config=self.options.config) as conn:
             stages.remove(conn, self.number)
 
     def _stored(self, bundles: Sequence[Bundle], reader: StagedBundles) -> list[str]:
-        """Store the rooms; why events were not stored."""
+        """Store the rooms; return why events were not stored."""
         reasons: list[str] = []
         with Loader(self.target, TaskAttempt.of(TaskContext.get())) as loader:
             rooms = RoomLoader(loader, self.number, self.target.part)

@@ -1,4 +1,7 @@
-"""Names of a load get their numbers ahead, each kind by one small transaction: so nobody waits for a load because of a name they share."""
+"""Allocate nids for the names of a load first, in one small transaction per kind.
+
+So no other writer waits for a load because of a shared name.
+"""
 
 from collections.abc import Iterable, Sequence
 from typing import Final, LiteralString
@@ -43,7 +46,7 @@ async def intern(
     events: Iterable[Event],
     server_name: str,
 ) -> None:
-    """Have the numbers of the principals, types and state keys of these events.
+    """Load or allocate the nids of the principals, types and state keys of these events.
 
     ``conn``: in autocommit.
     """
@@ -70,7 +73,7 @@ async def intern(
 async def members_known(
     conn: Connection, names: InternedNames, senders: Iterable[str]
 ) -> list[tuple[int, str]]:
-    """Of those whose state key as members is not remembered, the keys that have no number."""
+    """Return the member state keys of these senders that have no nid, and cache the others."""
     wanted = [(TYPE_MEMBER, one) for one in senders if (TYPE_MEMBER, one) not in names.state_keys]
     if wanted:
         await _find_state_keys(conn, names, wanted)

@@ -1,8 +1,9 @@
-"""The order in which a room's lines are stored: again and again the first line whose events it needs have all had their turn.
+"""The order in which the lines of a room are stored.
 
-That is what a patient reader would do who appends line by line and comes back to a line that lacked something as soon as it can be stored.
-So a room whose lines come in causal order is stored line by line as they stand, which is the usual case and costs a dictionary.
-Only the slim graph is held: ids and places, never PDUs.
+Each step takes the first line whose dependencies are all stored. This is the order of a reader who
+appends line by line, and returns to a deferred line as soon as it can be stored. A room whose lines
+come in causal order is stored in that order. This is the usual case and costs a dictionary. Only
+the slim graph is in memory: ids and positions, never PDUs.
 """
 
 from collections.abc import Sequence
@@ -11,7 +12,7 @@ from typing import Final, NamedTuple
 from storage.graph.topological_sort import topological_sort
 
 PARENT: Final = "^"
-"""Before the id of a needed event: an outlier is not enough (`storage.pipeline.imports.validate.needs`)."""
+"""Prefix of a required id that must not be an outlier (`slim_event.needs`)."""
 
 
 class LineWithoutPdu(NamedTuple):
@@ -23,10 +24,10 @@ class LineWithoutPdu(NamedTuple):
 
 
 def order(lines: Sequence[LineWithoutPdu]) -> list[int] | None:
-    """The indexes of the lines in the order in which to store them; None: as they stand.
+    """Return the indexes of the lines in the order in which to store them; None: as they are.
 
-    Lines of one event keep their order. In a circle, which the ids of versions 1 and 2 can form,
-    the first line goes ahead.
+    Lines of one event keep their order. In a cycle, which the ids of versions 1 and 2 allow, the
+    first line goes first.
     """
     first: dict[str, int] = {}
     first_parent: dict[str, int] = {}

@@ -1,10 +1,10 @@
-"""What executors read archives as: stretches of a file, line by line, each opened once.
+"""Read ranges of archive files in executors, line by line, parsing each once.
 
-A line's bytes are cut out of it and read by orjson, once; what orjson has read goes on to
-`storage.event.parse`. That is so for lines that are a PDU, and for envelopes of the usual form,
-where ``pdu`` stands first and short texts follow: the stretch between is an object by itself, which
-its reading proves. Anything else goes through `storage.event.ndjson`, which is slower and knows all
-forms.
+The bytes of a PDU are cut out of its line and parsed by orjson once; `storage.event.parse` uses
+that result. This works for lines that are a PDU. It also works for envelopes of the usual form,
+where ``pdu`` comes first and short texts follow. The bytes in between are a JSON object by
+themselves, and parsing proves it. All other lines go through `storage.event.ndjson`, which is
+slower and knows all forms.
 """
 
 import re
@@ -27,14 +27,18 @@ ROWS_MAX: Final = 2_000
 """Rows of Parquet read at a time."""
 
 FILE_SHIFT: Final = 40
-"""A place is the number of a file, shifted by so much, and the number of a line in it."""
+"""A place is the number of a file, shifted by this, plus the number of a line in it."""
 
 ANSWER_SHIFT: Final = 16
-"""In a file with answers of /backfill the number of a PDU is that of the answer, shifted by so much, and its own, from 1."""
+"""The shift of a response's number in a file with /backfill responses.
+
+The number of a PDU is that of its response, shifted by this, plus its index from 1.
+"""
 
 _BEGIN: Final = re.compile(rb'[ \t\r]*\{[ \t\r]*"pdu"[ \t\r]*:[ \t\r]*(?=\{)')
 _MEMBER: Final = (
-    rb'[ \t\r]*,[ \t\r]*"(?:room_version"[ \t\r]*:[ \t\r]*"([^"\\]*)"|origin"[ \t\r]*:[ \t\r]*"(live|backfill|outlier|out_of_band)"'
+    rb'[ \t\r]*,[ \t\r]*"(?:room_version"[ \t\r]*:[ \t\r]*"([^"\\]*)"'
+    rb'|origin"[ \t\r]*:[ \t\r]*"(live|backfill|outlier|out_of_band)"'
     rb'|state_before"[ \t\r]*:[ \t\r]*(\[[^\]\\]*\]))'
 )
 _MEMBERS: Final = re.compile(_MEMBER)
@@ -42,7 +46,7 @@ _END: Final = re.compile(rb"(?:" + _MEMBER + rb"){0,3}[ \t\r]*")
 
 
 class LineContent(NamedTuple):
-    """What a line or row holds. ``glanced``: the PDU as orjson reads it, {} where it cannot."""
+    """The content of a line or row. ``glanced``: the PDU as orjson reads it, {} where it cannot."""
 
     pdu: bytes
     glanced: dict[str, Any]
@@ -52,11 +56,13 @@ class LineContent(NamedTuple):
 
 
 class FileRange(NamedTuple):
-    """What one task reads: the lines of a file that begin from byte ``begin`` to before ``end``, or its row groups by number.
+    """The range that one task reads, from ``begin`` to before ``end``.
 
-    Or a file with answers of /backfill; or stream orderings of a Synapse, whose DSN is then ``path``.
-    ``at``: the path's place among those given; ``file``: the file's among all; ``within``: the file's place in its path. ``number``: of the
-    first line or row, from 1; ``lines``: how many there are, at most.
+    It has the lines of a file that begin in this byte range, or its row groups by number. Or it is
+    a file with /backfill responses, or a range of stream orderings of a Synapse, whose DSN is then
+    ``path``. ``at``: the index of the path among those given; ``file``: the index of the file among
+    all; ``within``: its index in its path. ``number``: of the first line or row, from 1; ``lines``:
+    how many there are at most.
     """
 
     kind: Literal["lines", "rows", "answer", "synapse"]
@@ -71,12 +77,15 @@ class FileRange(NamedTuple):
 
     @property
     def places(self) -> tuple[int, int]:
-        """Where the bytes of its lines are put aside: from, and before."""
+        """Return the range of places under which the bytes of its lines are staged."""
         return place_of(self.file, self.number), place_of(self.file, self.number + self.lines)
 
 
 class ParsedLine(NamedTuple):
-    """A line: its place among those of its path, that of its bytes, and what it holds; or what is wrong with it, and its bytes."""
+    """A line: its rank among the lines of its path, the place of its bytes, and its content.
+
+    ``given`` is an error for a bad line.
+    """
 
     rank: int
     place: int
@@ -85,7 +94,7 @@ class ParsedLine(NamedTuple):
 
 
 def opened(path: str) -> tuple[Any, str]:
-    """The file system of a path, and the path in it. `InputError`."""
+    """Return the file system of a path, and the path in it. Raise `InputError`."""
     try:
         where, at = fs.FileSystem.from_uri(path) if "://" in path else (fs.LocalFileSystem(), path)
     except (pa.ArrowInvalid, OSError) as error:
@@ -94,9 +103,10 @@ def opened(path: str) -> tuple[Any, str]:
 
 
 def read_answer(stretch: FileRange) -> Iterator[ParsedLine]:
-    """The PDUs of a file with answers of /backfill, byte for byte: one answer, or one on each line.
+    """Yield the PDUs of a file with /backfill responses, byte for byte.
 
-    `OSError`; `InputError` if it is too long.
+    The file has one response, or one on each line. Raise `OSError`, or `InputError` if it is too
+    long.
     """
     base, within = place_of(stretch.file, 0), place_of(stretch.within, 0)
     for number, raw in answers_of(stretch):
@@ -106,7 +116,8 @@ def read_answer(stretch: FileRange) -> Iterator[ParsedLine]:
         try:
             pdus = pdus_of(raw)
             if len(pdus) >= 1 << ANSWER_SHIFT:
-                raise InvalidEvent(f"an answer of {len(pdus)} PDUs")  # noqa: TRY301  # one more thing that is wrong with an answer
+                reason = f"an answer of {len(pdus)} PDUs"
+                raise InvalidEvent(reason)  # noqa: TRY301  # one more defect of an answer
         except InvalidEvent as error:
             yield ParsedLine(within + first, base + first, error, raw[:LINE_BYTES_MAX])
             continue
@@ -120,7 +131,7 @@ def read_answer(stretch: FileRange) -> Iterator[ParsedLine]:
 
 
 def answers_of(stretch: FileRange) -> Iterator[tuple[int, bytes]]:
-    """The answers of a file, from number 1: its lines where these are answers by themselves, else all of it."""
+    """Yield a file's responses, numbered from 1: its lines if these are responses, else all."""
     lines = ((number, raw) for number, raw in enumerate(lines_of(stretch), 1) if raw.strip())
     number, first = next(lines, (1, b""))
     if not _is_json(first):
@@ -137,7 +148,7 @@ def answers_of(stretch: FileRange) -> Iterator[tuple[int, bytes]]:
 
 
 def answered(number: int) -> tuple[int, int]:
-    """The number of the answer in its file, and of the PDU in the answer; 0 for the answer itself."""
+    """Return the number of a response in its file, and of the PDU; 0 for the response itself."""
     return number >> ANSWER_SHIFT, number & ((1 << ANSWER_SHIFT) - 1)
 
 
@@ -150,24 +161,24 @@ def _is_json(raw: bytes) -> bool:
 
 
 def place_of(file: int, number: int) -> int:
-    """Where the bytes of a line are put aside."""
+    """Return the place under which the bytes of a line are staged."""
     return (file << FILE_SHIFT) + number
 
 
 def placed(place: int) -> tuple[int, int]:
-    """The file, and the number of the line."""
+    """Return the file, and the number of the line."""
     return place >> FILE_SHIFT, place & ((1 << FILE_SHIFT) - 1)
 
 
 def read(stretch: FileRange) -> Iterator[ParsedLine]:
-    """The rows of a stretch.
+    """Yield the rows of a range.
 
-    `pyarrow.ArrowException` and `OSError` where the file cannot be read.
+    Raise `pyarrow.ArrowException` or `OSError` where the file cannot be read.
     """
     return READERS[stretch.kind](stretch)
 
 
-# -----------------------------------------------------------------------------------------------------------------
+# ------------------------------------------------------------------------------------------------
 # lines
 
 
@@ -186,7 +197,7 @@ def _given(raw: bytes) -> LineContent | InvalidEvent:
 
 
 def given_of(raw: bytes) -> LineContent:
-    """What a line of NDJSON holds. `InvalidEvent` for a bad one."""
+    """Return the content of a line of NDJSON. Raise `InvalidEvent` for a bad one."""
     begin = _BEGIN.match(raw)
     found = _alone(raw) if begin is None else _enveloped(raw, begin.end())
     if found is not None:
@@ -202,7 +213,7 @@ def given_of(raw: bytes) -> LineContent:
 
 
 def _alone(raw: bytes) -> LineContent | None:
-    """The line of a PDU; None for other lines."""
+    """Return the content of a line that is a PDU; None for other lines."""
     pdu = raw.strip(b" \t\r\n")
     glanced = glance(pdu)
     return (
@@ -213,7 +224,7 @@ def _alone(raw: bytes) -> LineContent | None:
 
 
 def _enveloped(raw: bytes, begin: int) -> LineContent | None:
-    """The line of an envelope of the usual form; None for others."""
+    """Return the content of an envelope of the usual form; None for others."""
     end = raw.rfind(b"}")
     cut = raw.rfind(b"}", begin, end) + 1
     after = raw[cut:end]
@@ -223,7 +234,7 @@ def _enveloped(raw: bytes, begin: int) -> LineContent | None:
     glanced = glance(pdu)
     members = _MEMBERS.findall(after)
     if glanced is None or len({one.index(max(one)) for one in members}) < len(members):
-        return None  # not an object by itself, or a key that stands twice
+        return None  # not an object by itself, or a repeated key
     return _opened(pdu, glanced, members)
 
 
@@ -249,16 +260,16 @@ def _opened(
 
 
 def lines_of(stretch: FileRange) -> Iterator[bytes]:
-    """The lines that begin within the stretch, the last one to its end, without line breaks.
+    """Yield the lines that begin within the range, each whole and without its line break.
 
-    Too long ones are cut off.
+    Lines that are too long are cut off.
     """
     for at, block in _blocks(stretch):
         yield from _split(block, at)
 
 
 def lines_with(stretch: FileRange, mark: bytes) -> tuple[int, list[bytes]]:
-    """How many lines begin within the stretch, and those that hold ``mark``."""
+    """Return how many lines begin within the range, and those that contain ``mark``."""
     count, found = 0, list[bytes]()
     for at, block in _blocks(stretch):
         count += block.count(b"\n") + 1
@@ -268,11 +279,15 @@ def lines_with(stretch: FileRange, mark: bytes) -> tuple[int, list[bytes]]:
 
 
 def _blocks(stretch: FileRange) -> Iterator[tuple[int, bytes]]:
-    """The lines that begin within the stretch, many at once, without the last break; and where they begin."""
+    """Yield the lines that begin within the range, many at once, and the offset of each block.
+
+    The last line break is left out.
+    """
     where, path = opened(stretch.path)
     with where.open_input_file(path) as file:
         at = stretch.begin
-        if at:  # pass over what is left of a line that began before: nothing but its break if one begins just here
+        # Skip the rest of a line that began before: only its line break if one begins here.
+        if at:
             file.seek(at - 1)
             at += len(_line(file)) - 1
             file.seek(at)
@@ -281,9 +296,8 @@ def _blocks(stretch: FileRange) -> Iterator[tuple[int, bytes]]:
             block, found_break, rest = (rest + piece).rpartition(b"\n")
             if not found_break:
                 continue
-            last = block.find(
-                b"\n", max(stretch.end - 1 - at, 0)
-            )  # what comes after it begins behind the stretch
+            # The lines after this break begin behind the range.
+            last = block.find(b"\n", max(stretch.end - 1 - at, 0))
             block = block if last < 0 else block[:last]
             yield at, block
             at += len(block) + 1
@@ -302,7 +316,7 @@ def _kept(line: bytes, at: int) -> bytes:
 
 
 def _line(file: Any) -> bytes:
-    """What is left of the line at hand, with its break."""
+    """Read the rest of the current line, with its line break."""
     parts: list[bytes] = []
     while piece := file.read(PIECE_BYTES):
         head, found_break, _ = piece.partition(b"\n")
@@ -312,7 +326,7 @@ def _line(file: Any) -> bytes:
     return b"".join(parts)
 
 
-# ---------------------------------------------------------------------------------------------------------------
+# ------------------------------------------------------------------------------------------------
 # Parquet
 
 
@@ -323,7 +337,7 @@ TAKEN: Final = {
     "state_before": pa.list_(pa.string()),
 }
 POSITION: Final = "stream_ordering"
-"""Where there is such a column, as in exports, it tells the order; what has none (outliers) comes first."""
+"""The column that gives the order, if there is one, as in exports; null (outliers) comes first."""
 
 
 def _read_rows(stretch: FileRange) -> Iterator[ParsedLine]:
@@ -353,7 +367,10 @@ def _given_row(row: dict[str, Any]) -> LineContent | InvalidEvent:
 
 
 def given_of_row(row: dict[str, Any]) -> LineContent:
-    """What a row of Parquet, or of a data frame, holds. `InvalidEvent` for a bad one."""
+    """Return the content of a row of Parquet or of a data frame.
+
+    Raise `InvalidEvent` for a bad one.
+    """
     if row.get("pdu") is None:
         raise InvalidEvent("there is no PDU in this row")
     origin, state = row.get("origin") or "live", row.get("state_before")
@@ -370,7 +387,7 @@ def given_of_row(row: dict[str, Any]) -> LineContent:
 
 
 def rows_of(batch: pa.RecordBatch, names: Sequence[str] = tuple(TAKEN)) -> Iterator[dict[str, Any]]:
-    """The rows of a batch of a data frame, with those of these columns that it has."""
+    """Yield the rows of a batch of a data frame, with those of these columns that it has."""
     yield from batch.select([name for name in names if name in batch.schema.names]).to_pylist()
 
 
@@ -379,4 +396,4 @@ READERS: Final[dict[str, Callable[[FileRange], Iterator[ParsedLine]]]] = {
     "rows": _read_rows,
     "answer": read_answer,
 }
-"""By kind; `storage.pipeline.synapse.source` has its own."""
+"""The readers by kind; `storage.pipeline.synapse.source` has a separate one."""

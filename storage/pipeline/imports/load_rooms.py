@@ -1,9 +1,9 @@
-"""The second stage of an import: rooms into the store, in executors.
+"""The second step of an import: load rooms into the store, in executors.
 
-A task takes whole rooms, small ones together. Those that the store does not hold are planned in
-memory and written in bulk, each whole or not at all (`planning`, `bulk`). Of those that it holds,
-as after an import that ended at any moment or where events come after the first import, the new
-lines are put in order and appended in batches, as the live path does.
+A task takes whole rooms, several small ones together. Rooms that the store does not have are
+planned in memory (`plan_rooms`) and written in bulk (`bulk_write`), each whole or not at all. Rooms
+that it has may come from an interrupted import, or get events after the first one. Their new lines
+are ordered and appended in batches, as by the live path.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -48,7 +48,7 @@ LOADED: Final = pa.schema(
         ("pdu", pa.binary()),
     ]
 )
-"""What became of the events: of those that were not stored a row each, of the others how many there were of each outcome."""
+"""The results: one row for each event that was not stored, and one per outcome for the others."""
 
 
 def load_rooms(
@@ -58,7 +58,7 @@ def load_rooms(
     attempt: TaskAttempt,
     batches: Iterable[pa.RecordBatch],
 ) -> Iterator[pa.RecordBatch]:
-    """Store the rooms of sorted bundles, which lie in the folder ``work``; gives `LOADED`.
+    """Store the rooms of sorted bundles in the folder ``work``; yield rows of `LOADED`.
 
     ``number``: of the import; ``attempt``: at the task.
     """
@@ -71,7 +71,7 @@ def load_rooms(
 
 
 def grouped(rooms: Iterable[BundledRoom], part: int) -> Iterator[list[BundledRoom]]:
-    """As many rooms as make up a write; a large one alone."""
+    """Yield groups of rooms that make up one write; a large room alone."""
     group: list[BundledRoom] = []
     for room in rooms:
         if group and sum(one.events for one in group) + room.events > part:
@@ -83,7 +83,7 @@ def grouped(rooms: Iterable[BundledRoom], part: int) -> Iterator[list[BundledRoo
 
 
 class RoomLoader:
-    """Stores rooms, in bulk where that can be."""
+    """Stores rooms, in bulk where possible."""
 
     def __init__(self, loader: Loader, number: int, part: int) -> None:
         self._loader = loader
@@ -92,15 +92,15 @@ class RoomLoader:
         self._loaded = LoadedLines()
 
     def load(self, rooms: Sequence[BundledRoom]) -> Iterator[pa.RecordBatch]:
-        """Store these rooms; gives what was not stored."""
+        """Store these rooms; yield those that were not stored."""
         self._loader.runner.run(self._load(rooms))
         failed, self._loaded.failed = self._loaded.failed, []
         if failed:
             yield self._loader.runner.run(self._rejects(failed))
 
     def counts(self) -> pa.RecordBatch:
-        """A row for each outcome."""
-        outcomes = self._loaded.outcomes + self._loader.outcomes  # of those that are there
+        """Return a row for each outcome."""
+        outcomes = self._loaded.outcomes + self._loader.outcomes  # of events that are stored
         return pa.RecordBatch.from_pylist(
             [{"outcome": name, "events": count} for name, count in sorted(outcomes.items())],
             schema=LOADED,
@@ -114,9 +114,9 @@ class RoomLoader:
                 await self._append(room)
 
     async def _in_bulk(self, rooms: Sequence[BundledRoom]) -> bool:
-        """Whether they are stored now.
+        """Return whether they were stored in bulk.
 
-        `DatabaseUnavailable` if there is no getting through to the database.
+        Raise `DatabaseUnavailable` if the database cannot be reached.
         """
         for attempt in range(1, ATTEMPTS + 1):
             try:
@@ -134,9 +134,9 @@ class RoomLoader:
         return False
 
     async def _append(self, room: BundledRoom) -> None:
-        """The way of the live path: in the order of a patient reader, by ids alone.
+        """Append a room by the live path, in the order of `line_order`, by ids alone.
 
-        What is held already is passed over.
+        Stored events are skipped.
         """
         lines = [
             (version, one)
@@ -161,7 +161,7 @@ class RoomLoader:
             ]
 
     async def _lacking(self, lines: Sequence[SlimEvent]) -> list[SlimEvent]:
-        """Without those that the store holds; an outlier may still come into the timeline."""
+        """Return the lines that the store lacks; an outlier may still enter the timeline."""
         async with self._loader.store.database.connection() as conn:
             rows = await conn.fetch(SQL_HELD, [one.event_id for one in lines], row=AlreadyStoredRow)
         held = {row.event_id: row.outlier for row in rows}
@@ -178,7 +178,7 @@ class RoomLoader:
             return await staged(conn, self._number, [one.place for one in lines])
 
     async def _rejects(self, failed: Sequence[tuple[SlimEvent, AppendResult]]) -> pa.RecordBatch:
-        """A row each."""
+        """Return a row for each failed event."""
         pdus = await self._staged([one for one, _ in failed])
         rows: list[dict[str, Any]] = [
             {
@@ -197,4 +197,5 @@ class RoomLoader:
 
 def _arrival(pdu: bytes, version: str, one: SlimEvent) -> ArrivedEvent:
     event = load(pdu, version, one.event_id, redacted=not one.valid)
-    return ArrivedEvent(IncomingEvent(event, one.origin, one.state_before), one.place)  # type: ignore[arg-type]  # ids of events
+    state_before: Any = one.state_before  # ids of events, as texts
+    return ArrivedEvent(IncomingEvent(event, one.origin, state_before), one.place)

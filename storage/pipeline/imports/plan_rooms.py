@@ -1,10 +1,12 @@
-"""Planning rooms that the store does not hold, in memory, by the planner of the live path (`storage.persist.plan.event`).
+"""Plan rooms that the store does not have, in memory, with `storage.persist.plan.event`.
 
-Of such a room the database has nothing but what the load itself has written, so what is not in memory is not there, and need not be asked
-for. Events come as slim ones, in the order of the lines. One that lacks something waits until that is stored, and goes then before all
-that comes later: again and again the first line that lacks nothing, which is what a patient reader would append line by line.
+The database has nothing of such a room except what the load itself has written. So data that is not
+in memory does not exist, and no query is needed. Events come as slim ones, in the order of the
+lines. A line with a missing dependency waits until that is stored, and is then stored before all
+later lines. So each step takes the first line that lacks nothing (see `line_order`).
 
-A room too large to be planned at once is written in parts, in one transaction. What the caches have forgotten by then is read from there.
+A room that is too large to plan at once is written in parts, in one transaction. Data that the
+caches have dropped by then is read from the written parts.
 """
 
 import heapq
@@ -49,13 +51,13 @@ NO_ANSWER: Final[dict[str, Any]] = {
 }
 
 
-class CannotPlan(Exception):  # noqa: N818  # a turn of the load, not an error
-    """A room that has to do with others that the store holds: it is appended instead."""
+class CannotPlan(Exception):  # noqa: N818  # control flow, not an error
+    """A room that refers to stored rooms: it is appended instead."""
 
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """An event that lacked something, by its turn among the lines."""
+    """An event with a missing dependency, by its index among the lines."""
 
     turn: int
     one: SlimEvent
@@ -64,13 +66,19 @@ class Waiting:
 
 
 class NewRoomChangeSet(ChangeSet):
-    """A change set for rooms of which the database holds nothing, or (``is_first`` False) only what this transaction wrote."""
+    """A change set for rooms of which the database has no rows.
+
+    If ``is_first`` is False, it has only those that this transaction wrote.
+    """
 
     is_first = True
 
     def answer(self, question: Hashable) -> Any:
-        """What the database would say: nothing. Of equal states the change set itself knows all."""
-        kind = question[0]  # type: ignore[index]  # questions are tuples
+        """Return the answer of the database, which is empty.
+
+        The change set knows all equal states.
+        """
+        kind = question[0]  # type: ignore[index]  # queries are tuples
         return (
             NO_ANSWER[kind]
             if kind in NO_ANSWER and (self.is_first or kind == "digest")
@@ -80,7 +88,7 @@ class NewRoomChangeSet(ChangeSet):
 
 @dataclass(slots=True)
 class PlannedRoom:
-    """What is kept of a room while it is planned."""
+    """The state of a room while it is planned."""
 
     room_id: str
     turn: int = 0
@@ -92,7 +100,7 @@ class PlannedRoom:
 class RoomPlanner:
     """Plans the rooms of one transaction, one after the other, into one change set.
 
-    ``names``, ``blocks``: shared with later ones.
+    ``names``, ``blocks``: shared with later planners.
     """
 
     def __init__(
@@ -103,7 +111,10 @@ class RoomPlanner:
         blocks: NidBlocks,
         server_name: str,
     ) -> None:
-        """``conn``: in the transaction; names are given numbers by another connection of ``database``."""
+        """Initialise the planner.
+
+        ``conn`` is in the transaction; another connection of ``database`` allocates nids for names.
+        """
         self.connection = conn
         self._database = database
         self._server_name = server_name
@@ -118,7 +129,7 @@ class RoomPlanner:
         )
         self._caches.names = names
         for kept in (self._caches.missing, self._caches.visibility, self._caches.audiences):
-            kept.limit = sys.maxsize  # what is not there is not in the database either
+            kept.limit = sys.maxsize  # an absent entry is absent in the database, too
         self._written: set[str] = set()
         self._redactions: dict[str, tuple[int, ...]] = {}
         self._fresh_rooms: set[int] = set()
@@ -143,13 +154,13 @@ class RoomPlanner:
         )
 
     def begin(self, room_id: str) -> PlannedRoom:
-        """A room that the store does not hold."""
+        """Begin a room that the store does not have."""
         self._announced.add(room_id)
         self.change_set.rooms[room_id] = None
         return PlannedRoom(room_id)
 
     async def plan(self, room: PlannedRoom, version: str, lines: Sequence[SlimEvent]) -> None:
-        """The next lines of a room."""
+        """Plan the next lines of a room."""
         events = [event_of(one, room.room_id, version) for one in lines]
         async with self._database.connection() as aside:
             await intern(aside, self._blocks, self._caches.names, events, self._server_name)
@@ -166,11 +177,11 @@ class RoomPlanner:
                 await self._try(room, again.turn, again.one, again.event)
 
     def end(self, room: PlannedRoom) -> None:
-        """All lines were there: what still waits lacks something for good."""
+        """Record the waiting lines as failed: all lines of the room were read."""
         self.failed += [(one.one, one.result) for _, one in sorted(room.turns.items())]
 
     def wrote(self, positions: dict[int, int]) -> None:
-        """The change set is written: go on with an empty one."""
+        """Go on with an empty change set, after this one was written."""
         change_set = self.change_set
         self._written |= {new.row.event_id for new in change_set.new_events.values()}
         for nid, (_, target) in change_set.new_waiting.items():
@@ -190,11 +201,12 @@ class RoomPlanner:
                 again.group_digests = room.group_digests
                 self.change_set.room_changes[room_id] = again
 
-    # ----------------------------------------------------------------------------------------------
+    # ---------------------------------------------------------------------------------------------
     # one line
 
     async def _try(self, room: PlannedRoom, turn: int, one: SlimEvent, event: Event) -> None:
-        result = await self._planned(IncomingEvent(event, one.origin, one.state_before))  # type: ignore[arg-type]  # ids of events
+        state_before: Any = one.state_before  # ids of events, as texts
+        result = await self._planned(IncomingEvent(event, one.origin, state_before))
         if result.outcome == "missing_parents":
             room.turns[turn] = Waiting(turn, one, event, result)
             room.waiting_for.setdefault(result.missing[0], []).append(turn)
@@ -225,13 +237,13 @@ class RoomPlanner:
             raise StorageCorrupt("a room was not announced", event_id=event.event_id)
         await load(self.connection, self.change_set, needs)
 
-    # ----------------------------------------------------------------------------------------------
-    # what is not there
+    # ---------------------------------------------------------------------------------------------
+    # missing data
 
     async def _know(
         self, aside: Connection, events: Iterable[Event], lines: Iterable[SlimEvent]
     ) -> None:
-        """What these events name and the store does not hold (`_held`)."""
+        """Record that the store lacks the events that these name (`_held`)."""
         own = {event.event_id for event in events}
         named = set[str]()
         for event, one in zip(events, lines, strict=True):
@@ -245,7 +257,10 @@ class RoomPlanner:
         self._absent(one for one in own if not self._is_known(one))
 
     async def _held(self, aside: Connection, event_ids: set[str]) -> set[str]:
-        """Which of these are to be read from the tables. `CannotPlan` if the store holds any."""
+        """Return which of these must be read from the tables.
+
+        Raise `CannotPlan` if the store has any.
+        """
         if event_ids and await aside.fetchvals(SQL_HELD_IDS, list(event_ids)):
             raise CannotPlan
         return set()

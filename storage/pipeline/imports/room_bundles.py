@@ -1,4 +1,4 @@
-"""The bundles of a room: to be gone through in order, and once more if need be."""
+"""The bundles of a room, which can be read in order several times."""
 
 import heapq
 from collections.abc import Iterable, Iterator, Mapping
@@ -13,7 +13,7 @@ from storage.pipeline.imports.slim_event import SlimEvent, unpacked
 
 
 class RoomBundle(NamedTuple):
-    """A bundle: its version, the path it is of, its ranks, and where it lies."""
+    """A bundle: its room version, its path, its ranks, and its location."""
 
     version: str
     path_index: int
@@ -26,12 +26,12 @@ class BundleSource(Protocol):
     """Reads bundles: from files, or from the database."""
 
     def get(self, place: BundleLocation) -> bytes:
-        """What was put there."""
+        """Return the bundle at a location."""
         ...
 
 
 class BundledRoom:
-    """A room's bundles in order of path and rank. Holds none of them."""
+    """A room's bundles in order of path and rank. It keeps none of them in memory."""
 
     def __init__(self, room_id: str, reader: BundleSource) -> None:
         self.room_id = room_id
@@ -40,7 +40,7 @@ class BundledRoom:
         self._pieces: list[RoomBundle] = []
 
     def add(self, bundle: Mapping[str, Any]) -> None:
-        """One more bundle: a row of `storage.pipeline.imports.validate.EXAMINED`."""
+        """Add a bundle: a row of `storage.pipeline.imports.validate.EXAMINED`."""
         place = BundleLocation(bundle["file"], bundle["start"], bundle["length"])
         self._pieces.append(
             RoomBundle(
@@ -50,13 +50,13 @@ class BundledRoom:
         self.events += bundle["events"]
 
     def lines(self, most: int) -> Iterator[tuple[str, list[SlimEvent]]]:
-        """All lines, so many at a time, with the room version."""
+        """Yield all lines with the room version, ``most`` at a time."""
         for version, lines in self._stretches():
             while chunk := list(islice(lines, most)):
                 yield version, chunk
 
     def _stretches(self) -> Iterator[tuple[str, Iterator[SlimEvent]]]:
-        """Bundles whose ranks overlap are merged, as those of files side by side; only these are held together."""
+        """Merge bundles with overlapping ranks (parallel files); only these share the memory."""
         together: list[RoomBundle] = []
         for piece in sorted(self._pieces, key=lambda one: (one.path_index, one.first)):
             if together and not (
@@ -87,7 +87,7 @@ class BundledRoom:
 
 
 def rooms_of(batches: Iterable[pa.RecordBatch], reader: BundleSource) -> Iterator[BundledRoom]:
-    """The rooms of sorted bundles (`storage.pipeline.imports.validate.EXAMINED`), one after the other."""
+    """Yield the rooms of sorted bundles (`storage.pipeline.imports.validate.EXAMINED`)."""
     room: BundledRoom | None = None
     for batch in batches:
         for row in batch.to_pylist():

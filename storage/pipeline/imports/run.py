@@ -1,21 +1,21 @@
-"""`import_archive`: archives into a store, on Spark.
+"""`import_archive`: import archives into a store, on Spark.
 
-    lines ── examine (each by itself) ──> bytes: put aside in the database, by COPY
-                                     └──> bundles of slim events, in files ── by room ──> plan, and write whole rooms
+  lines ── examine (each by itself) ──> bytes: staged in the database, by COPY
+                  └──> bundles of slim events, in files ── by room ──> plan, write whole rooms
 
-1. Lines are read, parsed, hashed, and checked for signatures in executors; what is wrong with one
-   goes to the dead letters. The bytes leave Spark there (`storage.pipeline.imports.stage`); what
-   goes on has what planning needs, some 300 bytes a message
-   (`storage.pipeline.imports.slim_event`), and waits in files of the folder ``work``
-   (`storage.pipeline.imports.bundle_files`). Through Spark goes only where it lies.
-2. Each loading task takes whole rooms, the large ones dealt out by size, the others by hash. A room
-   that the store does not hold is planned in memory, by the planner of the live path, in the order
-   of a patient reader, and written in one transaction: events take their bytes from where they were
-   put aside. No worker holds the bytes of a room, nor the rows of a large one.
+1. Executors read, parse and hash the lines, and check signatures. A bad line goes to the dead
+   letters. The bytes leave Spark at this point (`storage.pipeline.imports.stage`). The rest is the
+   data that planning needs, some 300 bytes a message (`storage.pipeline.imports.slim_event`). It
+   waits in files of the folder ``work`` (`storage.pipeline.imports.bundle_files`). Only its
+   location passes through Spark. 2. Each loading task takes whole rooms; large ones are distributed
+   by size, the others by hash. A room that the store does not have is planned in memory, by the
+   live path's planner, in the order of `line_order`. It is written in one transaction, and its
+   events take their bytes from the staged rows. No worker has the bytes of a whole room in memory,
+   or the rows of a large one.
 
-So an import stores what appending the lines one by one would store. It writes beside others, and is
-run again after an interruption: a room is there whole or not at all, and what is there is a
-duplicate. One import at a time for each database.
+So an import stores the same as appending the lines one by one. It runs while others write, and can
+be run again after an interruption: a room is stored whole or not at all, and stored events are
+duplicates. Each database allows one import at a time.
 """
 
 import heapq
@@ -80,23 +80,21 @@ BUNDLES: Final = (
 )
 SORT: Final = ("room_id", "path_index", "first")
 LARGE_SHARE: Final = 8
-"""A room is dealt out by its size if it has more than one part in so many of what a writer has to load."""
+"""A room is distributed by size if it exceeds this fraction of a writer's load (one in so many)."""
 
 LARGE_MAX: Final = 1_000
 LOOKED_OVER_MAX: Final = 1_000
-"""Stretches; small files are stretches, too."""
+"""Ranges per task; small files are ranges, too."""
 
 Stage = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
 class ImportSummary:
-    """What became of the lines.
+    """The numbers of lines by outcome.
 
-    ``outcomes``: those of api.md, "Writing", and ``bad_line``, ``bad_file``.
-
-    ``lacking``: places of events of a Synapse that lacked something; more than `LACKING_MAX` if
-    there are more.
+    ``outcomes``: those of `Store.append`, and ``bad_line``, ``bad_file``. ``lacking``: positions of
+    a Synapse's events with missing dependencies; more than `LACKING_MAX` if there are more.
     """
 
     outcomes: Counter[str] = field(default_factory=Counter)
@@ -104,12 +102,12 @@ class ImportSummary:
 
     @property
     def lines(self) -> int:
-        """How many lines and rows there were."""
+        """Return how many lines and rows there were."""
         return sum(self.outcomes.values()) - self.outcomes["bad_file"]
 
     @property
     def rejects(self) -> int:
-        """How many were not stored."""
+        """Return how many were not stored."""
         return sum(self.outcomes[name] for name in REJECTED)
 
 
@@ -129,15 +127,20 @@ def import_archive(
     part: int = PART,
     stage: Stage = lambda _: None,
 ) -> ImportSummary:
-    """Store the events of NDJSON and Parquet files (also those of `export_parquet`), of answers of /backfill, or of a `Synapse`.
+    """Store the events of NDJSON and Parquet files, of /backfill responses, or of a `Synapse`.
 
-    What is not stored goes to ``rejects``, as Parquet.
+    Parquet may come from `export_parquet`. Events that are not stored go to ``rejects``, as
+    Parquet.
 
-    ``writers`` tasks are at work at once in each stage (default: as many as Spark runs), each with two connections at most; the driver has one. ``work`` is a folder that all
-    executors reach, or a URI that both Hadoop and Arrow know (default: a temporary folder, for local masters); what is in it is overwritten. ``verify_keys``: signatures are checked.
-    ``part``: events planned before they are written; a larger room is written in parts, in one transaction. ``stage`` is told what begins.
-    `InputError`, `DatabaseError` (`DatabaseConflict` while another import is at work); where an executor fails for good, the error that it raised,
-    or a `StorageError` that says what Spark lacks.
+    ``writers``: tasks that run at once in each stage (default: as many as Spark runs), with at most
+    two connections each; the driver has one. ``work``: a folder that all executors reach, or a URI
+    that both Hadoop and Arrow know (default: a temporary folder, for local masters). Its content is
+    overwritten. ``verify_keys``: check signatures with these keys. ``part``: events planned before
+    they are written; a larger room is written in parts, in one transaction. ``stage`` is called
+    with the name of each stage.
+
+    Raise `InputError`, `DatabaseError`, or `DatabaseConflict` while another import runs. If an
+    executor fails for good, raise its error, or a `StorageError` that says what Spark lacks.
     """
     sources = paths if isinstance(paths, Synapse) else found(paths)
     tasks = writers or spark.sparkContext.defaultParallelism
@@ -185,19 +188,22 @@ def _known(dsn: str) -> dict[str, str]:
         return {row["room_id"]: row["room_version"] for row in conn.rows(SQL_KNOWN_ROOMS)}
 
 
-# ---------------------------------------------------------------------------------------------------------------
+# ------------------------------------------------------------------------------------------------
 # examine
 
 
 def _each(spark: SparkSession, tasks: Sequence[Sequence[FileRange]]) -> tuple[DataFrame, Any]:
-    """A partition for each task, and what tells it its stretches."""
+    """Return a frame with a partition for each task, and the broadcast with its ranges."""
     return spark.range(0, len(tasks), 1, max(len(tasks), 1)), spark.sparkContext.broadcast(tasks)
 
 
 def _looked_over(
     spark: SparkSession, stretches: Sequence[FileRange]
 ) -> tuple[list[FileRange], dict[str, str]]:
-    """The stretches with their line numbers, and the versions of rooms that come with their create events. No JSON is read but of these."""
+    """Return the ranges with line numbers, and the versions of rooms by their create events.
+
+    Only the JSON of create events is parsed.
+    """
     lines = [one for one in stretches if one.kind in {"lines", "answer"}]
     if not lines:
         return list(stretches), {}
@@ -230,7 +236,7 @@ def _looked_over(
 
 
 def _shared(stretches: Sequence[FileRange], tasks: int) -> list[Sequence[FileRange]]:
-    """Several stretches for each task: to look them over takes less time than to begin a task of Python (70 ms)."""
+    """Group ranges per task: a scan takes less time than the start of a Python task (70 ms)."""
     each = min(ceil(len(stretches) / tasks), LOOKED_OVER_MAX)
     return [stretches[first : first + each] for first in range(0, len(stretches), each)]
 
@@ -265,12 +271,12 @@ def _examine(
     frame.mapInArrow(examine, spark_ddl(EXAMINED)).write.mode("overwrite").parquet(path)
 
 
-# ------------------------------------------------------------------------------------------------------------------
+# ------------------------------------------------------------------------------------------------
 # load
 
 
 def _task(bundles: DataFrame, tasks: int) -> Column:
-    """The number of the task that loads a bundle's room."""
+    """Return the number of the task that loads a bundle's room."""
     by_hash = f.pmod(f.xxhash64("room_id"), f.lit(tasks)).cast("int")
     if tasks == 1:
         return f.lit(0)
@@ -290,7 +296,10 @@ def _task(bundles: DataFrame, tasks: int) -> Column:
 
 
 def deal(large: Mapping[str, int], tasks: int, total: int) -> dict[str, int]:
-    """Large rooms, the largest first, each to the task that has least to do; what is left of the total lies evenly on all."""
+    """Assign large rooms, the largest first, each to the task with the least work.
+
+    The rest of the total counts as evenly distributed.
+    """
     rest = (total - sum(large.values())) / tasks
     loads = [(rest, task) for task in range(tasks)]
     heapq.heapify(loads)
@@ -311,14 +320,14 @@ def _loading(
     return load
 
 
-# ------------------------------------------------------------------------------------------------------------------
-# tell
+# ------------------------------------------------------------------------------------------------
+# results
 
 
 def _told(
     spark: SparkSession, folder: str, sources: ArchiveFiles | Synapse, rejects: str | None
 ) -> ImportSummary:
-    """Count; and write the dead letters."""
+    """Count the results, and write the dead letters."""
     columns = ["place", "outcome", "events", "event_id", "reason", "missing", "pdu"]
     examined = (
         spark.read.schema(spark_ddl(EXAMINED))
@@ -360,12 +369,11 @@ DEAD_LETTERS: Final = pa.schema(
         ("pdu", pa.binary()),
     ]
 )
-"""What was not stored.
+"""Events that were not stored.
 
-``line``: from 1; of Parquet the number of the row, of a Synapse the stream ordering; null for a
-file that cannot be read.
-
-``part``: of an answer of /backfill, which of its PDUs, from 1; null where the answer itself is bad.
+``line``: from 1; for Parquet the number of the row, for a Synapse the stream ordering; null for a
+file that cannot be read. ``part``: the index of the PDU in a /backfill response, from 1; null where
+the response itself is bad.
 """
 
 

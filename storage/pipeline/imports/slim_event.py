@@ -1,12 +1,12 @@
-"""An event without its bytes: what planning needs of it, packed by the thousand.
+"""An event without its bytes: the data that planning needs, packed by the thousand.
 
-State events, and those whose rules look at the content, carry their bytes along; all others carry
-what names them, their edges, and of the content what the tables tell of it: a relation, a URL. So a
+State events, and events whose content the auth rules read, include their bytes. All others have
+their identifying fields, their edges, and the content that the tables need: a relation, a URL. So a
 room of a million messages is planned from some 300 bytes a message. The bytes of each line wait in
-the table `import_events`, at its place.
+the table `import_events`, under its place.
 
-Packed is a list of tuples by `marshal`: it takes a microsecond an event, and what is packed never
-outlives the job, whose Python is one.
+A list of tuples is packed by `marshal`, which takes a microsecond an event. Packed data never
+outlives the job, which has one version of Python.
 """
 
 import marshal
@@ -22,10 +22,10 @@ NOTHING: Final[dict[str, Any]] = {}
 
 
 class SlimEvent(NamedTuple):
-    """A line that is well.
+    """A valid line.
 
-    ``rank``: its place among the lines of its path; ``place``: where its bytes are; ``whole``: its
-    bytes, or None.
+    ``rank``: its position among the lines of its path; ``place``: where its bytes are staged;
+    ``whole``: its bytes, or None.
     """
 
     rank: int
@@ -48,7 +48,7 @@ class SlimEvent(NamedTuple):
 def slim(
     event: Event, rank: int, place: int, origin: Origin, state_before: tuple[str, ...] | None
 ) -> tuple[Any, ...]:
-    """The fields of a `SlimEvent`, as they are packed."""
+    """Return the fields of a `SlimEvent`, as they are packed."""
     whole = event.state_key is not None or event.type in CONTENT_MATTERS
     return (
         rank,
@@ -63,14 +63,14 @@ def slim(
         event.origin_server_ts,
         event.prev_event_ids,
         event.auth_event_ids,
-        NOTHING if whole else _told(event),
+        NOTHING if whole else _reduced(event),
         event.raw if whole else None,
         state_before,
     )
 
 
-def _told(event: Event) -> dict[str, Any]:
-    """What is left of a content: as much as `relation_of` and the column has_url ask for."""
+def _reduced(event: Event) -> dict[str, Any]:
+    """Return the content that `relation_of` and the column has_url need."""
     content = event.content
     left: dict[str, Any] = {}
     if "url" in content:
@@ -83,7 +83,7 @@ def _told(event: Event) -> dict[str, Any]:
 
 
 def event_of(one: SlimEvent, room_id: str, version: str) -> Event:
-    """The event as planning takes it; without its bytes, unless it is whole."""
+    """Return the event as planning takes it; without its bytes, unless it is whole."""
     if one.whole is not None:
         return load(one.whole, version, one.event_id, redacted=not one.valid)
     return make_event(
@@ -106,19 +106,21 @@ def event_of(one: SlimEvent, room_id: str, version: str) -> Event:
 
 
 def packed(rows: Iterable[Any]) -> bytes:
-    """Rows of `slim`, as one value."""
+    """Return rows of `slim` as one value."""
     return marshal.dumps(list(rows))
 
 
 def unpacked(data: bytes) -> Iterable[SlimEvent]:
-    """The rows again."""
-    return map(SlimEvent._make, marshal.loads(data))  # noqa: S302  # what `packed` made in another task of this job
+    """Yield the rows again."""
+    rows = marshal.loads(data)  # noqa: S302  # the result of `packed` in another task of this job
+    return map(SlimEvent._make, rows)
 
 
 def needs(one: SlimEvent, room_id: str, version: str) -> list[str]:
-    """What has to be held before this event can be stored: its auth events, and parents or the state that stands for them.
+    """Return the ids that must be stored before this event.
 
-    Parents are marked by a leading ``^``: to them an outlier is not enough.
+    These are its auth events, and its parents, or the state given instead of them. Parents have a
+    leading ``^``: for them an outlier is not enough.
     """
     if one.origin == "out_of_band":
         return []

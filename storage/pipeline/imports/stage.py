@@ -1,13 +1,16 @@
-"""What an import puts aside in the database until its rooms are stored: the received bytes, by COPY, in the table `import_events`.
+"""Stage the received bytes of an import in the table `import_events`, by COPY.
 
-Each import, and each write of a data frame, has a number of its own, and touches only rows of that number. One import at a time: its driver holds
-a lock as long as it lives, and removes its rows when it ends, also when it fails. Three advisory locks of the class and the number keep others off:
+Each import, and each write of a data frame, has a number, and touches only rows of that number. One
+import runs at a time. Its driver holds a lock for its lifetime, and removes its rows at the end,
+also on failure. Three kinds of advisory lock coordinate the sessions; all but the first include the
+number:
 
-* IMPORT: held by the driver of an import. Another one is refused meanwhile.
-* ALIVE and the number: held by the driver of this import. A task that finds it free was left over, and puts nothing aside any more.
-* WORK and the number: shared by the transactions of tasks. Rows are removed when no task is at work with them.
+  * IMPORT: held by the driver of an import. Another import is refused meanwhile.
+  * ALIVE: held by the driver of this import. A task that finds it free is left over, and stages
+    nothing.
+  * WORK: shared by the transactions of tasks. Rows are removed when no task works on them.
 
-A driver that was killed leaves rows. The next import removes rows of numbers that nobody works with.
+A killed driver leaves rows. The next import removes rows of numbers that are not in use.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -105,19 +108,22 @@ ORDER BY wanted.ordinal
 COLUMNS: Final = ("place", "import_number", "json")
 
 
-GONE: Final = "the bytes that an import had put aside are gone: the database has crashed, or its session was lost; run the import again"
+GONE: Final = (
+    "the bytes that an import had staged are gone:"
+    " the database has crashed, or its session was lost; run the import again"
+)
 
 
 @contextmanager
 def staging(dsn: str) -> Iterator[int]:
-    """Give the number of a new import, and remove its rows at the end.
+    """Yield the number of a new import, and remove its rows at the end.
 
-    `DatabaseConflict` while another import is at work.
+    Raise `DatabaseConflict` while another import runs.
     """
     with arrow_session(dsn) as conn:
         if not conn.rows(SQL_LOCK_IMPORT)[0]["is_free"]:
             raise DatabaseConflict(
-                "another import on Spark is at work on this database: wait for its end"
+                "another import on Spark is running on this database: wait for its end"
             )
         for left in conn.rows(SQL_NUMBERS):
             _remove_left(conn, left["number"])
@@ -138,19 +144,18 @@ def new_number(conn: ArrowConnection) -> int:
 
 
 def remove(conn: ArrowConnection, number: int) -> None:
-    """Remove the rows of a number: with the whole table if it has no others, and nobody uses it."""
+    """Remove the rows of a number; truncate the table if it has no others and is not in use."""
     if not _emptied(conn, number):
         conn.rows(SQL_REMOVE, number)
 
 
 def _end(conn: ArrowConnection, number: int) -> None:
-    """Let no task of this import put anything aside from here on, wait for those that do so now, and remove all."""
+    """Keep tasks of this import from staging more, wait for running ones, and remove all rows."""
     conn.rows(SQL_DIE, number)
     with _transaction(conn):
         conn.execute(SQL_PATIENCE)
-        with suppress(
-            DatabaseConflict
-        ):  # a task that is killed only now leaves rows to the next import, if any
+        # A task that is killed only now leaves its rows to the next import.
+        with suppress(DatabaseConflict):
             conn.rows(SQL_WAIT_FOR_WORK, number)
     remove(conn, number)
 
@@ -160,19 +165,20 @@ def _end_failed(conn: ArrowConnection, number: int, error: BaseException) -> Non
         _end(conn, number)
     except DatabaseError as lost:
         error.add_note(
-            f"The staged bytes of import {number} are left in the database ({lost}): the next import removes them."
+            f"The staged bytes of import {number} are left in the database ({lost}):"
+            " the next import removes them."
         )
 
 
 def _remove_left(conn: ArrowConnection, number: int) -> None:
-    """Remove the rows of an earlier import that was killed, unless tasks of it are at work still."""
+    """Remove the rows of an earlier, killed import, unless its tasks still work on them."""
     with _transaction(conn):
         if conn.rows(SQL_IS_LEFT, number)[0]["is_left"]:
             conn.rows(SQL_REMOVE, number)
 
 
 def _emptied(conn: ArrowConnection, number: int) -> bool:
-    with suppress(DatabaseConflict), _transaction(conn):  # somebody reads or writes the table now
+    with suppress(DatabaseConflict), _transaction(conn):  # the table is in use
         conn.execute(SQL_LOCK_TABLE)
         [ends] = conn.rows(SQL_ENDS)
         if {ends["first"], ends["last"]} <= {None, number}:
@@ -193,38 +199,39 @@ def _transaction(conn: ArrowConnection) -> Iterator[None]:
 
 
 def hold(conn: ArrowConnection, number: int) -> None:
-    """Hold the rows of a number until the session ends."""
+    """Lock the rows of a number until the session ends."""
     conn.rows(SQL_HOLD, number)
 
 
 async def work(conn: Connection, number: int) -> None:
-    """Hold the rows of a number until the transaction ends."""
+    """Lock the rows of a number until the transaction ends."""
     await conn.execute(SQL_WORK, number)
 
 
 async def work_for_import(conn: Connection, number: int) -> None:
-    """The same for a task of an import. `DatabaseConflict` if the import has ended."""
+    """Do the same for a task of an import. Raise `DatabaseConflict` if the import has ended."""
     await work(conn, number)
     if await conn.fetchval(SQL_IS_DEAD, number):
         raise DatabaseConflict(
-            f"import {number} has ended, or its driver has lost its session: this task was left over"
+            f"import {number} has ended, or its driver has lost its session:"
+            " this task was left over"
         )
 
 
 async def forget(conn: Connection, number: int, first: int, end: int) -> None:
-    """What an earlier attempt at these places has left."""
+    """Delete the rows that an earlier attempt has staged at these places."""
     await conn.execute(SQL_FORGET_STRETCH, number, first, end)
 
 
 async def put(conn: Connection, number: int, rows: Iterable[tuple[int, bytes]]) -> None:
-    """The bytes of lines, by their places."""
+    """Stage the bytes of lines, by their places."""
     await conn.copy_in("import_events", COLUMNS, ((place, number, raw) for place, raw in rows))
 
 
 async def staged(conn: Connection, number: int, places: Sequence[int]) -> list[bytes]:
-    """The bytes at these places.
+    """Return the bytes at these places.
 
-    `DatabaseConflict` where some are gone: the database has crashed meanwhile.
+    Raise `DatabaseConflict` if some are gone: the database has crashed meanwhile.
     """
     found: list[bytes] = await conn.fetchvals(SQL_STAGED, number, list(places))
     if len(found) != len(places):

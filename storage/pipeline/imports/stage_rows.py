@@ -1,9 +1,9 @@
-"""Rows of a data frame, staged in the database by tasks, until the driver stores their rooms.
+"""Stage rows of a data frame in the database, until the driver stores their rooms.
 
-Rooms span the partitions of a frame, and a task knows its own rows only. So a task stages the bytes
-of its rows, and bundles of slim events, in the table `import_events`; what goes to the driver is
-where the bundles are. The driver then has whole rooms, and stores them as an import does. Each
-attempt at a task stages at places of its own: only those of the attempt that Spark has chosen are
+Rooms span the partitions of a frame, and a task knows only its own rows. So a task stages the bytes
+of its rows, and bundles of slim events, in the table `import_events`. Only the locations of the
+bundles go to the driver. The driver then has whole rooms, and stores them as an import does. Each
+attempt at a task stages at separate places, and only those of the attempt that Spark chose are
 read.
 """
 
@@ -35,14 +35,14 @@ WHERE import_number = $1::int AND place = $2::bigint
 """
 
 Bundle = dict[str, Any]
-"""Where the slim events of a room are: what `BundledRoom.add` takes, and ``room_id``."""
+"""The location of the slim events of a room: the input of `BundledRoom.add`, and ``room_id``."""
 
 
 @dataclass(frozen=True, slots=True)
 class StagingTask:
     """A task of a write.
 
-    ``partition``: its place among the others; ``file``: a number that no other attempt has.
+    ``partition``: its index among the tasks; ``file``: a number that no other attempt has.
     """
 
     partition: int
@@ -52,7 +52,7 @@ class StagingTask:
 class RowStager:
     """Stages the rows of one task under the ``number`` of the write.
 
-    A context manager. `DatabaseError`.
+    A context manager. Raises `DatabaseError`.
     """
 
     def __init__(
@@ -85,7 +85,10 @@ class RowStager:
             self._runner.close()
 
     async def _opened(self) -> Connection:
-        """One transaction as long as the task: while it lasts, no import takes the rows of this write for left over."""
+        """Open one transaction for the whole task.
+
+        While it lasts, no import treats the rows of this write as left over.
+        """
         config = replace(self._target.config, pool_size_max=1, statement_timeout_ms=BULK_TIMEOUT_MS)
         database = await self._stack.enter_async_context(
             await Database.open(self._target.dsn, config=config)
@@ -95,14 +98,14 @@ class RowStager:
         return conn
 
     def take(self, batch: pa.RecordBatch) -> None:
-        """Stage these rows. What is wrong with one goes to ``refused``."""
+        """Stage these rows; add the defects of bad ones to ``refused``."""
         for start in range(0, batch.num_rows, CHUNK):
             for row in rows_of(batch.slice(start, CHUNK), (*TAKEN, POSITION)):
                 self._add(row)
             self._put()
 
     def end(self) -> None:
-        """Stage what is left of the bundles."""
+        """Stage the remaining bundles."""
         for (room_id, version), rows in self._rooms.items():
             if rows:
                 self._emit(room_id, version, rows)
@@ -155,7 +158,7 @@ class StagedBundles:
         self._number = number
 
     def get(self, place: BundleLocation) -> bytes:
-        """What was staged there. `DatabaseConflict` if it is gone."""
+        """Return the bundle staged there. Raise `DatabaseConflict` if it is gone."""
         found = self._conn.rows(SQL_BUNDLE, self._number, place.start)
         if not found:
             raise DatabaseConflict(stages.GONE)
@@ -164,7 +167,7 @@ class StagedBundles:
 
 
 def gathered(bundles: Iterable[Bundle], reader: StagedBundles) -> Iterator[BundledRoom]:
-    """The rooms of all bundles, in the order in which they begin."""
+    """Yield the rooms of all bundles, in the order of their first ranks."""
     rooms: dict[str, BundledRoom] = {}
     for bundle in sorted(bundles, key=lambda one: int(one["first"])):
         rooms.setdefault(bundle["room_id"], BundledRoom(bundle["room_id"], reader)).add(bundle)

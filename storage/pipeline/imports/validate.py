@@ -1,12 +1,11 @@
-"""The first stage of an import: each line by itself, in executors.
+"""The first step of an import: validate each line by itself, in executors.
 
-Read once, parsed, hashed, its signatures checked where keys are given.
-
-Embarrassingly parallel, and the same pure functions as `Store.append`. The bytes of what is well
-are put aside in the database by COPY, one transaction a stretch; on goes only what planning needs
-(`storage.pipeline.imports.slim_event`), a room's in bundles, which wait in files. What is wrong
-with a line becomes a reason. What the store holds already is a duplicate, and costs no more than
-its id.
+A line is read once, parsed and hashed; its signatures are checked if keys are given. Lines are
+independent of each other, and the functions are the pure ones of `Store.append`. The bytes of valid
+lines are staged in the database by COPY, one transaction per range. Only the data that planning
+needs goes on (`storage.pipeline.imports.slim_event`), in bundles by room, which wait in files. A
+defect of a line becomes a reason. An event that is already stored is a duplicate, and costs one
+lookup of its id.
 """
 
 import asyncio
@@ -69,7 +68,10 @@ EXAMINED: Final = pa.schema(
         ("pdu", pa.binary()),
     ]
 )
-"""Bundles of a room's events, by rank from ``first`` to ``last``, and where they lie; or (with an ``outcome``) a reject, or how many duplicates there were."""
+"""A bundle of a room's events: ranks from ``first`` to ``last``, and its location.
+
+With an ``outcome``, a row is a reject, or the number of duplicates.
+"""
 
 CHUNK: Final = 1_000
 BUNDLE: Final = 2_000
@@ -77,7 +79,7 @@ BUNDLE: Final = 2_000
 
 
 class AlreadyStoredRow(NamedTuple):
-    """An event that the store holds."""
+    """A stored event."""
 
     event_id: str
     outlier: bool
@@ -85,12 +87,11 @@ class AlreadyStoredRow(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LineValidator:
-    """What lines are examined by.
+    """The settings by which lines are validated.
 
-    ``versions``: of known rooms; ``room_version``: for rooms that nobody knows.
-
-    ``keys``: (server, key id) to the unpadded base64 of a verify key; empty: signatures are not
-    checked. ``held``: rooms that the store has.
+    ``versions``: of known rooms; ``room_version``: for unknown rooms. ``keys``: (server, key id) to
+    the unpadded base64 of a verify key; empty: signatures are not checked. ``held``: rooms that the
+    store has.
     """
 
     versions: Mapping[str, str]
@@ -99,14 +100,14 @@ class LineValidator:
     held: frozenset[str] = frozenset()
 
     def verify_keys(self) -> dict[tuple[str, str], VerifyKey]:
-        """The keys, ready for use."""
+        """Return the keys as objects."""
         return {
             (server, key_id): verify_key(key_id, text)
             for (server, key_id), text in self.keys.items()
         }
 
     def parsed(self, given: LineContent) -> Event | AppendResult:
-        """The event; or what is wrong with it."""
+        """Return the event, or its defect."""
         room = given.glanced.get("room_id")
         version = self.versions.get(room) if isinstance(room, str) else None
         if version is None:
@@ -122,13 +123,13 @@ class LineValidator:
 
 @dataclass(slots=True)
 class Bundle:
-    """Events of one room, in the order of a stretch."""
+    """Events of one room, in the order of a range."""
 
     path_index: int
     rows: list[tuple[Any, ...]] = field(default_factory=list)
 
     def emitted(self, room_id: str, version: str, writer: BundleWriter) -> dict[str, Any]:
-        """A row of `EXAMINED`."""
+        """Return a row of `EXAMINED`."""
         rows, self.rows = self.rows, []
         ranks = [row[0] for row in rows]
         place = writer.put(packed(rows))
@@ -145,7 +146,10 @@ class Bundle:
 
 @dataclass(frozen=True, slots=True)
 class TaskValidation:
-    """The stage: lines of stretches into bundles in the folder ``work``, their bytes into the database of ``dsn`` under the import's ``number``."""
+    """Write lines of ranges into bundles in ``work``, and their bytes into the database of ``dsn``.
+
+    ``number`` is that of the import.
+    """
 
     examiner: LineValidator
     dsn: str
@@ -154,7 +158,7 @@ class TaskValidation:
     config: Config = field(default_factory=Config.from_env)
 
     def run(self, stretches: Iterable[FileRange]) -> Iterator[pa.RecordBatch]:
-        """`EXAMINED`, a batch or more a stretch."""
+        """Yield `EXAMINED`, at least one batch per range."""
         spare_collector()
         with (
             asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
@@ -195,7 +199,7 @@ class TaskValidation:
 
 
 class _Stretch:
-    """One stretch while it is examined."""
+    """One range while it is validated."""
 
     def __init__(self, stage: TaskValidation, path_index: int, writer: BundleWriter) -> None:
         self._examiner = stage.examiner
@@ -208,7 +212,7 @@ class _Stretch:
         self._duplicates = Counter[str]()
 
     async def take(self, conn: Connection, chunk: Sequence[ParsedLine]) -> None:
-        """Examine some lines, and put their bytes aside."""
+        """Validate some lines, and stage their bytes."""
         events: list[tuple[ParsedLine, LineContent, Event]] = []
         for row in chunk:
             event = self._parsed(row)
@@ -239,7 +243,10 @@ class _Stretch:
     async def _held(
         self, conn: Connection, events: Iterable[tuple[ParsedLine, LineContent, Event]]
     ) -> dict[str, bool]:
-        """Of events of rooms that the store has: which it holds, and whether as outliers only."""
+        """Return the stored ones of these events, and whether each is only an outlier.
+
+        Only events of rooms that the store has are looked up.
+        """
         ids = [event.event_id for _, _, event in events if event.room_id in self._examiner.held]
         return (
             {
@@ -268,7 +275,7 @@ class _Stretch:
     def reject(
         self, place: int, outcome: str, event_id: str | None, reason: str | None, raw: bytes | None
     ) -> None:
-        """A line that is not imported."""
+        """Record a line that is not imported."""
         self._done.append(
             {
                 "place": place,
@@ -281,7 +288,7 @@ class _Stretch:
         )
 
     def batches(self) -> Iterator[list[dict[str, Any]]]:
-        """All rows of the stretch."""
+        """Yield all rows of the range."""
         self._done += [
             {"outcome": name, "events": count} for name, count in self._duplicates.items()
         ]
@@ -295,7 +302,10 @@ class _Stretch:
 
 
 def looked_over(stretch: FileRange) -> tuple[int, dict[str, str]]:
-    """How many lines a stretch of NDJSON has, and the versions of the rooms whose create events are among them; of answers these alone."""
+    """Return how many lines a range of NDJSON has, and the versions of rooms created in it.
+
+    For /backfill responses return only the versions.
+    """
     if stretch.kind == "answer":
         return 0, _created_in_answers(stretch)
     found = dict[str, str]()
@@ -316,16 +326,16 @@ def _created_in_answers(stretch: FileRange) -> dict[str, str]:
 
 
 def created(raw: bytes) -> dict[str, str]:
-    """The version of the room whose create event is in this line; nothing for other lines."""
+    """Return the version of the room that this line creates; nothing for other lines."""
     try:
         given = given_of(raw)
     except InvalidEvent:
-        return {}  # told of when it is examined
+        return {}  # the validation reports it
     return created_by(given)
 
 
 def created_by(given: LineContent) -> dict[str, str]:
-    """The version of the room that this creates, if it is a create event."""
+    """Return the version of the room that this creates, if it is a create event."""
     if given.glanced.get("type") != "m.room.create" or given.glanced.get("state_key") != "":
         return {}
     event = LineValidator({}, given.room_version).parsed(given)
@@ -333,10 +343,10 @@ def created_by(given: LineContent) -> dict[str, str]:
 
 
 def key_texts(keys: Mapping[tuple[str, str], VerifyKey]) -> dict[tuple[str, str], str]:
-    """Verify keys as text, to be sent to executors."""
+    """Return verify keys as text, to send them to executors."""
     return {name: encode_base64(bytes(key)) for name, key in keys.items()}
 
 
 def verify_key(key_id: str, text: str) -> VerifyKey:
-    """The key of `key_texts`."""
+    """Return the key from `key_texts`."""
     return decode_verify_key_bytes(key_id, decode_base64(text))

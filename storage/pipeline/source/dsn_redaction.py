@@ -1,10 +1,8 @@
-"""DSNs in what Spark shows and keeps: plans, the event log, the history server.
+"""Redact DSNs, which may contain passwords, in everything that Spark shows and keeps.
 
-They may hold passwords.
-
-Spark redacts the values of options whose names match one setting, and what matches another in the
-texts of plans. The options of a view or a table stand in plans, and a plan stands in the event log
-for each statement.
+That is plans, the event log and the history server. Spark redacts the values of options whose names
+match one setting, and text of plans that matches another. The options of a view or a table are part
+of plans, and the event log has a plan for each statement.
 """
 
 from typing import Final
@@ -18,9 +16,9 @@ TEXT: Final = r"(?i)postgres(?:ql)?://[^\s'\",)\]}]+"
 
 
 def redact_dsns() -> None:
-    """Have the active session redact DSNs, together with what it redacts already.
+    """Make the active session redact DSNs, in addition to its other patterns.
 
-    Without a session, as in an executor, nothing is done.
+    Without a session, as in an executor, do nothing.
     """
     spark = SparkSession.getActiveSession()
     if spark is None:

@@ -1,7 +1,7 @@
-"""Which events a task reads: the filters that Postgres applies, the ranges that tasks share, the numbers of the events in each.
+"""Which events a task reads: filters for Postgres, ranges of tasks, and nids in each range.
 
-Where a filter chooses events, rooms, stream orderings or times of receipt, a task finds its events by the index for these. The other filters
-are applied to what it finds.
+If a filter selects events, rooms, stream orderings or times of receipt, a task finds its events by
+the index for these. The other filters are applied to the result.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -57,7 +57,7 @@ WHERE ((e.stream_ordering > b.after_id AND e.stream_ordering <= b.upto_id
     AND ($8::text[] IS NULL OR e.event_id = ANY($8::text[]))
     AND e.received_ts BETWEEN $12::bigint AND $13::bigint
 """
-"""What every read asks for, whatever the index that it goes by: `Bounds.columns` and `Chosen.columns`."""
+"""The condition of every read, whatever its index: `Bounds.columns` and `Chosen.columns`."""
 
 PART_BY_NUMBER: Final[LiteralString] = """
     AND e.event_nid >= $14::bigint AND e.event_nid < $15::bigint
@@ -111,7 +111,7 @@ SQL_NIDS_BY_ID: Final[LiteralString] = fill(
 SQL_BY_INDEX: Final[LiteralString] = """
 SET LOCAL enable_seqscan = off
 """
-"""One room may be a tenth of a small table, which Postgres would read from end to end."""
+"""One room may be a tenth of a small table, which Postgres would read sequentially."""
 
 SQL_RECEIPTS: Final[LiteralString] = """
 SELECT COALESCE(min(received_ts), 0)::bigint AS first,
@@ -153,20 +153,23 @@ LIMIT 1
 LOWEST: Final = -(2**63)
 HIGHEST: Final = 2**63 - 1
 RANGE: Final = 20_000
-"""Numbers looked through by one statement."""
+"""Nids covered by one statement."""
 
 Select = Callable[[ArrowConnection, int, int, Bounds, "Chosen"], Iterator[list[int]]]
-"""Finds the numbers of the events to read, some at a time."""
+"""Yields the nids of the events to read, in pages."""
 
 
 class Range(NamedTuple):
-    """Whole numbers from ``first`` to ``last``, both included."""
+    """Integers from ``first`` to ``last``, both included."""
 
     first: int = LOWEST
     last: int = HIGHEST
 
     def take(self, wanted: Filter) -> "Range | None":
-        """With this filter too; None where it is no comparison with a whole number of 64 bits."""
+        """Return the range with this filter, too.
+
+        Return None if it is no comparison with a 64-bit integer.
+        """
         value = getattr(wanted, "value", None)
         if type(wanted) not in COMPARISONS or type(value) is not int:
             return None
@@ -185,15 +188,14 @@ COMPARISONS: Final[Mapping[type[Filter], tuple[int | None, int | None]]] = {
     LessThan: (None, -1),
     LessThanOrEqual: (None, 0),
 }
-"""What to add to the value of a filter to get the first and the last number that pass it; None: it does not bound that side."""
+"""The offsets from a filter's value to the first and last number that pass; None: unbounded."""
 
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
     """Filters that Postgres applies; None: all.
 
-    What Spark passes on as ``room_id = …`` or ``room_id IN (…)``, and so for the others.
-
+    Spark passes them on as ``room_id = …`` or ``room_id IN (…)``, and so for the others.
     ``stream_ordering``, ``received_ts``: ranges, from comparisons. ``outliers``: whether outliers
     are read at all.
     """
@@ -207,7 +209,7 @@ class Chosen:
     outliers: bool = True
 
     def take(self, wanted: Filter) -> "Chosen | None":
-        """With this filter too; None where it is not one of these."""
+        """Return the filters with this one, too; None if it is not one of these."""
         name = ".".join(getattr(wanted, "attribute", ()))
         if name in RANGES:
             held: Range = getattr(self, name)
@@ -231,7 +233,7 @@ class Chosen:
         return replace(self, **changes)
 
     def columns(self) -> tuple[object, ...]:
-        """As arguments of `PART_WANTED`.
+        """Return the arguments of `PART_WANTED`.
 
         An outlier has no stream ordering, so none passes a comparison with it.
         """
@@ -250,12 +252,12 @@ RANGES: Final = ("stream_ordering", "received_ts")
 
 
 def both(one: Range, other: Range) -> Range:
-    """The numbers that are in both ranges."""
+    """Return the numbers that are in both ranges."""
     return Range(max(one.first, other.first), min(one.last, other.last))
 
 
 def split(first: int, last: int, parts: int) -> Iterator[tuple[int, int]]:
-    """``first`` to ``last`` in at most so many stretches (begin, end), the end not included."""
+    """Split ``first`` to ``last`` into at most so many ranges (begin, end), end excluded."""
     size = max(-(-(last + 1 - first) // parts), 1)
     for begin in range(first, last + 1, size):
         yield begin, min(begin + size, last + 1)
@@ -264,7 +266,7 @@ def split(first: int, last: int, parts: int) -> Iterator[tuple[int, int]]:
 def by_number(
     conn: ArrowConnection, begin: int, end: int, bounds: Bounds, chosen: Chosen
 ) -> Iterator[list[int]]:
-    """The events with numbers from ``begin`` to before ``end`` that the bounds cover, and outliers, some at a time."""
+    """Yield nids from ``begin`` to before ``end``, of events within the bounds and of outliers."""
     for first, after in split(begin, end - 1, max((end - begin) // RANGE, 1)):
         yield _nids(
             conn.table(SQL_NIDS_BY_NUMBER, *bounds.columns(), *chosen.columns(), first, after)
@@ -274,9 +276,10 @@ def by_number(
 def by_position(
     conn: ArrowConnection, begin: int, end: int, bounds: Bounds, chosen: Chosen
 ) -> Iterator[list[int]]:
-    """The events with stream orderings from ``begin`` to before ``end`` that the bounds cover, in stream order, some at a time.
+    """Yield events with stream orderings from ``begin`` to before ``end`` and within the bounds.
 
-    Where there is none for long, as above what a restore took back, nothing is looked through.
+    They come in stream order, in pages. A long range without events costs nothing, as above the
+    positions that a restore skipped.
     """
     at = begin
     while rows := conn.rows(SQL_FIRST_POSITION, at, end):
@@ -290,7 +293,7 @@ def by_position(
 def by_receipt(
     conn: ArrowConnection, begin: int, end: int, bounds: Bounds, chosen: Chosen
 ) -> Iterator[list[int]]:
-    """The events received from the millisecond ``begin`` to before ``end`` that the bounds cover, and outliers."""
+    """Yield events received from ``begin`` (ms) to before ``end``, in bounds, and outliers."""
     conn.execute(SQL_BY_INDEX)
     yield _nids(conn.table(SQL_NIDS_BY_RECEIPT, *bounds.columns(), *chosen.columns(), begin, end))
 
@@ -298,7 +301,10 @@ def by_receipt(
 def by_room(
     conn: ArrowConnection, begin: int, end: int, bounds: Bounds, chosen: Chosen
 ) -> Iterator[list[int]]:
-    """The events of the chosen rooms from the one at index ``begin`` to before ``end`` that the bounds cover, and outliers, room by room."""
+    """Yield the events of chosen rooms, by index in ``chosen``, from ``begin`` to before ``end``.
+
+    Events within the bounds and outliers are included, room by room.
+    """
     conn.execute(SQL_BY_INDEX)
     for room_id in (chosen.room_id or ())[begin:end]:
         yield _nids(conn.table(SQL_NIDS_BY_ROOM, *bounds.columns(), *chosen.columns(), [room_id]))
@@ -307,7 +313,10 @@ def by_room(
 def by_id(
     conn: ArrowConnection, begin: int, end: int, bounds: Bounds, chosen: Chosen
 ) -> Iterator[list[int]]:
-    """The chosen events from the one at index ``begin`` to before ``end`` that the bounds cover, and outliers."""
+    """Yield the chosen events within the bounds, and outliers, by index in ``chosen``.
+
+    ``begin`` is included, ``end`` not.
+    """
     yield _nids(
         conn.table(
             SQL_NIDS_BY_ID,
@@ -321,30 +330,30 @@ def by_id(
 def outliers_of(
     conn: ArrowConnection, begin: int, end: int, bounds: Bounds, chosen: Chosen
 ) -> Iterator[list[int]]:
-    """The outliers of the rooms with numbers from ``begin`` to before ``end``, whatever the bounds."""
+    """Yield outliers of rooms with nids from ``begin`` to before ``end``; ignore the bounds."""
     yield _nids(conn.table(SQL_OUTLIER_NIDS, *bounds.columns(), *chosen.columns(), begin, end))
 
 
 def received_between(conn: ArrowConnection) -> Range:
-    """The first and the last time of receipt of all events; an empty range where there is none."""
+    """Return the first and last time of receipt of all events; an empty range if there is none."""
     [row] = conn.rows(SQL_RECEIPTS)
     return Range(row["first"], row["last"])
 
 
 def room_numbers(conn: ArrowConnection) -> tuple[int, int]:
-    """The smallest and the largest number of a room; 0, 0 where there is none."""
+    """Return the smallest and the largest nid of a room; 0, 0 if there is none."""
     [row] = conn.rows(SQL_ROOM_NUMBERS)
     return row["first"], row["last"]
 
 
 def numbers(conn: ArrowConnection) -> tuple[int, int]:
-    """The smallest and the largest number of an event; 0, 0 where there is none."""
+    """Return the smallest and the largest nid of an event; 0, 0 if there is none."""
     [row] = conn.rows(SQL_NUMBERS)
     return row["first"], row["last"]
 
 
 def nth_position(conn: ArrowConnection, bounds: Bounds, count: int) -> int | None:
-    """The stream ordering of the event at which ``count`` are reached; None if there are fewer."""
+    """Return the stream ordering of the ``count``-th event; None if there are fewer."""
     rows = conn.rows(SQL_NTH_POSITION, bounds.after, bounds.upto, *bounds.columns(), count)
     return rows[0]["stream_ordering"] if rows else None
 
@@ -355,7 +364,7 @@ def _nids(table: Any) -> list[int]:
 
 
 def taken(filters: Iterable[Filter], chosen: Chosen) -> tuple[Chosen, list[Filter]]:
-    """What Postgres applies, and what is left to Spark."""
+    """Return the filters that Postgres applies, and those left to Spark."""
     left: list[Filter] = []
     for one in filters:
         more = chosen.take(one)

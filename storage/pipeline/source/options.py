@@ -1,4 +1,4 @@
-"""What the data source is told: options of Spark, which are text, as typed values."""
+"""The options of the data source: Spark's texts as typed values."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -15,12 +15,12 @@ class Options:
 
     ``dsn``: the database. ``columns``: only these, separated by commas. ``partitions``: tasks of a
     read, each with one connection at a time. ``pushdown``: "true" lets Postgres filter. ``since``,
-    ``upto``: tokens; only events between them are read. ``outliers``: whether to read outliers;
-    else they are where ``since`` is not given. ``maxEventsPerBatch``: of a streaming read.
-    ``server_name``, ``room_version``: of a write, as of `storage.open` and `Store.append`.
-    ``instance_name``: tasks write under this name and their number. ``rejects``: "fail" (the
-    default) or "ignore" what cannot be stored. ``config``: no option; the limits and settings of
-    the driver, which go to the executors.
+    ``upto``: tokens; only events between them are read. ``outliers``: whether to read outliers
+    (default: only without ``since``). ``maxEventsPerBatch``: of a streaming read. ``server_name``,
+    ``room_version``: of a write, as in `storage.open` and `Store.append`. ``instance_name``: tasks
+    write under this name and their number. ``rejects``: "fail" (the default) or "ignore" events
+    that cannot be stored. ``config``: no option; the limits and settings of the driver, which go to
+    the executors.
     """
 
     dsn: str
@@ -39,15 +39,16 @@ class Options:
 
     @classmethod
     def of(cls, given: Mapping[str, str]) -> Self:
-        """As given to Spark, where the case of names does not matter.
+        """Parse the options as given to Spark, where the case of names does not matter.
 
-        `InputError` says what is wrong.
+        Raise `InputError` with the defect.
         """
         found = {name.lower(): value for name, value in given.items()}
         unknown = found.keys() - KNOWN
         if unknown:
             raise InputError(
-                f"room_events has no option {', '.join(sorted(unknown))}: it has {', '.join(sorted(KNOWN))}"
+                f"room_events has no option {', '.join(sorted(unknown))}:"
+                f" it has {', '.join(sorted(KNOWN))}"
             )
         if "dsn" not in found:
             raise InputError("room_events needs the option dsn: postgresql://…")

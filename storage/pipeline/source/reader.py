@@ -1,16 +1,16 @@
 """`RoomEvents`: the events of a store as a data source of Spark, format "room_events".
 
-    spark.dataSource.register(RoomEvents)
-    spark.read.format("room_events").option("dsn", dsn).load()
+  spark.dataSource.register(RoomEvents)
+  spark.read.format("room_events").option("dsn", dsn).load()
 
-A batch read sees what was committed when it was planned: tasks share the numbers of the events in
-stretches, and each leaves out what the position of that moment does not cover. Columns: those of
-the schema or of the option ``columns``; others are not fetched (Spark does not tell a Python source
-which columns a query uses). With the option ``pushdown`` Postgres applies filters on room, type,
-sender and id by equality, and comparisons of stream_ordering and received_ts. Those on id, room,
-stream_ordering and received_ts reach an index: a task reads what passes them. Set
-``spark.sql.python.filterPushdown.enabled`` as well: without it Spark refuses a source that takes
-filters.
+A batch read returns the events that were committed when it was planned. Tasks share the event nids
+in ranges, and each omits events that the position of that moment does not cover. The columns are
+those of the schema or of the option ``columns``; others are not fetched. Spark does not tell a
+Python source which columns a query uses. With the option ``pushdown`` Postgres applies filters on
+room, type, sender and id by equality, and comparisons of stream_ordering and received_ts. Filters
+on id, room, stream_ordering and received_ts use an index: a task reads only the events that pass
+them. Set ``spark.sql.python.filterPushdown.enabled`` as well: without it Spark refuses a source
+that takes filters.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -66,15 +66,15 @@ SELECT: Final[Mapping[Kind, Select]] = {
     "ids": by_id,
 }
 Ranges = Mapping[Kind, Range]
-"""What is to be read, by each kind."""
+"""The ranges to read, by kind."""
 
 
 @dataclass
 class ReadRange(InputPartition):
-    """What one task reads, from ``begin`` to before ``end``.
+    """The range that one task reads, from ``begin`` to before ``end``.
 
-    By ``kind``: numbers of events, stream orderings, numbers of rooms with outliers, times of
-    receipt, or indexes of chosen rooms or events.
+    By ``kind``: event nids, stream orderings, room nids with outliers, times of receipt, or indexes
+    of chosen rooms or events.
     """
 
     begin: int
@@ -101,25 +101,27 @@ class RoomEvents(DataSource):
     def with_config(cls, config: Config) -> type["RoomEvents"]:
         """Return the data source to register for this config.
 
-        Executors use it; else they use that of the environment of the driver's JVM.
+        Executors use it; otherwise they use the environment of the driver's JVM.
         """
         return type("RoomEvents", (cls,), {"config": config})
 
     def schema(self) -> str:
-        """The columns asked for, all unless there is an option ``columns``."""
+        """Return the requested columns, all without the option ``columns``."""
         return ddl(Options.of(self.options).columns)
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """Reads events once."""
+        """Return a reader of one batch."""
         asked = self._asked(schema)
         return FilteringReader(asked) if asked.pushdown else EventReader(asked)
 
-    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802  # Spark's name
-        """Follows the streams of events."""
+    def streamReader(  # noqa: N802  # Spark's name
+        self, schema: StructType
+    ) -> DataSourceStreamReader:
+        """Return a reader that follows the streams of events."""
         return EventStream(self._asked(schema))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
-        """Appends events; ``overwrite`` is refused."""
+        """Return a writer that appends events; refuse ``overwrite``."""
         return EventWriter(self._options(), schema.fieldNames(), overwrite=overwrite)
 
     def _options(self) -> Options:
@@ -127,7 +129,7 @@ class RoomEvents(DataSource):
         return found if self.config is None else replace(found, config=self.config)
 
     def _asked(self, schema: StructType) -> Options:
-        """The options, with the columns of the schema that is read by."""
+        """Return the options, with the columns of the schema of the read."""
         found = self._options()
         return replace(
             found,
@@ -145,7 +147,7 @@ class EventReader(DataSourceReader):
         self.chosen = Chosen()
 
     def partitions(self) -> Sequence[InputPartition]:
-        """What each task reads: as the filters choose, else stretches of numbers, or after a token of stream orderings."""
+        """Return the ranges of tasks: by filters, else of nids, or after a token of positions."""
         options = self.options
         self.chosen = replace(self.chosen, outliers=options.outliers)
         with arrow_snapshot(options.dsn, config=options.config) as conn:
@@ -165,7 +167,7 @@ class EventReader(DataSourceReader):
         ]
 
     def _chosen_ranges(self, conn: ArrowConnection, bounds: Bounds) -> Ranges:
-        """What an index finds; nothing without a filter that reaches one."""
+        """Return the ranges that an index finds; nothing without a filter that can use one."""
         chosen = self.chosen
         if chosen.event_id is not None:
             return {"ids": Range(0, len(chosen.event_id) - 1)}
@@ -188,7 +190,11 @@ class EventReader(DataSourceReader):
         )
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The events of a stretch; none where `partitions` found nothing to read, for which Spark gives a partition of its own."""
+        """Yield the events of a range.
+
+        There are none where `partitions` found nothing to read: Spark then adds a partition of its
+        own.
+        """
         if not isinstance(partition, ReadRange):
             return
         with arrow_snapshot(self.options.dsn, config=self.options.config) as conn:
@@ -202,6 +208,6 @@ class FilteringReader(EventReader):
     """One batch read that takes filters of the query."""
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802  # Spark's name
-        """Keep those that Postgres applies; the others are Spark's."""
+        """Keep the filters that Postgres applies; return the others to Spark."""
         self.chosen, left = taken(filters, self.chosen)
         return left

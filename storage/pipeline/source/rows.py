@@ -1,11 +1,11 @@
 """Events as rows: the columns of the data source and of the export, and how they are read.
 
-Text at the border: ids, types and users are text here, as in the protocol. ``pdu`` has the received
-bytes. ``state_before`` stands only where the events alone do not tell it (a parent is missing, or
-came later), so that what was read can be stored again as it was.
+Ids, types and users are text here, as in the protocol. ``pdu`` has the received bytes.
+``state_before`` is set only where the events alone do not determine it (a parent is missing, or
+came later). So rows that were read can be stored again as they were.
 
-Rows come as Arrow batches and are never rows of Python. Edges come as numbers: which ids these have
-is mostly in the same batch, else asked for once for each number, and put together column by column.
+Rows come as Arrow batches, never as Python rows. Edges come as nids. Most of their ids are in the
+same batch; the others are queried once for each nid. They are joined column by column.
 """
 
 from collections.abc import Collection, Iterator, Sequence
@@ -98,7 +98,7 @@ WHERE m.event_nid = ANY($1::bigint[])
 
 SQL_STATES_BEFORE: Final[LiteralString] = """
 SELECT wanted.event_nid, ARRAY(
-    -- The rows of the group's path, folded: of each key the one that stands last.
+    -- The rows of the group's path, folded: the last entry of each key.
     SELECT x.event_id
     FROM (
         SELECT DISTINCT ON (entry.key_nid) entry.event_nid
@@ -123,16 +123,16 @@ JOIN events e USING (event_nid)
 PAGE: Final = 5_000
 """Events read by one statement: some megabytes."""
 OUTLIER: Final = -(2**63)
-"""The position of what has none, to sort by."""
+"""The sort position of an event without a stream ordering."""
 
 
 def ddl(columns: Sequence[str] = COLUMNS) -> str:
-    """The schema of these columns as Spark writes it."""
+    """Return the schema of these columns as Spark writes it."""
     return spark_ddl(pa.schema([ARROW_SCHEMA.field(name) for name in columns]))
 
 
 def spark_ddl(schema: pa.Schema) -> str:
-    """An Arrow schema as Spark writes it."""
+    """Return an Arrow schema as Spark writes it."""
     return ", ".join(f"`{field.name}` {_spark_type(field.type)}" for field in schema)
 
 
@@ -147,9 +147,10 @@ def _spark_type(kind: pa.DataType) -> str:
 def read_rows(
     conn: ArrowConnection, event_nids: Sequence[int], columns: Collection[str]
 ) -> Iterator[pa.RecordBatch]:
-    """These events in batches, with these columns in this order; what is not asked for is not read from the rows either.
+    """Yield these events in batches, with these columns in this order; other columns are not read.
 
-    Within each batch by position, outliers first. They are put in order here: Postgres would write the bytes of a page to disk for that.
+    Each batch is sorted by position, outliers first. It is sorted here because Postgres would write
+    the bytes of a page to disk for it.
     """
     wanted = pa.schema([ARROW_SCHEMA.field(name) for name in columns])
     edges = not OF_EDGES.isdisjoint(columns)
@@ -165,7 +166,7 @@ def read_rows(
 
 
 def _ordered(table: pa.Table) -> pa.Table:
-    """By position, what has none first, then by number: so it comes, mostly."""
+    """Sort by position (null first), then by nid: mostly the rows already come in this order."""
     positions = pc.fill_null(_column(table, "stream_ordering", pa.int64()), OUTLIER)
     keys = pa.table({"position": positions, "event_nid": _column(table, "event_nid", pa.int64())})
     places = pc.sort_indices(
@@ -174,12 +175,12 @@ def _ordered(table: pa.Table) -> pa.Table:
     return table if places.equals(pa.array(range(len(places)), places.type)) else table.take(places)
 
 
-# -----------------------------------------------------------------------------------------------------------------
+# ------------------------------------------------------------------------------------------------
 # edges
 
 
 def _with_edges(conn: ArrowConnection, table: pa.Table, *, states: bool) -> pa.Table:
-    """The columns of ids, from those of numbers."""
+    """Add the columns of ids, from those of nids."""
     prev, auth = (_column(table, name, pa.list_(pa.int64())) for name in ("prev_nids", "auth_nids"))
     redacted = _column(table, "redacted_by_nid", pa.int64())
     known = KnownEvents.of(
@@ -195,7 +196,7 @@ def _with_edges(conn: ArrowConnection, table: pa.Table, *, states: bool) -> pa.T
 
 
 class KnownEvents:
-    """Numbers of events, their ids, and their positions (null: not in the timeline)."""
+    """Nids of events, their ids, and their positions (null: not in the timeline)."""
 
     def __init__(self, nids: pa.Array, ids: pa.Array, positions: pa.Array) -> None:
         self._nids = nids
@@ -204,7 +205,7 @@ class KnownEvents:
 
     @classmethod
     def of(cls, conn: ArrowConnection, table: pa.Table, nids: pa.Array) -> "KnownEvents":
-        """The events of a page, and these."""
+        """Return the events of a page, and these."""
         columns = [_column(table, name, kind) for name, kind in KNOWN.items()]
         distinct = nids.unique()
         others = distinct.filter(pc.invert(pc.is_in(distinct, value_set=columns[0])))
@@ -217,15 +218,15 @@ class KnownEvents:
         return cls(*columns)
 
     def ids_of(self, nids: pa.Array) -> pa.Array:
-        """Their ids; null for null."""
+        """Return their ids; null for null."""
         return self._ids.take(pc.index_in(nids, value_set=self._nids))
 
     def positions_of(self, nids: pa.Array) -> pa.Array:
-        """Their positions."""
+        """Return their positions."""
         return self._positions.take(pc.index_in(nids, value_set=self._nids))
 
     def lists(self, lists: pa.Array) -> pa.Array:
-        """Lists of ids for lists of numbers."""
+        """Return lists of ids for lists of nids."""
         return pa.ListArray.from_arrays(_offsets(lists), self.ids_of(lists.flatten()))
 
 
@@ -233,7 +234,7 @@ KNOWN: Final = {"event_nid": pa.int64(), "event_id": pa.string(), "stream_orderi
 
 
 def _offsets(lists: pa.Array) -> pa.Array:
-    """Where each list begins among all elements."""
+    """Return where each list begins among all elements."""
     ends = pc.cumulative_sum(pc.list_value_length(lists))
     return pa.concat_arrays([pa.array([0], pa.int32()), ends.cast(pa.int32())])
 
@@ -248,11 +249,11 @@ def _column(table: pa.Table, name: str, kind: pa.DataType) -> Any:
 
 
 def _states(conn: ArrowConnection, table: pa.Table, prev: pa.Array, known: KnownEvents) -> pa.Array:
-    """The state before those events in the timeline a parent of which is not there, or came later."""
+    """Return the state before events of the timeline with a missing or later parent."""
     own = _column(table, "stream_ordering", pa.int64()).take(pc.list_parent_indices(prev))
     parents = known.positions_of(prev.flatten())
-    untold = pc.or_kleene(pc.is_null(parents), pc.fill_null(pc.greater(parents, own), False))
-    indices = pc.list_parent_indices(prev).filter(pc.and_(untold, pc.is_valid(own))).unique()
+    undetermined = pc.or_kleene(pc.is_null(parents), pc.fill_null(pc.greater(parents, own), False))
+    indices = pc.list_parent_indices(prev).filter(pc.and_(undetermined, pc.is_valid(own))).unique()
     if not len(indices):
         return pa.nulls(table.num_rows, IDS)
     nids = _column(table, "event_nid", pa.int64())

@@ -2,12 +2,12 @@
 
 Offsets are stream tokens, as those of /sync.
 
-    {"token": "s1~4f2a90c1~backfill.3~events.53.main-60~9c3ab84e"}
+  {"token": "s1~4f2a90c1~backfill.3~events.53.main-60~9c3ab84e"}
 
-What lies between two tokens is told by the tokens alone (`storage.pipeline.source.token_bounds`),
-so a query that restarts from its checkpoint reads the same events again for a batch that was not
-finished, and goes on after one that was: it misses nothing and repeats nothing. Where the database
-was restored, and a batch has read what is gone since, the query ends with `ResyncNeeded`.
+The tokens alone determine the events between them (`storage.pipeline.source.token_bounds`). So a
+query that restarts from its checkpoint reads the same events again for an unfinished batch, and
+continues after a finished one. It misses nothing and repeats nothing. If the database was restored,
+and a batch has read events that are now lost, the query ends with `ResyncNeeded`.
 """
 
 from collections.abc import Iterator, Sequence
@@ -41,7 +41,10 @@ from storage.streams import SyncToken
 
 @dataclass
 class StreamPartition(InputPartition):
-    """What one task reads: stream orderings from ``begin`` to before ``end``, as far as the bounds cover them."""
+    """The range that one task reads: stream orderings from ``begin`` to before ``end``.
+
+    Only events within the bounds are included.
+    """
 
     begin: int
     end: int
@@ -49,19 +52,22 @@ class StreamPartition(InputPartition):
 
 
 class EventStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """A streaming read. Starts at the option ``since``, or with the first event ever."""
+    """A streaming read. It starts at the option ``since``, or with the first event ever."""
 
     def __init__(self, options: Options) -> None:
         self.options = options
         self._target: SyncToken | None = None
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802  # Spark's name
-        """Remember where the streams are now: a query with the trigger availableNow ends there, in batches of `getDefaultReadLimit`."""
+        """Record the current position: a query with the trigger availableNow ends there.
+
+        It reads up to there in batches of `getDefaultReadLimit`.
+        """
         with arrow_snapshot(self.options.dsn, config=self.options.config) as conn:
             self._target = current(conn)
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802  # Spark's name
-        """Where a query without a checkpoint starts."""
+        """Return where a query without a checkpoint starts."""
         with arrow_snapshot(self.options.dsn, config=self.options.config) as conn:
             deployment = deployment_of(conn)
             since = (
@@ -72,12 +78,17 @@ class EventStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return _offset(since, deployment)
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802  # Spark's name
-        """The option ``maxEventsPerBatch``."""
+        """Return the option ``maxEventsPerBatch``."""
         most = self.options.max_events_per_batch
         return ReadAllAvailable() if most is None else ReadMaxRows(most)
 
-    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802  # Spark's name
-        """Where the streams are, or were when the query began if it takes what is available; or how far the limit goes."""
+    def latestOffset(  # noqa: N802  # Spark's name
+        self, start: dict[str, Any], limit: ReadLimit
+    ) -> dict[str, Any]:
+        """Return the end of the next batch: the streams' position, or the limit if earlier.
+
+        With the trigger availableNow it is the position at which the query began.
+        """
         with arrow_snapshot(self.options.dsn, config=self.options.config) as conn:
             deployment = deployment_of(conn)
             begin = token_of(conn, start["token"], deployment)
@@ -88,7 +99,7 @@ class EventStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return _offset(end, deployment)
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        """Stretches of the stream between two offsets."""
+        """Return ranges of the stream between two offsets."""
         with arrow_snapshot(self.options.dsn, config=self.options.config) as conn:
             bounds = _bounds(conn, start, end)
         if not bounds.parts:
@@ -99,7 +110,7 @@ class EventStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         ]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The events of a stretch, in stream order."""
+        """Yield the events of a range, in stream order."""
         assert isinstance(partition, StreamPartition)  # noqa: S101  # what `partitions` gave
         with arrow_snapshot(self.options.dsn, config=self.options.config) as conn:
             for nids in by_position(

@@ -1,9 +1,9 @@
 """Stream tokens as bounds of reads: which events a token covers, writer by writer.
 
 An event is covered if its stream ordering is at most the position of its writer in its stream
-("events", or "backfill" for history). Positions are committed with their facts, so what a token
-covers can be read from then on, and what it does not cover comes later: reading what lies between
-two tokens misses nothing and repeats nothing, however many writers there are.
+("events", or "backfill" for history). Positions are committed with their facts. So events that a
+token covers can be read from then on, and all others come later. Reading the events between two
+tokens misses nothing and repeats nothing, however many writers there are.
 """
 
 from collections.abc import Mapping
@@ -41,7 +41,7 @@ FROM deployment
 
 
 class Bound(NamedTuple):
-    """What is asked for of one writer and stream: ``after < stream_ordering <= upto``."""
+    """The requested range of one writer and stream: ``after < stream_ordering <= upto``."""
 
     writer_nid: int
     backfilled: bool
@@ -51,22 +51,22 @@ class Bound(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What lies between two tokens."""
+    """The events between two tokens."""
 
     parts: tuple[Bound, ...]
 
     @property
     def after(self) -> int:
-        """Nothing at or below it is asked for."""
+        """Return the position at or below which no event is requested."""
         return min((one.after for one in self.parts), default=0)
 
     @property
     def upto(self) -> int:
-        """Nothing above it is asked for."""
+        """Return the position above which no event is requested."""
         return max((one.upto for one in self.parts), default=0)
 
     def columns(self) -> tuple[list[int], list[bool], list[int], list[int]]:
-        """The parts as arrays, for a statement."""
+        """Return the parts as arrays, for a statement."""
         nids, backfilled, after, upto = (
             zip(*self.parts, strict=True) if self.parts else ((), (), (), ())
         )
@@ -74,17 +74,17 @@ class Bounds:
 
 
 def deployment_of(conn: ArrowConnection) -> str:
-    """The id that tokens carry. `InputError` if no store was ever opened in the database."""
+    """Return the id in tokens. Raise `InputError` if no store was ever opened in the database."""
     found = conn.rows(SQL_DEPLOYMENT_ID)
     if not found:
-        raise InputError("the database is new: nothing was ever stored in it")
+        raise InputError("the database is new: no store was ever opened in it")
     return str(found[0]["deployment_id"])
 
 
 def token_of(conn: ArrowConnection, text: str, deployment: str) -> SyncToken:
-    """The token in the text.
+    """Return the token in the text.
 
-    `InvalidToken`; `ResyncNeeded` if it was given for what a restore took back.
+    Raise `InvalidToken`, or `ResyncNeeded` if it covers positions that a restore removed.
     """
     token = SyncToken.parse(text, deployment)
     for name, lost in lost_positions(conn).items():
@@ -93,7 +93,7 @@ def token_of(conn: ArrowConnection, text: str, deployment: str) -> SyncToken:
 
 
 def lost_positions(conn: ArrowConnection) -> dict[str, LostPositions]:
-    """Return what restores took back, for each stream of events."""
+    """Return the positions that restores removed, for each stream of events."""
     gaps: dict[str, list[RestoreGap]] = {name: [] for name in STREAMS}
     for row in conn.rows(SQL_LOST_POSITIONS):
         gaps[row["stream_name"]].append(
@@ -105,7 +105,7 @@ def lost_positions(conn: ArrowConnection) -> dict[str, LostPositions]:
 
 
 def current(conn: ArrowConnection) -> SyncToken:
-    """Where the streams of events are in this snapshot."""
+    """Return the position of the event streams in this snapshot."""
     rows = conn.rows(SQL_STREAM_POSITIONS)
     positions: dict[str, VectorPosition] = {}
     for name in STREAMS:
@@ -117,9 +117,9 @@ def current(conn: ArrowConnection) -> SyncToken:
 
 
 def between(conn: ArrowConnection, start: SyncToken, end: SyncToken) -> Bounds:
-    """What ``end`` covers and ``start`` does not.
+    """Return the events that ``end`` covers and ``start`` does not.
 
-    A token of /sync does as well; a stream that it does not name counts as at 0.
+    A token of /sync works as well; a stream that it does not name counts as at 0.
     """
     parts: list[Bound] = []
     for row in conn.rows(SQL_WRITER_NIDS):
@@ -133,19 +133,17 @@ def between(conn: ArrowConnection, start: SyncToken, end: SyncToken) -> Bounds:
 
 
 def position_of(token: SyncToken, stream: str) -> VectorPosition:
-    """The position of a token in a stream."""
+    """Return the position of a token in a stream."""
     return token.position(stream) or VectorPosition()
 
 
 def cut(
     start: SyncToken, end: SyncToken, stream_ordering: int, lost: Mapping[str, LostPositions]
 ) -> SyncToken:
-    """From ``start`` on to ``end``, but no further than this stream ordering.
+    """Return the position from ``start`` towards ``end``, up to this stream ordering.
 
-    ``lost``: as `lost_positions` returns it.
-
-    A writer that would come to be inside its gap stays where the gap begins: otherwise the token
-    would be refused as one of what is lost.
+    ``lost``: as `lost_positions` returns it. A writer that would be inside its gap stays where the
+    gap begins. Otherwise the token would be refused as one of lost positions.
     """
     most = VectorPosition(stream_ordering)
     reached = {

@@ -1,17 +1,17 @@
-"""`statistics`: what a store holds, counted on Spark: as Parquet, and as a page with plots.
+"""`statistics`: count the contents of a store on Spark, as Parquet and as a page with plots.
 
-    counts/     events and bytes by room, type, and day: what all the others are sums of
-    rooms/      each room: its events, bytes, merges, and its current state and forward extremities
-    types/      events and bytes per type
-    days/       events sent and received per day; ``months/`` the same per month
-    index.html  the same for people, with plots; needs nothing from elsewhere
+  counts/     events and bytes by room, type, and day: the source of the other sums
+  rooms/      each room: its events, bytes, merges, and its current state and forward extremities
+  types/      events and bytes per type
+  days/       events sent and received per day; ``months/`` the same per month
+  index.html  the same for people, with plots; it loads nothing from elsewhere
 
-Tasks share the events as those of a batch read do (`RoomEvents`), so a store that is written to
-meanwhile is counted as of one moment. What crosses to Spark are sums: Postgres adds up each
-stretch, and does not open the bytes to tell how many there are.
+Tasks share the events as those of a batch read do (`RoomEvents`). So a store that is written
+meanwhile is counted at one moment. Only sums go to Spark: Postgres aggregates each range, and
+counts bytes without reading their content.
 
-The day of sending is what the sender claims. Before 2014, or later than a day after receipt, it is
-taken for no day at all (null).
+The day of sending is the sender's claim. If it is before 2014, or later than a day after receipt,
+it counts as unknown (null).
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -145,13 +145,11 @@ Read = Callable[[Any], Iterator[pa.RecordBatch]]
 
 @dataclass(frozen=True, slots=True)
 class Statistics:
-    """What the page shows.
+    """The content of the page.
 
-    Rows are as those of the tables of that name, the first of them; ``totals``: sums over
-    everything.
-
-    ``days``: the last `DAYS_SHOWN` of those that have events; ``months``: all; a day or month is a
-    text, None where none can be told. Rooms have a ``name`` as well, None where they have none.
+    Rows are the first of those in the tables of the same name; ``totals``: sums over everything.
+    ``days``: the last `DAYS_SHOWN` with events; ``months``: all. A day or month is a text, None
+    where it is unknown. Rooms also have a ``name``, None if they have none.
     """
 
     totals: Mapping[str, int]
@@ -173,10 +171,11 @@ def statistics(
     partitions: int = PARTITIONS,
     stage: Callable[[str], None] = lambda _: None,
 ) -> Statistics:
-    """Count what the store holds; write the tables and the page below ``path`` (what is there of them is overwritten).
+    """Count the contents of the store; write the tables and the page below ``path``.
 
-    ``partitions`` tasks at most read at once, each by one connection. ``top``: rooms of each list, and types. ``stage`` is told what begins.
-    `InputError` where nothing was ever stored, or matplotlib is missing; `DatabaseError`.
+    Existing files are overwritten. At most ``partitions`` tasks read at once, with one connection
+    each. ``top``: rooms of each list, and types. ``stage`` is called with the name of each stage.
+    Raise `InputError` if no store was ever opened, or matplotlib is missing. Raise `DatabaseError`.
     """
     check_plots()
     folder = path.rstrip("/")
@@ -191,12 +190,12 @@ def statistics(
 
 
 def check_plots() -> None:
-    """`InputError` that says what to install, unless plots can be drawn."""
+    """Raise `InputError` with what to install, unless matplotlib is installed."""
     if find_spec("matplotlib") is None:
         raise InputError("matplotlib is not installed: pip install 'room-event-storage[spark]'")
 
 
-# -----------------------------------------------------------------------------------------------------------------
+# ------------------------------------------------------------------------------------------------
 # count
 
 
@@ -216,7 +215,7 @@ def _write_counts(spark: SparkSession, dsn: str, folder: str, partitions: int) -
 def counts_of(
     dsn: str, stretch: ReadRange, *, config: Config | None = None
 ) -> Iterator[pa.RecordBatch]:
-    """`COUNTS` of a stretch, in parts to be added up."""
+    """Yield `COUNTS` of a range, in parts to be summed."""
     with arrow_snapshot(dsn, config=config) as conn:
         for first, end in split(
             stretch.begin,
@@ -264,7 +263,7 @@ def _rooms_now(spark: SparkSession, dsn: str, partitions: int) -> DataFrame:
 def _read(
     spark: SparkSession, stretches: Sequence[Any], of_stretch: Read, schema: pa.Schema
 ) -> DataFrame:
-    """The rows of all stretches, a task each."""
+    """Read the rows of all ranges, one task each."""
 
     def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
@@ -281,7 +280,7 @@ def _parts(begin: int, end: int, size: int) -> int:
 
 
 def _date(frame: DataFrame, name: str) -> DataFrame:
-    """A number of days since 1970 as a date."""
+    """Turn a number of days since 1970 into a date."""
     return frame.withColumn(name, f.date_add(f.lit("1970-01-01").cast("date"), f.col(name)))
 
 
@@ -290,7 +289,7 @@ def _summed(counts: DataFrame, by: Column) -> DataFrame:
 
 
 def _growth(counts: DataFrame, unit: str) -> DataFrame:
-    """Events and bytes sent and received, by day or by the first day of the month."""
+    """Return events and bytes sent and received, by day or by the first day of the month."""
 
     def by(name: str) -> DataFrame:
         moment = f.col(f"{name}_day")
@@ -311,8 +310,8 @@ def _growth(counts: DataFrame, unit: str) -> DataFrame:
 GROWTH: Final = ("events", "bytes")
 
 
-# ------------------------------------------------------------------------------------------------------------------
-# tell
+# ------------------------------------------------------------------------------------------------
+# results
 
 
 def _table(spark: SparkSession, folder: str, name: str) -> DataFrame:
@@ -331,7 +330,7 @@ def _found(spark: SparkSession, dsn: str, folder: str, top: int) -> Statistics:
 
     def first(frame: DataFrame, *order: str) -> list[dict[str, Any]]:
         keys = [f.desc(name) for name in order[:-1]] + [f.asc(order[-1])]
-        return _plain(frame.orderBy(*keys).limit(top).collect())
+        return _as_dicts(frame.orderBy(*keys).limit(top).collect())
 
     lists = [
         first(rooms, "events", "room_id"),
@@ -347,28 +346,28 @@ def _found(spark: SparkSession, dsn: str, folder: str, top: int) -> Statistics:
     return Statistics(
         {"rooms": rooms.count(), "types": types.count(), **sums},
         first(types, "events", "type"),
-        _plain(months.orderBy("month").collect()),
-        _plain(days.where("day IS NOT NULL").orderBy(f.desc("day")).limit(DAYS_SHOWN).collect())[
+        _as_dicts(months.orderBy("month").collect()),
+        _as_dicts(days.where("day IS NOT NULL").orderBy(f.desc("day")).limit(DAYS_SHOWN).collect())[
             ::-1
         ],
         *([{"name": names.get(row["room_id"]), **row} for row in rows] for rows in lists),
     )
 
 
-def _plain(rows: Sequence[Any]) -> list[dict[str, Any]]:
-    """Rows of Spark, days as text."""
-    told = [row.asDict() for row in rows]
+def _as_dicts(rows: Sequence[Any]) -> list[dict[str, Any]]:
+    """Return rows of Spark as dicts, days as text."""
+    dicts = [row.asDict() for row in rows]
     return [
         {
             key: value.isoformat() if hasattr(value, "isoformat") else value
             for key, value in row.items()
         }
-        for row in told
+        for row in dicts
     ]
 
 
 def _names(dsn: str, room_ids: list[str]) -> dict[str, str]:
-    """What rooms are called now."""
+    """Return the current names of rooms."""
     with arrow_snapshot(dsn) as conn:
         rows = conn.rows(SQL_ROOM_NAMES, room_ids) if room_ids else []
     found = {row["room_id"]: orjson.loads(row["json"])["content"].get("name") for row in rows}
@@ -376,7 +375,8 @@ def _names(dsn: str, room_ids: list[str]) -> dict[str, str]:
 
 
 def _write_page(found: Statistics, folder: str) -> None:
-    from storage.pipeline.stats.html import page  # noqa: PLC0415  # draws, for which matplotlib has to be there
+    # imported here: it needs matplotlib
+    from storage.pipeline.stats.html import page  # noqa: PLC0415
 
     where, inner = opened(folder)
     where.create_dir(inner, recursive=True)

@@ -1,10 +1,8 @@
-"""The page of the statistics: tables and plots in one file of HTML, which is also well-formed XML.
+"""The page of the statistics: tables and plots in one file of HTML that is also well-formed XML.
 
-Nothing is fetched from elsewhere.
-
-What rooms and types are called was chosen by others: every text goes through `text`, and no plot
-has any but our own words. Bars that stand for rooms or types are numbered as the rows of the table
-beside them.
+The page loads nothing from elsewhere. Users choose the names of rooms and types: every text goes
+through `text`, and plots have only our own words. Bars for rooms or types are numbered as the rows
+of the table next to them.
 """
 
 import base64
@@ -47,16 +45,18 @@ ROOM_COLUMNS: Final = (
     "forward_extremities",
 )
 STYLE: Final = """
-body { font: 15px/1.5 system-ui, sans-serif; max-width: 70rem; margin: 2rem auto; padding: 0 1rem; color: #222; background: #fff; }
+body { font: 15px/1.5 system-ui, sans-serif; max-width: 70rem; margin: 2rem auto; padding: 0 1rem;
+  color: #222; background: #fff; }
 table { border-collapse: collapse; margin: 1rem 0; display: block; overflow-x: auto; }
-th, td { padding: .2rem .7rem; border-bottom: 1px solid #ddd; text-align: left; overflow-wrap: anywhere; }
+th, td { padding: .2rem .7rem; border-bottom: 1px solid #ddd; text-align: left;
+  overflow-wrap: anywhere; }
 td.number { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
 img { max-width: 100%; }
 """
 
 
 def page(found: "Statistics") -> str:
-    """The whole page."""
+    """Return the whole page."""
     dated = [row for row in found.months if row["month"] is not None]
     parts = [
         _section("In all", _values(found.totals)),
@@ -85,7 +85,8 @@ def page(found: "Statistics") -> str:
         ),
         _section(
             "Most forked rooms",
-            "<p>Merges are events with more than one parent; forward extremities are the ends that are open now.</p>",
+            "<p>Merges are events with more than one parent."
+            " Forward extremities are the events without children now.</p>",
             _bars(found.most_forked, "merges"),
             _table(ROOM_COLUMNS, found.most_forked),
         ),
@@ -93,20 +94,21 @@ def page(found: "Statistics") -> str:
     head = (
         f'<meta charset="utf-8"/><title>Statistics of a room storage</title><style>{STYLE}</style>'
     )
-    return f'<!DOCTYPE html>\n<html lang="en"><head>{head}</head><body><h1>Statistics of a room storage</h1>{"".join(parts)}</body></html>\n'
+    body = f"<body><h1>Statistics of a room storage</h1>{''.join(parts)}</body>"
+    return f'<!DOCTYPE html>\n<html lang="en"><head>{head}</head>{body}</html>\n'
 
 
 GROWN: Final = ("sent_events", "sent_bytes", "received_events", "received_bytes")
 
 
 def text(value: object) -> str:
-    """A value to stand in the page: shortened, without what XML has no letter for, and escaped."""
+    """Return a value for the page: shortened, escaped, and without characters that XML forbids."""
     if value is None:
         return ""
     if isinstance(value, int):
         return f"{value:,}"
-    told = NOT_IN_XML.sub("\N{REPLACEMENT CHARACTER}", str(value))
-    return html.escape(told if len(told) <= LENGTH_MAX else told[: LENGTH_MAX - 1] + "…")
+    shown = NOT_IN_XML.sub("\N{REPLACEMENT CHARACTER}", str(value))
+    return html.escape(shown if len(shown) <= LENGTH_MAX else shown[: LENGTH_MAX - 1] + "…")
 
 
 def _section(title: str, *parts: str) -> str:
@@ -145,12 +147,12 @@ def _words(name: str) -> str:
     return name.replace("_", " ")
 
 
-# -----------------------------------------------------------------------------------------------------------------
+# ------------------------------------------------------------------------------------------------
 # plots
 
 
 def _growth(rows: Sequence["Row"], unit: str) -> str:
-    """Events sent in each month or day, and how many were received up to it."""
+    """Draw events sent in each month or day, and the running total of those received."""
     if not rows:
         return ""
     days = [date.fromisoformat(row[unit]) for row in rows]
@@ -175,7 +177,7 @@ def _growth(rows: Sequence["Row"], unit: str) -> str:
 
 
 def _at(days: Sequence[date]) -> list[float]:
-    """Days as matplotlib counts them: since 1970."""
+    """Return days as matplotlib counts them: since 1970."""
     return [float((day - date(1970, 1, 1)).days) for day in days]
 
 
@@ -197,11 +199,12 @@ def _plots(count: int) -> tuple[Figure, list[Axes]]:
     return figure, [figure.add_subplot(1, count, at + 1) for at in range(count)]
 
 
-def _image(figure: Figure, told: str) -> str:
-    """The plot as an image within the page: its names are its own, and no script of it would run."""
+def _image(figure: Figure, alt: str) -> str:
+    """Return the plot as an image in the page: its ids are separate, and no script would run."""
     drawn = BytesIO()
     figure.savefig(
         drawn, format="svg", metadata={"Creator": None, "Date": None, "Format": None, "Type": None}
     )
-    _, begin, rest = drawn.getvalue().partition(b"<svg")  # before it stands the address of a DTD
-    return f'<p><img alt="{text(told)}" src="data:image/svg+xml;base64,{base64.b64encode(begin + rest).decode()}"/></p>'
+    _, begin, rest = drawn.getvalue().partition(b"<svg")  # the address of a DTD precedes it
+    data = base64.b64encode(begin + rest).decode()
+    return f'<p><img alt="{text(alt)}" src="data:image/svg+xml;base64,{data}"/></p>'

@@ -1,1 +1,1 @@
-"""A running Synapse as a source: its database, and the checkpoint of an import that goes on."""
+"""A running Synapse as a source: its database, and the checkpoint of a repeated import."""

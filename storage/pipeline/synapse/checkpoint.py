@@ -1,8 +1,10 @@
-"""`import_synapse`: a running Synapse into a store, again and again until the switch, from where the last time ended.
+"""`import_synapse`: import from a running Synapse repeatedly, until the server is switched.
 
-How far it has come is kept in a file: the largest stream ordering that was taken, the smallest (of history), the places of what lacked something,
-and whose store they are of. It is written when an import has come to its end, in one step. So one that is interrupted is simply run again, and what it had stored are
-duplicates; and where the file is lost, the next import looks at everything once more and stores what is new.
+Each import continues where the last one ended. Its checkpoint is a file: the largest and the
+smallest (history) stream ordering that it read, the positions of events with missing dependencies,
+and the store's id. The file is written atomically when an import has finished. An interrupted
+import is run again; the events that it had stored are duplicates. If the file is lost, the next
+import reads everything again and stores what is new.
 """
 
 import json
@@ -22,27 +24,29 @@ from storage.pipeline.synapse.source import LACKING_MAX, OVERLAP, Synapse, Synap
 def import_synapse(
     spark: SparkSession, synapse_dsn: str, dsn: str, *, memory: str | Path | None = None, **how: Any
 ) -> ImportSummary:
-    """Store the events of the Synapse whose database is ``synapse_dsn``; with a file ``memory``, those that came since the last time.
+    """Store the events of the Synapse whose database is ``synapse_dsn``.
 
-    Nothing is written to that database: every transaction is READ ONLY. ``how``: as of `import_archive`. `InputError` where the file is of
-    another store or of another Synapse; else as `import_archive`.
+    With a checkpoint file ``memory``, store those that came since the last import. Nothing is
+    written to Synapse's database: every transaction is READ ONLY. ``how``: as for `import_archive`.
+    Raise `InputError` if the file is of another store or another Synapse, and otherwise as
+    `import_archive`.
     """
     since, lacking = (None, ()) if memory is None else recalled(Path(memory), dsn)
     source = Synapse.of(synapse_dsn, since, lacking)
     if since is not None and since.live > source.upto.live + OVERLAP:
         raise InputError(
-            f"{memory}: this Synapse is only at {source.upto}, and the file at {since}: it is of another one"
+            f"{memory}: this Synapse is only at {source.upto}, and the file at {since}:"
+            " it is of another one"
         )
     summary = import_archive(spark, source, dsn, **how)
-    if (
-        memory is not None and len(summary.lacking) <= LACKING_MAX
-    ):  # else the next import looks at all of it again
+    # otherwise the next import reads all of it again
+    if memory is not None and len(summary.lacking) <= LACKING_MAX:
         keep(Path(memory), dsn, furthest(since, source.upto), summary.lacking)
     return summary
 
 
 def furthest(since: SynapseCheckpoint | None, upto: SynapseCheckpoint) -> SynapseCheckpoint:
-    """What was taken up to now: never less than before, though a Synapse may delete its last events."""
+    """Return the furthest position read: never less than before, even if Synapse deletes events."""
     return (
         upto
         if since is None
@@ -51,9 +55,9 @@ def furthest(since: SynapseCheckpoint | None, upto: SynapseCheckpoint) -> Synaps
 
 
 def recalled(memory: Path, dsn: str) -> tuple[SynapseCheckpoint | None, tuple[int, ...]]:
-    """What the file remembers; nothing where there is none.
+    """Return the content of the checkpoint file; nothing where there is none.
 
-    `InputError` for one that is of another store, or no such file.
+    Raise `InputError` for a file of another store, or with other content.
     """
     if not memory.exists():
         return None, ()
@@ -67,20 +71,20 @@ def recalled(memory: Path, dsn: str) -> tuple[SynapseCheckpoint | None, tuple[in
     with arrow_snapshot(dsn) as conn:
         if deployment_of(conn) != of:
             raise InputError(
-                f"{memory} tells of an import into another database: give another file"
+                f"{memory} belongs to an import into another database: give another file"
             )
     return position, lacking
 
 
 def keep(memory: Path, dsn: str, position: SynapseCheckpoint, lacking: Sequence[int] = ()) -> None:
-    """Remember how far an import into this store has come; the file is whole at any moment."""
+    """Write the checkpoint of an import into this store, atomically."""
     with arrow_snapshot(dsn) as conn:
-        told = {
+        content = {
             "live": position.live,
             "history": position.history,
             "lacking": list(lacking),
             "deployment": deployment_of(conn),
         }
     begun = memory.with_name(memory.name + ".new")
-    begun.write_text(json.dumps(told) + "\n", encoding="utf-8")
+    begun.write_text(json.dumps(content) + "\n", encoding="utf-8")
     begun.replace(memory)

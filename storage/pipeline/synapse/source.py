@@ -1,16 +1,20 @@
-"""The database of a running Synapse as a source of an import: read only, and again and again until the switch.
+"""The database of a running Synapse as a source of repeated imports; read only.
 
-Read are `events`, `event_json`, `rooms`, `event_edges`, and, where the events do not tell the state before one (a parent is lacking, or came
-later, as after a join over federation), `event_to_state_groups`, `state_groups_state` and `state_group_edges`. The tables and columns are
-those of Synapse's published schema. What Synapse has rejected or soft-failed is judged anew, by the same rules; what it has pruned after a
-redaction comes in its redacted form, as `redacted`. Outliers stay outliers.
+It reads `events`, `event_json`, `rooms` and `event_edges`. If a parent is missing or came later, as
+after a join over federation, the events do not determine the state before an event. Then it also
+reads `event_to_state_groups`, `state_groups_state` and `state_group_edges`. The tables and columns
+are those of Synapse's published schema. Events that Synapse has rejected or soft-failed are
+authorised again, by the same rules. Events that it has pruned after a redaction come in their
+redacted form, as `redacted`. Outliers stay outliers.
 
-Stream orderings are the places: positive ones live events and outliers, negative ones history. An import goes on from where an
-earlier one was (`Synapse.since`), some way back besides, as Synapse's writers commit out of order; what comes twice is a duplicate. What lacked
-something then is looked at again, wherever it is. Outliers
-that have joined the timeline since keep their old place there: `ex_outlier_stream` tells them, at positions of either sign.
+Stream orderings are the positions: positive for live events and outliers, negative for history. An
+import continues where an earlier one ended (`Synapse.since`). It starts somewhat earlier, because
+Synapse's writers commit out of order; repeated events are duplicates. Events with missing
+dependencies are read again, wherever they are. Outliers that have since entered the timeline keep
+their old position there. `ex_outlier_stream` lists them, at positions of either sign.
 
-Not known there: the former value of a state event's own key, if its state group was stored whole.
+One value is not known: the former value of a state event's own key, if its state group was stored
+whole.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,15 +27,15 @@ from storage.event import glance
 from storage.event.ndjson import Origin
 from storage.pipeline.imports.lines import FileRange, LineContent, ParsedLine, place_of, placed
 
-# Of another schema than ours: tests/source/sql.py leaves these out, tests/pipeline/test_synapse.py
-# runs each.
+# Statements for another schema than ours: tests/source/sql.py omits them, and
+# tests/pipeline/test_synapse.py runs each.
 SQL_SYNAPSE_RANGES: Final[LiteralString] = """
 SELECT COALESCE(min(one.first), 0)::bigint AS first, COALESCE(max(one.last), 0)::bigint AS last
 FROM (
     SELECT min(stream_ordering) AS first, max(stream_ordering) AS last
     FROM events
     UNION ALL
-    -- Positions that no event has.
+    -- positions that no event has
     SELECT min(event_stream_ordering) AS first, max(event_stream_ordering) AS last
     FROM ex_outlier_stream
 ) AS one
@@ -81,7 +85,7 @@ SQL_SYNAPSE_STATES: Final[LiteralString] = """
 SELECT wanted.event_id, ARRAY(
     SELECT folded.event_id
     FROM (
-        -- the groups that this one builds on: the nearest value of a key counts
+        -- the ancestors of this group: the nearest value of a key counts
         WITH RECURSIVE up AS (
             SELECT g.state_group, 0 AS far
             UNION ALL
@@ -102,7 +106,7 @@ JOIN event_to_state_groups g ON g.event_id = wanted.event_id
 """
 
 LACKING_MAX: Final = 100_000
-"""So many events that lacked something are remembered."""
+"""The maximum number of events with missing dependencies in the checkpoint."""
 
 PAGE: Final = 2_000
 """Stream orderings read by one statement."""
@@ -121,14 +125,14 @@ LIVE, HISTORY, FORMER, FORMER_HISTORY = range(4)
 
 
 class SynapseCheckpoint(NamedTuple):
-    """How far an import of a Synapse has come: the largest stream ordering, and the smallest."""
+    """The end of an import of a Synapse: the largest stream ordering, and the smallest."""
 
     live: int
     history: int
 
     @classmethod
     def parse(cls, text: str) -> "SynapseCheckpoint":
-        """Of its text, such as ``12345,-678``. `InputError`."""
+        """Parse a text such as ``12345,-678``. Raise `InputError`."""
         live, _, history = text.partition(",")
         try:
             return cls(int(live), int(history))
@@ -145,8 +149,7 @@ class SynapseCheckpoint(NamedTuple):
 class Synapse:
     """A source of an import. ``since``: where an earlier one ended; ``upto``: where this one does.
 
-    ``lacking``: places of events that lacked something then: they are looked at again, however far
-    back.
+    ``lacking``: positions of events with missing dependencies; they are read again, however old.
     """
 
     dsn: str
@@ -159,7 +162,7 @@ class Synapse:
     def of(
         cls, dsn: str, since: SynapseCheckpoint | None = None, lacking: Sequence[int] = ()
     ) -> "Synapse":
-        """The events that are there now. `DatabaseUnavailable`."""
+        """Return the events that exist now. Raise `DatabaseUnavailable`."""
         with arrow_snapshot(dsn, foreign=True) as conn:
             [row] = conn.rows(SQL_SYNAPSE_RANGES)
         return cls(
@@ -168,15 +171,15 @@ class Synapse:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What dead letters call their sources; their lines are stream orderings."""
+        """Return the source names for dead letters; their lines are stream orderings."""
         return NAMES
 
     def told(self, file: int, number: int) -> tuple[int | None, int | None]:
-        """What dead letters say of a place: the stream ordering."""
+        """Return the line for dead letters: the stream ordering."""
         return -number if file in {HISTORY, FORMER_HISTORY} else number, None
 
     def stretches(self, tasks: int) -> list[FileRange]:
-        """What tasks read."""
+        """Return the ranges of tasks."""
         del tasks
         live = 1 if self.since is None else max(self.since.live - OVERLAP, 0) + 1
         history = 0 if self.since is None else min(self.since.history + OVERLAP, 0)
@@ -195,9 +198,9 @@ class Synapse:
         return [*found, *self._again(found)]
 
     def _again(self, stretches: Sequence[FileRange]) -> Iterator[FileRange]:
-        """What lacked something, and is in none of these.
+        """Yield ranges for the events with missing dependencies that are in none of these.
 
-        Positions near each other are read together: the rest of them are duplicates.
+        Positions near each other are read together: the others between them are duplicates.
         """
         lacking: dict[int, list[int]] = {}
         for place in self.lacking:
@@ -220,7 +223,7 @@ class Synapse:
 
 
 def read_synapse(stretch: FileRange) -> Iterator[ParsedLine]:
-    """The rows of a stretch, in pages; one snapshot."""
+    """Yield the rows of a range, in pages, in one snapshot."""
     statement = (
         SQL_SYNAPSE_FORMER_OUTLIERS
         if stretch.file in {FORMER, FORMER_HISTORY}
@@ -253,7 +256,10 @@ def read_synapse(stretch: FileRange) -> Iterator[ParsedLine]:
 def _row(
     file: int, row: Mapping[str, Any], joined: int | None, state: list[str] | None
 ) -> ParsedLine:
-    """``joined``: the position, below 0, at which a former outlier has joined the timeline as history."""
+    """Return the line of a row.
+
+    ``joined``: the position, below 0, at which a former outlier entered the timeline as history.
+    """
     place: int = row["place"]
     is_history = row["is_history"] or joined is not None
     rank = HISTORY_LAST - (joined or place) if is_history else place
