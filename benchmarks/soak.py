@@ -82,7 +82,7 @@ class Soak:
         """The server behind the address."""
         return self.pair.standby if self.has_failed_over else self.pair.primary
 
-    # -------------------------------------------------------------------------------------------------------
+    # ---------------------------------------------------------------------------------------------
     # writers
 
     def start(self, index: int) -> None:
@@ -136,7 +136,7 @@ class Soak:
         self.processes[index].send_signal(signal.SIGKILL)
         self.processes[index].wait()
 
-    # ------------------------------------------------------------------------------------------------------
+    # ---------------------------------------------------------------------------------------------
     # Postgres
 
     async def restart(self) -> None:
@@ -174,7 +174,7 @@ class Soak:
         while time.monotonic() < until and not self.over:  # noqa: ASYNC110  # `over` is read by many
             await asyncio.sleep(0.2)
 
-    # --------------------------------------------------------------------------------------------------------
+    # ---------------------------------------------------------------------------------------------
     # attack
 
     async def attack(self, store: Store) -> None:
@@ -199,7 +199,7 @@ class Soak:
                 self.counts["transactions of an attack"] += 1
             self.counts["rooms attacked to the end"] += 1
 
-    # --------------------------------------------------------------------------------------------------------
+    # ---------------------------------------------------------------------------------------------
     # upkeep
 
     async def upkeep(self, database: Database) -> None:
@@ -245,7 +245,7 @@ class Soak:
         for finding in found:
             print("finding:", finding)
 
-    # -------------------------------------------------------------------------------------------------------
+    # ---------------------------------------------------------------------------------------------
     # clients
 
     async def sync(self, store: Store, client: SoakClient) -> bool:

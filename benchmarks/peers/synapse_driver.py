@@ -141,7 +141,7 @@ class Peer:
         ] = {}  # of linear rooms stored in batches: the last group and state
         self.requests = 0
 
-    # -------------------------------------------------------------------------------------------------------------
+    # ---------------------------------------------------------------------------------------------
     # writing
 
     async def versions(self) -> Answer:
@@ -255,7 +255,7 @@ class Peer:
         group = groups[event.event_id]
         return group, dict(await self.controllers.state.get_state_ids_for_group(group))
 
-    # -------------------------------------------------------------------------------------------------------------
+    # ---------------------------------------------------------------------------------------------
     # reading
 
     async def register(self, user_id: str) -> Answer:
@@ -367,7 +367,7 @@ class Peer:
         return list(await self.store.get_auth_chain_difference(room_id, [set(one) for one in sets]))
 
 
-# ------------------------------------------------------------------------------------------------------------------
+# ------------------------------------------------------------------------------------------------
 # the loop
 
 

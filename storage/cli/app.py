@@ -1,6 +1,7 @@
-"""The list of commands, and how an error ends: one sentence on standard error and an exit code, never a traceback.
+"""The list of commands, and how an error ends: one sentence on standard error and an exit code.
 
-To add a command: a module of this package with a function `command` (typer's options), and a line below.
+A traceback is never shown. To add a command, add a module of this package with a function `command`
+(typer's options), and a line below.
 """
 
 import sys
@@ -31,7 +32,10 @@ from storage.errors import DatabaseError, StorageCorrupt, StorageError
 
 app = typer.Typer(
     name="room-storage",
-    help="The rooms of a Matrix homeserver, on Postgres. Exit codes: 0 done, 1 done with findings, 2 bad usage or input, 3 no database.",
+    help=(
+        "The rooms of a Matrix homeserver, on Postgres."
+        " Exit codes: 0 done, 1 done with findings, 2 bad usage or input, 3 no database."
+    ),
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -63,7 +67,7 @@ app.add_typer(spark.app, name="spark")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command; its exit code. Usage errors are reported by typer, with exit code 2."""
+    """Run a command and return its exit code. Typer reports usage errors, with exit code 2."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     try:
         app(given, prog_name="room-storage")
@@ -82,7 +86,7 @@ def _exit_code(error: StorageError) -> ExitCode:
 
 
 def _report(error: StorageError, *, as_json: bool) -> None:
-    """What went wrong, for people on standard error, for programs on standard output."""
+    """Report an error: for people on standard error, for programs on standard output."""
     if as_json:
         print_json({"error": type(error).__name__, "message": str(error)})
     else:

@@ -1,4 +1,4 @@
-"""`room-storage censor`: what redactions took away leaves the disk."""
+"""`room-storage censor`: remove redacted content from disk."""
 
 from typing import Annotated, Final
 
@@ -19,16 +19,16 @@ def command(
         typer.Option(
             metavar="DAYS",
             min=0,
-            help="How long ago the redaction arrived; without it, STORAGE_CENSOR_AFTER_MS: 7.",
+            help="The age of a redaction; default: STORAGE_CENSOR_AFTER_MS, 7 days.",
             show_default=False,
         ),
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only count.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Replace redacted events by their redacted form, for good.
+    """Replace redacted events by their redacted form, permanently.
 
-    Beside running servers, some at a time; run it every day.
+    Works in small batches while servers run; run it every day.
     """
     done = run(
         _censor(dsn, None if older_than is None else round(older_than * DAY_MS), dry_run=dry_run)
@@ -47,12 +47,12 @@ def command(
     typer.echo(f"{done.censored} events {'to be censored' if dry_run else 'censored'}")
     if done.left:
         typer.echo(
-            f"{done.left} left: what a redaction takes from them is still needed to judge other events"
+            f"{done.left} left: their redacted content is still needed to authorise other events"
         )
     if done.busy:
-        typer.echo(f"{done.busy} in use: run it again")
+        typer.echo(f"{done.busy} locked by a writer: run it again")
     if done.waiting:
-        typer.echo(f"{done.waiting} redacted too short a while ago")
+        typer.echo(f"{done.waiting} not due yet")
 
 
 async def _censor(dsn: str | None, older_than_ms: int | None, *, dry_run: bool) -> Censored:

@@ -1,4 +1,4 @@
-"""What all commands share: options, exit codes, output for people or for programs, and where the database is."""
+"""Shared by all commands: options, exit codes, output for people or programs, the database."""
 
 import json
 import sys
@@ -23,7 +23,7 @@ DsnOption = Annotated[
         "--dsn",
         envvar="STORAGE_DSN",
         metavar="DSN",
-        help="postgresql://…; without it, the embedded Postgres.",
+        help="postgresql://…; default: the embedded Postgres.",
         show_default=False,
     ),
 ]
@@ -33,7 +33,10 @@ ServerNameOption = Annotated[
         "--server-name",
         envvar="STORAGE_SERVER_NAME",
         metavar="NAME",
-        help="The homeserver's name: its users are local. Without it, that which the database remembers.",
+        help=(
+            "The homeserver's name: its users are local."
+            " Default: the name that the database remembers."
+        ),
         show_default=False,
     ),
 ]
@@ -43,11 +46,11 @@ JsonOption = Annotated[
 
 
 class ExitCode(IntEnum):
-    """What a program that calls us learns."""
+    """Exit codes for programs that call us."""
 
     DONE = 0
     FINDINGS = 1
-    """Done, and there is something to look at: a rejected line, a broken invariant."""
+    """Done, with findings: a rejected line, a broken invariant."""
     USAGE = 2
     """Bad usage or input; nothing was done."""
     UNAVAILABLE = 3
@@ -55,18 +58,18 @@ class ExitCode(IntEnum):
 
 
 MIN_WIDTH: Final = 18
-"""Below this the first column is not squeezed: names stay whole."""
+"""The width below which the first column is not folded: names stay whole."""
 
 FILE_WIDTH: Final = 140
-"""How wide tables are where they are not shown on a terminal."""
+"""The width of tables that are not shown on a terminal."""
 
 INTERRUPTED: Final = 130
-"""As a shell reports a program that ended by SIGINT."""
+"""The code that a shell reports for a program that ended by SIGINT."""
 
 
 @asynccontextmanager
 async def database_dsn(dsn: str | None, config: Config) -> AsyncIterator[str]:
-    """The given DSN, or that of the embedded Postgres for as long as the block runs."""
+    """Yield the given DSN, or that of the embedded Postgres for the duration of the block."""
     if dsn is not None:
         yield dsn
         return
@@ -75,7 +78,7 @@ async def database_dsn(dsn: str | None, config: Config) -> AsyncIterator[str]:
 
 
 def run(work: Coroutine[Any, Any, T]) -> T:
-    """Run a command's coroutine to its end; an interrupt cancels it, so that it can tidy up, and ends the program."""
+    """Run a command's coroutine; an interrupt cancels it, so that it can clean up, and exits."""
     try:
         return uvloop.run(work)
     except KeyboardInterrupt:
@@ -83,14 +86,14 @@ def run(work: Coroutine[Any, Any, T]) -> T:
 
 
 def print_json(value: object) -> None:
-    """One JSON document, on one line."""
+    """Print one JSON document, on one line."""
     typer.echo(json.dumps(value, ensure_ascii=False, default=str))
 
 
 def print_rows(
     title: str, columns: Sequence[str], rows: Sequence[Sequence[object]], *, as_json: bool
 ) -> None:
-    """A table for people, nothing if it is empty; for programs a list of objects."""
+    """Print a table for people, nothing if it is empty; for programs a list of objects."""
     if as_json:
         print_json([dict(zip(columns, row, strict=True)) for row in rows])
         return
@@ -112,14 +115,14 @@ def print_rows(
 
 
 def _is_number(value: object) -> bool:
-    """A number, or one written with thousands set apart."""
+    """Return whether a value is a number, or text of one with thousands separators."""
     return isinstance(value, int | float) or (
         isinstance(value, str) and value.replace(",", "").replace(".", "", 1).isdecimal()
     )
 
 
 def print_values(values: Mapping[str, object], *, as_json: bool) -> None:
-    """Names and values: an object for programs, two columns for people."""
+    """Print names and values: an object for programs, two columns for people."""
     if as_json:
         print_json(dict(values))
         return

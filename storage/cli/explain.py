@@ -1,4 +1,4 @@
-"""`room-storage explain`: how Postgres answers one of the hot questions on the operator's own database, and how long it takes."""
+"""`room-storage explain`: show plans and timings of a latency-critical query on this database."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -20,8 +20,7 @@ QUERIES: Final = "\n\n".join(
 )
 BEHIND: Final = 100
 WARM: Final = 6
-"""A new session reads the catalogue first, and what stands in functions is planned anew five times.
-"""
+"""The number of runs before: a new session reads the catalogue, and plans functions five times."""
 
 
 def command(
@@ -29,7 +28,7 @@ def command(
         str,
         typer.Argument(
             metavar="QUERY",
-            help=f"The question, and what it needs.\n\n{QUERIES}",
+            help=f"The query, and its arguments.\n\n{QUERIES}",
             show_default=False,
         ),
     ],
@@ -39,40 +38,43 @@ def command(
         str | None, typer.Option(metavar="ROOM_ID", help="The room.", show_default=False)
     ] = None,
     user: Annotated[
-        str | None, typer.Option(metavar="USER_ID", help="Who asks.", show_default=False)
+        str | None,
+        typer.Option(metavar="USER_ID", help="The user who requests.", show_default=False),
     ] = None,
     event: Annotated[
         str | None, typer.Option(metavar="EVENT_ID", help="The event.", show_default=False)
     ] = None,
     server: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Which server asks.", show_default=False)
+        str | None,
+        typer.Option(metavar="NAME", help="The server that requests.", show_default=False),
     ] = None,
     since: Annotated[
         str | None, typer.Option(metavar="TOKEN", help="A next_batch.", show_default=False)
     ] = None,
     behind: Annotated[
         int,
-        typer.Option(min=0, help="Without --since: how many positions ago the client has synced."),
+        typer.Option(
+            min=0, help="Without --since: how many positions ago the client has synced last."
+        ),
     ] = BEHIND,
     timestamp: Annotated[
         int | None, typer.Option(metavar="MS", help="A time, in milliseconds.", show_default=False)
     ] = None,
-    limit: Annotated[int, typer.Option(min=0, help="The size of a page, or of a timeline.")] = 10,
+    limit: Annotated[int, typer.Option(min=0, help="The limit of a page, or of a timeline.")] = 10,
     generic: Annotated[
         bool,
         typer.Option(
             "--generic",
-            help="The plan for any arguments, that a session may keep after five times.",
+            help="The generic plan, which a session may keep after five runs.",
         ),
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Print the plans and timings of a hot query on this database.
+    """Print the plans and timings of a latency-critical query on this database.
 
-    It is asked in a read-only transaction, which is rolled back.
-
-    It is asked some times before, as a new session has much to read and to plan. EXPLAIN itself
-    takes time, most of it for reading clocks.
+    The query runs in a read-only transaction, which is rolled back. It runs several times before,
+    because a new session must read the catalogue and plan. EXPLAIN itself takes time, most of it
+    for reading clocks.
     """
     given = QueryArguments(
         room=room,
@@ -139,12 +141,13 @@ def _document(plan: QueryPlan) -> dict[str, Any]:
 
 
 def _told(plan: QueryPlan) -> Iterator[str]:
-    """The plan for people: a line a node, indented."""
+    """Describe the plan for people: one line per node, indented."""
     looked = (
         ", ".join(f"{count} of {table}" for table, count in sorted(plan.rows_of_tables().items()))
         or "none"
     )
-    yield f"{plan.planning_ms:.2f} ms planning, {plan.execution_ms:.2f} ms running, {plan.pages} pages; {plan.answer_rows} rows out"
+    times = f"{plan.planning_ms:.2f} ms planning, {plan.execution_ms:.2f} ms running"
+    yield f"{times}, {plan.pages} pages; {plan.answer_rows} rows out"
     yield f"rows looked at: {looked}"
     todo: list[tuple[int, dict[str, Any]]] = [(0, plan.tree)]
     while todo:
@@ -154,7 +157,7 @@ def _told(plan: QueryPlan) -> Iterator[str]:
 
 
 def _line(node: dict[str, Any]) -> str:
-    """One node: what it does, on what, how often, how long."""
+    """Describe one node: what it does, on what, how often, how long."""
     where = next(
         (
             f" on {node[key]}"
@@ -172,4 +175,5 @@ def _line(node: dict[str, Any]) -> str:
     pages = node["Shared Hit Blocks"] + node["Shared Read Blocks"]
     loops = "" if node["Actual Loops"] == 1 else f", {node['Actual Loops']} times"
     expected = f"expected {node['Plan Rows']}"
-    return f"{name}{node['Node Type']}{index}{where} ({rows}, {expected}{loops}; {node['Actual Total Time']:.3f} ms each, {pages} pages)"
+    cost = f"{node['Actual Total Time']:.3f} ms each, {pages} pages"
+    return f"{name}{node['Node Type']}{index}{where} ({rows}, {expected}{loops}; {cost})"

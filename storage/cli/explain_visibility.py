@@ -1,4 +1,4 @@
-"""`room-storage explain-visibility`: why somebody sees an event, or does not."""
+"""`room-storage explain-visibility`: explain why an event is visible to somebody, or is not."""
 
 from dataclasses import asdict
 from typing import Annotated
@@ -27,7 +27,7 @@ def command(
     *,
     as_json: JsonOption = False,
 ) -> None:
-    """Say in a sentence why a user, or a server, may see an event or may not."""
+    """Explain in a sentence why a user, or a server, may see an event or may not."""
     explanation = run(_explain(dsn, event_id, user_or_server))
     if as_json:
         print_json(asdict(explanation))

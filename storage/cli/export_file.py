@@ -22,7 +22,7 @@ STANDARD_OUTPUT: Final = STANDARD_INPUT
 
 
 class Done(NamedTuple):
-    """What was written."""
+    """The result of an export."""
 
     rooms: int
     events: int
@@ -34,7 +34,7 @@ def command(
     file: Annotated[
         str,
         typer.Argument(
-            metavar="FILE", help="NDJSON, made anew; - for standard output.", show_default=False
+            metavar="FILE", help="NDJSON, overwritten; - for standard output.", show_default=False
         ),
     ],
     *,
@@ -50,9 +50,10 @@ def command(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Write events as received, with what `import` needs to store them again as they are stored here. As of one moment; a file is whole or not there.
+    """Write events as received, with the fields that `import` needs to restore them.
 
-    For partitioned Parquet, and for what came since an earlier export: `room-storage spark export`.
+    It exports a snapshot. A file is written whole, or not at all. For partitioned Parquet, and for
+    events since an earlier export, use `room-storage spark export`.
     """
     if file.endswith(".parquet"):
         raise InputError(
@@ -82,9 +83,9 @@ async def _export(target: IO[bytes], dsn: str | None, room_ids: list[RoomId] | N
 
 @contextmanager
 def _opened(file: str) -> Iterator[IO[bytes]]:
-    """The file to write to.
+    """Open the file to write to.
 
-    It has its name once it is whole; what could not be written is an `InputError` and leaves no
+    It gets its name once it is whole. Raise `InputError` if it cannot be written; then there is no
     file.
     """
     if file == STANDARD_OUTPUT:
@@ -92,9 +93,8 @@ def _opened(file: str) -> Iterator[IO[bytes]]:
         sys.stdout.buffer.flush()
         return
     path = Path(file)
-    part = (
-        path if path.exists() and not path.is_file() else path.with_name(f"{path.name}.part")
-    )  # a device or a pipe is written to as it is
+    # a device or a pipe is written directly
+    part = path if path.exists() and not path.is_file() else path.with_name(f"{path.name}.part")
     try:
         with part.open("wb") as target:
             yield target

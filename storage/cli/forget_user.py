@@ -1,4 +1,4 @@
-"""`room-storage forget-user`: somebody who asked to be forgotten."""
+"""`room-storage forget-user`: erase a user who asked to be forgotten."""
 
 import time
 from typing import Annotated
@@ -17,12 +17,12 @@ def command(
     ],
     *,
     undo: Annotated[
-        bool, typer.Option("--undo", help="Show their events as they are again.")
+        bool, typer.Option("--undo", help="Show their events unredacted again.")
     ] = False,
     dsn: DsnOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show what a user has sent redacted to users and servers who were not in the room then.
+    """Show a user's events redacted to users and servers who were not in the room then.
 
     Nothing is deleted.
     """

@@ -1,4 +1,4 @@
-"""`room-storage gc`: state groups that nothing refers to any more."""
+"""`room-storage gc`: delete state groups that nothing refers to any more."""
 
 import typer
 
@@ -14,7 +14,7 @@ def command(
 ) -> None:
     """Delete the state groups that no event and no room refers to.
 
-    Beside running servers, a bounded number at a time.
+    Works in bounded batches while servers run.
     """
     collected = run(_collect(dsn, room))
     freed = sum(one.state_groups for one in collected)

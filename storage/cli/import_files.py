@@ -1,4 +1,4 @@
-"""`room-storage import`: PDUs from NDJSON and Parquet files into the store."""
+"""`room-storage import`: import PDUs from NDJSON and Parquet files."""
 
 import sys
 import time
@@ -44,17 +44,21 @@ def command(
     dsn: DsnOption = None,
     server_name: ServerNameOption = None,
     instance_name: Annotated[
-        str, typer.Option(metavar="NAME", help="Of this process; no other at work may have it.")
+        str, typer.Option(metavar="NAME", help="The name of this process; it must be unique.")
     ] = INSTANCE_NAME,
     rejects: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Keep what was not stored, with the reason (NDJSON)."),
+        typer.Option(
+            metavar="FILE", help="A file for lines that were not stored, with the reason (NDJSON)."
+        ),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Store the PDUs of files: one a line, or {"pdu": …, "room_version": …, "origin": …, "state_before": […]}; of Parquet, such columns.
+    """Store the PDUs of files.
 
-    What builds on events that come later is tried again at the end. Run again after an interrupt: what is stored stays.
+    An NDJSON line is a PDU, or {"pdu": …, "room_version": …, "origin": …, "state_before": […]};
+    Parquet has these columns. A line whose dependencies come later is tried again at the end. After
+    an interrupt, run it again: stored events stay.
     """
     sizes = [check_readable(file) for file in files]
     with ExitStack() as stack:
@@ -65,7 +69,7 @@ def command(
                 _import(files, dsn, (server_name or NO_SERVER, instance_name), Rejects(target), bar)
             )
         except SystemExit:  # an interrupt
-            typer.echo("interrupted: what was stored stays; run it again to go on", err=True)
+            typer.echo("interrupted: stored events stay; run it again to continue", err=True)
             raise
     print_values(told(summary, seconds), as_json=as_json)
     if findings(summary):
@@ -73,7 +77,7 @@ def command(
 
 
 def told(summary: Summary, seconds: float) -> dict[str, object]:
-    """The summary, for people and programs: lines, each outcome, what was not stored, how long it took."""
+    """Return the summary: lines, each outcome, lines that were not stored, and the duration."""
     return {
         "lines": summary.lines,
         **{outcome: summary.outcomes[outcome] for outcome in OUTCOMES},
@@ -85,7 +89,7 @@ def told(summary: Summary, seconds: float) -> dict[str, object]:
 
 
 def findings(summary: Summary) -> int:
-    """How many lines were not stored."""
+    """Return how many lines were not stored."""
     return sum(summary.outcomes[outcome] for outcome in ("missing_parents", "invalid", "bad_line"))
 
 
@@ -98,7 +102,8 @@ async def _import(
     ) as store:
         if store.server_name == NO_SERVER:
             typer.echo(
-                "note: without --server-name no user counts as local, so that the rooms will not show up in anybody's sync",
+                "note: without --server-name no user is local,"
+                " so the rooms will not appear in any user's sync",
                 err=True,
             )
         started = time.monotonic()

@@ -1,4 +1,4 @@
-"""`room-storage jobs`: the background jobs of migrations, done and to be done."""
+"""`room-storage jobs`: run or list the background jobs of migrations."""
 
 from collections.abc import AsyncIterator
 from contextlib import aclosing
@@ -19,11 +19,11 @@ def command(
     dsn: DsnOption = None,
     *,
     listed: Annotated[
-        bool, typer.Option("--list", help="Tell how far each is; do nothing.")
+        bool, typer.Option("--list", help="List the progress of each; do nothing.")
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Do the long data steps that migrations have put off, in small batches beside running servers.
+    """Run the long data steps that migrations have deferred, in small batches while servers run.
 
     Run it again after an interruption.
     """

@@ -1,4 +1,4 @@
-"""A database for maintenance: one connection more than needed, statements that may take an hour, and the schema of today."""
+"""A database for maintenance: two connections, statements of up to an hour, the current schema."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -12,12 +12,12 @@ from storage.database.migrate import check_schema
 
 STATEMENT_TIMEOUT_MS: Final = 3_600_000
 INSTANCE_NAME: Final = "command line"
-"""No writer has this name: that a command runs does not make one count as alive."""
+"""No writer has this name, so a running command does not make a writer count as alive."""
 
 
 @asynccontextmanager
 async def maintained(dsn: str | None) -> AsyncIterator[Database]:
-    """The database of the DSN, or the embedded one. `SchemaOutOfDate`."""
+    """Open the database of the DSN, or the embedded one. Raise `SchemaOutOfDate`."""
     config = replace(
         Config.from_env(),
         statement_timeout_ms=STATEMENT_TIMEOUT_MS,

@@ -1,4 +1,4 @@
-"""`room-storage migrate`: bring the schema up, or print the SQL that would."""
+"""`room-storage migrate`: upgrade the schema, or print the SQL that would."""
 
 import logging
 from typing import TYPE_CHECKING, Annotated
@@ -27,22 +27,23 @@ def command(
     pre: Annotated[
         bool,
         typer.Option(
-            "--pre", help="Only the steps that are safe while processes of the release before run."
+            "--pre",
+            help="Only the steps that are safe while processes of the previous release run.",
         ),
     ] = False,
     listed: Annotated[
-        bool, typer.Option("--list", help="Tell the steps that are to come; do nothing.")
+        bool, typer.Option("--list", help="List the pending steps; do nothing.")
     ] = False,
     grants: Annotated[
         bool,
-        typer.Option("--grants", help="Only make the roles and give them what they may, again."),
+        typer.Option("--grants", help="Only create the roles and grant their privileges, again."),
     ] = False,
     role_prefix: Annotated[
         str | None,
         typer.Option(
             metavar="NAME",
             envvar="STORAGE_ROLE_PREFIX",
-            help="How the roles begin (room_storage); none: no roles.",
+            help="The prefix of the roles (room_storage); none: no roles.",
             show_default=False,
         ),
     ] = None,
@@ -60,7 +61,7 @@ def command(
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Bring the schema of the database up to what this version needs."""
+    """Upgrade the schema of the database to the revision that this version needs."""
     logging.getLogger("alembic").setLevel(logging.WARNING)
     how = MigrationOptions(lock_timeout_ms=lock_timeout_ms, role_prefix=role_prefix)
     if sql:

@@ -1,4 +1,4 @@
-"""`room-storage purge`: history before a point, whole rooms, what policies of retention say; and the jobs of all that."""
+"""`room-storage purge`: purge history, whole rooms, or by retention policy; list the jobs."""
 
 from datetime import UTC, datetime
 from typing import Annotated, Any
@@ -27,7 +27,7 @@ BeforeOption = Annotated[
     typer.Option(
         "--before",
         metavar="EVENT_ID",
-        help="Purge what stands before this event.",
+        help="Purge the events before this one.",
         show_default=False,
     ),
 ]
@@ -36,7 +36,7 @@ BeforeDateOption = Annotated[
     typer.Option(
         "--before-date",
         metavar="DATE",
-        help="Purge what this server received before (ISO 8601, UTC).",
+        help="Purge events received before this date (ISO 8601, UTC).",
         show_default=False,
     ),
 ]
@@ -48,17 +48,15 @@ ForceOption = Annotated[
 ]
 LocalOption = Annotated[
     bool,
-    typer.Option("--local", help="Also what local users sent, which no other server may hold."),
+    typer.Option("--local", help="Also events of local users, which may exist on no other server."),
 ]
 RetentionOption = Annotated[
-    bool, typer.Option("--retention", help="Every room, as its m.room.retention says.")
+    bool, typer.Option("--retention", help="Every room, by its m.room.retention.")
 ]
-ResumeOption = Annotated[
-    bool, typer.Option("--resume", help="Go on with every purge that was interrupted.")
-]
-JobsOption = Annotated[bool, typer.Option("--jobs", help="Show purges, and how far they are.")]
+ResumeOption = Annotated[bool, typer.Option("--resume", help="Resume every interrupted purge.")]
+JobsOption = Annotated[bool, typer.Option("--jobs", help="Show purges and their progress.")]
 DryRunOption = Annotated[
-    bool, typer.Option("--dry-run", help="Only count the events that would go.")
+    bool, typer.Option("--dry-run", help="Only count the events that would be purged.")
 ]
 
 COLUMNS = [
@@ -91,9 +89,9 @@ def command(
     dry_run: DryRunOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Purge history, in small steps beside running servers.
+    """Purge history, in small batches while servers run.
 
-    What was interrupted goes on when it is asked for again.
+    To resume an interrupted purge, run it again.
     """
     modes = [room_id is not None, retention, go_on, show_jobs]
     if sum(modes) != 1:
@@ -142,7 +140,7 @@ async def _jobs(dsn: str | None) -> list[PurgeJob]:
 
 
 def _milliseconds(date: str) -> int:
-    """A date or time of ISO 8601, UTC unless it says otherwise."""
+    """Parse a date or time of ISO 8601, UTC without an offset."""
     try:
         moment = datetime.fromisoformat(date)
     except ValueError:
@@ -157,14 +155,17 @@ def _print_purged(purged: list[Purged], *, dry_run: bool, as_json: bool) -> None
         print_json({"dry_run": dry_run, "rooms": [_document(one) for one in purged]})
         return
     for one in purged:
-        told = f"{one.room_id}: {one.events} events"
+        summary = f"{one.room_id}: {one.events} events"
         job = one.job
         more = (
             ""
             if job is None
-            else f" ({job.deleted_count} deleted, {job.set_aside_count} set aside, {job.swept_count} of them swept)"
+            else (
+                f" ({job.deleted_count} deleted, {job.set_aside_count} set aside,"
+                f" {job.swept_count} of them swept)"
+            )
         )
-        typer.echo(f"{told} would go" if dry_run else f"{told} purged{more}")
+        typer.echo(f"{summary} would be purged" if dry_run else f"{summary} purged{more}")
     if not purged:
         typer.echo("nothing to purge")
 
@@ -190,8 +191,8 @@ def _print_jobs(found: list[PurgeJob], *, as_json: bool) -> None:
             job.set_aside_count,
             job.swept_count,
             job.state_group_count,
-            _told(job.started_ts),
-            _told(job.finished_ts),
+            _time(job.started_ts),
+            _time(job.finished_ts),
             job.error or "",
         )
         for job in found
@@ -199,7 +200,7 @@ def _print_jobs(found: list[PurgeJob], *, as_json: bool) -> None:
     print_rows("Purges", COLUMNS, rows, as_json=False)
 
 
-def _told(ts: int | None) -> str:
+def _time(ts: int | None) -> str:
     return (
         "" if ts is None else datetime.fromtimestamp(ts / 1000, UTC).isoformat(timespec="seconds")
     )

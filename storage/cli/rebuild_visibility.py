@@ -1,4 +1,4 @@
-"""`room-storage rebuild-visibility`: who may see what in a room, from its states."""
+"""`room-storage rebuild-visibility`: rebuild the visibility of a room from its states."""
 
 from typing import Annotated
 

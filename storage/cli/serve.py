@@ -1,4 +1,4 @@
-"""`room-storage serve`: replication for workers, over TCP, over Redis, or both."""
+"""`room-storage serve`: serve replication to workers, over TCP, over Redis, or both."""
 
 import asyncio
 import ipaddress
@@ -37,7 +37,7 @@ def command(
     redis: Annotated[
         str | None,
         typer.Option(
-            metavar="URL", help="Take part over Redis, too: redis://…", show_default=False
+            metavar="URL", help="Replicate over Redis, too: redis://…", show_default=False
         ),
     ] = None,
     tls_certificate: PathOption = None,
@@ -46,31 +46,32 @@ def command(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="PEM: only clients with a certificate signed by one of these.",
+            help="PEM: accept only client certificates signed by one of these.",
             show_default=False,
         ),
     ] = None,
     metrics_port: Annotated[
         int | None,
         typer.Option(
-            help="Serve metrics for Prometheus there, on the same address. 0: any free one.",
+            help="Serve metrics for Prometheus on this port of the same address. 0: any free one.",
             min=0,
             max=65535,
             show_default=False,
         ),
     ] = None,
     instance_name: Annotated[
-        str, typer.Option(metavar="NAME", help="Of this process; no other may have it.")
+        str, typer.Option(metavar="NAME", help="The name of this process; it must be unique.")
     ] = "serve",
     as_json: JsonOption = False,
 ) -> None:
-    """Tell workers what is committed to the database, until interrupted (SIGINT, SIGTERM)."""
+    """Publish to workers what is committed to the database, until interrupted (SIGINT, SIGTERM)."""
     if not tcp and redis is None:
         raise InputError("nothing to do: --no-tcp without --redis")
     context = _tls(tls_certificate, tls_key, tls_client_authorities)
     if context is None and not _is_loopback(host):
         typer.echo(
-            f"note: on {host} rows can be read on the way, and anybody may connect: see --tls-certificate",
+            f"note: on {host} rows are sent unencrypted, and anybody may connect:"
+            " see --tls-certificate",
             err=True,
         )
     metrics = None if metrics_port is None else (host, metrics_port)
@@ -125,7 +126,7 @@ async def _listening(store: Store, host: str, port: int, context: SSLContext | N
 
 @contextmanager
 def _scraped(store: Store, host: str, port: int) -> Iterator[str]:
-    """Metrics over HTTP, of the store and of this process; where they are."""
+    """Serve metrics of the store and of this process over HTTP; yield the URL."""
     try:
         server, thread = start_http_server(port, host, REGISTRY)
     except OSError as error:
@@ -142,7 +143,8 @@ def _scraped(store: Store, host: str, port: int) -> Iterator[str]:
 
 def _over_redis(store: Store, url: str, config: Config) -> ReplicationPeer:
     try:
-        from storage.replication.redis_transport import RedisTransport  # noqa: PLC0415  # redis-py is an extra
+        # redis-py is an extra
+        from storage.replication.redis_transport import RedisTransport  # noqa: PLC0415
     except ImportError as error:
         raise InputError(
             f"--redis needs the extra: pip install 'room-event-storage[redis]' ({error})"
@@ -151,7 +153,7 @@ def _over_redis(store: Store, url: str, config: Config) -> ReplicationPeer:
 
 
 def _stopped() -> asyncio.Event:
-    """Set when somebody wants us to stop."""
+    """Return an event that SIGINT and SIGTERM set."""
     stopped = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)

@@ -1,6 +1,6 @@
-"""`room-storage spark …`: what outgrows one process.
+"""`room-storage spark …`: bulk work that outgrows one process.
 
-Needs the extra `spark` and Java 17; both are looked for first.
+It needs the extra `spark` and Java 17, and checks for both first.
 """
 
 import asyncio
@@ -60,14 +60,16 @@ RoomsOption = Annotated[
 ]
 RoomVersionOption = Annotated[
     str | None,
-    typer.Option("--room-version", help="Of rooms whose version nobody tells.", show_default=False),
+    typer.Option(
+        "--room-version", help="The version of rooms whose version is unknown.", show_default=False
+    ),
 ]
 TasksOption = Annotated[
     int | None,
     typer.Option(
         "--tasks",
         min=1,
-        help="At most so many at once; each has two connections at most.",
+        help="The maximum number of concurrent tasks; each has at most two connections.",
         show_default=False,
     ),
 ]
@@ -76,18 +78,25 @@ KeysOption = Annotated[
     typer.Option(
         "--allow-key",
         metavar="'SERVER KEY_ID KEY'",
-        help="A server's verify key; may be given several times. With any, signatures are checked, and by these only.",
+        help=(
+            "A server's verify key; may be given several times."
+            " With any, signatures are checked, and only with these keys."
+        ),
         show_default=False,
     ),
 ]
 RejectsOption = Annotated[
-    str | None, typer.Option("--rejects", help="A folder for what was not stored, as Parquet.")
+    str | None,
+    typer.Option("--rejects", help="A folder for events that were not stored, as Parquet."),
 ]
 WorkOption = Annotated[
     str | None,
     typer.Option(
         "--work",
-        help="A folder that all executors reach, of a shared file system, or hdfs://HOST/…; default: a temporary one.",
+        help=(
+            "A folder on a shared file system that all executors reach, or hdfs://HOST/…;"
+            " default: a temporary one."
+        ),
     ),
 ]
 WritersOption = Annotated[
@@ -102,7 +111,7 @@ PROGRESS_MAX: Final = 1_000_000
 def import_(
     files: Annotated[
         list[str],
-        typer.Argument(help="NDJSON, Parquet, or answers of /backfill: files, or folders of them."),
+        typer.Argument(help="NDJSON, Parquet, or /backfill responses: files, or folders of them."),
     ],
     dsn: DsnOption = None,
     server_name: ServerNameOption = None,
@@ -117,9 +126,9 @@ def import_(
     conf: ConfOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Store archives, rooms side by side.
+    """Store archives, several rooms in parallel.
 
-    Exit code 1 if something was not stored; run it again after an interruption.
+    Exit code 1 if an event was not stored; run it again after an interruption.
     """
     started = time.monotonic()
     with _spark(dsn, master, conf) as (spark, target):
@@ -145,7 +154,7 @@ def import_synapse(
         str,
         typer.Argument(
             metavar="SYNAPSE_DSN",
-            help="The database of a Synapse, postgresql://…; it is only read.",
+            help="The database of a Synapse, postgresql://…; it is never written.",
         ),
     ],
     dsn: DsnOption = None,
@@ -155,7 +164,7 @@ def import_synapse(
         str | None,
         typer.Option(
             "--memory",
-            help="A file that remembers how far it has come: the next import takes what is new.",
+            help="A checkpoint file: the next import takes only new events.",
         ),
     ] = None,
     rejects: RejectsOption = None,
@@ -168,9 +177,9 @@ def import_synapse(
     conf: ConfOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Store the rooms of a running Synapse; run it again until the switch.
+    """Store the rooms of a running Synapse; run it again until you switch over.
 
-    Exit code 1 if something was not stored.
+    Exit code 1 if an event was not stored.
     """
     started = time.monotonic()
     with _spark(dsn, master, conf) as (spark, target):
@@ -198,7 +207,9 @@ def export(
     *,
     since: Annotated[
         str | None,
-        typer.Option("--since", help='The token of an earlier export, or "last": go on from it.'),
+        typer.Option(
+            "--since", help='The token of an earlier export, or "last": continue from it.'
+        ),
     ] = None,
     tasks: TasksOption = None,
     master: MasterOption = LOCAL,
@@ -231,7 +242,7 @@ def verify(
     conf: ConfOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Recompute everything derived, rooms side by side; exit code 1 with findings."""
+    """Recompute everything derived, several rooms in parallel; exit code 1 with findings."""
     with _spark(dsn, master, conf) as (spark, target):
         findings = (
             _pipeline()
@@ -262,7 +273,10 @@ def rebuild(
     conf: ConfOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Rebuild what follows from the received bytes, while others write; exit code 1 if a room could not be rebuilt."""
+    """Rebuild everything that follows from the received bytes, while others write.
+
+    Exit code 1 if a room could not be rebuilt.
+    """
     with _spark(dsn, master, conf) as (spark, target):
         failed = _pipeline().rebuild(
             spark, target, room_ids=room, server_name=server_name, tasks=tasks
@@ -283,14 +297,17 @@ def statistics(
     dsn: DsnOption = None,
     *,
     top: Annotated[
-        int, typer.Option("--top", min=1, help="So many rooms in each list, and types.")
+        int, typer.Option("--top", min=1, help="The number of rooms in each list, and of types.")
     ] = 10,
     tasks: TasksOption = None,
     master: MasterOption = LOCAL,
     conf: ConfOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Count rooms, events, bytes, growth, states and forks: as Parquet, and as a page with plots that can be opened anywhere."""
+    """Count rooms, events, bytes, growth, states and forks: as Parquet, and as a page with plots.
+
+    You can open the page anywhere.
+    """
     with _spark(dsn, master, conf) as (spark, target):
         found = _pipeline().statistics(
             spark, target, path, top=top, partitions=tasks or 8, stage=_say
@@ -320,29 +337,28 @@ def stream(
     path: Annotated[
         Path,
         typer.Argument(
-            help="The folder to write Parquet to; its folder _checkpoint says how far it is."
+            help="The folder to write Parquet to; its folder _checkpoint has the progress."
         ),
     ],
     dsn: DsnOption = None,
     *,
     once: Annotated[
-        bool, typer.Option("--once", help="End when what is there now is written.")
+        bool, typer.Option("--once", help="End when the current events are written.")
     ] = False,
     batch: Annotated[
-        int, typer.Option("--batch", min=1, help="Most events of one batch.")
+        int, typer.Option("--batch", min=1, help="The maximum number of events in a batch.")
     ] = 100_000,
     tasks: TasksOption = None,
     master: MasterOption = LOCAL,
     conf: ConfOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Follow the streams of events and write them as Parquet; run it again to go on where it was."""
+    """Follow the streams of events and write them as Parquet; run it again to resume."""
     with _spark(dsn, master, conf) as (spark, target):
         options = {"dsn": target, "maxEventsPerBatch": str(batch), "partitions": str(tasks or 2)}
         frame = spark.readStream.format("room_events").options(**options).load()
-        spark.conf.set(
-            "spark.sql.streaming.numRecentProgressUpdates", PROGRESS_MAX
-        )  # what is counted below; else the last hundred batches
+        # Progress of all batches is counted below; the default keeps the last hundred.
+        spark.conf.set("spark.sql.streaming.numRecentProgressUpdates", PROGRESS_MAX)
         writing = (
             frame.writeStream.format("parquet")
             .option("path", str(path))
@@ -357,14 +373,14 @@ def stream(
             query.awaitTermination()
         finally:
             query.stop()
-        told = [progress for progress in query.recentProgress if progress["numInputRows"]]
-        events = sum(progress["numInputRows"] for progress in told)
-    print_values({"events": events, "batches": len(told)}, as_json=as_json)
+        batches = [progress for progress in query.recentProgress if progress["numInputRows"]]
+        events = sum(progress["numInputRows"] for progress in batches)
+    print_values({"events": events, "batches": len(batches)}, as_json=as_json)
 
 
 @app.command("demo")
 def demo(master: MasterOption = "local[2]", conf: ConfOption = None) -> None:
-    """An import, an export, a streaming read and a verification of generated rooms, in a Postgres of its own."""
+    """Import, export, stream and verify generated rooms, in a separate Postgres."""
     pipeline = _pipeline()
     sessions, failures = (
         importlib.import_module(f"storage.pipeline.{name}") for name in ("session", "failures")
@@ -376,9 +392,9 @@ def demo(master: MasterOption = "local[2]", conf: ConfOption = None) -> None:
 
 
 def _pipeline() -> ModuleType:
-    """The package `storage.pipeline`, which is only there with the extra.
+    """Return the package `storage.pipeline`, which needs the extra.
 
-    `InputError` says how to get it.
+    Raise `InputError` with how to get it.
     """
     if find_spec("pyspark") is None or find_spec("adbc_driver_postgresql") is None:
         raise InputError("Spark is not installed: pip install 'room-event-storage[spark]'")
@@ -387,7 +403,7 @@ def _pipeline() -> ModuleType:
 
 @contextmanager
 def _spark(dsn: str | None, master: str, conf: list[str] | None) -> Iterator[tuple[Any, str]]:
-    """A session, and the DSN of a database of the schema of today."""
+    """Open a session; yield it with the DSN of a database that has the current schema."""
     _pipeline()
     sessions, failures = (
         importlib.import_module(f"storage.pipeline.{name}") for name in ("session", "failures")
@@ -418,7 +434,7 @@ async def _ready(stack: AsyncExitStack, dsn: str | None) -> str:
 
 
 def _keys(given: list[str] | None) -> dict[tuple[str, str], Any]:
-    """Verify keys by server and key id, from texts such as ``example.org ed25519:1 base64``."""
+    """Parse verify keys from texts such as ``example.org ed25519:1 base64``."""
     found: dict[tuple[str, str], Any] = {}
     if not given:
         return found
@@ -430,7 +446,8 @@ def _keys(given: list[str] | None) -> dict[tuple[str, str], Any]:
             found[server, key_id] = examining.verify_key(key_id, key)
         except ValueError:
             raise InputError(
-                f"--allow-key {text!r}: a server, a key id and the key are wanted, as 'example.org ed25519:1 l8Hft5qXKn1v…'"
+                f"--allow-key {text!r}: give a server, a key id and the key,"
+                " as 'example.org ed25519:1 l8Hft5qXKn1v…'"
             ) from None
     return found
 
@@ -438,23 +455,23 @@ def _keys(given: list[str] | None) -> dict[tuple[str, str], Any]:
 def _setting(text: str) -> tuple[str, str]:
     name, found, value = text.partition("=")
     if not found:
-        raise InputError(f"--conf {text}: KEY=VALUE is wanted")
+        raise InputError(f"--conf {text}: give KEY=VALUE")
     return name, value
 
 
 def _tell_import(summary: Any, started: float, *, as_json: bool) -> None:
-    """What became of the lines.
+    """Print the results of an import.
 
-    Ends the command with a code of its own if something was not stored.
+    Exit with code 1 if an event was not stored.
     """
     seconds = time.monotonic() - started
-    told = {
+    values = {
         "lines": summary.lines,
         **dict(sorted(summary.outcomes.items())),
         "rejects": summary.rejects,
         "seconds": round(seconds, 3),
     }
-    print_values(told, as_json=as_json)
+    print_values(values, as_json=as_json)
     if summary.rejects:
         raise typer.Exit(ExitCode.FINDINGS)
 

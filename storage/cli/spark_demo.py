@@ -1,4 +1,4 @@
-"""`room-storage spark demo`: an import, an export, a verification and a streaming read, end to end, in a Postgres of its own."""
+"""`room-storage spark demo`: import, export, verify and stream, in a separate Postgres."""
 
 import asyncio
 import tempfile
@@ -24,9 +24,9 @@ SERVER: Final = "s1.test"
 
 
 def show(pipeline: ModuleType, session: Callable[[], Any]) -> None:
-    """Tell each step with what it did and how long it took.
+    """Run each step; print its result and its duration.
 
-    `StorageCorrupt` if a step finds a difference.
+    Raise `StorageCorrupt` if a step finds a difference.
     """
     with (
         tempfile.TemporaryDirectory(prefix="room-storage-") as folder,
@@ -62,7 +62,8 @@ def show(pipeline: ModuleType, session: Callable[[], Any]) -> None:
         say(f"import: {summary.lines:,} lines of {ROOMS} rooms, each of another version: {said}")
         made = pipeline.export_parquet(spark, dsn, str(base / "export"), partitions=2)
         say(
-            f"export: {made.events:,} events, {made.state_deltas:,} state deltas, {made.visibility:,} intervals of visibility; read back, equal"
+            f"export: {made.events:,} events, {made.state_deltas:,} state deltas,"
+            f" {made.visibility:,} intervals of visibility; read back, equal"
         )
         streamed = _streamed(spark, dsn, base)
         say(f"stream: {streamed:,} events in batches of 1,000, each once")
@@ -96,7 +97,7 @@ def _streamed(spark: Any, dsn: str, base: Path) -> int:
 
 @contextmanager
 def _database(folder: Path) -> Iterator[str]:
-    """An empty, migrated Postgres."""
+    """Start an empty, migrated Postgres."""
     with asyncio.Runner() as runner:
         stack = AsyncExitStack()
         try:

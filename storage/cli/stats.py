@@ -1,4 +1,4 @@
-"""`room-storage stats`: what the store holds, and what it costs on disk."""
+"""`room-storage stats`: count the contents of the store and measure its size on disk."""
 
 from collections.abc import Sequence
 from typing import Annotated, Any, NamedTuple
@@ -19,7 +19,7 @@ from storage.maintenance.sizes import (
 
 
 class Stats(NamedTuple):
-    """All that is shown."""
+    """Everything that the command shows."""
 
     counts: StoreCounts
     tables: list[TableSize]
@@ -29,10 +29,10 @@ class Stats(NamedTuple):
 def command(
     dsn: DsnOption = None,
     *,
-    top: Annotated[int, typer.Option(help="How many of the largest states.")] = 10,
+    top: Annotated[int, typer.Option(help="The number of largest states to show.")] = 10,
     as_json: JsonOption = False,
 ) -> None:
-    """Rooms, events, sizes on disk per table and per event, the largest states."""
+    """Show rooms, events, sizes on disk per table and per event, and the largest states."""
     stats = run(_stats(dsn, top))
     if as_json:
         print_json(as_document(stats))
@@ -46,12 +46,12 @@ def command(
 
 
 async def read_stats(conn: Connection, top: int = 10) -> Stats:
-    """What `room-storage stats` shows."""
+    """Return the statistics of `room-storage stats`."""
     return Stats(await counts(conn), await table_sizes(conn), await largest_states(conn, top))
 
 
 def as_document(stats: Stats) -> dict[str, Any]:
-    """For programs: `counts`, `tables` and `largest_states`, as named in `storage.maintenance.sizes`."""
+    """Return the document for programs, with the names of `storage.maintenance.sizes`."""
     events = stats.counts.events
     return {
         "counts": stats.counts._asdict()
@@ -65,20 +65,25 @@ def as_document(stats: Stats) -> dict[str, Any]:
 
 
 def overview(stats: Stats) -> dict[str, object]:
-    """The counts, for people."""
+    """Return the counts, for people."""
     found = stats.counts
-    told: dict[str, object] = {
+    values: dict[str, object] = {
         name.replace("_", " "): f"{value:,}" for name, value in found._asdict().items()
     }
-    told["json bytes"] = f"{found.json_bytes:,}, {_per(found.json_bytes, found.events):,} an event"
-    told["database bytes"] = (
+    values["json bytes"] = (
+        f"{found.json_bytes:,}, {_per(found.json_bytes, found.events):,} an event"
+    )
+    values["database bytes"] = (
         f"{found.database_bytes:,}, {_per(found.database_bytes, found.events):,} an event"
     )
-    return told
+    return values
 
 
 def tables_told(stats: Stats) -> tuple[list[str], list[tuple[str, ...]]]:
-    """Columns and rows: where the bytes are. What is less than a hundredth of all is one line."""
+    """Return columns and rows: sizes by table.
+
+    Tables below a hundredth of the total share one line.
+    """
     whole = sum(table.total_bytes for table in stats.tables)
     large = [table for table in stats.tables if table.total_bytes * 100 >= whole]
     small = [table for table in stats.tables if table.total_bytes * 100 < whole]
@@ -90,11 +95,11 @@ def tables_told(stats: Stats) -> tuple[list[str], list[tuple[str, ...]]]:
                 [sum(column) for column in zip(*(table[2:] for table in small), strict=True)],
             )
         )
-    told = [
+    cells = [
         (name, *(f"{size:,}" for size in sizes), f"{_per(sizes[-1], stats.counts.events):,}")
         for name, sizes in rows
     ]
-    return ["table", "heap", "large values", "indexes", "together", "an event"], told
+    return ["table", "heap", "large values", "indexes", "together", "an event"], cells
 
 
 def _per(size: int, events: int) -> float:

@@ -1,4 +1,4 @@
-"""`room-storage verify`: recompute what can be recomputed, report every difference, repair what is derived."""
+"""`room-storage verify`: recompute derived data, report every difference, and repair it."""
 
 from typing import Annotated, Any, NamedTuple
 
@@ -33,7 +33,7 @@ RoomsOption = Annotated[
 
 
 class ReportedFinding(NamedTuple):
-    """A finding, and whether it is mended by now."""
+    """A finding, and whether it was repaired."""
 
     finding: Finding
     repaired: bool
@@ -46,22 +46,20 @@ def command(
     room: RoomsOption = None,
     mend: Annotated[
         bool,
-        typer.Option(
-            "--repair", help="Rebuild what is derived in the rooms where something is found."
-        ),
+        typer.Option("--repair", help="Rebuild the derived data of the rooms with findings."),
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Recompute hashes, states, visibility and every other derived thing; report what differs.
+    """Recompute hashes, states, visibility and all other derived data; report differences.
 
-    Exit code 1 if something is left.
+    Exit code 1 if a difference is left.
     """
-    told = run(_verify(dsn, server_name, room, mend=mend))
-    left = sum(not one.repaired for one in told)
+    reported = run(_verify(dsn, server_name, room, mend=mend))
+    left = sum(not one.repaired for one in reported)
     if as_json:
-        print_json({"findings": [_document(one) for one in told], "left": left})
+        print_json({"findings": [_document(one) for one in reported], "left": left})
     else:
-        rows = [(*_columns(one.finding), "yes" if one.repaired else "no") for one in told]
+        rows = [(*_columns(one.finding), "yes" if one.repaired else "no") for one in reported]
         print_rows(
             "Findings",
             ["check", "room", "subject", "found", "expected", "repaired"],
@@ -69,8 +67,8 @@ def command(
             as_json=False,
         )
         typer.echo(
-            f"{len(told)} findings, {len(told) - left} of them repaired"
-            if told
+            f"{len(reported)} findings, {len(reported) - left} of them repaired"
+            if reported
             else "nothing found"
         )
     if left:
@@ -87,8 +85,8 @@ def _columns(finding: Finding) -> tuple[str, str, str, str, str]:
     )
 
 
-def _document(told: ReportedFinding) -> dict[str, Any]:
-    finding = told.finding
+def _document(reported: ReportedFinding) -> dict[str, Any]:
+    finding = reported.finding
     return {
         "check": finding.check,
         "room_id": finding.room_id,
@@ -96,7 +94,7 @@ def _document(told: ReportedFinding) -> dict[str, Any]:
         "found": finding.found,
         "expected": finding.expected,
         "repairable": finding.repairable,
-        "repaired": told.repaired,
+        "repaired": reported.repaired,
     }
 
 
@@ -114,9 +112,9 @@ async def _verify(
 async def _repaired(
     database: Database, server_name: str, found: list[Finding]
 ) -> list[ReportedFinding]:
-    """Repair the rooms where that helps, and what they share, and look at them again.
+    """Repair rooms with repairable findings, and shared data; verify them again.
 
-    `StorageCorrupt` where an index lies.
+    Raise `StorageCorrupt` where an index is corrupt.
     """
     await prove_indexes(database, "a repair")
     rooms = list(

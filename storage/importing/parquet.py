@@ -1,9 +1,8 @@
-"""Parquet read as lines: each row becomes the envelope that `storage.event.ndjson` reads.
+"""Read Parquet as lines: each row becomes the envelope that `storage.event.ndjson` reads.
 
-Needs pyarrow (the extra `spark`).
-
-Columns: ``pdu`` (the received bytes), and if they are there ``room_version``, ``origin`` and
-``state_before``, as in what `room-storage spark export` writes. Other columns are passed over.
+It needs pyarrow (the extra `spark`). Columns: ``pdu`` (the received bytes), and optionally
+``room_version``, ``origin`` and ``state_before``, as in the files of `room-storage spark export`.
+Other columns are ignored.
 """
 
 from collections.abc import Iterator
@@ -19,13 +18,13 @@ ROWS_MAX: Final = 500
 """Rows read at a time."""
 
 ENVELOPE_BYTES: Final = 64
-"""What an envelope adds to its PDU, roughly."""
+"""The approximate size of an envelope without its PDU."""
 
 
 def parquet_bytes(source: str) -> int:
-    """About how many bytes its lines are.
+    """Return the approximate number of bytes of its lines.
 
-    `InputError` if it is no Parquet, or has no column ``pdu`` of bytes, or pyarrow is not there.
+    Raise `InputError` if it is no Parquet, has no column ``pdu`` of bytes, or pyarrow is missing.
     """
     with _opened(source) as file:
         names = file.schema_arrow.names
@@ -40,7 +39,7 @@ def parquet_bytes(source: str) -> int:
 
 
 def read_parquet(source: str) -> Iterator[list[bytes]]:
-    """The rows as envelopes, some at a time. `InputError` if reading fails midway."""
+    """Yield the rows as envelopes, in pages. Raise `InputError` if reading fails midway."""
     with _opened(source) as file:
         names = [name for name in COLUMNS if name in file.schema_arrow.names]
         for batch in file.iter_batches(ROWS_MAX, columns=names):
@@ -56,7 +55,7 @@ def _line(row: dict[str, Any]) -> bytes:
 @contextmanager
 def _opened(source: str) -> Iterator[Any]:
     try:
-        import pyarrow as pa  # noqa: PLC0415  # not everybody has it
+        import pyarrow as pa  # noqa: PLC0415  # an optional dependency
         import pyarrow.parquet as pq  # noqa: PLC0415
     except ImportError:
         raise InputError(

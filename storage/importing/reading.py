@@ -1,8 +1,8 @@
-"""Files and pipes, read in pieces and split into numbered lines.
+"""Read files and pipes in pieces and split them into numbered lines.
 
-A pipe may be silent for long. It is read in a thread, so that what has come so far gets stored
-meanwhile, and the thread waits for the pipe and for a wake-up at once, so that an interrupt never
-waits for a line.
+A pipe may be silent for long. It is read in a thread, so that the lines read so far are stored
+meanwhile. The thread waits for the pipe and for a wake-up at once, so that an interrupt never waits
+for a line.
 """
 
 import asyncio
@@ -20,16 +20,16 @@ from storage.importing.parquet import parquet_bytes, read_parquet
 STANDARD_INPUT: Final = "-"
 CHUNK_BYTES: Final = 1 << 18
 LINE_BYTES_MAX: Final = 16 << 20
-"""A PDU has at most 64 KiB; its envelope may list the state before it, which is large in large rooms."""
+"""A PDU has at most 64 KiB; its envelope may list the state before it, which may be large."""
 
 PARQUET: Final = ".parquet"
 BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
 
 
 class RawLine(NamedTuple):
-    """A line as it stands in its file, without the line break.
+    """A line of a file, without the line break.
 
-    ``whole`` is False where it was too long to be kept.
+    ``whole`` is False if it was too long and cut off.
     """
 
     source: str
@@ -40,7 +40,7 @@ class RawLine(NamedTuple):
 
 @dataclass(slots=True)
 class Splitter:
-    """Pieces of a file in, lines out. Empty lines are counted and not given."""
+    """Splits pieces of a file into lines. Empty lines are counted and omitted."""
 
     source: str
     line_bytes_max: int = LINE_BYTES_MAX
@@ -49,7 +49,7 @@ class Splitter:
     _length: int = 0
 
     def feed(self, chunk: bytes) -> Iterator[RawLine]:
-        """The lines that end in this piece."""
+        """Yield the lines that end in this piece."""
         *ended, rest = chunk.split(b"\n")
         for part in ended:
             self._keep(part)
@@ -57,7 +57,7 @@ class Splitter:
         self._keep(rest)
 
     def end(self) -> Iterator[RawLine]:
-        """The last line, if no line break ended it."""
+        """Yield the last line, if no line break ended it."""
         if self._length:
             yield from self._line()
 
@@ -78,16 +78,16 @@ class Splitter:
 
 
 class FilePiece(NamedTuple):
-    """The lines that one read of a file gave, and how many bytes it was."""
+    """The lines from one read of a file, and how many bytes it read."""
 
     lines: list[RawLine]
     size: int
 
 
 def check_readable(source: str) -> int | None:
-    """About how many bytes its lines are, None where that is not known.
+    """Return the approximate number of bytes of its lines, None if that is unknown.
 
-    `InputError` if it cannot be read or is of another form.
+    Raise `InputError` if it cannot be read or has another format.
     """
     if source == STANDARD_INPUT:
         return None
@@ -102,9 +102,9 @@ def check_readable(source: str) -> int | None:
 
 
 async def read_pieces(source: str) -> AsyncGenerator[FilePiece, None]:
-    """A file's lines, or the rows of a Parquet file as lines, a piece at a time.
+    """Yield a file's lines, or the rows of a Parquet file as lines, a piece at a time.
 
-    `InputError` if reading fails midway.
+    Raise `InputError` if reading fails midway.
     """
     if source != STANDARD_INPUT and Path(source).suffix == PARQUET:
         first = 1
@@ -124,7 +124,7 @@ async def read_pieces(source: str) -> AsyncGenerator[FilePiece, None]:
 
 
 async def read_lines(source: str) -> AsyncGenerator[FilePiece, None]:
-    """The lines of a text file or a pipe."""
+    """Yield the lines of a text file or a pipe."""
     splitter = Splitter(source)
     try:
         async with aclosing(_chunks(source)) as chunks:
@@ -158,7 +158,7 @@ async def _chunks(source: str) -> AsyncGenerator[bytes, None]:
 
 
 def _read(file: int, woken: int) -> bytes:
-    """The next bytes, as many as there are; none at the end of the file, or when woken."""
+    """Read the next available bytes; none at the end of the file, or after a wake-up."""
     waiting = select.poll()
     waiting.register(file, select.POLLIN)
     waiting.register(woken, select.POLLIN)

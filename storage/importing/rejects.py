@@ -1,9 +1,12 @@
-"""The file of what was not stored: NDJSON, one object a line, so that it can be looked through and imported again.
+"""The file of lines that were not stored: NDJSON that can be inspected and imported again.
 
-    {"file": "room.ndjson", "line": 12, "outcome": "missing_parents", "event_id": "$…", "reason": "…", "missing": ["$…"], "text": "…"}
+Each line is one object:
 
-``text`` is the line as it stands; where it is not UTF-8 there is ``base64`` instead. What could be imported one day:
-`jq -r 'select(.outcome == "missing_parents") | .text'`.
+  {"file": "room.ndjson", "line": 12, "outcome": "missing_parents", "event_id": "$…",
+   "reason": "…", "missing": ["$…"], "text": "…"}
+
+``text`` is the line unchanged; if it is not UTF-8, there is ``base64`` instead. Lines that could be
+imported later: `jq -r 'select(.outcome == "missing_parents") | .text'`.
 """
 
 import base64
@@ -14,7 +17,7 @@ import orjson
 
 RejectOutcome = Literal["bad_line", "invalid", "missing_parents"]
 TEXT_BYTES_MAX = 1 << 20
-"""What is kept of a longer line."""
+"""The number of bytes kept of a longer line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,12 +30,12 @@ class Reject:
     missing: tuple[str, ...] = ()
 
     def encode(self) -> bytes:
-        """As bytes, for `RetryLine.note`."""
+        """Return the bytes for `RetryLine.note`."""
         return orjson.dumps(self)
 
     @classmethod
     def decode(cls, note: bytes) -> Self:
-        """From `encode`."""
+        """Return the reject from `encode`."""
         fields: dict[str, Any] = orjson.loads(note)
         return cls(
             fields["outcome"], fields["reason"], fields["event_id"], tuple(fields["missing"])
@@ -40,27 +43,27 @@ class Reject:
 
 
 class Rejects:
-    """Where rejects go: counted always, written if there is a file."""
+    """Counts rejects, and writes them if there is a file."""
 
     def __init__(self, target: IO[bytes] | None) -> None:
         self._target = target
         self.count = 0
 
     def write(self, source: str, number: int, raw: bytes, reject: Reject) -> None:
-        """One line that was not stored."""
+        """Write one line that was not stored."""
         self.count += 1
         if self._target is None:
             return
-        said: dict[str, object] = {
+        fields: dict[str, object] = {
             "file": source,
             "line": number,
             "outcome": reject.outcome,
             "event_id": reject.event_id,
         }
-        said["reason"] = reject.reason
+        fields["reason"] = reject.reason
         if reject.missing:
-            said["missing"] = reject.missing
-        self._target.write(orjson.dumps(said | _shown(raw)) + b"\n")
+            fields["missing"] = reject.missing
+        self._target.write(orjson.dumps(fields | _shown(raw)) + b"\n")
 
 
 def _shown(raw: bytes) -> dict[str, str]:

@@ -1,7 +1,8 @@
-"""Lines that wait for events they build on, in the order in which they are worth another try: by depth.
+"""Lines that wait for events they depend on, by depth: the order in which to retry them.
 
-The depth is what their senders claim, so it is a hint: mostly parents come before children, and one more round mends the
-rest. Memory is bounded: beyond a number of lines they go to disk, sorted, and are merged when they are read back.
+The depth is a claim of the sender, so it is a hint: mostly parents come before children, and one
+more round stores the rest. Memory is bounded: beyond a number of lines they go to disk, sorted, and
+are merged when they are read back.
 """
 
 import heapq
@@ -17,9 +18,9 @@ _HEADER: Final = struct.Struct("<dqqqq")
 
 
 class RetryLine(NamedTuple):
-    """Sorts by depth, then by place.
+    """A waiting line; sorts by depth, then by position.
 
-    ``raw`` is the line; ``note`` what to say if it is never stored.
+    ``raw`` is the line; ``note`` the reject to report if it is never stored.
     """
 
     depth: float
@@ -30,9 +31,9 @@ class RetryLine(NamedTuple):
 
 
 class RetryQueue:
-    """A bag of lines that is emptied in order.
+    """A queue that is emptied in order of depth.
 
-    Use as a context; what is on disk is gone at its end.
+    Use it as a context manager; its files are deleted at the end.
     """
 
     def __init__(self, *, in_memory_max: int = IN_MEMORY_MAX, runs_max: int = RUNS_MAX) -> None:
@@ -52,7 +53,7 @@ class RetryQueue:
         return self._count
 
     def add(self, line: RetryLine) -> None:
-        """Keep a line."""
+        """Add a line."""
         self._lines.append(line)
         self._count += 1
         if len(self._lines) >= self._in_memory_max:
@@ -62,9 +63,9 @@ class RetryQueue:
                 self._merge_runs()
 
     def drain(self) -> Generator[RetryLine, None, None]:
-        """All lines that are there now, by depth; those added from now on are for the next time.
+        """Yield all current lines, by depth; lines added from now on are for the next time.
 
-        Close it if it is not read to its end.
+        Close it if you do not read it to its end.
         """
         lines, runs = sorted(self._lines), self._runs
         self._lines, self._runs, self._count = [], [], 0
@@ -74,7 +75,7 @@ class RetryQueue:
             _close(runs)
 
     def _merge_runs(self) -> None:
-        """Open files are limited too."""
+        """Merge all runs into one, because open files are limited, too."""
         merged = _written(heapq.merge(*map(_read_back, self._runs)))
         _close(self._runs)
         self._runs = [merged]
@@ -86,7 +87,8 @@ def _close(runs: Iterable[IO[bytes]]) -> None:
 
 
 def _written(lines: Iterable[RetryLine]) -> IO[bytes]:
-    run = tempfile.TemporaryFile(prefix="room-storage-held-")  # noqa: SIM115  # closed with the bag
+    # closed with the queue
+    run = tempfile.TemporaryFile(prefix="room-storage-held-")  # noqa: SIM115
     for line in lines:
         run.write(_HEADER.pack(*line[:3], len(line.raw), len(line.note)) + line.raw + line.note)
     return run

@@ -1,8 +1,8 @@
-"""Each room's lines in order, rooms side by side.
+"""Queue each room's lines in order, and append different rooms concurrently.
 
-What a live event means depends on what came before it in its room, so a room's next batch waits for
-the answer to the last. Batches of different rooms are appended at the same time, and the store's
-writer commits them together.
+The result of a live event depends on the earlier events of its room. So a room's next batch waits
+for the result of the last. Batches of different rooms are appended at the same time, and the
+store's writer commits them together.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ SIDE_BY_SIDE_MAX: Final = 256
 
 
 class QueuedLine(NamedTuple):
-    """A line on its way: where it stands, its bytes, what it holds."""
+    """A queued line: its position, its bytes, its content."""
 
     source: int
     number: int
@@ -29,14 +29,14 @@ class QueuedLine(NamedTuple):
 
     @property
     def origin(self) -> Origin:
-        """Where the line does not say: live."""
+        """Return the line's origin; live by default."""
         return self.line.origin or "live"
 
 
 class RoomQueues:
     """Takes lines, calls ``work`` with runs of them.
 
-    Bounded: `put` waits while too much is on its way.
+    Bounded: `put` waits while too many lines are queued.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class RoomQueues:
         self._progress = asyncio.Condition()
 
     async def put(self, room: Hashable, entry: QueuedLine) -> None:
-        """Queue a line of a room, when there is space."""
+        """Queue a line of a room, once there is space."""
         if self._waiting >= WAITING_MAX or self._waiting_bytes >= WAITING_BYTES_MAX:
             async with self._progress:
                 await self._progress.wait_for(
@@ -72,7 +72,7 @@ class RoomQueues:
             lane.append(entry)
 
     async def drain(self) -> None:
-        """Wait until everything that was put has been worked on."""
+        """Wait until all queued lines are processed."""
         async with self._progress:
             await self._progress.wait_for(lambda: not self._lanes)
 
@@ -91,7 +91,7 @@ class RoomQueues:
 
 
 def take_run(lane: deque[QueuedLine], most: int) -> list[QueuedLine]:
-    """The next lines that can be appended in one call: of one origin and room version."""
+    """Take the next lines that can be appended in one call: of one origin and room version."""
     run = [lane.popleft()]
     while (
         lane

@@ -1,6 +1,7 @@
-"""The import: once through the files; then the lines that lacked something, again and again, until nothing more gets stored.
+"""The import: once through the files, then the waiting lines again until no more are stored.
 
-An append is idempotent, so an import that was interrupted is simply run again: what is stored answers "duplicate".
+An append is idempotent, so you can run an interrupted import again: stored events return
+"duplicate".
 """
 
 import asyncio
@@ -28,13 +29,13 @@ NO_ROOM: Final = ""
 
 
 class Progress(Protocol):
-    """Whoever shows how far it is."""
+    """An observer that shows the progress."""
 
     def lines_done(self, count: int, size: int) -> None:
-        """So many lines have their answer, or wait for another try; they were ``size`` bytes."""
+        """Report that so many lines have their result, or wait; they were ``size`` bytes."""
 
     def round_begins(self, lines: int) -> None:
-        """The files are read; ``lines`` are tried again."""
+        """Report that the files are read, and that ``lines`` are tried again."""
 
 
 class Silent:
@@ -49,15 +50,15 @@ class Silent:
 
 @dataclass(slots=True)
 class Summary:
-    """What became of the lines.
+    """The numbers of lines by outcome.
 
-    ``outcomes`` are those of api.md, "Writing", and ``bad_line`` for what was no PDU at all.
+    ``outcomes`` are those of `Store.append`, and ``bad_line`` for lines that are no PDU.
     """
 
     lines: int = 0
     outcomes: Counter[str] = field(default_factory=Counter)
     rounds: int = 0
-    """How often lines that waited for something were tried again."""
+    """The number of rounds over the waiting lines."""
 
 
 class Import:
@@ -86,7 +87,7 @@ class Import:
     async def run(self, sources: Sequence[str]) -> Summary:
         """Import the files, ``-`` for standard input, one after the other.
 
-        `DatabaseError` ends it; run it again to go on.
+        A `DatabaseError` ends it; run it again to continue.
         """
         self._sources = list(sources)
         with self._held:
@@ -96,8 +97,8 @@ class Import:
                         async for piece in pieces:
                             await self._read(index, piece, lanes)
             await self._try_again()
-            with closing(self._held.drain()) as in_vain:
-                for line in in_vain:
+            with closing(self._held.drain()) as unstored:
+                for line in unstored:
                     self._reject(
                         self._sources[line.source], line.number, line.raw, Reject.decode(line.note)
                     )
@@ -105,7 +106,7 @@ class Import:
 
     @asynccontextmanager
     async def _lanes(self) -> AsyncIterator[RoomQueues]:
-        """Lanes; at the end of the block all that was put into them is worked on.
+        """Open queues for rooms; at the end of the block all queued lines are processed.
 
         The first error ends everything.
         """
@@ -120,11 +121,10 @@ class Import:
             raise
 
     async def _read(self, source: int, piece: FilePiece, lanes: RoomQueues) -> None:
-        """Put the lines of a piece into the lanes; those that are no lines at all are rejects."""
+        """Queue the lines of a piece; malformed lines are rejects."""
         used = sum(len(line.raw) + 1 for line in piece.lines)
-        self._progress.lines_done(
-            0, max(piece.size - used, 0)
-        )  # empty lines; the start of a line that goes on counts early
+        # Count empty lines, and early the start of a line that continues in the next piece.
+        self._progress.lines_done(0, max(piece.size - used, 0))
         for raw in piece.lines:
             self.summary.lines += 1
             try:
@@ -138,7 +138,7 @@ class Import:
                 )
 
     async def _try_again(self) -> None:
-        """Rounds over the lines that wait, until one stores nothing."""
+        """Retry the waiting lines in rounds, until a round stores none."""
         settled = -1
         while len(self._held) and settled:
             before = len(self._held)
@@ -154,7 +154,7 @@ class Import:
             settled = before - len(self._held)
 
     async def _append(self, run: list[QueuedLine]) -> None:
-        """Append a run and note what became of each line."""
+        """Append a run and record the outcome of each line."""
         for entry, result in zip(run, await self._answers(run), strict=True):
             if result.outcome == "missing_parents" or _lacks_its_room(entry, result):
                 self._hold(entry, result)
@@ -166,7 +166,10 @@ class Import:
         self._progress.lines_done(len(run), sum(entry.size for entry in run))
 
     async def _answers(self, run: list[QueuedLine]) -> list[AppendResult]:
-        """Return the answers; lines with a `state_before` that is no state are invalid, and the others are appended without them."""
+        """Return the results; an invalid `state_before` makes only its own line invalid.
+
+        The other lines are appended without it.
+        """
         try:
             return await self._appended(run)
         except InputError as error:
@@ -181,7 +184,7 @@ class Import:
         return [answer for entry in run for answer in await self._answers([entry])]
 
     async def _appended(self, run: list[QueuedLine]) -> list[AppendResult]:
-        """One append; again where the answer to a COMMIT was lost."""
+        """Append a run; again if the result of a COMMIT was lost."""
         version, origin = run[0].line.room_version, run[0].origin
         given = {
             event_id: tuple(map(EventId, ids))
@@ -222,14 +225,13 @@ class Import:
 
 
 def room_of(line: Line) -> str:
-    """The room of a line, to keep its lines in order; empty where it cannot be told (the PDU is invalid then)."""
+    """Return the room of a line, by which lines are ordered; empty if unknown (an invalid PDU)."""
     if line.room_id is not None:
         return line.room_id
     try:
         pdu = orjson.loads(line.pdu)
-        return parse(
-            line.pdu, str(pdu["content"]["room_version"])
-        ).room_id  # a create event: the room's id is its hash
+        # from room version 12 on, a room's id is the hash of its create event
+        return parse(line.pdu, str(pdu["content"]["room_version"])).room_id
     except (orjson.JSONDecodeError, KeyError, TypeError, InvalidEvent, UnknownRoomVersion):
         return NO_ROOM
 
@@ -244,25 +246,25 @@ def _line_of(raw: RawLine) -> Line:
 
 
 def _state_given(line: Line) -> Iterator[tuple[EventId, tuple[str, ...]]]:
-    """The event of a line that gives the state before it, with that state; nothing for other lines."""
+    """Yield the event of a line that gives the state before it, with that state; else nothing."""
     if line.state_before is not None and line.room_version is not None:
-        with suppress(InvalidEvent):  # the append is going to say so
+        with suppress(InvalidEvent):  # the append reports it
             yield parse(line.pdu, line.room_version).event_id, line.state_before
 
 
 def _shown(line: Line) -> Iterator[tuple[EventId, tuple[dict[str, Any], ...]]]:
-    """The event of a line that gives stripped state, with that; nothing for other lines."""
+    """Yield the event of a line that gives stripped state, with that; else nothing."""
     if (
         line.stripped_state is not None
         and line.room_version is not None
         and line.room_version in ROOM_VERSIONS
     ):
-        with suppress(InvalidEvent):  # the append is going to say so
+        with suppress(InvalidEvent):  # the append reports it
             yield parse(line.pdu, line.room_version).event_id, line.stripped_state
 
 
 def _lacks_its_room(entry: QueuedLine, result: AppendResult) -> bool:
-    """Nobody knows the room's version: its create event may stand further down."""
+    """Return whether the room's version is unknown: its create event may follow later."""
     return (
         result.outcome == "invalid"
         and result.event_id is None

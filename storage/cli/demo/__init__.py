@@ -1,11 +1,11 @@
-"""`room-storage demo`: a few rooms, stored and read back, as tables to look at.
+"""`room-storage demo`: store a few rooms, read them back, and show the results as tables.
 
-story.py       a room written by hand: who is in it, and what happened
+story.py       a room written by hand: its members and events
 rooms.py       that room and some generated ones, as files to import
-scenes.py      what the store answers, one table each
-timing.py      how long the answers take, and in how many statements
+scenes.py      results of the store, one table each
+timing.py      time and number of statements of each query
 teller.py      tables for people, or one document for programs
-command.py     the order of it all
+command.py     the order of the demonstration
 """
 
 from storage.cli.demo.command import command

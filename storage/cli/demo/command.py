@@ -19,10 +19,9 @@ SERVER_NAME = "s1.test"
 
 
 def command(dsn: DsnOption = None, *, as_json: JsonOption = False) -> None:
-    """Make a few rooms, store them, and show what users and servers get to see of them.
+    """Create a few rooms, store them, and show what is visible to users and servers.
 
-    Each run adds rooms of its own, made from another seed. A schema that is not there yet is
-    created.
+    Each run adds new rooms, made from another seed. A missing schema is created.
     """
     run(_demo(dsn, TablePrinter(as_json), Config.from_env()))
 

@@ -24,9 +24,8 @@ from storage.testing import (
 SEEDS_PER_RUN: Final = 100
 FIRST_SEED: Final = 8_000
 
-ODD: Final = replace(
-    ODD_SOME, bad_signature=0.0, oversized=0.0
-)  # an import knows no keys, and refuses what is too large
+# An import without keys accepts bad signatures, and refuses events that are too large.
+ODD: Final = replace(ODD_SOME, bad_signature=0.0, oversized=0.0)
 
 KINDS: Final[tuple[tuple[str, str, str, int], ...]] = (
     ("a chat", "small_chat", "10", 600),
@@ -41,14 +40,14 @@ GAP: Final = ("a gap, filled later", "small_chat", "7", 240)
 
 @dataclass(frozen=True, slots=True)
 class DemoRoom:
-    """One room with what there is to say about it."""
+    """One room with its description."""
 
     what: str
     room: GeneratedRoom
 
 
 async def first_seed(store: Store) -> int:
-    """A seed whose rooms are not in the store yet: the demonstration can be run again and again."""
+    """Return a seed whose rooms are not stored yet, so that you can repeat the demonstration."""
     seed = FIRST_SEED
     while await _is_held(store, RoomId(f"!room{seed}:s1.test")):
         seed += SEEDS_PER_RUN
@@ -64,7 +63,7 @@ async def _is_held(store: Store, room_id: RoomId) -> bool:
 
 
 def make(seed: int) -> tuple[DemoStory, list[DemoRoom]]:
-    """The story's room first."""
+    """Return the story and all rooms, the story's room first."""
     story = write(seed)
     return story, [DemoRoom("a story", story.room.generated()), *_generated(seed + 1)]
 
@@ -81,7 +80,10 @@ def _generated(seed: int) -> Iterator[DemoRoom]:
 
 
 def _newest(seed: int) -> GeneratedRoom:
-    """A room of version 12, whose id is the hash of its create event: the seed stands in that, to make it another each time."""
+    """Generate a room of version 12, whose id is the hash of its create event.
+
+    The create event contains the seed, so that the id differs in each run.
+    """
     room = RoomBuilder("12", seed=seed)
     room.start(ALICE, content={"test.demo.seed": seed}, name="Hashed")
     members = [room.user(number) for number in range(2, 8)]
@@ -101,7 +103,7 @@ def _shape(what: str, name: str) -> Shape:
 
 
 def to_files(rooms: list[DemoRoom], folder: Path) -> tuple[list[str], int]:
-    """NDJSON, a file for each room; their paths, and how many bytes they are."""
+    """Write an NDJSON file for each room; return the paths and the number of bytes."""
     paths = [folder / f"{number}.ndjson" for number in range(len(rooms))]
     for room, path in zip(rooms, paths, strict=True):
         write_ndjson(room.room, path)

@@ -1,4 +1,4 @@
-"""What the store answers, one table each."""
+"""Results of the store, one table each."""
 
 import json
 from collections import Counter
@@ -25,12 +25,12 @@ STATE_KEYS: Final[tuple[StateKey, ...]] = (
 
 
 def name(user_id: str) -> str:
-    """As people know them."""
+    """Return a user's name in the story."""
     return NAMES.get(user_id, user_id)
 
 
 def said(event: StoredEvent) -> str:
-    """What an event says, in a few words."""
+    """Describe an event in a few words."""
     content = event.content
     match event.type:
         case "m.room.message":
@@ -47,7 +47,7 @@ def said(event: StoredEvent) -> str:
 
 
 def rooms(teller: TablePrinter, made: list[DemoRoom]) -> None:
-    """What is going to be stored."""
+    """Show the rooms to store."""
     rows = []
     for one in made:
         parsed = [json.loads(event.pdu) for event in one.room]
@@ -81,18 +81,22 @@ def rooms(teller: TablePrinter, made: list[DemoRoom]) -> None:
 
 
 def imported(teller: TablePrinter, summary: Summary, seconds: float) -> None:
-    """What became of the files."""
+    """Show the results of the import."""
     rows = [
         (outcome, summary.outcomes[outcome]) for outcome in OUTCOMES if summary.outcomes[outcome]
     ]
-    about = f"{summary.lines} lines in {seconds:.2f} s, {summary.lines / seconds:,.0f} a second, as `room-storage import` does it."
+    about = (
+        f"{summary.lines} lines in {seconds:.2f} s, {summary.lines / seconds:,.0f} a second,"
+        " as `room-storage import` does it."
+    )
     teller.table("Stored", about, ["outcome", "events"], rows)
 
 
 async def synced(teller: TablePrinter, store: Store, story: DemoStory) -> None:
-    """A first sync, something happens, and the next."""
+    """Show a first sync, a new event, and the next sync."""
     first = await store.sync(ALICE, rooms_limit=ROOMS_SHOWN, timeline_limit=3)
-    about = f"The {ROOMS_SHOWN} rooms with the latest activity; there are {'more' if first.next_rooms else 'no more'}."
+    more = "more" if first.next_rooms else "no more"
+    about = f"The {ROOMS_SHOWN} rooms with the latest activity; there are {more}."
     teller.table("What Alice syncs first", about, SYNC_COLUMNS, _sync_rows(first))
     whole = await store.sync(ALICE, timeline_limit=1)
     new = story.room.message(CAROL, "Has anyone seen the key?")
@@ -124,7 +128,7 @@ def _sync_rows(answer: Sync) -> list[tuple[object, ...]]:
 
 
 async def paged(teller: TablePrinter, store: Store, room_id: RoomId) -> None:
-    """Two pages of history."""
+    """Show two pages of history."""
     page = await store.messages(room_id, ALICE, limit=10)
     rows = [_line(event) for event in page.chunk]
     teller.table(
@@ -156,12 +160,12 @@ def _told_end(end: str | None) -> str:
     return (
         "The room begins here."
         if end is None
-        else f"Exactly as many as asked for; it goes on at the token {end[:24]}…"
+        else f"Exactly as many as requested; the next page starts at the token {end[:24]}…"
     )
 
 
 async def seen(teller: TablePrinter, store: Store, story: DemoStory) -> None:
-    """Who may see what."""
+    """Show which events are visible to whom."""
     ids = [event.event_id for event in story.room.events]
     held = await store.events(ids)
     sights = [await store.visible_to_user(user, ids) for user in (ALICE, BOB, DAVE)] + [
@@ -176,7 +180,10 @@ async def seen(teller: TablePrinter, store: Store, story: DemoStory) -> None:
         )
         for one in ids
     ]
-    about = "Bob came last, Dave left while only members could see; what is soft-failed reaches no user."
+    about = (
+        "Bob came last, Dave left while only members could see;"
+        " a soft-failed event is not visible to users."
+    )
     teller.table(
         "Who may see what",
         about,
@@ -195,7 +202,7 @@ def _flags(event: StoredEvent) -> str:
 
 
 async def state(teller: TablePrinter, store: Store, story: DemoStory) -> None:
-    """The state at an old event, and now."""
+    """Show the state at an old event, and now."""
     at = story.marks["spam"]
     then, now = await store.state_before(at.event_id), await store.current_state(story.room.room_id)
     held = await store.events({*_of(then), *_of(now)})
@@ -207,7 +214,10 @@ async def state(teller: TablePrinter, store: Store, story: DemoStory) -> None:
         )
         for type_, key in STATE_KEYS
     ]
-    about = f"{len(then)} entries then, {len(now)} now. Of the two topics set at once, state resolution chose one."
+    about = (
+        f"{len(then)} entries then, {len(now)} now."
+        " Of the two topics set at once, state resolution chose one."
+    )
     teller.table("The state before Mallory's first words", about, ["key", "then", "now"], rows)
 
 
@@ -232,7 +242,7 @@ def _value(held: dict[EventId, StoredEvent], event_id: EventId | None) -> str:
 
 
 async def backfilled(teller: TablePrinter, store: Store, story: DemoStory) -> None:
-    """What a remote server gets."""
+    """Show a backfill for a remote server."""
     events = await store.backfill(
         story.room.room_id, [story.marks["last"].event_id], 16, server_name=REMOTE
     )
@@ -246,7 +256,10 @@ async def backfilled(teller: TablePrinter, store: Store, story: DemoStory) -> No
         )
         for event in events
     ]
-    about = f"Nobody of Mallory's server {REMOTE} is in the room any more: what was said among members, it gets redacted."
+    about = (
+        f"No user of Mallory's server {REMOTE} is in the room any more:"
+        " it gets messages among members redacted."
+    )
     teller.table(
         f"A backfill for {REMOTE}, newest first", about, ["depth", "who", "what", "served"], rows
     )

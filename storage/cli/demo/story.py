@@ -1,9 +1,9 @@
-"""A room written by hand, so that what is shown of it can be checked by reading along.
+"""A room written by hand, so that a reader can check the results.
 
 Alice and Bob are on this server, Carol and Mallory on others. Alice opens the room and shares its
-history; for a while only members may see what is said; Mallory is banned while his server does not
-listen, and his last words arrive late; two topics are set at the same time; a stray message is
-redacted; Bob comes last, and Dave has come and gone.
+history. For a while only members may see messages. Mallory is banned while his server is
+unreachable, and his last messages arrive late. Two topics are set at the same time. A spam message
+is redacted. Bob joins last, and Dave has joined and left.
 """
 
 from dataclasses import dataclass, field
@@ -24,14 +24,14 @@ NAMES: Final = {ALICE: "Alice", CAROL: "Carol", MALLORY: "Mallory", BOB: "Bob", 
 
 @dataclass(slots=True)
 class DemoStory:
-    """The room, and the events that are asked about."""
+    """The room, and the events that the demonstration queries."""
 
     room: RoomBuilder
     marks: dict[str, BuiltEvent] = field(default_factory=dict)
 
 
 def write(seed: int) -> DemoStory:
-    """The room; its id follows from the seed."""
+    """Return the room; its id follows from the seed."""
     story = DemoStory(RoomBuilder("11", servers=SERVERS, seed=seed))
     _beginning(story)
     _among_members(story)
@@ -61,7 +61,7 @@ def _among_members(story: DemoStory) -> None:
 
 
 def _apart(story: DemoStory) -> None:
-    """Alice's server and Mallory's do not hear each other; then Alice's and Carol's."""
+    """Fork the room twice: Alice's and Mallory's servers, then Alice's and Carol's, are apart."""
     room = story.room
     here, there = room.fork(2)
     story.marks["ban"] = here.ban(ALICE, MALLORY, reason="advertising")

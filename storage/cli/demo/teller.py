@@ -1,4 +1,4 @@
-"""Tables as they come, for people; for programs all of them at the end, as one document."""
+"""Print tables one by one for people; for programs all of them at the end, as one document."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -18,7 +18,7 @@ class TablePrinter:
     def table(
         self, title: str, about: str, columns: Sequence[str], rows: Sequence[Sequence[object]]
     ) -> None:
-        """Show one."""
+        """Show one table."""
         if self.as_json:
             self.told.append(
                 {"title": title, "rows": [dict(zip(columns, row, strict=True)) for row in rows]}
@@ -29,6 +29,6 @@ class TablePrinter:
         typer.echo(about)
 
     def end(self) -> None:
-        """All has been told."""
+        """Print the document for programs."""
         if self.as_json:
             print_json(self.told)

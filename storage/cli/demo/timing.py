@@ -1,4 +1,4 @@
-"""How long the answers take, and in how many statements."""
+"""Time and number of statements of each query."""
 
 import statistics
 import time
@@ -17,7 +17,7 @@ TIMES: Final = 15
 
 @dataclass(slots=True)
 class StatementTimer:
-    """An observer that counts."""
+    """An observer that counts statements."""
 
     count: int = 0
 
@@ -36,13 +36,13 @@ async def timed(
     made: list[DemoRoom],
     counter: StatementTimer,
 ) -> None:
-    """Each question some times; the median."""
+    """Run each query several times; show the medians."""
     chat = max((one.room for one in made if one.what == "an old room"), key=len)
     last = EventId(chat.events[-1].event_id)
     since = (await store.sync(ALICE, timeline_limit=1)).next_batch
     messages = iter(
         [story.room.message(ALICE, f"Still counting: {number}").pdu for number in range(TIMES)]
-    )  # signed beforehand
+    )  # signed before the measurement
     questions: dict[str, Callable[[], Awaitable[object]]] = {
         "sync, everything": lambda: store.sync(ALICE),
         "sync, nothing new": lambda: store.sync(ALICE, since=since),
@@ -59,8 +59,8 @@ async def timed(
     rows = [(what, *await _measured(question, counter)) for what, question in questions.items()]
     teller.table(
         "Timings",
-        f"Medians of {TIMES}, one question at a time; BEGIN and COMMIT are counted as statements.",
-        ["question", "ms", "statements"],
+        f"Medians of {TIMES}, one query at a time; BEGIN and COMMIT count as statements.",
+        ["query", "ms", "statements"],
         rows,
     )
 
