@@ -1,4 +1,5 @@
-# Each target sets up what it needs in .venv; nothing but Python 3.11 or newer and make is required (Java 17 for the Spark tests).
+# Each target sets up its requirements in .venv. You need only Python 3.11 or newer and make, and
+# Java 17 for the Spark tests.
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN    := .venv/bin
@@ -11,39 +12,41 @@ BENCH  ?= --quick
 .DEFAULT_GOAL := help
 .PHONY: help demo demo-spark test lint mutants bench lock format
 
-help: ## this text
+help: ## show this text
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-demo: .venv/.runtime ## rooms in an embedded Postgres: generated, stored, synced, paged, served
+demo: .venv/.runtime ## generate, store, sync and page rooms in an embedded Postgres
 	$(BIN)/room-storage demo
 
-demo-spark: .venv/.dev ## on Spark, in an embedded Postgres: import, export, verify, a streaming read
+demo-spark: .venv/.dev ## import, export, verify and stream on Spark, in an embedded Postgres
 	$(BIN)/room-storage spark demo
 
-test: .venv/.dev ## every test, on the embedded Postgres; a small set also on Debian's 15 where it is installed
+test: .venv/.dev ## run all tests on the embedded Postgres, and some on Debian's 15
 	$(BIN)/python -m pytest -n 2 --dist loadgroup
-	@if [ -x $(DEBIAN)/postgres ]; then STORAGE_TEST_POSTGRES=debian $(BIN)/python -m pytest -q -n 2 -m every_postgres; \
-	else echo "Postgres 15 is not installed here: the set for the oldest version was not run"; fi
+	@if [ -x $(DEBIAN)/postgres ]; \
+	then STORAGE_TEST_POSTGRES=debian $(BIN)/python -m pytest -q -n 2 -m every_postgres; \
+	else echo "Postgres 15 is not installed: skipped the tests for the oldest version"; fi
 
-lint: .venv/.dev ## formatting, ruff, mypy strict, layers
+lint: .venv/.dev ## check formatting, ruff, mypy strict, layers
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-mutants: .venv/.mutants ## change the pure layers one place at a time: do the tests find it? Takes hours; goes on where it was
+mutants: .venv/.mutants ## mutate the pure layers and run the tests; takes hours, resumes
 	$(BIN)/python .ci/mutants.py $(MUTANTS)
 
-bench: .venv/.dev ## benchmarks in their quick sizes, with a page in benchmarks/results; BENCH= for the full ones
+bench: .venv/.dev ## run the quick benchmarks; BENCH= for the full ones
 	$(BIN)/python -m benchmarks $(BENCH)
 	$(BIN)/python -m benchmarks report
 
-format: .venv/.dev ## rewrite the source as lint wants it
+format: .venv/.dev ## format the source
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-lock: .venv/.dev ## resolve the development dependencies again
-	$(BIN)/uv pip compile --quiet --universal --extra dev --extra mutants --no-emit-index-url --no-emit-find-links --no-header --no-annotate \
+lock: .venv/.dev ## update the lock of development dependencies
+	$(BIN)/uv pip compile --quiet --universal --extra dev --extra mutants \
+		--no-emit-index-url --no-emit-find-links --no-header --no-annotate \
 		--output-file $(LOCK) pyproject.toml
 
 .venv/bin/python:

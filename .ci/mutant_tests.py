@@ -1,6 +1,6 @@
-"""A plugin of pytest for `make mutants`: a mutant meets the tests of its own folder, the quick ones first.
+"""A pytest plugin for `make mutants`: run only the tests of the mutant's folder, quick ones first.
 
-So what a test means to say about a layer stands next to the other tests of that layer, and most mutants end within a second.
+The tests of a layer are in its own folder, so most mutants are found within a second.
 """
 
 import json
@@ -11,8 +11,9 @@ import pytest
 
 
 def pytest_configure() -> None:
-    """Have random tests end with the first example that fails: nobody reads a smaller one."""
-    from hypothesis import Phase, settings  # noqa: PLC0415  # its own plugin of pytest wants to be imported first
+    """Stop random tests at the first failing example: shrinking it has no use here."""
+    # hypothesis must load its own pytest plugin first
+    from hypothesis import Phase, settings  # noqa: PLC0415
 
     settings.register_profile(
         "mutants", phases=(Phase.explicit, Phase.generate), report_multiple_bugs=False
@@ -22,7 +23,7 @@ def pytest_configure() -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Keep the tests of the mutant's folder; those of quick files come first, and of a file the quick ones."""
+    """Keep the tests of the mutant's folder; sort by the time of their file, then by their own."""
     layer = os.environ.get("MUTANT_UNDER_TEST", "").split(".")
     if layer[0] != "storage":
         return  # mutmut counts or lists the tests

@@ -1,7 +1,8 @@
-"""Print the type errors of mutants, as mypy prints them in JSON: mutmut counts a mutant that has one as found.
+"""Print the type errors of mutants in mypy's JSON: mutmut counts a mutant with one as found.
 
-mutmut runs this in its folder mutants/, where every mutant is a function of its own in the module that it changes. An error counts
-if the code as it is, which stands there as `…__mutmut_orig`, has none. Opinions of mypy, such as unreachable code, do not count.
+mutmut runs this in its folder mutants/, where every mutant is a separate function in the module
+that it changes. An error counts only if the original code, `…__mutmut_orig`, has none. Style
+findings of mypy, such as unreachable code, do not count.
 """
 
 import ast
@@ -37,7 +38,7 @@ def modules() -> list[str]:
 
 
 def mutants(path: str) -> dict[int, str]:
-    """Return the name of the mutant that each line of a module belongs to."""
+    """Return the mutant's name for each line of a module."""
     tree = ast.parse(Path(path).read_text("utf-8"))
     functions = [
         node

@@ -1,9 +1,10 @@
 #!/usr/bin/env python
-"""Change the code of the pure layers, one place at a time, and run the tests of the same folder: `make mutants`.
+"""Mutate the pure layers and run the tests of the same folder: `make mutants`.
 
-Arguments are names of mutants or patterns such as "storage.graph*"; without any, those without a result are run. `--again` runs
-the survivors, for tests that are new; `--report` runs none. mutmut keeps what it found in mutants/. The exit code is 1 if more than
-3 % survive, or one that tests/mutants.toml does not explain. A mutant with a type error is found, too (mutant_types.py).
+Arguments are names of mutants or patterns such as "storage.graph*". Without any, the mutants
+without a result are run. `--again` runs the survivors, for new tests; `--report` only reports.
+mutmut keeps its results in mutants/. The exit code is 1 if more than 3 % survive, or if a survivor
+is not explained in tests/mutants.toml. A mutant with a type error is found, too (mutant_types.py).
 """
 
 import ast
@@ -36,7 +37,7 @@ SERVER = Config(embedded_fsync=False, embedded_shared_buffers_mb=128, embedded_c
 
 
 def environment(dsn: str) -> dict[str, str]:
-    """Return the environment of the tests: one server for all of them, and the vectors where they lie."""
+    """Return the environment of the tests: one server for all of them, and the test vectors."""
     vectors = os.environ.get("STORAGE_VECTORS", str(ROOT.parent / "shared" / "vectors"))
     return {
         "STORAGE_EXAMPLES": "20",
@@ -63,7 +64,7 @@ def results() -> dict[str, str]:
 
 
 def sources(module: str) -> dict[str, list[str]]:
-    """Return the lines of each mutant of a module, and of each original, by the name of its function."""
+    """Return the lines of each mutant and original of a module, by function name."""
     text = (ROOT / "mutants" / Path(*module.split("."))).with_suffix(".py").read_text("utf-8")
     functions = [
         node
@@ -78,7 +79,7 @@ def sources(module: str) -> dict[str, list[str]]:
 
 
 def change(name: str, made: dict[str, list[str]]) -> tuple[str, str]:
-    """Return the lines that a mutant takes away and the lines that it adds, without their indentation."""
+    """Return the lines that a mutant removes and those that it adds, without indentation."""
     original, mutant = name.rpartition("_")[0].rpartition(".")[2] + "_orig", name.rpartition(".")[2]
     lines = list(difflib.unified_diff(made[original], made[mutant], n=0))[2:]
     before, after = ([line[1:].strip() for line in lines if line[0] == sign] for sign in "-+")
@@ -86,13 +87,16 @@ def change(name: str, made: dict[str, list[str]]) -> tuple[str, str]:
 
 
 def function(name: str) -> str:
-    """Return the name of the function: "storage.graph.topological_ordering.x_above__mutmut_3" is of "storage.graph.topological_ordering.above"."""
+    """Return the name of the mutant's function.
+
+    For "storage.graph.order.x_above__mutmut_3" it is "storage.graph.order.above".
+    """
     module, _, last = name.rpartition("__mutmut_")[0].rpartition(".")
     return f"{module}.{last.removeprefix('x_').removeprefix('xǁ').replace('ǁ', '.')}"
 
 
 def why(name: str, before: str, after: str) -> str | None:
-    """Return why tests/mutants.toml says that a change makes no difference; None if it does not say so."""
+    """Return why tests/mutants.toml calls a change equivalent; None if it does not."""
     for rule in EXPLAINED.get("rule", []):
         if (
             re.fullmatch(rule["function"], function(name))
@@ -139,13 +143,14 @@ def summary(modules: dict[str, Counter[str]], unexplained: int) -> int:
     surviving = sum(total[status] for status in SURVIVED)
     share = surviving / max(total["mutants"], 1)
     print(
-        f"{total['mutants']} mutants, {surviving} survive ({share:.2%}), {unexplained} of them are not explained"
+        f"{total['mutants']} mutants, {surviving} survive ({share:.2%}),"
+        f" {unexplained} of them are not explained"
     )
     return 1 if share > ALLOWED or unexplained else 0
 
 
 def main(names: list[str]) -> int:
-    """Run the mutants that are named, then report all results."""
+    """Run the named mutants, then report all results."""
     with tempfile.TemporaryDirectory(prefix="room-storage-mutants-") as folder:
         server = EmbeddedPostgres(Path(folder), config=SERVER)
         children = os.environ.get("MUTANTS_CHILDREN", "2")

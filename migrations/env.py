@@ -1,10 +1,13 @@
-"""How alembic reaches the database: `alembic upgrade head`, with STORAGE_DSN or `-x dsn=…`; `--sql` needs neither.
+"""Alembic's environment: `alembic upgrade head`, with STORAGE_DSN or `-x dsn=…`.
 
-Each step is a transaction of its own (storage/database/steps.py), under a lock of the session, so that two processes that start together do
-not collide. Who waits for it asks again and again, in no transaction: an index that is built concurrently would wait for a waiting one.
+With `--sql` no database is needed. Each step is a separate transaction (storage/database/steps.py).
+A session lock keeps two processes that start together from colliding. A process waits for the lock
+by polling outside of a transaction, because an index that is built concurrently would wait for a
+waiting transaction.
 
-`-x lock_timeout_ms=2000`: how long a step waits for a lock. `-x role_prefix=room_storage`: how the roles are called, "none" for no roles.
-`-x database_schema=public`: the schema of the tables, else STORAGE_DATABASE_SCHEMA.
+`-x lock_timeout_ms=2000`: how long a step waits for a lock. `-x role_prefix=room_storage`: the
+prefix of the roles, "none" for no roles. `-x database_schema=public`: the schema of the tables,
+else STORAGE_DATABASE_SCHEMA.
 """
 
 import asyncio
@@ -46,7 +49,8 @@ ORDER BY 1
 CHECK_ENCODING: Final = """DO $$
 BEGIN
     IF current_setting('server_encoding') <> 'UTF8' THEN
-        RAISE EXCEPTION 'the database has the encoding %, and events need UTF8', current_setting('server_encoding')
+        RAISE EXCEPTION 'the database has the encoding %, and events need UTF8',
+          current_setting('server_encoding')
             USING HINT = 'CREATE DATABASE name ENCODING ''UTF8'' TEMPLATE template0';
     END IF;
 END
@@ -63,7 +67,7 @@ def _dsn() -> str:
 
 
 def _settings() -> dict[str, str]:
-    """Of the session: `room_storage.role_prefix` is for the step that makes the roles."""
+    """Return the session's settings; the step that creates roles reads the role prefix."""
     return {
         "lock_timeout": str(lock_timeout_ms()),
         "room_storage.role_prefix": checked_prefix(setting("role_prefix")),
@@ -83,7 +87,7 @@ async def _wait_for_turn(driver: Any) -> None:
 
 
 async def _refuse_old_writers(driver: Any) -> None:
-    """`MigrationBlocked` if a step to come is for after the last old process, and there is one."""
+    """Raise `MigrationBlocked` if a pending step must wait for old processes, and one runs."""
     current = (
         await driver.fetchval(SQL_REVISION) if await driver.fetchval(SQL_HAS_REVISION) else None
     )
@@ -93,16 +97,16 @@ async def _refuse_old_writers(driver: Any) -> None:
     for step in steps_between(context.script, current, target):
         if step.phase == "post" and (old := await _old_writers(driver, step.revision)):
             reason = (
-                f"processes of an older release are at work ({', '.join(old)}): replace them first; "
-                f"`room-storage migrate --pre` does what can be done now"
+                f"processes of an older release run ({', '.join(old)}): replace them first; "
+                f"`room-storage migrate --pre` runs the steps that are possible now"
             )
             raise MigrationBlocked(reason, revision=step.revision)
 
 
 async def _old_writers(driver: Any, revision: str) -> list[str]:
-    """Who is at work and does not know the revision.
+    """Return the running writers that do not know the revision.
 
-    One that has just ended may have left sessions that Postgres ends in a moment.
+    A writer that has just ended may have left sessions, which Postgres ends in a moment.
     """
     deadline = time.monotonic() + SESSIONS_END_SECONDS
     while True:
@@ -144,13 +148,13 @@ async def _online() -> None:
 
 
 def _told(_: Any, message: Any) -> None:
-    """What a step says (RAISE WARNING) goes into the log."""
+    """Log the warnings of a step (RAISE WARNING)."""
     if message.severity_en == "WARNING":
         logger.warning("%s%s", message.message, f"\n{message.hint}" if message.hint else "")
 
 
 def _literal(name: str, value: str) -> str:
-    """A list of names stands as it is: quoted it would be one name."""
+    """Quote a value, except a list of names: quoted it would be one name."""
     return value if name == "search_path" else f"'{value}'"
 
 

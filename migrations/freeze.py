@@ -1,4 +1,7 @@
-"""Copy today's schema and grants into the first migrations: `python migrations/freeze.py`, until the first release."""
+"""Copy today's schema and grants into the first migrations, until the first release.
+
+python migrations/freeze.py
+"""
 
 import shutil
 from pathlib import Path

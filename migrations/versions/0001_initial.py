@@ -1,7 +1,8 @@
-"""The first schema: a frozen copy of storage/database/schema.sql, in 0001_initial.sql beside this file.
+"""Create the first schema: a frozen copy of storage/database/schema.sql, in 0001_initial.sql.
 
-Once released, the copy never changes; what comes after is a revision of its own. Until then, `python migrations/freeze.py` copies
-the schema again. `storage.database.migrate.check_schema` looks at the comment that says which form of it has made a database.
+Once released, the copy never changes, and later changes are separate revisions. Until then, `python
+migrations/freeze.py` copies the schema again. A comment records which form of the schema created a
+database; `storage.database.migrate.check_schema` compares it.
 """
 
 from pathlib import Path

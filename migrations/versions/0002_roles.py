@@ -1,6 +1,7 @@
-"""Roles and what they may: a frozen copy of storage/database/grants.sql, in 0002_roles.sql beside this file.
+"""Create roles and grants: a frozen copy of storage/database/grants.sql, in 0002_roles.sql.
 
-Whoever may not make roles is told what to do instead; the schema serves without them. `room-storage migrate --grants` does this again.
+Without the right to create roles, the step warns and says what to do instead; the schema works
+without them. `room-storage migrate --grants` runs this again.
 """
 
 from pathlib import Path
@@ -18,4 +19,4 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """The grants go with their roles: DROP OWNED BY …; DROP ROLE …."""
+    """Keep the grants: they go with their roles, by DROP OWNED BY …; DROP ROLE …."""

@@ -1,4 +1,7 @@
-"""A table for the old ranges of whoever comes and goes often, and functions that read it: see 0004_past_visibility.sql beside this file."""
+"""Add a table for old visibility ranges of principals with many, and functions that read it.
+
+The statements are in 0004_past_visibility.sql.
+"""
 
 from pathlib import Path
 from typing import Final

@@ -1,4 +1,7 @@
-"""Old ranges of visibility move to the table for them. Code that does not read that table would hide what they tell of, or show too much."""
+"""Move old visibility ranges to their table.
+
+Code that does not read that table would hide events, or show too many.
+"""
 
 from typing import Final
 
@@ -19,8 +22,9 @@ OLD: Final = (
     "stretches_of(int, int, int8multirange)",
 )
 
-# Room by room, as the place is one number. What storage/visibility/past.py does when such a row is written next: of more than 16 ranges the
-# oldest go to rows of 8. A principal with as many ranges that it is in by an invitation alone is left for that.
+# Room by room, because the place of a job is one number. It does the same as
+# storage/visibility/past.py at the next write of such a row: of more than 16 ranges the oldest go
+# to rows of 8. It skips principals with as many ranges by invitation alone; that code handles them.
 BATCH: Final = """
 WITH
 part AS MATERIALIZED (
@@ -41,7 +45,7 @@ locked AS MATERIALIZED (
     SELECT room_nid, pg_advisory_xact_lock(1919905645, room_nid)
     FROM (SELECT DISTINCT room_nid FROM long ORDER BY room_nid) AS ordered
 ),
-held AS (  -- plans that remember the rows are refused from here on
+held AS (  -- plans with cached copies of the rows are refused from here on
     UPDATE rooms r
     SET write_version = r.write_version + 1
     FROM locked
@@ -49,43 +53,51 @@ held AS (  -- plans that remember the rows are refused from here on
     RETURNING r.room_nid
 ),
 piece AS MATERIALIZED (
-    SELECT v.room_nid, v.principal_nid, v.audiences, v.invited_audiences, p.place, p.first, p.pieces,
+    SELECT p.room_nid, p.principal_nid, v.audiences, v.invited_audiences, p.place, p.first,
+        p.pieces,
         lead(p.first) OVER (PARTITION BY v.room_nid, v.principal_nid ORDER BY p.place) AS next
     FROM long
     JOIN visibility v USING (room_nid, principal_nid)
     CROSS JOIN LATERAL (
-        SELECT (r.place - 1) / 8 AS place, min(lower(r.range)) AS first, (max(max(r.place)) OVER () - 9) / 8 AS pieces
+        SELECT (r.place - 1) / 8 AS place, min(lower(r.range)) AS first,
+          (max(max(r.place)) OVER () - 9) / 8 AS pieces
         FROM unnest(v.audiences) WITH ORDINALITY AS r (range, place)
         GROUP BY 1
     ) AS p
 ),
 cut AS (
-    SELECT p.*, int8multirange(int8range(CASE WHEN p.place > 0 THEN p.first END, CASE WHEN p.place < p.pieces THEN p.next END)) AS told
+    SELECT p.*, int8multirange(int8range(CASE WHEN p.place > 0 THEN p.first END,
+      CASE WHEN p.place < p.pieces THEN p.next END)) AS told
     FROM piece p
     WHERE p.place <= p.pieces
 ),
-kept AS (  -- unless somebody has written the row meanwhile, and cut it
+kept AS (  -- unless another session has written the row meanwhile, and cut it
     UPDATE visibility v
     SET audiences = v.audiences * c.told,
         invited_audiences = NULLIF(v.invited_audiences * c.told, '{}'),
         first_audience = c.first
     FROM cut c
     JOIN held USING (room_nid)
-    WHERE v.room_nid = c.room_nid AND v.principal_nid = c.principal_nid AND c.place = c.pieces AND v.first_audience IS NULL
-        AND v.audiences = c.audiences AND v.invited_audiences IS NOT DISTINCT FROM c.invited_audiences
+    WHERE v.room_nid = c.room_nid AND v.principal_nid = c.principal_nid AND c.place = c.pieces
+      AND v.first_audience IS NULL AND v.audiences = c.audiences
+      AND v.invited_audiences IS NOT DISTINCT FROM c.invited_audiences
     RETURNING v.room_nid, v.principal_nid
 ),
 past AS (
-    INSERT INTO past_visibility (first_audience, opened_topological, room_nid, principal_nid, audiences, invited_audiences, topological_ranges)
-    SELECT CASE WHEN c.place > 0 THEN c.first ELSE 0 END, CASE WHEN c.place > 0 THEN COALESCE(opened.topological, 0) ELSE 0 END,
-        c.room_nid, c.principal_nid, c.audiences * c.told, NULLIF(c.invited_audiences * c.told, '{}'),
+    INSERT INTO past_visibility (first_audience, opened_topological, room_nid, principal_nid,
+      audiences, invited_audiences, topological_ranges)
+    SELECT CASE WHEN c.place > 0 THEN c.first ELSE 0 END,
+      CASE WHEN c.place > 0 THEN COALESCE(opened.topological, 0) ELSE 0 END,
+        c.room_nid, c.principal_nid, c.audiences * c.told,
+        NULLIF(c.invited_audiences * c.told, '{}'),
         disjoint_topological_ranges(c.room_nid, c.audiences * c.told, NULL, NULL, '{}')
     FROM cut c
     JOIN kept USING (room_nid, principal_nid)
     LEFT JOIN LATERAL (
         SELECT a.opened_topological AS topological
         FROM audiences a
-        WHERE a.room_nid = c.room_nid AND a.audience <= (c.first >> 40) << 40 AND a.opened_topological IS NOT NULL
+        WHERE a.room_nid = c.room_nid AND a.audience <= (c.first >> 40) << 40
+          AND a.opened_topological IS NOT NULL
         ORDER BY a.audience DESC
         LIMIT 1
     ) AS opened ON true

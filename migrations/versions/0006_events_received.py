@@ -1,4 +1,4 @@
-"""An index by time of receipt, so that a read of a day of receipt, on Spark or by hand, reads that day."""
+"""Add an index by time of receipt, so that a read of one day of receipt reads only that day."""
 
 from typing import Final
 
@@ -14,5 +14,6 @@ phase: Final[Phase] = "pre"
 def upgrade() -> None:
     index_concurrently("events_received_ts_idx", "ON events (received_ts)")
     op.execute(
-        "COMMENT ON INDEX events_received_ts_idx IS 'Serves: the events received within a time (storage/pipeline/source/filters.py).'"
+        "COMMENT ON INDEX events_received_ts_idx IS 'Serves: the events received within a time"
+        " (storage/pipeline/source/filters.py).'"
     )

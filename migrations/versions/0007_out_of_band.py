@@ -1,4 +1,7 @@
-"""A table for memberships that came out of band, with their stripped state, and the rights to it: see 0007_out_of_band.sql beside this file."""
+"""Add a table for out-of-band memberships with their stripped state, and its grants.
+
+The statements are in 0007_out_of_band.sql.
+"""
 
 from pathlib import Path
 from typing import Final

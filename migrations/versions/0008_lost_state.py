@@ -1,4 +1,4 @@
-"""The function that reads a state without its members says whether rows of it are lost."""
+"""Make the function that reads a state without its members report lost rows."""
 
 from typing import Final
 
@@ -9,7 +9,8 @@ down_revision: Final = "0007"
 phase: Final[Phase] = "pre"
 
 SCRIPT: Final = """
-CREATE OR REPLACE FUNCTION state_but_members(state_group bigint) RETURNS TABLE (state_key_nid int, event_nid bigint)
+CREATE OR REPLACE FUNCTION state_but_members(state_group bigint)
+RETURNS TABLE (state_key_nid int, event_nid bigint)
 LANGUAGE sql STABLE ROWS 20 AS $$
     SELECT folded.state_key_nid, folded.event_nid
     FROM (
@@ -27,11 +28,13 @@ LANGUAGE sql STABLE ROWS 20 AS $$
     WHERE folded.event_nid IS DISTINCT FROM 0
 $$;
 COMMENT ON FUNCTION state_but_members IS
-    'As state_entries, without the members, which are not looked at. A row of NULLs says that the group or a row of its path is lost.';
+    'As state_entries, without the members, which are not looked at. '
+    'A row of NULLs says that the group or a row of its path is lost.';
 """
 
 BEFORE: Final = """
-CREATE OR REPLACE FUNCTION state_but_members(state_group bigint) RETURNS TABLE (state_key_nid int, event_nid bigint)
+CREATE OR REPLACE FUNCTION state_but_members(state_group bigint)
+RETURNS TABLE (state_key_nid int, event_nid bigint)
 LANGUAGE sql STABLE ROWS 20 AS $$
     SELECT folded.state_key_nid, folded.event_nid
     FROM (
@@ -39,13 +42,15 @@ LANGUAGE sql STABLE ROWS 20 AS $$
         FROM state_groups wanted
         CROSS JOIN unnest(wanted.back) WITH ORDINALITY AS step (back, place)
         JOIN state_groups part ON part.state_group = wanted.state_group - step.back
-        CROSS JOIN LATERAL unnest(part.key_nids, part.event_nids) AS entry (state_key_nid, event_nid)
+        CROSS JOIN LATERAL unnest(part.key_nids, part.event_nids)
+            AS entry (state_key_nid, event_nid)
         WHERE wanted.state_group = $1
         ORDER BY entry.state_key_nid, step.place DESC
     ) AS folded
     WHERE folded.event_nid <> 0
 $$;
-COMMENT ON FUNCTION state_but_members IS 'As state_entries, without the members, which are not looked at.';
+COMMENT ON FUNCTION state_but_members IS
+  'As state_entries, without the members, which are not looked at.';
 """
 
 

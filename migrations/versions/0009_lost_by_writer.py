@@ -1,4 +1,7 @@
-"""Gaps that restores left say for each writer where its gap begins: code of before this reads the furthest writer's alone."""
+"""Record for each writer where the gap of a restore begins.
+
+Code before this revision reads only the gap of the furthest writer.
+"""
 
 from typing import Final
 
@@ -12,10 +15,13 @@ SCRIPT: Final = """
 ALTER TABLE lost_positions
     ADD COLUMN instance_names text[] COLLATE "C" NOT NULL DEFAULT '{}',
     ADD COLUMN kept_upto bigint[] NOT NULL DEFAULT '{}',
-    ADD CONSTRAINT lost_positions_writers_check CHECK (cardinality(instance_names) = cardinality(kept_upto));
-COMMENT ON COLUMN lost_positions.instance_names IS 'The writers that the stream had. Empty: the gap is of code that did not note them.';
+    ADD CONSTRAINT lost_positions_writers_check
+        CHECK (cardinality(instance_names) = cardinality(kept_upto));
+COMMENT ON COLUMN lost_positions.instance_names IS
+    'The writers that the stream had. Empty: the gap is of code that did not note them.';
 COMMENT ON COLUMN lost_positions.kept_upto IS
-    'For each of these writers: up to where its facts were kept. Its gap begins there, at or before lost_after, as writers do not commit in the order of their ids.';
+    'For each of these writers: up to where its facts were kept. Its gap begins there, '
+    'at or before lost_after, as writers do not commit in the order of their ids.';
 """
 
 BEFORE: Final = """

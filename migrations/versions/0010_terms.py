@@ -1,6 +1,7 @@
-"""Tables, columns and functions get the names of the field: reordered, superseded, retained, visibility, topological ranges.
+"""Rename tables, columns and functions to common terms: reordered, superseded, retained, ranges.
 
-Catalogue only, so it takes milliseconds. Processes of the release before know the old names: it is refused while one of them lives.
+It changes only the catalogue, so it takes milliseconds. Processes of the previous release know the
+old names, so the step is refused while one of them runs.
 """
 
 from pathlib import Path
