@@ -1,6 +1,8 @@
-"""`python -m benchmarks [names] [--quick] [--profile]`: run them, all but peer, giant and scaling, or those named; results go to benchmarks/results.
+"""`python -m benchmarks [names] [--quick] [--profile]`: run benchmarks.
 
-Of results: `python -m benchmarks report` (a page with plots), `compare A.json B.json`, `readme` (the README's table of the peer).
+Without names, all run except peer, giant and scaling. Results go to benchmarks/results. Commands on
+results: `python -m benchmarks report` (a page with plots), `compare A.json B.json`, `readme` (the
+README's table of the peer).
 """
 
 import argparse
@@ -13,16 +15,17 @@ import uvloop
 from benchmarks import compare, readme, report
 from benchmarks.harness import RESULTS, Bench, bench_server, whole_run
 
+# peer installs another engine on first use, giant takes an hour, scaling starts a cluster
 BY_NAME_ONLY = {
     "peer",
     "giant",
     "scaling",
-}  # one installs another engine on first use, one is for an hour, one starts a cluster
+}
 OF_RESULTS = {"report": report.main, "compare": compare.main, "readme": readme.main}
 
 
 def names() -> list[str]:
-    """The modules of this folder that measure something: those with a function `run`."""
+    """Return the modules of this folder that measure something: those with a function `run`."""
     return sorted(
         path.stem
         for path in Path(__file__).parent.glob("*.py")
@@ -31,7 +34,7 @@ def names() -> list[str]:
 
 
 def main() -> int:
-    """Run what the command line names."""
+    """Run the benchmarks or the command named on the command line."""
     if sys.argv[1:2] and sys.argv[1] in OF_RESULTS:
         return OF_RESULTS[sys.argv[1]](sys.argv[2:])
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
@@ -39,21 +42,21 @@ def main() -> int:
         "names",
         nargs="*",
         metavar="name",
-        help=f"of {', '.join(names())}; all but {', '.join(sorted(BY_NAME_ONLY))} if none is given",
+        help=f"of {', '.join(names())}; default: all but {', '.join(sorted(BY_NAME_ONLY))}",
     )
     parser.add_argument(
-        "--quick", action="store_true", help="small sizes and few rounds, to see that it works"
+        "--quick", action="store_true", help="small sizes and few rounds, to check that it works"
     )
     parser.add_argument(
         "--events",
         type=int,
         metavar="N",
-        help="events a round, where a benchmark leaves that open (peer)",
+        help="events per round (peer only)",
     )
     parser.add_argument(
         "--profile",
         action="store_true",
-        help="show where the time goes in Python, instead of measuring",
+        help="profile Python instead of measuring",
     )
     parser.add_argument(
         "--results",

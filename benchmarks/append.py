@@ -1,7 +1,8 @@
-"""Storing events: one at a time, in batches, in one room and in many, one after the other and at once.
+"""Storing events: one at a time, in batches, in one room and in many, in turn and concurrently.
 
-Events are live ones of small chats, generated and signed before; signatures are not checked here. The limit is the same
-bytes through a bare durable `INSERT … unnest` of id and bytes, on the same server, with as many clients.
+Events are live ones of small chats, generated and signed before; signatures are not checked here.
+The limit is a bare durable `INSERT … unnest` of the same ids and bytes, on the same server, with as
+many clients.
 """
 
 import asyncio
@@ -17,7 +18,7 @@ import storage
 from benchmarks.harness import Bench, Spent, Trips, percentiles, show, spent, spread
 from storage.testing import SHAPES, GeneratedEvent, generate_room
 
-BASE_EVENTS: Final = 60  # of each room, stored before any clock runs: creation and first members
+BASE_EVENTS: Final = 60  # per room, stored before the measurement: creation and first members
 SEED: Final = 7_000
 
 RAW_TABLE: Final = (
@@ -28,7 +29,7 @@ RAW_INSERT: Final = "INSERT INTO raw SELECT * FROM unnest($1::text[], $2::bytea[
 
 @dataclass(frozen=True, slots=True)
 class AppendScenario:
-    """So many clients append batches, each its next when the last is answered; a batch takes rooms in turn."""
+    """Clients that append batches, each after its last result; batches take rooms in turn."""
 
     name: str
     rooms: int
@@ -53,7 +54,7 @@ Batch = Sequence[GeneratedEvent]
 
 
 class AppendRound(NamedTuple):
-    """One round: what it took, and the latencies of its batches in seconds."""
+    """One round: its cost, and the latencies of its batches in seconds."""
 
     events: int
     batches: int
@@ -66,7 +67,7 @@ class AppendRound(NamedTuple):
 
 
 async def run(bench: Bench) -> None:
-    """All scenarios."""
+    """Run all scenarios."""
     for scenario in SCENARIOS:
         rounds = bench.size(5, 2)
         events = (
@@ -85,7 +86,7 @@ async def run(bench: Bench) -> None:
 
 
 def _input(scenario: AppendScenario, events: int) -> tuple[list[Batch], list[list[Batch]]]:
-    """What is stored before, and for each client its batches."""
+    """Return the events stored before, and the batches of each client."""
     each = -(-events // scenario.rooms)
     rooms = [
         list(generate_room(SHAPES["small_chat"], BASE_EVENTS + each, seed=SEED + number))
@@ -107,7 +108,7 @@ def _input(scenario: AppendScenario, events: int) -> tuple[list[Batch], list[lis
 async def _measure(
     bench: Bench, base: list[Batch], clients: list[list[Batch]], rounds: int
 ) -> list[AppendRound]:
-    """Rounds of ours and of the limit, in turn: what else the machine does falls on both."""
+    """Alternate rounds of the store and of the limit, so that other load affects both."""
     trips = Trips()
     async with (
         bench.database() as dsn,
@@ -120,7 +121,7 @@ async def _measure(
         for batch in base:
             await store.append([event.pdu for event in batch])
         gc.collect()
-        gc.freeze()  # the input and the program: the collector has to do with what the store makes
+        gc.freeze()  # the collector then handles only the store's objects
         measured = []
         for number in range(rounds):
             parts = [_share(batches, number, rounds) for batches in clients]
@@ -164,7 +165,7 @@ async def _wal(store: storage.Store) -> int:
 
 
 async def _limit(pool: Any, clients: list[list[Batch]]) -> float:
-    """Events per second of the bare insert of the same bytes in the same batches, from as many clients."""
+    """Return events per second of the bare insert of the same batches, from as many clients."""
     rows = [
         [([event.event_id for event in batch], [event.pdu for event in batch]) for batch in batches]
         for batches in clients

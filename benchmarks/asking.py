@@ -1,8 +1,8 @@
-"""What the benchmarks of reads share: two databases of which one is ten times the other, and questions that are asked of both in turn.
+"""Shared parts of the read benchmarks: two databases, one ten times the other, queried in turn.
 
-Every round asks something else, so that no answer is the last one again; Postgres is warm, and nothing of ours is remembered between
-questions. What else the machine does falls on the clock, so CPU time stands beside it: that of this process, and that of the backends by
-Linux' /proc. The ratio is of the medians of both together.
+Every round queries something else, so that no result repeats. Postgres is warm, and the store
+caches nothing between queries. Other load affects the clock, so CPU time is measured as well: of
+this process, and of the backends by Linux' /proc. The ratio is of the medians of both together.
 """
 
 import asyncio
@@ -28,19 +28,22 @@ from storage.queries.catalogue import QueryArguments, ask
 
 LARGE: Final = (Crowd(10_000, 5_000_000, 50_000), Crowd(1_000, 500_000, 5_000))
 SMALL: Final = (Crowd(80, 8_000, 200), Crowd(40, 4_000, 100))
-WARM: Final = (
-    8  # rounds before the clock runs: by then plans are generic where Postgres makes them so
-)
+# rounds before the measurement: by then Postgres has chosen generic plans
+WARM: Final = 8
 CLIENTS: Final = 100
 TIME_MS: Final = 1_800_000_000_000
-SQL_BACKENDS: Final = "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND backend_type = 'client backend'"
+SQL_BACKENDS: Final = """
+SELECT pid
+FROM pg_stat_activity
+WHERE datname = current_database() AND backend_type = 'client backend'
+"""
 
 Question = Callable[[], Awaitable[object]]
 
 
 @dataclass(slots=True)
 class TaskStatements:
-    """An observer that counts what one task sends, without BEGIN and COMMIT."""
+    """An observer that counts the statements of one task, without BEGIN and COMMIT."""
 
     count: int = 0
     task: "asyncio.Task[Any] | None" = None
@@ -66,14 +69,14 @@ class AskedEngine:
     pens: dict[int, Pen] = field(default_factory=dict)
 
     async def watch(self) -> None:
-        """Look which backends there are."""
+        """Find the backends."""
         async with self.store.database.connection() as conn:
             self.backends = [
                 Path(f"/proc/{pid}/schedstat") for pid in await conn.fetchvals(SQL_BACKENDS)
             ]
 
     def postgres_seconds(self) -> float:
-        """CPU time of the backends so far."""
+        """Return the CPU time of the backends so far."""
         total = 0
         for path in self.backends:
             with contextlib.suppress(OSError):
@@ -81,7 +84,7 @@ class AskedEngine:
         return total / 1e9
 
     async def say(self, rooms: Iterable[int]) -> None:
-        """A message in each of these rooms."""
+        """Append a message to each of these rooms."""
         pdus = []
         for number in rooms:
             pen = self.pens.get(number) or await self._pen(number)
@@ -102,7 +105,7 @@ class AskedEngine:
             raise RuntimeError(f"not stored: {results[:3]}")
 
     async def _pen(self, number: int) -> Pen:
-        """At the end of a room."""
+        """Return a pen at the end of a room."""
         room = RoomId(room_id(number))
         [tip] = await self.store.forward_extremities(room)
         last = await self.store.event(tip)
@@ -115,7 +118,7 @@ class AskedEngine:
         return self.pens[number]
 
     async def plans(self, name: str, given: QueryArguments) -> list[QueryPlan]:
-        """How a question is answered (storage.queries.catalogue), asked twice so that the second is warm."""
+        """Return the plans of a query (storage.queries.catalogue), when it is warm."""
         plans: list[QueryPlan] = []
         for _ in range(2):
             async with self.store.database.transaction(
@@ -129,7 +132,7 @@ class AskedEngine:
 
 @asynccontextmanager
 async def sides(bench: Bench) -> AsyncIterator[tuple[AskedEngine, AskedEngine]]:
-    """The large database and the small one; built if they are not there yet."""
+    """Yield the large database and the small one; build the missing ones."""
     async with AsyncExitStack() as stack:
         opened = []
         for crowd in SMALL if bench.quick else LARGE:
@@ -158,9 +161,9 @@ async def in_turn(
     prepare: Callable[[AskedEngine, int], Awaitable[Question]],
     rounds: int,
 ) -> dict[str, Any]:
-    """Milliseconds, Python's part of it, and statements, on each side.
+    """Return milliseconds, Python's part of them, and statements, on each side.
 
-    ``prepare`` makes the question of a round; it is not timed.
+    ``prepare`` makes the query of a round; it is not timed.
     """
     taken: dict[str, list[AnswerCost]] = {side.name: [] for side in both}
     for number in range(WARM + rounds):
@@ -174,7 +177,7 @@ async def in_turn(
 
 
 class AnswerCost(NamedTuple):
-    """What one answer took: seconds on the clock, of this process, of Postgres; statements."""
+    """The cost of one result: seconds on the clock, of this process, of Postgres; statements."""
 
     clock: float
     python: float
@@ -183,7 +186,7 @@ class AnswerCost(NamedTuple):
 
 
 async def measured(side: AskedEngine, question: Question) -> AnswerCost:
-    """Ask once."""
+    """Run a query once, and measure it."""
     await side.watch()
     side.statements.count = 0
     postgres, python, begun = side.postgres_seconds(), time.process_time(), time.perf_counter()
@@ -193,7 +196,7 @@ async def measured(side: AskedEngine, question: Question) -> AnswerCost:
 
 
 def told(taken: Sequence[AnswerCost]) -> dict[str, Any]:
-    """Milliseconds of the rounds: on the clock, of both sides' processors, of each; the most statements."""
+    """Return milliseconds of the rounds (clock, CPU, both sides), and the most statements."""
     clock = [one.clock for one in taken]
     return {
         "ms": percentiles(clock, factor=1_000)
@@ -206,7 +209,7 @@ def told(taken: Sequence[AnswerCost]) -> dict[str, Any]:
 
 
 def touched(plans: Sequence[QueryPlan]) -> dict[str, Any]:
-    """Rows and pages that a question looks at, and Postgres' own time, over its statements."""
+    """Return the rows and pages that a query reads, and Postgres' own time, over its statements."""
     return {
         "statements": len(plans),
         "rows": sum(plan.rows for plan in plans),
@@ -218,7 +221,7 @@ def touched(plans: Sequence[QueryPlan]) -> dict[str, Any]:
 
 
 async def throughput(ask_once: Callable[[int], Awaitable[object]], each: int) -> dict[str, Any]:
-    """A hundred clients, each of which asks again as soon as it is answered."""
+    """Run a hundred clients, each of which queries again after each result."""
     times: list[float] = []
 
     async def client(number: int) -> None:
@@ -243,7 +246,7 @@ def table(
     questions: Mapping[str, dict[str, Any]],
     targets: Mapping[str, float],
 ) -> None:
-    """The questions: milliseconds on both sides, ratio, statements, what was looked at."""
+    """Print the queries: milliseconds on both sides, ratio, statements, rows and pages read."""
     rows = []
     for name, told in questions.items():
         first, *others = [told[side.name] for side in both if side.name in told]
@@ -269,5 +272,8 @@ def table(
                 *looked_at,
             ]
         )
-    columns = "|target|p10|p50|p99|CPU p50|CPU p99|Python|Postgres|tenth|ratio|statements|rows|pages|planning|running"
+    columns = (
+        "|target|p10|p50|p99|CPU p50|CPU p99|Python|Postgres|tenth|ratio|statements|rows|pages"
+        "|planning|running"
+    )
     show(f"{title}: ms", columns.split("|"), rows)

@@ -1,11 +1,13 @@
-"""A room whose state must be resolved at every event, as a remote admin can make it, and what others notice of it.
+"""The cost of a room whose state must be resolved at every event, and its effect on other rooms.
 
-Chains: two branches of power levels, each event citing the one before it. Bans: twenty branches that ban members of their own. Both
-arrive in transactions of fifty PDUs. Meanwhile a message is appended to another room and its user syncs, again and again, and two clocks
-show how long the event loop stands still: one on the wall, and one of its thread's processor time. Where the first is far ahead of the
-second, other processes had the processors. CPU is that of this process alone, in a run where nobody else does anything: per event of the
-last transactions, when the chains are longest. What the benchmark has built is kept out of Python's garbage collection, whose full runs
-would be the longest standstills.
+A remote admin can create such a room. Chains: two branches of power levels, each event citing the
+one before it. Bans: twenty branches that ban different members. Both arrive in transactions of
+fifty PDUs. Meanwhile a message is appended to another room and its user syncs, repeatedly.
+
+Two clocks measure how long the event loop is blocked: the wall clock, and its thread's CPU time. If
+the first is far ahead, other processes had the CPUs. CPU is that of this process alone, in a run
+without other work: per event of the last transactions, when the chains are longest. The input is
+kept out of Python's garbage collection, whose full runs would block longest.
 """
 
 import asyncio
@@ -26,14 +28,14 @@ QUICK: Final = (20, 60)
 FORKS: Final = 20
 TOGETHER: Final = 50  # PDUs in a transaction
 LAST: Final = 4  # transactions at the end whose CPU is counted
-PAUSE: Final = 0.005  # seconds between two appends, or syncs, of the others
+PAUSE: Final = 0.005  # seconds between two appends, or syncs, of the other room
 SERVER: Final = "s1.test"
 REMOTE: Final = "@admin:s2.test"
 LOCAL: Final = f"@local:{SERVER}"
 
 
 class Others:
-    """Another room: seconds of its appends and of its user's syncs, of the longest standstill of the event loop, and of the longest work."""
+    """Another room: seconds of its appends and syncs, the longest block, and the longest work."""
 
     def __init__(self, store: Store) -> None:
         self.store = store
@@ -45,14 +47,14 @@ class Others:
         self.over = False
 
     async def begin(self) -> None:
-        """The room, with its user."""
+        """Create the room, with its user."""
         self.room.start(LOCAL)
         await self.store.append(self.room.pdus, room_version="11")
         self.since = (await self.store.sync(LOCAL)).next_batch
 
     @asynccontextmanager
     async def at_work(self) -> AsyncIterator[None]:
-        """All of them while the block runs."""
+        """Run the appends, the syncs and the clocks while the block runs."""
         self.appends, self.syncs, self.standstill, self.busy, self.over = [], [], 0.0, 0.0, False
         async with asyncio.TaskGroup() as group:
             for one in (self._append, self._sync, self._tick):
@@ -61,7 +63,7 @@ class Others:
             self.over = True
 
     def seen(self) -> dict[str, Any]:
-        """The figures of the last block, in milliseconds."""
+        """Return the figures of the last block, in milliseconds."""
         return {
             "append ms": percentiles(self.appends, factor=1000),
             "sync ms": percentiles(self.syncs, factor=1000),
@@ -103,7 +105,7 @@ async def _timed(call: Awaitable[Any]) -> float:
 def chains(
     length: int, *, seed: int = 1, joined: Sequence[str] = ()
 ) -> tuple[list[bytes], list[bytes]]:
-    """Return the beginning of a room, with these members, and two chains of so many power levels, in turn."""
+    """Return the start of a room with these members, and two chains of power levels, in turn."""
     room = _room(seed, joined)
     first, second = room.fork(2)
     beginning = len(room.events)
@@ -116,7 +118,7 @@ def chains(
 def bans(
     length: int, *, seed: int = 1, joined: Sequence[str] = ()
 ) -> tuple[list[bytes], list[bytes]]:
-    """Return the beginning of a room, with these members, and so many bans on twenty branches, in turn."""
+    """Return the start of a room with these members, and bans on twenty branches, in turn."""
     room = _room(seed, joined)
     for number in range(length):
         room.join(f"@m{number}:s2.test")
@@ -184,7 +186,7 @@ async def _watched(
 
 
 async def _alone(bench: Bench, beginning: Sequence[bytes], attack: Sequence[bytes]) -> float:
-    """Milliseconds of CPU for each event of the last transactions."""
+    """Return milliseconds of CPU for each event of the last transactions."""
     async with bench.database() as dsn, storage.open(dsn, server_name=SERVER) as store:
         await store.append(beginning, room_version="11")
         last = attack[-LAST * TOGETHER :]

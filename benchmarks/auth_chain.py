@@ -1,7 +1,8 @@
-"""Auth chains from the chain cover: of the whole current state, and the difference of an old and the current state.
+"""Auth chains from the chain cover: of the current state, and its difference from an old state.
 
-Rooms grow tenfold in members; a fifth of them came by an invitation, and some have left and come again, so that the chain of the state holds
-nearly as many events as the state. Each answer is compared with a walk over the auth events.
+Rooms grow tenfold in members. A fifth of them were invited, and some have left and rejoined, so
+that the chain of the state has nearly as many events as the state. Each result is compared with a
+walk over the auth events.
 """
 
 import time
@@ -15,7 +16,7 @@ from storage.testing import BuiltEvent, RoomBuilder
 
 SIZES: Final = (50, 500, 5_000)
 QUICK_SIZES: Final = (50, 500)
-CHANGED: Final = 20  # members that the old state and the current one differ in
+CHANGED: Final = 20  # members in which the old state and the current one differ
 
 
 async def run(bench: Bench) -> None:

@@ -1,12 +1,10 @@
-"""Rooms too large to be appended for every run, by numbers.
+"""Rooms too large to be appended for every run, written as nids.
 
 Their state groups and chain cover are made by the engine's own pure functions
-(storage.state.groups, storage.graph.chains) and brought in by COPY, with events that hold no
-content.
-
-`BigRoomHistory` says what happens in a room, in terms of users; `BigRoomTables` carries it out by
-numbers, `appended` by signed events through ``store.append``. Both write the same rows of
-`state_groups`, which benchmarks/state.py checks.
+(storage.state.groups, storage.graph.chains) and loaded by COPY, with events that have no content.
+`BigRoomHistory` describes a room by its users. `BigRoomTables` writes it as nids, `appended` as
+signed events through ``store.append``. Both write the same rows of `state_groups`, which
+benchmarks/state.py checks.
 """
 
 import random
@@ -29,25 +27,27 @@ FIRST_USER_KEY: Final = 1000
 FIRST_EVENT: Final = 1000
 ROOM_NID: Final = 1
 TYPE_MEMBER: Final = 2
+# create, the admin's join, power levels, join rules, history visibility
 BASE_KEYS: Final = (
     1,
     FIRST_USER_KEY,
     3,
     4,
     5,
-)  # create, the admin's join, power levels, join rules, history visibility
+)
 FILLER: Final = b'{"content":{},"filler":"' + b"x" * 400 + b'"}'
 SIDES: Final = 3  # most changes on each side of a fork
 
 EVENT_COLUMNS: Final = """
-    event_nid stream_ordering topological_ordering depth origin_server_ts received_ts state_group_before state_group_after audience
-    redacted_by room_nid sender_nid type_nid state_key_nid writer_nid encoding membership outlier backfilled soft_failed redacted_form event_id
-    rejected prev_events auth_events json
+    event_nid stream_ordering topological_ordering depth origin_server_ts received_ts
+    state_group_before state_group_after audience redacted_by room_nid sender_nid type_nid
+    state_key_nid writer_nid encoding membership outlier backfilled soft_failed redacted_form
+    event_id rejected prev_events auth_events json
 """
 
 
 class BigRoomChange(NamedTuple):
-    """What happens next: changes of users on the main line, and on a branch that forks before and is merged afterwards."""
+    """The next changes of users: on the main line, and on a branch that is merged afterwards."""
 
     main: Sequence[int]
     branch: Sequence[int] = ()
@@ -55,19 +55,19 @@ class BigRoomChange(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class BigRoomHistory:
-    """Users join one after the other, then so many changes follow; a share of the happenings are forks."""
+    """Users join one after the other, then other changes follow; a share of them are forks."""
 
     members: int
     changes: int
     forks: float = 0.02
     longest: int = SIDES
-    """Most changes on each side of a fork."""
+    """The maximum number of changes on each side of a fork."""
     newcomers: bool = False
-    """Changes are joins and leaves of users who were never there before, as in a wave of spam."""
+    """Changes are joins and leaves of new users, as in a wave of spam."""
     seed: int = 1
 
     def smaller(self) -> "BigRoomHistory":
-        """A tenth of it, for a quick look."""
+        """Return a tenth of it, for a quick run."""
         members = self.members // 10
         return replace(
             self,
@@ -96,7 +96,7 @@ class BigRoomHistory:
 
 
 class WrittenGroup(NamedTuple):
-    """A written group: its row, how many entries it has itself, and how many reading it folds."""
+    """A written group: its row, the number of its own entries, and the number that a read folds."""
 
     row: GroupRow
     delta: int
@@ -104,7 +104,7 @@ class WrittenGroup(NamedTuple):
 
 
 class StateEventNumbers(NamedTuple):
-    """A state event by numbers."""
+    """A state event as nids."""
 
     nid: int
     key: int
@@ -117,7 +117,7 @@ class StateEventNumbers(NamedTuple):
 
 @dataclass(slots=True)
 class BigRoomTables:
-    """A room by numbers, as `storage.persist` would write it."""
+    """A room as nids, as `storage.persist` would write it."""
 
     groups: list[WrittenGroup] = field(default_factory=list)
     events: list[StateEventNumbers] = field(default_factory=list)
@@ -131,7 +131,7 @@ class BigRoomTables:
     def of(
         cls, history: BigRoomHistory, *, chains: bool = False, keep_events: bool = True
     ) -> "BigRoomTables":
-        """The whole history carried out."""
+        """Return the tables of the whole history."""
         sheet = cls()
         main = sheet._write(root_group(1, ROOM_NID, Map(), 0))
         tip: tuple[int, ...] = ()
@@ -174,7 +174,7 @@ class BigRoomTables:
         return after, (nid,)
 
     def _merged(self, one: Group, other: Group, current: Group) -> Group:
-        """The newer value of each key that differs, written as the smallest change (`storage.persist.plan.state_merge`)."""
+        """Return the newer value of each differing key, as the smallest change (`state_merge`)."""
         differ = changed_keys(one, other)
         newest = {
             key: max(one.entries.get(key, REMOVED), other.entries.get(key, REMOVED))
@@ -235,11 +235,14 @@ class BigRoomTables:
 
     @property
     def users(self) -> int:
-        """How many keys of users there are."""
+        """Return how many state keys of users there are."""
         return max(event.key for event in self.events) - FIRST_USER_KEY + 1
 
     async def copy(self, conn: Connection) -> None:
-        """Into the tables of an empty database, analysed: all that reads of states and auth chains look at, but no row of the room."""
+        """Copy into an empty database and analyse it.
+
+        It has everything that reads of states and auth chains need, but no row of the room.
+        """
         names = [
             (FIRST_USER_KEY + user, TYPE_MEMBER, user_name(user)) for user in range(self.users)
         ]
@@ -265,7 +268,7 @@ class BigRoomTables:
 
 
 def user_name(number: int) -> str:
-    """A user of a hundred servers, as `storage.testing` names them."""
+    """Return a user of a hundred servers, with a name as in `storage.testing`."""
     return f"@user{number + 1}:s{number % 100 + 1}.test"
 
 
@@ -293,7 +296,7 @@ def _event_record(row: StateEventNumbers) -> tuple[Any, ...]:
 
 
 async def appended(store: Store, history: BigRoomHistory) -> RoomBuilder:
-    """The same history as signed events, through the store."""
+    """Append the same history as signed events, through the store."""
     room = RoomBuilder(
         "11",
         servers=[f"s{number + 1}.test" for number in range(100)],

@@ -1,8 +1,10 @@
-"""`python -m benchmarks compare A.json B.json`: what became worse from A to B, beyond the noise; exit code 1 if anything did.
+"""`python -m benchmarks compare A.json B.json`: report regressions from A to B beyond the noise.
 
-A median over rounds is worse if it lies outside of what A's rounds spread over, B's rounds do not reach A's median, and it is worse by more
-than `--noise` (a quarter). What no clock measures, such as statements and bytes, is worse by more than a twentieth. Figures of one round
-and medians of many have no spread, so the noise alone decides. Compare results of one machine, both quick or both full.
+The exit code is 1 if there are any. A median over rounds is worse under three conditions: it is
+outside the spread of A's rounds, B's rounds do not reach A's median, and it is worse by more than
+`--noise` (a quarter). Counts, such as statements and bytes, are worse by more than a twentieth.
+Figures of one round and medians of many have no spread, so the noise alone decides. Compare results
+of one machine, both quick or both full.
 """
 
 import argparse
@@ -26,7 +28,7 @@ def main(arguments: list[str]) -> int:
         type=float,
         default=NOISE,
         metavar="SHARE",
-        help="how much worse a clock's figure may be (0.25)",
+        help="by how much a timing may get worse (0.25)",
     )
     chosen = parser.parse_args(arguments)
     before, after = read(chosen.before), read(chosen.after)
@@ -52,7 +54,7 @@ def main(arguments: list[str]) -> int:
 
 
 def unlikeness(before: dict[str, Any], after: dict[str, Any]) -> str | None:
-    """Why the two cannot be compared, if so."""
+    """Return why the two cannot be compared, if so."""
     if before["benchmark"] != after["benchmark"]:
         return f"of different benchmarks: {before['benchmark']} and {after['benchmark']}"
     if before["quick"] != after["quick"]:
@@ -63,7 +65,7 @@ def unlikeness(before: dict[str, Any], after: dict[str, Any]) -> str | None:
 
 
 def warnings(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
-    """What makes the comparison weak."""
+    """Return the reasons for which the comparison is weak."""
     old, new = before["on"]["machine"], after["on"]["machine"]
     found = [
         f"{name}: {old[name]} and {new[name]}"
@@ -89,7 +91,7 @@ def warnings(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
 def regressions(
     before: dict[str, Any], after: dict[str, Any], noise: float = NOISE
 ) -> list[tuple[Figure, Figure]]:
-    """The figures that became worse, the worst first."""
+    """Return the regressions, the worst first."""
     old, new = figures(before), figures(after)
     pairs = [(old[path], new[path]) for path in old.keys() & new.keys() if old[path].ours]
     return sorted(

@@ -1,6 +1,7 @@
-"""A homeserver's rooms, of skewed sizes: what they are called, who is in them, how busy they are, and the bytes of their events.
+"""A homeserver's rooms, of skewed sizes: their ids, members, activity and events.
 
-Event ids and content hashes are right; signatures are stand-ins. benchmarks/crowd_build.py makes a database of it.
+Event ids and content hashes are correct; signatures are placeholders. benchmarks/crowd_build.py
+writes them to a database.
 """
 
 import random
@@ -52,12 +53,10 @@ KNOWN: Final = {EVERYWHERE: 1_000_000, MANY: 1_000, HUNDRED: 100, FEW: 10}
 
 @dataclass(frozen=True, slots=True)
 class Crowd:
-    """So many rooms with so many events in all.
+    """Rooms with a given number of events in all.
 
-    The largest room has ``members_max`` members, half of the rooms hardly more than ten.
-
-    One room, the `hall`, has 5,000 members (or the largest's, if there are fewer), and is the
-    busiest.
+    The largest room has ``members_max`` members; half of the rooms have hardly more than ten. One
+    room, the `hall`, has 5,000 members (or the largest's, if there are fewer), and is the busiest.
     """
 
     rooms: int
@@ -69,22 +68,22 @@ class Crowd:
 
     @property
     def name(self) -> str:
-        """For the database."""
+        """Return the name of its database."""
         return f"crowd_{self.rooms}_{self.events}_{self.members_max}_{self.body}_{self.seed}"
 
     @property
     def hall(self) -> int:
-        """The number of the room of 5,000 members."""
+        """Return the index of the room of 5,000 members."""
         return 0 if self.members_max <= HALL_MEMBERS else 5
 
     def size(self, number: int) -> int:
-        """Local members of a room."""
+        """Return the number of local members of a room."""
         if number == self.hall:
             return min(HALL_MEMBERS, self.members_max)
         return max(MEMBERS_MIN, int(self.members_max / (number + 1) ** 1.25))
 
     def members(self, number: int) -> list[str]:
-        """A room's members in the order in which they join; the first creates it."""
+        """Return a room's members in the order in which they join; the first creates it."""
         rng = random.Random(f"{self.seed} {number}")
         chosen = [user for user in KNOWN if self.has(number, user)]
         others = rng.sample(range(self.members_max), self.size(number) - len(chosen))
@@ -92,8 +91,8 @@ class Crowd:
         return [*chosen, *remote, *(f"@u{other}:{SERVER}" for other in others)]
 
     def has(self, number: int, user: str) -> bool:
-        """Whether one of the `KNOWN` users is in a room."""
-        first = self.rooms // 2 if user == HUNDRED else 0  # from there on they are small
+        """Return whether one of the `KNOWN` users is in a room."""
+        first = self.rooms // 2 if user == HUNDRED else 0  # rooms from there on are small
         step = max((self.rooms - first) // KNOWN[user], 1)
         return (
             number >= first
@@ -102,11 +101,11 @@ class Crowd:
         )
 
     def rooms_of(self, user: str) -> list[int]:
-        """The numbers of the rooms that one of the `KNOWN` users is in."""
+        """Return the indexes of the rooms that one of the `KNOWN` users is in."""
         return [number for number in range(self.rooms) if self.has(number, user)]
 
     def activity(self) -> list[float]:
-        """How busy each room is, relative to the others; the hall is first, the others in a random order."""
+        """Return the relative activity of each room: the hall first, others in random order."""
         ranks = list(range(1, self.rooms))
         random.Random(self.seed).shuffle(ranks)
         ranks.insert(self.hall, 0)
@@ -114,28 +113,28 @@ class Crowd:
 
 
 def room_id(number: int) -> str:
-    """The id of a room."""
+    """Return the id of a room."""
     return f"!crowd{number}:{SERVER}"
 
 
 @dataclass(slots=True)
 class Pen:
-    """A room while it is written, without forks: each event follows the last one."""
+    """A room being written, without forks: each event follows the last one."""
 
     number: int
     room_id: str
     tip: str | None = None
     depth: int = 0
     auth: dict[tuple[str, str], str] = field(default_factory=dict)
-    """The ids of the state that auth events are taken from."""
+    """The ids of the state from which auth events are taken."""
 
     @classmethod
     def of(cls, number: int) -> "Pen":
-        """Before the first event."""
+        """Return the pen of a room before its first event."""
         return cls(number, room_id(number))
 
     def begun(self, creator: str) -> list[bytes]:
-        """The events with which the room begins."""
+        """Return the events with which the room begins."""
         return [
             self.state(creator, "m.room.create", contents.create(VERSION, creator, {})),
             self.join(creator),
@@ -153,11 +152,11 @@ class Pen:
         ]
 
     def join(self, user: str, more: Mapping[str, Any] | None = None) -> bytes:
-        """A join, or another profile."""
+        """Return a join, or another profile."""
         return self.state(user, "m.room.member", {"membership": "join", **(more or {})}, user)
 
     def leave(self, user: str) -> bytes:
-        """A leave."""
+        """Return a leave."""
         return self.state(user, "m.room.member", {"membership": "leave"}, user)
 
     def state(
@@ -169,7 +168,7 @@ class Pen:
         *,
         cited: bool = True,
     ) -> bytes:
-        """A state event; ``cited``: later ones may name it as auth event."""
+        """Return a state event; ``cited``: later events may name it as auth event."""
         wanted = [("m.room.create", ""), ("m.room.power_levels", ""), ("m.room.member", sender)]
         if kind == "m.room.member":
             wanted += [("m.room.join_rules", "")] if content["membership"] == "join" else []
@@ -204,7 +203,7 @@ class Pen:
         ts: int,
         key: str = "",
     ) -> tuple[str, bytes]:
-        """Any event: its id and its bytes.
+        """Return the id and the bytes of any event.
 
         ``content``: whole, and as redacted; both canonical JSON. ``key``: the state key, if any.
         """
@@ -215,7 +214,10 @@ class Pen:
         )
         prev = f'"{self.tip}"' if self.tip else ""
         depth = f',"depth":{self.depth},'
-        middle = f'"origin_server_ts":{ts},"prev_events":[{prev}],"room_id":"{self.room_id}","sender":"{sender}",'
+        middle = (
+            f'"origin_server_ts":{ts},"prev_events":[{prev}],'
+            f'"room_id":"{self.room_id}","sender":"{sender}",'
+        )
         end = f'{key}"type":"{kind}"}}'
         digest = b2a_base64(
             sha256(f"{start}{content[0]}{depth}{middle}{end}".encode()).digest(), newline=False
@@ -226,5 +228,8 @@ class Pen:
         server = sender[sender.index(":") + 1 :]
         return (
             self.tip,
-            f'{start}{content[0]}{middle}"signatures":{{"{server}":{{"ed25519:1":"{SIGNATURE}"}}}},{end}'.encode(),
+            (
+                f'{start}{content[0]}{middle}"signatures":{{"{server}":'
+                f'{{"ed25519:1":"{SIGNATURE}"}}}},{end}'
+            ).encode(),
         )

@@ -1,13 +1,12 @@
 """A database of a crowd (benchmarks/crowd.py): millions of events in minutes.
 
-Whatever changes a state is appended by the engine. Messages write nothing but their own row and the
-ends of their room, so they are brought in by COPY: as they come in, all rooms mixed, so that a
-room's events lie apart in the table. The order of arrival:
+The engine appends every event that changes a state. Messages write only their own row and the
+forward extremities of their room, so they are loaded by COPY. They come with all rooms mixed, so
+that a room's events are scattered in the table. The order of arrival:
 
-1. every room begins, and its members join          appended
-2. most messages                                    COPY, the indexes made afterwards
-3. some of the members change, or leave             appended
-4. the rest of the messages                         COPY
+1. every room begins, and its members join          appended 2. most messages
+   COPY, the indexes made afterwards 3. some of the members change, or leave             appended 4.
+   the rest of the messages                         COPY
 """
 
 import random
@@ -26,8 +25,8 @@ from storage.database.connection import Connection, Database
 
 TOGETHER: Final = 1_000
 COPIED: Final = 100_000
-LATE: Final = 0.1  # of the messages come after the changes
-CHANGES: Final = 3  # of each room
+LATE: Final = 0.1  # the share of messages that come after the changes
+CHANGES: Final = 3  # per room
 
 MEMORY: Final = "SET maintenance_work_mem = '512MB'"
 
@@ -102,7 +101,7 @@ class DroppedIndexRow(NamedTuple):
 
 
 class CrowdRoomRow(NamedTuple):
-    """What a message takes from its room."""
+    """The columns of a room that its messages need."""
 
     room_id: str
     room_nid: int
@@ -112,7 +111,7 @@ class CrowdRoomRow(NamedTuple):
 
 
 class CrowdStateRow(NamedTuple):
-    """The numbers of a state event."""
+    """The nids of a state event."""
 
     event_id: str
     event_nid: int
@@ -120,7 +119,7 @@ class CrowdStateRow(NamedTuple):
 
 
 class FirstRow(NamedTuple):
-    """Where numbers begin."""
+    """The first numbers."""
 
     event_nid: int
     stream_ordering: int
@@ -128,7 +127,7 @@ class FirstRow(NamedTuple):
 
 
 class Speaker(NamedTuple):
-    """Somebody who sends messages, with the auth events of these."""
+    """A user who sends messages, with the auth events of these."""
 
     user: str
     nid: int
@@ -152,7 +151,7 @@ class Floor:
 
 
 async def build(dsn: str, crowd: Crowd, *, told: bool = True) -> None:
-    """Fill an empty, migrated database; analysed. Says how far it is, and how long it took."""
+    """Fill an empty, migrated database and analyse it; print progress and durations."""
     begun = time.perf_counter()
 
     def say(what: str) -> None:
@@ -189,7 +188,7 @@ async def _connected(dsn: str) -> AsyncIterator[Connection]:
 
 @asynccontextmanager
 async def _without_indexes(dsn: str) -> AsyncIterator[Connection]:
-    """A connection; the indexes of events are made anew at the end."""
+    """Yield a connection; create the indexes of events again at the end."""
     async with _connected(dsn) as conn:
         indexes = await conn.fetch(SQL_INDEXES, row=DroppedIndexRow)
         for one in indexes:
@@ -219,7 +218,7 @@ def _beginnings(crowd: Crowd, pens: Sequence[Pen]) -> Iterator[bytes]:
 
 
 def _changes(crowd: Crowd, pens: Sequence[Pen]) -> Iterator[bytes]:
-    """In every room somebody leaves, somebody else changes their profile, and somebody comes."""
+    """Yield for every room a leave, a changed profile, and a join."""
     for pen in pens:
         last = crowd.members(pen.number)[-2:]
         yield pen.leave(last[0])
@@ -228,7 +227,7 @@ def _changes(crowd: Crowd, pens: Sequence[Pen]) -> Iterator[bytes]:
 
 
 async def _append(store: Store, pdus: Iterator[bytes]) -> int:
-    """All of them, by thousands."""
+    """Append all of them, a thousand at a time."""
     count = 0
     while batch := list(islice(pdus, TOGETHER)):
         results = await store.append(batch, room_version=VERSION)
@@ -244,7 +243,7 @@ async def _append(store: Store, pdus: Iterator[bytes]) -> int:
 
 
 async def _copy(conn: Connection, crowd: Crowd, pens: Sequence[Pen], count: int, part: int) -> None:
-    """So many messages, to rooms by how busy they are."""
+    """Copy messages to rooms by their activity."""
     floors = await _floors(conn, crowd, pens)
     first = await conn.fetchrow(SQL_FIRST, row=FirstRow)
     assert first is not None
@@ -274,7 +273,7 @@ def _chosen(
 def _messages(
     chosen: Iterable[tuple[Floor, Speaker]], length: int, first: FirstRow
 ) -> Iterator[tuple[Any, ...]]:
-    """The rows of messages in the order in which they come in."""
+    """Yield the rows of messages in the order in which they arrive."""
     text = ("the quick brown fox jumps over the lazy dog " * (length // 40 + 1))[:length]
     for index, (floor, speaker) in enumerate(chosen):
         nid, stream, ts = (
@@ -294,7 +293,7 @@ def _messages(
 
 
 async def _floors(conn: Connection, crowd: Crowd, pens: Sequence[Pen]) -> list[Floor]:
-    """The rooms as they stand in the database."""
+    """Return the rooms as they are in the database."""
     rows = {row.room_id: row for row in await conn.fetch(SQL_ROOMS, row=CrowdRoomRow)}
     speakers = {
         pen.number: [

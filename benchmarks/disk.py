@@ -1,8 +1,10 @@
-"""What an event costs on disk: by table and index, per event and per state change, and how much of the write-ahead log.
+"""The disk usage of an event: by table and index, per event and per state change, and in the log.
 
-Small rooms; a large room, in which people mostly talk; a storm of joins and leaves, in which every event is a state change. Events are signed, and
-appended in batches of 100. Sizes are those of the files, less those of an empty database; nothing is vacuumed, as nothing is dead but old
-versions of rows that appends rewrite. The log is counted from a checkpoint on, so with the page images that follow one.
+Small rooms; a large room with mostly messages; a series of joins and leaves, in which every event
+is a state change. Events are signed, and appended in batches of 100. Sizes are those of the files,
+less those of an empty database. Nothing is vacuumed: the only dead rows are old versions that
+appends rewrite. The write-ahead log is counted from a checkpoint on, so it includes the page images
+that follow one.
 """
 
 from collections.abc import Iterator
@@ -45,7 +47,7 @@ STATE_TABLES: Final = frozenset(
 
 
 async def run(bench: Bench) -> None:
-    """The three kinds of rooms."""
+    """Measure the three kinds of rooms."""
     bench.results["small rooms"] = await _measure(
         bench, _small(bench.size(20, 2), bench.size(500, 100))
     )

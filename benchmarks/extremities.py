@@ -1,7 +1,8 @@
-"""Forks, one after another, each with parents of long ago: what the next append costs after 10, 100, 1,000, 10,000 of them.
+"""Forks with old parents: the cost of the next append after 10, 100, 1,000, 10,000 of them.
 
-Three ways to leave forward extremities behind: messages on one old state, messages on every state that the room ever had, and invites of
-ever new users, none of which the others cover. Against them, up to 100, the same with no limit of extremities.
+Three ways leave forward extremities behind: messages on one old state, messages on every past state
+of the room, and invites of new users, none of which supersedes the others. Up to 100, the same runs
+without a limit of extremities.
 """
 
 import time
@@ -16,9 +17,8 @@ from storage.testing import RoomBuilder
 
 FORKS: Final = (10, 100, 1_000, 10_000)
 UNLIMITED_MAX: Final = 100
-TIMED: Final = (
-    10  # appends, one after another, up to each of those numbers; the others come in batches
-)
+# appends, one after another, up to each of those numbers; the others come in batches
+TIMED: Final = 10
 BATCH: Final = 100
 MEMBERS: Final = 100
 OLD_STATES: Final = 50
@@ -27,14 +27,14 @@ Forks = Callable[[RoomBuilder], Iterator[bytes]]
 
 
 def one_state(room: RoomBuilder) -> Iterator[bytes]:
-    """Messages with the same parent, which the room has gone on from."""
+    """Yield messages with the same old parent."""
     root = room.events[-OLD_STATES]
     while True:
         yield room.at(root).message(room.user(2), f"fork {len(room.events)}").pdu
 
 
 def old_states(room: RoomBuilder) -> Iterator[bytes]:
-    """Messages on the states of the past in turn."""
+    """Yield messages on past states in turn."""
     roots = room.events[-OLD_STATES:-1]
     while True:
         for root in roots:
@@ -42,7 +42,7 @@ def old_states(room: RoomBuilder) -> Iterator[bytes]:
 
 
 def invites(room: RoomBuilder) -> Iterator[bytes]:
-    """Each of another user."""
+    """Yield invites, each of another user."""
     root = room.events[-1]
     while True:
         yield room.at(root).invite(room.user(2), f"@guest{len(room.events)}:s9.test").pdu
@@ -56,7 +56,7 @@ WAYS: Final[dict[str, Forks]] = {
 
 
 async def run(bench: Bench) -> None:
-    """Each way, with the limit and without."""
+    """Measure each way, with the limit and without."""
     most = bench.size(FORKS[-1], 100)
     for name, forks in WAYS.items():
         bench.results[name] = await _measure(

@@ -1,4 +1,4 @@
-"""What other servers ask for, of a room of 5,000 members, on a large database and on one a tenth of it."""
+"""Requests of other servers for a room of 5,000 members, on a large database and a tenth of it."""
 
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
@@ -32,7 +32,7 @@ Prepare = Callable[[AskedEngine, int], Awaitable[Question]]
 
 
 async def run(bench: Bench) -> None:
-    """All of it."""
+    """Measure all requests."""
     async with sides(bench) as both:
         places = {side.name: await Places(side).walk() for side in both}
         states = {
@@ -76,7 +76,7 @@ def _questions(places: dict[str, Places], states: dict[str, set[EventId]]) -> di
     async def event_auth(side: AskedEngine, number: int) -> Question:
         return lambda: side.store.event_auth(event(side, number))
 
-    async def chain(side: AskedEngine, _number: int) -> Question:  # the same every round
+    async def chain(side: AskedEngine, _number: int) -> Question:  # the same in every round
         return lambda: side.store.auth_chain_ids(states[side.name])
 
     async def whole(side: AskedEngine, number: int) -> Question:

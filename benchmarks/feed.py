@@ -1,13 +1,12 @@
-"""The other way to know what is new to a user: a list per user, written as events are.
+"""An alternative to find a user's new rooms: a list per user, written together with events.
 
-Measured by benchmarks/sync_feeds.py, used nowhere else.
+benchmarks/sync_feeds.py measures it; no other module uses it. A row of `sync_feed` says that an
+event happened in a room of the user at a position. It is written in the transaction of the event (a
+trigger on the events of a write) for each local member of the room, and for the user whose
+membership changes. A list has a maximum number of rows. The position of the last dropped row is its
+floor, and a client from below it must sync again (`ResyncNeeded`).
 
-A row of `sync_feed` says that something happened in a room of the user at a position. It is written
-in the transaction of the event (a trigger on the events of a write) for each local member of the
-room, and for whoever's membership changes. A list has at most so many rows; what is dropped is
-remembered as its floor, and a client from below it has to start anew (`ResyncNeeded`).
-
-Rooms with more than ``members_max`` local members are left out of the lists. Readers look at all of
+Rooms with more than ``members_max`` local members are left out of the lists. Readers check all of
 these rooms that they are in.
 """
 
@@ -120,7 +119,7 @@ WHERE p.name = $1::text
 
 
 class FeedRow(NamedTuple):
-    """How far a writer is; or the floor of the user's list, and the rooms in it."""
+    """The position of a writer; or the floor of the user's list, and the rooms in it."""
 
     what: str
     instance_name: str | None
@@ -129,7 +128,7 @@ class FeedRow(NamedTuple):
 
 
 class FeedMemory(SyncMemory):
-    """In the place of what a process remembers: the user's list, read with the positions in one statement."""
+    """Replaces the process' cache: the user's list, read with the positions in one statement."""
 
     def __init__(self, store: Store, since: VectorPosition) -> None:
         super().__init__(
@@ -141,7 +140,7 @@ class FeedMemory(SyncMemory):
         self._since = since
 
     async def news(self, conn: Connection, user_id: UserId, *, reread: bool = False) -> News:
-        """`ResyncNeeded` where the list does not reach back as far."""
+        """Return the news. Raise `ResyncNeeded` where the list does not reach back as far."""
         del reread
         rows = await conn.fetch(SQL_FEED, user_id, self._since.min, row=FeedRow)
         found = {

@@ -1,4 +1,4 @@
-"""The figures in a results file, each under its path, with what is better and how far it spread; for the page and for comparisons."""
+"""The figures of a results file by path, with direction and spread."""
 
 import json
 from collections import Counter
@@ -15,23 +15,26 @@ PERCENTILES: Final = {"p50", "p95", "p99", "max"}
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One: a median over rounds with its smallest and largest, a median of many (`low` and `high` unknown: itself), or a count."""
+    """One figure: a median over rounds with minimum and maximum, a median of many, or a count.
+
+    For the last two `low` and `high` are the value itself.
+    """
 
     path: tuple[str, ...]
     value: float
     low: float
     high: float
     timed: bool
-    """Of a clock: it depends on what else the machine does."""
+    """A timing: it depends on other load of the machine."""
 
     @property
     def ours(self) -> bool:
-        """Not of a peer, and no limit of the database itself."""
+        """Return whether it is neither of a peer nor a limit of the database."""
         return not any(name.startswith(("synapse", "limit", "raw", "bare")) for name in self.path)
 
     @property
     def better(self) -> int:
-        """1 where more is better, -1 where less is, 0 where neither can be said."""
+        """Return 1 if more is better, -1 if less is, and 0 if unknown."""
         if any("ratio" in name for name in self.path):
             return 1
         for name in reversed(self.path):
@@ -44,20 +47,20 @@ class Figure:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """A results file."""
+    """Read a results file."""
     document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     return document
 
 
 def figures(document: dict[str, Any]) -> dict[tuple[str, ...], Figure]:
-    """All of a results file, by path."""
+    """Return all figures of a results file, by path."""
     return {one.path: one for one in _walk((), document["results"])}
 
 
 def _named(rows: list[Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The rows of a list by what they are about; of those about the same the second is "… (2)".
+    """Yield the rows of a list by their name; a second row of the same name is "… (2)".
 
-    What is no row has no name, and is left out.
+    Elements that are no rows have no name, and are left out.
     """
     met: Counter[str] = Counter()
     for row in rows:

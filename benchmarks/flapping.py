@@ -1,10 +1,10 @@
-"""A user who leaves and rejoins all the time, and the only user of another server who does the same.
+"""A user who leaves and rejoins repeatedly, and the only user of another server who does the same.
 
-Measure reads, writes and disk by the number of flaps. Each size is a room with users of its own. All
-are asked in turn, so that what else the machine does falls on all of them. A flap is six events: both
-users join, the admin writes, both leave, the admin writes. The history visibility is "joined", so
-each flap hides something. Pages begin at the end of the room, at its middle and at its beginning. WAL
-is counted without full-page images, which depend on checkpoints and on the size of the database.
+Measure reads, writes and disk by the number of flaps. Each size is a room with separate users. All
+are queried in turn, so that other load affects all of them. A flap is six events: both users join,
+the admin writes, both leave, the admin writes. The history visibility is "joined", so each flap
+hides an event. Pages begin at the end of the room, at its middle and at its beginning. WAL is
+counted without full-page images, which depend on checkpoints and on the size of the database.
 """
 
 import time
@@ -39,16 +39,16 @@ Question = Callable[[], Awaitable[Any]]
 
 
 class FlappingCostRow(NamedTuple):
-    """Bytes of the tables that tell who sees what, with their indexes, and of the database."""
+    """Bytes of the tables that decide visibility, with their indexes, and of the database."""
 
     visibility: int
     all: int
 
 
 class FlappingRoom:
-    """A room with so many flaps.
+    """A room with a number of flaps.
 
-    Its users are joined while pages are asked for, but for those "having left".
+    Its users are joined while pages are requested, except in those "having left".
     """
 
     def __init__(self, store: Store, size: int) -> None:
@@ -62,11 +62,11 @@ class FlappingRoom:
 
     @property
     def room_id(self) -> storage.RoomId:
-        """The id of the room."""
+        """Return the id of the room."""
         return self.builder.room_id
 
     async def fill(self) -> None:
-        """All of its flaps. Before them both users are joined for a while."""
+        """Append all flaps. Before them both users are joined for a while."""
         self.builder.start(ADMIN, history_visibility="joined")
         self.new += self.builder.pdus
         self.come()
@@ -82,28 +82,28 @@ class FlappingRoom:
             await self.send()
 
     def add(self, event: BuiltEvent) -> None:
-        """An event to be sent."""
+        """Queue an event."""
         self.new.append(event.pdu)
         self.last = event.event_id
 
     def come(self) -> None:
-        """Both users join."""
+        """Queue joins of both users."""
         for user in (self.user, self.bot):
             self.add(self.builder.join(user))
         self.comings.append(self.last)
 
     def go(self) -> None:
-        """Both users leave."""
+        """Queue leaves of both users."""
         for user in (self.user, self.bot):
             self.add(self.builder.leave(user))
 
     async def send(self) -> None:
-        """Append what is new."""
+        """Append the queued events."""
         await self.store.append(self.new, room_version="11")
         self.new.clear()
 
     async def flap(self) -> dict[str, float]:
-        """One flap more, event by event: seconds of what the local user and the admin do."""
+        """Add a flap, event by event; return the seconds of local events."""
         builder, user, bot = self.builder, self.user, self.bot
         steps: dict[str, Callable[[], BuiltEvent]] = {
             "a join": lambda: builder.join(user),
@@ -154,7 +154,7 @@ async def _cost(store: Store) -> FlappingCostRow:
 
 @asynccontextmanager
 async def _without_full_pages(store: Store) -> AsyncIterator[None]:
-    """WAL that has no full-page images."""
+    """Run the block with WAL without full-page images."""
     async with store.database.connection() as conn:
         try:
             await conn.execute("ALTER SYSTEM SET full_page_writes = off")
@@ -166,7 +166,7 @@ async def _without_full_pages(store: Store) -> AsyncIterator[None]:
 
 
 async def _writes(bench: Bench, rooms: Mapping[int, FlappingRoom], rounds: int) -> None:
-    """Flaps, in turn. Both users of a room are joined before."""
+    """Measure flaps, in turn. Both users of a room are joined before."""
     for room in rooms.values():
         room.go()
         await room.send()
@@ -212,7 +212,7 @@ async def _pages(room: FlappingRoom, when: str = "") -> dict[str, Question]:
 
 
 async def _questions(room: FlappingRoom) -> dict[str, Question]:
-    """The same once the users are joined again, and what only one who is joined asks."""
+    """Return the pages once the users are joined again, and the queries of a joined user."""
     store = room.store
     before = (await store.sync(room.user)).next_batch
     room.come()
@@ -238,7 +238,7 @@ async def _reads(bench: Bench, asked: Mapping[int, Mapping[str, Question]]) -> N
             for size, questions in asked.items():
                 start = time.perf_counter()
                 await questions[name]()
-                if turn:  # the first one warms up
+                if turn:  # the first round warms up
                     times[size].append(time.perf_counter() - start)
         bench.results["ms"][name] = {
             str(size): percentiles(taken, factor=1000)["p50"] for size, taken in times.items()

@@ -1,7 +1,8 @@
-"""One room of a million events on Spark, for what it needs of memory: an import, hashes checked, an export, and a rebuild beside a writer of the room.
+"""The memory of Spark for one room of a million events: import, export, rebuild with a writer.
 
-The room is written to a file first. `STORAGE_BENCH_GIANT` says how many events. Memory is looked at every half second: the largest
-that the JVM, and each worker, ever had, and the largest that all of them had together.
+The import checks hashes. The room is written to a file first. `STORAGE_BENCH_GIANT` sets the number
+of events. Memory is sampled every half second: the maximum of the JVM and of each worker, and the
+maximum of all together.
 """
 
 import asyncio
@@ -34,7 +35,7 @@ Row = dict[str, Any]
 
 
 class ProcessMemory(threading.Thread):
-    """Looks at the processes below this one.
+    """Samples the memory of the child processes.
 
     ``most``: megabytes of the largest of each name; ``together``: of all but Postgres.
     """
@@ -46,7 +47,7 @@ class ProcessMemory(threading.Thread):
         self._ended = threading.Event()
 
     def run(self) -> None:
-        """Until `end`."""
+        """Sample until `end`."""
         while not self._ended.wait(PAUSE_SECONDS):
             held = list(_held())
             self.together = max(self.together, sum(size for _, size in held))
@@ -54,7 +55,7 @@ class ProcessMemory(threading.Thread):
                 self.most[name] = max(self.most.get(name, 0.0), size)
 
     def end(self) -> None:
-        """It is enough."""
+        """Stop sampling."""
         self._ended.set()
         self.join()
 
@@ -64,14 +65,14 @@ def _held() -> Iterator[tuple[str, float]]:
         try:
             name, size = process.name(), process.memory_info().rss / 1e6
         except psutil.Error:
-            continue  # it has ended
+            continue  # the process has ended
         if name != "postgres":
             yield name, size
 
 
 @contextmanager
 def watched() -> Iterator[ProcessMemory]:
-    """While the block runs."""
+    """Sample while the block runs."""
     memory = ProcessMemory()
     memory.start()
     try:
@@ -157,7 +158,7 @@ def _measured(rows: list[Row], what: str, events: int) -> Iterator[None]:
 
 
 async def _rebuilt(dsn: str, room_id: str, later: Iterator[GeneratedEvent]) -> Row:
-    """A rebuild while somebody goes on writing to the room, twice a second."""
+    """Rebuild while events are appended to the room, twice a second."""
     waited: list[float] = []
     async with (
         storage.open(dsn, server_name=SERVER) as store,

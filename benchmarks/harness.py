@@ -1,7 +1,8 @@
-"""What all benchmarks share: a Postgres of their own, clocks for both sides, counters, and where results go.
+"""Shared parts of all benchmarks: a separate Postgres, clocks of both sides, counters, results.
 
-The server is the embedded one with production-like settings: every commit is flushed, WAL and checkpoints have room. Each scenario
-gets a fresh database. Input is generated and signed before any clock runs.
+The server is the embedded one with production-like settings: every commit is flushed; WAL and
+checkpoints have space. Each scenario gets a fresh database. Input is generated and signed before
+the measurement.
 """
 
 import asyncio
@@ -38,7 +39,7 @@ from storage.database.migrate import migrate, scripts_directory
 
 RESULTS: Final = Path(__file__).parent / "results"
 SHARED_BUFFERS_MB: Final = psutil.virtual_memory().total // 2**20 // 4
-"""A quarter of the memory, as Postgres' manual has it for a server of its own."""
+"""A quarter of the memory, as Postgres' manual recommends for a dedicated server."""
 SERVER_CONFIG: Final = Config(
     embedded_shared_buffers_mb=SHARED_BUFFERS_MB, embedded_connections_max=100
 )
@@ -61,7 +62,7 @@ PROFILED_FUNCTIONS: Final = 15
 SAMPLE_SECONDS: Final = 0.001
 PACKAGES_LOOKED_AT: Final = ("/storage/", "/asyncpg/")
 DATA_VARIABLE: Final = "STORAGE_BENCH_DATA"
-"""The folder of a server that stays, with the large databases, for further runs.
+"""The folder of a permanent server, with the large databases, for further runs.
 
 They take gigabytes.
 """
@@ -77,7 +78,7 @@ TEMPLATE: Final = f"bench_template_{SCHEMA}"
 
 @contextmanager
 def bench_server() -> Iterator[EmbeddedPostgres]:
-    """A server in a temporary folder, gone at the end; or in the folder of STORAGE_BENCH_DATA, where its databases stay."""
+    """Run a server in a temporary folder, or in STORAGE_BENCH_DATA, where databases stay."""
     with tempfile.TemporaryDirectory(
         prefix="room-storage-bench-", ignore_cleanup_errors=True
     ) as temporary:
@@ -91,13 +92,13 @@ def bench_server() -> Iterator[EmbeddedPostgres]:
 
 
 def with_database(dsn: str, name: str) -> str:
-    """The DSN of another database of the same server."""
+    """Return the DSN of another database of the same server."""
     parts = urlsplit(dsn)
     return urlunsplit((parts.scheme, parts.netloc or "@", f"/{name}", parts.query, ""))
 
 
 async def _prepare(dsn: str) -> None:
-    """Settings and a migrated template, once per server."""
+    """Set settings and create a migrated template, once per server."""
     connection = await asyncpg.connect(dsn)
     try:
         if await connection.fetchval(
@@ -121,7 +122,7 @@ async def _prepare(dsn: str) -> None:
 class Trips:
     """An observer that counts round trips: statements, BEGIN and COMMIT.
 
-    ``others`` are those of the store's own upkeep.
+    ``others`` are those of the store's background tasks.
     """
 
     count: int = 0
@@ -129,7 +130,7 @@ class Trips:
     _upkeep: set["asyncio.Task[Any]"] = field(default_factory=set)
 
     def opened(self) -> None:
-        """The store is open: what its tasks do from now on is upkeep (positions, feeds), but for the writer's."""
+        """Call it when the store is open: tasks except the writer's count as background."""
         mine = asyncio.current_task()
         self._upkeep = {
             task
@@ -150,7 +151,7 @@ class Trips:
 
 @dataclass(slots=True)
 class Spent:
-    """What a stretch of work took, in seconds: on the clock, of this process, of the backends that serve it, of the server's others."""
+    """The cost of a block in seconds: clock, this process, its backends, other server processes."""
 
     clock: float = 0.0
     python: float = 0.0
@@ -159,7 +160,7 @@ class Spent:
 
 
 def _server_cpu(pid: int) -> dict[tuple[int, bool], float]:
-    """CPU seconds of each process of a server, by (process, whether it is a backend of a client)."""
+    """Return CPU seconds of each server process, by (process, whether it is a client backend)."""
     found: dict[tuple[int, bool], float] = {}
     for process in psutil.Process(pid).children():
         with contextlib.suppress(psutil.Error):
@@ -168,7 +169,7 @@ def _server_cpu(pid: int) -> dict[tuple[int, bool], float]:
 
 
 def _cpu_seconds(process: psutil.Process) -> float:
-    """By Linux' scheduler, in nanoseconds; elsewhere by clocks that tick in hundredths."""
+    """Return CPU seconds by Linux' scheduler, in nanoseconds; elsewhere in hundredths."""
     with contextlib.suppress(OSError):
         return int(Path(f"/proc/{process.pid}/schedstat").read_text().split()[0]) / 1e9
     times = process.cpu_times()
@@ -177,9 +178,10 @@ def _cpu_seconds(process: psutil.Process) -> float:
 
 @contextmanager
 def spent(server: EmbeddedPostgres) -> Iterator[Spent]:
-    """Measures the block; its result is filled in at the end.
+    """Measure the block; the result is filled in at its end.
 
-    Without Linux' /proc the server's clocks tick in hundredths: measure a second or more.
+    Without Linux' /proc the server's clocks have a resolution of hundredths: measure a second or
+    more.
     """
     assert server.pid is not None
     result = Spent()
@@ -197,7 +199,7 @@ def spent(server: EmbeddedPostgres) -> Iterator[Spent]:
 
 @contextmanager
 def whole_run(name: str, server: EmbeddedPostgres) -> Iterator[None]:
-    """Tells at the end what a benchmark took on the clock, and of processors: this process, what it has started, and the server."""
+    """Print the clock and CPU time of a benchmark: this process, its children, and the server."""
     before, clock = _cpu_of_all(server), time.perf_counter()
     yield
     own, started, postgres = (
@@ -205,12 +207,13 @@ def whole_run(name: str, server: EmbeddedPostgres) -> Iterator[None]:
     )
     seconds = time.perf_counter() - clock
     note(
-        f"{name}: {seconds:.0f} s; of processors {own:.0f} s here, {started:.0f} s in processes it started, {postgres:.0f} s in Postgres"
+        f"{name}: {seconds:.0f} s; CPU: {own:.0f} s here,"
+        f" {started:.0f} s in child processes, {postgres:.0f} s in Postgres"
     )
 
 
 def _cpu_of_all(server: EmbeddedPostgres) -> tuple[float, float, float]:
-    """CPU seconds so far: of this process, of its children that have ended, of the server with all its processes."""
+    """Return CPU seconds so far: of this process, of its ended children, of the whole server."""
     assert server.pid is not None
     own, postmaster = os.times(), psutil.Process(server.pid).cpu_times()
     ended = (
@@ -226,7 +229,7 @@ def _cpu_of_all(server: EmbeddedPostgres) -> tuple[float, float, float]:
 def percentiles(
     values: Sequence[float], *, factor: float = 1.0, digits: int = 3
 ) -> dict[str, float]:
-    """p50, p95, p99 and the largest, each times ``factor``."""
+    """Return p50, p95, p99 and the maximum, each times ``factor``."""
     ordered = sorted(values)
     at = {"p50": 0.5, "p95": 0.95, "p99": 0.99, "max": 1.0}
     return {
@@ -236,7 +239,7 @@ def percentiles(
 
 
 def spread(values: Sequence[float], *, digits: int = 1) -> dict[str, float]:
-    """The median over rounds, with the worst and best."""
+    """Return the median over rounds, with minimum and maximum."""
     return {
         "median": round(statistics.median(values), digits),
         "min": round(min(values), digits),
@@ -250,7 +253,7 @@ def spread(values: Sequence[float], *, digits: int = 1) -> dict[str, float]:
 
 @dataclass(slots=True)
 class Bench:
-    """One benchmark while it runs: sizes to choose, databases to use, results to collect."""
+    """One running benchmark: sizes to choose, databases to use, results to collect."""
 
     name: str
     server: EmbeddedPostgres
@@ -258,16 +261,16 @@ class Bench:
     quick: bool = False
     profile: bool = False
     events: int | None = None
-    """How many a round, where the command line says so."""
+    """Events per round, if the command line sets them."""
     results: dict[str, Any] = field(default_factory=dict)
 
     def size(self, full: int, quick: int) -> int:
-        """The one that this run is for."""
+        """Return the size for this run."""
         return quick if self.quick else full
 
     @asynccontextmanager
     async def database(self) -> AsyncIterator[str]:
-        """The DSN of a fresh, migrated database."""
+        """Yield the DSN of a fresh, migrated database."""
         await _prepare(self.server.dsn)
         name = f"bench_{self.name}_{time.monotonic_ns()}"
         connection = await asyncpg.connect(self.server.dsn)
@@ -282,7 +285,10 @@ class Bench:
             await connection.close()
 
     async def kept_database(self, name: str, build: Callable[[str], Awaitable[None]]) -> str:
-        """The DSN of a database that ``build`` fills once per server and schema, for all benchmarks that ask for it."""
+        """Return the DSN of a database that ``build`` fills once per server and schema.
+
+        All benchmarks that request this name share it.
+        """
         await _prepare(self.server.dsn)
         whole = f"{name}_{SCHEMA}"
         connection = await asyncpg.connect(self.server.dsn)
@@ -292,9 +298,8 @@ class Bench:
             ):
                 if old == whole:
                     return with_database(self.server.dsn, whole)
-                await connection.execute(
-                    f"DROP DATABASE {old} WITH (FORCE)"
-                )  # of another schema, or not finished
+                # of another schema, or unfinished
+                await connection.execute(f"DROP DATABASE {old} WITH (FORCE)")
             await connection.execute(
                 f"CREATE DATABASE {whole}_new TEMPLATE {TEMPLATE} STRATEGY wal_log"
             )
@@ -312,15 +317,18 @@ class Bench:
 
     @contextmanager
     def profiled(self, what: str, events: int) -> Iterator[None]:
-        """Profile the block and print where this process' time went, per event."""
+        """Profile the block and print the time of this process by function, per event."""
         sampler = Sampler()
         with sampler.running():
             yield
-        heading = f"{what}: {events} events, microseconds per event: own and what it calls in C, with what it calls"
+        heading = (
+            f"{what}: {events} events, microseconds per event:"
+            " own with C functions, and with callees"
+        )
         Console().print(f"\n{heading}\n{hot_functions(sampler, events)}", markup=False)
 
     def write(self) -> Path:
-        """Results as JSON, with what they were measured on."""
+        """Write the results as JSON, with the environment of the measurement."""
         self.results_folder.mkdir(parents=True, exist_ok=True)
         path = self.results_folder / f"{self.name}{'.quick' if self.quick else ''}.json"
         document = {
@@ -339,9 +347,9 @@ class Bench:
 
 
 class Sampler:
-    """Looks every so often, in CPU time of this process, at what runs: unlike a tracer it does not slow small functions down.
+    """Samples the running functions by CPU time: unlike a tracer, it does not slow small functions.
 
-    The kernel's tick (some milliseconds) is the finest it can look, so it wants seconds of work.
+    Its resolution is the kernel's tick (some milliseconds), so it needs seconds of work.
     """
 
     def __init__(self) -> None:
@@ -379,22 +387,22 @@ class Sampler:
 
 
 def hot_functions(sampler: Sampler, events: int) -> str:
-    """The functions that take most time of their own, and those that take most with what they call, a line each."""
+    """Return the functions with the largest own time, and with the largest total, a line each."""
     looks = max(sampler.own.total(), 1)
     each = sampler.seconds / looks / events * 1e6
 
     def line(code: CodeType) -> str:
         place = "/".join(Path(code.co_filename).parts[-2:]) + f":{code.co_firstlineno}"
-        return f"{sampler.own[code] * each:8.1f} {sampler.together[code] * each:9.1f}  {code.co_qualname}  ({place})"
+        times = f"{sampler.own[code] * each:8.1f} {sampler.together[code] * each:9.1f}"
+        return f"{times}  {code.co_qualname}  ({place})"
 
     own = [line(code) for code, _ in sampler.own.most_common(PROFILED_FUNCTIONS)]
-    parts = [
-        code for code, count in sampler.together.most_common() if count < looks
-    ]  # without what frames it all
+    # without the frames around everything
+    parts = [code for code, count in sampler.together.most_common() if count < looks]
     together = [line(code) for code in parts[: 2 * PROFILED_FUNCTIONS]]
     return "\n".join(
         [
-            f"{sampler.seconds / events * 1e6:.0f} in all, {looks} looks",
+            f"{sampler.seconds / events * 1e6:.0f} in all, {looks} samples",
             "by own time",
             *own,
             "by time with callees",
@@ -404,7 +412,7 @@ def hot_functions(sampler: Sampler, events: int) -> str:
 
 
 def show(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-    """A table on standard output."""
+    """Print a table on standard output."""
     table = Table(title=title, title_justify="left")
     for column in columns:
         table.add_column(column, justify="left" if column == columns[0] else "right")
@@ -414,16 +422,16 @@ def show(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -
 
 
 def note(text: str) -> None:
-    """A line on standard output."""
+    """Print a line on standard output."""
     Console().print(text, markup=False, highlight=False)
 
 
 # ------------------------------------------------------------------------------------------------
-# what it ran on
+# the environment
 
 
 def measured_on(server: EmbeddedPostgres) -> dict[str, Any]:
-    """Commit, versions, machine."""
+    """Return commit, versions and machine."""
     assert server.pid is not None
     return {
         "commit": _git("rev-parse", "--short", "HEAD") or "unknown",

@@ -1,6 +1,7 @@
-"""Pages of a room's history, context, and the event nearest to a time, on a large database and on one a tenth of it.
+"""Pages of history, context, and event by time, on a large database and a tenth of it.
 
-Pages begin at places all over a room: the hall (the busiest one), or a quiet room of ten members.
+Pages begin at positions all over a room: the hall (the busiest one), or a quiet room of ten
+members.
 """
 
 import random
@@ -24,7 +25,7 @@ from storage.ids import EventId, RoomId, server_name_of
 from storage.queries.catalogue import QueryArguments
 
 PAGE: Final = 100
-PLACES: Final = 15  # pages of the hall that are walked through to find places to begin at
+PLACES: Final = 15  # pages of the hall that are read to find positions
 TARGETS: Final = {
     "hall, backwards, 100": 2.0,
     "hall, forwards, 100": 2.0,
@@ -36,21 +37,20 @@ Prepare = Callable[[AskedEngine, int], Awaitable[Question]]
 
 
 class Places:
-    """Where pages of the hall can begin, and events of it, found by walking back through it."""
+    """Positions in the hall at which pages can begin, and its events, found by paging back."""
 
     def __init__(self, side: AskedEngine) -> None:
         self.side = side
         self.room = RoomId(room_id(side.crowd.hall))
         members = side.crowd.members(side.crowd.hall)
         self.user = members[0]
-        self.server = next(
-            server_name_of(name) for name in members if name.startswith("@r")
-        )  # one that has a user there
+        # a server that has a user there
+        self.server = next(server_name_of(name) for name in members if name.startswith("@r"))
         self.tokens: list[str] = []
         self.events: list[EventId] = []
 
     async def walk(self) -> "Places":
-        """Back from the end, some pages, or to the beginning."""
+        """Page back from the end, some pages, or to the beginning."""
         token = None
         for _ in range(PLACES):
             page = await self.side.store.messages(self.room, self.user, from_=token, limit=PAGE)
@@ -63,7 +63,7 @@ class Places:
 
 
 async def run(bench: Bench) -> None:
-    """All of it."""
+    """Measure all queries."""
     async with sides(bench) as both:
         places = {side.name: await Places(side).walk() for side in both}
         rounds = bench.size(300, 10)
@@ -97,7 +97,7 @@ def _questions(places: dict[str, Places]) -> dict[str, Prepare]:
     async def forwards(side: AskedEngine, number: int) -> Question:
         return await page(side, number, "f")
 
-    async def end(side: AskedEngine, _number: int) -> Question:  # the same every round
+    async def end(side: AskedEngine, _number: int) -> Question:  # the same in every round
         return lambda: side.store.messages(
             places[side.name].room, places[side.name].user, limit=PAGE
         )
@@ -133,7 +133,7 @@ def _questions(places: dict[str, Places]) -> dict[str, Prepare]:
 
 
 def _quiet(side: AskedEngine, number: int) -> int:
-    """A room of ten members, another each round."""
+    """Return a room of ten members, another each round."""
     rooms = [room for room in side.crowd.rooms_of(MANY) if side.crowd.size(room) == MEMBERS_MIN]
     return random.Random(number).choice(rooms)
 

@@ -1,10 +1,11 @@
-"""Side by side with Synapse: the same signed events, in turn on one Postgres, each engine in a process of its own.
+"""A comparison with Synapse: the same signed events, in turn on one Postgres, in two processes.
 
-    python -m benchmarks peer [--quick] [--events N]
+  python -m benchmarks peer [--quick] [--events N]
 
-Synapse is used as it is published, with its own schema in a database of its own, its defaults, its caches on, and its own entry points
-(benchmarks/peers/). On first use its environment is made in the user's cache folder. What is compared, and what is not comparable, is said
-in benchmarks/peers/writes.py and reads.py. Which side begins changes from round to round; ratios are of the two halves of a round.
+Synapse is used as published: its schema in a separate database, its defaults, its caches, and its
+own entry points (benchmarks/peers/). On first use its environment is created in the user's cache
+folder. benchmarks/peers/writes.py and reads.py describe the comparison, and what is not comparable.
+The side that begins alternates between rounds; ratios are of the two halves of a round.
 """
 
 from collections.abc import AsyncIterator
@@ -23,7 +24,7 @@ ROUNDS: Final = 3
 
 
 async def run(bench: Bench, *, alone: bool = False) -> None:
-    """All of it; `alone`: without the peer, to see that this side works."""
+    """Measure everything; `alone`: without the peer, to check that this side works."""
     events = bench.events or bench.size(600, 60)
     async with both(bench, alone=alone) as sides:
         if sides.peer:
@@ -42,7 +43,10 @@ async def run(bench: Bench, *, alone: bool = False) -> None:
 
 
 async def _reads(bench: Bench, sides: writes.Sides) -> None:
-    """Whole rooms, the bare statements on the same server, the questions, a merge; a storm last, as it is not read."""
+    """Measure whole rooms, bare statements on the same server, queries, a merge, and a storm last.
+
+    The storm comes last because it is not read.
+    """
     note("storing rooms to read")
     world = reads.build(bench)
     bench.results["disk"] = await reads.store(sides, world)
@@ -70,7 +74,7 @@ async def _reads(bench: Bench, sides: writes.Sides) -> None:
 
 @asynccontextmanager
 async def both(bench: Bench, *, alone: bool = False) -> AsyncIterator[writes.Sides]:
-    """Both engines on databases of their own, and a third for bare statements."""
+    """Open both engines on separate databases, and a third database for bare statements."""
     async with AsyncExitStack() as stack:
         dsn, raw_dsn = [await stack.enter_async_context(bench.database()) for _ in range(2)]
         counts = writes.StatementCounts()

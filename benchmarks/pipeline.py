@@ -1,7 +1,9 @@
-"""Spark against one process: the same lines, hashes and signatures checked, into the same tables; then an export and a verification.
+"""Spark against one process: the same lines into the same tables, then export and verification.
 
-Clock and processor time, the latter of Python, JVM and Postgres together. A session is started and warmed up by a small import first, as
-what a JVM takes to start is no matter of size. Two sizes are imported: what the larger has more tells what an event costs, without the job. Rooms are of several sizes, the largest with a third of the events.
+Both check hashes and signatures. Clock and CPU time are measured, the latter of Python, JVM and
+Postgres together. A session is started and warmed up by a small import first, because the start of
+a JVM does not depend on the size. Two sizes are imported: their difference is the cost of events
+without the job. Rooms have several sizes, the largest with a third of the events.
 """
 
 import asyncio
@@ -29,13 +31,14 @@ Row = dict[str, Any]
 
 
 async def run(bench: Bench) -> None:
-    """Generate, append in one process, import on Spark with one and two executor threads, export, verify."""
+    """Generate, append in one process, import on Spark with one and two threads, export, verify."""
     count = bench.size(120_000, 7_000)
     small, large = (_rooms(number, first) for number, first in ((count // 4, 0), (count, 100)))
     rows: list[Row] = []
     with tempfile.TemporaryDirectory(prefix="room-storage-bench-") as folder:
         for master in ("local[1]", "local[2]"):
-            rows.append(await _single(bench, small))  # before and after: the machine may be shared
+            # before and after, because the machine may be shared
+            rows.append(await _single(bench, small))
             async with bench.database() as dsn:
                 rows += await asyncio.to_thread(
                     _on_spark, bench, Path(folder), (small, large), dsn, master
@@ -65,7 +68,7 @@ def _rooms(count: int, first: int) -> list[GeneratedRoom]:
 
 
 async def _single(bench: Bench, rooms: Sequence[GeneratedRoom]) -> Row:
-    """Rooms side by side through one store, as `room-storage import` does."""
+    """Append rooms concurrently through one store, as `room-storage import` does."""
     async with bench.database() as dsn, storage.open(dsn, server_name=SERVER) as store:
 
         async def append(room: GeneratedRoom) -> None:
@@ -80,7 +83,7 @@ async def _single(bench: Bench, rooms: Sequence[GeneratedRoom]) -> Row:
 def _on_spark(
     bench: Bench, folder: Path, inputs: Sequence[Sequence[GeneratedRoom]], dsn: str, master: str
 ) -> list[Row]:
-    """Two imports, to tell what a job costs from what an event costs; then an export and a verification of all."""
+    """Import two sizes, to separate the costs of job and events; then export and verify all."""
     begun = folder / "begun.ndjson"
     write_ndjson(generate_room(SHAPES["direct_chat"], 200, seed=99), begun)
     rows: list[Row] = []
@@ -152,7 +155,7 @@ def _imported(
 
 
 def _marginal(what: str, small: Row, large: Row) -> Row:
-    """What the events cost that the larger one has more."""
+    """Return the cost of the additional events of the larger import."""
     more, seconds = large["events"] - small["events"], large["seconds"] - small["seconds"]
     each = (
         large["cpu_us_per_event"] * large["events"] - small["cpu_us_per_event"] * small["events"]
@@ -168,7 +171,7 @@ def _marginal(what: str, small: Row, large: Row) -> Row:
 
 @contextmanager
 def measured(bench: Bench) -> Iterator[tuple[Spent, list[float]]]:
-    """As `spent`, with the processor time of the JVM and its workers, and of the backends that have ended by then."""
+    """Measure as `spent`, with the CPU time of the JVM and its workers, and of ended backends."""
     before, ended, seconds = _used(), _ended(bench), [0.0]
     with spent(bench.server) as cost:
         yield cost, seconds
@@ -191,7 +194,7 @@ def _used() -> float:
 
 
 def row_of(what: str, events: int, cost: Spent, spark_seconds: float) -> Row:
-    """One line of the table: rates, and processor time an event in microseconds, by who used it."""
+    """Return a row of the table: rates, and CPU microseconds per event, by process."""
     together = cost.python + cost.backends + cost.background + spark_seconds
     return {
         "what": what,

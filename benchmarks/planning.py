@@ -1,8 +1,8 @@
-"""What of an append is Python: the stages from bytes to the parameters of the statement, in processor time per event.
+"""The Python part of an append: CPU time per event, by stage from bytes to statement parameters.
 
-Batches of 100 of a small chat are taken through each stage, and not written; then they are appended, so that the next batch meets the
-caches of a store that runs. The rounds do the same over again, and the best of each batch counts: so it hardly matters what else the
-machine does.
+Batches of 100 events of a small chat go through each stage, and are not written. Then they are
+appended, so that the next batch meets the caches of a running store. All rounds do the same, and
+the best of each batch counts, so other load hardly matters.
 """
 
 import gc
@@ -38,7 +38,7 @@ Stages = dict[str, float]
 
 
 async def run(bench: Bench) -> None:
-    """Rounds on databases of their own; the first batch makes the room and is not counted."""
+    """Run rounds on fresh databases; the first batch creates the room and is not counted."""
     count = bench.size(40, 5)
     room = generate_room(SHAPES["small_chat"], (count + 1) * BATCH, seed=SEED)
     pdus = [event.pdu for event in room.events]
@@ -77,7 +77,7 @@ async def _round(bench: Bench, batches: Sequence[Sequence[bytes]]) -> list[Stage
 
 
 async def _stages(store: storage.Store, pdus: Sequence[bytes]) -> Stages:
-    """One batch, up to the statement."""
+    """Run one batch through the stages before the statement."""
     took: Stages = {}
     known = {room_id: row.room_version for room_id, row in store.writer.caches.rooms.items()}
     with _spent(took, "read at a glance, room version"):
@@ -111,7 +111,7 @@ async def _stages(store: storage.Store, pdus: Sequence[bytes]) -> Stages:
 async def _planned(
     conn: Connection, change_set: ChangeSet, incoming: Sequence[IncomingEvent]
 ) -> float:
-    """Processor time of the plan, without that of loading what it lacks."""
+    """Return the CPU time of the plan, without loading missing data."""
     seconds = 0.0
     left = deque(incoming)
     while left:

@@ -1,9 +1,10 @@
-"""Where the time of an append goes, and what it buys: processor time by part, of Python and of Postgres, per event.
+"""The CPU time of an append by part, of Python and of Postgres, per event.
 
-    python -m benchmarks profile       # benchmarks/results/profile.json, and docs/append-profile.md from it
+  python -m benchmarks profile    # benchmarks/results/profile.json and docs/append-profile.md
 
-Python is looked at every so often in its own CPU time (`Sampler`), and each look counts for the innermost function that is of the engine or of
-the driver, with what that calls in C. Looks are some hundreds, so parts below one in a hundred say little. Postgres is told by its clocks.
+Python is sampled by its CPU time (`Sampler`). Each sample counts for the innermost function of the
+engine or the driver, including the C functions it calls. There are some hundreds of samples, so
+parts below one in a hundred say little. Postgres' time comes from its processes' clocks.
 """
 
 import gc
@@ -26,7 +27,7 @@ ELSEWHERE: Final = "event loop, benchmark"
 
 
 class ProfilePart(NamedTuple):
-    """Some files of the engine, by how their paths begin, and what their time buys."""
+    """Some files of the engine, by prefixes of their paths, and the purpose of their time."""
 
     name: str
     buys: str
@@ -34,23 +35,78 @@ class ProfilePart(NamedTuple):
 
 
 PARTS: Final = (
-    ProfilePart("read and hash", "limits, ids, numbers; content hash and event id: two encodings, two SHA-256", ("storage/event/",)),
-    ProfilePart("take in", "the room's version, parents before children, an answer per event", ("storage/persist/receive", "storage/persist/append", "storage/persist/given_states", "storage/persist/model/results", "storage/store/", "storage/observability/instrument")),
-    ProfilePart("load", "what the caches lack, in one statement", ("storage/persist/load/",)),
-    ProfilePart("authorise", "the auth rules against the auth events, the state before it, the current state", ("storage/auth/", "storage/persist/plan/auth_checks")),
-    ProfilePart("state", "the state after it, forks merged, auth chains", ("storage/state/", "storage/graph/", *(f"storage/persist/plan/{name}" for name in ("state", "auth_difference", "auth_walk", "chain_cover", "extremity_limit", "resolution_events")))),
-    ProfilePart("sight", "who may see it, for every reader to come", ("storage/visibility/", "storage/persist/plan/audience")),
-    ProfilePart("plan", "order, extremities, redactions, relations; a draft that can be dropped", ("storage/persist/plan/", "storage/persist/model/event_changes", "storage/persist/model/change_set", "storage/persist/model/cache")),
-    ProfilePart("rows", "one array a column, as text, for one statement", ("storage/persist/model/rows", "storage/database/array_text", "storage/persist/write/")),
-    ProfilePart("queue and commit", "many appends in one commit, tried again where a room moved; caches filled", ("storage/persist/",)),
-    ProfilePart("tell", "positions, notifier, caches of readers", ("storage/streams/", "storage/replication/")),
-    ProfilePart("driver", "sending and reading, a connection at hand", ("asyncpg/", "storage/database/")),
-    ProfilePart("names, measures", "numbers for ids, metrics", ("storage/",)),
-)  # fmt: skip
+    ProfilePart(
+        "read and hash",
+        "limits, ids, numbers; content hash and event id: two encodings, two SHA-256",
+        ("storage/event/",),
+    ),
+    ProfilePart(
+        "take in",
+        "the room's version, parents before children, a result per event",
+        (
+            *(f"storage/persist/{name}" for name in ("receive", "append", "given_states")),
+            "storage/persist/model/results",
+            "storage/store/",
+            "storage/observability/instrument",
+        ),
+    ),
+    ProfilePart("load", "data that the caches lack, in one statement", ("storage/persist/load/",)),
+    ProfilePart(
+        "authorise",
+        "the auth rules against the auth events, the state before it, the current state",
+        ("storage/auth/", "storage/persist/plan/auth_checks"),
+    ),
+    ProfilePart(
+        "state",
+        "the state after it, forks merged, auth chains",
+        (
+            "storage/state/",
+            "storage/graph/",
+            "storage/persist/plan/state",
+            *(f"storage/persist/plan/{name}" for name in ("auth_difference", "auth_walk")),
+            *(f"storage/persist/plan/{name}" for name in ("chain_cover", "extremity_limit")),
+            "storage/persist/plan/resolution_events",
+        ),
+    ),
+    ProfilePart(
+        "sight",
+        "its visibility, for all later readers",
+        ("storage/visibility/", "storage/persist/plan/audience"),
+    ),
+    ProfilePart(
+        "plan",
+        "position, extremities, redactions, relations; a change set that can be dropped",
+        (
+            "storage/persist/plan/",
+            *(f"storage/persist/model/{name}" for name in ("event_changes", "change_set", "cache")),
+        ),
+    ),
+    ProfilePart(
+        "rows",
+        "one array per column, as text, for one statement",
+        ("storage/persist/model/rows", "storage/database/array_text", "storage/persist/write/"),
+    ),
+    ProfilePart(
+        "queue and commit",
+        "many appends in one commit, retried after a conflict; caches filled",
+        ("storage/persist/",),
+    ),
+    ProfilePart(
+        "tell",
+        "positions, notifier, caches of readers",
+        ("storage/streams/", "storage/replication/"),
+    ),
+    ProfilePart(
+        "driver",
+        "sending and receiving, a ready connection",
+        ("asyncpg/", "storage/database/"),
+    ),
+    ProfilePart("names, measures", "nids for ids, metrics", ("storage/",)),
+)
 
 
 class ProfileScenario(NamedTuple):
-    """So many events of a small chat by one caller, in batches."""
+    """Events of a small chat by one caller, in batches."""
 
     name: str
     batch: int
@@ -64,7 +120,7 @@ SCENARIOS: Final = (
 
 
 async def run(bench: Bench) -> None:
-    """Each scenario in a fresh database; the page is written from full runs alone."""
+    """Run each scenario in a fresh database; only full runs write the page."""
     for scenario in SCENARIOS:
         bench.results[scenario.name] = await _measure(
             bench, scenario, max(scenario.events // (20 if bench.quick else 1), 10 * scenario.batch)
@@ -74,9 +130,7 @@ async def run(bench: Bench) -> None:
         [part, *(bench.results[one.name]["python_us"].get(part, 0) for one in SCENARIOS)]
         for part in _names(bench.results)
     ]
-    show(
-        "processor time of an append, us an event", ["part", *(one.name for one in SCENARIOS)], rows
-    )
+    show("CPU time of an append, us per event", ["part", *(one.name for one in SCENARIOS)], rows)
     if not bench.quick:
         PAGE.write_text(page(read(path)), encoding="utf-8")
         note(f"{PAGE} written from {path}")
@@ -108,7 +162,10 @@ async def _append(store: storage.Store, pdus: Sequence[bytes], batch: int) -> No
 
 @contextmanager
 def _collector() -> Iterator[Callable[[], float]]:
-    """CPU seconds that the collector of garbage takes during the block; it falls into whatever part made it run."""
+    """Yield a function that returns the garbage collector's CPU seconds during the block.
+
+    They count for the part that made it run.
+    """
     seconds, began = 0.0, 0.0
 
     def noted(phase: str, _: dict[str, int]) -> None:
@@ -145,7 +202,7 @@ def _told(sampler: Sampler, used: Spent, collected: float, count: int) -> dict[s
 
 
 def part_of(file: str) -> str:
-    """The part that a file's time belongs to; "" is a look outside of engine and driver."""
+    """Return the part of a file's time; "" is a sample outside of engine and driver."""
     for part in PARTS:
         if any(f"/{begin}" in file for begin in part.files):
             return part.name
@@ -153,13 +210,13 @@ def part_of(file: str) -> str:
 
 
 def _names(results: dict[str, Any]) -> list[str]:
-    """The parts that were met, in the order in which an event goes through them."""
+    """Return the sampled parts, in the order in which an event goes through them."""
     met = {name for one in results.values() for name in one["python_us"]}
     return [name for name in [*(part.name for part in PARTS), ELSEWHERE] if name in met]
 
 
 def page(document: dict[str, Any]) -> str:
-    """The table in Markdown, of a results file."""
+    """Return the table of a results file in Markdown."""
     results, on = document["results"], document["on"]
     buys = {part.name: part.buys for part in PARTS} | {
         ELSEWHERE: "tasks and futures; the callers themselves"
@@ -168,13 +225,17 @@ def page(document: dict[str, Any]) -> str:
     lines = [
         "# Where the time of an append goes",
         "",
-        "Made by `python -m benchmarks profile`: processor time in microseconds an event, of a small chat with 6 % state events and 3 % forks,",
-        "by the part of the engine in which it is spent. Signatures are not checked.",
+        "Made by `python -m benchmarks profile`: CPU time in microseconds per event, by the part",
+        "of the engine. The events are a small chat with 6 % state events and 3 % forks.",
+        "Signatures are not checked.",
         "",
         f"Commit {on['commit']}, {document['when'][:10]}; Python {on['python']}, {on['postgres']}.",
-        f"{on['machine']['processor']}, {on['machine']['cores']} cores; the load was {on['machine']['load'][1]:.0f}.",
+        (
+            f"{on['machine']['processor']}, {on['machine']['cores']} cores;"
+            f" the load was {on['machine']['load'][1]:.0f}."
+        ),
         "",
-        f"| | {' | '.join(kinds)} | what it buys |",
+        f"| | {' | '.join(kinds)} | purpose |",
         f"|---|{'---|' * len(kinds)}---|",
     ]
     lines += [
@@ -185,23 +246,23 @@ def page(document: dict[str, Any]) -> str:
         "**Python**": (
             "python_all_us",
             None,
-            "of that the collector of garbage: "
+            "of that the garbage collector: "
             + ", ".join(f"{results[kind]['of_it_collector_us']}" for kind in kinds),
         ),
         "**Postgres, the statement**": (
             "postgres_us",
             "the statement",
-            "rows, indexes, commit, compare and set of the room's version",
+            "rows, indexes, commit, compare-and-set of the room's version",
         ),
         "**Postgres, log and pages**": (
             "postgres_us",
             "log and pages",
-            "what was committed survives",
+            "durability of commits",
         ),
         "on the clock": (
             "clock_us",
             None,
-            "with the wait for the disk, and for a processor if others are busy",
+            "with the wait for the disk, and for a CPU under other load",
         ),
     }
     for name, (key, inner, text) in sums.items():

@@ -1,8 +1,9 @@
-"""A purge of 90 % of a room beside appends and syncs: what they notice of it, how fast it goes, what it leaves.
+"""A purge of 90 % of a room during appends and syncs: their delays, its speed, and what remains.
 
-One process appends to the room, 200 messages a second, and syncs, 50 times a second, first for itself; then another process purges meanwhile.
-``--events`` says how many the room has (100,000; the full size is 1,000,000). The room is delivered in batches first,
-unsigned, as signatures are no part of this. At the end the store is verified, vacuumed, and written to again.
+One process appends 200 messages a second to the room, and syncs 50 times a second. It first does so
+alone; then another process purges meanwhile. ``--events`` sets the size of the room (100,000; the
+full size is 1,000,000). The room is filled in batches first, unsigned, as signatures do not matter
+here. At the end the store is verified, vacuumed, and written to again.
 """
 
 import asyncio
@@ -31,16 +32,16 @@ APPENDS_PER_S: Final = 200
 SYNCS_PER_S: Final = 50
 ALONE_S: Final = 60
 PURGED_PER_S: Final = 2_700
-"""About: the load runs as long without the purge as with it, so that what is rare and heavy is in both."""
+"""About: the load runs as long without the purge as with it, so that both have rare slow steps."""
 
 BESIDE_S_MAX: Final = 900
 BATCH: Final = 500
 OUTCOMES: Final = {"stored", "soft_failed", "rejected", "missing_parents"}
-"""Parents are missing to what forks off history that has gone by then: its server would be asked for the state."""
+"""Parents are missing for forks of purged history: its server would be queried for the state."""
 
 SERVER: Final = "s1.test"
 CONFIG: Final = Config(statement_timeout_ms=600_000)
-"""Verification reads the room whole."""
+"""Verification reads the whole room."""
 
 
 @dataclass(slots=True)
@@ -63,14 +64,14 @@ class Longest:
 
 @dataclass(slots=True)
 class Waits:
-    """How long appends and syncs took, in seconds."""
+    """The durations of appends and syncs, in seconds."""
 
     appends: list[float] = field(default_factory=list)
     syncs: list[float] = field(default_factory=list)
 
 
 def _purge_process(dsn: str, room_id: str, event_id: str, pipe: Pipe) -> None:
-    """Another process: purge, and tell how it went."""
+    """Purge in another process, and send the results."""
     pipe.send(asyncio.run(_purge(dsn, room_id, event_id)))
 
 
@@ -107,7 +108,7 @@ async def _fill(store: Store, events: Sequence[GeneratedEvent], version: str) ->
 
 
 class Load:
-    """Appends and syncs at their rates, as clients that do not wait for each other; each delay counts from when it was due."""
+    """Appends and syncs at their rates, by independent clients; delays count from the due time."""
 
     def __init__(
         self, store: Store, events: Sequence[GeneratedEvent], version: str, users: Sequence[str]
@@ -121,13 +122,13 @@ class Load:
         self.ended = False
 
     async def prepare(self) -> None:
-        """Every user has synced once."""
+        """Sync once for every user."""
         for user in self._users:
             self._tokens[user] = (await self._store.sync(user)).next_batch
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """The load, for as long as the block runs."""
+        """Run the load for the duration of the block."""
         stop = asyncio.Event()
         tasks = [asyncio.create_task(self._appends(stop)), asyncio.create_task(self._syncs(stop))]
         yield
@@ -185,7 +186,7 @@ async def _vacuum(store: Store) -> None:
 
 @dataclass(frozen=True, slots=True)
 class PurgeScene:
-    """A room that is stored, the event before which 90 % of it lie, and what is to come."""
+    """A room that is stored, the event before which 90 % of it are, and its later events."""
 
     room: RoomStream
     point: str
@@ -207,7 +208,10 @@ async def _stored(store: Store, room: RoomStream, count: int) -> PurgeScene:
 async def _loaded(store: Store, scene: PurgeScene) -> Load:
     async with store.database.connection() as conn:
         users: list[str] = await conn.fetchvals(
-            "SELECT p.name FROM memberships m JOIN principals p USING (principal_nid) WHERE m.membership = 5 ORDER BY 1 LIMIT 20"
+            """
+            SELECT p.name FROM memberships m JOIN principals p USING (principal_nid)
+            WHERE m.membership = 5 ORDER BY 1 LIMIT 20
+            """
         )
         await conn.execute("VACUUM ANALYZE")
     load = Load(store, scene.live, scene.room.room_version, users)
@@ -216,13 +220,13 @@ async def _loaded(store: Store, scene: PurgeScene) -> Load:
 
 
 def _settled() -> None:
-    """The collector looks at nothing that is there by now: each half of the load begins alike, as in a host that freezes now and then."""
+    """Freeze existing objects, so that both halves of the load begin with an idle collector."""
     gc.collect()
     gc.freeze()
 
 
 async def _purged_beside(load: Load, dsn: str, scene: PurgeScene) -> dict[str, Any]:
-    """What the other process tells of its purge."""
+    """Return the results of the other process' purge."""
     ours, theirs = multiprocessing.Pipe()
     arguments = (dsn, scene.room.room_id, scene.point, theirs)
     process = multiprocessing.get_context("spawn").Process(target=_purge_process, args=arguments)
@@ -235,11 +239,11 @@ async def _purged_beside(load: Load, dsn: str, scene: PurgeScene) -> dict[str, A
 
 
 def quiet(shape: Shape) -> Shape:
-    """The shape without changes of the history visibility.
+    """Return the shape without changes of the history visibility.
 
-    It has five hundred of them in a million events, each of which concerns thousands who are
-    invited and takes a second by the end: they are the slowest hundredth of all waits then, with a
-    purge or without. A room has a handful in its life.
+    It has five hundred of them in a million events. Each concerns thousands of invited users and
+    takes a second by the end. These would be the slowest hundredth of all delays, with a purge or
+    without. A real room has a handful.
     """
     return shape.replaced(
         mix={action: share for action, share in shape.mix.items() if action != "visibility"}
@@ -247,7 +251,7 @@ def quiet(shape: Shape) -> Shape:
 
 
 async def run(bench: Bench) -> None:
-    """Measure it."""
+    """Run the benchmark."""
     count = bench.events or bench.size(EVENTS, QUICK_EVENTS)
     alone_s = bench.size(max(ALONE_S, round(count * SHARE / PURGED_PER_S)), 4)
     beside = APPENDS_PER_S * bench.size(BESIDE_S_MAX, 60)
@@ -287,13 +291,14 @@ async def run(bench: Bench) -> None:
     bench.results |= {"sizes": sizes, "findings": len(found)}
     told = [size >> 20 for size in sizes]
     note(
-        f"disk: {told[0]} MB, {told[1]} after the purge, {told[2]} with a fifth as many events in another room again"
+        f"disk: {told[0]} MB, {told[1]} after the purge,"
+        f" {told[2]} after a fifth as many events in another room"
     )
     bench.write()
 
 
 def _waits(without: Waits, beside: Waits) -> dict[str, dict[str, dict[str, float]]]:
-    """Percentiles of both halves."""
+    """Return percentiles of both halves."""
     halves = {"without": without, "with": beside}
     return {
         name: {"appends": _told(waits.appends), "syncs": _told(waits.syncs)}
@@ -315,7 +320,8 @@ def _show(results: dict[str, Any]) -> None:
     done = results["purge"]
     taken = done["deleted"] + done["set_aside"]
     note(
-        f"{taken} events purged in {done['seconds']:.0f} s, {taken / done['seconds']:.0f}/s, {done['statements']} statements: {_counts(done)}"
+        f"{taken} events purged in {done['seconds']:.0f} s, {taken / done['seconds']:.0f}/s,"
+        f" {done['statements']} statements: {_counts(done)}"
     )
     note(f"longest statement {done['longest_ms']:.0f} ms: {done['longest']}")
     if results["load_ended"]:
@@ -323,5 +329,5 @@ def _show(results: dict[str, Any]) -> None:
 
 
 def _counts(done: dict[str, Any]) -> str:
-    """The counts of a job in words."""
+    """Describe the counts of a job."""
     return ", ".join(f"{done[key]} {key}" for key in ("deleted", "set_aside", "swept", "groups"))

@@ -1,4 +1,7 @@
-"""`python -m benchmarks readme`: the README's table of the comparison with Synapse, written between its two markers from the results."""
+"""`python -m benchmarks readme`: write the README's table of the comparison with Synapse.
+
+The table goes between two markers, and is made from the results.
+"""
 
 import argparse
 import re
@@ -27,7 +30,7 @@ GOALS: Final = {
     "auth chain difference, old and current state": "10",
     "storing an event that merges two branches": "9",
 }
-"""So many times as fast it is meant to be."""
+"""The goals: how many times as fast."""
 SIZE_GOALS: Final = {
     "one at a time, small rooms": "2.6",
     "small rooms": "2.6",
@@ -35,13 +38,17 @@ SIZE_GOALS: Final = {
     "a large room": "3.7",
     "joins and leaves": "6",
 }
-"""So many times less of tables and indexes; of the write-ahead log 3 times less everywhere."""
+"""The goals for tables and indexes: how many times less; 3 times less WAL everywhere."""
 
 
-ENDED: Final = "The run was ended before its last questions: both sides were asked them, too, and agreed, but they are not measured here."
-CROWDED_FROM: Final = 2  # a load of so many times the cores is more than the run itself makes
+ENDED: Final = (
+    "The run was ended before its last questions: both sides were asked them, too, and agreed,"
+    " but they are not measured here."
+)
+CROWDED_FROM: Final = 2  # a load of so many times the cores is more than the run itself causes
 CROWDED: Final = (
-    " Other programs shared the processors: a rate is a fraction of what it is alone, and a short answer waits for a processor longer than it works. "
+    " Other programs shared the processors: a rate is a fraction of what it is alone,"
+    " and a short answer waits for a processor longer than it works. "
     "Ratios of a round compare, those of CPU time best."
 )
 
@@ -59,7 +66,7 @@ def main(arguments: list[str]) -> int:
 
 
 def with_table(text: str, document: dict[str, Any]) -> str:
-    """The README with the table of these results."""
+    """Return the README with the table of these results."""
     pattern = re.compile(f"{re.escape(BEGIN)}\n.*?{re.escape(END)}", re.DOTALL)
     if len(pattern.findall(text)) != 1:
         raise ValueError("the README has not both markers, once each")
@@ -67,10 +74,10 @@ def with_table(text: str, document: dict[str, Any]) -> str:
 
 
 def rendered(document: dict[str, Any]) -> str:
-    """What stands between the markers: where it ran, what storing takes, what reading takes, the limits."""
+    """Return the text between the markers: environment, writes, reads, limits."""
     results = document["results"]
     parts = [_where(document), _writes(results["writes"]), _costs(results["writes"])]
-    if "disk" in results:  # a run that was ended before has none, nor what follows
+    if "disk" in results:  # a run that ended early lacks it, and what follows
         parts.append(_disk(results["disk"]))
     if "reads" in results:
         parts.append(_reads(results["reads"]))
@@ -83,15 +90,20 @@ def _where(document: dict[str, Any]) -> str:
     peer = document["results"]["peer"]["packages"]["matrix-synapse"]
     each = next(iter(document["results"]["writes"].values()))
     where = (
-        f"Commit {on['commit']}, {document['when'][:10]}; Synapse {peer}; Python {on['python']}, {on['postgres']}; {machine['processor']}, "
-        f"{machine['cores']} cores; the load was {machine['load'][1]:.0f}. {each['rounds']} rounds of {each['events_per_round']} events."
+        f"Commit {on['commit']}, {document['when'][:10]}; Synapse {peer}; Python {on['python']},"
+        f" {on['postgres']}; {machine['processor']}, "
+        f"{machine['cores']} cores; the load was {machine['load'][1]:.0f}."
+        f" {each['rounds']} rounds of {each['events_per_round']} events."
     )
     return where + (CROWDED if machine["load"][1] > CROWDED_FROM * machine["cores"] else "")
 
 
 def _writes(writes: dict[str, Any]) -> str:
     lines = [
-        "| Storing | events/s | Synapse | times as fast, median (rounds) | goal | times less CPU time | share of the bare insert |",
+        (
+            "| Storing | events/s | Synapse | times as fast, median (rounds) | goal"
+            " | times less CPU time | share of the bare insert |"
+        ),
         "|---|---|---|---|---|---|---|",
     ]
     for name, one in writes.items():
@@ -114,7 +126,10 @@ def _writes(writes: dict[str, Any]) -> str:
 
 def _costs(writes: dict[str, Any]) -> str:
     lines = [
-        "| Per event, here / Synapse | Python us | Postgres us | statements | transactions | WAL bytes (times less) | bytes of tables and indexes (times less) | goal | raw |"
+        (
+            "| Per event, here / Synapse | Python us | Postgres us | statements | transactions"
+            " | WAL bytes (times less) | bytes of tables and indexes (times less) | goal | raw |"
+        )
     ]
     lines.append("|---" * 9 + "|")
     for name, one in writes.items():
@@ -125,7 +140,8 @@ def _costs(writes: dict[str, Any]) -> str:
         ]
         cells += [f"{one['ours'][key]:.2f} / {one['synapse'][key]:.1f}" for key in COUNTS]
         cells += [
-            f"{one['ours'][key]:,} / {one['synapse'][key]:,} ({one['synapse'][key] / one['ours'][key]:.1f})"
+            f"{one['ours'][key]:,} / {one['synapse'][key]:,}"
+            f" ({one['synapse'][key] / one['ours'][key]:.1f})"
             for key in BYTES
         ]
         lines.append(_row([*cells, SIZE_GOALS.get(name, "")], str(one["raw_bytes_per_event"])))
@@ -134,7 +150,10 @@ def _costs(writes: dict[str, Any]) -> str:
 
 def _disk(disk: dict[str, Any]) -> str:
     lines = [
-        "| Whole rooms, bytes per event | events | raw | tables and indexes, here / Synapse | times less | goal | WAL, here / Synapse | times less | goal |",
+        (
+            "| Whole rooms, bytes per event | events | raw | tables and indexes, here / Synapse"
+            " | times less | goal | WAL, here / Synapse | times less | goal |"
+        ),
         "|---|---|---|---|---|---|---|---|---|",
     ]
     for name, one in disk.items():
@@ -202,8 +221,10 @@ def _limits(results: dict[str, Any]) -> str:
     limits = results["limits"]
     page = results["reads"]["a page of 100"]["share_of_limit"]["median"]
     return (
-        f"In the same run this Postgres took {limits['copy_rows_per_second']:,} rows a second by COPY, {limits['commit_ms']:.2f} ms for a bare commit, "
-        f"{limits['point_select_ms']:.2f} ms for a row by its key, {limits['index_range_100_ms']:.2f} ms for 100 rows by index: "
+        f"In the same run this Postgres took {limits['copy_rows_per_second']:,} rows a second by"
+        f" COPY, {limits['commit_ms']:.2f} ms for a bare commit, "
+        f"{limits['point_select_ms']:.2f} ms for a row by its key,"
+        f" {limits['index_range_100_ms']:.2f} ms for 100 rows by index: "
         f"a page takes {1 / page:.1f} times that of its own round (goal: 3)."
     )
 

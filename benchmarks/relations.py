@@ -1,6 +1,7 @@
-"""What relates to an event, where ever more does: pages of it, the same with indirect ones, and what is told with a page of messages.
+"""Relations of an event, by their number: pages of them, recursive pages, and aggregations.
 
-Half of the relations are replies in the event's thread, half are reactions. They are copies of one of each, put into the table directly.
+Half of the relations are replies in the event's thread, half are reactions. They are copies of one
+of each, inserted into the table directly.
 """
 
 import time
@@ -82,7 +83,7 @@ async def _measure(bench: Bench, related: int, rounds: int) -> dict[str, Any]:
 
 
 async def _fill(store: Store, copied: tuple[BuiltEvent, ...], related: int) -> None:
-    """So many relations, and what the planner should know of them."""
+    """Insert the relations, and analyse the table for the planner."""
     async with store.database.connection() as conn:
         for event in copied:
             await conn.execute(SQL_COPY, event.event_id, related // 2)

@@ -1,8 +1,9 @@
-"""Replication: rows per second through one TCP connection, and the time from commit to wake-up, within the process and over TCP.
+"""Replication: rows per second through one TCP connection, and the time from commit to wake-up.
 
-Rows are those of the stream "events", announced by one store and taken by another; both run in this process, so that one core does
-the work of two. The wake-up is that of a reader of the feed; its clock starts when the last statement of the append, which commits, has
-been answered.
+The wake-up is measured within the process and over TCP. Rows are those of the stream "events", sent
+by one store and received by another. Both run in this process, so one core does the work of two.
+The wake-up is that of a reader of the feed. Its clock starts when the last statement of the append,
+which commits, has returned.
 """
 
 import asyncio
@@ -16,13 +17,13 @@ from storage.replication import Client, Server
 from storage.streams.feed import Advance, Fact
 from storage.testing import SHAPES, generate_room
 
-ROOM_EVENTS: Final = 60  # stored before any clock runs
+ROOM_EVENTS: Final = 60  # stored before the measurement
 SEED: Final = 9_000
 COMMIT_SIZES: Final = (1, 10, 100)
 
 
 async def run(bench: Bench) -> None:
-    """Throughput by facts per commit, then latency."""
+    """Measure throughput by facts per commit, then latency."""
     for size in COMMIT_SIZES:
         await _throughput(bench, size)
     if not bench.profile:
@@ -32,7 +33,7 @@ async def run(bench: Bench) -> None:
 
 
 class FeedArrival:
-    """Tells when a store's feed has passed a position."""
+    """Signals when a store's feed has passed a position."""
 
     def __init__(self, store: storage.Store) -> None:
         self.at = 0.0
@@ -42,12 +43,12 @@ class FeedArrival:
         store.streams.feed.subscribe(self._told)
 
     def expect(self, position: int) -> None:
-        """Before it can come."""
+        """Set the position before it can come."""
         self._target = position
         self._reached.clear()
 
     async def wait(self) -> None:
-        """Until it has come."""
+        """Wait until it has come."""
         await self._reached.wait()
 
     def _told(self, advance: Advance) -> None:
@@ -59,14 +60,18 @@ class FeedArrival:
 
 
 class Committed:
-    """An observer that knows when the last statement was answered."""
+    """An observer that records when the last statement returned."""
 
     at = 0.0
 
     def before(self, statement: str) -> None:
         """See `storage.database.connection.Observer`."""
 
-    def after(self, statement: str, seconds: float) -> None:  # noqa: ARG002  # the observer's interface
+    def after(
+        self,
+        statement: str,  # noqa: ARG002  # the observer's interface
+        seconds: float,  # noqa: ARG002
+    ) -> None:
         """See `storage.database.connection.Observer`."""
         self.at = time.perf_counter()
 
@@ -82,7 +87,7 @@ def _row(number: int) -> list[Any]:
 
 
 async def _throughput(bench: Bench, size: int) -> None:
-    """Advances of ``size`` facts each, said as fast as the reader takes them."""
+    """Advance by ``size`` facts each, as fast as the reader receives them."""
     facts, rounds = bench.size(100_000, 5_000), 1 if bench.profile else bench.size(5, 1)
     async with (
         bench.database() as dsn,
@@ -122,7 +127,7 @@ async def _throughput(bench: Bench, size: int) -> None:
 
 
 async def _say(main: storage.Store, arrival: FeedArrival, facts: int, size: int) -> None:
-    """Advance the stream by so many facts, and wait until the reader has them."""
+    """Advance the stream by a number of facts, and wait until the reader has them."""
     start = main.streams["events"].positions()["main"]
     rows = [Fact(number, "main", _row(number)) for number in range(start + 1, start + facts + 1)]
     arrival.expect(start + facts)
@@ -135,7 +140,7 @@ async def _say(main: storage.Store, arrival: FeedArrival, facts: int, size: int)
 
 
 async def _latency(bench: Bench) -> None:
-    """Real appends, one after the other, and when the feed of this store and of another one tells of them."""
+    """Append events in turn, and measure when the feeds of this store and another have them."""
     appends = bench.size(2_000, 100)
     room = list(generate_room(SHAPES["small_chat"], ROOM_EVENTS + appends, seed=SEED))
     committed = Committed()

@@ -1,6 +1,7 @@
-"""`python -m benchmarks report [--results FOLDER]`: a static page of all results in a folder, with plots; no scripts, nothing loaded.
+"""`python -m benchmarks report [--results FOLDER]`: write a static page of all results, with plots.
 
-Of each file: what it ran on, a plot for each figure that several scenarios share, and all its figures in a table.
+The page has no scripts and loads nothing. For each file it has the environment, a plot for each
+figure that several scenarios share, and all figures in a table.
 """
 
 import argparse
@@ -25,9 +26,12 @@ COLOURS: Final = {
 }
 PLAIN: Final = "#2a6f97"
 STYLE: Final = """
-body { font: 15px/1.45 system-ui, sans-serif; max-width: 940px; margin: 2em auto; padding: 0 1em; color: #222 }
-h2 { margin-top: 2.5em; border-top: 1px solid #ccc; padding-top: 1em } h3 { margin: 1.6em 0 .3em; font-size: 1em }
-table { border-collapse: collapse; font-size: 13px } td, th { padding: 1px 10px 1px 0; text-align: left } td.n { text-align: right }
+body { font: 15px/1.45 system-ui, sans-serif; max-width: 940px; margin: 2em auto; padding: 0 1em;
+  color: #222 }
+h2 { margin-top: 2.5em; border-top: 1px solid #ccc; padding-top: 1em }
+h3 { margin: 1.6em 0 .3em; font-size: 1em }
+table { border-collapse: collapse; font-size: 13px }
+td, th { padding: 1px 10px 1px 0; text-align: left } td.n { text-align: right }
 p.on { color: #666; font-size: 13px } svg text { font: 12px system-ui, sans-serif; fill: #222 }
 """
 
@@ -40,7 +44,7 @@ def main(arguments: list[str]) -> int:
         type=Path,
         default=RESULTS,
         metavar="FOLDER",
-        help="where results are (benchmarks/results)",
+        help="the folder of results (benchmarks/results)",
     )
     folder = parser.parse_args(arguments).results
     documents = [read(path) for path in sorted(folder.glob("*.json"))]
@@ -53,14 +57,15 @@ def main(arguments: list[str]) -> int:
 
 
 def page(documents: Iterable[dict[str, Any]]) -> str:
-    """The whole page."""
+    """Return the whole page."""
     parts = [section(document) for document in documents]
     head = f'<meta charset="utf-8"><title>Benchmarks</title><style>{STYLE}</style>'
-    return f'<!doctype html>\n<html lang="en"><head>{head}</head><body>\n<h1>Benchmarks</h1>\n{"".join(parts)}</body></html>\n'
+    body = f"<body>\n<h1>Benchmarks</h1>\n{''.join(parts)}</body>"
+    return f'<!doctype html>\n<html lang="en"><head>{head}</head>{body}</html>\n'
 
 
 def section(document: dict[str, Any]) -> str:
-    """One file."""
+    """Return the section of one file."""
     name = document["benchmark"] + (", quick" if document["quick"] else "")
     found = list(figures(document).values())
     plots = "".join(plot(title, bars) for title, bars in shared(found))
@@ -68,20 +73,22 @@ def section(document: dict[str, Any]) -> str:
 
 
 def told_on(document: dict[str, Any]) -> str:
-    """When, of which commit, on what."""
+    """Describe the time, the commit and the environment."""
     on, machine = document["on"], document["on"]["machine"]
     changed = ", with changes" if on["changed_since"] else ""
     text = (
-        f"{document['when']}; commit {on['commit']}{changed}; Python {on['python']}, {on['postgres']}; "
-        f"{machine['processor']}, {machine['cores']} cores, {machine['memory_gb']} GB; load {machine['load'][0]} at the end"
+        f"{document['when']}; commit {on['commit']}{changed};"
+        f" Python {on['python']}, {on['postgres']}; "
+        f"{machine['processor']}, {machine['cores']} cores, {machine['memory_gb']} GB;"
+        f" load {machine['load'][0]} at the end"
     )
     return f'<p class="on">{escape(text)}</p>'
 
 
 def shared(found: list[Figure]) -> list[tuple[str, list[tuple[str, str, Figure]]]]:
-    """The plots: of each figure that at least two scenarios have, title and bars, as (label, side, figure).
+    """Return the plots: title and bars (label, side, figure) of figures of two or more scenarios.
 
-    A side (ours, synapse) stands beside the other in one plot.
+    The sides (ours, synapse) share one plot.
     """
     plots: dict[str, list[tuple[str, str, Figure]]] = defaultdict(list)
     for one in found:
@@ -98,7 +105,7 @@ def shared(found: list[Figure]) -> list[tuple[str, list[tuple[str, str, Figure]]
 
 
 def plot(title: str, bars: list[tuple[str, str, Figure]]) -> str:
-    """Horizontal bars from zero, with a line for the spread over rounds."""
+    """Draw horizontal bars from zero, with a line for the spread over rounds."""
     top = max(one.high for _, _, one in bars) or 1
     room = WIDTH - LABELS - 90
     rows, at, last = [], 4, ""
@@ -113,16 +120,19 @@ def plot(title: str, bars: list[tuple[str, str, Figure]]) -> str:
             f'<text x="{LABELS - 8}" y="{middle}" text-anchor="end">{escape(_short(text))}</text>'
         )
         rows.append(
-            f'<rect x="{LABELS}" y="{at}" width="{width - LABELS:.1f}" height="{BAR - 3}" fill="{COLOURS.get(side, PLAIN)}"/>'
+            f'<rect x="{LABELS}" y="{at}" width="{width - LABELS:.1f}" height="{BAR - 3}"'
+            f' fill="{COLOURS.get(side, PLAIN)}"/>'
         )
         if one.low != one.high:
             rows.append(f'<path d="M{low:.1f} {at + BAR // 2 - 1}H{high:.1f}" stroke="#222"/>')
         rows.append(
-            f'<text x="{max(width, high) + 6:.1f}" y="{middle}">{one.value:,.4g}{escape(f" {side}" if side else "")}</text>'
+            f'<text x="{max(width, high) + 6:.1f}" y="{middle}">'
+            f"{one.value:,.4g}{escape(f' {side}' if side else '')}</text>"
         )
         at, last = at + BAR, label
     drawn = "\n".join(rows)
-    return f'<h3>{escape(title)}</h3>\n<svg width="{WIDTH}" height="{at + 6}" role="img">\n{drawn}\n</svg>\n'
+    svg = f'<svg width="{WIDTH}" height="{at + 6}" role="img">\n{drawn}\n</svg>'
+    return f"<h3>{escape(title)}</h3>\n{svg}\n"
 
 
 def _short(text: str) -> str:
@@ -130,11 +140,12 @@ def _short(text: str) -> str:
 
 
 def table(found: list[Figure]) -> str:
-    """All figures."""
+    """Return a table of all figures."""
     rows = []
     for one in found:
         spread = "" if one.low == one.high else f"{one.low:,.6g} to {one.high:,.6g}"
         rows.append(
-            f'<tr><td>{escape(" / ".join(one.path))}</td><td class="n">{one.value:,.6g}</td><td class="n">{spread}</td></tr>'
+            f'<tr><td>{escape(" / ".join(one.path))}</td><td class="n">{one.value:,.6g}</td>'
+            f'<td class="n">{spread}</td></tr>'
         )
     return f"<details><summary>All figures</summary><table>{''.join(rows)}</table></details>"

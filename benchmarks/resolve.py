@@ -1,8 +1,9 @@
-"""State resolution at a merge, on the live path: forks that differ in 20 entries, in rooms whose size grows tenfold.
+"""State resolution at a merge: forks that differ in 20 entries, in rooms of growing size.
 
-A round forks the room, changes ten entries on each branch, and appends all but the last event. What is measured is the append of that one,
-which makes the current state the resolution of both branches, with warm caches; against that of a state event after the merge, which
-resolves nothing. The difference is the resolution, with all that it loads and stores.
+A round forks the room, changes ten entries on each branch, and appends all but the last event. The
+benchmark measures the append of that event, which resolves both branches into the current state,
+with warm caches. It is compared with a state event after the merge, which resolves nothing. The
+difference is the resolution, with everything that it loads and stores.
 """
 
 import statistics
@@ -69,7 +70,10 @@ async def _measure(bench: Bench, members: int, rounds: int) -> dict[str, Any]:
 
 
 async def _fork(store: storage.Store, room: RoomBuilder, admin: str, turn: int, sent: int) -> int:
-    """Two branches that differ in ten entries each, half of them the same keys; all but the last event appended."""
+    """Create two branches that differ in ten entries each, half with the same keys.
+
+    Append all but the last event.
+    """
     (other,) = room.fork(1)
     for branch, first in ((room, 0), (other, DIFFERENCES // 2)):
         for number in range(first, first + DIFFERENCES):

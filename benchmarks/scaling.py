@@ -1,7 +1,8 @@
-"""The Spark import where there is more to run it on: one executor thread, two, and a standalone cluster of two workers of one core each.
+"""The Spark import on more resources: one thread, two, and a cluster of two one-core workers.
 
-The same rooms, one of which has a third of the events. Each session is warmed up by a small import. Told are the rate, the processor time, and the
-stages with their tasks: the usual one, the longest, what was shuffled and spilled.
+All import the same rooms, one of which has a third of the events. A small import warms up each
+session. The results are the rate, the CPU time, and the stages with their tasks: median, longest,
+shuffled and spilled bytes.
 """
 
 import asyncio
@@ -34,7 +35,7 @@ Row = dict[str, Any]
 
 
 async def run(bench: Bench) -> None:
-    """An import over each, from a database of its own."""
+    """Run an import on each, into a fresh database."""
     count = bench.size(60_000, 4_000)
     rooms = [
         generate_room(SHAPES["small_chat"], round(count * share), seed=200 + seed)

@@ -1,12 +1,12 @@
-"""A soak: `python -m benchmarks.soak --minutes 30`. Not part of `python -m benchmarks`, nor of CI.
+"""A soak test: `python -m benchmarks.soak --minutes 30`.
 
-Several writer processes append the same random rooms, each its share: rooms of all versions mixed
-in one batch, with gaps and with joins over federation (benchmarks/soak_rooms.py). A bridge flaps
-(benchmarks/soak_flapper.py). Clients in this process sync, page and get messages for their devices.
-Meanwhile rooms are purged, collected and verified, writers are killed (SIGKILL), and Postgres is
-restarted, in turn fast and as in a crash. Rooms are attacked (benchmarks/attack.py). Half-way a
-standby that lacks the last seconds takes over behind the same address, and no store is opened
-again.
+Neither `python -m benchmarks` nor CI runs it. Several writer processes append the same random
+rooms, each its share: rooms of all versions mixed in one batch, with gaps and with joins over
+federation (benchmarks/soak_rooms.py). A bridge flaps (benchmarks/soak_flapper.py). Clients in this
+process sync, page and get messages for their devices. Meanwhile rooms are purged, collected and
+verified, and writers are killed (SIGKILL). Postgres is restarted, alternately in fast mode and as
+in a crash. Rooms are attacked (benchmarks/attack.py). Halfway, a standby that lacks the last
+seconds takes over behind the same address, and no store is opened again.
 
 In the end `verify` must find nothing. Each client knows only what its syncs returned, and must have
 the state and the timelines of a new initial sync. No event may be rejected that its room's version
@@ -51,7 +51,7 @@ RESTART_SECONDS: Final = 60.0
 UPKEEP_SECONDS: Final = 10.0
 ATTACK_SECONDS: Final = 2.0  # between two transactions of an attack
 ATTACK_EVENTS: Final = 300
-LOST_SECONDS: Final = 3.0  # what the standby lacks
+LOST_SECONDS: Final = 3.0  # the time that the standby lacks
 CLIENTS: Final = 4
 SERVER_CONFIG: Final = Config(embedded_shared_buffers_mb=256, embedded_connections_max=100)
 CONFIG: Final = Config(pool_size_max=10, follow_ms=100, connect_timeout_ms=5_000)
@@ -61,7 +61,7 @@ SQL_EVENTS: Final = "SELECT count(*) FROM events"
 
 @dataclass(slots=True)
 class Soak:
-    """The run: its Postgres, its processes, what has happened."""
+    """The run: its Postgres, its processes, and its counts."""
 
     pair: ReplicatedPair
     writers: int
@@ -79,14 +79,14 @@ class Soak:
 
     @property
     def server(self) -> EmbeddedPostgres:
-        """The server behind the address."""
+        """Return the server behind the address."""
         return self.pair.standby if self.has_failed_over else self.pair.primary
 
     # ---------------------------------------------------------------------------------------------
     # writers
 
     def start(self, index: int) -> None:
-        """Start a writer at the pair of rooms where it was; the one after the last is the bridge."""
+        """Start a writer at its last pair of rooms; the one after the last is the bridge."""
         if index == self.writers:
             command = [sys.executable, "-m", "benchmarks.soak_flapper", self.pair.dsn, *self.users]
         else:
@@ -104,7 +104,7 @@ class Soak:
         )
 
     async def listen(self, index: int) -> None:
-        """Note at which pair of rooms a writer is, over all its lives, and what it finds wrong."""
+        """Record a writer's pair of rooms, over its restarts, and its reported failures."""
         while not self.over:
             process = self.processes[index]
             assert process.stdout is not None
@@ -140,13 +140,14 @@ class Soak:
     # Postgres
 
     async def restart(self) -> None:
-        """Stop Postgres, in turn as an operator does and as a crash, and start it again."""
+        """Stop Postgres, alternately in fast mode and as in a crash, and start it again."""
         crash = self.counts["Postgres restarts"] % 2 == 1
         async with self.switching:
             assert self.server.pid is not None
             process = psutil.Process(self.server.pid)
             process.send_signal(signal.SIGQUIT if crash else signal.SIGINT)
-            while process.is_running() and process.status() != psutil.STATUS_ZOMBIE:  # noqa: ASYNC110  # another program's process
+            # polled, because it is another program's process
+            while process.is_running() and process.status() != psutil.STATUS_ZOMBIE:  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
             await asyncio.to_thread(self.server.start)
         self.counts["Postgres restarts"] += 1
@@ -171,14 +172,14 @@ class Soak:
     async def rest(self, seconds: float) -> None:
         """Wait, but not beyond the end."""
         until = time.monotonic() + seconds
-        while time.monotonic() < until and not self.over:  # noqa: ASYNC110  # `over` is read by many
+        while time.monotonic() < until and not self.over:  # noqa: ASYNC110  # others set `over`
             await asyncio.sleep(0.2)
 
     # ---------------------------------------------------------------------------------------------
     # attack
 
     async def attack(self, store: Store) -> None:
-        """Attack one room after another, each of a member of every client."""
+        """Attack one room after another; every client has a user in each."""
         for seed, (make, _) in enumerate(itertools.cycle(ATTACKS.values()), 1):
             beginning, attack = await asyncio.to_thread(
                 make, ATTACK_EVENTS, seed=seed, joined=self.users
@@ -203,7 +204,7 @@ class Soak:
     # upkeep
 
     async def upkeep(self, database: Database) -> None:
-        """Purge, collect or verify a room, beside all the rest."""
+        """Purge, collect or verify a room while everything else runs."""
         async with database.connection() as conn:
             found = await conn.fetchvals("SELECT room_id FROM rooms ORDER BY room_nid")
         self.rooms = [RoomId(room_id) for room_id in found]
@@ -219,8 +220,11 @@ class Soak:
         purge = importlib.import_module(PURGE)
         async with database.connection() as conn:
             event_id = await conn.fetchval(
-                "SELECT event_id FROM events JOIN rooms USING (room_nid) WHERE room_id = $1 AND NOT outlier AND NOT backfilled "
-                "ORDER BY random() LIMIT 1",
+                """
+                SELECT event_id FROM events JOIN rooms USING (room_nid)
+                WHERE room_id = $1 AND NOT outlier AND NOT backfilled
+                ORDER BY random() LIMIT 1
+                """,
                 room_id,
             )
         try:
@@ -249,7 +253,7 @@ class Soak:
     # clients
 
     async def sync(self, store: Store, client: SoakClient) -> bool:
-        """One sync; whether there was nothing new."""
+        """Sync once; return whether there was nothing new."""
         try:
             answer = await store.sync(
                 client.user_id, since=client.since, timeline_limit=self.chance.choice((5, 20, 100))
@@ -262,13 +266,14 @@ class Soak:
         self.counts["syncs"] += 1
         for message in await store.to_device.inbox(client.user_id, "device", limit=1000):
             number = int(json.loads(message.content)["n"])
-            if number not in client.messages[-1000:]:  # it was heard, and then could not be deleted
+            # it was received before, and could not be deleted then
+            if number not in client.messages[-1000:]:
                 client.messages.append(number)
             await store.to_device.delete(client.user_id, "device", message.stream_id)
         return answer.is_empty
 
     async def page(self, store: Store, client: SoakClient) -> None:
-        """A walk back from where a timeline begins. RuntimeError if it meets an event twice."""
+        """Page back from the start of a timeline. Raise RuntimeError if an event comes twice."""
         if not client.starts:
             return
         room_id = self.chance.choice(list(client.starts))
@@ -286,7 +291,7 @@ class Soak:
             place = page.end
 
     async def tell(self, store: Store, client: SoakClient) -> None:
-        """A message to the client's device, and an account datum."""
+        """Send a message to the client's device, and set account data."""
         number = client.sent
         client.sent += 1
         try:
@@ -300,7 +305,7 @@ class Soak:
         await store.account_data.set(client.user_id, "m.soak", {"n": number})
 
     async def live(self, store: Store, client: SoakClient) -> None:
-        """A client's life: syncs, pages, messages, until it is over."""
+        """Run a client until the end: syncs, pages, messages."""
         while not self.over:
             try:
                 await self.sync(store, client)
@@ -317,7 +322,7 @@ class Soak:
     async def every(
         self, seconds: float, what: Callable[..., Awaitable[None]], *given: Any
     ) -> None:
-        """Do something again and again; while Postgres is away it is left out."""
+        """Call a function repeatedly; skip calls while Postgres is down."""
         due = time.monotonic() + seconds
         while not self.over:
             if time.monotonic() < due:
@@ -331,7 +336,7 @@ class Soak:
 
 
 async def finished(soak: Soak, store: Store, clients: list[SoakClient]) -> list[str]:
-    """Let everything come to rest; then what is wrong."""
+    """Wait until everything is idle; then return the failures."""
     told = list(soak.wrong)
     for room_id, user_id in {
         room_id: client.user_id for client in clients for room_id in client.states
@@ -351,10 +356,10 @@ async def finished(soak: Soak, store: Store, clients: list[SoakClient]) -> list[
             told.append(f"{client.user_id}: messages to the device lost: {lost}")
         if heard & client.failed:
             told.append(
-                f"{client.user_id}: messages that were said not to be written came: {heard & client.failed}"
+                f"{client.user_id}: messages came whose write had failed: {heard & client.failed}"
             )
     async with store.database.connection() as conn:
-        await conn.execute("ANALYZE")  # a crash of Postgres loses what autovacuum goes by
+        await conn.execute("ANALYZE")  # a crash of Postgres loses the statistics for autovacuum
     told += [str(finding) async for finding in verify(store.database, server_name=SERVER)]
     async with store.database.connection() as conn:
         soak.counts["rooms"], soak.counts["events"] = (
@@ -366,14 +371,14 @@ async def finished(soak: Soak, store: Store, clients: list[SoakClient]) -> list[
 
 @asynccontextmanager
 async def tasks(*work: Any) -> AsyncIterator[list["asyncio.Task[None]"]]:
-    """Tasks that are awaited at the end, so that what they raise is seen."""
+    """Run tasks and await them at the end, so that their exceptions appear."""
     started = [asyncio.create_task(one) for one in work]
     yield started
     await asyncio.gather(*started)
 
 
 async def run_soak(*, minutes: float, writers: int, seed: int) -> int:
-    """Run the whole of it; return how many things were wrong."""
+    """Run the whole test; return the number of failures."""
     users = sorted(
         {event.sender for event in room_of(0).events if event.sender.endswith(f":{SERVER}")}
     )
@@ -393,7 +398,7 @@ async def run_soak(*, minutes: float, writers: int, seed: int) -> int:
 
 
 async def run_for(soak: Soak, store: Store, clients: list[SoakClient], minutes: float) -> None:
-    """Let everything happen for so many minutes."""
+    """Run everything for a number of minutes."""
     processes = range(soak.writers + 1)
     for index in processes:
         soak.start(index)
@@ -414,7 +419,7 @@ async def run_for(soak: Soak, store: Store, clients: list[SoakClient], minutes: 
 
 
 def main() -> int:
-    """The command."""
+    """Run the command."""
     quiet()
     parser = argparse.ArgumentParser(prog="python -m benchmarks.soak", description=__doc__)
     parser.add_argument("--minutes", type=float, default=30.0)

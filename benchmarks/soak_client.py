@@ -1,4 +1,4 @@
-"""A client of the soak (benchmarks/soak.py): what it knows, and how that differs from what the server tells anew."""
+"""A client of the soak (benchmarks/soak.py): its data, and its differences from a new sync."""
 
 import time
 from collections.abc import Iterable
@@ -13,7 +13,7 @@ from storage.event import content_hash
 
 @dataclass(slots=True)
 class SoakClient:
-    """What a user's client knows: told by syncs, and by nothing else."""
+    """The data of a user's client, which come from syncs alone."""
 
     user_id: UserId
     since: str | None = None
@@ -26,7 +26,7 @@ class SoakClient:
     unsure: set[int] = field(default_factory=set)
 
     def hear(self, answer: storage.Sync) -> None:
-        """Apply an answer. RuntimeError if an event is told twice."""
+        """Apply a sync. Raise RuntimeError if an event comes twice."""
         for room_id, told in answer.join.items():
             state = self.states.setdefault(room_id, {})
             state.update(
@@ -40,7 +40,7 @@ class SoakClient:
             timeline = self.timelines.setdefault(room_id, [])
             new = [event.event_id for event in told.timeline.events]
             if set(timeline) & set(new):
-                raise RuntimeError(f"{self.user_id} was told events of {room_id} twice")
+                raise RuntimeError(f"{self.user_id} received events of {room_id} twice")
             timeline += new
         for room_id in {*answer.leave, *answer.invite, *answer.knock}:
             self.states.pop(room_id, None)
@@ -49,7 +49,7 @@ class SoakClient:
         self.since = answer.next_batch
 
     def forget(self) -> None:
-        """Begin anew (`ResyncNeeded`)."""
+        """Start again without data (`ResyncNeeded`)."""
         self.since = None
         self.states.clear()
         self.timelines.clear()
@@ -57,7 +57,7 @@ class SoakClient:
 
 
 async def differences(store: Store, client: SoakClient) -> list[str]:
-    """What the client has otherwise than the server tells anew."""
+    """Return the differences between the client and a new initial sync."""
     fresh = SoakClient(client.user_id)
     fresh.hear(await store.sync(client.user_id, timeline_limit=5_000))
     told = [
@@ -85,15 +85,15 @@ async def differences(store: Store, client: SoakClient) -> list[str]:
 
 
 async def say(store: Store, room_id: RoomId, user_id: UserId) -> bool:
-    """Append a message to a room; whether it was stored.
+    """Append a message to a room; return whether it was stored.
 
-    What backfilled history changed in the state comes to clients with the next event.
+    Clients receive state changes by backfilled history with the next event.
     """
     state = await store.current_state(room_id)
     tips = await store.events(await store.forward_extremities(room_id))
     version = next(iter(tips.values())).room_version
     keys = [("m.room.power_levels", ""), ("m.room.member", user_id)]
-    if version != "12":  # there the id of the room stands for its create event
+    if version != "12":  # in version 12 the room id stands for the create event
         keys.append(("m.room.create", ""))
     pdu: dict[str, Any] = {
         "type": "m.room.message",
@@ -118,7 +118,7 @@ def _references(version: str, event_ids: Iterable[str]) -> list[Any]:
 async def _late_redactions(store: Store, event_ids: list[EventId]) -> set[EventId]:
     """Return the redactions whose target came after them.
 
-    They took effect then: a client was told the target as redacted.
+    They took effect then: the client received the target redacted.
     """
     events = await store.events(event_ids)
     targets = {
@@ -148,13 +148,11 @@ def _states_apart(told: dict[StateKey, EventId], now: dict[StateKey, EventId]) -
 
 
 def _apart(told: list[EventId], now: list[EventId]) -> str:
-    """What two lists of events differ in."""
+    """Describe the difference of two lists of events."""
     only_told, only_now = (
         [one for one in told if one not in set(now)],
         [one for one in now if one not in set(told)],
     )
     if not only_told and not only_now:
         return ": in another order"
-    return (
-        f": {len(told)} compared; told, and not told anew: {only_told}; told anew only: {only_now}"
-    )
+    return f": {len(told)} compared; only by syncs: {only_told}; only by a new sync: {only_now}"

@@ -1,8 +1,8 @@
 """A bridge of the soak (benchmarks/soak.py): `python -m benchmarks.soak_flapper DSN`.
 
-One user of a small room leaves and rejoins all the time; the soak's clients are joined to it. The
-room's creator writes between the flaps. A new room begins after some hundred flaps. Restarted, it
-makes another room.
+One user of a small room leaves and rejoins repeatedly; the soak's clients are joined to the room.
+The room's creator writes between the flaps. A new room begins after some hundred flaps, and after a
+restart.
 """
 
 import asyncio
@@ -17,13 +17,16 @@ from benchmarks.soak_writer import CONFIG, PAUSE_SECONDS, quiet
 from storage import Store
 from storage.testing import RoomBuilder
 
-FLAPS: Final = 400  # a room
+FLAPS: Final = 400  # per room
 CREATOR: Final = f"@bridge:{SERVER}"
 FLAPPER: Final = f"@flapper:{SERVER}"
 
 
 async def send(store: Store, room: RoomBuilder, count: int) -> None:
-    """Append the last events of a room until the database has them; the whole room where it has lost what they build on."""
+    """Append the last events of a room, with retries until the database has them.
+
+    Append the whole room if the database has lost their parents.
+    """
     while True:
         try:
             results = await store.append(

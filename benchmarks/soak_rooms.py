@@ -1,9 +1,8 @@
 """The rooms of the soak (benchmarks/soak.py) and how they arrive.
 
-Each process makes the same ones from their numbers.
-
-Rooms come in pairs of different versions, mixed event by event. By its number a room arrives whole,
-with a gap that is filled late, or joined over federation: then only its create event comes first.
+Each process makes the same rooms from their numbers. Rooms come in pairs of different versions,
+mixed event by event. By its number a room arrives whole, with a gap that is filled late, or joined
+over federation: then only its create event comes first.
 """
 
 import itertools
@@ -23,7 +22,7 @@ from storage.testing import (
 from storage.testing.shapes import ALL_ACTIONS
 
 SERVER: Final = "s1.test"
-EVENTS: Final = 240  # a room
+EVENTS: Final = 240  # per room
 SHAPE: Final = Shape(
     "soak",
     servers=4,

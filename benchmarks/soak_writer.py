@@ -1,9 +1,11 @@
-"""One writer of the soak (benchmarks/soak.py), a process to be killed: `python -m benchmarks.soak_writer DSN NAME FIRST WRITERS INDEX`.
+"""One writer of the soak (benchmarks/soak.py), a process that the soak kills.
 
-Pairs of rooms are numbered (benchmarks/soak_rooms.py). A writer appends its share of each, every so-manieth run of
-events, and waits for the others while parents are missing. If the others do not write them, it appends all events of the
-pair. It prints the number of a pair before it begins, "rejected EVENT_ID REASON" for an event that must not be rejected,
-and goes on for ever.
+  python -m benchmarks.soak_writer DSN NAME FIRST WRITERS INDEX
+
+Pairs of rooms are numbered (benchmarks/soak_rooms.py). A writer appends its share of each pair, one
+run of events in every WRITERS, and waits for the others while parents are missing. If the others do
+not write them, it appends all events of the pair. It prints the number of a pair before it begins,
+and "rejected EVENT_ID REASON" for an event that must not be rejected. It never ends by itself.
 """
 
 import asyncio
@@ -21,7 +23,7 @@ from storage import AppendResult, Store
 from storage.testing import GeneratedEvent
 
 CONFIG: Final = storage.Config(pool_size_max=4, follow_ms=100, connect_timeout_ms=5_000)
-RUN: Final = 8  # events in a row that are one writer's
+RUN: Final = 8  # consecutive events of one writer
 STALLED_SECONDS: Final = 1.5
 PAUSE_SECONDS: Final = 0.02
 
@@ -64,19 +66,17 @@ async def append_mixed(store: Store, events: Sequence[GeneratedEvent]) -> list[G
 
 
 async def write_pair(store: Store, mine: list[GeneratedEvent], chance: random.Random) -> bool:
-    """Append these events, again and again while parents are missing.
+    """Append these events, with retries while parents are missing.
 
-    Return False if nothing goes on for a while.
+    Return False if there is no progress for a while.
     """
     moved = time.monotonic()
     while mine and time.monotonic() - moved < STALLED_SECONDS:
         size = chance.randint(1, 20)
         try:
             lacking = await append_mixed(store, mine[:size])
-        except (
-            storage.DatabaseError,
-            storage.InputError,
-        ):  # InputError: state that another writer has yet to store
+        # InputError: state that another writer has yet to store
+        except (storage.DatabaseError, storage.InputError):
             await asyncio.sleep(PAUSE_SECONDS)
             continue
         if len(lacking) < len(mine[:size]):

@@ -1,4 +1,4 @@
-"""Spark's event log, stage by stage: tasks, how long the usual and the longest took, what was shuffled and spilled.
+"""Read Spark's event log by stage: tasks, median and longest duration, shuffled and spilled bytes.
 
 Source: Spark's documentation, "Monitoring and Instrumentation" (spark.eventLog).
 """
@@ -15,7 +15,7 @@ SPILLED: Final = ("Memory Bytes Spilled", "Disk Bytes Spilled")
 
 
 def log_settings(folder: Path) -> dict[str, str]:
-    """The settings of a session that writes its log, as one file of plain JSON lines, into this folder."""
+    """Return settings of a session that logs to this folder, as one file of JSON lines."""
     folder.mkdir(parents=True, exist_ok=True)
     return {
         "spark.eventLog.enabled": "true",
@@ -35,7 +35,7 @@ class Stage:
     spilled: int = 0
 
     def row(self) -> dict[str, Any]:
-        """``skew``: the longest task by the median one. Seconds and megabytes."""
+        """Return the row of a stage in seconds and megabytes; ``skew``: longest by median task."""
         usual, longest = statistics.median(self.task_ms), max(self.task_ms)
         return {
             "stage": self.name,
@@ -50,7 +50,7 @@ class Stage:
 
 
 def stages(folder: Path, begun_ms: int, ended_ms: int) -> list[dict[str, Any]]:
-    """The stages with tasks that ran between these moments (milliseconds of Unix time), in order.
+    """Return the stages with tasks that ran between these moments (Unix time in ms), in order.
 
     The session must have ended.
     """

@@ -1,12 +1,14 @@
-"""State groups: what a state change costs on disk, how many rows a read folds, how long reads take; each against sizes that grow.
+"""State groups by growing size: disk usage of a state change, rows that a read folds, read times.
 
-Rooms come from benchmarks/big_rooms.py; one of them goes through ``store.append`` as well, and must have written the same rows. The rules
-for new roots are compared by numbers alone. `FACTOR` and `RADIX` of storage/state/levels.py are what this table says is best::
+Rooms come from benchmarks/big_rooms.py. One of them is also appended by ``store.append``, which
+must have written the same rows. The rules for new roots are compared by computed rows alone.
+`FACTOR` and `RADIX` of storage/state/levels.py are the best values of this table:
 
-    (entries per change, bytes on disk per change, rows folded by a read on average, entries folded over the state's size)
+  (entries per change, bytes on disk per change, rows folded by a read on average, entries folded
+  over the state's size)
 
-Reads are cold: nothing of ours is cached, Postgres is warm. Other work on the machine falls on the clock, so the least and the CPU time
-stand beside the median.
+Reads are cold: the store caches nothing, Postgres is warm. Other load affects the clock, so the
+minimum and the CPU time are given with the median.
 """
 
 import gc
@@ -46,9 +48,8 @@ PATTERNS: Final = {
     "long forks": BigRoomHistory(1_000, 11_000, forks=0.02, longest=100),
     "spam": BigRoomHistory(100, 11_000, newcomers=True),
 }
-ROW_BYTES: Final = (
-    24 + 4 + 8 * 3 + 4 * 2 + 16 * 6 + 16
-)  # header, line pointer, columns of fixed width, array headers, index entries
+# header, line pointer, columns of fixed width, array headers, index entries
+ROW_BYTES: Final = 24 + 4 + 8 * 3 + 4 * 2 + 16 * 6 + 16
 READS: Final = 60
 SQL_GROUPS: Final = """
 SELECT array_to_string(ARRAY[entry_count, cardinality(back),
@@ -59,7 +60,7 @@ GROUPS_AT_ONCE: Final = 100
 
 
 async def run(bench: Bench) -> None:
-    """Sizes and reads, the agreement with the store, the rules."""
+    """Measure sizes and reads, the agreement with the store, the rules."""
     await _agree(bench)
     for name, history in SIZES.items():
         bench.results[name] = await _measure(bench, history.smaller() if bench.quick else history)
@@ -69,7 +70,7 @@ async def run(bench: Bench) -> None:
 
 
 async def _agree(bench: Bench) -> None:
-    """The store must write what the numbers say."""
+    """Check that the store writes the computed rows."""
     history = APPENDED.smaller() if bench.quick else APPENDED
     sheet = BigRoomTables.of(history, keep_events=False)
     async with bench.database() as dsn, storage.open(dsn, server_name="s1.test") as store:
@@ -78,7 +79,7 @@ async def _agree(bench: Bench) -> None:
             written = await conn.fetchvals(SQL_GROUPS)
     expected = [f"{one.row.entry_count} {len(one.row.back)} {one.delta}" for one in sheet.groups]
     if sorted(written) != sorted(expected):
-        raise RuntimeError("the store has written other groups than the numbers say")
+        raise RuntimeError("the store has written other groups than the computed ones")
     bench.results["appended"] = {"groups": len(written), "agrees": True}
 
 
@@ -148,7 +149,7 @@ async def _reads(bench: Bench, store: Store, trips: Trips, sheet: BigRoomTables)
 
 
 def _check(state: dict[Any, Any], sheet: BigRoomTables, event: StateEventNumbers) -> None:
-    """Loading and reading did not lose anything."""
+    """Check that loading and reading lost no entry."""
     size = next(one.row.entry_count for one in sheet.groups if one.row.state_group == event.before)
     if len(state) != size:
         raise RuntimeError(f"{len(state)} entries read, {size} written")
@@ -161,7 +162,7 @@ async def _timed(
     for _ in range(6):  # plans become generic
         await question()
     gc.collect()
-    gc.freeze()  # the room in this process' memory is not the engine's to walk over
+    gc.freeze()  # keep the benchmark's own room out of garbage collection
     trips.count = 0
     latencies = []
     with spent(bench.server) as took:
@@ -189,7 +190,7 @@ async def _timed(
 
 @contextmanager
 def _rule(radix: int, factor: float) -> Iterator[None]:
-    """Levels with another radix and another price of roots."""
+    """Use levels with another radix and another factor for roots."""
     before = levels.RADIX, levels.FACTOR
     levels.RADIX, levels.FACTOR = radix, factor  # type: ignore[misc]
     try:
@@ -213,7 +214,7 @@ def _rules(bench: Bench) -> dict[str, Any]:
 
 
 # ------------------------------------------------------------------------------------------------
-# told
+# results
 
 
 def _show(bench: Bench) -> None:

@@ -1,7 +1,8 @@
-"""/sync on a large database and on one a tenth of it: with 10 changed rooms, with nothing new, from the beginning.
+"""/sync on a large database and on a tenth of it: 10 changed rooms, nothing new, and initial.
 
-Growth with the user's rooms: users with 10, 1,000 and all rooms. With members: the changed rooms have ten members, or are the largest. With
-events: the two databases. Before each sync a hundred rooms get a message each, where the user has not all of them; the user's ten come last.
+Growth with the user's rooms: users with 10, 1,000 and all rooms. Growth with members: the changed
+rooms have ten members, or are the largest. Growth with events: the two databases. Before each sync
+a hundred rooms get a message each, unless the user has all of them; the user's ten come last.
 """
 
 import random
@@ -34,7 +35,7 @@ Prepare = Callable[[AskedEngine, int], Awaitable[Question]]
 
 
 async def run(bench: Bench) -> None:
-    """All of it."""
+    """Measure all syncs."""
     async with sides(bench) as both:
         rounds = bench.size(300, 10)
         asked: dict[str, tuple[Prepare, int]] = {
@@ -62,12 +63,12 @@ async def run(bench: Bench) -> None:
 
 
 async def _token(side: AskedEngine, user: str) -> str:
-    """Where a client is that has seen everything."""
+    """Return the token of a client that is up to date."""
     return (await side.store.sync(user, rooms_limit=1, timeline_limit=1)).next_batch
 
 
 def _rooms(side: AskedEngine, user: str, number: int, *, small: bool) -> Sequence[int]:
-    """Ten of the user's rooms, others each round; the largest ones, or ones of ten members."""
+    """Return ten of the user's rooms, others each round; the largest, or rooms of ten members."""
     rooms = side.crowd.rooms_of(user)
     if small:
         rooms = [room for room in rooms if side.crowd.size(room) == MEMBERS_MIN]
@@ -81,9 +82,8 @@ def _changed(user: str, *, small: bool) -> Prepare:
         mine = _rooms(side, user, number, small=small)
         others = [room for room in range(side.crowd.rooms) if not side.crowd.has(room, user)]
         await side.say(random.Random(number).sample(others, min(OTHERS, len(others))))
-        await side.say(
-            mine
-        )  # last, and alone: what an append leaves in the processor's caches costs what comes after it
+        # last, and alone: an append leaves CPU caches that slow the next query
+        await side.say(mine)
 
         async def question() -> None:
             answer = await side.store.sync(user, since=since)
@@ -96,9 +96,9 @@ def _changed(user: str, *, small: bool) -> Prepare:
 
 
 def _nothing(tokens: dict[tuple[str, str], str]) -> Prepare:
-    """``tokens`` of those who have asked before.
+    """Return the preparation of syncs without news; ``tokens``: of earlier syncs of users.
 
-    So what comes before such a question is another one of its kind, as on a server.
+    So such a sync follows another one of its kind, as on a server.
     """
 
     async def prepare(side: AskedEngine, number: int) -> Question:
@@ -110,7 +110,7 @@ def _nothing(tokens: dict[tuple[str, str], str]) -> Prepare:
 
 
 async def _nothing_of_theirs(side: AskedEngine, number: int) -> Question:
-    """The user is told that there is nothing, though the streams have moved."""
+    """Prepare a sync without news for the user, although the streams have advanced."""
     since = await _token(side, FEW)
     others = [room for room in range(side.crowd.rooms) if not side.crowd.has(room, FEW)]
     await side.say(random.Random(number).sample(others, min(OTHERS, len(others))))
@@ -118,14 +118,14 @@ async def _nothing_of_theirs(side: AskedEngine, number: int) -> Question:
 
 
 def _initial(user: str, rooms_limit: int | None) -> Prepare:
-    async def prepare(side: AskedEngine, _number: int) -> Question:  # the same every round
+    async def prepare(side: AskedEngine, _number: int) -> Question:  # the same in every round
         return lambda: side.store.sync(user, timeline_limit=20, rooms_limit=rooms_limit)
 
     return prepare
 
 
 async def _look(bench: Bench, side: AskedEngine) -> None:
-    """What Postgres does for these."""
+    """Record Postgres' work for these."""
     given: dict[str, Any] = {}
     for name, user, small in (
         ("1,000 rooms, 10 changed", MANY, True),
@@ -147,7 +147,7 @@ async def _look(bench: Bench, side: AskedEngine) -> None:
 
 
 async def _throughput(bench: Bench, side: AskedEngine) -> dict[str, Any]:
-    """A hundred clients of one user in 1,000 rooms, of which ten have changed for each; and of one who is told nothing."""
+    """Measure a hundred clients of one user in 1,000 rooms: ten changed rooms, and none."""
     since = await _token(side, MANY)
     await side.say(_rooms(side, MANY, 1, small=True))
     now = await _token(side, MANY)

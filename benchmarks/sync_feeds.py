@@ -1,7 +1,9 @@
-"""Two ways to find what changed for a user: what a process remembers, and a list per user that is written with each event.
+"""Two ways to find a user's changed rooms: a process' cache, and a list per user.
 
-Both within one run on one database, beside the statement that looks at all rooms of the user. Reads: users with 10, 1,000 and 10,000 rooms.
-Writes: messages to rooms of 10 to 50,000 local members. Ratios of CPU time (Python and Postgres) say most on a machine that does other things.
+The list is written with each event. Both run on one database, together with the statement that
+reads all rooms of the user. Reads: users with 10, 1,000 and 10,000 rooms. Writes: messages to rooms
+of 10 to 50,000 local members. On a busy machine, ratios of CPU time (Python and Postgres) are the
+most reliable.
 """
 
 import asyncio
@@ -43,18 +45,18 @@ class FeedSizeRow(NamedTuple):
 
 
 class Halls(NamedTuple):
-    """Rooms with so many local members, besides those of one member or three."""
+    """Rooms with a given number of local members, in addition to those of one member or three."""
 
     crowd: Crowd
     sizes: Sequence[int]
 
     def of(self, size: int) -> int:
-        """The number of the room of this size."""
+        """Return the index of the room of this size."""
         return self.crowd.rooms + self.sizes.index(size)
 
 
 async def run(bench: Bench) -> None:
-    """All of it."""
+    """Measure all of it."""
     rooms, sizes = bench.size(10_000, 200), (10, 100, 1_000, 10_000, 50_000)
     halls = Halls(Crowd(rooms, 0, 1), sizes[: bench.size(5, 3)])
     counted = TaskStatements(task=asyncio.current_task())
@@ -78,7 +80,10 @@ async def run(bench: Bench) -> None:
 
 
 def _events(halls: Halls) -> Iterator[bytes]:
-    """Each of 10,000 rooms has the user who is everywhere; of them a thousand have another, and ten a third."""
+    """Yield the events of 10,000 rooms.
+
+    One user is in all of them, another in a thousand, and a third in ten.
+    """
     for number in range(halls.crowd.rooms + len(halls.sizes)):
         pen = Pen.of(number)
         yield from pen.begun(EVERYWHERE)
@@ -104,7 +109,7 @@ async def _fill(store: Store, halls: Halls) -> None:
 
 
 async def _writes(bench: Bench, side: AskedEngine, halls: Halls) -> dict[str, Any]:
-    """A message, without lists and with them, by the size of the room; then the lists are trimmed."""
+    """Measure a message without and with lists, by the size of the room; trim the lists."""
     results: dict[str, Any] = {}
     for size in halls.sizes:
         rounds = bench.size(max(3, min(100, 300_000 // size)), 3)
@@ -134,7 +139,7 @@ async def _say(side: AskedEngine, room: int, rounds: int) -> dict[str, Any]:
 
 
 async def _trim(side: AskedEngine, room: int, rounds: int) -> dict[str, Any]:
-    """What it takes to drop as many rows as were written; of one message's worth."""
+    """Return the cost of dropping as many rows as one message writes."""
     gone: list[int] = []
 
     async def trim() -> None:
@@ -164,7 +169,7 @@ async def _remember(side: AskedEngine, asked: SyncRequest) -> Sync:
 
 
 async def _cold(side: AskedEngine, asked: SyncRequest) -> Sync:
-    """As the first sync of a user since the process began, the rooms' last changes being known."""
+    """Sync as for the first time in the process, but with the rooms' last changes known."""
     streams, caches = side.store.streams, side.store.caches
     empty = SyncMemory(
         lambda name: streams[name].positions(),
@@ -183,7 +188,7 @@ async def _listed(side: AskedEngine, asked: SyncRequest) -> Sync:
 
 
 async def _listed_quiet(side: AskedEngine, asked: SyncRequest) -> Sync:
-    """Where it is known that nothing is new: at its best."""
+    """Sync where nothing is known to be new: the best case."""
     assert asked.since is not None
     async with side.store.database.connection() as conn:
         found = await quiet(conn, asked, feed.FeedMemory(side.store, events_of(asked.since)))
@@ -239,7 +244,7 @@ async def _asked(
     *,
     others: bool = True,
 ) -> dict[str, Any]:
-    """Each round another ten of the user's rooms have changed, and ninety others; each way in turn answers the same."""
+    """Change ten rooms of the user and ninety others each round; compare all results."""
     taken: dict[str, list[AnswerCost]] = {name: [] for name in ways}
     rooms = side.crowd.rooms_of(user)
     strangers = [number for number in range(side.crowd.rooms) if not side.crowd.has(number, user)]
@@ -253,7 +258,7 @@ async def _asked(
         if changed:
             await side.say(rng.sample(rooms, min(changed, len(rooms))))
         asked = _question(side, user, since)
-        await _remember(side, asked)  # where something has changed nobody is the first to ask
+        await _remember(side, asked)  # after a change, each way then has warm caches
         answers = []
         for name, way in ways.items():
             one, answer = await _answered(side, way, asked)
@@ -268,7 +273,7 @@ async def _asked(
 
 
 async def _analyse(side: AskedEngine) -> None:
-    """So that the statement of the lists is planned for what is in them, and not for how they were when they began."""
+    """Analyse the lists, so that their statement is planned for their current content."""
     async with side.store.database.connection() as conn:
         await conn.execute("VACUUM ANALYZE sync_feed")
 
@@ -296,7 +301,7 @@ def _question(side: AskedEngine, user: str, since: str) -> SyncRequest:
 
 
 async def _behind(side: AskedEngine) -> None:
-    """A client from below the floor of its list is told so."""
+    """Check that a client below the floor of its list gets `ResyncNeeded`."""
     since = (await side.store.sync(FEW, rooms_limit=1, timeline_limit=1)).next_batch
     room = side.crowd.rooms_of(FEW)[0]
     for _ in range(3):
@@ -307,7 +312,7 @@ async def _behind(side: AskedEngine) -> None:
         await _listed(side, _question(side, FEW, since))
     except ResyncNeeded:
         return
-    raise AssertionError("a client that fell behind its list was answered")
+    raise AssertionError("a client that fell behind its list got a result")
 
 
 # ------------------------------------------------------------------------------------------------
@@ -330,7 +335,10 @@ def _tables(bench: Bench) -> None:
                 *wal,
             ]
         )
-    columns = "local members|ms|with lists|CPU ms|with lists|trimming|times|WAL bytes|with lists|bytes a row"
+    columns = (
+        "local members|ms|with lists|CPU ms|with lists|trimming|times"
+        "|WAL bytes|with lists|bytes a row"
+    )
     show("a message", columns.split("|"), rows)
     rows = [
         [

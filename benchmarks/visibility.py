@@ -1,9 +1,11 @@
-"""Who may see what: its size in a very large room, what keeping it costs a write, and what asking it costs a page.
+"""Visibility: its size in a very large room, its cost for a write, and its cost for a page.
 
-Pages are of 100 events of a room under "joined", in which nobody sees what happened before they came. The same statement without
-any filter, and with the filter but without the stretches of the order in which there is something to see, run in turn with it.
+Pages have 100 events of a room under "joined", in which events before a user's join are hidden. Two
+variants of the statement run in turn with it: without any filter, and with the filter but without
+the topological ranges that have visible events.
 """
 
+import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -37,15 +39,18 @@ FULL: Final = VisibleRoomHistory(events=1_000_000, local=10_000, remote=50_000, 
 QUICK: Final = VisibleRoomHistory(events=20_000, local=200, remote=1_000, servers=40)
 SMALL: Final = VisibleRoomHistory(events=600, local=20, remote=40, servers=10)
 
-FILTER: Final = """AND user_sees(e, r.joined_since, r.own_audiences, r.shared_audiences, r.world_audiences,
-                r.shared_before, r.reader_nid, r.unread)"""
+FILTER: Final = """AND user_sees(e, r.joined_since, r.own_audiences, r.shared_audiences,
+    r.world_audiences, r.shared_before, r.reader_nid, r.unread)"""
 RANGES: Final = """topological_ranges_of(r.room_nid, r.principal_nid, r.out_of_range,
-        $3::bigint, $9::bigint + 1, 0)"""
-EVERYWHERE: Final = "(SELECT 0::bigint AS lowest, 9223372036854775807 AS highest, s.* FROM visibility_of(r.room_nid, r.principal_nid) AS s)"
+    $3::bigint, $9::bigint + 1, 0)"""
+EVERYWHERE: Final = """(
+    SELECT 0::bigint AS lowest, 9223372036854775807 AS highest, s.*
+    FROM visibility_of(r.room_nid, r.principal_nid) AS s
+)"""
 NOTHING: Final = "(SELECT 0::bigint AS lowest, 9223372036854775807 AS highest)"
 WITHHELD: Final = """NOT was_there(e, r.joined_since, r.joined_audiences)
-                AND EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid)
-                AND NOT was_there_before(e, r.reader_nid, r.unread) AS withheld"""
+    AND EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid)
+    AND NOT was_there_before(e, r.reader_nid, r.unread) AS withheld"""
 
 SQL_SIZES: Final = """
 SELECT relname AS name, pg_relation_size(oid) AS heap, pg_indexes_size(oid) AS indexes,
@@ -71,7 +76,7 @@ class VisibilitySizeRow(NamedTuple):
 
 
 class PrincipalRangesRow(NamedTuple):
-    """What a principal sees."""
+    """The visible ranges of a principal."""
 
     name: str
     audiences: str
@@ -89,11 +94,12 @@ class AudienceRangeRow(NamedTuple):
 
 
 def without(sql: str, *parts: tuple[str, str]) -> str:
-    """A statement with parts replaced, each of which must be there."""
+    """Replace parts of a statement, each of which must be there; white space may differ."""
     for old, new in parts:
-        if old not in sql:
+        pattern = r"\s+".join(map(re.escape, old.split()))
+        sql, count = re.subn(pattern, lambda _, new=new: new, sql)  # type: ignore[misc]
+        if not count:
             raise ValueError(f"the statement has changed: no {old!r} in it")
-        sql = sql.replace(old, new)
     return sql
 
 
@@ -104,7 +110,7 @@ UNFILTERED: Final = without(
 
 
 async def run(bench: Bench) -> None:
-    """All of it."""
+    """Measure all of it."""
     history = QUICK if bench.quick else FULL
     await _agree(bench)
     async with (
@@ -128,7 +134,7 @@ async def run(bench: Bench) -> None:
 
 
 async def _agree(bench: Bench) -> None:
-    """The room by numbers is what appending its events gives."""
+    """Check that the computed room equals the room whose events are appended."""
     found = []
     for build in (True, False):
         async with (
@@ -147,7 +153,7 @@ async def _agree(bench: Bench) -> None:
                 )
             )
     if found[0] != found[1]:
-        raise AssertionError("the room by numbers differs from the one that was appended")
+        raise AssertionError("the computed room differs from the appended one")
 
 
 async def _sizes(conn: Connection, history: VisibleRoomHistory) -> dict[str, Any]:
@@ -163,7 +169,7 @@ async def _sizes(conn: Connection, history: VisibleRoomHistory) -> dict[str, Any
 
 
 class VisibilityQuery(NamedTuple):
-    """A statement and who asks, from where in the order."""
+    """A statement, its reader, and the topological position at which it begins."""
 
     sql: str
     user: str
@@ -171,9 +177,9 @@ class VisibilityQuery(NamedTuple):
 
 
 def _questions(history: VisibleRoomHistory) -> dict[str, VisibilityQuery]:
-    """The pages to compare.
+    """Return the pages to compare.
 
-    The absent one came back at 1/400 before the end; 50 events after that a page goes back across
+    The absent user came back at 1/400 before the end; 50 events after that a page goes back across
     the gap.
     """
     across = history.events - history.events // 400 + 50
@@ -205,7 +211,7 @@ def _arguments(asked: VisibilityQuery) -> tuple[object, ...]:
 
 
 async def _pages(conn: Connection, history: VisibleRoomHistory, rounds: int) -> dict[str, Any]:
-    """Milliseconds of each page, asked in turn."""
+    """Return milliseconds of each page, queried in turn."""
     questions = _questions(history)
     plain = VisibilityQuery(PLAIN, ABSENT, questions["ordinary"].top)
     times: dict[str, list[float]] = {name: [] for name in questions}
@@ -214,7 +220,7 @@ async def _pages(conn: Connection, history: VisibleRoomHistory, rounds: int) -> 
         for name, asked in questions.items():
             begun = time.perf_counter()
             rows = await conn.fetch(asked.sql, *_arguments(asked), row=PageRow)
-            events = [stored_of(row[messages.EVENT :]) for row in rows]  # as `messages` answers
+            events = [stored_of(row[messages.EVENT :]) for row in rows]  # as `messages` does
             times[name].append((time.perf_counter() - begun) * 1000)
             assert len(events) == PAGE + 1
             answers[name] = [row.event_nid for row in rows]
@@ -224,7 +230,7 @@ async def _pages(conn: Connection, history: VisibleRoomHistory, rounds: int) -> 
     ]
     scan_ms = (time.perf_counter() - begun) * 1000
     if scanned != answers["across what is hidden"] or len(scanned) != PAGE + 1:
-        raise AssertionError("the page by stretches is not the page by the filter alone")
+        raise AssertionError("the page by ranges differs from the page by the filter alone")
     figures = {
         name: spread(one, digits=3) | {"p10": percentile(one, 0.1)} for name, one in times.items()
     }
@@ -241,7 +247,7 @@ async def _pages(conn: Connection, history: VisibleRoomHistory, rounds: int) -> 
 async def _pages_cpu(
     bench: Bench, conn: Connection, history: VisibleRoomHistory
 ) -> dict[str, float]:
-    """Milliseconds of processor that a page takes on both sides, and the ratio: what others do on the machine changes little."""
+    """Return CPU milliseconds of a page on both sides, and the ratio; load matters little."""
     totals = dict.fromkeys(questions := _questions(history), 0.0)
     together, blocks = bench.size(50, 5), bench.size(10, 2)
     for _ in range(blocks):
@@ -256,7 +262,7 @@ async def _pages_cpu(
 
 
 def _growth(bench: Bench) -> list[VisibleRoomHistory]:
-    """More members, then more changes by as many."""
+    """Return histories with more members, then with as many more changes."""
     small = VisibleRoomHistory(
         events=bench.size(20_000, 2_000),
         local=bench.size(500, 50),
@@ -279,7 +285,7 @@ def _growth(bench: Bench) -> list[VisibleRoomHistory]:
 
 
 async def _grown(bench: Bench, history: VisibleRoomHistory) -> dict[str, Any]:
-    """The size of the tables for a history."""
+    """Return the size of the tables for a history."""
     async with (
         bench.database() as dsn,
         storage.open(dsn, server_name=SERVER) as store,
@@ -298,7 +304,7 @@ async def _grown(bench: Bench, history: VisibleRoomHistory) -> dict[str, Any]:
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """Ratios are of the first tenth: what others do on the machine only adds."""
+    """Return a percentile; ratios use the first tenth, because other load only adds."""
     return round(sorted(values)[int(len(values) * share)], 3)
 
 
@@ -310,7 +316,7 @@ async def _plan(conn: Connection, history: VisibleRoomHistory) -> list[str]:
 
 
 async def _rows_written(bench: Bench) -> dict[str, int]:
-    """Rows of visibility and audiences that single events write."""
+    """Return the rows of visibility and audiences that single events write."""
     async with bench.database() as dsn, storage.open(dsn, server_name=SERVER) as store:
         room = RoomBuilder("11", sign=False)
         room.start(ADMIN, history_visibility="shared")
@@ -334,7 +340,7 @@ async def _rows_written(bench: Bench) -> dict[str, int]:
 
 @contextmanager
 def _watched() -> Iterator[list[tuple[int, int]]]:
-    """The keys of the rows of who may see what that writes hold."""
+    """Record the keys of the visibility rows that writes contain."""
     keys: list[tuple[int, int]] = []
     kept = {name: getattr(ChangeSet, name) for name in ("set_visibility", "set_audience")}
 
@@ -355,7 +361,7 @@ def _watched() -> Iterator[list[tuple[int, int]]]:
 
 
 async def _persist(bench: Bench) -> dict[str, Any]:
-    """Microseconds an event with and without keeping who may see what, in turn."""
+    """Return microseconds per event with and without writing visibility, in turn."""
     history = VisibleRoomHistory(
         events=bench.size(4_000, 400),
         local=bench.size(300, 30),
@@ -393,7 +399,7 @@ def _kept() -> Iterator[None]:
 
 @contextmanager
 def _unkept() -> Iterator[None]:
-    """Audiences are not worked out: every event gets the number 0."""
+    """Skip audiences: every event gets the number 0."""
     names = ("advance", "branch", "of_event", "note_join", "note_place")
     kept = {name: getattr(audience, name) for name in names}
 
@@ -418,7 +424,7 @@ def _show(bench: Bench) -> None:
             for name, one in pages["ms"].items()
         ),
         ["page, filter / unfiltered", pages["filter"], "", ""],
-        ["page, filter / unfiltered, by processor time", pages["cpu ms"]["ratio"], "", ""],
+        ["page, filter / unfiltered, by CPU time", pages["cpu ms"]["ratio"], "", ""],
         ["page, across / ordinary", pages["across / ordinary"], "", ""],
         [
             "page, across, plain filter: ms",
@@ -433,7 +439,10 @@ def _show(bench: Bench) -> None:
         ),
         *(
             [
-                f"MB per 10,000 principals: {one['principals']} of them, {one['changes of membership']} changes",
+                (
+                    f"MB per 10,000 principals: {one['principals']} of them,"
+                    f" {one['changes of membership']} changes"
+                ),
                 one["MB per 10,000 principals"],
                 "",
                 "",
@@ -444,6 +453,6 @@ def _show(bench: Bench) -> None:
             [f"persist {name}: cpu us an event", one["min"], one["median"], one["max"]]
             for name, one in persist["cpu us per event"].items()
         ),
-        ["persist, with / without, by processor time", persist["cpu ratio"], "", ""],
+        ["persist, with / without, by CPU time", persist["cpu ratio"], "", ""],
     ]
     show("visibility", ["", "", "median", "max"], rows)

@@ -1,9 +1,9 @@
-"""A room of a million events and many principals, with who may see what, by numbers.
+"""A room of a million events and many principals, with its visibility, as nids.
 
-Too large to be appended for every run: its history is carried out with the engine's pure functions
-(`storage.visibility.multirange`, `storage.visibility.audience_numbering`) and brought in by COPY.
-`built` gives the same history as events, for ``store.append``; benchmarks/visibility.py checks, for
-a small room, that both write the same rows of `visibility` and `audiences`.
+It is too large to be appended for every run. Its history is computed with the engine's pure
+functions (`storage.visibility.multirange`, `storage.visibility.audience_numbering`) and loaded by
+COPY. `built` returns the same history as events, for ``store.append``. For a small room,
+benchmarks/visibility.py checks that both write the same rows of `visibility` and `audiences`.
 """
 
 import json
@@ -23,9 +23,8 @@ SERVER: Final = "s1.test"
 ADMIN: Final = "@admin:s1.test"
 ABSENT: Final = "@absent:s1.test"
 ROOM_ID: Final = "!big:s1.test"
-START: Final = (
-    5  # events with which a room begins: create, join, power levels, join rules, history visibility
-)
+# the first events of a room: create, join, power levels, join rules, history visibility
+START: Final = 5
 SHARED: Final = "*shared"
 TOGETHER: Final = 500
 
@@ -33,7 +32,7 @@ Action = Literal["join", "leave", "message"]
 
 
 class VisibleRoomChange(NamedTuple):
-    """An event: what, and by whom."""
+    """An event: its action, and its user."""
 
     action: Action
     user: str
@@ -41,7 +40,7 @@ class VisibleRoomChange(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class VisibleRoomHistory:
-    """So many events; users join all along, and a share of them leave and come back.
+    """A number of events; users join all along, and a share of them leave and rejoin.
 
     One is absent nearly all the time.
     """
@@ -54,7 +53,7 @@ class VisibleRoomHistory:
     seed: int = 1
 
     def __iter__(self) -> Iterator[VisibleRoomChange]:
-        """All events after those with which the room begins."""
+        """Yield all events after the first ones of the room."""
         rng = random.Random(self.seed)
         users = [f"@u{number}:{SERVER}" for number in range(self.local - 2)]
         users += [f"@r{number}:h{number % self.servers}.test" for number in range(self.remote)]
@@ -62,7 +61,7 @@ class VisibleRoomHistory:
         changes = [VisibleRoomChange("join", user) for user in users]
         for user in rng.sample(users, int(len(users) * self.churn)):
             changes += [VisibleRoomChange("leave", user), VisibleRoomChange("join", user)]
-        edge = self.events // 200  # the absent one is there for the first and last two hundredths
+        edge = self.events // 200  # the absent user is present in the first and last two hundredths
         total = self.events - START
         places = sorted(rng.sample(range(1, total), len(changes)))
         at = dict(zip(places, changes, strict=True))
@@ -77,7 +76,10 @@ class VisibleRoomHistory:
 
 @dataclass(slots=True)
 class VisibilityTables:
-    """The tables of who may see what, as `storage.persist.plan.audience` keeps them for a room without forks, under "joined"."""
+    """The visibility tables of a room without forks, under "joined".
+
+    They are as `storage.persist.plan.audience` writes them.
+    """
 
     visible: dict[str, VisibilityRow] = field(default_factory=dict)
     audiences: dict[int, AudienceRow] = field(default_factory=dict)
@@ -87,7 +89,7 @@ class VisibilityTables:
 
     @classmethod
     def begun(cls) -> "VisibilityTables":
-        """After the events with which a room begins."""
+        """Return the tables after the first events of a room."""
         sheet = cls()
         sheet.visible[SHARED] = VisibilityRow(
             multirange.add(multirange.EMPTY, sheet._open(), None), None, 0, 0
@@ -103,7 +105,7 @@ class VisibilityTables:
         return sheet
 
     def happen(self, happening: VisibleRoomChange) -> int:
-        """The next event: its audience."""
+        """Apply the next event; return its audience."""
         before = self.current
         if happening.action != "message":
             self._move(happening)
@@ -204,7 +206,7 @@ def _record(place: int, happening: VisibleRoomChange, audience: int) -> tuple[ob
 
 
 async def copy(conn: Connection, history: VisibleRoomHistory) -> VisibilityTables:
-    """The whole history into an empty database, analysed."""
+    """Copy the whole history into an empty database, and analyse it."""
     sheet = VisibilityTables.begun()
     records: list[tuple[object, ...]] = []
     for place, happening in enumerate(history, start=START + 1):
@@ -226,7 +228,10 @@ async def copy(conn: Connection, history: VisibleRoomHistory) -> VisibilityTable
         "11",
         [sheet.order],
     )
-    columns = "write_version room_nid next_audience current_state_group last_stream_ordering max_topological_ordering current_audience"
+    columns = (
+        "write_version room_nid next_audience current_state_group last_stream_ordering"
+        " max_topological_ordering current_audience"
+    )
     await conn.copy_in(
         "rooms", (*columns.split(), "room_id", "room_version", "forward_extremities"), [room]
     )
@@ -243,7 +248,10 @@ async def _copy_sheet(conn: Connection, sheet: VisibilityTables) -> None:
     names = [(nid, name) for name, nid in nids.items() if name != SHARED]
     await conn.copy_in("principals", ("principal_nid", "name"), names)
     await conn.execute(
-        "CREATE TEMPORARY TABLE sheet (principal_nid int, last_join bigint, joined int, audiences text)"
+        """
+        CREATE TEMPORARY TABLE sheet
+            (principal_nid int, last_join bigint, joined int, audiences text)
+        """
     )
     rows = [
         (nids[name], row.last_join_topological, row.joined_count, multirange.to_text(row.audiences))
@@ -251,7 +259,10 @@ async def _copy_sheet(conn: Connection, sheet: VisibilityTables) -> None:
     ]
     await conn.copy_in("sheet", ("principal_nid", "last_join", "joined", "audiences"), rows)
     await conn.execute(
-        "INSERT INTO visibility SELECT last_join, 1, principal_nid, joined, 0, audiences::int8multirange FROM sheet"
+        """
+        INSERT INTO visibility
+        SELECT last_join, 1, principal_nid, joined, 0, audiences::int8multirange FROM sheet
+        """
     )
     await conn.copy_in(
         "audiences",
@@ -264,7 +275,7 @@ async def _copy_sheet(conn: Connection, sheet: VisibilityTables) -> None:
 
 
 def built(history: VisibleRoomHistory) -> list[bytes]:
-    """The same as events."""
+    """Return the same history as events."""
     room = RoomBuilder("11", sign=False)
     room.start(ADMIN, history_visibility="joined")
     for happening in history:
@@ -279,6 +290,6 @@ def built(history: VisibleRoomHistory) -> list[bytes]:
 
 
 async def append_all(store: Store, pdus: Sequence[bytes]) -> None:
-    """Store them, some at a time."""
+    """Append them in batches."""
     for at in range(0, len(pdus), TOGETHER):
         await store.append(pdus[at : at + TOGETHER], room_version="11")

@@ -1,8 +1,9 @@
-"""The writer: what group commit makes of appends that come one at a time, many at once, in batches, and in storms.
+"""The writer: group commit of appends one at a time, many at once, in batches, and in storms.
 
-Events are parsed, hashed, authorised, given their state and their audience; signatures are checked apart, at the end. Beside each
-round of ours runs a round of the bare durable insert of the same bytes on the same server, by one client: of one row, and of 100
-by `unnest`. The machine may be busy with other things: the shares of a round compare, the rates may not.
+Events are parsed, hashed, authorised, and get their state and audience; signatures are measured
+separately, at the end. Each round is followed by a round of the bare durable insert of the same
+bytes on the same server, by one client: one row at a time, and 100 by `unnest`. On a busy machine,
+compare the shares of a round, and not the rates.
 """
 
 import asyncio
@@ -27,7 +28,7 @@ SEED: Final = 9_000
 TALKING: Final = SHAPES["small_chat"].replaced(
     mix={"message": 62, "reply": 8, "thread": 5, "reaction": 12, "edit": 4}
 )
-BASE_EVENTS: Final = 60  # of each room, stored before any clock runs
+BASE_EVENTS: Final = 60  # per room, stored before the measurement
 BARE_BATCH: Final = 100
 BARE_ONES: Final = 500
 
@@ -47,7 +48,7 @@ class Pdu(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class WriterScenario:
-    """So many clients take the next batch in turn, each when its last is answered; ``kind``: of which events."""
+    """Clients that take the next batch in turn, each after its last result; ``kind``: of events."""
 
     name: str
     rooms: int
@@ -90,12 +91,12 @@ class WriterStatements:
         """See `storage.database.connection.Observer`."""
 
     def writes(self) -> int:
-        """The transactions that wrote."""
+        """Return the number of transactions that wrote."""
         return self.statements[SQL_WRITE] + self.statements[SQL_WRITE_PLAIN]
 
 
 class WriterRound(NamedTuple):
-    """One round: rates in events per second, what was sent, and the latency of each batch in seconds."""
+    """One round: events per second, round trips, and the latency of each batch in seconds."""
 
     events: int
     rate: float
@@ -107,7 +108,7 @@ class WriterRound(NamedTuple):
 
 
 async def run(bench: Bench) -> None:
-    """All scenarios, then signatures."""
+    """Run all scenarios, then signatures."""
     for scenario in SCENARIOS:
         rounds = bench.size(3, 2)
         events = (
@@ -133,7 +134,7 @@ async def run(bench: Bench) -> None:
 
 
 def _input(scenario: WriterScenario, events: int) -> tuple[list[list[bytes]], list[list[Pdu]]]:
-    """What is stored before, and the batches in the order in which they are taken."""
+    """Return the events stored before, and the batches in the order in which they are taken."""
     each = -(-events // scenario.rooms)
     rooms = [KINDS[scenario.kind](each, SEED + number) for number in range(scenario.rooms)]
     in_turn = [
@@ -144,12 +145,12 @@ def _input(scenario: WriterScenario, events: int) -> tuple[list[list[bytes]], li
 
 
 def _mix(events: int, seed: int) -> list[Pdu]:
-    """What a room sees in its life: of sixteen events one changes the state, of a hundred one forks."""
+    """Return the usual mix: one event in sixteen changes the state, one in a hundred forks."""
     return _room(SHAPES["small_chat"], events, seed)
 
 
 def _talk(events: int, seed: int) -> list[Pdu]:
-    """The same without the changes of state: messages, replies, threads, reactions, edits."""
+    """Return the mix without state changes: messages, replies, threads, reactions, edits."""
     return _room(TALKING, events, seed)
 
 
@@ -196,11 +197,11 @@ async def _measure(
         for pdus in base:
             await store.append(pdus)
         gc.collect()
-        gc.freeze()  # the input and the program: the collector has to do with what the store makes
+        gc.freeze()  # the collector then handles only the store's objects
         size = len(batches) // rounds
         await _clients(
             store, scenario.clients, iter(batches[: size // 10]), []
-        )  # warms statements up on both sides
+        )  # warms up the statements of both sides
         measured = []
         for number in range(rounds):
             part = batches[number * size : (number + 1) * size]
@@ -257,7 +258,7 @@ async def _append_all(
 async def _bare(
     pool: Any, sql: str, rows: Sequence[Iterable[Any]], events: int | None = None
 ) -> float:
-    """Events per second of the bare insert, one execution after the other."""
+    """Return events per second of the bare insert, one execution after the other."""
     async with pool.acquire() as connection:
         statement = await connection.prepare(sql)
         start = time.perf_counter()
@@ -277,7 +278,7 @@ async def _profile(
 
 
 async def _signatures(count: int) -> dict[str, float]:
-    """Microseconds that one event's signature check takes, and its parsing with the content hash, in this process."""
+    """Return microseconds of one event's signature check, and of its parsing and hashing."""
     events = [event.pdu for event in generate_room(SHAPES["small_chat"], count, seed=SEED)]
     start = time.perf_counter()
     parsed = [parse(pdu, SHAPES["small_chat"].version) for pdu in events]

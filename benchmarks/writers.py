@@ -1,7 +1,9 @@
-"""Several writers: what processes append beside each other, and how soon the linear position follows one that is busy among idle ones.
+"""Several concurrent writers: their rate, and the delay of the linear position.
 
-Each process has 16 rooms of its own, and a client for each; all begin at once, and the rate is that of all their events until the last is done. On few
-cores they share them, with each other and with Postgres: what grows then is the price of writing beside others, not the rate.
+The delay is measured with one busy writer among idle ones. Each process has 16 separate rooms, and
+a client for each. All begin at once, and the rate is that of all events until the last is done.
+With few cores they share them, with each other and with Postgres: then the cost of concurrent
+writing grows, not the rate.
 """
 
 import asyncio
@@ -24,7 +26,7 @@ IDLE: Final = 9
 
 
 async def run(bench: Bench) -> None:
-    """Rates by the number of writers, then how far behind the linear position is."""
+    """Measure rates by the number of writers, then the delay of the linear position."""
     if bench.profile:
         return
     for writers in WRITERS:
@@ -42,14 +44,15 @@ async def run(bench: Bench) -> None:
     show("events per second, all writers together", ["writers", "median", "min", "max"], rows)
     behind = bench.results["linear position"]["behind_ms"]
     show(
-        f"milliseconds until the linear position has followed one busy writer beside {IDLE} idle ones",
+        "milliseconds until the linear position has followed one busy writer"
+        f" among {IDLE} idle ones",
         list(behind),
         [list(behind.values())],
     )
 
 
 async def _together(bench: Bench, writers: int) -> float:
-    """Events per second of so many processes."""
+    """Return events per second of so many processes."""
     events = bench.size(8_192, 1_024) // writers
     async with bench.database() as dsn:
         processes = [await _process(dsn, number, events) for number in range(writers)]
@@ -86,7 +89,10 @@ def _pipe(end: Any) -> Any:
 
 
 async def _behind(bench: Bench) -> list[float]:
-    """Seconds from the answer to an append until the writer and an idle process know that nothing below it can come."""
+    """Return the delay of the linear position after appends, in seconds.
+
+    It ends when the writer and an idle process know that no lower position can come.
+    """
     appends = bench.size(100, 5)
     room = [
         event.pdu for event in generate_room(SHAPES["small_chat"], BASE_EVENTS + appends, seed=SEED)
@@ -110,7 +116,7 @@ async def _behind(bench: Bench) -> list[float]:
 
 
 async def _linear(store: storage.Store, position: int) -> None:
-    """Wait until the linear position is there."""
+    """Wait until the linear position is reached."""
     moved = asyncio.Event()
 
     def told(_: Advance) -> None:
@@ -128,7 +134,7 @@ async def _linear(store: storage.Store, position: int) -> None:
 
 
 async def write(dsn: str, number: int, events: int) -> None:
-    """Prepare, say so, wait for the word, append, say so."""
+    """Prepare, report it, wait for the start, append, report it."""
     each = events // ROOMS
     rooms = [
         [

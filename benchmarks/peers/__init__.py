@@ -1,5 +1,5 @@
-"""Other engines to compare with, each in a process and a virtual environment of its own; `python -m benchmarks peer`.
+"""Other engines to compare with, each in a separate process and virtual environment.
 
-`environment.py` makes the environment, `synapse_driver.py` is run by its interpreter, `process.py` speaks with it. Nothing of a peer
-is imported by the product, or by anything here but the driver.
+`python -m benchmarks peer` runs them. `environment.py` creates the environment, its interpreter
+runs `synapse_driver.py`, and `process.py` talks to it. Only the driver imports a peer.
 """

@@ -1,4 +1,7 @@
-"""The virtual environment of the peer: made on first use, in the user's cache folder, from the package registry that pip is set up for."""
+"""The peer's virtual environment, created on first use in the user's cache folder.
+
+It is installed from the package registry that pip is configured for.
+"""
 
 import os
 import subprocess
@@ -12,11 +15,11 @@ from benchmarks.harness import note
 
 REQUIREMENTS: Final = ("matrix-synapse==1.163.2", "psycopg2-binary>=2.9.10,<3")
 VARIABLE: Final = "STORAGE_BENCH_PEER"
-"""The folder of an environment that has these already, to be used as it is."""
+"""The folder of an existing environment with these packages, used unchanged."""
 
 
 def interpreter() -> Path:
-    """The Python that has the peer; its environment is made if it is not there."""
+    """Return the Python that has the peer; create its environment if it is missing."""
     given = os.environ.get(VARIABLE)
     folder = Path(given) if given else _folder()
     python = folder / "bin" / "python"
@@ -32,12 +35,15 @@ def _folder() -> Path:
     return (
         cache
         / "room-storage"
-        / f"peer-{REQUIREMENTS[0].replace('==', '-')}-py{sys.version_info.major}.{sys.version_info.minor}"
+        / f"peer-{REQUIREMENTS[0].replace('==', '-')}-py{'.'.join(map(str, sys.version_info[:2]))}"
     )
 
 
 def _make(folder: Path) -> None:
-    """Whole or not at all: it is made beside its place, and moved there by a symbolic link, as environments hold their own paths."""
+    """Create the environment whole or not at all.
+
+    It is created next to its folder and linked there, because environments contain their own paths.
+    """
     note(f"installing {' '.join(REQUIREMENTS)} into {folder}, once")
     folder.parent.mkdir(parents=True, exist_ok=True)
     own = Path(tempfile.mkdtemp(prefix=f"{folder.name}-", dir=folder.parent))

@@ -1,4 +1,4 @@
-"""What this Postgres can do at all: the same rows by bare statements, without an engine around them."""
+"""The limits of this Postgres: the same rows by bare statements, without an engine."""
 
 import asyncio
 import statistics
@@ -20,19 +20,19 @@ RANGE_OF_IDS: Final = (
 
 
 class Ids:
-    """Ids as long as those of events, never twice the same."""
+    """Ids as long as those of events, never repeated."""
 
     last = 0
 
     @classmethod
     def take(cls, count: int) -> list[str]:
-        """The next ones."""
+        """Return the next ones."""
         cls.last += count
         return [f"${number:043d}" for number in range(cls.last - count, cls.last)]
 
 
 async def bare_inserts(pool: Any, clients: list[list[list[bytes]]]) -> float:
-    """Events per second of the durable insert of the same bytes, in the same batches, by as many clients."""
+    """Return events per second of the durable insert of the same batches, by as many clients."""
     rows = [[(Ids.take(len(batch)), batch) for batch in batches] for batches in clients]
     start = time.perf_counter()
     await asyncio.gather(*(_insert_all(pool, own) for own in rows))
@@ -47,7 +47,10 @@ async def _insert_all(pool: Any, batches: Sequence[tuple[list[str], list[bytes]]
 
 
 async def measured(pool: Any, pdus: Sequence[bytes], times: int) -> dict[str, float]:
-    """COPY of these bytes in rows a second; a commit, a point select and a range of 100 by index in milliseconds, medians."""
+    """Return COPY rows per second, and median milliseconds of a commit, a point and a range select.
+
+    The range has 100 rows by index.
+    """
     ids = Ids.take(len(pdus))
     async with pool.acquire() as connection:
         start = time.perf_counter()
@@ -70,7 +73,7 @@ async def measured(pool: Any, pdus: Sequence[bytes], times: int) -> dict[str, fl
 
 
 async def index_range(pool: Any, rows: int, *, bodies: bool) -> float:
-    """Seconds for so many rows of `raw` by index, sent whole, or only their ids."""
+    """Return seconds for a number of rows of `raw` by index, whole, or only their ids."""
     async with pool.acquire() as connection:
         statement = await connection.prepare(RANGE if bodies else RANGE_OF_IDS)
         start = time.perf_counter()

@@ -1,4 +1,4 @@
-"""The peer's process, and a database of its own on the benchmark's server: asked by lines of JSON, one at a time."""
+"""The peer's process and its database on the benchmark's server: commands are lines of JSON."""
 
 import asyncio
 import json
@@ -25,35 +25,35 @@ Batches = Sequence[Sequence[bytes]]
 
 @dataclass(slots=True)
 class SynapseProcess:
-    """A running one."""
+    """A running peer."""
 
     process: asyncio.subprocess.Process
     dsn: str
     folder: Path
 
     async def ask(self, do: str, **given: Any) -> dict[str, Any]:
-        """The answer to a command of the driver."""
+        """Return the result of a command of the driver."""
         assert self.process.stdin is not None
         self.process.stdin.write(json.dumps({"do": do} | given).encode() + b"\n")
         return await self.answer()
 
     async def answer(self) -> dict[str, Any]:
-        """The next line."""
+        """Return the next line."""
         assert self.process.stdout is not None
         line = await self.process.stdout.readline()
         if not line:
             raise RuntimeError(f"the peer has ended:\n{self.errors()}")
         answer: dict[str, Any] = json.loads(line)
         if "error" in answer:
-            raise RuntimeError(f"the peer says:\n{answer['error']}\n{self.errors()}")
+            raise RuntimeError(f"the peer failed:\n{answer['error']}\n{self.errors()}")
         return answer
 
     def errors(self) -> str:
-        """The end of what it printed."""
+        """Return the end of what it printed."""
         return (self.folder / "errors").read_text(encoding="utf-8", errors="replace")[-4_000:]
 
     async def load(self, clients: Iterable[Batches]) -> None:
-        """Hand it over what the next "persist" stores: for each client its batches."""
+        """Send the batches of each client that the next "persist" stores."""
         path = self.folder / "batches.ndjson"
         with path.open("w", encoding="utf-8") as file:
             for number, batches in enumerate(clients):
@@ -67,7 +67,7 @@ class SynapseProcess:
 
 @asynccontextmanager
 async def synapse(dsn: str, server_name: str) -> AsyncIterator[SynapseProcess]:
-    """A peer on a new database of the server of `dsn`; both are gone at the end."""
+    """Run a peer on a new database of the server of `dsn`; remove both at the end."""
     python = interpreter()
     name = f"peer_{time.monotonic_ns()}"
     connection = await asyncpg.connect(dsn)
@@ -117,7 +117,7 @@ async def _launch(python: Path, dsn: str, folder: Path, server_name: str) -> Syn
 
 
 async def _end(peer: SynapseProcess) -> None:
-    """No more lines: it ends by itself, or is ended."""
+    """Close its input, so that it ends by itself, or kill it."""
     assert peer.process.stdin is not None
     peer.process.stdin.close()
     try:

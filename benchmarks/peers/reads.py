@@ -1,16 +1,21 @@
-"""Reading the same rooms here and in Synapse, in turn on one Postgres: syncs, pages, federation, auth chains, and a merge.
+"""Reading the same rooms here and in Synapse, in turn on one Postgres.
 
-Synapse is asked twice: with its caches emptied (Postgres stays warm), and again with what the first question has left in them. So is this
-side, where whole states are forgotten before, and little else is kept: which rooms may have changed (README, "What can have changed"), and what the writer
-knows of rooms. First is compared with first, again with again. Each side is asked once more before all that, and not timed: after a pause, or when the
-other has had the processors, a short answer takes more than twice as long, and it would be that which is measured. Both sides end with events whose JSON
-is parsed and do not encode an answer. Each answer is compared with the other's.
+The queries are syncs, pages, federation, auth chains, and a merge. Synapse is queried twice: with
+empty caches (Postgres stays warm), and again with the caches that the first query filled. This side
+is queried twice as well. Its cached states are dropped before, and few other caches remain: rooms
+that may have changed (README), and the writer's data of rooms. The first query is compared with the
+first, the second with the second.
 
-The limit of a read is a bare index range of as many rows on the same server, asked in the same round: of the events' bytes, or, where the answer is
-ids, of these alone. Nothing is parsed there.
+Each side runs once more before, untimed. After a pause, or when the other side had the CPUs, a
+short query takes more than twice as long, and that would be measured. Both sides end with events
+whose JSON is parsed, and do not encode a response. Each result is compared with the other side's.
 
-Not comparable: a sync of Synapse also looks for receipts, account data, presence, devices and push counts, which are not this library's;
-of those there are none here, but it asks. A page there is asked for by its pagination handler, a sync by its sync handler.
+The limit of a read is a bare index range of as many rows on the same server, in the same round: of
+the events' bytes, or of ids alone if the result is ids. Nothing is parsed there.
+
+Not comparable: a sync of Synapse also queries receipts, account data, presence, devices and push
+counts, which this library does not have; there are none here, but it queries them. In Synapse, a
+page is requested from its pagination handler, a sync from its sync handler.
 """
 
 import statistics
@@ -39,7 +44,7 @@ SERVERS: Final = [f"s{number}.test" for number in range(1, 21)]
 
 @dataclass(slots=True)
 class PeerRooms:
-    """The rooms, where their builders are, and what was sent of them."""
+    """The rooms with their builders, and the number of events sent of each."""
 
     small: list[RoomBuilder]
     hall: RoomBuilder
@@ -48,7 +53,7 @@ class PeerRooms:
     """Sync tokens, here and there."""
 
     def unsent(self, room: RoomBuilder) -> list[bytes]:
-        """What is new in a room; it counts as sent from now on."""
+        """Return the unsent events of a room, and count them as sent."""
         start = self.sent.get(room.room_id, 0)
         self.sent[room.room_id] = len(room.events)
         return [event.pdu for event in room.events[start:]]
@@ -56,9 +61,9 @@ class PeerRooms:
 
 @dataclass(frozen=True, slots=True)
 class ReadPair:
-    """A question to both: what is asked here, and the peer's command with what it is given; `same` tells whether the answers agree.
+    """A query for both sides: the call here, and the peer's command with its arguments.
 
-    `bodies`: the answer is events, not ids alone.
+    `same` returns whether the results agree. `bodies`: the result is events, not ids alone.
     """
 
     ours: Callable[[], Awaitable[Any]]
@@ -69,7 +74,7 @@ class ReadPair:
 
 
 def build(bench: Bench) -> PeerRooms:
-    """A hundred small rooms of one user, and a large one, to which most were invited."""
+    """Build a hundred small rooms of one user, and a large one, to which most were invited."""
     small = []
     for number in range(ROOMS):
         room = RoomBuilder("11", seed=20_000 + number, servers=SERVERS)
@@ -96,7 +101,7 @@ def build(bench: Bench) -> PeerRooms:
 
 
 async def store(sides: Sides, world: PeerRooms) -> dict[str, Any]:
-    """All of it on both sides; what it took on disk, by kind of room."""
+    """Store everything on both sides; return the disk usage by kind of room."""
     assert sides.peer is not None
     told = {}
     for name, rooms in (("small rooms", world.small), ("a large room", [world.hall])):
@@ -118,7 +123,7 @@ Prepare = Callable[[Sides, PeerRooms, int], Awaitable[ReadPair]]
 
 
 def questions() -> dict[str, Prepare]:
-    """By name, in the order of the table."""
+    """Return the queries by name, in the order of the table."""
     return {
         f"incremental sync, {CHANGED} of {ROOMS} rooms changed": _incremental,
         f"initial sync, {ROOMS} rooms, {TIMELINE} events each": _initial,
@@ -133,7 +138,7 @@ def questions() -> dict[str, Prepare]:
 
 
 def _parsed(events: Iterable[StoredEvent]) -> list[EventId]:
-    """Their ids, after their JSON was read as the peer's is."""
+    """Return their ids, after parsing their JSON as the peer does."""
     found = []
     for event in events:
         assert event.json
@@ -167,14 +172,14 @@ def _sync(sides: Sides, since: str | None, their_since: str | None, limit: int) 
 
 
 def _old(world: PeerRooms, number: int) -> EventId:
-    """Somewhere in the talk of the hall, elsewhere each round."""
+    """Return an old event of the hall, another each round."""
     events = world.hall.events
     talk = len(events) // 4
     return EventId(events[-(150 + number * 37 % (talk - 150))].event_id)
 
 
 async def _page(sides: Sides, world: PeerRooms, number: int) -> ReadPair:
-    """The first page is at the end, each round's is the one before that of the last round."""
+    """Read a page; each round's is the one before that of the last round, modulo four."""
     assert sides.peer is not None
     room, start, end = RoomId(world.hall.room_id), None, None
     for _ in range(number % 4 + 1):
@@ -264,7 +269,11 @@ async def _auth_chain(
 
 
 async def _auth_difference(sides: Sides, world: PeerRooms, number: int) -> ReadPair:
-    """Theirs counts an event to its own chain, ours does not, as the specification has it; with the differing events both are the same."""
+    """Compare the differences of two auth chains.
+
+    Synapse includes the events themselves in their chains, this library does not, as the
+    specification defines it. With the differing events added, both are the same.
+    """
     room = RoomId(world.hall.room_id)
     old, now = [
         list(one.values())
@@ -300,7 +309,7 @@ def _same_set(mine: Any, told: Any) -> bool:
 
 @dataclass(slots=True)
 class ReadCost:
-    """What the rounds of one side took: seconds on the clock, in Python and in Postgres, and statements."""
+    """The cost of one side's rounds: seconds (clock, Python, Postgres) and statements."""
 
     clock: list[float] = field(default_factory=list)
     python: list[float] = field(default_factory=list)
@@ -308,11 +317,11 @@ class ReadCost:
     statements: list[int] = field(default_factory=list)
 
     def cpu(self) -> float:
-        """The median of what it took of processors, here and in Postgres, in seconds."""
+        """Return the median CPU time, here and in Postgres, in seconds."""
         return statistics.median(map(sum, zip(self.python, self.postgres, strict=True)))
 
     def told(self) -> dict[str, Any]:
-        """As JSON."""
+        """Return the cost as JSON."""
         return {
             "ms": percentiles(self.clock, factor=1_000),
             "python_ms": percentiles(self.python, factor=1_000),
@@ -322,7 +331,7 @@ class ReadCost:
 
 
 async def measure(sides: Sides, world: PeerRooms, prepare: Prepare, rounds: int) -> dict[str, Any]:
-    """Rounds of ours, theirs with empty caches, and both again."""
+    """Run rounds of ours, of theirs with empty caches, and of both again."""
     asked, bare, rows = (
         {name: ReadCost() for name in ("ours", "ours_again", "synapse_cold", "synapse_warm")},
         list[float](),
@@ -349,7 +358,7 @@ async def measure(sides: Sides, world: PeerRooms, prepare: Prepare, rounds: int)
 
 
 async def _ours(sides: Sides, pair: ReadPair, into: dict[str, ReadCost]) -> tuple[Any, Any]:
-    """The first answer, and that to the same question again."""
+    """Return the first result, and that of the same query again."""
     await pair.ours()
     sides.store.caches.states.forget(None)
     return await _ask_here(sides, pair.ours, into["ours"]), await _ask_here(
@@ -365,7 +374,7 @@ async def _theirs(sides: Sides, pair: ReadPair, into: dict[str, ReadCost]) -> tu
 
 
 def _rows(answer: Any) -> int:
-    """The events, or ids, of an answer."""
+    """Count the events, or ids, of a result."""
     if isinstance(answer, dict):
         return sum(map(len, answer.values()))
     return (
@@ -430,9 +439,11 @@ def _told(asked: dict[str, ReadCost]) -> dict[str, Any]:
 
 
 async def merges(sides: Sides, world: PeerRooms, rounds: int) -> dict[str, Any]:
-    """Storing the event that makes the current state the resolution of two branches of the hall, each with ten changes, half of them the same keys.
+    """Measure storing an event that merges two branches of the hall, ten changes each.
 
-    The whole of storing it, on both sides; its limit is the durable insert of one bare row. The peer's caches are emptied before every other one, and the other rounds are its warm ones.
+    Half of the changes have the same keys. The whole of storing it counts, on both sides; its limit
+    is the durable insert of one bare row. The peer's caches are emptied before every other round;
+    the other rounds are its warm ones.
     """
     assert sides.peer is not None
     asked = {name: ReadCost() for name in ("ours", "synapse_cold", "synapse_warm")}
@@ -442,7 +453,11 @@ async def merges(sides: Sides, world: PeerRooms, rounds: int) -> dict[str, Any]:
         name = "warm" if number % 2 else "cold"
         into = asked if number >= 2 else {side: ReadCost() for side in asked}
         await _settled(sides)
-        await _ask_here(sides, lambda last=last: stored(sides.store, [last]), into["ours"])  # type: ignore[misc]
+        await _ask_here(
+            sides,
+            lambda last=last: stored(sides.store, [last]),  # type: ignore[misc]
+            into["ours"],
+        )
         if number >= 2:
             ours[name].append(into["ours"].clock[-1])
             bare.append(1 / await limits.bare_inserts(sides.raw, [[[last]]]))
@@ -469,7 +484,7 @@ async def merges(sides: Sides, world: PeerRooms, rounds: int) -> dict[str, Any]:
 
 
 async def _fork(sides: Sides, world: PeerRooms, number: int) -> bytes:
-    """Two branches; all but the last event is stored."""
+    """Create two branches; store all but the last event."""
     room = world.hall
     (other,) = room.fork(1)
     for branch, first in ((room, 0), (other, BRANCH // 2)):
@@ -482,7 +497,7 @@ async def _fork(sides: Sides, world: PeerRooms, number: int) -> bytes:
 
 
 async def _both(sides: Sides, pdus: Sequence[bytes]) -> None:
-    """Stored on both sides, unmeasured, one by one there."""
+    """Store events on both sides, unmeasured, one by one there."""
     assert sides.peer is not None
     await stored(sides.store, pdus)
     await sides.peer.load([[[pdu] for pdu in pdus]])
@@ -490,6 +505,6 @@ async def _both(sides: Sides, pdus: Sequence[bytes]) -> None:
 
 
 async def _settled(sides: Sides) -> None:
-    """The peer does nothing in the background."""
+    """Wait until the peer's background work is idle."""
     assert sides.peer is not None
     await sides.peer.ask("settle", quiet_seconds=0.3, timeout_seconds=10.0)

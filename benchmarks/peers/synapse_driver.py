@@ -1,10 +1,11 @@
-"""Synapse's storage layer, asked by lines of JSON; run by the interpreter of its environment, never imported.
+"""A driver of Synapse's storage layer, by lines of JSON; run by its environment's interpreter.
 
-It is the real HomeServer with its reactor, threads, connection pool, caches and default settings, without listeners and without other
-servers: nobody is in its federation whitelist. Each line in is `{"do": name, …}`, each line out its answer, or `{"error": …}`.
-What is called are its own entry points; what is counted is counted where all its statements and transactions pass.
+It is never imported. It runs the real HomeServer with its reactor, threads, connection pool, caches
+and default settings, without listeners and without other servers: the federation whitelist is
+empty. Each input line is `{"do": name, …}`, each output line its result, or `{"error": …}`. It
+calls Synapse's own entry points, and counts where all statements and transactions pass.
 
-    python synapse_driver.py '{"server_name": …, "folder": …, "host": …, "port": …, "user": …, "database": …}'
+  python synapse_driver.py '{"server_name": …, "folder": …, "host": …, "port": …, "user": …, …}'
 """
 
 import gc
@@ -87,7 +88,7 @@ class CountedStatements:
 
 @contextmanager
 def measured(answer: Answer) -> Iterator[None]:
-    """Clock, CPU of this process, statements and transactions of the block."""
+    """Measure the block: clock, CPU of this process, statements and transactions."""
     statements, transactions = CountedStatements.statements, CountedStatements.transactions
     cpu, clock = time.process_time(), time.perf_counter()
     yield
@@ -102,7 +103,7 @@ def measured(answer: Answer) -> Iterator[None]:
 
 
 def own_homeserver(given: Answer) -> SynapseHomeServer:
-    """The server on the given database, with the schema that it prepares itself."""
+    """Create the server on the given database, with the schema that it prepares itself."""
     folder = Path(given["folder"])
     logging = folder / "log.yaml"
     logging.write_text(LOGGING, encoding="utf-8")
@@ -128,7 +129,7 @@ def own_homeserver(given: Answer) -> SynapseHomeServer:
 
 
 class Peer:
-    """The commands, by the names under which they are asked for."""
+    """The commands, by name."""
 
     def __init__(self, hs: SynapseHomeServer) -> None:
         self.hs = hs
@@ -145,7 +146,7 @@ class Peer:
     # writing
 
     async def versions(self) -> Answer:
-        """What this is."""
+        """Return the versions."""
         names = ("matrix-synapse", "twisted", "psycopg2-binary")
         return {
             "python": sys.version.split()[0],
@@ -153,7 +154,7 @@ class Peer:
         }
 
     async def room(self, room_id: str, room_version: str) -> Answer:
-        """A room is made known, as an invite or a join would."""
+        """Register a room, as an invite or a join would."""
         self.room_versions[room_id] = KNOWN_ROOM_VERSIONS[room_version]
         await self.store.maybe_store_room_on_outlier_membership(
             room_id, KNOWN_ROOM_VERSIONS[room_version]
@@ -161,9 +162,14 @@ class Peer:
         return {}
 
     async def load(self, path: str) -> Answer:
-        """Read what the next `persist` stores: a line per batch, `{"client": number, "pdus": [text, …]}`."""
+        """Read the input of the next `persist`.
+
+        The file has a line per batch: `{"client": number, "pdus": [text, …]}`.
+        """
         self.clients = []
-        for line in Path(path).read_text(encoding="utf-8").splitlines():  # noqa: ASYNC240  # nothing else is waiting
+        # blocking is fine: nothing else is waiting
+        text = Path(path).read_text(encoding="utf-8")  # noqa: ASYNC240
+        for line in text.splitlines():
             batch = json.loads(line)
             while len(self.clients) <= batch["client"]:
                 self.clients.append([])
@@ -171,7 +177,7 @@ class Peer:
         return {"batches": sum(map(len, self.clients))}
 
     async def persist(self, how: str) -> Answer:
-        """Store what was loaded, each client its next batch when the last is stored.
+        """Store the loaded batches; each client stores the next when the last is done.
 
         `how`: one of `single`, `linear`, `steps`, `receive`.
         """
@@ -207,20 +213,26 @@ class Peer:
         return event_from_pdu_json(fields, self.room_versions[fields["room_id"]])
 
     async def _single(self, events: list[Any]) -> None:
-        """State before it, state group, persist: no authorisation, no signatures, no push, nobody notified."""
+        """Store with state before, state group and persist.
+
+        There is no authorisation, no signature check, no push and no notification.
+        """
         for event in events:
             context = await self.hs.get_state_handler().compute_event_context(event)
             await self.controllers.persistence.persist_event(event, context)
 
     async def _receive(self, events: list[Any]) -> None:
-        """As from a transaction of another server, after its signatures: authorised, soft-fail check, push rules, persist, notify."""
+        """Store as from a transaction of another server, after its signatures.
+
+        That is authorisation, soft-fail check, push rules, persist and notification.
+        """
         for event in events:
             await self.hs.get_federation_event_handler().on_receive_pdu(
                 event.sender.split(":", 1)[1], event
             )
 
     async def _linear(self, events: list[Any]) -> None:
-        """A chain of events of one room at once, as it stores the first events of a room that it creates."""
+        """Store a chain of events at once, as for the first events of a new room."""
         room_id = events[0].room_id
         if room_id not in self.tips:
             await self._single(events[:1])
@@ -246,7 +258,10 @@ class Peer:
             self.tips[room_id] = (pairs[-1][1].state_group, state)
 
     async def _steps(self, events: list[Any]) -> None:
-        """A chain, but for its first event, which is stored as if it came alone: so a whole state is written every hundredth change, as ever."""
+        """Store a chain, but its first event as if it came alone.
+
+        So a whole state is written every hundredth change, as usual.
+        """
         self.tips.pop(events[0].room_id, None)
         await self._linear(events)
 
@@ -259,12 +274,12 @@ class Peer:
     # reading
 
     async def register(self, user_id: str) -> Answer:
-        """A user of this server."""
+        """Register a user of this server."""
         await self.store.register_user(user_id)
         return {}
 
     async def forget(self) -> Answer:
-        """Empty its caches: all of those that it bounds, and the events that are still referred to.
+        """Empty its caches: all bounded ones, and the events that are still referenced.
 
         Positions of streams stay known.
         """
@@ -283,7 +298,10 @@ class Peer:
         return {"emptied": emptied}
 
     async def settle(self, quiet_seconds: float, timeout_seconds: float) -> Answer:
-        """Wait until its background work (user directory, room statistics) has sent nothing for so long, at most so long."""
+        """Wait until its background work (user directory, statistics) has been idle for a time.
+
+        ``timeout_seconds`` limits the wait.
+        """
         start = time.perf_counter()
         while True:
             before = CountedStatements.statements
@@ -298,13 +316,13 @@ class Peer:
                 }
 
     async def token(self) -> Answer:
-        """Where a client is that has seen everything."""
+        """Return the token of a client that is up to date."""
         return {
             "token": await self.hs.get_event_sources().get_current_token().to_string(self.store)
         }
 
     async def ask(self, what: str, **given: Any) -> Answer:
-        """A question by its name, with what it took; `answer` is for a comparison."""
+        """Run a query by name and measure it; `answer` is for a comparison."""
         answer: Answer = {}
         with measured(answer):
             found = await getattr(self, f"_ask_{what}")(**given)
@@ -372,16 +390,16 @@ class Peer:
 
 
 async def serve(peer: Peer) -> None:
-    """Answer line by line until there are no more."""
+    """Respond line by line until there are no more."""
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8", buffering=1)
-    os.dup2(2, 1)  # what the server prints is no answer
+    os.dup2(2, 1)  # the server's output is no result
     answers.write(json.dumps({"ready": True}) + "\n")
     while line := await defer_to_thread(reactor, sys.stdin.readline):
         given = json.loads(line)
         command = getattr(peer, given.pop("do"))
         try:
             answer = await command(**given)
-        except Exception:  # noqa: BLE001  # told to whoever asked, who raises it
+        except Exception:  # noqa: BLE001  # returned to the caller, who raises it
             answer = {"error": traceback.format_exc()}
         answers.write(json.dumps(answer) + "\n")
 

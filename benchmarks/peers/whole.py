@@ -1,10 +1,12 @@
-"""Whole rooms, from their first event on, stored here and in Synapse: what an event costs on disk, and in the write-ahead log.
+"""Whole rooms, stored here and in Synapse: the disk usage and the WAL of an event.
 
-Sizes are those of all tables and indexes, less those before; nothing is vacuumed. The log is counted while a side stores, with the page images
-that follow a checkpoint; what the peer still does in the background afterwards is waited for, and counts.
+Sizes are those of all tables and indexes, less those before; nothing is vacuumed. The write-ahead
+log is counted while a side stores, with the page images that follow a checkpoint. The peer's
+background work afterwards is awaited, and counts.
 
-Both get batches of 100. Of each the peer stores the first event as if it came alone, the others as a chain: in a chain it would never write a whole
-state again, as it does at every hundredth change of events that come one at a time, and would be slow to find it.
+Both get batches of 100. Of each, the peer stores the first event as if it came alone, the others as
+a chain. In a chain alone it would never write a whole state again, as it does at every hundredth
+change of single events, and finding states would be slow.
 """
 
 from collections.abc import Sequence
@@ -21,7 +23,7 @@ class Whole(NamedTuple):
     pdus: list[bytes]
 
     def batches(self) -> list[list[bytes]]:
-        """As they are sent."""
+        """Return the batches in which it is sent."""
         return [self.pdus[at : at + BATCH] for at in range(0, len(self.pdus), BATCH)]
 
 
@@ -29,7 +31,10 @@ STAYS: Final = "@stays:s1.test"
 
 
 def storm(users: int) -> Whole:
-    """One after the other joins and leaves again; one of this server stays: a room without any would be given up there."""
+    """Return a room that users join and leave one after the other.
+
+    One user of this server stays: Synapse would leave a room without any.
+    """
     room = RoomBuilder("11", seed=40_000, checked=False, exact=False)
     room.start(STAYS)
     for number in range(users):
@@ -40,7 +45,7 @@ def storm(users: int) -> Whole:
 
 
 async def store(sides: Sides, rooms: Sequence[Whole]) -> dict[str, Any]:
-    """On both sides, one after the other; per event what it took."""
+    """Store the rooms on both sides, one after the other; return the cost per event."""
     assert sides.peer is not None
     events, before = sum(len(room.pdus) for room in rooms), await sides.sizes()
     for room in rooms:

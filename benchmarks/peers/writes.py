@@ -1,16 +1,15 @@
 """Storing the same signed events here and in Synapse, in turn, on one Postgres.
 
 Both sides take text and end with durable rows, and neither checks signatures. Here that is
-`store.append`: parsed, content hash checked, authorised, state, who may see it. There it is what
-its own code does to store an event that it has accepted: event object, state before it, state
-group, persist; its authorisation, push rules and notifications come on top in "received over
-federation", which is all that a transaction of another server goes through after its signatures.
+`store.append`: parsing, content hash, authorisation, state, visibility. There it is Synapse's own
+code for an event that it has accepted: event object, state before it, state group, persist. The
+scenario "received over federation" adds authorisation, push rules and notifications: everything
+that a transaction of another server goes through after its signatures.
 
-Not comparable: its batches of unrelated rooms do not exist; a batch there is a chain of events in
-one room, as it stores the first events of a room that it creates, so rooms of that scenario have no
-forks. Its statements are counted where they pass, one for several pages of rows; what it does in
-the background (user directory, room statistics: its defaults) falls into its figures where it
-falls.
+Not comparable: Synapse has no batches of unrelated rooms. A batch there is a chain of events in one
+room, as for the first events of a room that it creates, so rooms of that scenario have no forks.
+Its statements are counted where they pass, one for several pages of rows. Its background work (user
+directory, room statistics: its defaults) counts in the scenario in which it happens.
 """
 
 import asyncio
@@ -28,8 +27,9 @@ from benchmarks.peers.process import SynapseProcess
 from storage import Store
 from storage.testing import SHAPES, GeneratedRoom, RoomBuilder, Shape, generate_room
 
-BASE_EVENTS: Final = 30  # of each room, stored before any clock runs
+BASE_EVENTS: Final = 30  # of each room, stored before the measurement
 BATCH: Final = 100
+STORED: Final = {"stored", "soft_failed"}
 SQL_WAL: Final = "SELECT pg_current_wal_insert_lsn() - '0/0'::pg_lsn"
 SQL_BYTES: Final = """
 SELECT sum(pg_total_relation_size(class.oid))
@@ -45,7 +45,7 @@ STEADY: Final = SHAPES["small_chat"].replaced(fork_rate=0.0)
 
 @dataclass(frozen=True, slots=True)
 class PeerScenario:
-    """So many clients store batches, each its next when its last is answered; each has rooms of its own and takes them in turn."""
+    """Clients that store batches, each after its last is done; each has separate rooms, in turn."""
 
     name: str
     seed: int
@@ -60,7 +60,7 @@ class PeerScenario:
 
 
 def scenarios(bench: Bench) -> list[PeerScenario]:
-    """In the order in which they run."""
+    """Return the scenarios in the order in which they run."""
     members, rooms = bench.size(5_000, 200), bench.size(10, 4)
     crowd = SHAPES["big_room"].replaced(members=members, rush=1.0, fork_rate=0.0)
     return [
@@ -96,7 +96,7 @@ class SentRoom(NamedTuple):
 
 
 def rooms_of(scenario: PeerScenario, events: int) -> list[SentRoom]:
-    """Its rooms, with `events` in all after their bases."""
+    """Return its rooms, with `events` in all after their bases."""
     each = scenario.base + -(-events // scenario.rooms)
     return [
         _storm(each, scenario.seed + number)
@@ -112,7 +112,10 @@ def _chat(shape: Shape, events: int, seed: int) -> SentRoom:
 
 
 def _storm(events: int, seed: int) -> SentRoom:
-    """A room of 300 who come and go, and one of this server who stays: a room without any would be given up there."""
+    """Return a room of 300 users who come and go, and one of this server who stays.
+
+    Synapse would leave a room without a local user.
+    """
     room = RoomBuilder("11", seed=seed)
     room.start("@stays:s1.test")
     at = 0
@@ -126,7 +129,7 @@ def _storm(events: int, seed: int) -> SentRoom:
 def clients_of(
     scenario: PeerScenario, rooms: Sequence[SentRoom], start: int, end: int
 ) -> list[list[list[bytes]]]:
-    """For each client its batches: of each of its rooms the events from `start` to `end` after the base."""
+    """Return the batches of each client: its rooms' events from `start` to `end` after the base."""
     found = []
     for client in range(scenario.clients):
         own = [
@@ -146,7 +149,10 @@ def clients_of(
 
 @dataclass(slots=True)
 class StatementCounts:
-    """An observer that counts statements without BEGIN and COMMIT, and transactions; without the store's upkeep, some looks a second."""
+    """An observer that counts statements without BEGIN and COMMIT, and transactions.
+
+    The store's background queries, some a second, are left out.
+    """
 
     statements: int = 0
     transactions: int = 0
@@ -154,7 +160,7 @@ class StatementCounts:
     _upkeep: set["asyncio.Task[Any]"] = field(default_factory=set)
 
     def opened(self) -> None:
-        """The store is open: what its tasks do from now on is upkeep, but for the writer's."""
+        """Call it when the store is open: tasks except the writer's count as background."""
         mine = asyncio.current_task()
         self._upkeep = {
             task
@@ -195,24 +201,25 @@ class PeerWriteRound(NamedTuple):
 
 @dataclass(slots=True)
 class Sides:
-    """Both sides, and a connection to look at each."""
+    """Both sides, and a monitoring connection for each."""
 
     bench: Bench
     store: Store
     counts: StatementCounts
     peer: SynapseProcess | None
-    """None where only this side is run."""
+    """None if only this side runs."""
     raw: Any
     """A pool on a database for the bare inserts."""
     looks: dict[str, Any]
 
     async def known(self, rooms: Sequence[SentRoom]) -> None:
-        """The peer hears of rooms before their events come."""
+        """Register rooms with the peer before their events come."""
         for room in rooms if self.peer else ():
-            await self.peer.ask("room", room_id=room.room_id, room_version=room.version)  # type: ignore[union-attr]
+            assert self.peer is not None
+            await self.peer.ask("room", room_id=room.room_id, room_version=room.version)
 
     async def begin(self, scenario: PeerScenario, rooms: Sequence[SentRoom]) -> None:
-        """The bases, on both sides."""
+        """Store the bases on both sides."""
         await self.known(rooms)
         how, size = (
             ("linear", BATCH) if scenario.shape.fork_rate == 0 or scenario.storm else ("single", 1)
@@ -229,7 +236,7 @@ class Sides:
             await self.peer.ask("settle", quiet_seconds=0.5, timeout_seconds=20.0)
 
     async def ours(self, clients: list[list[list[bytes]]]) -> PeerWriteRound:
-        """A round here."""
+        """Run a round here."""
         events, latencies = _count(clients), list[float]()
         statements, transactions = self.counts.statements, self.counts.transactions
         gc.collect()
@@ -246,7 +253,7 @@ class Sides:
         )
 
     async def theirs(self, clients: list[list[list[bytes]]], how: str) -> PeerWriteRound:
-        """A round there."""
+        """Run a round there."""
         assert self.peer is not None
         await self.peer.load(clients)
         wal = await self.looks["synapse"].fetchval(SQL_WAL)
@@ -265,7 +272,7 @@ class Sides:
         )
 
     async def sizes(self) -> dict[str, int]:
-        """Bytes of all tables and indexes of each side."""
+        """Return the bytes of all tables and indexes of each side."""
         return {name: int(await look.fetchval(SQL_BYTES)) for name, look in self.looks.items()}
 
 
@@ -283,14 +290,14 @@ async def _append_all(store: Store, batches: Batches, latencies: list[float]) ->
 async def stored(store: Store, batch: Sequence[bytes]) -> None:
     """Append a batch here, all of which must be accepted."""
     results = await store.append(batch)
-    if any(result.outcome not in {"stored", "soft_failed"} for result in results):
+    if any(result.outcome not in STORED for result in results):
         raise RuntimeError(
-            f"not stored: {[one for one in results if one.outcome not in {'stored', 'soft_failed'}][:3]}"
+            f"not stored: {[one for one in results if one.outcome not in STORED][:3]}"
         )
 
 
 async def connect(sides: dict[str, str]) -> dict[str, Any]:
-    """A connection to look at each database."""
+    """Open a monitoring connection to each database."""
     return {name: await asyncpg.connect(dsn) for name, dsn in sides.items()}
 
 
@@ -299,7 +306,7 @@ async def connect(sides: dict[str, str]) -> dict[str, Any]:
 
 
 async def measure(sides: Sides, scenario: PeerScenario, events: int, rounds: int) -> dict[str, Any]:
-    """Rounds of both, in turn; who begins changes from round to round."""
+    """Run rounds of both, in turn; the side that begins alternates."""
     warm = max(scenario.batch * scenario.clients, scenario.rooms, events // 5)
     each = -(-events // scenario.rooms)
     first = -(-warm // scenario.rooms)
