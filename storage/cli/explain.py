@@ -91,7 +91,7 @@ def command(
         return
     for number, plan in enumerate(plans, 1):
         typer.echo(f"statement {number} of {len(plans)}")
-        typer.echo("\n".join(_told(plan)) + "\n")
+        typer.echo("\n".join(_described(plan)) + "\n")
 
 
 async def _explain(
@@ -140,7 +140,7 @@ def _document(plan: QueryPlan) -> dict[str, Any]:
     }
 
 
-def _told(plan: QueryPlan) -> Iterator[str]:
+def _described(plan: QueryPlan) -> Iterator[str]:
     """Describe the plan for people: one line per node, indented."""
     looked = (
         ", ".join(f"{count} of {table}" for table, count in sorted(plan.rows_of_tables().items()))

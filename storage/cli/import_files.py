@@ -71,12 +71,12 @@ def command(
         except SystemExit:  # an interrupt
             typer.echo("interrupted: stored events stay; run it again to continue", err=True)
             raise
-    print_values(told(summary, seconds), as_json=as_json)
+    print_values(summary_values(summary, seconds), as_json=as_json)
     if findings(summary):
         raise typer.Exit(ExitCode.FINDINGS)
 
 
-def told(summary: Summary, seconds: float) -> dict[str, object]:
+def summary_values(summary: Summary, seconds: float) -> dict[str, object]:
     """Return the summary: lines, each outcome, lines that were not stored, and the duration."""
     return {
         "lines": summary.lines,

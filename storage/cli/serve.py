@@ -113,7 +113,7 @@ async def _serve(
             places |= {"host": server.address[0], "port": server.port, "tls": listen[2] is not None}
         if metrics is not None:
             places["metrics"] = stack.enter_context(_scraped(store, *metrics))
-        _tell(places, as_json=as_json)
+        _print_places(places, as_json=as_json)
         await stopped.wait()
 
 
@@ -160,7 +160,7 @@ def _stopped() -> asyncio.Event:
     return stopped
 
 
-def _tell(places: dict[str, object], *, as_json: bool) -> None:
+def _print_places(places: dict[str, object], *, as_json: bool) -> None:
     if as_json:
         print_json(places)
         return

@@ -143,9 +143,9 @@ def import_(
             room_version=room_version,
             verify_keys=_keys(allow_key),
             writers=tasks,
-            stage=_say,
+            stage=_print_stage,
         )
-    _tell_import(summary, started, as_json=as_json)
+    _print_summary(summary, started, as_json=as_json)
 
 
 @app.command("import-synapse")
@@ -195,9 +195,9 @@ def import_synapse(
             room_version=room_version,
             verify_keys=_keys(allow_key),
             writers=tasks,
-            stage=_say,
+            stage=_print_stage,
         )
-    _tell_import(summary, started, as_json=as_json)
+    _print_summary(summary, started, as_json=as_json)
 
 
 @app.command("export")
@@ -310,7 +310,7 @@ def statistics(
     """
     with _spark(dsn, master, conf) as (spark, target):
         found = _pipeline().statistics(
-            spark, target, path, top=top, partitions=tasks or 8, stage=_say
+            spark, target, path, top=top, partitions=tasks or 8, stage=_print_stage
         )
     if as_json:
         print_json(asdict(found))
@@ -387,7 +387,7 @@ def demo(master: MasterOption = "local[2]", conf: ConfOption = None) -> None:
     )
     sessions.check_java()
     settings = {"spark.ui.showConsoleProgress": "false"} | dict(_setting(one) for one in conf or ())
-    with failures.told():
+    with failures.executor_errors():
         spark_demo.show(pipeline, lambda: sessions.session(master, settings))
 
 
@@ -414,7 +414,7 @@ def _spark(dsn: str | None, master: str, conf: list[str] | None) -> Iterator[tup
         stack = AsyncExitStack()
         try:
             target = runner.run(_ready(stack, dsn))
-            with failures.told(), sessions.session(master, settings) as spark:
+            with failures.executor_errors(), sessions.session(master, settings) as spark:
                 yield spark, target
         finally:
             runner.run(stack.aclose())
@@ -459,7 +459,7 @@ def _setting(text: str) -> tuple[str, str]:
     return name, value
 
 
-def _tell_import(summary: Any, started: float, *, as_json: bool) -> None:
+def _print_summary(summary: Any, started: float, *, as_json: bool) -> None:
     """Print the results of an import.
 
     Exit with code 1 if an event was not stored.
@@ -476,5 +476,5 @@ def _tell_import(summary: Any, started: float, *, as_json: bool) -> None:
         raise typer.Exit(ExitCode.FINDINGS)
 
 
-def _say(stage: str) -> None:
+def _print_stage(stage: str) -> None:
     typer.echo(f"{stage} …", err=True)

@@ -38,7 +38,7 @@ def command(
         print_json(as_document(stats))
         return
     print_values(overview(stats), as_json=False)
-    print_rows("On disk, in bytes", *tables_told(stats), as_json=False)
+    print_rows("On disk, in bytes", *table_rows(stats), as_json=False)
     states = [tuple(state) for state in stats.states]
     print_rows(
         "Largest states", ["room", "version", "entries", "joined", "groups"], states, as_json=False
@@ -79,7 +79,7 @@ def overview(stats: Stats) -> dict[str, object]:
     return values
 
 
-def tables_told(stats: Stats) -> tuple[list[str], list[tuple[str, ...]]]:
+def table_rows(stats: Stats) -> tuple[list[str], list[tuple[str, ...]]]:
     """Return columns and rows: sizes by table.
 
     Tables below a hundredth of the total share one line.

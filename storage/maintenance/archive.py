@@ -49,7 +49,7 @@ SELECT
         FROM unnest(e.prev_events) AS named (event_nid)
         LEFT JOIN events p USING (event_nid)
         WHERE p.stream_ordering IS NULL OR p.stream_ordering > e.stream_ordering
-    ) AS is_untold,
+    ) AS is_undetermined,
     CASE WHEN is_out_of_band(e) THEN (
         SELECT o.stripped_state FROM out_of_band_memberships o
             WHERE o.room_nid = e.room_nid AND o.event_nid = e.event_nid
@@ -72,7 +72,7 @@ class _Event(NamedTuple):
     event_id: EventId
     pdu: bytes
     origin: str
-    is_untold: bool
+    is_undetermined: bool
     stripped_state: str | None
 
 
@@ -100,14 +100,14 @@ async def archive(conn: Connection, room: ArchivedRoom) -> AsyncIterator[list[by
     for start in range(0, len(nids), PAGE):
         events = await conn.fetch(SQL_EVENTS, nids[start : start + PAGE], row=_Event)
         states = await states_at(
-            conn, [event.event_id for event in events if event.is_untold], after=False
+            conn, [event.event_id for event in events if event.is_undetermined], after=False
         )
         yield [
             envelope(
                 event.pdu,
                 room.room_version,
                 event.origin,
-                sorted(states[event.event_id].values()) if event.is_untold else None,
+                sorted(states[event.event_id].values()) if event.is_undetermined else None,
                 None if event.stripped_state is None else orjson.loads(event.stripped_state),
             )
             for event in events

@@ -32,7 +32,7 @@ from pyspark.sql import SparkSession
 from storage.config import Config
 from storage.database.arrow import ArrowConnection, arrow_snapshot
 from storage.errors import InputError, StorageCorrupt
-from storage.pipeline.failures import told
+from storage.pipeline.failures import executor_errors
 from storage.pipeline.imports.lines import opened
 from storage.pipeline.source.filters import Chosen, by_position, outliers_of, room_numbers, split
 from storage.pipeline.source.rows import ARROW_SCHEMA, COLUMNS, read_rows, spark_ddl
@@ -56,12 +56,12 @@ ORDER BY d.room_nid, d.stream_ordering
 """
 
 SQL_VISIBILITY: Final[LiteralString] = """
-SELECT r.room_id, p.name AS principal, lower(a.stretch) AS first_audience,
-    upper(a.stretch) AS end_audience, v.last_join_topological
+SELECT r.room_id, p.name AS principal, lower(a.span) AS first_audience,
+    upper(a.span) AS end_audience, v.last_join_topological
 FROM whole_visibility v
 JOIN rooms r USING (room_nid)
 JOIN principals p USING (principal_nid)
-CROSS JOIN LATERAL unnest(v.audiences) AS a (stretch)
+CROSS JOIN LATERAL unnest(v.audiences) AS a (span)
 WHERE v.room_nid >= $1::bigint AND v.room_nid < $2::bigint
 ORDER BY v.room_nid, p.name, first_audience
 """
@@ -125,7 +125,7 @@ class Export:
     visibility: int
 
 
-@told()
+@executor_errors()
 def export_parquet(
     spark: SparkSession,
     dsn: str,
@@ -148,11 +148,11 @@ def export_parquet(
         start = SyncToken() if since is None else token_of(conn, since, deployment)
         end = current(conn)
     tokens = (start.print(deployment), end.print(deployment))
-    stretches = _stretches(dsn, tokens, partitions)
+    ranges = _ranges(dsn, tokens, partitions)
     task = ExportTask(dsn, tokens, path.rstrip("/"), number, verify=verify)
     for name in TABLES:
         _empty(task.folder(name))
-    written = _run(spark, stretches, task)
+    written = _run(spark, ranges, task)
     made = Export(
         number,
         since,
@@ -248,7 +248,7 @@ class ExportRange(NamedTuple):
     outliers: bool = False
 
 
-def _stretches(dsn: str, tokens: tuple[str, str], partitions: int) -> list[ExportRange]:
+def _ranges(dsn: str, tokens: tuple[str, str], partitions: int) -> list[ExportRange]:
     with arrow_snapshot(dsn) as conn:
         bounds = _bounds(conn, tokens)
         rooms = room_numbers(conn)
@@ -275,21 +275,21 @@ def _empty(folder: str) -> None:
     where.delete_dir_contents(inner)
 
 
-def _tasks(stretches: Sequence[ExportRange]) -> list[list[ExportRange]]:
+def _tasks(ranges: Sequence[ExportRange]) -> list[list[ExportRange]]:
     """Return the ranges of each task, which has one connection.
 
     A task gets a range of events, and all other tables for some rooms, which is little.
     """
-    events = [[one] for one in stretches if one.name == "events" and not one.outliers]
+    events = [[one] for one in ranges if one.name == "events" and not one.outliers]
     rooms: dict[int, list[ExportRange]] = {}
-    for one in stretches:
+    for one in ranges:
         if one.name != "events" or one.outliers:
             rooms.setdefault(one.begin, []).append(one)
     return [[*some, *others] for some, others in zip_longest(events, rooms.values(), fillvalue=())]
 
 
-def _run(spark: SparkSession, stretches: list[ExportRange], task: "ExportTask") -> list[Any]:
-    tasks = _tasks(stretches)
+def _run(spark: SparkSession, ranges: list[ExportRange], task: "ExportTask") -> list[Any]:
+    tasks = _tasks(ranges)
 
     def write(batches: Any) -> Any:
         for batch in batches:
@@ -319,39 +319,37 @@ class ExportTask:
         """Return the folder of a table's files."""
         return f"{self.path}/{name}/exported={self.number}"
 
-    def files(self, stretches: Iterable[ExportRange]) -> Iterator[dict[str, Any]]:
+    def files(self, ranges: Iterable[ExportRange]) -> Iterator[dict[str, Any]]:
         """Write the files of some ranges, and yield each as a row of `WRITTEN`.
 
         A crash leaves either a whole file or none under its name.
         """
         with arrow_snapshot(self.dsn, config=self.config) as conn:
             bounds = _bounds(conn, self.tokens)
-            for stretch in stretches:
-                for at, (day, table) in enumerate(_gathered(self._tables(conn, bounds, stretch))):
-                    folder = self.folder(stretch.name) + (f"/day={day}" if day else "")
+            for span in ranges:
+                for at, (day, table) in enumerate(_gathered(self._tables(conn, bounds, span))):
+                    folder = self.folder(span.name) + (f"/day={day}" if day else "")
                     yield {
-                        "name": stretch.name,
-                        "rows": self._file(
-                            folder, f"part-{stretch.number:05}-{at:04}.parquet", table
-                        ),
+                        "name": span.name,
+                        "rows": self._file(folder, f"part-{span.number:05}-{at:04}.parquet", table),
                     }
 
     def _tables(
-        self, conn: ArrowConnection, bounds: Bounds, stretch: ExportRange
+        self, conn: ArrowConnection, bounds: Bounds, span: ExportRange
     ) -> Iterator[tuple[str, pa.Table]]:
         """Yield the tables to write, by day for events."""
-        if stretch.name != "events":
+        if span.name != "events":
             for first, after in split(
-                stretch.begin,
-                stretch.end - 1,
-                max((stretch.end - stretch.begin) // ROOMS_PER_STATEMENT, 1),
+                span.begin,
+                span.end - 1,
+                max((span.end - span.begin) // ROOMS_PER_STATEMENT, 1),
             ):
-                arguments = bounds.columns() if stretch.name == "state_deltas" else ()
-                statement = SQL_STATE_DELTAS if stretch.name == "state_deltas" else SQL_VISIBILITY
-                yield "", conn.table(statement, first, after, *arguments).cast(TABLES[stretch.name])
+                arguments = bounds.columns() if span.name == "state_deltas" else ()
+                statement = SQL_STATE_DELTAS if span.name == "state_deltas" else SQL_VISIBILITY
+                yield "", conn.table(statement, first, after, *arguments).cast(TABLES[span.name])
             return
-        select = outliers_of if stretch.outliers else by_position
-        for nids in select(conn, stretch.begin, stretch.end, bounds, Chosen()):
+        select = outliers_of if span.outliers else by_position
+        for nids in select(conn, span.begin, span.end, bounds, Chosen()):
             yield from _by_day(pa.Table.from_batches(read_rows(conn, nids, COLUMNS), ARROW_SCHEMA))
 
     def _file(self, folder: str, name: str, table: pa.Table) -> int:

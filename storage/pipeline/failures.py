@@ -35,7 +35,7 @@ OF_THE_DATABASE: Final = (
 
 
 @contextmanager
-def told() -> Iterator[None]:
+def executor_errors() -> Iterator[None]:
     """Raise our error instead of Spark's: the executor's, or a `StorageError` with its cause."""
     try:
         yield
@@ -52,10 +52,10 @@ def of_text(text: str) -> StorageError:
             f"Spark: {(causes[-1] if causes else text.strip().partition(chr(10))[0])[:LENGTH_MAX]}"
         )
     name, reason = found[-1]
-    told_as = f"{name} in an executor: {reason[:LENGTH_MAX]}"
+    message = f"{name} in an executor: {reason[:LENGTH_MAX]}"
     kind = getattr(errors, name, StorageError)
     if kind in OF_THE_DATABASE:
-        return cast("StorageError", kind(told_as))
+        return cast("StorageError", kind(message))
     if issubclass(kind, DatabaseError):
-        return DatabaseError(told_as)
-    return (InputError if issubclass(kind, InputError) else StorageError)(told_as)
+        return DatabaseError(message)
+    return (InputError if issubclass(kind, InputError) else StorageError)(message)

@@ -26,7 +26,7 @@ from storage.maintenance.indexes import Lie, lies, prove_indexes
 from storage.maintenance.local_server import local_server_name
 from storage.maintenance.verify import Finding, verify_database, verify_room
 from storage.maintenance.verify.indexes import finding_of, hide_facts
-from storage.pipeline.failures import told
+from storage.pipeline.failures import executor_errors
 from storage.pipeline.imports.run import deal
 from storage.pipeline.rebuilding import Rebuilder
 from storage.pipeline.source.rows import spark_ddl
@@ -105,7 +105,7 @@ def _verified_rooms(
     )
 
 
-@told()
+@executor_errors()
 def rebuild(
     spark: SparkSession,
     dsn: str,

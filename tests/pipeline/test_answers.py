@@ -39,7 +39,7 @@ def test_small_files_are_read_together(tmp_path: Path) -> None:
     for number in range(1_500):
         (tmp_path / f"{number:04}.json").write_bytes(answer([b"{}"] * (1 + number % 3)))
     (tmp_path / "large.ndjson").write_bytes(b"{}\n" * 1_000_000)
-    stretches = found([str(tmp_path)]).stretches(2)
+    stretches = found([str(tmp_path)]).ranges(2)
     tasks = together(stretches)
     assert [one for task in tasks for one in task] == stretches
     assert [len(task) for task in tasks[:2]] == [1_000, 500]
@@ -104,7 +104,7 @@ def test_a_file_has_one_answer_or_one_on_each_line(
     name: str, content: bytes, told: list[tuple[int, int, bytes | None]], tmp_path: Path
 ) -> None:
     (tmp_path / name).write_bytes(content)
-    [stretch] = found([str(tmp_path / name)]).stretches(2)
+    [stretch] = found([str(tmp_path / name)]).ranges(2)
     assert stretch.kind == "answer"
     rows = list(read(stretch))
     assert [
@@ -124,9 +124,7 @@ def test_lines_of_pdus_are_not_taken_for_answers(tmp_path: Path) -> None:
         b'{"sender": "@a:b", "pdus": []}',
     ):
         (tmp_path / "rooms.ndjson").write_bytes(content)
-        assert [one.kind for one in found([str(tmp_path / "rooms.ndjson")]).stretches(1)] == [
-            "lines"
-        ]
+        assert [one.kind for one in found([str(tmp_path / "rooms.ndjson")]).ranges(1)] == ["lines"]
 
 
 def test_more_answers_than_can_be_numbered_are_refused(
@@ -134,6 +132,6 @@ def test_more_answers_than_can_be_numbered_are_refused(
 ) -> None:
     (tmp_path / "many.json").write_bytes(b"\n".join([answer([b"{}"])] * 4))
     monkeypatch.setattr(archive_lines, "FILE_SHIFT", archive_lines.ANSWER_SHIFT + 2)
-    [stretch] = found([str(tmp_path / "many.json")]).stretches(1)
+    [stretch] = found([str(tmp_path / "many.json")]).ranges(1)
     with pytest.raises(InputError, match="split it"):
         list(read(stretch))

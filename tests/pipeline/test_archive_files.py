@@ -17,7 +17,7 @@ def test_lines_are_counted_and_versions_are_those_of_the_create_events(tmp_path:
         lines += room.pdus
     file = tmp_path / "rooms.ndjson"
     file.write_bytes(b"\n".join(lines))
-    [stretch] = found([str(file)]).stretches(1)
+    [stretch] = found([str(file)]).ranges(1)
     assert looked_over(stretch) == (len(lines), {room.room_id: room.version for room in rooms})
 
 
@@ -29,7 +29,7 @@ def test_of_two_create_events_the_first_counts(tmp_path: Path) -> None:
     file.write_bytes(
         create + b"\n" + create.replace(b'"room_version":"9"', b'"room_version":"8"') + b"\n"
     )
-    [stretch] = found([str(file)]).stretches(1)
+    [stretch] = found([str(file)]).ranges(1)
     assert looked_over(stretch) == (2, {room.room_id: "9"})
 
 
@@ -40,5 +40,5 @@ def test_nobody_claims_the_id_of_a_room_of_version_12(tmp_path: Path) -> None:
     claim = other.pdus[0].replace(other.room_id.encode(), room.room_id.encode())
     file = tmp_path / "rooms.ndjson"
     file.write_bytes(b"\n".join([claim, room.pdus[0], claim]))
-    [stretch] = found([str(file)]).stretches(1)
+    [stretch] = found([str(file)]).ranges(1)
     assert looked_over(stretch) == (3, {room.room_id: "12"})

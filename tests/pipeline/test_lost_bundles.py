@@ -22,9 +22,7 @@ def imported(archive: Path, dsn: str, work: Path, *, cut: bool) -> int:
     """Both stages, one after the other in this process; how many rows tell what became of the lines."""
     cleared(str(work))
     with staging(dsn) as number:
-        looked = [
-            (stretch, *looked_over(stretch)) for stretch in found([str(archive)]).stretches(1)
-        ]
+        looked = [(stretch, *looked_over(stretch)) for stretch in found([str(archive)]).ranges(1)]
         counts = {(stretch.file, stretch.begin): count for stretch, count, _ in looked}
         versions = {room: version for _, _, rooms in looked for room, version in rooms.items()}
         stage = TaskValidation(LineValidator(versions), dsn, number, str(work))

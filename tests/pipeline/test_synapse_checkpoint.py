@@ -115,9 +115,7 @@ def test_positions_near_each_other_are_read_together() -> None:
     source = Synapse(
         "", SynapseCheckpoint(100_000, -20_000), SynapseCheckpoint(100_010, -20_000), tuple(lacking)
     )
-    again = [
-        (one.file, one.begin, one.end) for one in source.stretches(1)[1:] if one.file in (0, 1)
-    ]
+    again = [(one.file, one.begin, one.end) for one in source.ranges(1)[1:] if one.file in (0, 1)]
     assert again[-4:] == [(0, 20, 91), (0, 5_000, 5_001), (0, 60_000, 60_001), (1, -7, -6)]
 
 

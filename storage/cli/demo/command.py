@@ -9,7 +9,7 @@ from storage.cli.demo import rooms, scenes
 from storage.cli.demo.teller import TablePrinter
 from storage.cli.demo.timing import StatementTimer, timed
 from storage.cli.import_files import Bar
-from storage.cli.stats import read_stats, tables_told
+from storage.cli.stats import read_stats, table_rows
 from storage.config import Config
 from storage.importing import Import, Rejects
 from storage.store.facade import Store
@@ -50,7 +50,7 @@ async def _demo(dsn: str | None, teller: TablePrinter, config: Config) -> None:
         teller.table(
             "On disk, in bytes",
             f"{stats.counts.events:,} events in {stats.counts.rooms} rooms.",
-            *tables_told(stats),
+            *table_rows(stats),
         )
     teller.end()
 

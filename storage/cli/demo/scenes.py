@@ -131,14 +131,12 @@ async def paged(teller: TablePrinter, store: Store, room_id: RoomId) -> None:
     """Show two pages of history."""
     page = await store.messages(room_id, ALICE, limit=10)
     rows = [_line(event) for event in page.chunk]
-    teller.table(
-        "A page of history for Alice, newest first", _told_end(page.end), PAGE_COLUMNS, rows
-    )
+    teller.table("A page of history for Alice, newest first", _end(page.end), PAGE_COLUMNS, rows)
     if page.end is not None:
         older = await store.messages(room_id, ALICE, from_=page.end, limit=10)
         teller.table(
             "The page before it",
-            _told_end(older.end),
+            _end(older.end),
             PAGE_COLUMNS,
             [_line(event) for event in older.chunk],
         )
@@ -156,7 +154,7 @@ def _line(event: StoredEvent) -> tuple[object, ...]:
     )
 
 
-def _told_end(end: str | None) -> str:
+def _end(end: str | None) -> str:
     return (
         "The room begins here."
         if end is None
@@ -193,12 +191,12 @@ async def seen(teller: TablePrinter, store: Store, story: DemoStory) -> None:
 
 
 def _flags(event: StoredEvent) -> str:
-    told = {
+    flags = {
         "soft-failed": event.soft_failed,
         "rejected": event.rejected is not None,
         "redacted": event.redacted_by is not None,
     }
-    return ", ".join(flag for flag, holds in told.items() if holds)
+    return ", ".join(flag for flag, holds in flags.items() if holds)
 
 
 async def state(teller: TablePrinter, store: Store, story: DemoStory) -> None:

@@ -13,14 +13,14 @@ class TablePrinter:
     """Takes tables, each with a title and a sentence about it."""
 
     as_json: bool
-    told: list[dict[str, object]] = field(default_factory=list)
+    tables: list[dict[str, object]] = field(default_factory=list)
 
     def table(
         self, title: str, about: str, columns: Sequence[str], rows: Sequence[Sequence[object]]
     ) -> None:
         """Show one table."""
         if self.as_json:
-            self.told.append(
+            self.tables.append(
                 {"title": title, "rows": [dict(zip(columns, row, strict=True)) for row in rows]}
             )
             return
@@ -31,4 +31,4 @@ class TablePrinter:
     def end(self) -> None:
         """Print the document for programs."""
         if self.as_json:
-            print_json(self.told)
+            print_json(self.tables)

@@ -98,56 +98,58 @@ class PurgeContext:
 
 
 async def purge_below(
-    asked: PurgeContext, job: PurgeJob, cut: CutPoint
+    context: PurgeContext, job: PurgeJob, cut: CutPoint
 ) -> tuple[PurgeJob, References]:
     """Remove the events below the cut from the timeline.
 
     Return the job as it is then, and the references by which events stayed.
     """
     while True:
-        kept = await keeping(asked.database, job.room_id, asked.room_version, cut, job.arrived_upto)
+        kept = await keeping(
+            context.database, job.room_id, context.room_version, cut, job.arrived_upto
+        )
         try:
-            return await _walk(asked, job, kept), kept
+            return await _walk(context, job, kept), kept
         except ReorderedMeanwhile:
             continue
 
 
-async def _walk(asked: PurgeContext, job: PurgeJob, kept: References) -> PurgeJob:
+async def _walk(context: PurgeContext, job: PurgeJob, kept: References) -> PurgeJob:
     at = (kept.cut.topological, -1)
     while True:
-        async with asked.database.connection() as conn:
+        async with context.database.connection() as conn:
             rows = await conn.fetch(
                 SQL_BELOW,
                 job.room_nid,
                 *at,
-                asked.pace.batch,
-                asked.server_name,
+                context.pace.batch,
+                context.server_name,
                 row=PurgedEventRow,
             )
         if not rows:
             return job
-        job = await _take(asked, job, kept, rows)
+        job = await _take(context, job, kept, rows)
         at = (rows[-1].topological_ordering, rows[-1].stream_ordering)
-        await asked.pace.rest(job)
+        await context.pace.rest(job)
 
 
 async def _take(
-    asked: PurgeContext, job: PurgeJob, kept: References, rows: Sequence[PurgedEventRow]
+    context: PurgeContext, job: PurgeJob, kept: References, rows: Sequence[PurgedEventRow]
 ) -> PurgeJob:
-    with asked.pace.measured():
+    with context.pace.measured():
         try:
-            async with asked.database.transaction() as conn:
-                job, kept.position = await _ahead(conn, asked, job, kept, rows)
+            async with context.database.transaction() as conn:
+                job, kept.position = await _ahead(conn, context, job, kept, rows)
         except (Overtaken, DatabaseConflict, DatabaseUnavailable):
-            job, kept.position = await asked.database.run(
-                lambda conn: _held(conn, asked, job, kept, rows)
+            job, kept.position = await context.database.run(
+                lambda conn: _held(conn, context, job, kept, rows)
             )
     return job
 
 
 async def _ahead(
     conn: Connection,
-    asked: PurgeContext,
+    context: PurgeContext,
     job: PurgeJob,
     kept: References,
     rows: Sequence[PurgedEventRow],
@@ -160,7 +162,7 @@ async def _ahead(
         conn, job, deleted=len(expected.deleted), set_aside=len(expected.set_aside)
     )
     await lock_room_keeping_plans(conn, job.room_id)
-    asked.pace.held()
+    context.pace.held()
     stand = await kept.since(conn)
     removal = _sorted(stand, job, kept, rows)
     if removal != expected:
@@ -171,14 +173,14 @@ async def _ahead(
 
 async def _held(
     conn: Connection,
-    asked: PurgeContext,
+    context: PurgeContext,
     job: PurgeJob,
     kept: References,
     rows: Sequence[PurgedEventRow],
 ) -> tuple[PurgeJob, int]:
     """Lock the room first, so that no event can arrive in between."""
     await lock_room_keeping_plans(conn, job.room_id)
-    asked.pace.held()
+    context.pace.held()
     stand = await kept.since(conn)
     removal = _sorted(stand, job, kept, rows)
     await take(conn, job.room_nid, removal)

@@ -176,21 +176,21 @@ async def hide(conn: Connection, room_nid: int) -> None:
     await invalidate_caches(conn, CURRENT_STATE)
 
 
-async def purge_tables(asked: PurgeContext, job: PurgeJob) -> PurgeJob:
+async def purge_tables(context: PurgeContext, job: PurgeJob) -> PurgeJob:
     """Delete everything else, and the room itself last."""
     while job.phase != "done":
-        with asked.pace.measured():
-            job = await _take(asked, job)
-        await asked.pace.rest(job)
+        with context.pace.measured():
+            job = await _take(context, job)
+        await context.pace.rest(job)
     return job
 
 
-async def _take(asked: PurgeContext, job: PurgeJob) -> PurgeJob:
-    room_nid, batch = job.room_nid, asked.pace.batch
+async def _take(context: PurgeContext, job: PurgeJob) -> PurgeJob:
+    room_nid, batch = job.room_nid, context.pace.batch
 
     async def work(conn: Connection) -> PurgeJob:
         await lock_room(conn, job.room_id)
-        asked.pace.held()
+        context.pace.held()
         if gone := int(await conn.fetchval(SQL_EVENTS, room_nid, batch)):
             return await count(conn, job, deleted=gone, phase="room")
         groups = int(await conn.fetchval(SQL_GROUPS, room_nid, batch))
@@ -202,4 +202,4 @@ async def _take(asked: PurgeContext, job: PurgeJob) -> PurgeJob:
         await invalidate_caches(conn, "events")
         return done
 
-    return await asked.database.run(work)
+    return await context.database.run(work)

@@ -126,16 +126,16 @@ async def purge_history(
     if dry_run or cut is None:
         return Purged(room_id, 0 if cut is None else await _counted(database, room, cut), None)
     async with job_rows.alone(database, room_id, room.room_nid):
-        asked = PurgeContext(
+        context = PurgeContext(
             database, room.room_version, server_name, PurgeThrottle(database.config, watcher)
         )
-        finished = await _finish(asked, room.room_nid)
+        finished = await _finish(context, room.room_nid)
         if finished is not None and finished.cut == cut and finished.local == local:
             return Purged(room_id, finished.deleted_count + finished.set_aside_count, finished)
         if not await _counted(database, room, cut, enough=1):
             return Purged(room_id, 0, None)
         job = await _begin(database, room_id, room.room_nid, cut, local=local, now_ts=now_ts)
-        job = await _run(asked, job)
+        job = await _run(context, job)
     return Purged(room_id, job.deleted_count + job.set_aside_count, job)
 
 
@@ -160,7 +160,7 @@ async def purge_room(
         return Purged(room_id, await _counted(database, room, CutPoint(1 << 62, 1 << 62)), None)
     async with job_rows.alone(database, room_id, room.room_nid):
         await register_writer(database)
-        asked = PurgeContext(
+        context = PurgeContext(
             database, room.room_version, server_name, PurgeThrottle(database.config, watcher)
         )
 
@@ -183,7 +183,7 @@ async def purge_room(
         job = await database.run(begin)
         if job is None:
             raise UnknownRoom(room_id)
-        job = await _run(asked, job)
+        job = await _run(context, job)
     return Purged(room_id, job.deleted_count, job)
 
 
@@ -233,13 +233,13 @@ async def resume(
         try:
             async with job_rows.alone(database, job.room_id, job.room_nid):
                 room = await _room(database, job.room_id)
-                asked = PurgeContext(
+                context = PurgeContext(
                     database,
                     room.room_version,
                     server_name,
                     PurgeThrottle(database.config, watcher),
                 )
-                finished = await _finish(asked, job.room_nid)
+                finished = await _finish(context, job.room_nid)
         except (PurgeRunning, UnknownRoom):
             continue
         if finished is not None:
@@ -289,34 +289,34 @@ async def _begin(
     return job
 
 
-async def _finish(asked: PurgeContext, room_nid: int) -> PurgeJob | None:
+async def _finish(context: PurgeContext, room_nid: int) -> PurgeJob | None:
     """Finish the interrupted jobs; return the last one as it is now, if there was one."""
     finished = None
     while True:
-        async with asked.database.connection() as conn:
+        async with context.database.connection() as conn:
             job = await job_rows.unfinished(conn, room_nid)
         if job is None:
             return finished
-        finished = await _run(asked, job)
+        finished = await _run(context, job)
 
 
-async def _run(asked: PurgeContext, job: PurgeJob) -> PurgeJob:
+async def _run(context: PurgeContext, job: PurgeJob) -> PurgeJob:
     """Run all phases of a job from the beginning: a phase that is done costs one query."""
     try:
-        await register_writer(asked.database)
+        await register_writer(context.database)
         if (cut := job.cut) is None:
-            return await purge_tables(asked, job)
+            return await purge_tables(context, job)
         while True:
-            job, kept = await purge_below(asked, job, cut)
-            job = await _deltas(asked, job)
-            job = await _groups(asked, job)
+            job, kept = await purge_below(context, job, cut)
+            job = await _deltas(context, job)
+            job = await _groups(context, job)
             try:
-                job = await sweep(asked, job, kept)
+                job = await sweep(context, job, kept)
             except ReorderedMeanwhile:
                 continue
-            return await _end(asked, job)
+            return await _end(context, job)
     except StorageError as error:
-        await _note(asked.database, job, error)
+        await _note(context.database, job, error)
         raise
 
 
@@ -329,7 +329,7 @@ async def _note(database: Database, job: PurgeJob, error: StorageError) -> None:
         error.add_note(f"the reason could not be recorded either: {second}")
 
 
-async def _deltas(asked: PurgeContext, job: PurgeJob) -> PurgeJob:
+async def _deltas(context: PurgeContext, job: PurgeJob) -> PurgeJob:
     """Delete the state deltas up to the cut's position."""
     stream = 0 if job.cut is None else job.cut.stream
 
@@ -339,27 +339,27 @@ async def _deltas(asked: PurgeContext, job: PurgeJob) -> PurgeJob:
 
     gone = DELTAS
     while gone == DELTAS:
-        job, gone = await asked.database.run(work)
-        await asked.pace.rest(job)
+        job, gone = await context.database.run(work)
+        await context.pace.rest(job)
     return job
 
 
-async def _groups(asked: PurgeContext, job: PurgeJob) -> PurgeJob:
+async def _groups(context: PurgeContext, job: PurgeJob) -> PurgeJob:
     """Delete state groups that nothing refers to any more."""
-    collected = await collect(asked.database, job.room_id, indexes_proven=True)
+    collected = await collect(context.database, job.room_id, indexes_proven=True)
 
     async def work(conn: Connection) -> PurgeJob:
         return await job_rows.count(conn, job, state_groups=collected.state_groups, phase="groups")
 
-    job = await asked.database.run(work)
-    await asked.pace.rest(job)
+    job = await context.database.run(work)
+    await context.pace.rest(job)
     return job
 
 
-async def _end(asked: PurgeContext, job: PurgeJob) -> PurgeJob:
+async def _end(context: PurgeContext, job: PurgeJob) -> PurgeJob:
     """Remove unused visibility rows and out-of-range ranges, and invalidate caches of others."""
-    collected = await collect(asked.database, job.room_id, indexes_proven=True)
-    await remove_unused_visibility(asked, job)
+    collected = await collect(context.database, job.room_id, indexes_proven=True)
+    await remove_unused_visibility(context, job)
 
     async def work(conn: Connection) -> PurgeJob:
         await lock_room(conn, job.room_id)
@@ -368,4 +368,4 @@ async def _end(asked: PurgeContext, job: PurgeJob) -> PurgeJob:
         await invalidate_caches(conn, "events")
         return done
 
-    return await asked.database.run(work)
+    return await context.database.run(work)

@@ -190,19 +190,19 @@ class RetainedEvents:
         return ordered
 
 
-async def sweep(asked: PurgeContext, job: PurgeJob, kept: References) -> PurgeJob:
+async def sweep(context: PurgeContext, job: PurgeJob, kept: References) -> PurgeJob:
     """Delete the retained events that nothing needs."""
-    retained = await _look(asked.database, job)
+    retained = await _look(context.database, job)
     front = retained.free()
     while front:
-        batch = front[: BATCHES * asked.pace.batch]
-        job, gone = await _sweep(asked, job, kept, retained, batch)
+        batch = front[: BATCHES * context.pace.batch]
+        job, gone = await _sweep(context, job, kept, retained, batch)
         kept.gone |= gone
         for nid in batch:
             if nid in gone:
                 del retained.rows[nid]
         front = retained.free() if len(gone) < len(batch) else front[len(batch) :]
-        await asked.pace.rest(job)
+        await context.pace.rest(job)
     return job
 
 
@@ -254,13 +254,17 @@ async def _roots(conn: Connection, retained: RetainedEvents) -> None:
 
 
 async def _sweep(
-    asked: PurgeContext, job: PurgeJob, kept: References, retained: RetainedEvents, batch: list[int]
+    context: PurgeContext,
+    job: PurgeJob,
+    kept: References,
+    retained: RetainedEvents,
+    batch: list[int],
 ) -> tuple[PurgeJob, set[int]]:
     """Delete one batch, except for events needed since; return the job and the deleted nids."""
 
     async def work(conn: Connection) -> tuple[PurgeJob, set[int], RoomOrderVersion]:
         await lock_room_keeping_plans(conn, job.room_id)
-        asked.pace.held()
+        context.pace.held()
         stand = await kept.since(conn)
         if stand.write_version != retained.write_version:
             await _since(conn, retained)
@@ -285,8 +289,8 @@ async def _sweep(
             )
         return counted, set(going), stand
 
-    with asked.pace.measured():
-        job, gone, stand = await asked.database.run(work)
+    with context.pace.measured():
+        job, gone, stand = await context.database.run(work)
     kept.position = retained.position = stand.position
     retained.write_version = stand.write_version
     return job, gone

@@ -76,22 +76,24 @@ class UnusedVisibilityRow(NamedTuple):
     last_join_topological: int | None
 
 
-async def remove_unused_visibility(asked: PurgeContext, job: PurgeJob) -> None:
+async def remove_unused_visibility(context: PurgeContext, job: PurgeJob) -> None:
     """Delete these rows in batches."""
-    async with asked.database.connection() as conn:
+    async with context.database.connection() as conn:
         blind = await conn.fetch(SQL_BLIND, job.room_nid, row=UnusedVisibilityRow)
     for start in range(0, len(blind), PAGE):
-        await _forget(asked, job, blind[start : start + PAGE])
+        await _forget(context, job, blind[start : start + PAGE])
 
 
-async def _forget(asked: PurgeContext, job: PurgeJob, page: Sequence[UnusedVisibilityRow]) -> None:
+async def _forget(
+    context: PurgeContext, job: PurgeJob, page: Sequence[UnusedVisibilityRow]
+) -> None:
     columns = [list(column) for column in zip(*page, strict=True)]
 
     async def work(conn: Connection) -> None:
         await lock_room_keeping_plans(conn, job.room_id)
-        asked.pace.held()
+        context.pace.held()
         await conn.execute(SQL_FORGET, job.room_nid, *columns)
 
-    with asked.pace.measured():
-        await asked.database.run(work)
-    await asked.pace.rest(job)
+    with context.pace.measured():
+        await context.database.run(work)
+    await context.pace.rest(job)

@@ -70,7 +70,7 @@ SELECT e.event_nid, e.event_id, e.stream_ordering, e.outlier, e.backfilled, e.re
         FROM unnest(e.prev_events) AS named (event_nid)
         LEFT JOIN events p USING (event_nid)
         WHERE p.stream_ordering IS NULL OR p.stream_ordering > e.stream_ordering
-    ) AS is_untold
+    ) AS is_undetermined
 FROM events e
 WHERE e.event_nid = ANY($1::bigint[])
 ORDER BY e.stream_ordering NULLS FIRST, e.event_nid
@@ -149,7 +149,7 @@ class EventBytesRow(NamedTuple):
 class TakenRow(NamedTuple):
     """An event that is appended again.
 
-    ``is_untold``: its stored parents do not determine the state before it.
+    ``is_undetermined``: its stored parents do not determine the state before it.
     """
 
     event_nid: int
@@ -162,7 +162,7 @@ class TakenRow(NamedTuple):
     received_ts: int
     is_accepted: bool
     json: bytes
-    is_untold: bool
+    is_undetermined: bool
 
     @property
     def origin(self) -> Origin:
@@ -318,8 +318,8 @@ def _dependent(graph: Sequence[EventEdgesRow], roots: set[int]) -> set[int]:
 
 async def _states(conn: Connection, rows: Sequence[TakenRow]) -> Mapping[str, tuple[EventId, ...]]:
     """Return the states before those events whose parents do not determine them."""
-    untold = [EventId(row.event_id) for row in rows if row.is_untold]
-    found = await states_at(conn, untold, after=False) if untold else {}
+    undetermined = [EventId(row.event_id) for row in rows if row.is_undetermined]
+    found = await states_at(conn, undetermined, after=False) if undetermined else {}
     return {event_id: tuple(sorted(state.values())) for event_id, state in found.items()}
 
 

@@ -51,7 +51,7 @@ class LoadedLookup(NamedTuple):
 class UnconflictedIds(Mapping[StateKey, EventId]):
     """The unconflicted state map, with ids instead of nids.
 
-    `keys_asked` and `nids_asked` collect keys and nids that are not loaded yet.
+    `keys_wanted` and `nids_wanted` collect keys and nids that are not loaded yet.
     """
 
     def __init__(
@@ -61,19 +61,19 @@ class UnconflictedIds(Mapping[StateKey, EventId]):
         self._keys = keys
         self._contents = contents
         self._ids = ids
-        self.keys_asked: set[StateKey] = set()
-        self.nids_asked: set[int] = set()
+        self.keys_wanted: set[StateKey] = set()
+        self.nids_wanted: set[int] = set()
 
     def __getitem__(self, key: StateKey) -> EventId:
         if key not in self._contents.key_nids:
-            self.keys_asked.add(key)
+            self.keys_wanted.add(key)
             raise KeyError(key)
         number = self._contents.key_nids[key]
         if number is None or number in self._keys or number not in self._state:
             raise KeyError(key)
         nid = self._state[number]
         if nid not in self._ids:
-            self.nids_asked.add(nid)
+            self.nids_wanted.add(nid)
             raise KeyError(key)
         return self._ids[nid]
 
@@ -158,7 +158,7 @@ class Resolver:
             )
             wanted = needed_events(*arguments, rejected=rejected, absent=absent)
             result = None if wanted else resolve_conflicts(*arguments, rejected=rejected)
-            if result is not None and not unconflicted.keys_asked and not unconflicted.nids_asked:
+            if result is not None and not unconflicted.keys_wanted and not unconflicted.nids_wanted:
                 return {
                     key: self._nid(held, result.get(self._contents.keys[key]))
                     for key in conflict.keys
@@ -166,10 +166,10 @@ class Resolver:
             found = await self._contents.load_ids(conn, wanted)
             absent |= wanted - found.keys()
             held.update(found)
-            await self._contents.load_key_nids(conn, unconflicted.keys_asked)
-            state = await self._contents.load(conn, unconflicted.nids_asked)
+            await self._contents.load_key_nids(conn, unconflicted.keys_wanted)
+            state = await self._contents.load(conn, unconflicted.nids_wanted)
             known |= {nid: one.event.event_id for nid, one in state.items()}
-            known |= {nid: EventId(f"nid {nid}") for nid in unconflicted.nids_asked - known.keys()}
+            known |= {nid: EventId(f"nid {nid}") for nid in unconflicted.nids_wanted - known.keys()}
 
     @staticmethod
     def _nid(held: Mapping[EventId, StoredContent], event_id: EventId | None) -> int:

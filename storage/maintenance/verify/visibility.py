@@ -105,7 +105,7 @@ WHERE r.room_nid = $1::int
 SQL_MISPLACED: Final[LiteralString] = """
 SELECT p.name, o.first_audience, o.opened_topological,
     o.topological_ranges::text AS topological_ranges, right_place.opened,
-    right_place.topological_ranges::text AS right_stretches
+    right_place.topological_ranges::text AS right_ranges
 FROM past_visibility o
 JOIN principals p USING (principal_nid)
 CROSS JOIN LATERAL (
@@ -146,7 +146,7 @@ class MisplacedRow(NamedTuple):
     opened_topological: int
     topological_ranges: str
     opened: int
-    right_stretches: str
+    right_ranges: str
 
 
 class PointRow(NamedTuple):
@@ -337,7 +337,7 @@ async def check_audiences(conn: Connection, room: VerifiedRoom) -> AsyncIterator
         )
     for past in await conn.fetch(SQL_MISPLACED, room.nid, row=MisplacedRow):
         found = f"opened at {past.opened_topological}, {past.topological_ranges}"
-        expected = f"opened at {past.opened}, {past.right_stretches}"
+        expected = f"opened at {past.opened}, {past.right_ranges}"
         yield room.finding(
             "audiences", [past.name, f"audiences from {past.first_audience} on"], found, expected
         )

@@ -20,9 +20,9 @@ from pyarrow import fs
 from storage.errors import InputError
 from storage.pipeline.imports.lines import FILE_SHIFT, FileRange, answered, opened
 
-STRETCH_BYTES_MAX: Final = 32 << 20
-STRETCH_BYTES_MIN: Final = 1 << 20
-STRETCHES_EACH: Final = 3
+RANGE_BYTES_MAX: Final = 32 << 20
+RANGE_BYTES_MIN: Final = 1 << 20
+RANGES_EACH: Final = 3
 """Ranges of NDJSON per concurrent task, unless they become too small or too large."""
 
 SMALL_FILES_MAX: Final = 1_000
@@ -63,24 +63,20 @@ class ArchiveFiles:
         """Return the file names for dead letters."""
         return tuple(one.path for one in self.files)
 
-    def told(self, file: int, number: int) -> tuple[int | None, int | None]:
+    def line_of(self, file: int, number: int) -> tuple[int | None, int | None]:
         """Return the line or row for dead letters, and the PDU's index in a /backfill response."""
         line, pdu = answered(number) if self.files[file].is_answer else (number, 0)
         return line or None, pdu or None
 
-    def stretches(self, tasks: int) -> list[FileRange]:
+    def ranges(self, tasks: int) -> list[FileRange]:
         """Return all ranges, in the order of the files; `numbered` adds line numbers later.
 
         Each task gets the same number of ranges, so that none waits long.
         """
         total = sum(one.size for one in self.files if one.groups is None)
-        each = max(STRETCHES_EACH, ceil(total / (tasks * STRETCH_BYTES_MAX)))
-        length = max(ceil(total / (tasks * each)), STRETCH_BYTES_MIN)
-        return [
-            stretch
-            for file, one in enumerate(self.files)
-            for stretch in _of_file(file, one, length)
-        ]
+        each = max(RANGES_EACH, ceil(total / (tasks * RANGE_BYTES_MAX)))
+        length = max(ceil(total / (tasks * each)), RANGE_BYTES_MIN)
+        return [span for file, one in enumerate(self.files) for span in _of_file(file, one, length)]
 
 
 def found(paths: Sequence[str]) -> ArchiveFiles:
@@ -124,14 +120,14 @@ def literal(path: str) -> str:
 
 
 def numbered(
-    stretches: Iterable[FileRange], counts: Mapping[tuple[int, int], int]
+    ranges: Iterable[FileRange], counts: Mapping[tuple[int, int], int]
 ) -> Iterator[FileRange]:
     """Yield the ranges with the number of the first line of each.
 
     ``counts``: lines by file and first byte.
     """
     number, file = 1, None
-    for one in stretches:
+    for one in ranges:
         if one.kind != "lines":
             yield one
             continue
@@ -141,15 +137,15 @@ def numbered(
         number += count
 
 
-def together(stretches: Sequence[FileRange]) -> list[list[FileRange]]:
+def together(ranges: Sequence[FileRange]) -> list[list[FileRange]]:
     """Return the ranges of each task: one, or as many consecutive small ones as fill a task."""
     tasks: list[list[FileRange]] = []
     room = 0
-    for one in stretches:
+    for one in ranges:
         size = _size(one)
         if size > room or len(tasks[-1]) >= SMALL_FILES_MAX:
             tasks.append([])
-            room = STRETCH_BYTES_MIN
+            room = RANGE_BYTES_MIN
         tasks[-1].append(one)
         room -= size
     return tasks
@@ -172,7 +168,7 @@ def bounded(tasks: Sequence[list[FileRange]], most: int | None) -> list[list[Fil
 
 
 def _size(one: FileRange) -> int:
-    return one.end - one.begin if one.kind in {"lines", "answer"} else STRETCH_BYTES_MIN
+    return one.end - one.begin if one.kind in {"lines", "answer"} else RANGE_BYTES_MIN
 
 
 def _of_file(file: int, one: ArchiveFile, length: int) -> Iterator[FileRange]:

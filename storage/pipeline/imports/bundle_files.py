@@ -27,7 +27,7 @@ class BundleLocation(NamedTuple):
 
 
 @contextmanager
-def _told(work: str, verb: str) -> Iterator[None]:
+def _io_errors(work: str, verb: str) -> Iterator[None]:
     """Raise `StorageError` for I/O errors, so that they do not count as bad input."""
     try:
         yield
@@ -40,7 +40,7 @@ def _told(work: str, verb: str) -> Iterator[None]:
 def cleared(work: str) -> None:
     """Empty the folder for the bundles of a new import. Raise `StorageError`, as below."""
     where, path = opened(f"{work}/{FOLDER}")
-    with _told(work, "written to"):
+    with _io_errors(work, "written to"):
         where.create_dir(path, recursive=True)
         where.delete_dir_contents(path)
 
@@ -57,13 +57,13 @@ class BundleWriter:
         self._where, self._path = opened(f"{work}/{FOLDER}/{self._name}")
 
     def __enter__(self) -> Self:
-        with _told(self._work, "written to"):
+        with _io_errors(self._work, "written to"):
             self._file = self._where.open_output_stream(self._path)
         return self
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
         try:
-            with _told(self._work, "written to"):
+            with _io_errors(self._work, "written to"):
                 self._file.close()
         except StorageError:
             if kind is None:  # else the first error says more
@@ -71,7 +71,7 @@ class BundleWriter:
 
     def put(self, bundle: bytes) -> BundleLocation:
         """Append a bundle; readers may read it once the writer is closed."""
-        with _told(self._work, "written to"):
+        with _io_errors(self._work, "written to"):
             place = BundleLocation(self._name, self._file.tell(), len(bundle))
             self._file.write(bundle)
         return place
@@ -99,7 +99,7 @@ class BundleReader:
 
     def get(self, place: BundleLocation) -> bytes:
         """Return the bundle at a location."""
-        with _told(self._work, "read"):
+        with _io_errors(self._work, "read"):
             if place.file not in self._files:
                 if len(self._files) >= OPEN_MAX:
                     self.__exit__()

@@ -102,16 +102,16 @@ def opened(path: str) -> tuple[Any, str]:
     return where, at
 
 
-def read_answer(stretch: FileRange) -> Iterator[ParsedLine]:
+def read_answer(span: FileRange) -> Iterator[ParsedLine]:
     """Yield the PDUs of a file with /backfill responses, byte for byte.
 
     The file has one response, or one on each line. Raise `OSError`, or `InputError` if it is too
     long.
     """
-    base, within = place_of(stretch.file, 0), place_of(stretch.within, 0)
-    for number, raw in answers_of(stretch):
+    base, within = place_of(span.file, 0), place_of(span.within, 0)
+    for number, raw in answers_of(span):
         if number >= 1 << (FILE_SHIFT - ANSWER_SHIFT):
-            raise InputError(f"{stretch.path} has {number} answers or more: split it")
+            raise InputError(f"{span.path} has {number} answers or more: split it")
         first = number << ANSWER_SHIFT
         try:
             pdus = pdus_of(raw)
@@ -130,17 +130,15 @@ def read_answer(stretch: FileRange) -> Iterator[ParsedLine]:
             )
 
 
-def answers_of(stretch: FileRange) -> Iterator[tuple[int, bytes]]:
+def answers_of(span: FileRange) -> Iterator[tuple[int, bytes]]:
     """Yield a file's responses, numbered from 1: its lines if these are responses, else all."""
-    lines = ((number, raw) for number, raw in enumerate(lines_of(stretch), 1) if raw.strip())
+    lines = ((number, raw) for number, raw in enumerate(lines_of(span), 1) if raw.strip())
     number, first = next(lines, (1, b""))
     if not _is_json(first):
-        where, path = opened(stretch.path)
+        where, path = opened(span.path)
         with where.open_input_file(path) as file:
             whole = file.read()
-        if _is_json(whole) or not any(
-            b'"pdus"' in raw and _is_json(raw) for raw in lines_of(stretch)
-        ):
+        if _is_json(whole) or not any(b'"pdus"' in raw and _is_json(raw) for raw in lines_of(span)):
             yield 1, whole
             return
     yield number, first
@@ -170,21 +168,21 @@ def placed(place: int) -> tuple[int, int]:
     return place >> FILE_SHIFT, place & ((1 << FILE_SHIFT) - 1)
 
 
-def read(stretch: FileRange) -> Iterator[ParsedLine]:
+def read(span: FileRange) -> Iterator[ParsedLine]:
     """Yield the rows of a range.
 
     Raise `pyarrow.ArrowException` or `OSError` where the file cannot be read.
     """
-    return READERS[stretch.kind](stretch)
+    return READERS[span.kind](span)
 
 
 # ------------------------------------------------------------------------------------------------
 # lines
 
 
-def _read_lines(stretch: FileRange) -> Iterator[ParsedLine]:
-    base, within = place_of(stretch.file, 0), place_of(stretch.within, 0)
-    for number, raw in enumerate(lines_of(stretch), stretch.number):
+def _read_lines(span: FileRange) -> Iterator[ParsedLine]:
+    base, within = place_of(span.file, 0), place_of(span.within, 0)
+    for number, raw in enumerate(lines_of(span), span.number):
         if raw.strip():
             yield ParsedLine(within + number, base + number, _given(raw), raw)
 
@@ -259,49 +257,49 @@ def _opened(
     return LineContent(pdu, glanced, version, origin, state)
 
 
-def lines_of(stretch: FileRange) -> Iterator[bytes]:
+def lines_of(span: FileRange) -> Iterator[bytes]:
     """Yield the lines that begin within the range, each whole and without its line break.
 
     Lines that are too long are cut off.
     """
-    for at, block in _blocks(stretch):
+    for at, block in _blocks(span):
         yield from _split(block, at)
 
 
-def lines_with(stretch: FileRange, mark: bytes) -> tuple[int, list[bytes]]:
+def lines_with(span: FileRange, mark: bytes) -> tuple[int, list[bytes]]:
     """Return how many lines begin within the range, and those that contain ``mark``."""
     count, found = 0, list[bytes]()
-    for at, block in _blocks(stretch):
+    for at, block in _blocks(span):
         count += block.count(b"\n") + 1
         if mark in block:
             found += [line for line in _split(block, at) if mark in line]
     return count, found
 
 
-def _blocks(stretch: FileRange) -> Iterator[tuple[int, bytes]]:
+def _blocks(span: FileRange) -> Iterator[tuple[int, bytes]]:
     """Yield the lines that begin within the range, many at once, and the offset of each block.
 
     The last line break is left out.
     """
-    where, path = opened(stretch.path)
+    where, path = opened(span.path)
     with where.open_input_file(path) as file:
-        at = stretch.begin
+        at = span.begin
         # Skip the rest of a line that began before: only its line break if one begins here.
         if at:
             file.seek(at - 1)
             at += len(_line(file)) - 1
             file.seek(at)
         rest = b""
-        while at < stretch.end and (piece := file.read(PIECE_BYTES)):
+        while at < span.end and (piece := file.read(PIECE_BYTES)):
             block, found_break, rest = (rest + piece).rpartition(b"\n")
             if not found_break:
                 continue
             # The lines after this break begin behind the range.
-            last = block.find(b"\n", max(stretch.end - 1 - at, 0))
+            last = block.find(b"\n", max(span.end - 1 - at, 0))
             block = block if last < 0 else block[:last]
             yield at, block
             at += len(block) + 1
-        if rest and at < stretch.end:
+        if rest and at < span.end:
             yield at, rest
 
 
@@ -340,13 +338,13 @@ POSITION: Final = "stream_ordering"
 """The column that gives the order, if there is one, as in exports; null (outliers) comes first."""
 
 
-def _read_rows(stretch: FileRange) -> Iterator[ParsedLine]:
-    where, path = opened(stretch.path)
-    base, within, number = place_of(stretch.file, 0), place_of(stretch.within, 0), stretch.number
+def _read_rows(span: FileRange) -> Iterator[ParsedLine]:
+    where, path = opened(span.path)
+    base, within, number = place_of(span.file, 0), place_of(span.within, 0), span.number
     with where.open_input_file(path) as file:
         parquet = pq.ParquetFile(file)
         names = [name for name in (*TAKEN, POSITION) if name in parquet.schema_arrow.names]
-        groups = range(stretch.begin, stretch.end)
+        groups = range(span.begin, span.end)
         for batch in parquet.iter_batches(ROWS_MAX, row_groups=list(groups), columns=names):
             columns = {
                 name: batch.column(name).cast(TAKEN.get(name, pa.int64())).to_pylist()

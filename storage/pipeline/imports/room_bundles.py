@@ -51,11 +51,11 @@ class BundledRoom:
 
     def lines(self, most: int) -> Iterator[tuple[str, list[SlimEvent]]]:
         """Yield all lines with the room version, ``most`` at a time."""
-        for version, lines in self._stretches():
+        for version, lines in self._ranges():
             while chunk := list(islice(lines, most)):
                 yield version, chunk
 
-    def _stretches(self) -> Iterator[tuple[str, Iterator[SlimEvent]]]:
+    def _ranges(self) -> Iterator[tuple[str, Iterator[SlimEvent]]]:
         """Merge bundles with overlapping ranks (parallel files); only these share the memory."""
         together: list[RoomBundle] = []
         for piece in sorted(self._pieces, key=lambda one: (one.path_index, one.first)):

@@ -37,7 +37,7 @@ from signedjson.types import VerifyKey
 
 from storage.database.arrow import arrow_snapshot
 from storage.persist.receive import note_created
-from storage.pipeline.failures import told
+from storage.pipeline.failures import executor_errors
 from storage.pipeline.imports.append_events import PART, StoreTarget, TaskAttempt, spare_collector
 from storage.pipeline.imports.archive_files import (
     ArchiveFiles,
@@ -111,7 +111,7 @@ class ImportSummary:
         return sum(self.outcomes[name] for name in REJECTED)
 
 
-@told()
+@executor_errors()
 def import_archive(
     spark: SparkSession,
     paths: Sequence[str] | Synapse,
@@ -147,8 +147,8 @@ def import_archive(
     with _folder(work) as folder, staging(dsn) as number:
         stage("examining")
         cleared(folder)
-        stretches, versions = _looked_over(
-            spark, sources.stretches(spark.sparkContext.defaultParallelism)
+        ranges, versions = _looked_over(
+            spark, sources.ranges(spark.sparkContext.defaultParallelism)
         )
         known = _known(dsn)
         examiner = LineValidator(
@@ -156,7 +156,7 @@ def import_archive(
         )
         _examine(
             spark,
-            bounded(together(stretches), writers),
+            bounded(together(ranges), writers),
             TaskValidation(examiner, dsn, number, folder),
             folder + "/examined",
         )
@@ -168,7 +168,7 @@ def import_archive(
         dealt.mapInArrow(loading, spark_ddl(LOADED)).write.mode("overwrite").parquet(
             folder + "/loaded"
         )
-        return _told(spark, folder, sources, rejects)
+        return _summary(spark, folder, sources, rejects)
 
 
 @contextmanager
@@ -198,28 +198,26 @@ def _each(spark: SparkSession, tasks: Sequence[Sequence[FileRange]]) -> tuple[Da
 
 
 def _looked_over(
-    spark: SparkSession, stretches: Sequence[FileRange]
+    spark: SparkSession, ranges: Sequence[FileRange]
 ) -> tuple[list[FileRange], dict[str, str]]:
     """Return the ranges with line numbers, and the versions of rooms by their create events.
 
     Only the JSON of create events is parsed.
     """
-    lines = [one for one in stretches if one.kind in {"lines", "answer"}]
+    lines = [one for one in ranges if one.kind in {"lines", "answer"}]
     if not lines:
-        return list(stretches), {}
+        return list(ranges), {}
     frame, sent = _each(spark, _shared(lines, spark.sparkContext.defaultParallelism))
 
     def look(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         spare_collector()
         for batch in batches:
-            for stretch in (
-                one for index in batch.column(0).to_pylist() for one in sent.value[index]
-            ):
-                count, created = looked_over(stretch)
+            for span in (one for index in batch.column(0).to_pylist() for one in sent.value[index]):
+                count, created = looked_over(span)
                 rows = [
                     {
-                        "file": stretch.file,
-                        "begin": stretch.begin,
+                        "file": span.file,
+                        "begin": span.begin,
                         "lines": count,
                         "rooms": list(created.items()),
                     }
@@ -232,13 +230,13 @@ def _looked_over(
         counts[row["file"], row["begin"]] = row["lines"]
         for room_id, version in row["rooms"].items():
             note_created(versions, room_id, version)
-    return list(numbered(stretches, counts)), versions
+    return list(numbered(ranges, counts)), versions
 
 
-def _shared(stretches: Sequence[FileRange], tasks: int) -> list[Sequence[FileRange]]:
+def _shared(ranges: Sequence[FileRange], tasks: int) -> list[Sequence[FileRange]]:
     """Group ranges per task: a scan takes less time than the start of a Python task (70 ms)."""
-    each = min(ceil(len(stretches) / tasks), LOOKED_OVER_MAX)
-    return [stretches[first : first + each] for first in range(0, len(stretches), each)]
+    each = min(ceil(len(ranges) / tasks), LOOKED_OVER_MAX)
+    return [ranges[first : first + each] for first in range(0, len(ranges), each)]
 
 
 LOOKED_OVER: Final = pa.schema(
@@ -324,7 +322,7 @@ def _loading(
 # results
 
 
-def _told(
+def _summary(
     spark: SparkSession, folder: str, sources: ArchiveFiles | Synapse, rejects: str | None
 ) -> ImportSummary:
     """Count the results, and write the dead letters."""
@@ -380,14 +378,14 @@ the response itself is bad.
 def _dead_letters(
     spark: SparkSession, rejected: DataFrame, sources: ArchiveFiles | Synapse, path: str
 ) -> None:
-    names, place_told = sources.names, sources.told
+    names, line_of = sources.names, sources.line_of
 
     def letters(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             rows = []
             for row in batch.to_pylist():
                 file, number = placed(row["place"])
-                line, part = place_told(file, number)
+                line, part = line_of(file, number)
                 rows.append({**row, "source": names[file], "line": line, "part": part})
             yield pa.RecordBatch.from_pylist(rows, schema=DEAD_LETTERS)
 

@@ -91,7 +91,7 @@ WITH removed AS (DELETE FROM import_events WHERE import_number = $1::int RETURNI
 SELECT count(*) AS rows FROM removed
 """
 
-SQL_FORGET_STRETCH: Final[LiteralString] = """
+SQL_FORGET_RANGE: Final[LiteralString] = """
 DELETE FROM import_events
 WHERE import_number = $1::int AND place >= $2::bigint AND place < $3::bigint
 """
@@ -220,7 +220,7 @@ async def work_for_import(conn: Connection, number: int) -> None:
 
 async def forget(conn: Connection, number: int, first: int, end: int) -> None:
     """Delete the rows that an earlier attempt has staged at these places."""
-    await conn.execute(SQL_FORGET_STRETCH, number, first, end)
+    await conn.execute(SQL_FORGET_RANGE, number, first, end)
 
 
 async def put(conn: Connection, number: int, rows: Iterable[tuple[int, bytes]]) -> None:

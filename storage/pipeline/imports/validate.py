@@ -157,7 +157,7 @@ class TaskValidation:
     work: str
     config: Config = field(default_factory=Config.from_env)
 
-    def run(self, stretches: Iterable[FileRange]) -> Iterator[pa.RecordBatch]:
+    def run(self, ranges: Iterable[FileRange]) -> Iterator[pa.RecordBatch]:
         """Yield `EXAMINED`, at least one batch per range."""
         spare_collector()
         with (
@@ -167,8 +167,8 @@ class TaskValidation:
             stack = AsyncExitStack()
             try:
                 database = runner.run(self._opened(stack))
-                for stretch in stretches:
-                    yield from runner.run(self._stretch(database, stretch, writer))
+                for span in ranges:
+                    yield from runner.run(self._span(database, span, writer))
             finally:
                 runner.run(stack.aclose())
 
@@ -176,20 +176,20 @@ class TaskValidation:
         config = replace(self.config, pool_size_max=1, statement_timeout_ms=BULK_TIMEOUT_MS)
         return await stack.enter_async_context(await Database.open(self.dsn, config=config))
 
-    async def _stretch(
-        self, database: Database, stretch: FileRange, writer: BundleWriter
+    async def _span(
+        self, database: Database, span: FileRange, writer: BundleWriter
     ) -> list[pa.RecordBatch]:
-        work = _Stretch(self, stretch.at, writer)
+        work = _RangeValidation(self, span.at, writer)
         async with database.transaction() as conn:
             await stages.work_for_import(conn, self.number)
-            await stages.forget(conn, self.number, *stretch.places)
+            await stages.forget(conn, self.number, *span.places)
             try:
-                rows = read_synapse(stretch) if stretch.kind == "synapse" else read(stretch)
+                rows = read_synapse(span) if span.kind == "synapse" else read(span)
                 while chunk := list(islice(rows, CHUNK)):
                     await work.take(conn, chunk)
             except (pa.ArrowException, OSError) as error:
                 work.reject(
-                    place_of(stretch.file, 0),
+                    place_of(span.file, 0),
                     "bad_file",
                     None,
                     f"{type(error).__name__}: {error}",
@@ -198,7 +198,7 @@ class TaskValidation:
         return [pa.RecordBatch.from_pylist(rows, schema=EXAMINED) for rows in work.batches()]
 
 
-class _Stretch:
+class _RangeValidation:
     """One range while it is validated."""
 
     def __init__(self, stage: TaskValidation, path_index: int, writer: BundleWriter) -> None:
@@ -301,24 +301,24 @@ class _Stretch:
             yield self._done[start : start + CHUNK]
 
 
-def looked_over(stretch: FileRange) -> tuple[int, dict[str, str]]:
+def looked_over(span: FileRange) -> tuple[int, dict[str, str]]:
     """Return how many lines a range of NDJSON has, and the versions of rooms created in it.
 
     For /backfill responses return only the versions.
     """
-    if stretch.kind == "answer":
-        return 0, _created_in_answers(stretch)
+    if span.kind == "answer":
+        return 0, _created_in_answers(span)
     found = dict[str, str]()
-    count, creating = lines_with(stretch, b"m.room.create")
+    count, creating = lines_with(span, b"m.room.create")
     for raw in creating:
         for room, version in created(raw).items():
             receive.note_created(found, room, version)
     return count, found
 
 
-def _created_in_answers(stretch: FileRange) -> dict[str, str]:
+def _created_in_answers(span: FileRange) -> dict[str, str]:
     found = dict[str, str]()
-    for row in read(stretch):
+    for row in read(span):
         if isinstance(row.given, LineContent):
             for room, version in created_by(row.given).items():
                 receive.note_created(found, room, version)

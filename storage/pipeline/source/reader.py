@@ -111,14 +111,14 @@ class RoomEvents(DataSource):
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Return a reader of one batch."""
-        asked = self._asked(schema)
-        return FilteringReader(asked) if asked.pushdown else EventReader(asked)
+        options = self._options_of(schema)
+        return FilteringReader(options) if options.pushdown else EventReader(options)
 
     def streamReader(  # noqa: N802  # Spark's name
         self, schema: StructType
     ) -> DataSourceStreamReader:
         """Return a reader that follows the streams of events."""
-        return EventStream(self._asked(schema))
+        return EventStream(self._options_of(schema))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
         """Return a writer that appends events; refuse ``overwrite``."""
@@ -128,7 +128,7 @@ class RoomEvents(DataSource):
         found = Options.of(self.options)
         return found if self.config is None else replace(found, config=self.config)
 
-    def _asked(self, schema: StructType) -> Options:
+    def _options_of(self, schema: StructType) -> Options:
         """Return the options, with the columns of the schema of the read."""
         found = self._options()
         return replace(

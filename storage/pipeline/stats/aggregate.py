@@ -28,7 +28,7 @@ from pyspark.sql import functions as f
 from storage.config import Config
 from storage.database.arrow import arrow_snapshot
 from storage.errors import InputError
-from storage.pipeline.failures import told
+from storage.pipeline.failures import executor_errors
 from storage.pipeline.imports.archive_files import literal
 from storage.pipeline.imports.lines import opened
 from storage.pipeline.source.filters import room_numbers, split
@@ -36,7 +36,7 @@ from storage.pipeline.source.options import Options
 from storage.pipeline.source.reader import EventReader, ReadRange
 from storage.pipeline.source.rows import spark_ddl
 
-SQL_COUNTS_OF_STRETCH: Final[LiteralString] = """
+SQL_COUNTS_OF_RANGE: Final[LiteralString] = """
 WITH counted AS (
     SELECT
         e.room_nid,
@@ -161,7 +161,7 @@ class Statistics:
     most_forked: Sequence[Row]
 
 
-@told()
+@executor_errors()
 def statistics(
     spark: SparkSession,
     dsn: str,
@@ -200,10 +200,10 @@ def check_plots() -> None:
 
 
 def _write_counts(spark: SparkSession, dsn: str, folder: str, partitions: int) -> None:
-    stretches = EventReader(Options(dsn, partitions=partitions)).partitions()
+    ranges = EventReader(Options(dsn, partitions=partitions)).partitions()
     sums = [f.sum(name).alias(name) for name in SUMS]
     counted = (
-        _read(spark, stretches, partial(counts_of, dsn, config=Config.from_env()), COUNTS)
+        _read(spark, ranges, partial(counts_of, dsn, config=Config.from_env()), COUNTS)
         .groupBy(*BY.names)
         .agg(*sums)
     )
@@ -213,17 +213,17 @@ def _write_counts(spark: SparkSession, dsn: str, folder: str, partitions: int) -
 
 
 def counts_of(
-    dsn: str, stretch: ReadRange, *, config: Config | None = None
+    dsn: str, span: ReadRange, *, config: Config | None = None
 ) -> Iterator[pa.RecordBatch]:
     """Yield `COUNTS` of a range, in parts to be summed."""
     with arrow_snapshot(dsn, config=config) as conn:
         for first, end in split(
-            stretch.begin,
-            stretch.end - 1,
-            _parts(stretch.begin, stretch.end, NUMBERS_PER_STATEMENT),
+            span.begin,
+            span.end - 1,
+            _parts(span.begin, span.end, NUMBERS_PER_STATEMENT),
         ):
             yield from (
-                conn.table(SQL_COUNTS_OF_STRETCH, first, end, *stretch.bounds.columns())
+                conn.table(SQL_COUNTS_OF_RANGE, first, end, *span.bounds.columns())
                 .cast(COUNTS)
                 .to_batches()
             )
@@ -247,32 +247,28 @@ def _write_sums(spark: SparkSession, dsn: str, folder: str, partitions: int) -> 
 
 def _rooms_now(spark: SparkSession, dsn: str, partitions: int) -> DataFrame:
     with arrow_snapshot(dsn) as conn:
-        stretches = list(split(*room_numbers(conn), partitions))
+        ranges = list(split(*room_numbers(conn), partitions))
     config = Config.from_env()
 
-    def read(stretch: tuple[int, int]) -> Iterator[pa.RecordBatch]:
+    def read(span: tuple[int, int]) -> Iterator[pa.RecordBatch]:
         with arrow_snapshot(dsn, config=config) as conn:
-            for first, end in split(
-                stretch[0], stretch[1] - 1, _parts(*stretch, ROOMS_PER_STATEMENT)
-            ):
+            for first, end in split(span[0], span[1] - 1, _parts(*span, ROOMS_PER_STATEMENT)):
                 yield from conn.table(SQL_ROOMS_NOW, first, end).cast(ROOMS_NOW).to_batches()
 
-    return _read(spark, stretches, read, ROOMS_NOW)
+    return _read(spark, ranges, read, ROOMS_NOW)
 
 
 def _read(
-    spark: SparkSession, stretches: Sequence[Any], of_stretch: Read, schema: pa.Schema
+    spark: SparkSession, ranges: Sequence[Any], of_span: Read, schema: pa.Schema
 ) -> DataFrame:
     """Read the rows of all ranges, one task each."""
 
     def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             for index in batch.column(0).to_pylist():
-                yield from of_stretch(stretches[index])
+                yield from of_span(ranges[index])
 
-    return spark.range(0, len(stretches), 1, max(len(stretches), 1)).mapInArrow(
-        read, spark_ddl(schema)
-    )
+    return spark.range(0, len(ranges), 1, max(len(ranges), 1)).mapInArrow(read, spark_ddl(schema))
 
 
 def _parts(begin: int, end: int, size: int) -> int:

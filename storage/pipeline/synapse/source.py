@@ -52,7 +52,7 @@ SELECT e.stream_ordering AS place, e.stream_ordering < 0 AS is_history, e.event_
             AND (p.event_id IS NULL OR p.outlier
                 OR (e.stream_ordering > 0
                     AND (p.stream_ordering < 0 OR p.stream_ordering > e.stream_ordering)))
-    ) AS is_untold
+    ) AS is_undetermined
 FROM events e
 LEFT JOIN event_json j ON j.event_id = e.event_id
 LEFT JOIN rooms r ON r.room_id = e.room_id
@@ -63,7 +63,7 @@ ORDER BY e.stream_ordering
 SQL_SYNAPSE_FORMER_OUTLIERS: Final[LiteralString] = """
 SELECT x.event_stream_ordering AS place, x.event_stream_ordering < 0
     OR e.stream_ordering < 0 AS is_history, e.event_id, r.room_version,
-    e.outlier, j.json, true AS is_untold
+    e.outlier, j.json, true AS is_undetermined
 FROM ex_outlier_stream x
 JOIN events e ON e.event_id = x.event_id
 LEFT JOIN event_json j ON j.event_id = e.event_id
@@ -111,7 +111,7 @@ LACKING_MAX: Final = 100_000
 PAGE: Final = 2_000
 """Stream orderings read by one statement."""
 
-STRETCH: Final = 40_000
+POSITIONS_EACH: Final = 40_000
 NEAR: Final = 100
 OVERLAP: Final = 10_000
 HISTORY_LAST: Final = 1 << 50
@@ -174,30 +174,30 @@ class Synapse:
         """Return the source names for dead letters; their lines are stream orderings."""
         return NAMES
 
-    def told(self, file: int, number: int) -> tuple[int | None, int | None]:
+    def line_of(self, file: int, number: int) -> tuple[int | None, int | None]:
         """Return the line for dead letters: the stream ordering."""
         return -number if file in {HISTORY, FORMER_HISTORY} else number, None
 
-    def stretches(self, tasks: int) -> list[FileRange]:
+    def ranges(self, tasks: int) -> list[FileRange]:
         """Return the ranges of tasks."""
         del tasks
         live = 1 if self.since is None else max(self.since.live - OVERLAP, 0) + 1
         history = 0 if self.since is None else min(self.since.history + OVERLAP, 0)
         found = [
-            self._stretch(LIVE, begin, min(begin + STRETCH, self.upto.live + 1))
-            for begin in range(live, self.upto.live + 1, STRETCH)
+            self._span(LIVE, begin, min(begin + POSITIONS_EACH, self.upto.live + 1))
+            for begin in range(live, self.upto.live + 1, POSITIONS_EACH)
         ]
         found += [
-            self._stretch(HISTORY, max(end - STRETCH, self.upto.history), end)
-            for end in range(history, self.upto.history, -STRETCH)
+            self._span(HISTORY, max(end - POSITIONS_EACH, self.upto.history), end)
+            for end in range(history, self.upto.history, -POSITIONS_EACH)
         ]
         if self.since is None:
             return found
         former = ((FORMER, live, self.upto.live + 1), (FORMER_HISTORY, self.upto.history, history))
-        found += [self._stretch(kind, begin, end) for kind, begin, end in former if begin < end]
+        found += [self._span(kind, begin, end) for kind, begin, end in former if begin < end]
         return [*found, *self._again(found)]
 
-    def _again(self, stretches: Sequence[FileRange]) -> Iterator[FileRange]:
+    def _again(self, ranges: Sequence[FileRange]) -> Iterator[FileRange]:
         """Yield ranges for the events with missing dependencies that are in none of these.
 
         Positions near each other are read together: the others between them are duplicates.
@@ -206,51 +206,49 @@ class Synapse:
         for place in self.lacking:
             kind, number = placed(place)
             at = -number if kind in {HISTORY, FORMER_HISTORY} else number
-            if not any(one.file == kind and one.begin <= at < one.end for one in stretches):
+            if not any(one.file == kind and one.begin <= at < one.end for one in ranges):
                 lacking.setdefault(kind, []).append(at)
         for kind, positions in lacking.items():
             begin = last = min(positions)
             for at in sorted(positions):
-                if at - last > NEAR or at - begin >= STRETCH:
-                    yield self._stretch(kind, begin, last + 1)
+                if at - last > NEAR or at - begin >= POSITIONS_EACH:
+                    yield self._span(kind, begin, last + 1)
                     begin = at
                 last = at
-            yield self._stretch(kind, begin, last + 1)
+            yield self._span(kind, begin, last + 1)
 
-    def _stretch(self, kind: int, begin: int, end: int) -> FileRange:
+    def _span(self, kind: int, begin: int, end: int) -> FileRange:
         first = -(end - 1) if kind in {HISTORY, FORMER_HISTORY} else begin
         return FileRange("synapse", 0, kind, kind, self.dsn, begin, end, first, end - begin)
 
 
-def read_synapse(stretch: FileRange) -> Iterator[ParsedLine]:
+def read_synapse(span: FileRange) -> Iterator[ParsedLine]:
     """Yield the rows of a range, in pages, in one snapshot."""
     statement = (
-        SQL_SYNAPSE_FORMER_OUTLIERS
-        if stretch.file in {FORMER, FORMER_HISTORY}
-        else SQL_SYNAPSE_EVENTS
+        SQL_SYNAPSE_FORMER_OUTLIERS if span.file in {FORMER, FORMER_HISTORY} else SQL_SYNAPSE_EVENTS
     )
-    with arrow_snapshot(stretch.path, foreign=True) as conn:
+    with arrow_snapshot(span.path, foreign=True) as conn:
         found = (
-            conn.rows(SQL_SYNAPSE_JOINED_AS_HISTORY, stretch.begin, stretch.end)
-            if stretch.file == LIVE
+            conn.rows(SQL_SYNAPSE_JOINED_AS_HISTORY, span.begin, span.end)
+            if span.file == LIVE
             else []
         )
         joined = {row["event_id"]: row["place"] for row in found}
-        for begin in range(stretch.begin, stretch.end, PAGE):
-            rows = conn.rows(statement, begin, min(begin + PAGE, stretch.end))
-            untold = [row["event_id"] for row in rows if row["is_untold"] and not row["outlier"]]
+        for begin in range(span.begin, span.end, PAGE):
+            rows = conn.rows(statement, begin, min(begin + PAGE, span.end))
+            undetermined = [
+                row["event_id"] for row in rows if row["is_undetermined"] and not row["outlier"]
+            ]
             states = (
                 {
                     row["event_id"]: row["state_before"]
-                    for row in conn.rows(SQL_SYNAPSE_STATES, untold)
+                    for row in conn.rows(SQL_SYNAPSE_STATES, undetermined)
                 }
-                if untold
+                if undetermined
                 else {}
             )
             for row in rows:
-                yield _row(
-                    stretch.file, row, joined.get(row["event_id"]), states.get(row["event_id"])
-                )
+                yield _row(span.file, row, joined.get(row["event_id"]), states.get(row["event_id"]))
 
 
 def _row(
