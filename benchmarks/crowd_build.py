@@ -4,9 +4,10 @@ The engine appends every event that changes a state. Messages write only their o
 forward extremities of their room, so they are loaded by COPY. They come with all rooms mixed, so
 that a room's events are scattered in the table. The order of arrival:
 
-1. every room begins, and its members join          appended 2. most messages
-   COPY, the indexes made afterwards 3. some of the members change, or leave             appended 4.
-   the rest of the messages                         COPY
+1. every room begins, and its members join          appended
+2. most messages                                    COPY, the indexes made afterwards
+3. some of the members change, or leave             appended
+4. the rest of the messages                         COPY
 """
 
 import random

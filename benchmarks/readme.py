@@ -6,6 +6,7 @@ The table goes between two markers, and is made from the results.
 import argparse
 import re
 from pathlib import Path
+from textwrap import fill
 from typing import Any, Final
 
 from benchmarks.figures import read
@@ -14,6 +15,7 @@ from benchmarks.harness import RESULTS, note
 README: Final = Path(__file__).parents[1] / "README.md"
 BEGIN: Final = "<!-- from benchmarks/results/peer.json, by python -m benchmarks readme -->"
 END: Final = "<!-- end -->"
+WIDTH: Final = 100  # columns of a paragraph in the README
 CPU: Final = ("python_us_per_event", "postgres_us_per_event")
 COUNTS: Final = ("statements_per_event", "transactions_per_event")
 BYTES: Final = ("wal_bytes_per_event", "bytes_per_event")
@@ -81,7 +83,7 @@ def rendered(document: dict[str, Any]) -> str:
         parts.append(_disk(results["disk"]))
     if "reads" in results:
         parts.append(_reads(results["reads"]))
-    parts.append(_limits(results) if "limits" in results else ENDED)
+    parts.append(_limits(results) if "limits" in results else fill(ENDED, WIDTH))
     return "\n\n".join(parts)
 
 
@@ -95,7 +97,8 @@ def _where(document: dict[str, Any]) -> str:
         f"{machine['cores']} cores; the load was {machine['load'][1]:.0f}."
         f" {each['rounds']} rounds of {each['events_per_round']} events."
     )
-    return where + (CROWDED if machine["load"][1] > CROWDED_FROM * machine["cores"] else "")
+    crowded = CROWDED if machine["load"][1] > CROWDED_FROM * machine["cores"] else ""
+    return fill(where + crowded, WIDTH)
 
 
 def _writes(writes: dict[str, Any]) -> str:
@@ -220,12 +223,13 @@ def _reads(reads: dict[str, Any]) -> str:
 def _limits(results: dict[str, Any]) -> str:
     limits = results["limits"]
     page = results["reads"]["a page of 100"]["share_of_limit"]["median"]
-    return (
+    return fill(
         f"In the same run this Postgres took {limits['copy_rows_per_second']:,} rows a second by"
         f" COPY, {limits['commit_ms']:.2f} ms for a bare commit, "
         f"{limits['point_select_ms']:.2f} ms for a row by its key,"
         f" {limits['index_range_100_ms']:.2f} ms for 100 rows by index: "
-        f"a page takes {1 / page:.1f} times that of its own round (goal: 3)."
+        f"a page takes {1 / page:.1f} times that of its own round (goal: 3).",
+        WIDTH,
     )
 
 

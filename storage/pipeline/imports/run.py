@@ -7,11 +7,11 @@
    letters. The bytes leave Spark at this point (`storage.pipeline.imports.stage`). The rest is the
    data that planning needs, some 300 bytes a message (`storage.pipeline.imports.slim_event`). It
    waits in files of the folder ``work`` (`storage.pipeline.imports.bundle_files`). Only its
-   location passes through Spark. 2. Each loading task takes whole rooms; large ones are distributed
-   by size, the others by hash. A room that the store does not have is planned in memory, by the
-   live path's planner, in the order of `line_order`. It is written in one transaction, and its
-   events take their bytes from the staged rows. No worker has the bytes of a whole room in memory,
-   or the rows of a large one.
+   location passes through Spark.
+2. Each loading task takes whole rooms; large ones are distributed by size, the others by hash. A
+   room that the store does not have is planned in memory, by the live path's planner, in the order
+   of `line_order`. It is written in one transaction, and its events take their bytes from the
+   staged rows. No worker has the bytes of a whole room in memory, or the rows of a large one.
 
 So an import stores the same as appending the lines one by one. It runs while others write, and can
 be run again after an interruption: a room is stored whole or not at all, and stored events are
