@@ -1,27 +1,22 @@
 """Reading the same rooms here and in Synapse, in turn on one Postgres.
 
-The queries are syncs, pages, federation, auth chains, and a merge. Synapse is queried twice: with
-empty caches (Postgres stays warm), and again with the caches that the first query filled. This side
-is queried twice as well. Its cached states are dropped before, and few other caches remain: rooms
-that may have changed (README), and the writer's data of rooms. The first query is compared with the
-first, the second with the second.
+Both sides are queried twice: first with empty caches (Postgres stays warm), then again. Here, only
+the cached states are dropped before the first query; few other caches remain (README). Each side
+runs once more before, untimed, because a short query takes twice as long after a pause. Both sides
+end with parsed events, and do not encode a response. Each result is compared with the other side's.
 
-Each side runs once more before, untimed. After a pause, or when the other side had the CPUs, a
-short query takes more than twice as long, and that would be measured. Both sides end with events
-whose JSON is parsed, and do not encode a response. Each result is compared with the other side's.
-
-The limit of a read is a bare index range of as many rows on the same server, in the same round: of
-the events' bytes, or of ids alone if the result is ids. Nothing is parsed there.
+The limit of a read is a bare index range of as many rows in the same round: of the events' bytes,
+or of ids alone if the result is ids. Nothing is parsed there.
 
 Not comparable: a sync of Synapse also queries receipts, account data, presence, devices and push
-counts, which this library does not have; there are none here, but it queries them. In Synapse, a
-page is requested from its pagination handler, a sync from its sync handler.
+counts, of which there are none here. Its pages and syncs come from its handlers.
 """
 
 import statistics
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final
 
 from benchmarks.harness import Bench, percentiles, spent, spread
@@ -441,9 +436,8 @@ def _told(asked: dict[str, ReadCost]) -> dict[str, Any]:
 async def merges(sides: Sides, world: PeerRooms, rounds: int) -> dict[str, Any]:
     """Measure storing an event that merges two branches of the hall, ten changes each.
 
-    Half of the changes have the same keys. The whole of storing it counts, on both sides; its limit
-    is the durable insert of one bare row. The peer's caches are emptied before every other round;
-    the other rounds are its warm ones.
+    Half of the changes have the same keys. Its limit is the durable insert of one bare row. The
+    peer's caches are emptied before every other round; the other rounds are its warm ones.
     """
     assert sides.peer is not None
     asked = {name: ReadCost() for name in ("ours", "synapse_cold", "synapse_warm")}
@@ -453,11 +447,7 @@ async def merges(sides: Sides, world: PeerRooms, rounds: int) -> dict[str, Any]:
         name = "warm" if number % 2 else "cold"
         into = asked if number >= 2 else {side: ReadCost() for side in asked}
         await _settled(sides)
-        await _ask_here(
-            sides,
-            lambda last=last: stored(sides.store, [last]),  # type: ignore[misc]
-            into["ours"],
-        )
+        await _ask_here(sides, partial(stored, sides.store, [last]), into["ours"])
         if number >= 2:
             ours[name].append(into["ours"].clock[-1])
             bare.append(1 / await limits.bare_inserts(sides.raw, [[[last]]]))
