@@ -10,14 +10,12 @@ from storage import Store
 from storage.database.names import JOIN, MEMBERSHIPS
 from storage.event import parse
 from storage.persist.load.by_kind import load
-from storage.persist.model.change_set import ChangeSet, NidBlocks, RoomChanges
+from storage.persist.model.change_set import ChangeSet, NidBlocks
 from storage.persist.model.incoming import IncomingEvent
 from storage.persist.model.missing_data import MissingData
 from storage.persist.model.results import AppendResult
-from storage.persist.model.rows import EventRow, RoomRow
-from storage.persist.plan.event import INT8_MAX, _goes_on, _int8, _unfit, plan_event
+from storage.persist.plan.event import plan_event
 from storage.testing import BuiltEvent, RoomBuilder
-from tests.auth.events import make_create, make_event
 
 SERVER = "s1.test"
 SQL_ROWS = """
@@ -84,80 +82,6 @@ def begun() -> tuple[RoomBuilder, str, str]:
     room.start(admin)
     room.join(other)
     return room, admin, other
-
-
-def test_numbers_beyond_64_bits_become_the_largest_that_fit() -> None:
-    assert INT8_MAX == 2**63 - 1
-    assert [_int8(number) for number in (0, -5, 2**63 - 1, 2**63, -(2**63), -(2**63) - 1)] == [
-        0,
-        -5,
-        2**63 - 1,
-        2**63 - 1,
-        -(2**63),
-        -(2**63),
-    ]
-
-
-def room_of(version: str) -> RoomChanges:
-    return RoomChanges.of(RoomRow(7, "!r:a", version, 1, 1, None, 0, (), 0, ()))
-
-
-def row_of(**values: Any) -> EventRow:
-    """Return the row of a leave in room 7 that is an outlier without auth events."""
-    row = EventRow._make(range(len(EventRow._fields)))
-    return row._replace(
-        **{
-            "room_nid": 7,
-            "outlier": True,
-            "auth_events": (),
-            "rejected": None,
-            "membership": MEMBERSHIPS["leave"],
-            **values,
-        }
-    )
-
-
-def test_an_event_that_was_read_by_another_version_is_invalid() -> None:
-    """A create event of version 12 proves its version by its room id; no other does."""
-    message, create = make_event("11", "$m", "m.room.message", "@a:a"), make_create("12")
-    reason = "read as an event of version 11, while the room has version 10"
-    assert _unfit(room_of("10"), message, None) == AppendResult(None, "invalid", reason)
-    assert _unfit(room_of("11"), message, None) is None
-    assert _unfit(room_of("11"), create, None) is None
-    refused = [
-        (make_create("11"), "10", 11),
-        (make_event("12", "$m", "m.room.message", "@a:a"), "11", 12),
-    ]
-    for event, version, read in refused:
-        result = _unfit(room_of(version), event, None)
-        assert result == AppendResult(
-            None,
-            "invalid",
-            f"read as an event of version {read}, while the room has version {version}",
-        )
-
-
-def test_an_id_that_another_room_has_is_a_duplicate() -> None:
-    message = make_event("1", "$m:a", "m.room.message", "@a:a")
-    assert _unfit(room_of("1"), message, row_of(room_nid=8)) == AppendResult(
-        message.event_id, "duplicate"
-    )
-    assert _unfit(room_of("1"), message, row_of()) is None
-
-
-def test_an_outlier_goes_on_into_the_timeline_and_what_came_out_of_band_as_an_outlier_too() -> None:
-    out_of_band, outlier, placed = row_of(), row_of(auth_events=(1,)), row_of(outlier=False)
-    for origin, wanted in {
-        "live": [True, True, False],
-        "backfill": [True, True, False],
-        "outlier": [True, False, False],
-    }.items():
-        assert [_goes_on(row, origin) for row in (out_of_band, outlier, placed)] == wanted  # type: ignore[arg-type]
-    assert [_goes_on(row, "out_of_band") for row in (out_of_band, outlier, placed)] == [
-        False,
-        False,
-        False,
-    ]
 
 
 async def test_the_answers(store: Store) -> None:
@@ -256,18 +180,21 @@ async def test_an_outlier_has_no_place_until_it_is_in_the_timeline(store: Store)
     assert not any(name == other for name, *_ in await fetch(store, SQL_MEMBERSHIPS))
 
 
-async def test_what_is_lacking_is_named_once(store: Store) -> None:
+async def test_what_is_lacking_is_named_and_counted_once(store: Store) -> None:
+    """Parents and auth events alike, also where an event is both."""
     room, admin, _ = begun()
-    one = room.message(admin)
+    before = list(room.events)
+    power = room.send(admin, "m.room.power_levels", {"users": {admin: 100}}, state_key="")
+    message = room.message(admin)
     child = room.message(admin)
-    await take(store, *[event for event in room.events if event not in {one, child}])
-    [result] = await take(store, child)
-    assert result == AppendResult(
-        child.event_id,
-        "missing_parents",
-        "1 events that it builds on are not held",
-        missing=(one.event_id,),
-    )
+    await take(store, *before)
+    for event, lacking in (
+        (message, (power.event_id,)),
+        (child, (power.event_id, message.event_id)),
+    ):
+        [result] = await take(store, event)
+        reason = f"{len(lacking)} events that it builds on are not held"
+        assert result == AppendResult(event.event_id, "missing_parents", reason, missing=lacking)
 
 
 async def test_a_gap_is_remembered_and_filled(store: Store) -> None:
@@ -341,6 +268,7 @@ async def test_memberships_of_local_users_follow_the_current_state(store: Store)
         (admin, JOIN, room.events[1].event_id),
         (guest, MEMBERSHIPS["ban"], banned.event_id),
     ]
+    assert await fetch(store, "SELECT event_nid FROM out_of_band_memberships") == []
 
 
 async def test_an_event_of_another_version_than_its_room_is_invalid(store: Store) -> None:
@@ -638,3 +566,14 @@ async def test_what_came_out_of_band_once_is_not_checked_when_the_tables_are_rea
     assert (
         await planned(store, kind(store.writer.caches, NidBlocks(), SERVER), invite)
     ).outcome == outcome
+
+
+async def test_a_duplicate_has_its_orderings_at_once(store: Store) -> None:
+    """The caches may have lost its row by the time at which the batch is written."""
+    room, admin, _ = begun()
+    message = room.message(admin)
+    [*_, result] = await take(store, *room.events)
+    change_set = ChangeSet(store.writer.caches, NidBlocks(), SERVER)
+    again = await planned(store, change_set, IncomingEvent(parse(message.pdu, "11"), "live"))
+    assert again == result._replace(outcome="duplicate")
+    assert again.stream_ordering is not None

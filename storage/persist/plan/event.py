@@ -117,7 +117,7 @@ def _plan_timeline(
     except InvalidEvent as error:
         return AppendResult(incoming.event.event_id, "invalid", error.reason)
     _store(changes, decision, incoming.event)
-    return _result(incoming.event, decision.row, judged)
+    return _result(incoming.event, judged)
 
 
 def _unfit(room: RoomChanges, event: Event, held: EventRow | None) -> AppendResult | None:
@@ -178,7 +178,7 @@ def _plan_out_of_band(
     if incoming.stripped_state is not None:
         change_set.stripped[own.principal_nid, own.room_nid] = incoming.stripped_state
     room.changed = True
-    return stored(event, None)
+    return stored(event)
 
 
 def _store_membership(change_set: ChangeSet, one: MembershipChange) -> None:
@@ -230,7 +230,7 @@ def _plan_outlier(
     if membership is not None:
         _store_membership(change_set, membership)
     room.changed = True
-    return _result(event, row, judged)
+    return _result(event, judged)
 
 
 def _nid(change_set: ChangeSet, event: Event, row: EventRow | None) -> int:
@@ -477,18 +477,18 @@ def _store_current(
 
 
 def _refused(event: Event, missing: list[EventId]) -> AppendResult:
+    lacking = tuple(dict.fromkeys(missing))  # a parent may be an auth event as well
     return AppendResult(
         event.event_id,
         "missing_parents",
-        f"{len(missing)} events that it builds on are not held",
-        missing=tuple(dict.fromkeys(missing)),
+        f"{len(lacking)} events that it builds on are not held",
+        missing=lacking,
     )
 
 
-def _result(event: Event, row: EventRow, judged: AuthResult) -> AppendResult:
-    order = row.topological_ordering
+def _result(event: Event, judged: AuthResult) -> AppendResult:
     if judged.rejected is not None:
-        return AppendResult(event.event_id, "rejected", judged.rejected, None, order)
+        return AppendResult(event.event_id, "rejected", judged.rejected)
     if judged.soft_failed is not None:
-        return AppendResult(event.event_id, "soft_failed", judged.soft_failed, None, order)
-    return stored(event, order)
+        return AppendResult(event.event_id, "soft_failed", judged.soft_failed)
+    return stored(event)

@@ -80,7 +80,7 @@ def plan_message(change_set: ChangeSet, event: Event) -> AppendResult | None:
     room.max_order = max(room.max_order, order)
     room.out_of_range = out_of_range
     room.changed = True
-    return stored(event, order)
+    return stored(event)
 
 
 def _is_new(change_set: ChangeSet, event_id: str) -> bool:
