@@ -10,13 +10,11 @@ from storage import Store
 from storage.database.names import JOIN, MEMBERSHIPS
 from storage.event import parse
 from storage.persist.context import Needs
-from storage.persist.draft import Blocks, Draft, RoomDraft
+from storage.persist.draft import Blocks, Draft
 from storage.persist.load import load
-from storage.persist.plan import INT8_MAX, Incoming, _goes_on, _int8, _unfit, plan_event
+from storage.persist.plan import Incoming, plan_event
 from storage.persist.results import AppendResult
-from storage.persist.rows import EventRow, RoomRow
 from storage.testing import BuiltEvent, RoomBuilder
-from tests.auth.events import make_create, make_event
 
 SERVER = "s1.test"
 SQL_ROWS = """
@@ -76,56 +74,6 @@ def begun() -> tuple[RoomBuilder, str, str]:
     room.start(admin)
     room.join(other)
     return room, admin, other
-
-
-def test_numbers_beyond_64_bits_become_the_largest_that_fit() -> None:
-    assert INT8_MAX == 2**63 - 1
-    assert [_int8(number) for number in (0, -5, 2**63 - 1, 2**63, -(2**63), -(2**63) - 1)] == [
-        0,
-        -5,
-        2**63 - 1,
-        2**63 - 1,
-        -(2**63),
-        -(2**63),
-    ]
-
-
-def room_of(version: str) -> RoomDraft:
-    return RoomDraft.of(RoomRow(7, "!r:a", version, 1, 1, None, 0, (), 0, ()))
-
-
-def row_of(**values: Any) -> EventRow:
-    """Return the row of a leave in room 7 that is an outlier without auth events."""
-    row = EventRow._make(range(len(EventRow._fields)))
-    return row._replace(
-        **{"room_nid": 7, "outlier": True, "auth_events": (), "rejected": None, "membership": MEMBERSHIPS["leave"], **values}
-    )
-
-
-def test_an_event_that_was_read_by_another_version_is_invalid() -> None:
-    """A create event of version 12 proves its version by its room id; no other does."""
-    message, create = make_event("11", "$m", "m.room.message", "@a:a"), make_create("12")
-    reason = "read as an event of version 11, while the room has version 10"
-    assert _unfit(room_of("10"), message, None) == AppendResult(None, "invalid", reason)
-    assert _unfit(room_of("11"), message, None) is None
-    assert _unfit(room_of("11"), create, None) is None
-    refused = [(make_create("11"), "10", 11), (make_event("12", "$m", "m.room.message", "@a:a"), "11", 12)]
-    for event, version, read in refused:
-        result = _unfit(room_of(version), event, None)
-        assert result == AppendResult(None, "invalid", f"read as an event of version {read}, while the room has version {version}")
-
-
-def test_an_id_that_another_room_has_is_a_duplicate() -> None:
-    message = make_event("1", "$m:a", "m.room.message", "@a:a")
-    assert _unfit(room_of("1"), message, row_of(room_nid=8)) == AppendResult(message.event_id, "duplicate")
-    assert _unfit(room_of("1"), message, row_of()) is None
-
-
-def test_an_outlier_goes_on_into_the_timeline_and_what_came_out_of_band_as_an_outlier_too() -> None:
-    out_of_band, outlier, placed = row_of(), row_of(auth_events=(1,)), row_of(outlier=False)
-    for origin, wanted in {"live": [True, True, False], "backfill": [True, True, False], "outlier": [True, False, False]}.items():
-        assert [_goes_on(row, origin) for row in (out_of_band, outlier, placed)] == wanted  # type: ignore[arg-type]
-    assert [_goes_on(row, "out_of_band") for row in (out_of_band, outlier, placed)] == [False, False, False]
 
 
 async def test_the_answers(store: Store) -> None:
