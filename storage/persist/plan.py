@@ -359,9 +359,8 @@ def _store_current(draft: Draft, room: RoomDraft, cause_nid: int, old: Group | N
 
 
 def _refused(event: Event, missing: list[EventId]) -> AppendResult:
-    return AppendResult(
-        event.event_id, "missing_parents", f"{len(missing)} events that it builds on are not held", missing=tuple(dict.fromkeys(missing))
-    )
+    lacking = tuple(dict.fromkeys(missing))  # a parent may be an auth event as well
+    return AppendResult(event.event_id, "missing_parents", f"{len(lacking)} events that it builds on are not held", missing=lacking)
 
 
 def _result(event: Event, row: EventRow, judged: Verdict) -> AppendResult:

@@ -134,13 +134,18 @@ async def test_an_outlier_has_no_place_until_it_is_in_the_timeline(store: Store)
     assert not any(name == other for name, *_ in await fetch(store, SQL_MEMBERSHIPS))
 
 
-async def test_what_is_lacking_is_named_once(store: Store) -> None:
+async def test_what_is_lacking_is_named_and_counted_once(store: Store) -> None:
+    """Parents and auth events alike, also where an event is both."""
     room, admin, _ = begun()
-    one = room.message(admin)
+    before = list(room.events)
+    power = room.send(admin, "m.room.power_levels", {"users": {admin: 100}}, state_key="")
+    message = room.message(admin)
     child = room.message(admin)
-    await take(store, *[event for event in room.events if event not in {one, child}])
-    [result] = await take(store, child)
-    assert result == AppendResult(child.event_id, "missing_parents", "1 events that it builds on are not held", missing=(one.event_id,))
+    await take(store, *before)
+    for event, lacking in ((message, (power.event_id,)), (child, (power.event_id, message.event_id))):
+        [result] = await take(store, event)
+        reason = f"{len(lacking)} events that it builds on are not held"
+        assert result == AppendResult(event.event_id, "missing_parents", reason, missing=lacking)
 
 
 async def test_a_gap_is_remembered_and_filled(store: Store) -> None:
