@@ -74,7 +74,7 @@ def plan(draft: Draft, event: Event) -> AppendResult | None:
     room.max_order = max(room.max_order, order)
     room.strays = strays
     room.changed = True
-    return stored(event, order)
+    return stored(event)
 
 
 def _is_new(draft: Draft, event_id: str) -> bool:

@@ -96,7 +96,7 @@ def _plan_timeline(
     except InvalidEvent as error:
         return AppendResult(incoming.event.event_id, "invalid", error.reason)
     _store(step, decision, incoming.event)
-    return _result(incoming.event, decision.row, judged)
+    return _result(incoming.event, judged)
 
 
 def _unfit(room: RoomDraft, event: Event, held: EventRow | None) -> AppendResult | None:
@@ -135,7 +135,7 @@ def _plan_out_of_band(draft: Draft, room: RoomDraft, incoming: Incoming) -> Appe
     if incoming.stripped_state is not None:
         draft.stripped[own.principal_nid, own.room_nid] = incoming.stripped_state
     room.changed = True
-    return stored(event, None)
+    return stored(event)
 
 
 def _store_membership(draft: Draft, one: Membership) -> None:
@@ -171,7 +171,7 @@ def _plan_outlier(draft: Draft, room: RoomDraft, incoming: Incoming, auth_rows: 
     if membership is not None:
         _store_membership(draft, membership)
     room.changed = True
-    return _result(event, row, judged)
+    return _result(event, judged)
 
 
 def _nid(draft: Draft, event: Event, row: EventRow | None) -> int:
@@ -363,10 +363,9 @@ def _refused(event: Event, missing: list[EventId]) -> AppendResult:
     return AppendResult(event.event_id, "missing_parents", f"{len(lacking)} events that it builds on are not held", missing=lacking)
 
 
-def _result(event: Event, row: EventRow, judged: Verdict) -> AppendResult:
-    order = row.topological_ordering
+def _result(event: Event, judged: Verdict) -> AppendResult:
     if judged.rejected is not None:
-        return AppendResult(event.event_id, "rejected", judged.rejected, None, order)
+        return AppendResult(event.event_id, "rejected", judged.rejected)
     if judged.soft_failed is not None:
-        return AppendResult(event.event_id, "soft_failed", judged.soft_failed, None, order)
-    return stored(event, order)
+        return AppendResult(event.event_id, "soft_failed", judged.soft_failed)
+    return stored(event)

@@ -31,8 +31,8 @@ class AppendResult(NamedTuple):
         return self.outcome not in ("missing_parents", "invalid")
 
 
-def stored(event: Event, order: int | None) -> AppendResult:
-    """The answer for an event that passed all checks. Its position is not known yet."""
+def stored(event: Event) -> AppendResult:
+    """Return the answer for an event that passed all checks. Its orderings are added once it is written: it may move until then."""
     if event.content_hash_valid:
-        return AppendResult(event.event_id, "stored", None, None, order)
-    return AppendResult(event.event_id, "redacted", "the content hash does not fit: only the redacted form is valid", None, order)
+        return AppendResult(event.event_id, "stored")
+    return AppendResult(event.event_id, "redacted", "the content hash does not fit: only the redacted form is valid")

@@ -106,3 +106,10 @@ def test_a_version_is_one_object() -> None:
     for version in ROOM_VERSIONS.values():
         assert version_of(version) is version_of(version.identifier) is version
         assert pickle.loads(pickle.dumps(version)) is version
+
+
+def test_room_ids_name_a_server_before_version_12(table: Mapping[str, RoomVersion]) -> None:
+    """From version 12 on the id of a room is made of the hash of its create event."""
+    for identifier, version in table.items():
+        is_hash = int(identifier) >= 12
+        assert (version.may_have_room("!room:a"), version.may_have_room("!room")) == (not is_hash, is_hash)

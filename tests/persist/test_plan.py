@@ -203,6 +203,7 @@ async def test_memberships_of_local_users_follow_the_current_state(store: Store)
     room.ban(admin, other)
     await take(store, *room.events[-2:])
     assert await fetch(store, SQL_MEMBERSHIPS) == [(admin, JOIN, room.events[1].event_id), (guest, MEMBERSHIPS["ban"], banned.event_id)]
+    assert await fetch(store, "SELECT event_nid FROM out_of_band_memberships") == []
 
 
 async def test_an_event_of_another_version_than_its_room_is_invalid(store: Store) -> None:
@@ -444,3 +445,14 @@ async def test_what_came_out_of_band_once_is_not_checked_when_the_tables_are_rea
     await take(store, *room.events)
     invite = Incoming(parse(room.invite(admin, room.user(3, SERVER)).pdu, "11"), "out_of_band")
     assert (await planned(store, kind(store.writer.caches, Blocks(), SERVER), invite)).outcome == outcome
+
+
+async def test_a_duplicate_has_its_orderings_at_once(store: Store) -> None:
+    """The caches may have lost its row by the time at which the batch is written."""
+    room, admin, _ = begun()
+    message = room.message(admin)
+    [*_, result] = await take(store, *room.events)
+    draft = Draft(store.writer.caches, Blocks(), SERVER)
+    again = await planned(store, draft, Incoming(parse(message.pdu, "11"), "live"))
+    assert again == result._replace(outcome="duplicate")
+    assert again.stream_ordering is not None
