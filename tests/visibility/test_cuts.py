@@ -20,6 +20,11 @@ def test_both_kinds_of_ranges_are_cut_at_the_lower_number() -> None:
     assert boundary(ranges(17), ranges(17, first=100)) == 17
 
 
+def test_ranges_that_are_few_enough_do_not_say_where_the_other_kind_is_cut() -> None:
+    assert boundary(ranges(16), ranges(17, first=100)) == 116
+    assert boundary(ranges(17, first=100), ranges(16)) == 116
+
+
 def test_a_cut_loses_nothing() -> None:
     audiences, invited = ((1, 5), (7, None)), ((2, 3), (8, 9))
     assert below(8, audiences, invited) == (((1, 5), (7, 8)), ((2, 3),))
