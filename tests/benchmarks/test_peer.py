@@ -61,7 +61,7 @@ def test_what_is_asked_of_the_peer_is_what_its_driver_has() -> None:
         "versions",
     } == asked
     assert asked <= methods.keys()
-    pairs = re.findall(r"Pair\(.*?, \"(\w+)\", ", source)
+    pairs = re.findall(r"ReadPair\([^\"]*?\"(\w+)\",", source)
     assert len(pairs) >= 8
     assert {f"_ask_{what}" for what in pairs} <= methods.keys()
 
