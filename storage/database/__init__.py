@@ -1,6 +1,6 @@
 """Postgres: connections, errors, the embedded server and migrations.
 
-No driver exception passes this package.
+No driver exception leaves this package.
 """
 
 from storage.database.connection import Connection, Database, Isolation, Observer

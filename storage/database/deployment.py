@@ -1,7 +1,8 @@
-"""What a database says of itself: its id, which tokens carry, and the homeserver whose users are local in it.
+"""The identity of a database: its id, which tokens carry, and the homeserver of its local users.
 
-The first store that opens sets the name, however many open at once; another name is refused from then on, as who may see what has been
-written down for the users of the first. `NO_SERVER` is never remembered: an import without a name leaves the choice open.
+The first store that opens it sets the name, even if several open at once. Another name is refused
+from then on, because the visibility rows are those of the users of the first. `NO_SERVER` is never
+stored: an import without a name leaves the choice open.
 """
 
 import logging
@@ -42,16 +43,15 @@ class Deployment(NamedTuple):
 
 
 async def deployment(conn: Connection) -> Deployment | None:
-    """What the database says of itself; None if no store has ever been opened in it."""
+    """Return the identity of the database; None if no store has ever been opened in it."""
     return await conn.fetchrow(SQL_DEPLOYMENT, row=Deployment)
 
 
 async def settled(conn: Connection, server_name: str | None) -> tuple[str, str]:
-    """The id of this database, and the name to open it under: that which is given, or remembered.
+    """Return the id of this database, and the name to open it under.
 
-    In autocommit.
-
-    `WrongServerName` if another one is remembered; `InputError` if none is, nor given.
+    The name is the given or the stored one. Runs in autocommit. Raise `WrongServerName` if another
+    one is stored, `InputError` if none is stored or given.
     """
     name = None if server_name == NO_SERVER else server_name
     found = await deployment(conn)
@@ -61,15 +61,16 @@ async def settled(conn: Connection, server_name: str | None) -> tuple[str, str]:
         )
         if name is not None and tag.endswith("1") and await conn.fetchval(SQL_HAS_ROOMS):
             logger.warning(
-                "rooms were imported without a server name: run `room-storage verify --repair` for the users of %s",
+                "rooms were imported without a server name: run `room-storage verify --repair` "
+                "for the users of %s",
                 name,
             )
         found = await deployment(conn)
     if found is None:
-        raise InputError("the database forgets which one it is: is it being restored?")
+        raise InputError("the identity of the database was not stored: is it being restored?")
     if name is not None and found.server_name != name:
         raise WrongServerName(name, found=str(found.server_name))
     opened = found.server_name or server_name
     if opened is None:
-        raise InputError("the database is new: give a server name, to say whose users are local")
+        raise InputError("the database is new: give a server name, whose users are local")
     return found.deployment_id, opened

@@ -1,17 +1,21 @@
-"""A Postgres of our own, from the programs of a wheel: what a newcomer gets without installing or configuring anything.
+"""An embedded Postgres from the programs of a wheel: it needs no installation or configuration.
 
-A folder holds everything: the cluster in `postgresql/`, the socket in `run/`, and two lock files. The server listens on that
-socket only, and only its own user (and root) can enter the folder of it.
+A folder holds everything: the cluster in `postgresql/`, the socket in `run/`, and two lock files.
+The server listens on that socket only, and only its own user (and root) can enter the socket's
+folder.
 
-Sharing. The first process that needs the server starts it; others on the same folder use it; the last to leave stops it. Nobody
-counts: each holds a shared lock on the file `users` as long as it uses the server, and whoever leaves and can then lock the file
-alone was the last. The kernel drops the lock of a process that dies, so no count can be wrong. Starting and stopping happen
-under an exclusive lock on the file `lock`. If the last user is killed, the server goes on and the next one finds it.
+Sharing. The first process that needs the server starts it, others on the same folder use it, and
+the last to leave stops it. There is no counter. Each process has a shared lock on the file `users`
+as long as it uses the server. A leaving process that can then lock the file exclusively was the
+last. The kernel drops the lock of a process that dies, so no count can be wrong. Starting and
+stopping happen under an exclusive lock on the file `lock`. If the last user is killed, the server
+continues and the next one finds it.
 
-Crashes. A server that was killed recovers when it is started again. Postgres handles the lock file of a dead server itself; it
-gives up, however, if another program has the old number, or the file is empty, and that is mended here first.
+Crashes. A server that was killed recovers when it is started again. Postgres handles the lock file
+of a dead server itself. But it fails if another program has the old process id, or the file is
+empty; that is repaired here first.
 
-Not for production: one machine, no backup, no tuning. Give a DSN there.
+Do not use it in production: one machine, no backup, no tuning. Give a DSN there.
 """
 
 import asyncio
@@ -41,7 +45,8 @@ from storage.errors import DatabaseError, DatabaseFull, DatabaseUnavailable
 
 try:
     import psutil
-except ModuleNotFoundError:  # it comes with the extra "embedded": `EmbeddedPostgres` says so
+# it comes with the extra "embedded"; `EmbeddedPostgres` raises if it is missing
+except ModuleNotFoundError:
     psutil = None
 
 APPLICATION: Final = "room-event-storage"
@@ -49,28 +54,28 @@ PORT: Final = 5432
 """Part of the socket's name; nothing listens on a network."""
 
 SOCKET_PATH_BYTES_MAX: Final = 103
-"""What fits into sun_path: 107 bytes on Linux, 103 on macOS."""
+"""The limit of sun_path: 107 bytes on Linux, 103 on macOS."""
 
 NO_PROCESS: Final = 2**31 - 2
-"""A number that no process can have: above the kernels' largest."""
+"""A process id that no process can have: above the kernels' largest."""
 
 SAME_START_SECONDS: Final = 60
-"""How far the start of a process and the one noted in the lock file may differ: clocks are set."""
+"""Tolerance between a process's start and the one in the lock file, because clocks are set."""
 
 POLL_SECONDS: Final = 0.02
 
 ANSWER_SECONDS: Final = 2
 SSL_REQUEST: Final = struct.pack("!ii", 8, 80877103)
-"""The protocol's smallest question: length and code.
+"""SSLRequest, the smallest message of the protocol: length and code.
 
 A server answers it with one letter, before any authentication.
 """
 
 
 class EmbeddedPostgres:
-    """Our use of the server on one folder: `start` it or join it, `stop` it or leave it to the others.
+    """Our use of the server in one folder: `start` starts or joins it, `stop` leaves or stops it.
 
-    `DatabaseUnavailable` where the extra "embedded" is not installed.
+    Raise `DatabaseUnavailable` where the extra "embedded" is not installed.
     """
 
     def __init__(
@@ -91,22 +96,23 @@ class EmbeddedPostgres:
 
     @property
     def dsn(self) -> str:
-        """Where to connect, as superuser of the embedded cluster."""
-        return f"postgresql://postgres@/postgres?host={quote(str(self._socket_directory()), safe='')}&port={PORT}"
+        """Return the DSN for the superuser of the embedded cluster."""
+        host = quote(str(self._socket_directory()), safe="")
+        return f"postgresql://postgres@/postgres?host={host}&port={PORT}"
 
     @property
     def pid(self) -> int | None:
-        """The server's process, if one runs."""
+        """Return the server's process id, if one runs."""
         process = self._process()
         return None if process is None else process.pid
 
     @property
     def log(self) -> Path:
-        """What the server wrote since it was started."""
+        """Return the file with the server's output since it was started."""
         return self._data / "server.log"
 
     def start(self) -> str:
-        """Start the server, or join the one that runs; its DSN. Blocks until it answers."""
+        """Start the server, or join the running one; return its DSN. Block until it answers."""
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
             with self._alone():
@@ -119,9 +125,8 @@ class EmbeddedPostgres:
                     self._leave()
                     raise
         except OSError as error:
-            kind = (
-                DatabaseFull if error.errno in {28, 122} else DatabaseUnavailable
-            )  # ENOSPC, EDQUOT
+            # ENOSPC, EDQUOT
+            kind = DatabaseFull if error.errno in {28, 122} else DatabaseUnavailable
             raise kind(
                 f"the embedded Postgres in {self.directory} cannot be started: {error}"
             ) from error
@@ -129,7 +134,7 @@ class EmbeddedPostgres:
         return self.dsn
 
     def stop(self) -> None:
-        """Leave; the last to do so stops the server. Doing so twice is harmless."""
+        """Leave; the last process to leave stops the server. A second call does nothing."""
         atexit.unregister(self.stop)
         if self._user_lock is None or not self.directory.exists():
             return
@@ -143,12 +148,12 @@ class EmbeddedPostgres:
             finally:
                 self._leave()
 
-    # -------------------------------------------------------------------------------------------------------
+    # ---------------------------------------------------------------------------------------------
     # locks
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """Hold the exclusive lock under which servers are started and stopped."""
+        """Take the exclusive lock under which servers are started and stopped."""
         lock = _open_lock(self.directory / "lock")
         try:
             deadline = self._deadline()
@@ -159,7 +164,8 @@ class EmbeddedPostgres:
                 except BlockingIOError:
                     _pause(
                         deadline,
-                        f"another process has been starting or stopping the server in {self.directory} for too long",
+                        "another process has been starting or stopping the server "
+                        f"in {self.directory} for too long",
                     )
             yield
         finally:
@@ -173,11 +179,11 @@ class EmbeddedPostgres:
     def _deadline(self) -> float:
         return time.monotonic() + self._config.embedded_start_timeout_ms / 1000
 
-    # ----------------------------------------------------------------------------------------------------
+    # ---------------------------------------------------------------------------------------------
     # starting
 
     def _ensure_running(self) -> None:
-        """Find the server, or make the cluster and start one."""
+        """Find the server, or create the cluster and start one."""
         deadline = self._deadline()
         while not self._answers():
             process = self._process()
@@ -192,9 +198,9 @@ class EmbeddedPostgres:
         self._launch(deadline)
 
     def _await_change(self, process: "psutil.Process", deadline: float) -> None:
-        """A server runs and does not answer: it is starting, stopping, or has lost its socket.
+        """Wait for a server that does not answer: it starts, stops, or has lost its socket.
 
-        Wait, then end it.
+        End it if the socket is gone.
         """
         if (
             _status(self._data) == "ready"
@@ -207,7 +213,7 @@ class EmbeddedPostgres:
             )
 
     def _create_cluster(self) -> None:
-        """Initialise beside the place, then rename: a cluster is there whole or not at all."""
+        """Initialise in another folder, then rename, so that a cluster is complete or absent."""
         fresh = self.directory / "postgresql.new"
         if fresh.exists():
             shutil.rmtree(fresh)
@@ -219,7 +225,7 @@ class EmbeddedPostgres:
                     chosen.path / "initdb",
                     f"--pgdata={name}",
                     "--username=postgres",
-                    "--auth-local=trust",  # whoever reaches the socket is the owner or root
+                    "--auth-local=trust",  # every user that reaches the socket is the owner or root
                     "--auth-host=reject",
                     "--encoding=UTF8",
                     "--locale=C",
@@ -233,7 +239,10 @@ class EmbeddedPostgres:
         fresh.rename(self._data)
 
     def _launch(self, deadline: float) -> None:
-        """pg_ctl start; repeated while processes of a server that was killed still hold its memory."""
+        """Run pg_ctl start.
+
+        Repeat it while processes of a killed server still use its shared memory.
+        """
         major = int((self._data / "PG_VERSION").read_text().strip())
         chosen = self._programs(major)
         sockets = self._account.make_directory(self._choose_socket_directory())
@@ -270,15 +279,21 @@ class EmbeddedPostgres:
         if self._binaries is None:
             return programs.find(self._account, major=major)
         if major not in {None, self._binaries.major}:
-            message = f"{self._data} is of Postgres {major}, {self._binaries.path} is of {self._binaries.major}"
+            message = (
+                f"{self._data} is of Postgres {major}, "
+                f"{self._binaries.path} is of {self._binaries.major}"
+            )
             raise DatabaseUnavailable(message)
         return self._binaries
 
-    # -------------------------------------------------------------------------------------------------
+    # ---------------------------------------------------------------------------------------------
     # the process
 
     def _process(self) -> "psutil.Process | None":
-        """The server that the lock file of the cluster names, if it lives: not whoever has its number now."""
+        """Return the live server that the cluster's lock file names.
+
+        Its process id may belong to another program by now; that is no server.
+        """
         with suppress(OSError, ValueError, IndexError, psutil.Error):
             lines = (self._data / "postmaster.pid").read_text().splitlines()
             process = psutil.Process(int(lines[0]))
@@ -291,10 +306,12 @@ class EmbeddedPostgres:
         return None
 
     def _mend_lock_files(self) -> None:
-        """No server runs: make sure that Postgres sees that too, whatever a crash has left.
+        """Make Postgres see that no server runs, whatever a crash has left.
 
-        The lock file itself is kept where it can be: by it, a new server recognises processes of
-        the old one that still live.
+        No server runs now.
+
+        The lock file itself is kept where possible: by it, a new server recognises processes of the
+        old one that still live.
         """
         for leftover in self._socket_directory().glob(".s.PGSQL.*"):
             leftover.unlink()
@@ -308,7 +325,7 @@ class EmbeddedPostgres:
             path.write_text("\n".join([str(NO_PROCESS), *lines[1:], ""]))
 
     def _answers(self) -> bool:
-        """Whether the server has come up and answers on the socket: it says yes or no to a request for encryption."""
+        """Return whether the server is up: it answers a request for encryption on the socket."""
         with socket.socket(socket.AF_UNIX) as client:
             client.settimeout(ANSWER_SECONDS)
             try:
@@ -329,9 +346,9 @@ class EmbeddedPostgres:
             (self.directory / "socket").unlink(missing_ok=True)
 
     def _end(self, process: "psutil.Process") -> None:
-        """Fast shutdown: sessions are ended, everything is written.
+        """Shut down fast: end sessions, write everything.
 
-        If that takes too long, what is left is crash recovery.
+        If that takes too long, quit immediately and leave it to crash recovery.
         """
         with suppress(psutil.NoSuchProcess):
             process.send_signal(signal.SIGINT)
@@ -340,7 +357,7 @@ class EmbeddedPostgres:
                 self._gone(process)
 
     def _gone(self, process: "psutil.Process") -> bool:
-        """Wait for the end of a process that is not our child, and that its parent may never collect."""
+        """Wait until a process has ended that is not our child; its parent may never collect it."""
         deadline = self._deadline()
         while process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
             if time.monotonic() > deadline:
@@ -348,27 +365,31 @@ class EmbeddedPostgres:
             time.sleep(POLL_SECONDS)
         return True
 
-    # -------------------------------------------------------------------------------------------------
+    # ---------------------------------------------------------------------------------------------
     # the socket
 
     def _socket_directory(self) -> Path:
-        """`run` in our folder, or the one that the file `socket` names."""
+        """Return `run` in our folder, or the folder that the file `socket` names."""
         with suppress(OSError):
             return Path((self.directory / "socket").read_text())
         return self.directory / "run"
 
     def _choose_socket_directory(self) -> Path:
-        """`run` in our folder, or a fresh temporary one where its path is too long for a socket."""
+        """Return `run` in our folder, or a temporary folder if that path is too long."""
         (self.directory / "socket").unlink(missing_ok=True)
         if _fits(self.directory / "run"):
             return self.directory / "run"
-        for base in (tempfile.gettempdir(), "/tmp"):  # noqa: S108  # mkdtemp makes a folder of its own there
+        # mkdtemp creates a private folder there
+        for base in (tempfile.gettempdir(), "/tmp"):  # noqa: S108
             place = Path(tempfile.mkdtemp(prefix="room-storage-", dir=base))
             if _fits(place):
                 (self.directory / "socket").write_text(str(place))
                 return place
             place.rmdir()
-        message = f"no folder for the socket with a path short enough: {self.directory}, {tempfile.gettempdir()}"
+        message = (
+            "no folder for the socket with a path short enough: "
+            f"{self.directory}, {tempfile.gettempdir()}"
+        )
         raise DatabaseUnavailable(message)
 
 
@@ -376,23 +397,22 @@ class EmbeddedPostgres:
 async def embedded_postgres(
     directory: Path | None = None, *, config: Config | None = None, binaries: Binaries | None = None
 ) -> AsyncIterator[str]:
-    """The DSN of an embedded Postgres that runs at least as long as the block."""
+    """Yield the DSN of an embedded Postgres that runs at least as long as the block."""
     server = EmbeddedPostgres(directory, config=config, binaries=binaries)
     starting = asyncio.create_task(asyncio.to_thread(server.start))
     try:
         yield await asyncio.shield(starting)
     finally:
-        await asyncio.wait(
-            [starting]
-        )  # a start that was cancelled here still goes on in its thread
+        # a start that was cancelled here still continues in its thread
+        await asyncio.wait([starting])
         await asyncio.to_thread(server.stop)
 
 
 def data_directory(environ: Mapping[str, str] = os.environ) -> Path:
-    """`STORAGE_DATA_DIR`, else a folder in the platform's one for the user's data.
+    """Return `STORAGE_DATA_DIR`, else a folder in the platform's folder for user data.
 
-    It is named by the first migration, which is still rewritten until the first release: data of
-    another one cannot be brought up to this schema, stay in their folder, and are in nobody's way.
+    Its name depends on the first migration, which is still rewritten until the first release. Data
+    of another first migration cannot be migrated to this schema. They stay in their own folder.
     """
     given = environ.get("STORAGE_DATA_DIR")
     if given:
@@ -404,7 +424,10 @@ def data_directory(environ: Mapping[str, str] = os.environ) -> Path:
 
 
 def _server_options(config: Config, sockets: str) -> list[str]:
-    """Command line of the server: settings that follow the configuration, so that a change needs a restart only."""
+    """Return the command line options of the server.
+
+    They follow the configuration, so a change needs only a restart.
+    """
     settings = {
         "unix_socket_directories": sockets,
         "port": PORT,
@@ -424,7 +447,7 @@ def _server_options(config: Config, sockets: str) -> list[str]:
 
 
 def _open_lock(path: Path) -> int:
-    """A descriptor of a lock file; no program that we start inherits it."""
+    """Return a descriptor of a lock file; no program that we start inherits it."""
     return os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
 
 
@@ -433,7 +456,7 @@ def _fits(directory: Path) -> bool:
 
 
 def _status(data: Path) -> str:
-    """What the server says of itself in the last line of its lock file: starting, ready, stopping, standby."""
+    """Return the server's status from its lock file: starting, ready, stopping or standby."""
     with suppress(OSError, IndexError):
         return (data / "postmaster.pid").read_text().splitlines()[7].strip()
     return ""
@@ -446,7 +469,7 @@ def _pause(deadline: float, message: str) -> None:
 
 
 def _failure(what: str, output: str) -> DatabaseError:
-    """The error for a program that failed, with the last lines it wrote."""
+    """Return the error for a program that failed, with the last lines it wrote."""
     tail = "\n".join(output.splitlines()[-8:])
     kind = DatabaseFull if "No space left on device" in output else DatabaseUnavailable
     return kind(f"{what}:\n{tail}")

@@ -1,10 +1,10 @@
-"""A connection that has Postgres explain each statement before it runs it: whoever asks through it leaves the plans behind.
+"""A connection that runs EXPLAIN on each statement before it, and keeps the plans.
 
-So a question can be looked at as it is asked, with its own arguments, however many statements it takes and whatever they are.
-EXPLAIN ANALYZE runs the statement too, so only statements that change nothing belong here.
+So you can analyse a query with its real arguments, however many statements it runs. EXPLAIN ANALYZE
+runs the statement too, so only statements that change nothing belong here.
 
-A session plans a prepared statement for its arguments five times; from then on it keeps one plan for all arguments, the generic
-one, if that seems no worse. Either can be looked at.
+A session plans a prepared statement for its arguments five times. From then on it keeps one plan
+for all arguments, the generic one, if that seems no worse. Both kinds can be analysed.
 """
 
 import json
@@ -28,7 +28,10 @@ SCANS = (
 
 @dataclass(frozen=True, slots=True)
 class QueryPlan:
-    """What EXPLAIN (ANALYZE, BUFFERS) told of one statement; ``tree`` is its outermost node, in Postgres' words."""
+    """The result of EXPLAIN (ANALYZE, BUFFERS) of one statement.
+
+    ``tree`` is its outermost node, with Postgres' keys.
+    """
 
     sql: str
     tree: dict[str, Any]
@@ -37,12 +40,12 @@ class QueryPlan:
 
     @classmethod
     def of(cls, sql: str, document: str) -> Self:
-        """From the JSON that Postgres gives."""
-        [told] = json.loads(document)
-        return cls(sql, told["Plan"], told["Planning Time"], told["Execution Time"])
+        """Read the JSON that Postgres returns."""
+        [document] = json.loads(document)
+        return cls(sql, document["Plan"], document["Planning Time"], document["Execution Time"])
 
     def nodes(self) -> Iterator[dict[str, Any]]:
-        """All nodes, those of subplans too."""
+        """Return all nodes, including those of subplans."""
         todo = [self.tree]
         while todo:
             node = todo.pop()
@@ -51,7 +54,7 @@ class QueryPlan:
 
     @property
     def indexes(self) -> set[str]:
-        """The indexes that were read."""
+        """Return the indexes that were read."""
         return {
             node["Index Name"]
             for node in self.nodes()
@@ -60,7 +63,7 @@ class QueryPlan:
 
     @property
     def sequential(self) -> set[str]:
-        """The tables that were read from one end to the other, at least until somebody had enough."""
+        """Return the tables that were read by a sequential scan, whole or up to a limit."""
         return {
             node["Relation Name"]
             for node in self.nodes()
@@ -69,30 +72,30 @@ class QueryPlan:
 
     @property
     def rows(self) -> int:
-        """Rows of tables that were looked at, also those that were passed over then."""
+        """Return the rows that were read from tables, including those that a filter removed."""
         return sum(self.rows_of_tables().values())
 
     def rows_of_tables(self) -> dict[str, int]:
-        """The same by table."""
+        """Return the same count by table."""
         found: dict[str, int] = {}
         for node in self.nodes():
             if node["Node Type"] in SCANS:
                 name = node["Relation Name"]
-                found[name] = found.get(name, 0) + _looked_at(node)
+                found[name] = found.get(name, 0) + _rows_read(node)
         return found
 
     @property
     def pages(self) -> int:
-        """Pages of 8 kB that were looked at, as often as they were."""
+        """Return the pages of 8 kB that were accessed, counted each time."""
         return int(self.tree["Shared Hit Blocks"] + self.tree["Shared Read Blocks"])
 
     @property
     def answer_rows(self) -> int:
-        """Rows that the statement answers with."""
+        """Return the number of rows that the statement returns."""
         return int(self.tree["Actual Rows"])
 
 
-def _looked_at(node: dict[str, Any]) -> int:
+def _rows_read(node: dict[str, Any]) -> int:
     passed_over = node.get("Rows Removed by Filter", 0) + node.get(
         "Rows Removed by Index Recheck", 0
     )
@@ -100,7 +103,7 @@ def _looked_at(node: dict[str, Any]) -> int:
 
 
 class ExplainingConnection(Connection):
-    """A connection whose ``plans`` are those of the statements that were asked, in order."""
+    """A connection whose ``plans`` are those of the executed statements, in order."""
 
     __slots__ = ("generic", "plans")
 
@@ -111,41 +114,41 @@ class ExplainingConnection(Connection):
 
     @classmethod
     def over(cls, conn: Connection, *, generic: bool = False) -> Self:
-        """On the same session, and in its transaction, which there must be for ``generic``."""
+        """Use the same session and its transaction, which ``generic`` requires."""
         return cls(conn._driver, generic=generic)  # noqa: SLF001  # a connection of another kind
 
     async def fetch(self, sql: str, *args: object, row: type[R]) -> list[R]:
-        """All rows, each as a `row`."""
+        """Return all rows, each as a `row`."""
         await self._explain(sql, args)
         return await super().fetch(sql, *args, row=row)
 
     async def records(self, sql: str, *args: object, row: type[R]) -> list[Any]:
-        """All rows as the driver gives them."""
+        """Return all rows as the driver's records."""
         await self._explain(sql, args)
         return await super().records(sql, *args, row=row)
 
     async def fetchrow(self, sql: str, *args: object, row: type[R]) -> R | None:
-        """The first row as a `row`, or None."""
+        """Return the first row as a `row`, or None."""
         await self._explain(sql, args)
         return await super().fetchrow(sql, *args, row=row)
 
     async def fetchval(self, sql: str, *args: object) -> Any:
-        """The first column of the first row, or None."""
+        """Return the first column of the first row, or None."""
         await self._explain(sql, args)
         return await super().fetchval(sql, *args)
 
     async def fetchvals(self, sql: str, *args: object) -> list[Any]:
-        """The first column of all rows."""
+        """Return the first column of all rows."""
         await self._explain(sql, args)
         return await super().fetchvals(sql, *args)
 
     async def _explain(self, sql: str, args: tuple[object, ...]) -> None:
-        told = (
+        document = (
             await self._explain_generic(sql, args)
             if self.generic
             else await super().fetchval(f"{EXPLAIN} {sql}", *args)
         )
-        self.plans.append(QueryPlan.of(sql, told))
+        self.plans.append(QueryPlan.of(sql, document))
 
     async def _explain_generic(self, sql: str, args: tuple[object, ...]) -> str:
         types = [parameter.name for parameter in (await self._driver.prepare(sql)).get_parameters()]
@@ -154,15 +157,16 @@ class ExplainingConnection(Connection):
         ]
         await self.execute("SET LOCAL plan_cache_mode = force_generic_plan")
         await self.execute(f"PREPARE explained AS {sql}")
-        told: str = await super().fetchval(
+        document: str = await super().fetchval(
             f"{EXPLAIN} EXECUTE explained ({', '.join(given)})"
             if given
             else f"{EXPLAIN} EXECUTE explained"
         )
         await self.execute("DEALLOCATE explained")
         await self.execute("SET LOCAL plan_cache_mode = auto")
-        return told
+        return document
 
     async def _literal(self, value: object, type_: str) -> str:
-        """EXECUTE takes no parameters."""
-        return f"{await super().fetchval(f'VALUES (quote_nullable($1::{type_}::text))', value)}::{type_}"
+        """Return a literal, because EXECUTE takes no parameters."""
+        literal = await super().fetchval(f"VALUES (quote_nullable($1::{type_}::text))", value)
+        return f"{literal}::{type_}"

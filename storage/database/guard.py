@@ -1,12 +1,13 @@
-"""Whether the sessions of a pool lead to the database that its user has entered, or to one that took its place.
+"""The check that a pool's sessions lead to the database that was entered, not to a replacement.
 
-A standby that is promoted, or a restored backup, may lack what was committed last. Whatever a process remembers is of the old database then.
-So each new session is checked, and where the check fails nobody gets a session, to write or to read, until the user has entered again.
+A promoted standby, or a restored backup, may lack the last commits. The memory of a process then
+belongs to the old database. So each new session is checked. If the check fails, nobody gets a
+session, to write or to read, until the user of the pool has entered again.
 
     current   check fails     -> replaced    all sessions end, and callers wait
     replaced  `enter_again`   -> current     callers go on
 
-`era` counts these steps. What was planned, or sent, in one era is not valid in the next.
+`era` counts these steps. A plan or request of one era is not valid in the next.
 """
 
 import asyncio
@@ -32,11 +33,11 @@ class Guard:
 
     @property
     def is_current(self) -> bool:
-        """Whether sessions may be lent out."""
+        """Return whether sessions may be lent out."""
         return self._current.is_set()
 
     def replaced(self) -> None:
-        """Lend out nothing from now on."""
+        """Lend out no session from now on."""
         if self._current.is_set():
             self.era += 1
             self._current.clear()
@@ -50,15 +51,15 @@ class Guard:
         self._current.set()
 
     def close(self) -> None:
-        """Have nobody wait any more."""
+        """Release all waiting callers."""
         self._current.set()
 
     async def until_replaced(self) -> None:
-        """Wait until the database is found to be another one."""
+        """Wait until the database was replaced."""
         await self._replaced.wait()
 
     async def until_current(self, seconds: float) -> None:
-        """Wait until the database is entered again. `DatabaseReplaced` if it is not in time."""
+        """Wait until the database is entered again. Raise `DatabaseReplaced` on a timeout."""
         try:
             async with asyncio.timeout(seconds):
                 await self._current.wait()
@@ -66,5 +67,5 @@ class Guard:
             raise self.error() from None
 
     def error(self) -> DatabaseReplaced:
-        """The error for whoever cannot wait."""
+        """Return the error for callers that cannot wait."""
         return DatabaseReplaced(f"{REPLACED}: {self.reason}" if self.reason else REPLACED)

@@ -1,14 +1,14 @@
-"""The schema's revision: check it, bring it up, print the SQL that would.
+"""The schema's revision: check it, migrate, print the SQL.
 
 The scripts are alembic's, in `migrations/` of the source or inside the installed package;
-`storage/database/steps.py` says what a step is. Checking needs no alembic, which takes long to
+`storage/database/steps.py` defines a step. Checking does not import alembic, which is slow to
 import: the table `alembic_version` holds the one revision.
 
-This package serves the schemas from OLDEST_REVISION to HEAD_REVISION, and later ones as long as no
-step has been taken that is for after the last process of its kind (`schema_compatibility`).
-Revisions are numbers of four digits, so that they compare as text. Until the first release the
-first migration is rewritten. So it leaves its digest, as the comment of `alembic_version`: a
-database that another form of it has made is refused, as it may lack any column.
+This package serves the schemas from OLDEST_REVISION to HEAD_REVISION. It also serves later ones
+until a "post" step that ends the support of its release (`schema_compatibility`). Revisions are
+numbers of four digits, so that they compare as text. Until the first release the first migration is
+rewritten. So it stores its digest, as the comment of `alembic_version`. A database that another
+form of it has created is refused, because any column may be missing.
 """
 
 import asyncio
@@ -38,14 +38,13 @@ if TYPE_CHECKING:
     from storage.database.steps import MigrationStep
 
 HEAD_REVISION: Final = "0010"
-"""The latest that this package knows, at which `migrate` arrives."""
+"""The latest that this package knows; `migrate` migrates to it."""
 
 OLDEST_REVISION: Final = "0010"
-"""The oldest that it can serve: it needs nothing that came later."""
+"""The oldest that this package can serve: it needs nothing later."""
 
 ONE_CONNECTION: Final = Config(pool_size_max=1, instance_name="migrate")
-"""No writer has this name: that a migration looks at the revision does not make one count as alive.
-"""
+"""No writer has this name, so that a migration does not count as a live writer."""
 
 JOB_WAITING: Final = "RS003"
 """SQLSTATE of a step whose background job is not done (storage/database/steps.py)."""
@@ -63,7 +62,7 @@ _ONE_AT_A_TIME: Final = threading.Lock()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MigrationOptions:
-    """Of a migration. None: as the environment or the defaults have it."""
+    """Options of a migration. None: from the environment or the defaults."""
 
     lock_timeout_ms: int | None = None
     database_schema: str | None = None
@@ -72,7 +71,7 @@ class MigrationOptions:
 
 
 async def check_schema(conn: Connection) -> None:
-    """`SchemaOutOfDate` or `SchemaTooNew` unless this package can serve the database."""
+    """Raise `SchemaOutOfDate` or `SchemaTooNew` unless this package can serve the database."""
     found = await current_revision(conn)
     if found is None or found < OLDEST_REVISION:
         raise SchemaOutOfDate(found=found, wanted=HEAD_REVISION)
@@ -86,17 +85,17 @@ async def check_schema(conn: Connection) -> None:
 
 @functools.cache
 def first_schema(scripts: Path) -> str:
-    """What the first migration leaves in the database: a digest of its own SQL."""
+    """Return the comment that the first migration sets: a digest of its own SQL."""
     return "first schema " + first_digest(scripts)
 
 
 def first_digest(scripts: Path) -> str:
-    """64 hexadecimal digits."""
+    """Return the digest of the first migration, 64 hexadecimal digits."""
     return sha256((scripts / "versions" / "0001_initial.sql").read_bytes()).hexdigest()
 
 
 async def current_revision(conn: Connection) -> str | None:
-    """The revision the database is at; None if it was never migrated."""
+    """Return the revision of the database; None if it was never migrated."""
     if not await conn.fetchval(SQL_HAS_REVISION):
         return None
     revision: str | None = await conn.fetchval(SQL_REVISION)
@@ -106,31 +105,33 @@ async def current_revision(conn: Connection) -> str | None:
 async def migrate(
     dsn: str, *, revision: str = "head", how: MigrationOptions | None = None
 ) -> str | None:
-    """`alembic upgrade` on the database; the revision it is at afterwards.
+    """Run `alembic upgrade` on the database; return the revision afterwards.
 
     Several processes may do so at once.
 
-    Each step is a transaction of its own: where one fails, those before it stay done.
+    Each step is a transaction of its own: where one fails, those before it stay done. Raise
     `DatabaseConflict` where one has waited too long for a lock, `MigrationBlocked` where it may not
-    be taken yet, other `DatabaseError`s; in each case the same call goes on from there.
+    be run yet, and other `DatabaseError`s. In each case the same call continues from there.
     """
     async with await _opened(dsn, how) as database:
         try:
-            await asyncio.to_thread(
-                _upgrade, dsn, revision, how or MigrationOptions()
-            )  # alembic runs an event loop of its own
+            # alembic runs an event loop of its own
+            await asyncio.to_thread(_upgrade, dsn, revision, how or MigrationOptions())
         except Exception as error:
-            told = _translated(error)
-            if told is None:
+            ours = _translated(error)
+            if ours is None:
                 raise
             async with database.connection() as conn:
-                raise _with_advice(told, await current_revision(conn)) from error
+                raise _with_advice(ours, await current_revision(conn)) from error
         async with database.connection() as conn:
             return await current_revision(conn)
 
 
 async def migrate_before(dsn: str, *, how: MigrationOptions | None = None) -> str | None:
-    """What can be done while processes of the release before are at work: the steps up to the first "post" one; the revision afterwards."""
+    """Run the steps up to the first "post" one; return the revision afterwards.
+
+    They can run while processes of the release before are live.
+    """
     steps = await pending(dsn, how=how)
     first_post = next((at for at, step in enumerate(steps) if step.phase == "post"), len(steps))
     if first_post == 0:
@@ -140,7 +141,7 @@ async def migrate_before(dsn: str, *, how: MigrationOptions | None = None) -> st
 
 
 async def pending(dsn: str, *, how: MigrationOptions | None = None) -> "list[MigrationStep]":
-    """The steps that `migrate` would take, in order."""
+    """Return the steps that `migrate` would run, in order."""
     from storage.database.steps import steps_between  # noqa: PLC0415  # alembic is slow to import
 
     async with await _opened(dsn, how) as database, database.connection() as conn:
@@ -149,26 +150,32 @@ async def pending(dsn: str, *, how: MigrationOptions | None = None) -> "list[Mig
 
 
 def migration_sql(revision: str = "head", *, how: MigrationOptions | None = None) -> str:
-    """The statements that `migrate` would run on an empty database, or between two revisions (`0001:0002`), as one script for psql."""
+    """Return the statements that `migrate` would run on an empty database, as one script for psql.
+
+    `0001:0002` gives those between two revisions.
+    """
     return _run_alembic(revision, sql=True, dsn=None, how=how or MigrationOptions())
 
 
 def script_directory(scripts: Path | None = None) -> "ScriptDirectory":
-    """Alembic's view of the scripts."""
+    """Return alembic's view of the scripts."""
     from alembic.script import ScriptDirectory  # noqa: PLC0415  # alembic is slow to import
 
     return ScriptDirectory(str(scripts or scripts_directory()))
 
 
 def scripts_directory() -> Path:
-    """Where the migration scripts are: in the package if it was installed from a wheel, else in the source tree."""
+    """Return the folder of the migration scripts.
+
+    It is in the package if that was installed from a wheel, else in the source tree.
+    """
     package = Path(__file__).resolve().parent.parent
     inside = package / "migrations"
     return inside if inside.is_dir() else package.parent / "migrations"
 
 
 async def _opened(dsn: str, how: MigrationOptions | None) -> Database:
-    """One connection, as the steps have it."""
+    """Open one connection with the settings of the steps."""
     schema = (how or MigrationOptions()).database_schema or Config.from_env().database_schema
     return await Database.open(dsn, config=replace(ONE_CONNECTION, database_schema=schema))
 
@@ -178,7 +185,7 @@ def _upgrade(dsn: str, revision: str, how: MigrationOptions) -> None:
 
 
 def _run_alembic(revision: str, *, sql: bool, dsn: str | None, how: MigrationOptions) -> str:
-    """`alembic upgrade`, with the scripts where they are; what it printed."""
+    """Run `alembic upgrade` with the scripts in their folder; return its output."""
     from alembic import command  # noqa: PLC0415  # slow to import, and rarely needed
     from alembic.config import Config as AlembicConfig  # noqa: PLC0415
 
@@ -199,22 +206,29 @@ def _run_alembic(revision: str, *, sql: bool, dsn: str | None, how: MigrationOpt
 
 
 def _translated(error: BaseException | None) -> DatabaseError | None:
-    """Our error for that of the driver below what SQLAlchemy has made of it; None if there is none."""
+    """Find the driver's error below SQLAlchemy's and return our error for it.
+
+    None if there is none.
+    """
     while error is not None:
         if isinstance(error, DRIVER_ERRORS):
-            told: Any = translate(error, closed=True)
-            return told if isinstance(told, DatabaseError) else None
+            ours: Any = translate(error, closed=True)
+            return ours if isinstance(ours, DatabaseError) else None
         error = error.__cause__ or error.__context__
     return None
 
 
 def _with_advice(error: DatabaseError, current: str | None) -> StorageError:
-    """The same error, with where the migration stands and what to do."""
+    """Return the same error, with the state of the migration and what to do."""
     if error.sqlstate == JOB_WAITING:
         return MigrationBlocked(
             f"{error.reason}; the schema is {current} now", revision=f"after {current}"
         )
     stands = f"the schema is {current or 'absent'} now, run the migration again to go on from there"
     if isinstance(error, DatabaseConflict):
-        stands += ", when no long transactions hold what the step needs (pg_stat_activity tells), or with a larger --lock-timeout-ms"
+        stands += (
+            ", when no long transactions have the locks that the step needs "
+            "(see pg_stat_activity), "
+            "or with a larger --lock-timeout-ms"
+        )
     return type(error)(f"{error.reason}; {stands}", sqlstate=error.sqlstate)

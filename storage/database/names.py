@@ -1,7 +1,7 @@
-"""Interned names: the numbers that stand for types of events and relations, state keys, users and servers inside the tables.
+"""Interned names: numbers for event and relation types, state keys, users and servers in tables.
 
-The numbers below 1000 are fixed by the schema, so that the code can speak of them. All others are given out on first
-use, inside the write that uses them first (storage/persist), and never change.
+The schema fixes the numbers below 1000, so that the code can use them. All others are assigned on
+first use, inside the write that uses them first (storage/persist), and never change.
 """
 
 from collections.abc import Iterable
@@ -73,19 +73,22 @@ KNOWN_EMPTY_KEYS: Final = (
 
 
 def membership_code(membership: object) -> int:
-    """The number of a membership; 0 for whatever is none of the five."""
+    """Return the number of a membership; 0 for a value that is none of the five."""
     return MEMBERSHIPS.get(membership, 0) if isinstance(membership, str) else 0
 
 
 class InternedNames:
-    """What a process has learned of the interned names, in both directions; forgotten all at once when it grows too large."""
+    """The interned names that a process knows, in both directions.
+
+    All are forgotten at once when there are too many.
+    """
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self.forget()
 
     def forget(self) -> None:
-        """Back to what the schema fixes."""
+        """Reset to the names that the schema fixes."""
         self.types: dict[str, int] = dict(KNOWN_TYPES)
         self.state_keys: dict[tuple[int, str], int] = {(nid, ""): nid for nid in KNOWN_EMPTY_KEYS}
         self.principals: dict[str, int] = {}

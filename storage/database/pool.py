@@ -1,9 +1,11 @@
-"""The open sessions of one database: lent out, taken back, and handed on to those who wait, in the order in which they came.
+"""The open sessions of one database: lent out, returned, and handed to waiting callers in order.
 
-Postgres may refuse one more session (`max_connections`, or a limit of the role). Callers then wait for a session that is open
-already, and somebody tries again every REFUSED_SECONDS. An error is raised only where no session is open, or when the time is over.
+Postgres may refuse another session (`max_connections`, or a limit of the role). Callers then wait
+for a session that is open already, and one of them tries again every REFUSED_SECONDS. An error is
+raised only where no session is open, or after the timeout.
 
-A session that is lent out again keeps its prepared statements, and nothing is reset: those who use it leave no state behind.
+A session that is lent out again keeps its prepared statements, and nothing is reset: users of a
+session leave no state behind.
 """
 
 import asyncio
@@ -17,10 +19,10 @@ from storage.database.session import Session
 from storage.errors import StorageClosed
 
 REFUSED_SECONDS: Final = 0.5
-"""So long nobody tries to open another session after Postgres has refused one."""
+"""Pause before opening another session after Postgres has refused one."""
 
 IDLE_SECONDS_MAX: Final = 300
-"""A session that nobody has used for so long is ended, unless it is one of the ``size_min``."""
+"""Idle sessions end after this time, except ``size_min`` of them."""
 
 SETTLE_SECONDS: Final = 10
 """Longest wait for the end of a statement that was cancelled."""
@@ -42,7 +44,7 @@ class Pool:
         self._size_max = size_max
         self._opening = 0
         self._open: dict[Session, None] = {}
-        self._idle: list[Session] = []  # the one that was used last is lent out first
+        self._idle: list[Session] = []  # the last used one is lent out first
         self._turns: deque[asyncio.Future[Session | None]] = deque()
         self._refusal: asyncpg.TooManyConnectionsError | None = None
         self._refused_until = 0.0
@@ -51,12 +53,12 @@ class Pool:
 
     @property
     def size(self) -> int:
-        """How many sessions are open."""
+        """Return the number of open sessions."""
         return len(self._open)
 
     @property
     def used(self) -> int:
-        """How many of them are lent out."""
+        """Return the number of sessions that are lent out."""
         return len(self._open) - len(self._idle)
 
     async def fill(self) -> None:
@@ -69,7 +71,7 @@ class Pool:
             raise
 
     def at_hand(self) -> Session | None:
-        """A session that is idle, or None."""
+        """Return an idle session, or None."""
         while self._idle:
             session = self._idle.pop()
             if not session.driver.is_closed():
@@ -78,10 +80,10 @@ class Pool:
         return None
 
     async def take(self, seconds: float) -> Session:
-        """A session.
+        """Return a session.
 
-        `TimeoutError`, or the refusal of Postgres, if none is free in time; `StorageClosed` after
-        `close`.
+        Raise `TimeoutError`, or the refusal of Postgres, if none is free in time. Raise
+        `StorageClosed` after `close`.
         """
         self.waiting += 1
         try:
@@ -95,7 +97,7 @@ class Pool:
             self.waiting -= 1
 
     def give_back(self, session: Session) -> None:
-        """Take it back: for the caller who has waited longest, if there is one."""
+        """Take a session back, and hand it to the longest waiting caller, if there is one."""
         if session.driver.is_closed():
             self._drop(session)
             return
@@ -110,7 +112,10 @@ class Pool:
         self._end_idle(session.idle_since)
 
     async def settle(self, session: Session) -> None:
-        """Take it back when a statement that was cancelled has come to its end; end it if that takes too long."""
+        """Take a session back when a cancelled statement has ended.
+
+        End it if that takes too long.
+        """
         try:
             async with asyncio.timeout(SETTLE_SECONDS):
                 # The driver sends nothing before the cancelled statement has ended.
@@ -125,7 +130,7 @@ class Pool:
             self.give_back(session)
 
     def end_all(self, *, besides: Session | None = None) -> None:
-        """End all sessions, those that are lent out too."""
+        """End all sessions, including those that are lent out."""
         for session in list(self._open):
             if session is not besides:
                 session.end()
@@ -136,7 +141,7 @@ class Pool:
     async def close(self) -> None:
         """Wait for the sessions that are lent out, then end all.
 
-        `StorageClosed` for those who wait for one.
+        Waiting callers get `StorageClosed`.
         """
         self._closed = True
         self._wake(len(self._turns))
@@ -150,8 +155,6 @@ class Pool:
         except BaseException:
             self.end_all()
             raise
-
-    # ------------------------------------------------------------------------------------------------------------------
 
     async def _idle_or_new(self) -> Session:
         while True:
@@ -173,9 +176,9 @@ class Pool:
                 return session
 
     def _may_open(self) -> bool:
-        """Whether to try to open one more session.
+        """Return whether to try to open one more session.
 
-        Where one was refused, one caller tries at a time.
+        After a refusal, one caller tries at a time.
         """
         if len(self._open) + self._opening >= self._size_max:
             return False
@@ -207,7 +210,7 @@ class Pool:
         return session
 
     async def _turn(self) -> Session | None:
-        """Wait for a session to be given back, or until it is worth trying to open one: None."""
+        """Wait for a returned session, or return None when it is worth trying to open one."""
         turn: asyncio.Future[Session | None] = asyncio.get_running_loop().create_future()
         self._turns.append(turn)
         try:
@@ -227,14 +230,14 @@ class Pool:
         return max(self._refused_until - asyncio.get_running_loop().time(), 0.001)
 
     def _pass_on(self, session: Session | None) -> None:
-        """The caller whose turn it was is gone."""
+        """Hand on the turn of a caller that is gone."""
         if session is None:
             self._wake(1)
         else:
             self.give_back(session)
 
     def _wake(self, number: int) -> None:
-        """Let so many callers try to open a session."""
+        """Let this number of callers try to open a session."""
         while self._turns and number > 0:
             turn = self._turns.popleft()
             if not turn.done():
@@ -242,19 +245,19 @@ class Pool:
                 number -= 1
 
     def _drop(self, session: Session) -> None:
-        """It is closed, or of no use any more."""
+        """Remove a session that is closed or useless."""
         if not session.driver.is_closed():
             session.driver.terminate()
         self._open.pop(session, None)
         self._left()
 
     def _left(self) -> None:
-        """There is room for another one."""
+        """Signal that there is room for another session."""
         self._all_back.set()
         self._wake(1)
 
     def _end_idle(self, now: float) -> None:
-        """End what has been idle for too long."""
+        """End sessions that have been idle for too long."""
         while (
             self._idle
             and len(self._open) > self._size_min

@@ -1,8 +1,8 @@
-"""The roles that a database is used under, and what each may: `grants.sql` beside this file says it in full.
+"""The roles of a database and their privileges; `grants.sql` in this folder has the full list.
 
-They are made, and given their privileges, by migration 0002, where the migrating role may make roles; else it says which statements
-somebody has to run who may, and `grant` does the rest. Logins are the operator's: `CREATE ROLE homeserver LOGIN; GRANT room_storage_runtime
-TO homeserver`.
+Migration 0002 creates them and grants the privileges, where the migrating role may create roles.
+Otherwise it prints the statements that an authorised role has to run, and `grant` does the rest.
+Logins are the operator's: `CREATE ROLE homeserver LOGIN; GRANT room_storage_runtime TO homeserver`.
 """
 
 import logging
@@ -31,36 +31,37 @@ SELECT set_config('room_storage.role_prefix', $1::text, false)
 
 
 def checked_prefix(given: str | None) -> str:
-    """How the roles begin: as given, else STORAGE_ROLE_PREFIX, else "room_storage".
+    """Return the prefix of the roles: as given, else STORAGE_ROLE_PREFIX, else "room_storage".
 
-    `InputError` unless it can be part of a name.
+    Raise `InputError` unless it can be part of a name.
     """
     prefix = given or os.environ.get(PREFIX_VARIABLE) or PREFIX
     if not FORM.fullmatch(prefix):
         raise InputError(
-            f"{prefix!r} cannot begin the name of a role: small letters, digits and _, at most 41 (or {NO_ROLES!r}: no roles)"
+            f"{prefix!r} cannot begin the name of a role: small letters, digits and _, "
+            f"at most 41 (or {NO_ROLES!r}: no roles)"
         )
     return prefix
 
 
 def grants_sql(prefix: str | None = None) -> str:
-    """The script that makes the roles and gives them what they may."""
+    """Return the script that creates the roles and grants their privileges."""
     script = (Path(__file__).parent / "grants.sql").read_text(encoding="utf-8")
     return f"SET room_storage.role_prefix = '{checked_prefix(prefix)}';\n{script}"
 
 
 async def grant(dsn: str, *, prefix: str | None = None) -> list[str]:
-    """Make the roles if need be, and give them exactly what they may; what Postgres warned of.
+    """Create the roles if need be, and set exactly their privileges; return Postgres' warnings.
 
-    As owner of the tables.
+    Connect as owner of the tables.
 
-    `PermissionRefused`, `DatabaseUnavailable`, `InputError`.
+    Raise `PermissionRefused`, `DatabaseUnavailable` or `InputError`.
     """
-    script, told = grants_sql(prefix), list[str]()
+    script, warnings = grants_sql(prefix), list[str]()
 
     def listen(_: Any, message: Any) -> None:
         if message.severity_en == "WARNING":
-            told.append(f"{message.message} ({message.hint})")
+            warnings.append(f"{message.message} ({message.hint})")
 
     try:
         settings = migration_settings(Config.from_env().database_schema)
@@ -75,4 +76,4 @@ async def grant(dsn: str, *, prefix: str | None = None) -> list[str]:
             await driver.close()
     except (*DRIVER_ERRORS, ValueError) as error:
         raise translate(error, connecting=True) from error
-    return told
+    return warnings

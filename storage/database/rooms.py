@@ -1,4 +1,4 @@
-"""Whether the store knows a room, for reads that have found nothing."""
+"""The check whether the store has a room, for reads without a result."""
 
 from typing import Final, LiteralString
 
@@ -12,6 +12,6 @@ SELECT EXISTS (SELECT FROM rooms WHERE room_id = $1::text)
 
 
 async def require_room(conn: Connection, room_id: RoomId) -> None:
-    """`UnknownRoom` if the store has never heard of it."""
+    """Raise `UnknownRoom` if the store does not have the room."""
     if not await conn.fetchval(SQL_ROOM_EXISTS, room_id):
         raise UnknownRoom(room_id)

@@ -1,18 +1,17 @@
--- The schema of today, whole and commented. The migrations arrive at exactly this; a test compares
--- the two catalogues.
+-- The current schema, complete and commented. The migrations result in exactly this schema; a test
+-- compares the two catalogues.
 --
 -- Conventions
---   * Text stands at the border only: rooms, event types, state keys, users and servers are
---     interned, and everything inside refers to their numbers (nids). A nid never changes and is
---     never reused. 0 is never a nid.
---   * nids and state groups are handed out in blocks: a sequence gives the first number of a block
---     as long as its increment. So they have holes and say nothing about order.
---   * Order is told by stream_ordering (when this server learned of it) and topological_ordering
---     (causality).
+--   * Rooms, event types, state keys, users and servers are interned: other tables refer to their
+--     numbers (nids), not to the text. A nid never changes and is never reused. 0 is never a nid.
+--   * nids and state groups are assigned in blocks: a sequence gives the first number of a block
+--     as long as its increment. So they have holes and do not define an order.
+--   * stream_ordering (order of arrival at this server) and topological_ordering (causality) define
+--     the order.
 --   * Times are milliseconds since 1970, UTC, as int8.
 --   * Every index names the query it serves. No index without a query.
 --   * A write is planned in memory against rooms.write_version and applied by one statement that
---     compares and sets it (storage/persist): what is read while planning is immutable, or guarded
+--     compares and sets it (storage/persist). Rows read while planning are immutable, or guarded
 --     by that number.
 
 -- ------------------------------------------------------------------------------------------------
@@ -30,12 +29,12 @@ CREATE TABLE deployment (
 COMMENT ON TABLE deployment IS
     'One row. Tokens carry the deployment id, so that a token of another database is refused.';
 COMMENT ON COLUMN deployment.incarnation IS
-    'Which cluster, database and timeline this was when a store was opened last. In another one '
-    'it was restored (storage/streams/restore_detection.py).';
+    'The cluster, database and timeline when a store was last opened. If it differs, the database '
+    'was restored (storage/streams/restore_detection.py).';
 COMMENT ON COLUMN deployment.server_name IS
-    'The homeserver whose users are local: visibility and memberships are kept for them. Set by '
-    'the first store that opens, and no'
-    'other is let in. NULL: everything so far was imported without a name.';
+    'The homeserver whose users are local: visibility and memberships are stored for them. The '
+    'first store that opens sets it, and stores of other names are refused. NULL: all rooms so '
+    'far were imported without a name.';
 
 CREATE TABLE schema_compatibility (
     singleton boolean NOT NULL DEFAULT true,
@@ -44,9 +43,8 @@ CREATE TABLE schema_compatibility (
     CONSTRAINT schema_compatibility_singleton_check CHECK (singleton)
 );
 COMMENT ON TABLE schema_compatibility IS
-    'One row. Code that was made for an older schema than code_revision cannot serve this one any '
-    'more. Set by each step of a migration that is'
-    'for after the last old process ("post"); alembic_version says which schema this is.';
+    'One row. Code for an older schema than code_revision cannot serve this one. Each "post" step '
+    'of a migration sets it. alembic_version has the revision of the schema.';
 INSERT INTO schema_compatibility (code_revision) VALUES ('0010');
 
 CREATE TABLE background_jobs (
@@ -65,18 +63,17 @@ CREATE TABLE background_jobs (
     CONSTRAINT background_jobs_batch_check CHECK (batch_rows > 0)
 );
 COMMENT ON TABLE background_jobs IS
-    'Long data steps of migrations (storage/database/background.py), done in small batches beside '
-    'running servers: how far each is. Each batch'
-    'commits with its row.';
+    'Long data steps of migrations (storage/database/background.py) and their progress. They run '
+    'in small batches while servers run. Each batch commits with its row.';
 COMMENT ON COLUMN background_jobs.revision IS
-    'The step of the migrations that asks for it, and says what a batch is.';
+    'The revision that registered it and defines the batch.';
 COMMENT ON COLUMN background_jobs.place IS
     'The next batch begins after this key. 0: at the beginning.';
 COMMENT ON COLUMN background_jobs.rows_expected IS
-    'As estimated when it began. NULL: it has not, or there is no telling.';
+    'As estimated at the start. NULL: not started, or unknown.';
 COMMENT ON COLUMN background_jobs.batch_rows IS
     'Rows of the next batch: as many as take a fraction of a second.';
-COMMENT ON COLUMN background_jobs.error IS 'Why the last run ended early. NULL: it did not.';
+COMMENT ON COLUMN background_jobs.error IS 'The error of the last run. NULL: it did not fail.';
 
 -- ------------------------------------------------------------------------------------------------
 -- interned names
@@ -89,10 +86,9 @@ CREATE TABLE principals (
     CONSTRAINT principals_name_key UNIQUE (name)
 );
 COMMENT ON TABLE principals IS
-    'Users (name starts with @) and servers (a bare server name). 1 and 2 are no real principals: '
-    '1 stands for'
-    'everybody (audiences that are world readable), 2 for whoever has joined at some time '
-    '(audiences under "shared").';
+    'Users (name starts with @) and servers (a bare server name). Two rows are no real '
+    'principals: 1 means everybody (world-readable audiences), 2 all users that joined at some '
+    'time ("shared" audiences).';
 COMMENT ON CONSTRAINT principals_name_key ON principals IS
     'Serves: intern a user or server by name.';
 INSERT INTO principals (principal_nid, name) VALUES (1, '*everybody'), (2, '*shared');
@@ -105,7 +101,7 @@ CREATE TABLE event_types (
     CONSTRAINT event_types_type_key UNIQUE (type)
 );
 COMMENT ON TABLE event_types IS
-    'Event types, and types of relations. Those below 1000 are known to the code '
+    'Event types, and types of relations. The code knows those below 1000 '
     '(storage/database/names.py).';
 COMMENT ON CONSTRAINT event_types_type_key ON event_types IS
     'Serves: intern an event type, or a type of relations.';
@@ -143,7 +139,7 @@ CREATE TABLE state_keys (
     CONSTRAINT state_keys_type_nid_fkey FOREIGN KEY (type_nid) REFERENCES event_types (type_nid)
 );
 COMMENT ON TABLE state_keys IS
-    'Pairs (type, state key). Those below 1000 are known to the code (storage/ids.py): type n '
+    'Pairs (type, state key). The code knows those below 1000 (storage/database/names.py): type n '
     'with the empty state key is n.';
 COMMENT ON CONSTRAINT state_keys_type_nid_state_key_key ON state_keys IS
     'Serves: intern a state key; all members of a state.';
@@ -177,42 +173,38 @@ CREATE TABLE rooms (
         OR current_state_group IS NOT NULL)
 ) WITH (fillfactor = 70);
 COMMENT ON TABLE rooms IS
-    'One row a room, rewritten by every append (its free space keeps those updates in the page). '
-    'A room known only by'
-    'outliers has no forward extremity and no current state.';
+    'One row per room, updated by every append (its free space keeps those updates in the page). '
+    'A room known only by outliers has no forward extremity and no current state.';
 COMMENT ON COLUMN rooms.write_version IS
-    'Grows by one with each write to the room. A writer that planned on an older number is '
+    'Grows by one with each write to the room. A write that was planned on an older number is '
     'refused.';
 COMMENT ON COLUMN rooms.next_audience IS 'The next audience of the main line (see visibility).';
 COMMENT ON COLUMN rooms.current_state_group IS
-    'The resolution of the states after the forward extremities; an empty state where there are '
-    'none yet.';
+    'The resolution of the states after the forward extremities; an empty state if there are none '
+    'yet.';
 COMMENT ON COLUMN rooms.last_stream_ordering IS
-    'Position of the latest live event. Serves: which rooms changed since a token.';
+    'Position of the latest live event. Serves: the rooms that changed since a token.';
 COMMENT ON COLUMN rooms.max_topological_ordering IS
-    'Largest topological ordering ever given in the room; 0 for none.';
+    'Largest topological ordering ever assigned in the room; 0 for none.';
 COMMENT ON COLUMN rooms.current_audience IS
     'The audience of the current state: the number of the main line opened last. 0 for none.';
 COMMENT ON COLUMN rooms.moves IS
-    'How many writes have moved events of the room in its topological order (reordered_events). 0 '
-    'nearly everywhere: where depths are honest none does.';
+    'The number of writes that moved events of the room in its topological order '
+    '(reordered_events). Usually 0: where depths are honest no event moves.';
 COMMENT ON COLUMN rooms.removals IS
-    'Grows by one with each transaction that throws away events or state groups of the room, or '
-    'takes events out of its timeline. A writer that'
-    'planned on an older number is refused only if what it builds on has gone '
-    '(dependencies_purged).';
+    'Grows by one with each transaction that deletes events or state groups of the room, or '
+    'removes events from its timeline. A write that was planned on an older number is refused '
+    'only if a row that it depends on was deleted (dependencies_purged).';
 COMMENT ON COLUMN rooms.joined_count IS
-    'Members of the current state that are joined. Serves: the summary of a room, without '
-    'counting.';
+    'Joined members of the current state. Serves: the summary of a room, without counting.';
 COMMENT ON COLUMN rooms.invited_count IS 'The same for invited.';
 COMMENT ON COLUMN rooms.out_of_range IS
-    'Stretches of the topological order with events that stand where audiences.opened_topological '
-    'does not let one look for them:'
-    'of long forks, of history. They are looked through by every reader, so that pages miss '
-    'nothing. What no local user may ever see, as'
-    'history from before the first of them came that was not shared, is not among them.';
+    'Topological ranges that every reader must scan, because they hold events outside the range '
+    'that audiences.opened_topological predicts: events of long forks and of history. Events that '
+    'no local user may ever see are excluded, such as history before the first of them joined '
+    'that was not shared.';
 COMMENT ON COLUMN rooms.forward_extremities IS
-    'Accepted live events that no held, accepted live event names as parent, without '
+    'Accepted live events that are no prev_event of a stored, accepted live event, without '
     'dropped_extremities.';
 COMMENT ON CONSTRAINT rooms_room_id_key ON rooms IS 'Serves: intern a room.';
 
@@ -222,7 +214,7 @@ COMMENT ON CONSTRAINT rooms_room_id_key ON rooms IS 'Serves: intern a room.';
 CREATE SEQUENCE event_nids AS bigint START 1 INCREMENT 1000;
 CREATE SEQUENCE events_stream AS bigint START 2;
 COMMENT ON SEQUENCE events_stream IS
-    'Positions of the streams "events" and "backfill": they share one sequence, so that '
+    'Positions of the streams "events" and "backfill". They share one sequence, so that '
     'stream_ordering is unique over all events.';
 
 CREATE TABLE events (
@@ -277,35 +269,34 @@ CREATE TABLE events (
     )
 );
 ALTER TABLE events ALTER COLUMN json SET STORAGE EXTERNAL;
--- so that it is looked up by index even where one event has most of the relations
+-- makes the planner use the index even where one event has most of the relations
 ALTER TABLE events ALTER COLUMN relates_to SET (n_distinct = -0.5);
 COMMENT ON TABLE events IS
-    'One row holds everything about an event. Only the flags, and what an outlier lacks, ever '
-    'change.';
+    'One row holds everything about an event. Only the flags change, and the columns that an '
+    'outlier lacks.';
 COMMENT ON COLUMN events.event_nid IS
-    'Never changes, also when an outlier arrives in the timeline.';
+    'Never changes, even when an outlier becomes a timeline event.';
 COMMENT ON COLUMN events.stream_ordering IS
-    'When this server learned of the event: its position in the stream "events", or "backfill" if '
+    'The order of arrival at this server: its position in the stream "events", or "backfill" if '
     'backfilled. NULL for outliers.';
 COMMENT ON COLUMN events.topological_ordering IS
-    'Causal order: larger than that of every held parent in the room. Computed here, never the '
+    'Causal order: larger than that of every stored parent in the room. Computed here, never the '
     'claimed depth. NULL for outliers.';
 COMMENT ON COLUMN events.relates_to IS
-    'What it relates to (m.relates_to), by relation_key(event id): so the target need not be '
-    'held. NULL, as are the next two: nothing.'
-    'Told by the bytes alone, whatever becomes of the event or its target; nothing once it is '
-    'censored.';
+    'The target of its relation (m.relates_to), as relation_key(event id), so that the target may '
+    'be missing. NULL, as are the next two: no relation. It depends on the bytes alone, not on '
+    'the state of the event or its target; a censored event has none.';
 COMMENT ON COLUMN events.rel_type_nid IS 'The type of the relation, of event_types.';
 COMMENT ON COLUMN events.replaces IS
-    'Of m.replace: whether it may replace another event, as far as it tells itself '
+    'Of m.replace: whether the event itself allows it to replace another '
     '(storage/event/relation.py).';
 COMMENT ON COLUMN events.has_url IS
-    'Its content has a key "url", whether redacted since or not, but not censored. NULL: it has '
-    'none. Serves: filters with contains_url.';
+    'Its content has a key "url", even if redacted since, but not if censored. NULL: it has none. '
+    'Serves: filters with contains_url.';
 COMMENT ON COLUMN events.after_gap IS
-    'A live event some parent of which was not held when it arrived: a timeline does not go on '
-    'across it, as history that is filled in later'
-    'never comes down /sync. Stays so when the gap is filled. NULL: all parents were there.';
+    'A live event with a parent that was missing when it arrived. A timeline stops there, because '
+    'backfilled history never goes down /sync. It stays set when the gap is filled. NULL: all '
+    'parents were stored.';
 COMMENT ON COLUMN events.depth IS
     'As claimed by the sender (clamped to int8). Never used for order.';
 COMMENT ON COLUMN events.origin_server_ts IS 'As claimed by the sender (clamped to int8).';
@@ -313,16 +304,16 @@ COMMENT ON COLUMN events.state_group_before IS 'The state before the event. NULL
 COMMENT ON COLUMN events.state_group_after IS
     'The state after an accepted state event. NULL: the same as before it.';
 COMMENT ON COLUMN events.audience IS
-    'Who may see it: the audience that visibility.audiences speaks of. NULL for outliers.';
+    'The audience that may see it, a number in visibility.audiences. NULL for outliers.';
 COMMENT ON COLUMN events.redacted_by IS
     'The redaction that took effect on it: smallest (origin_server_ts, event_id) if there are '
     'several.';
 COMMENT ON COLUMN events.encoding IS
-    'What json holds: 0 = the bytes as received; 1 = censored, the canonical JSON of the redacted '
-    'form (storage/maintenance/censor.py).';
+    'The contents of json: 0 = the bytes as received; 1 = censored, the canonical JSON of the '
+    'redacted form (storage/maintenance/censor.py).';
 COMMENT ON COLUMN events.writer_nid IS
-    'Who gave it its stream ordering. Within a room stream orderings are in the order of commits, '
-    'whoever writes.';
+    'The writer that assigned its stream ordering. Within a room stream orderings follow the '
+    'order of commits, for all writers.';
 COMMENT ON COLUMN events.membership IS
     'Of m.room.member: 0 other or missing, 1 ban, 2 leave, 3 knock, 4 invite, 5 join.';
 COMMENT ON COLUMN events.backfilled IS 'History: never goes down /sync.';
@@ -333,15 +324,15 @@ COMMENT ON COLUMN events.redacted_form IS
     'Its content hash was wrong: only the redacted form is valid and ever shown. json has the '
     'received bytes.';
 COMMENT ON COLUMN events.ineffective IS
-    'An accepted redaction that took no effect: its target is not held in the timeline yet, is in '
-    'another room, or was not the sender''s to'
-    'redact. Not shown to users; settled anew when the target arrives.';
+    'An accepted redaction that took no effect: its target is not in the timeline yet, is in '
+    'another room, or was sent by another user. Not shown to users; decided again when the target '
+    'arrives.';
 COMMENT ON COLUMN events.rejected IS
     'The auth rule that refused it, with the reason. NULL: accepted.';
 COMMENT ON COLUMN events.prev_events IS
     'Parents, in the order of the PDU: nids of events or of missing_events. Empty for outliers.';
-COMMENT ON COLUMN events.auth_events IS 'Auth events, in the order of the PDU. All held.';
-COMMENT ON COLUMN events.json IS 'The received bytes, or what encoding says.';
+COMMENT ON COLUMN events.auth_events IS 'Auth events, in the order of the PDU. All are stored.';
+COMMENT ON COLUMN events.json IS 'The received bytes, or another form (see encoding).';
 COMMENT ON CONSTRAINT events_pkey ON events IS 'Serves: events by nid; traversal of edges.';
 COMMENT ON CONSTRAINT events_event_id_key ON events IS 'Serves: events by id; duplicates.';
 COMMENT ON CONSTRAINT events_stream_ordering_key ON events IS
@@ -350,9 +341,9 @@ COMMENT ON CONSTRAINT events_stream_ordering_key ON events IS
 CREATE INDEX events_room_topological_idx ON events (room_nid, topological_ordering, stream_ordering)
     WHERE NOT outlier;
 COMMENT ON INDEX events_room_topological_idx IS
-    'Serves: pages of history; children within a range of the order (repair).';
+    'Serves: pages of history; children within a topological range (repair).';
 CREATE INDEX events_create_idx ON events (room_nid) WHERE type_nid = 1;
-COMMENT ON INDEX events_create_idx IS 'Serves: does a room have its create event already.';
+COMMENT ON INDEX events_create_idx IS 'Serves: whether a room already has its create event.';
 CREATE INDEX events_room_outlier_idx ON events (room_nid, event_nid) WHERE outlier;
 COMMENT ON INDEX events_room_outlier_idx IS
     'Serves: the outliers of a room, for verification; some at a time, for a purge.';
@@ -366,19 +357,18 @@ COMMENT ON INDEX events_room_time_idx IS
     'Serves: the event nearest to a time (storage/queries/timestamp_to_event.py).';
 CREATE INDEX events_received_ts_idx ON events (received_ts);
 COMMENT ON INDEX events_received_ts_idx IS
-    'Serves: the events received within a time (storage/pipeline/source/filters.py).';
+    'Serves: the events received in a period (storage/pipeline/source/filters.py).';
 CREATE INDEX events_uncensored_idx ON events (event_nid)
     WHERE encoding = 0 AND (redacted_by IS NOT NULL OR redacted_form);
 COMMENT ON INDEX events_uncensored_idx IS
-    'Serves: what is to be censored (storage/maintenance/censor.py). Redacted events only, and '
-    'each leaves it when that is done.';
+    'Serves: the events to censor (storage/maintenance/censor.py). It has redacted events only, '
+    'and an event leaves it when it is censored.';
 CREATE INDEX events_relation_idx
     ON events (relates_to, rel_type_nid, topological_ordering, stream_ordering)
     WHERE relates_to IS NOT NULL AND NOT outlier;
 COMMENT ON INDEX events_relation_idx IS
-    'Serves: what relates to an event, in order (storage/queries/relations.py); what is '
-    'aggregated of it (storage/queries/aggregations.py).'
-    'Nothing for events without a relation.';
+    'Serves: the relations of an event, in order (storage/queries/relations.py), and their '
+    'aggregation (storage/queries/aggregations.py). Events without a relation are not in it.';
 
 CREATE TABLE reordered_events (
     moves bigint NOT NULL,
@@ -389,16 +379,16 @@ CREATE TABLE reordered_events (
     CONSTRAINT reordered_events_moves_check CHECK (moves > 0)
 );
 COMMENT ON TABLE reordered_events IS
-    'Where events stood before they moved up (storage/graph/topological_ordering.py), so that a '
-    'pagination token means what it meant when it was made. The place'
-    'of an event as of a token is that of its first row with more moves than the token has, else '
-    'the one where it stands.';
-COMMENT ON COLUMN reordered_events.moves IS 'rooms.moves as this write made it.';
+    'Former topological positions of events that moved up '
+    '(storage/graph/topological_ordering.py), so that a pagination token keeps its meaning. The '
+    'position of an event as of a token is that of its first row with more moves than the token, '
+    'else its current position.';
+COMMENT ON COLUMN reordered_events.moves IS 'rooms.moves after this write.';
 COMMENT ON COLUMN reordered_events.topological_before IS
-    'Less than in the next row of the event, or than events.topological_ordering. Its '
-    'stream_ordering stays as it is.';
+    'Less than in the next row of the event, or than events.topological_ordering. The '
+    'stream_ordering does not change.';
 COMMENT ON CONSTRAINT reordered_events_pkey ON reordered_events IS
-    'Serves: what has moved in a room since a pagination token was made.';
+    'Serves: the events of a room that moved since a pagination token was made.';
 
 CREATE TABLE missing_events (
     event_nid bigint NOT NULL,
@@ -410,17 +400,16 @@ CREATE TABLE missing_events (
     CONSTRAINT missing_events_event_id_key UNIQUE (event_id)
 );
 COMMENT ON TABLE missing_events IS
-    'Parents that are named by a held event and are not held themselves, or only as outliers: the '
-    'backward extremities, or gaps.'
-    'When the event arrives it takes over the nid and leaves this table, so that edges never need '
-    'rewriting.';
+    'Parents that a stored event names and that are not stored, or only as outliers: the backward '
+    'extremities. When the event arrives it takes over the nid and its row here is deleted, so '
+    'that edges are never rewritten.';
 COMMENT ON COLUMN missing_events.superseded IS
-    'An accepted live event stands on it, directly or over events that were not accepted: it will '
-    'be no forward extremity. Also where those were'
-    'purged since, and where it was held and purged itself.';
-COMMENT ON COLUMN missing_events.child_nids IS 'The held events that name it.';
+    'An accepted live event has it as prev_event, directly or over events that were not accepted, '
+    'so it will be no forward extremity. It stays set where those were purged since, and where '
+    'the event itself was stored and purged.';
+COMMENT ON COLUMN missing_events.child_nids IS 'The stored events that name it.';
 COMMENT ON CONSTRAINT missing_events_event_id_key ON missing_events IS
-    'Serves: an arriving event finds the nid that waits for it.';
+    'Serves: the nid that is reserved for an arriving event.';
 CREATE INDEX missing_events_room_idx ON missing_events (room_nid);
 COMMENT ON INDEX missing_events_room_idx IS 'Serves: the backward extremities of a room.';
 
@@ -432,20 +421,23 @@ CREATE TABLE gap_failures (
     reason text NOT NULL,
     servers text[] NOT NULL,
     CONSTRAINT gap_failures_pkey PRIMARY KEY (event_nid),
-    CONSTRAINT gap_failures_event_nid_fkey FOREIGN KEY (event_nid) REFERENCES missing_events (event_nid) ON DELETE CASCADE
+    CONSTRAINT gap_failures_event_nid_fkey FOREIGN KEY (event_nid)
+        REFERENCES missing_events (event_nid) ON DELETE CASCADE
 );
 COMMENT ON TABLE gap_failures IS
-    'Missing events that were asked for in vain, and when to ask again (storage/queries/gaps.py). '
-    'Nothing of it is derived from events. A row'
-    'leaves with the gap: as the event arrives, or the room is purged.';
+    'Missing events that were requested without result, and when to retry '
+    '(storage/queries/gaps.py). It cannot be derived from events. A row is deleted when the event '
+    'arrives, or the room is purged.';
 COMMENT ON COLUMN gap_failures.failures IS
-    'How often, since a server that had failed was last said to be up again.';
-COMMENT ON COLUMN gap_failures.failed_ts IS 'The last time.';
-COMMENT ON COLUMN gap_failures.retry_ts IS 'Not to be asked for before.';
-COMMENT ON COLUMN gap_failures.reason IS 'Of the last time, as the homeserver tells it.';
-COMMENT ON COLUMN gap_failures.servers IS 'Which servers were asked, as far as it was said.';
+    'The number of failures since a server among those that failed was last reported to be up '
+    'again.';
+COMMENT ON COLUMN gap_failures.failed_ts IS 'The time of the last failure.';
+COMMENT ON COLUMN gap_failures.retry_ts IS 'The earliest time to retry.';
+COMMENT ON COLUMN gap_failures.reason IS
+    'The reason of the last failure, as the homeserver reports it.';
+COMMENT ON COLUMN gap_failures.servers IS 'The servers that were requested, as far as reported.';
 COMMENT ON CONSTRAINT gap_failures_pkey ON gap_failures IS
-    'Serves: what is known of a gap; the gap goes.';
+    'Serves: the failures of a gap; deletion with the gap.';
 
 CREATE TABLE dropped_extremities (
     event_nid bigint NOT NULL,
@@ -453,9 +445,9 @@ CREATE TABLE dropped_extremities (
     CONSTRAINT dropped_extremities_pkey PRIMARY KEY (room_nid, event_nid)
 );
 COMMENT ON TABLE dropped_extremities IS
-    'Events that would be forward extremities but for the limit of them, and whose state the '
-    'others covered (storage/persist/plan/extremity_limit.py), or'
-    'because what named them was purged. An event that was dropped is never one again.';
+    'Events that would be forward extremities but were dropped. Either they exceeded the limit '
+    'and the others superseded their state (storage/persist/plan/extremity_limit.py), or the '
+    'events that named them were purged. A dropped event is never an extremity again.';
 COMMENT ON CONSTRAINT dropped_extremities_pkey ON dropped_extremities IS
     'Serves: the forward extremities of a room from its events, for verification.';
 
@@ -466,10 +458,10 @@ CREATE TABLE waiting_redactions (
     CONSTRAINT waiting_redactions_pkey PRIMARY KEY (redaction_nid)
 );
 COMMENT ON TABLE waiting_redactions IS
-    'Accepted redactions whose target is not held yet (or only as an outlier).';
+    'Accepted redactions whose target is missing (or stored only as an outlier).';
 CREATE INDEX waiting_redactions_target_idx ON waiting_redactions (target_event_id);
 COMMENT ON INDEX waiting_redactions_target_idx IS
-    'Serves: an arriving event finds the redactions that wait for it.';
+    'Serves: the redactions that wait for an arriving event.';
 
 -- ------------------------------------------------------------------------------------------------
 -- state
@@ -489,8 +481,12 @@ CREATE TABLE state_groups (
     member_event_nids bigint[],
     CONSTRAINT state_groups_pkey PRIMARY KEY (state_group),
     CONSTRAINT state_groups_back_check CHECK (back[cardinality(back)] = 0),
-    CONSTRAINT state_groups_keys_check CHECK (cardinality(key_nids) IS NOT DISTINCT FROM cardinality(event_nids)),
-    CONSTRAINT state_groups_member_keys_check CHECK (cardinality(member_key_nids) IS NOT DISTINCT FROM cardinality(member_event_nids))
+    CONSTRAINT state_groups_keys_check CHECK (
+        cardinality(key_nids) IS NOT DISTINCT FROM cardinality(event_nids)
+    ),
+    CONSTRAINT state_groups_member_keys_check CHECK (
+        cardinality(member_key_nids) IS NOT DISTINCT FROM cardinality(member_event_nids)
+    )
 );
 ALTER TABLE state_groups
     ALTER COLUMN key_nids SET STORAGE EXTERNAL,
@@ -498,22 +494,21 @@ ALTER TABLE state_groups
     ALTER COLUMN member_key_nids SET STORAGE EXTERNAL,
     ALTER COLUMN member_event_nids SET STORAGE EXTERNAL;
 COMMENT ON TABLE state_groups IS
-    'One immutable row per distinct state, holding only what changed against its path. Reading: '
-    'fold the rows of the path, root'
-    'first, by position in the path. Members stand apart, so that reading the rest of a big root '
-    'never touches them. There is a row for'
-    'every state change, so the columns are as narrow as they can be.';
+    'One immutable row per distinct state, with the changes against its path only. To read it, '
+    'fold the rows of the path, root first, by position in the path. Members are in columns of '
+    'their own, so that a read of the rest of a big root does not read them. There is a row for '
+    'every state change, so the columns are as narrow as possible.';
 COMMENT ON COLUMN state_groups.digest IS
     'Order-independent sum over the entries: equal states have equal digests.';
 COMMENT ON COLUMN state_groups.audience IS
     'The audience of events that are sent under this state and do not change it.';
 COMMENT ON COLUMN state_groups.entry_count IS 'Size of the whole state.';
 COMMENT ON COLUMN state_groups.back IS
-    'The path, the groups to fold: by how much each group''s number is below this one''s. Root '
+    'The path, the groups to fold: the difference of this group''s number to each of theirs. Root '
     'first, this group (0) last. See path_of.';
 COMMENT ON COLUMN state_groups.runs IS
-    'How many rows of the path stand at each level (pack in storage/state/levels.py).';
-COMMENT ON COLUMN state_groups.key_nids IS 'NULL: no key but members.';
+    'The number of rows of the path at each level (pack in storage/state/levels.py).';
+COMMENT ON COLUMN state_groups.key_nids IS 'NULL: member keys only.';
 COMMENT ON COLUMN state_groups.event_nids IS '0 removes the key.';
 COMMENT ON COLUMN state_groups.member_key_nids IS 'NULL: no member.';
 COMMENT ON COLUMN state_groups.member_event_nids IS '0 removes the key.';
@@ -522,7 +517,7 @@ COMMENT ON INDEX state_groups_room_idx IS
     'Serves: the groups of a room: garbage, purge, verification.';
 CREATE INDEX state_groups_digest_idx ON state_groups (digest);
 COMMENT ON INDEX state_groups_digest_idx IS
-    'Serves: a merge finds the group that already holds the resolved state.';
+    'Serves: the group that already has the resolved state of a merge.';
 
 CREATE TABLE current_state (
     event_nid bigint NOT NULL,
@@ -532,7 +527,7 @@ CREATE TABLE current_state (
     CONSTRAINT current_state_pkey PRIMARY KEY (room_nid, state_key_nid)
 ) WITH (fillfactor = 85);
 COMMENT ON TABLE current_state IS
-    'The resolved state of each room, the one of rooms.current_state_group, by key.';
+    'The resolved state of each room, that of rooms.current_state_group, by key.';
 COMMENT ON COLUMN current_state.membership IS 'As events.membership; NULL for other types.';
 COMMENT ON CONSTRAINT current_state_pkey ON current_state IS
     'Serves: current state of a room, whole or by key.';
@@ -547,7 +542,7 @@ CREATE TABLE state_deltas (
     CONSTRAINT state_deltas_pkey PRIMARY KEY (room_nid, stream_ordering, state_key_nid)
 );
 COMMENT ON TABLE state_deltas IS
-    'What each position of the events stream changed in the current state of its room.';
+    'The changes of each position of the events stream to the current state of its room.';
 COMMENT ON COLUMN state_deltas.event_nid IS
     'The new value. NULL: the key was removed (by state resolution).';
 COMMENT ON COLUMN state_deltas.prev_event_nid IS 'The value before. NULL: the key is new.';
@@ -565,8 +560,7 @@ CREATE TABLE memberships (
 ) WITH (fillfactor = 85);
 COMMENT ON TABLE memberships IS
     'Each local user''s membership in each room: of the current state, or of an outlier (an '
-    'invite or knock over federation)'
-    'where this server is not in the room.';
+    'invite or knock over federation) where this server is not in the room.';
 COMMENT ON COLUMN memberships.stream_ordering IS 'Position of the last change.';
 COMMENT ON CONSTRAINT memberships_pkey ON memberships IS 'Serves: rooms of a user.';
 
@@ -590,14 +584,13 @@ CREATE TABLE out_of_band_memberships (
     CONSTRAINT out_of_band_memberships_pkey PRIMARY KEY (room_nid, principal_nid)
 );
 COMMENT ON TABLE out_of_band_memberships IS
-    'Memberships of local users that an outlier gave, where this server is not in the room. The '
-    'row goes when the room''s state says what the user is.'
-    'It counts only while memberships has the same event: code of before this table leaves rows '
-    'behind.';
+    'Memberships of local users from an outlier, where this server is not in the room. The row is '
+    'deleted when the room''s state has a membership of the user. It counts only while '
+    'memberships has the same event: code older than this table leaves rows behind.';
 COMMENT ON COLUMN out_of_band_memberships.stripped_state IS
-    'What came with an invite or knock of the room''s state: a JSON list of stripped events.';
+    'The room''s state that came with an invite or knock: a JSON list of stripped events.';
 COMMENT ON CONSTRAINT out_of_band_memberships_pkey ON out_of_band_memberships IS
-    'Serves: what ends when this server joins the room; stripped state.';
+    'Serves: the memberships that end when this server joins the room; stripped state.';
 
 CREATE FUNCTION is_out_of_band(event events) RETURNS boolean
 LANGUAGE sql IMMUTABLE AS $$
@@ -605,8 +598,8 @@ LANGUAGE sql IMMUTABLE AS $$
         AND $1.auth_events = '{}'
 $$;
 COMMENT ON FUNCTION is_out_of_band IS
-    'Whether an event is a membership that came out of band and was not authorised yet. The rules '
-    'want auth events for each of these; it has none here.';
+    'Whether an event is a membership that arrived out of band and was not authorised yet. The '
+    'rules require auth events for each of these; it has none here.';
 
 CREATE FUNCTION keep_auth_events() RETURNS trigger
 LANGUAGE plpgsql AS $$
@@ -619,8 +612,8 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION keep_auth_events IS
-    'Refuses new auth events for an event that has its own already, except to who may change '
-    'anything of it: a rebuild.';
+    'Refuses new auth events for an event that has some already. Only roles that may change all '
+    'columns may change them: a rebuild.';
 CREATE TRIGGER events_auth_events_once BEFORE UPDATE OF auth_events ON events
     FOR EACH ROW WHEN (OLD.auth_events IS DISTINCT FROM NEW.auth_events AND NOT is_out_of_band(OLD))
     EXECUTE FUNCTION keep_auth_events();
@@ -640,17 +633,16 @@ CREATE TABLE auth_chains (
         sequence_number) INCLUDE (event_nid)
 );
 COMMENT ON TABLE auth_chains IS
-    'Chain cover of the auth graph: each state event has a place in one chain, and reaches every '
-    'earlier place of that chain.';
+    'Chain cover of the auth graph: each state event has a position in one chain, and reaches '
+    'every earlier position of that chain.';
 COMMENT ON COLUMN auth_chains.event_id IS
-    'As in events. This and the state key stand here once more because those of a state or an '
-    'auth chain are asked for by the thousand:'
-    'these rows lie densely, those of events hold the bytes.';
+    'As in events. This and the state key are repeated here because reads of a state or an auth '
+    'chain fetch them by the thousand. These rows are dense; those of events hold the bytes.';
 COMMENT ON COLUMN auth_chains.state_key IS 'As in state_keys.';
 COMMENT ON CONSTRAINT auth_chains_pkey ON auth_chains IS
-    'Serves: where an event stands; the ids of a state and of an auth chain.';
+    'Serves: the position of an event; the ids of a state and of an auth chain.';
 COMMENT ON CONSTRAINT auth_chains_chain_nid_sequence_number_key ON auth_chains IS
-    'Serves: the events of a stretch of a chain.';
+    'Serves: the events of a range of a chain.';
 
 CREATE TABLE auth_chain_links (
     chain_nid bigint NOT NULL,
@@ -660,13 +652,13 @@ CREATE TABLE auth_chain_links (
     CONSTRAINT auth_chain_links_pkey PRIMARY KEY (chain_nid, sequence_number, target_chain_nid)
 );
 COMMENT ON TABLE auth_chain_links IS
-    'From this place on, the chain reaches the target chain up to the target place. Only links '
-    'that say more than earlier ones.';
+    'From this position on, the chain reaches the target chain up to the target position. Only '
+    'links that extend earlier ones are stored.';
 COMMENT ON CONSTRAINT auth_chain_links_pkey ON auth_chain_links IS
-    'Serves: which chains a place reaches.';
+    'Serves: the chains that a position reaches.';
 CREATE INDEX auth_chain_links_target_idx
     ON auth_chain_links (target_chain_nid, target_sequence_number);
-COMMENT ON INDEX auth_chain_links_target_idx IS 'Serves: which places reach a given one.';
+COMMENT ON INDEX auth_chain_links_target_idx IS 'Serves: the positions that reach a given one.';
 
 -- ------------------------------------------------------------------------------------------------
 -- visibility
@@ -684,27 +676,25 @@ CREATE TABLE visibility (
     CONSTRAINT visibility_counts_check CHECK (joined_count >= 0 AND invited_count >= 0)
 ) WITH (fillfactor = 85);
 COMMENT ON TABLE visibility IS
-    'Who may see what: the audiences of a room that a local user, a server, everybody (principal '
-    '1) or whoever joined later'
-    '(principal 2) may see. An event is visible to a principal whose audiences contain the '
-    'event''s audience.';
+    'The audiences of a room that a principal is in: a local user, a server, everybody (principal '
+    '1) or all users that joined later (principal 2). An event is visible to a principal whose '
+    'audiences contain the event''s audience.';
 COMMENT ON COLUMN visibility.last_join_topological IS
-    'Local users: largest topological ordering of their accepted joins; events under "shared" '
-    'before it are theirs. NULL: never joined.';
+    'Local users: largest topological ordering of their accepted joins; "shared" events before it '
+    'are visible to them. NULL: never joined.';
 COMMENT ON COLUMN visibility.joined_count IS
     'Users of this principal (itself, or those of the server) that are joined in the current '
     'state.';
 COMMENT ON COLUMN visibility.invited_count IS 'The same for invited.';
 COMMENT ON COLUMN visibility.audiences IS
-    'A range without an upper end: the principal is in the audience of the current state, and so '
-    'of what comes next.';
+    'A range without an upper end means that the principal is in the audience of the current '
+    'state, and so by default in later ones.';
 COMMENT ON COLUMN visibility.invited_audiences IS
-    'Those of the audiences that the principal is in by an invitation alone, under "invited". '
-    'What erased senders sent is for those who were'
-    'joined only. NULL for none.';
+    'The audiences that the principal is in by an invitation alone, under "invited". Events of '
+    'erased senders are visible only to those who were joined. NULL for none.';
 COMMENT ON COLUMN visibility.first_audience IS
-    'The row tells which audiences the principal is in from this one on. Those below are in '
-    'past_visibility. NULL: there are none.';
+    'The row covers the audiences from this one on. Those below are in past_visibility. NULL: '
+    'there are none.';
 COMMENT ON CONSTRAINT visibility_pkey ON visibility IS
     'Serves: the join of every read that filters.';
 
@@ -719,25 +709,23 @@ CREATE TABLE past_visibility (
     CONSTRAINT past_visibility_pkey PRIMARY KEY (room_nid, principal_nid, first_audience)
 );
 COMMENT ON TABLE past_visibility IS
-    'The older ranges of a principal that has come and gone often, a few to a row '
-    '(storage/visibility/past.py). A row tells which audiences the'
-    'principal is in from first_audience up to the next row''s, the last one up to '
-    'visibility.first_audience.';
+    'The older ranges of a principal that has joined and left often, a few per row '
+    '(storage/visibility/past.py). A row covers the audiences from first_audience up to the next '
+    'row''s, the last one up to visibility.first_audience.';
 COMMENT ON COLUMN past_visibility.opened_topological IS
-    'Where the topological order had come to when first_audience was opened. It grows with '
+    'The maximum of the topological order when first_audience was opened. It grows with '
     'first_audience.';
 COMMENT ON COLUMN past_visibility.audiences IS 'As in visibility, of these audiences only.';
-COMMENT ON COLUMN past_visibility.invited_audiences IS 'Likewise.';
+COMMENT ON COLUMN past_visibility.invited_audiences IS 'As in visibility, of these audiences only.';
 COMMENT ON COLUMN past_visibility.topological_ranges IS
-    'Where in the topological order the events of these audiences stand, as '
-    'disjoint_topological_ranges tells: what audiences.opened_topological says'
-    'of old numbers does not change any more.';
+    'The topological ranges with the events of these audiences, from disjoint_topological_ranges. '
+    'They never change, because audiences.opened_topological of old numbers does not.';
 COMMENT ON CONSTRAINT past_visibility_pkey ON past_visibility IS
     'Serves: whether a principal is in an old audience (saw_before).';
 CREATE INDEX past_visibility_order_idx
     ON past_visibility (room_nid, principal_nid, opened_topological, first_audience);
 COMMENT ON INDEX past_visibility_order_idx IS
-    'Serves: the rows near to a place in the order (visibility_near).';
+    'Serves: the rows near a topological position (visibility_near).';
 
 CREATE VIEW whole_visibility AS
 SELECT v.room_nid, v.principal_nid, v.last_join_topological, v.joined_count, v.invited_count,
@@ -746,21 +734,21 @@ SELECT v.room_nid, v.principal_nid, v.last_join_topological, v.joined_count, v.i
         '{}') AS invited_audiences
 FROM visibility v
 LEFT JOIN LATERAL (
-    SELECT range_agg(p.audiences * p.told) AS audiences,
-        range_agg(p.invited_audiences * p.told) AS invited_audiences
+    SELECT range_agg(p.audiences * p.numbers) AS audiences,
+        range_agg(p.invited_audiences * p.numbers) AS invited_audiences
     FROM (
         SELECT o.audiences, o.invited_audiences,
             int8multirange(int8range(o.first_audience,
                 lead(o.first_audience, 1, v.first_audience)
-                    OVER (ORDER BY o.first_audience))) AS told
+                    OVER (ORDER BY o.first_audience))) AS numbers
         FROM past_visibility o
         WHERE o.room_nid = v.room_nid AND o.principal_nid = v.principal_nid
             AND o.first_audience < v.first_audience
     ) AS p
 ) AS past ON v.first_audience IS NOT NULL;
 COMMENT ON VIEW whole_visibility IS
-    'All audiences of each principal in one value, however many: for maintenance and export. '
-    'invited_audiences is empty for none.';
+    'All audiences of each principal in one value, for maintenance and export. invited_audiences '
+    'is empty for none.';
 
 CREATE TABLE audiences (
     audience bigint NOT NULL,
@@ -771,19 +759,18 @@ CREATE TABLE audiences (
     CONSTRAINT audiences_pkey PRIMARY KEY (room_nid, audience)
 );
 COMMENT ON TABLE audiences IS
-    'The numbers in use. They lie on lines: the main line follows the current state in steps of '
-    '2^40, and the numbers between two'
-    'steps are for lines that branch off there (storage/visibility/audience_numbering.py).';
-COMMENT ON COLUMN audiences.branches IS 'How many lines branch off this number.';
-COMMENT ON COLUMN audiences.continued IS 'The line goes on after this number.';
+    'The numbers in use. They are on lines: the main line follows the current state in steps of '
+    '2^40, and the numbers between two steps are for lines that branch off there '
+    '(storage/visibility/audience_numbering.py).';
+COMMENT ON COLUMN audiences.branches IS 'The number of lines that branch off this number.';
+COMMENT ON COLUMN audiences.continued IS 'The line has further numbers after this one.';
 COMMENT ON COLUMN audiences.opened_topological IS
-    'On the main line: where the topological order had come to when the number was opened. It '
-    'grows with the numbers, so events of'
-    'this number, and of what branches off it, lie between this and the next number''s, give or '
-    'take order_slack(), or in rooms.out_of_range.'
-    'NULL: a number that branches off, or stands for one state alone.';
+    'On the main line: the maximum of the topological order when the number was opened. It grows '
+    'with the numbers. So events of this number, and of its branches, lie between this and the '
+    'next number''s value, within order_slack(), or in rooms.out_of_range. NULL: a number that '
+    'branches off, or one for a single state.';
 COMMENT ON CONSTRAINT audiences_pkey ON audiences IS
-    'Serves: give a number to a new audience; where in the order the audiences of a reader lie '
+    'Serves: the number of a new audience; the topological ranges of a reader''s audiences '
     '(topological_ranges_of).';
 
 CREATE TABLE erased_users (
@@ -792,8 +779,8 @@ CREATE TABLE erased_users (
     CONSTRAINT erased_users_pkey PRIMARY KEY (principal_nid)
 );
 COMMENT ON TABLE erased_users IS
-    'Senders who asked to be forgotten: who was not there when they sent something gets its '
-    'redacted form. Their events stay as they are.';
+    'Senders who requested erasure. Readers who were not joined at an event of theirs get its '
+    'redacted form. Their events stay unchanged.';
 COMMENT ON CONSTRAINT erased_users_pkey ON erased_users IS
     'Serves: every read that shows events to users or servers.';
 
@@ -809,15 +796,14 @@ CREATE TABLE stream_positions (
     CONSTRAINT stream_positions_pkey PRIMARY KEY (stream_name, instance_name)
 ) WITH (fillfactor = 50);
 COMMENT ON TABLE stream_positions IS
-    'How far each writer has got in each stream: all its facts up to here are committed. Written '
+    'The position of each writer in each stream: all its facts up to here are committed. Written '
     'in the transaction of the facts.';
 COMMENT ON COLUMN stream_positions.epoch IS
-    'A new number whenever the writer begins anew: when it opens, and when it finds out what '
-    'became of a write whose answer was lost. A'
-    'write of an earlier epoch that comes late is refused, and one that is under way is waited '
-    'for, as each moves this row.';
+    'A new number whenever the writer starts again: when it opens, and when it resolves the '
+    'outcome of a write whose response was lost. A late write of an earlier epoch is refused, and '
+    'a running one is waited for, because each updates this row.';
 COMMENT ON COLUMN stream_positions.entered_at IS
-    'Where the sequence was when the writer entered first: all its facts are above.';
+    'The value of the sequence when the writer first started: all its facts are above.';
 COMMENT ON CONSTRAINT stream_positions_pkey ON stream_positions IS
     'Serves: positions at start-up and in each sync.';
 
@@ -827,12 +813,11 @@ CREATE TABLE purged_streams (
     CONSTRAINT purged_streams_pkey PRIMARY KEY (stream_name)
 );
 COMMENT ON TABLE purged_streams IS
-    'Streams of which facts were thrown away that a reader may need who goes on from a token. For '
-    '"events": what happened (state_deltas'
-    'among it) up to there may be gone, so a sync from before begins anew (ResyncNeeded). No row: '
-    'nothing was.';
+    'Streams with deleted facts that a reader with an old token may need. For "events": facts '
+    '(including state_deltas) up to there may be deleted, so a sync from an earlier token must '
+    'restart (ResyncNeeded). No row: nothing was deleted.';
 COMMENT ON COLUMN purged_streams.purged_upto IS
-    'The largest such position. Whoever throws away sets it, in the same transaction.';
+    'The largest such position. Each deletion sets it, in the same transaction.';
 COMMENT ON CONSTRAINT purged_streams_pkey ON purged_streams IS 'Serves: each sync.';
 
 CREATE TABLE lost_positions (
@@ -847,16 +832,16 @@ CREATE TABLE lost_positions (
         = cardinality(kept_upto))
 );
 COMMENT ON TABLE lost_positions IS
-    'Gaps that were left in the streams when the database had been restored: positions between '
-    'were given, if at all, to facts that are gone, and'
-    'are never given again (storage/streams/restore_detection.py).';
+    'Gaps in the streams from a restore of the database. Positions between were assigned, if at '
+    'all, to facts that are lost, and are never assigned again '
+    '(storage/streams/restore_detection.py).';
 COMMENT ON COLUMN lost_positions.instance_names IS
-    'The writers that the stream had. Empty: the gap is of code that did not note them.';
+    'The writers of the stream. Empty: the gap is from code that did not store them.';
 COMMENT ON COLUMN lost_positions.kept_upto IS
-    'For each of these writers: up to where its facts were kept. Its gap begins there, at or '
-    'before lost_after, as writers do not commit in the order of their ids.';
+    'For each of these writers, the position up to which its facts were kept. Its gap begins '
+    'there, at or before lost_after, because writers do not commit in the order of their ids.';
 COMMENT ON CONSTRAINT lost_positions_pkey ON lost_positions IS
-    'Serves: a store that opens learns which tokens to refuse.';
+    'Serves: the tokens that an opening store has to refuse.';
 
 CREATE SEQUENCE writer_nids AS smallint START 1;
 CREATE TABLE writers (
@@ -867,13 +852,13 @@ CREATE TABLE writers (
     CONSTRAINT writers_instance_name_key UNIQUE (instance_name)
 );
 COMMENT ON TABLE writers IS
-    'The processes that write facts, by name. A fact names its writer, as positions are kept per '
-    'writer.';
+    'The processes that write facts, by name. A fact names its writer, because positions are kept '
+    'per writer.';
 COMMENT ON COLUMN writers.schema_revision IS
-    'The latest revision that the code of the process knows which entered last. Serves: a step '
-    'that is for after the last old process.';
+    'The latest revision that the code of the last process of this name knows. Serves: "post" '
+    'steps of migrations.';
 COMMENT ON CONSTRAINT writers_instance_name_key ON writers IS
-    'Serves: a store finds its number when it opens.';
+    'Serves: the number of a store that opens.';
 
 CREATE SEQUENCE account_data_stream AS bigint START 2;
 CREATE TABLE account_data (
@@ -887,9 +872,9 @@ CREATE TABLE account_data (
     CONSTRAINT account_data_stream_id_key UNIQUE (stream_id)
 );
 COMMENT ON TABLE account_data IS
-    'What a local user''s clients keep on the server: the latest content of each type.';
-COMMENT ON COLUMN account_data.room_nid IS '0: not of a room.';
-COMMENT ON COLUMN account_data.content IS 'The JSON object as it came.';
+    'Data that a local user''s clients store on the server: the latest content of each type.';
+COMMENT ON COLUMN account_data.room_nid IS '0: global, not of a room.';
+COMMENT ON COLUMN account_data.content IS 'The JSON object as received.';
 COMMENT ON CONSTRAINT account_data_pkey ON account_data IS 'Serves: the account data of a user.';
 COMMENT ON CONSTRAINT account_data_stream_id_key ON account_data IS
     'Serves: rows of the stream in order.';
@@ -923,9 +908,9 @@ CREATE TABLE receipts (
     CONSTRAINT receipts_stream_id_key UNIQUE (stream_id)
 );
 COMMENT ON TABLE receipts IS
-    'How far each user has read in a room: the latest receipt of each type and thread.';
+    'The read position of each user in a room: the latest receipt of each type and thread.';
 COMMENT ON COLUMN receipts.thread_id IS 'Empty: not of a thread.';
-COMMENT ON COLUMN receipts.data IS 'The JSON object as it came.';
+COMMENT ON COLUMN receipts.data IS 'The JSON object as received.';
 COMMENT ON CONSTRAINT receipts_pkey ON receipts IS 'Serves: the receipts of a room.';
 COMMENT ON CONSTRAINT receipts_stream_id_key ON receipts IS 'Serves: rows of the stream in order.';
 CREATE INDEX receipts_room_stream_idx ON receipts (room_nid, stream_id);
@@ -941,7 +926,7 @@ CREATE TABLE cache_invalidations (
     CONSTRAINT cache_invalidations_pkey PRIMARY KEY (stream_id)
 );
 COMMENT ON TABLE cache_invalidations IS
-    'What other processes have to forget: the facts of the stream "caches".';
+    'Cache entries that other processes have to drop: the facts of the stream "caches".';
 COMMENT ON COLUMN cache_invalidations.keys IS 'The key of the entry. NULL: the whole cache.';
 COMMENT ON CONSTRAINT cache_invalidations_pkey ON cache_invalidations IS
     'Serves: rows of the stream in order.';
@@ -972,29 +957,30 @@ CREATE TABLE purge_jobs (
     CONSTRAINT purge_jobs_finished_check CHECK ((finished_ts IS NULL) = (phase <> 'done'))
 );
 COMMENT ON TABLE purge_jobs IS
-    'Purges of rooms and how far they are (storage/maintenance/purge). One that is not done was '
-    'interrupted, or is under way: then somebody holds the'
-    'advisory lock (1919905646, room_nid). Rows of finished ones stay: by them verification knows '
-    'that history is gone on purpose.';
+    'Purges of rooms and their progress (storage/maintenance/purge). An unfinished one was '
+    'interrupted, or is running: then a session has the advisory lock (1919905646, room_nid). '
+    'Rows of finished ones stay: they show verification that history was deleted on purpose.';
 COMMENT ON COLUMN purge_jobs.topological_cut IS
-    'What stands below it goes. NULL, as the next: the whole room.';
+    'Events below it are deleted. NULL, as the next: the whole room.';
 COMMENT ON COLUMN purge_jobs.stream_cut IS
-    'Of live events only those go that are not above it: purged_streams never passes it.';
+    'Live events above it are not deleted: purged_streams never passes it.';
 COMMENT ON COLUMN purge_jobs.arrived_upto IS
-    'Where the stream was when the job began. What has arrived since is not touched.';
-COMMENT ON COLUMN purge_jobs.deleted_count IS 'Timeline events that are gone for good.';
+    'The stream position when the job began. Later arrivals are not touched.';
+COMMENT ON COLUMN purge_jobs.deleted_count IS 'Deleted timeline events.';
 COMMENT ON COLUMN purge_jobs.set_aside_count IS 'Timeline events that became outliers.';
 COMMENT ON COLUMN purge_jobs.swept_count IS
-    'Those of the outliers that nothing needed in the end, and that are gone, too.';
-COMMENT ON COLUMN purge_jobs.state_group_count IS 'State groups that are gone.';
-COMMENT ON COLUMN purge_jobs.local IS 'Also what local users sent, which no other server may hold.';
+    'Deleted outliers, among those set aside, that nothing needed at the end.';
+COMMENT ON COLUMN purge_jobs.state_group_count IS 'Deleted state groups.';
+COMMENT ON COLUMN purge_jobs.local IS
+    'Also delete events of local users, which no other server may have.';
 COMMENT ON COLUMN purge_jobs.room_id IS
-    'For people: of a whole room that was purged nothing else tells it.';
-COMMENT ON COLUMN purge_jobs.phase IS 'What it is at: history, deltas, groups, sweep, room; done.';
-COMMENT ON COLUMN purge_jobs.error IS 'Why it ended before it was done, the last time.';
+    'For people: after the purge of a whole room it is stored nowhere else.';
+COMMENT ON COLUMN purge_jobs.phase IS
+    'The current phase: history, deltas, groups, sweep, room; done.';
+COMMENT ON COLUMN purge_jobs.error IS 'The error of the last interrupted run.';
 CREATE INDEX purge_jobs_room_idx ON purge_jobs (room_nid);
 COMMENT ON INDEX purge_jobs_room_idx IS
-    'Serves: the job to be resumed; whether a room was purged, for verification.';
+    'Serves: the job to resume; whether a room was purged, for verification.';
 
 CREATE TABLE purge_retained_events (
     event_nid bigint NOT NULL,
@@ -1003,11 +989,11 @@ CREATE TABLE purge_retained_events (
     CONSTRAINT purge_retained_events_pkey PRIMARY KEY (room_nid, event_nid)
 );
 COMMENT ON TABLE purge_retained_events IS
-    'What a purge has left of the history it took: events that became outliers, or stay in the '
-    'timeline, because something may need them. Those that'
-    'nothing needs go at its end; the others leave this table when they come back in the timeline.';
+    'Events that a purge retained: they became outliers, or stay in the timeline, because '
+    'something may need them. The purge deletes at its end those that nothing needs. The others '
+    'leave this table when they come back to the timeline.';
 COMMENT ON COLUMN purge_retained_events.local IS
-    'Sent by a local user: goes only if a purge is to take those, too.';
+    'Sent by a local user: deleted only if a purge includes local events.';
 COMMENT ON CONSTRAINT purge_retained_events_pkey ON purge_retained_events IS
     'Serves: the end of a purge.';
 
@@ -1023,14 +1009,14 @@ CREATE UNLOGGED TABLE import_events (
 );
 ALTER TABLE import_events ALTER COLUMN json SET STORAGE EXTERNAL;
 COMMENT ON TABLE import_events IS
-    'The received bytes of an import on Spark (storage/pipeline), from when a line was read until '
-    'its room is stored. Empty at other times.'
-    'Unlogged: a crash empties it, and the import is run again.';
-COMMENT ON COLUMN import_events.place IS 'The file and the line, as the import counts them.';
+    'The received bytes of an import on Spark (storage/pipeline), from the read of a line until '
+    'its room is stored. Empty at other times. Unlogged: a crash empties it, and the import is '
+    'run again.';
+COMMENT ON COLUMN import_events.place IS 'The file and the line, as the import numbers them.';
 COMMENT ON COLUMN import_events.import_number IS
-    'So that a task left over from an import that ended does not meddle with the next.';
+    'It separates the rows of a leftover task of an ended import from the next import.';
 COMMENT ON CONSTRAINT import_events_pkey ON import_events IS
-    'Serves: the bytes of planned events; what a repeated task wrote before.';
+    'Serves: the bytes of planned events; the earlier rows of a repeated task.';
 
 -- ------------------------------------------------------------------------------------------------
 -- functions
@@ -1046,36 +1032,36 @@ COMMENT ON FUNCTION refuse_stale_plan IS
     'Ends a write whose plan no longer fits the tables; the writer plans again.';
 
 CREATE FUNCTION dependencies_purged(
-    standing bigint[], held bigint[], state_groups bigint[], event_ids text[], event_nids bigint[],
-        settled bigint[]
+    timeline_nids bigint[], stored_nids bigint[], state_groups bigint[], event_ids text[],
+    event_nids bigint[], redaction_nids bigint[]
 ) RETURNS boolean
 LANGUAGE plpgsql VOLATILE AS $$
 BEGIN
-    RETURN EXISTS (  -- $1: in the timeline still
+    RETURN EXISTS (  -- $1: no longer in the timeline
         SELECT
         FROM unnest($1) AS n (event_nid)
         LEFT JOIN LATERAL (SELECT true AS there FROM events x
             WHERE x.event_nid = n.event_nid AND NOT x.outlier OFFSET 0) AS e ON true
         WHERE e.there IS NULL
-    ) OR EXISTS (  -- $2: held still
+    ) OR EXISTS (  -- $2: no longer stored
         SELECT
         FROM unnest($2) AS n (event_nid)
         LEFT JOIN LATERAL (SELECT true AS there FROM events x
             WHERE x.event_nid = n.event_nid OFFSET 0) AS e ON true
         WHERE e.there IS NULL
-    ) OR EXISTS (  -- $3: there still
+    ) OR EXISTS (  -- $3: no longer stored
         SELECT
         FROM unnest($3) AS n (state_group)
         LEFT JOIN LATERAL (SELECT true AS there FROM state_groups x
             WHERE x.state_group = n.state_group OFFSET 0) AS g ON true
         WHERE g.there IS NULL
-    ) OR EXISTS (  -- $4 and $5: not waited for under another number
+    ) OR EXISTS (  -- $4 and $5: missing under another nid
         SELECT
         FROM unnest($4, $5) AS n (event_id, event_nid)
         CROSS JOIN LATERAL (SELECT x.event_nid FROM missing_events x
             WHERE x.event_id = n.event_id OFFSET 0) AS m
         WHERE m.event_nid <> n.event_nid
-    ) OR EXISTS (  -- nor by other redactions than $6
+    ) OR EXISTS (  -- $4: target of another waiting redaction than $6
         SELECT
         FROM unnest($4) AS n (event_id)
         CROSS JOIN LATERAL (SELECT x.redaction_nid FROM waiting_redactions x
@@ -1085,14 +1071,14 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION dependencies_purged IS
-    'Whether something has gone that a write builds on (storage/persist/write/dependencies.py). '
-    'VOLATILE, so it sees what was committed while the write waited for'
-    'its room, which the statement that calls it does not.';
+    'Whether a row was deleted that a write depends on (storage/persist/write/dependencies.py). '
+    'VOLATILE, so it sees commits made while the write waited for its room, which the calling '
+    'statement does not.';
 
 CREATE FUNCTION refuse_old_writer(instance_name text) RETURNS bigint
 LANGUAGE plpgsql AS $$
 BEGIN
-    RAISE EXCEPTION 'the writer % has begun anew since this write was made',
+    RAISE EXCEPTION 'the writer % has started a new epoch since this write was planned',
         instance_name USING ERRCODE = 'RS002';
 END
 $$;
@@ -1104,11 +1090,11 @@ LANGUAGE sql IMMUTABLE AS $$
     SELECT $1 = left('room-storage ' || $2, 63) OR starts_with($1, 'room-storage ' || $2 || ' ')
 $$;
 COMMENT ON FUNCTION is_session_of IS
-    'Whether a session (pg_stat_activity) is of the writer of this name: that tells who is alive.';
+    'Whether a session (pg_stat_activity) belongs to the writer of this name, which shows that '
+    'the writer is live.';
 
--- What reads have in common stands here once, as views and functions that the planner puts into the
--- query that uses them (tests/queries/test_plans.py checks that it does). None of them is a step of
--- its own at run time.
+-- The common parts of reads, as views and functions that the planner inlines into the calling query
+-- (tests/queries/test_plans.py checks that it does). None of them is a separate step at run time.
 
 CREATE VIEW stored_events AS
 SELECT e.event_nid, e.event_id, r.room_id, r.room_version, e.stream_ordering,
@@ -1119,8 +1105,8 @@ FROM events e
 JOIN rooms r USING (room_nid)
 LEFT JOIN events b ON b.event_nid = e.redacted_by;
 COMMENT ON VIEW stored_events IS
-    'An event as every read answers with it (StoredRow in storage/queries/events.py): these '
-    'columns, in this order.';
+    'An event as every read returns it (StoredRow in storage/queries/events.py): these columns, '
+    'in this order.';
 
 CREATE FUNCTION visibility_of(room_nid int, principal_nid int)
 RETURNS TABLE (
@@ -1150,15 +1136,13 @@ LANGUAGE sql STABLE ROWS 1 AS $$
     LEFT JOIN visibility world ON world.room_nid = room.room_nid AND world.principal_nid = 1
 $$;
 COMMENT ON FUNCTION visibility_of IS
-    'What a principal may see in a room, always one row: the audiences of its own, those under '
-    '"shared", those readable by the world,'
-    'and below which topological ordering the shared ones are a user''s own. For user_sees and '
-    'server_sees. Also those of its own in'
-    'which it is joined, for was_there; and the first of them, if it is in all that follow, so '
-    'that a comparison of two numbers does for'
-    'nearly every event what looking into the ranges does. "unread" are the audiences that '
-    'past_visibility tells of, NULL for none: these'
-    'columns say nothing of them, and saw_before does.';
+    'The visibility of a principal in a room, always one row, for user_sees and server_sees. It '
+    'has the principal''s own audiences, the "shared" ones and the world-readable ones, and the '
+    'topological ordering below which shared ones are visible to a user. It also has the own '
+    'audiences with a join, for was_there. joined_since is the first of them, if all later ones '
+    'follow: then one comparison of numbers replaces the look into the ranges for nearly every '
+    'event. "unread" are the audiences that past_visibility covers, NULL for none: these columns '
+    'do not cover them, saw_before does.';
 
 CREATE FUNCTION saw_before(room_nid int, principal_nid int, audience bigint,
     shared boolean) RETURNS boolean
@@ -1186,10 +1170,9 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION saw_before IS
-    'Whether past_visibility has an audience among those of a principal, of everybody, or, if the '
-    'shared ones are the principal''s, among'
-    'these. One probe of an index each. plpgsql, so that only an event that needs it costs '
-    'anything.';
+    'Whether past_visibility has an audience among those of a principal, of everybody, or among '
+    'the shared ones if these are visible to the principal. One index probe each. plpgsql, so '
+    'that only an event that needs it costs anything.';
 
 CREATE FUNCTION joined_before(room_nid int, principal_nid int, audience bigint) RETURNS boolean
 LANGUAGE plpgsql STABLE PARALLEL SAFE COST 4 AS $$
@@ -1204,7 +1187,7 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION joined_before IS
-    'Whether past_visibility has an audience among those that a principal is joined in. For '
+    'Whether past_visibility has an audience among those in which a principal is joined. For '
     'was_there_before.';
 
 CREATE FUNCTION user_sees(
@@ -1223,12 +1206,10 @@ LANGUAGE sql STABLE AS $$
     END
 $$;
 COMMENT ON FUNCTION user_sees IS
-    'Whether a local user may see an event. The one place where this is decided: by the audience '
-    'that was settled when it was persisted.'
-    'All but the event is as visibility_of or topological_ranges_of tell. '
-    'CASE, as the planner takes half of the events for visible then; it would expect one in a '
-    'hundred otherwise, and sort instead of'
-    'following an index.';
+    'Whether a local user may see an event. This is decided only here, by the audience that was '
+    'computed when the event was persisted. All arguments but the event come from visibility_of '
+    'or topological_ranges_of. CASE makes the planner expect half of the events to be visible. '
+    'Otherwise it would expect one in a hundred, and sort instead of following an index.';
 
 CREATE FUNCTION was_there(event events, joined_since bigint,
     joined_audiences int8multirange) RETURNS boolean
@@ -1237,8 +1218,8 @@ LANGUAGE sql IMMUTABLE AS $$
 $$;
 COMMENT ON FUNCTION was_there IS
     'Whether the reader (a user, or any user of a server) was joined at an event, or at its own '
-    'membership event before or after it. Of'
-    'erased senders others get the redacted form only.';
+    'membership event before or after it. Other readers get only the redacted form of events of '
+    'erased senders.';
 
 CREATE FUNCTION was_there_before(event events, reader_nid int,
     unread int8multirange) RETURNS boolean
@@ -1247,17 +1228,16 @@ LANGUAGE sql STABLE AS $$
         ELSE false END
 $$;
 COMMENT ON FUNCTION was_there_before IS
-    'The same for the audiences that were not read. Apart, so that it is asked last: of events '
-    'whose sender was erased.';
+    'The same for the audiences that were not read. A separate function, so that it runs last, '
+    'for events of erased senders.';
 
 CREATE FUNCTION not_ignored(event events, ignored int[]) RETURNS boolean
 LANGUAGE sql IMMUTABLE AS $$
     SELECT NULLIF($1.state_key_nid IS NULL AND $1.sender_nid = ANY ($2), true) IS NOT NULL
 $$;
 COMMENT ON FUNCTION not_ignored IS
-    'Whether a reader who ignores these senders is shown an event: state always (client-server '
-    'API, "Ignoring Users"). Put so'
-    'that the planner takes it for true nearly always.';
+    'Whether an event is shown to a reader who ignores these senders: state always is '
+    '(client-server API, "Ignoring Users"). The form makes the planner expect true nearly always.';
 
 CREATE FUNCTION types_like(patterns text[]) RETURNS int[]
 LANGUAGE sql STABLE STRICT AS $$
@@ -1277,17 +1257,16 @@ LANGUAGE sql STABLE STRICT AS $$
     )
 $$;
 COMMENT ON FUNCTION types_like IS
-    'The event types that match one of the patterns, in which * stands for any characters. What '
-    'comes before the first * is looked up by index:'
-    'no type that begins so lies above it with as many of the last character as a type can have. '
-    'NULL for NULL.';
+    'The event types that match one of the patterns, in which * matches any characters. The part '
+    'before the first * is looked up by index. The upper bound appends the last character as '
+    'often as a type can have it, so every type with that beginning is below. NULL for NULL.';
 
 CREATE FUNCTION principals_named(names text[]) RETURNS int[]
 LANGUAGE sql STABLE STRICT AS $$
     SELECT ARRAY(SELECT principal_nid FROM principals WHERE name = ANY ($1))
 $$;
 COMMENT ON FUNCTION principals_named IS
-    'The numbers of those principals that are known. NULL for NULL.';
+    'The numbers of those principals that are stored. NULL for NULL.';
 
 CREATE FUNCTION filter_of(types text[], not_types text[], senders text[], not_senders text[],
     contains_url boolean)
@@ -1297,7 +1276,7 @@ LANGUAGE sql STABLE ROWS 1 AS $$
 $$;
 COMMENT ON FUNCTION filter_of IS
     'A filter of events (client-server API, "Filtering") in numbers, always one row, for '
-    'is_wanted. NULL for what it does not ask.';
+    'is_wanted. NULL for an absent condition.';
 
 CREATE FUNCTION is_wanted(event events, types int[], not_types int[], senders int[],
     not_senders int[], contains_url boolean) RETURNS boolean
@@ -1311,8 +1290,8 @@ LANGUAGE sql IMMUTABLE AS $$
     ) IS NOT NULL
 $$;
 COMMENT ON FUNCTION is_wanted IS
-    'Whether an event passes a filter, given as filter_of tells it. What it leaves out wins. A '
-    'redacted event has no URL any more.';
+    'Whether an event passes a filter from filter_of. Exclusions win. A redacted event has no URL '
+    'any more.';
 
 CREATE FUNCTION relation_key(event_id text) RETURNS bigint
 LANGUAGE sql IMMUTABLE STRICT AS $$
@@ -1320,9 +1299,9 @@ LANGUAGE sql IMMUTABLE STRICT AS $$
         'hex'))::bit(64)::bigint
 $$;
 COMMENT ON FUNCTION relation_key IS
-    'The number under which relations to an event are found (events.relates_to): 64 bits of a '
-    'hash of its id. Who finds two ids with the same'
-    'one can do no more with it than by naming both.';
+    'The number under which relations to an event are indexed (events.relates_to): 64 bits of a '
+    'hash of its id. A collision of two ids lets an attacker do no more than naming both ids '
+    'would.';
 
 CREATE FUNCTION user_sees_relation(
     event events, joined_since bigint, own_audiences int8multirange,
@@ -1334,17 +1313,16 @@ LANGUAGE sql STABLE AS $$
         AND not_ignored($1, $9)
 $$;
 COMMENT ON FUNCTION user_sees_relation IS
-    'Whether an event relates to anything in the eyes of a user: a redaction takes that away. So '
-    'does the erasure of its sender for whoever'
-    'was not there; the queries look at that themselves, as a function with a subquery is not put '
-    'into them.';
+    'Whether the relation of an event counts for a user: a redacted event has no relation. The '
+    'erasure of its sender also removes it for users who were not joined. Queries check that '
+    'themselves, because Postgres does not inline a function with a subquery.';
 
 CREATE FUNCTION order_slack() RETURNS bigint
 LANGUAGE sql IMMUTABLE AS $$ SELECT 100::bigint $$;
 COMMENT ON FUNCTION order_slack IS
-    'How far an event may stand outside of its audience''s place in the order before it counts as '
-    'a stray (storage/visibility/audience_ranges.py):'
-    'what servers send at the same time crosses by a little.';
+    'How far an event may be outside of its audience''s topological range before it is out of '
+    'range (storage/visibility/audience_ranges.py). Concurrent events of several servers cross '
+    'the bound by a little.';
 
 CREATE FUNCTION disjoint_topological_ranges(
     room_nid int, seen int8multirange, shared_audiences int8multirange, shared_before bigint,
@@ -1383,9 +1361,9 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION disjoint_topological_ranges IS
-    'For topological_ranges_of, of a reader who came and went, or where events stray: two probes '
-    'of audiences for each range. plpgsql, so that what'
-    'few readers need is planned and set up only when it is.';
+    'For topological_ranges_of, for a reader who joined and left, or with out-of-range events: '
+    'two probes of audiences for each range. plpgsql, so that it is planned and set up only for '
+    'the few readers who need it.';
 
 CREATE FUNCTION visibility_near(room_nid int, principal_nid int, out_of_range int8multirange,
     place bigint, below bigint, above bigint)
@@ -1394,17 +1372,17 @@ LANGUAGE plpgsql STABLE AS $$
 DECLARE
     last CONSTANT bigint := 9223372036854775807;
     at_place CONSTANT bigint := LEAST(place, last - 1000000);
-    -- the row of visibility: first of the reader, then of everybody and of what is shared
+    -- the row of visibility: first the reader's, then those of everybody and of "shared"
     seen record;
-    past_audiences int8multirange;  -- what the rows of past_visibility near to the place tell
+    past_audiences int8multirange;  -- from the rows of past_visibility near the position
     past_invited int8multirange;
     past_ranges int8multirange;
     lowest bigint;
     highest bigint;
     beginning bigint;
     next bigint;  -- the first audience after those
-    told int8multirange;  -- the audiences that were read
-    sought int8multirange;  -- those of which it is to be found out where they stand
+    known int8multirange;  -- the audiences that were read
+    sought int8multirange;  -- those whose topological ranges are looked up
     own int8multirange;
     joined int8multirange;
     shared int8multirange;
@@ -1423,7 +1401,7 @@ BEGIN
         WHERE v.room_nid = $1 AND v.principal_nid IN ($2, 1, 2)
         ORDER BY v.principal_nid = $2 DESC
     LOOP
-        told := seen.audiences;
+        known := seen.audiences;
         sought := seen.audiences;
         past_audiences := '{}';
         past_invited := '{}';
@@ -1434,7 +1412,7 @@ BEGIN
                 FROM past_visibility p
                 WHERE p.room_nid = $1 AND p.principal_nid = seen.principal_nid
                     AND p.first_audience <= COALESCE((
-                    -- what is before the block of such a row was over when the block was opened
+                    -- audiences before the block of such a row were closed when it was opened
                     SELECT (o.first_audience >> 40) << 40
                     FROM past_visibility o
                     WHERE o.room_nid = $1 AND o.principal_nid = seen.principal_nid
@@ -1475,7 +1453,7 @@ BEGIN
                 ORDER BY p.first_audience
                 LIMIT 1
             );
-            told := told + past_audiences;
+            known := known + past_audiences;
             IF highest IS NULL THEN  -- nothing was read
                 unread := unread + int8multirange(int8range(NULL, seen.first_audience));
                 sought := int8multirange(int8range(NULL, NULL));
@@ -1493,7 +1471,7 @@ BEGIN
         END IF;
         CASE
             WHEN seen.principal_nid = 2 THEN
-                shared := told;
+                shared := known;
                 IF shared_before = last THEN
                     sought_others := sought_others + sought;
                     topological_ranges := topological_ranges + past_ranges;
@@ -1503,12 +1481,12 @@ BEGIN
                         + past_ranges * int8multirange(int8range(NULL, shared_before));
                 END IF;
             WHEN seen.principal_nid = 1 THEN
-                world := told;
+                world := known;
                 sought_others := sought_others + sought;
                 topological_ranges := topological_ranges + past_ranges;
             ELSE
-                own := told;
-                joined := told - COALESCE(seen.invited_audiences, '{}') - past_invited;
+                own := known;
+                joined := known - COALESCE(seen.invited_audiences, '{}') - past_invited;
                 shared_before := CASE WHEN seen.joined_count > 0 THEN last
                     ELSE seen.last_join_topological END;
                 sought_others := sought_others + sought;
@@ -1522,17 +1500,14 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION visibility_near IS
-    'For topological_ranges_of, of a reader with rows in past_visibility: the stretches; the '
-    'audiences of its own, those under "shared" and those'
-    'readable by the world; those that it is joined in; and those that were not read. Of '
-    'past_visibility as many rows are read as hold what is'
-    'wanted on each side of the place, if every range has two events: who joins sees that, and '
-    'the leaving. Some more are read, as those'
-    'nearest to the place may lie on its other side, within order_slack(). Where the audiences '
-    'that were not'
-    'read may lie is one stretch on each side, so nothing is missed where that is not so. The '
-    'place itself is always looked at, so that'
-    'there is a stretch to tell the rest with.';
+    'For topological_ranges_of, for a reader with rows in past_visibility. It returns the '
+    'topological ranges, the own audiences, the "shared" and the world-readable ones, the own '
+    'ones with a join, and the unread ones. It reads as many rows of past_visibility as hold the '
+    'wanted events on each side of the position, if every range has two events: the reader sees '
+    'their own join and leave. It reads a few more, because the nearest ones may be on the other '
+    'side of the position, within order_slack(). Unread audiences add one range on each side, so '
+    'nothing is missed where that estimate is wrong. The position itself is always scanned, so '
+    'that there is a range to return the rest with.';
 
 CREATE FUNCTION topological_ranges_of(room_nid int, principal_nid int, out_of_range int8multirange,
     place bigint, below bigint, above bigint)
@@ -1542,7 +1517,7 @@ RETURNS TABLE (
     joined_audiences int8multirange, joined_since bigint, reader_nid int, unread int8multirange
 )
 LANGUAGE sql STABLE ROWS 4 AS $$
-    SELECT COALESCE(lower(part.stretch), 0), COALESCE(upper(part.stretch) - 1, 9223372036854775807),
+    SELECT COALESCE(lower(part.orders), 0), COALESCE(upper(part.orders) - 1, 9223372036854775807),
         COALESCE(part.near[2], part.own_audiences), COALESCE(part.near[3], part.shared_audiences),
         COALESCE(part.near[4], part.world_audiences), part.shared_before,
             COALESCE(part.near[5], part.joined_audiences), part.joined_since,
@@ -1551,7 +1526,7 @@ LANGUAGE sql STABLE ROWS 4 AS $$
         SELECT s.*, unnest(CASE
             WHEN s.near IS NOT NULL THEN s.near[1]
             WHEN $3 = '{}' AND (s.shared_before IS NULL OR s.shared_before = 9223372036854775807)
-                -- who came once and is there
+                -- a user who joined once and is still joined
                 AND upper_inf(s.seen) AND range_merge(s.seen)::int8multirange = s.seen
                 THEN int8multirange(int8range((
                     SELECT a.opened_topological - order_slack()
@@ -1562,32 +1537,30 @@ LANGUAGE sql STABLE ROWS 4 AS $$
                     LIMIT 1
                 ), NULL))
             ELSE disjoint_topological_ranges($1, s.seen, s.shared_audiences, s.shared_before, $3)
-        END) AS stretch
+        END) AS orders
         FROM (
-            SELECT sight.*, COALESCE(sight.own_audiences, '{}') + COALESCE(sight.world_audiences,
+            SELECT v.*, COALESCE(v.own_audiences, '{}') + COALESCE(v.world_audiences,
                 '{}') + CASE
-                WHEN sight.shared_before = 9223372036854775807 THEN COALESCE(sight.shared_audiences,
+                WHEN v.shared_before = 9223372036854775807 THEN COALESCE(v.shared_audiences,
                     '{}') ELSE '{}'
             END AS seen,
-            -- not where what is shared is all there is
-            CASE WHEN sight.unread IS NOT NULL AND NOT COALESCE(
-                sight.shared_before = 9223372036854775807
-                    AND sight.shared_audiences @> int8range(1099511627776, NULL), false
+            -- not where everything is shared
+            CASE WHEN v.unread IS NOT NULL AND NOT COALESCE(
+                v.shared_before = 9223372036854775807
+                    AND v.shared_audiences @> int8range(1099511627776, NULL), false
             ) THEN visibility_near($1, $2, $3, $4, $5, $6) END AS near
-            FROM visibility_of($1, $2) AS sight
+            FROM visibility_of($1, $2) AS v
             OFFSET 0
         ) AS s
     ) AS part
 $$;
 COMMENT ON FUNCTION topological_ranges_of IS
-    'The stretches of a room''s topological order outside of which there is nothing that '
-    'user_sees, apart from each other, with what'
-    'visibility_of tells. The strays are those of the room. "below" and "above" are how many '
-    'events are wanted before a place and after it: on a side'
-    'where none are, stretches may be missing. What is hidden within the stretches (little) is '
-    'for user_sees to leave out. It is put'
-    'into the queries, whose plans are kept: for who came once and is there it costs them one '
-    'probe, and calls nothing.';
+    'The topological ranges of a room outside of which user_sees is false, without overlaps, with '
+    'the columns of visibility_of. The out-of-range events are those of the room. "below" and '
+    '"above" are the numbers of events wanted before and after a position: on a side with 0, '
+    'ranges may be missing. The few hidden events within the ranges are left to user_sees. It is '
+    'inlined into queries with cached plans: for a user who joined once and is still joined it '
+    'costs one probe, and no call.';
 
 CREATE FUNCTION reordered_across(room_nid int, token bigint[], forwards boolean, rows_max bigint)
 RETURNS TABLE (event_nid bigint, topological_ordering bigint, stream_ordering bigint, levels bigint)
@@ -1612,7 +1585,7 @@ BEGIN
         FROM reordered_events m
         WHERE m.room_nid = $1 AND m.moves > token[2]
     ),
-    was AS (  -- where they stood as of each level
+    was AS (  -- their positions as of each level
         SELECT DISTINCT ON (l.number, m.event_nid) l.number, m.event_nid, m.topological_before
         FROM level l
         JOIN moved m ON m.moves > l.moves
@@ -1650,17 +1623,14 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION reordered_across IS
-    'The events of a room that stand above the place of a pagination token, and belong below it, '
-    'as they stood there when it was made. The token'
-    'is 1 (below is what lies below all of its levels) or 0 (below any), then of each level: '
-    'moves, topological, stream (storage/streams/tokens.py).'
-    '"levels" has a bit for each level below which the event belongs. "forwards": with their '
-    'parents that stand above it. Those have arrived since'
-    '(else they would have stood below, too), and whoever walks forwards and has met a child is '
-    'not to meet its parent after it.'
-    'Reads what has moved since then, for each level; refuses (RS004) where that is more than '
-    '"rows_max". plpgsql, so that it costs nothing where it'
-    'is not called.';
+    'The events of a room that are now above the position of a pagination token, and were below '
+    'it when it was made. The token is 1 (below all of its levels) or 0 (below any), then for '
+    'each level: moves, topological, stream (storage/streams/tokens.py). "levels" has a bit for '
+    'each level below which the event belongs. "forwards" adds their parents that are above it. '
+    'Those arrived later, or they would have been below, too. A forward reader that has met a '
+    'child must not meet its parent after it. It reads all moves since then, for each level, and '
+    'refuses more than "rows_max" (RS004). plpgsql, so that it costs nothing where it is not '
+    'called.';
 
 CREATE FUNCTION server_sees(
     event events, own_audiences int8multirange, shared_audiences int8multirange,
@@ -1690,8 +1660,8 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION got_before IS
-    'Whether past_visibility has any audience that a server was joined in, or this one among '
-    'those readable by the world. For server_gets.';
+    'Whether past_visibility has any audience in which a server was joined, or has this one among '
+    'the world-readable ones. For server_gets.';
 
 CREATE FUNCTION server_gets(
     event events, joined_audiences int8multirange, world_audiences int8multirange, reader_nid int,
@@ -1706,15 +1676,15 @@ LANGUAGE sql STABLE AS $$
 $$;
 COMMENT ON FUNCTION server_gets IS
     'Whether a server gets an event in any form. A server that was never joined to the room gets '
-    'world-readable events only. It was joined'
-    'if it is in any audience otherwise than by an invitation.';
+    'world-readable events only. It was joined if it is in any audience otherwise than by an '
+    'invitation.';
 
 CREATE FUNCTION ancestors_of(room_nid int, event_nids bigint[], wanted int,
     rows_max int) RETURNS SETOF bigint
 LANGUAGE plpgsql STABLE ROWS 100 AS $$
 DECLARE
-    -- the front, latest first: events reached and not given yet. Never longer than what can still
-    -- be given
+    -- the front, latest first: events reached and not returned yet, never more than may still be
+    -- returned
     nids bigint[];
     orders bigint[];
     streams bigint[];
@@ -1728,7 +1698,7 @@ BEGIN
     INTO nids, orders, streams, accepted
     FROM (
         SELECT *
-        -- by the key: the order is another index's
+        -- by the primary key: the sort order would choose another index
         FROM (SELECT * FROM events e WHERE e.event_nid = ANY ($2) OFFSET 0) AS e
         WHERE e.room_nid = $1 AND NOT e.outlier
         ORDER BY e.topological_ordering DESC, e.stream_ordering DESC
@@ -1742,7 +1712,7 @@ BEGIN
         END IF;
         EXIT WHEN left_over = 0 OR looked_up >= $4;
         SELECT e.prev_events INTO parents FROM events e WHERE e.event_nid = nids[1];
-        IF parents <@ nids[2:] THEN  -- reached already: so are those of events side by side
+        IF parents <@ nids[2:] THEN  -- reached already, as by siblings of this event
             nids := nids[2:];
             orders := orders[2:];
             streams := streams[2:];
@@ -1780,25 +1750,24 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION ancestors_of IS
-    'These events and what lies before them in the room, latest first: again and again the latest '
-    'of the front, whose children have all had'
-    'their turn. At most so many accepted ones (rejected ones are passed through), and at most so '
-    'many rows looked up, give or take the'
-    'parents of one event. plpgsql, as the front is kept in memory then: a recursive query would '
-    'write it down anew for each step.';
+    'These events and their ancestors in the room, latest first. It repeatedly takes the latest '
+    'event of the front, whose children have all been taken. At most "wanted" accepted ones '
+    '(rejected ones are passed through), and at most "rows_max" rows looked up, plus at most the '
+    'parents of one event. plpgsql, because it keeps the front in memory: a recursive query would '
+    'write it again for each step.';
 
 CREATE FUNCTION events_between(
     room_nid int, earliest bigint[], latest bigint[], wanted int, min_depth bigint, rows_max int
 ) RETURNS SETOF bigint
 LANGUAGE plpgsql STABLE ROWS 20 AS $$
 DECLARE
-    -- everything reached, in the order in which it was; from `at` on its parents have not been
-    -- looked up
+    -- all reached events, in the order of the walk; from `at` on their parents have not been looked
+    -- up
     queue bigint[];
     orders bigint[];
     given boolean[];
-    -- what is not to be reached again, as far as it can be: lower in the order than what is still
-    -- in the queue
+    -- the reached events that the walk could reach again: lower in the topological order than an
+    -- event that is still in the queue
     seen bigint[];
     seen_orders bigint[];
     seen_max int := 128;
@@ -1868,11 +1837,10 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION events_between IS
-    'What lies before the latest events in the room, neither at nor before the earliest ones as '
-    'far as these stop the walk: breadth first, the'
-    'parents of an event in the order in which it names them. At most so many accepted ones of at '
-    'least this depth (others are'
-    'passed through), and at most so many rows looked up, give or take the parents of one event.';
+    'The ancestors of the latest events in the room, without the earliest ones and, as far as '
+    'these stop the walk, their ancestors. Breadth first, the parents of an event in its own '
+    'order. At most "wanted" accepted ones of at least this depth (others are passed through), '
+    'and at most "rows_max" rows looked up, plus at most the parents of one event.';
 
 CREATE FUNCTION path_of(state_group bigint, back int[]) RETURNS bigint[]
 LANGUAGE sql IMMUTABLE STRICT AS $$
@@ -1891,7 +1859,7 @@ LANGUAGE sql STABLE ROWS 10 AS $$
     OFFSET 0
 $$;
 COMMENT ON FUNCTION reached_from IS
-    'What the links of a chain up to this place lead to: the chains, and of each the last place.';
+    'The chains that the links of a chain up to this position reach, each with its last position.';
 
 CREATE FUNCTION state_entries(state_group bigint) RETURNS TABLE (state_key_nid int,
     event_nid bigint)
@@ -1935,8 +1903,8 @@ LANGUAGE sql STABLE ROWS 20 AS $$
     WHERE folded.event_nid IS DISTINCT FROM 0
 $$;
 COMMENT ON FUNCTION state_but_members IS
-    'As state_entries, without the members, which are not looked at. A row of NULLs says that the '
-    'group or a row of its path is lost.';
+    'As state_entries, without the members, which are not read. A row of NULLs means that the '
+    'group or a row of its path is missing.';
 
 CREATE FUNCTION heroes_of(room_nid int, upto bigint, memberships smallint[],
     besides text) RETURNS text[]
@@ -1975,7 +1943,6 @@ LANGUAGE sql STABLE AS $$
     )
 $$;
 COMMENT ON FUNCTION heroes_of IS
-    'Five members by whom a room without a name is called, as of a position: the first in stream '
-    'order of their membership events. Of rooms'
-    'with more than a hundred such members they are of the hundred that this server has known '
-    'longest.';
+    'Five members that name a room without a name, as of a position: the first in stream order of '
+    'their membership events. In rooms with more than a hundred such members they are of the '
+    'hundred that this server has known longest.';

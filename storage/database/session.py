@@ -1,10 +1,10 @@
-"""A session with Postgres, with every setting pinned that could change an answer or lose data.
+"""A session with Postgres, with every setting pinned that could change a result or lose data.
 
 A setting may come from the server, the role or the database (`ALTER SYSTEM`, `ALTER ROLE`, `ALTER
-DATABASE … SET`). What a session asks for when it starts outranks them all, so what is in PINNED and
-`pinned` is sent along and costs nothing. Some settings cannot be sent along: not every Postgres
-knows them, or only a superuser may set them. SQL_SESSION sets those where it may, and says which
-are wrong still.
+DATABASE … SET`). Settings that a session sends when it starts outrank them all. So those in PINNED
+and `pinned` are sent along, which costs nothing. Some settings cannot be sent along: not every
+Postgres has them, or only a superuser may set them. SQL_SESSION sets those where it may, and
+returns those that are still wrong.
 
 tests/database/test_settings.py lists every setting that a session may change, and why the others
 need not be pinned.
@@ -21,18 +21,18 @@ from storage.errors import DatabaseError, InputError
 ENCODING: Final = "UTF8"
 
 PINNED: Final[Mapping[str, str]] = {
-    # What a transaction is that does not say so.
+    # The defaults of a transaction.
     "default_transaction_isolation": "read committed",
     "default_transaction_read_only": "off",
     "default_transaction_deferrable": "off",
-    # How statements are read.
+    # The syntax of statements.
     "standard_conforming_strings": "on",
     "backslash_quote": "safe_encoding",
     "array_nulls": "on",
     "transform_null_equals": "off",
     "quote_all_identifiers": "off",
     "client_min_messages": "notice",
-    # How values are read and written as text.
+    # The text form of values.
     "bytea_output": "hex",
     "DateStyle": "ISO, MDY",
     "IntervalStyle": "postgres",
@@ -43,17 +43,17 @@ PINNED: Final[Mapping[str, str]] = {
     "lc_time": "C",
     "xmlbinary": "base64",
     "xmloption": "content",
-    # Which rows there are: an error where a policy would hide some.
+    # Row filters: raise an error where a policy would hide rows.
     "row_security": "off",
     "gin_fuzzy_search_limit": "0",
-    # When a session ends, and what else its timeouts end: those of Config alone.
+    # The end of a session: only the timeouts of Config apply.
     "exit_on_error": "off",
     "idle_session_timeout": "0",
-    # Each statement is planned once a session, for any arguments: to plan a sync or a page anew
-    # takes longer than to run it, and Postgres would do so for ever where it expects a plan for the
-    # arguments to be cheaper. tests/queries/test_large_plans.py looks at these plans. They may have
-    # been made while tables were small, and stay until a table is analysed: so where an order of
-    # joins is good at one size only, the statement says which (LATERAL with OFFSET 0).
+    # Each statement is planned once per session, for any arguments. To plan a sync or a page again
+    # takes longer than to run it, and Postgres would do so forever where it expects a plan for the
+    # arguments to be cheaper. tests/queries/test_large_plans.py checks these plans. They may have
+    # been made while tables were small, and stay until a table is analysed. So where a join order
+    # is good at one size only, the statement fixes it (LATERAL with OFFSET 0).
     "jit": "off",
     "plan_cache_mode": "force_generic_plan",
 }
@@ -86,10 +86,10 @@ SELECT current_database()::text AS database_name, current_setting('server_encodi
 
 
 class SessionRow(NamedTuple):
-    """What a session says of itself.
+    """The properties of a session.
 
-    ``wrong``: settings that it may not mend; ``cluster``: the cluster and its timeline, None for a
-    standby.
+    ``wrong``: settings that it may not correct. ``cluster``: the cluster and its timeline, None for
+    a standby.
     """
 
     database_name: str
@@ -106,49 +106,57 @@ class Session:
     def __init__(self, driver: Any, cluster: str | None = None) -> None:
         self.driver = driver
         self.cluster = cluster
-        """Where it leads: the cluster and its timeline, None for a standby."""
+        """The cluster and its timeline; None for a standby."""
         self.idle_since = 0.0
         self.is_over = False
-        """It was ended on purpose: an answer that came over it nevertheless is not to be believed.
-        """
+        """It was ended on purpose: ignore a result that still arrived over it."""
 
     def end(self) -> None:
-        """End it, whatever it is doing."""
+        """End it, also during a statement."""
         self.is_over = True
         self.driver.terminate()
 
 
 def pinned(config: Config) -> dict[str, str]:
-    """The settings of a session: PINNED, and what `Config` says."""
+    """Return the settings of a session: PINNED, and those of `Config`."""
     schema = config.database_schema.replace('"', '""')
     return {**PINNED, "search_path": f'"{schema}"', "synchronous_commit": config.synchronous_commit}
 
 
 def check_session(row: SessionRow) -> None:
-    """`InputError` if the database cannot hold every event; `DatabaseError` for a setting that only a superuser may change."""
+    """Check a new session.
+
+    Raise `InputError` if the database cannot store every event, `DatabaseError` for a setting that
+    only a superuser may change.
+    """
     if row.encoding != ENCODING:
         raise InputError(
-            f"the database {row.database_name} has the encoding {row.encoding}, and events need UTF8: create one with CREATE DATABASE … ENCODING "
+            f"the database {row.database_name} has the encoding {row.encoding}, "
+            f"and events need UTF8: create one with CREATE DATABASE … ENCODING "
             f"'UTF8' TEMPLATE template0, and give its DSN"
         )
     if row.wrong:
         raise DatabaseError(
-            f"the server, the database or the role has {', '.join(row.wrong)}, with which data can be lost: reset it as a superuser "
+            f"the server, the database or the role has {', '.join(row.wrong)}, "
+            f"with which data can be lost: reset it as a superuser "
             f"(ALTER SYSTEM, ALTER DATABASE or ALTER ROLE … RESET)"
         )
 
 
 async def check_driver(driver: Any) -> SessionRow:
-    """Set what cannot be sent along when a session starts; as `check_session`."""
+    """Set the settings that cannot be sent along when a session starts.
+
+    Raise as `check_session`.
+    """
     row = SessionRow._make(await driver.fetchrow(SQL_SESSION))  # NamedTuple's public method
     check_session(row)
     return row
 
 
 async def connect(dsn: str, config: Config, mark: str) -> Session:
-    """A session for any use.
+    """Open a session for any use.
 
-    Errors of the driver, ValueError for parts of the DSN that are no numbers, and those of
+    Raise errors of the driver, ValueError for parts of the DSN that are no numbers, and those of
     `check_session`.
     """
     driver = await asyncpg.connect(
@@ -157,7 +165,7 @@ async def connect(dsn: str, config: Config, mark: str) -> Session:
         command_timeout=config.statement_timeout_ms / 1000,
         statement_cache_size=config.statement_cache_size,
         max_cached_statement_lifetime=0,
-        max_cacheable_statement_size=0,  # no limit: the longest is the one that writes
+        max_cacheable_statement_size=0,  # no limit: the write statement is the longest
         server_settings=_server_settings(config, mark),
     )
     try:
@@ -169,16 +177,19 @@ async def connect(dsn: str, config: Config, mark: str) -> Session:
 
 
 def migration_settings(database_schema: str) -> dict[str, str]:
-    """Settings of the session of a migration.
+    """Return the settings of the session of a migration.
 
-    Its steps say how long they wait for locks, and may take any time.
+    Its steps set their own lock timeouts, and have no time limit.
     """
     timeouts = ("statement_timeout", "idle_in_transaction_session_timeout")
     return {**pinned(Config(database_schema=database_schema)), **dict.fromkeys(timeouts, "0")}
 
 
 def _server_settings(config: Config, mark: str) -> dict[str, str]:
-    """Settings of every session. Timeouts on the server end what a vanished client left behind."""
+    """Return the settings of every session.
+
+    Timeouts on the server end the work of vanished clients.
+    """
     return {
         **pinned(config),
         "application_name": f"room-storage {config.instance_name} {mark}".rstrip()[:63],

@@ -1,4 +1,4 @@
-"""What a revision in `migrations/versions` is made of: its phase, indexes built beside running servers, long work put off.
+"""The parts of a revision in `migrations/versions`: its phase, indexes, and background jobs.
 
     revision, down_revision = "0004", "0003"
     phase: Final[Phase] = "pre"
@@ -8,15 +8,16 @@
         op.execute("ALTER TABLE events ADD COLUMN topic text")
         background_job(job, revision)
 
-Phases. A "pre" step leaves everything as the code of the release before needs it: it adds what that code does not look at. It runs while
-old processes are at work. A "post" step takes away what only they needed; it is refused while one of them lives, and from then on code
-that does not know the step is refused. So a release is: `room-storage migrate --pre`, new processes for old ones, `room-storage migrate`.
+Phases. A "pre" step only adds objects that the code of the release before does not use. It runs
+while old processes are live. A "post" step removes objects that only they needed. It is refused
+while one of them lives, and from then on code that does not know the step is refused. So a release
+is: `room-storage migrate --pre`, replace the processes, `room-storage migrate`.
 
-Each step is a transaction of its own with a short lock_timeout: a step that waits for a lock makes everybody wait who comes after it.
-An index is a step of its own, as Postgres builds it outside of a transaction. Data are never changed by the row in a step: that is a
-`Job` (storage/database/background.py).
+Each step is a transaction of its own with a short lock_timeout, because everybody queues behind a
+step that waits for a lock. An index is a step of its own, because Postgres builds it outside of a
+transaction. A step never changes data row by row: that is a `Job` (storage/database/background.py).
 
-This module is imported by revisions only: it needs alembic.
+Only revisions import this module: it needs alembic.
 """
 
 import logging
@@ -63,7 +64,8 @@ BEGIN
     IF EXISTS (SELECT FROM pg_index
         WHERE indexrelid = to_regclass('{name}') AND NOT indisvalid) THEN
         RAISE EXCEPTION 'the index {name} is of a build that was interrupted'
-            USING HINT = 'DROP INDEX CONCURRENTLY {name}, then run this script again from its CREATE INDEX on';
+            USING HINT = 'DROP INDEX CONCURRENTLY {name}, '
+                'then run this script again from its CREATE INDEX on';
     END IF;
 END
 $$
@@ -80,10 +82,10 @@ NOW: Final[ColumnElement[int]] = literal_column(
 class Job:
     """Long work on data, in batches.
 
-    ``batch``: one statement, given the place after which it begins ($1::bigint, at first 0) and how
-    many rows it may take ($2::int); it answers with one row: how many it took (rows), and the place
-    of the last one (place, NULL at the end). What it does must do no harm when it is done again.
-    ``expected``: a query for the number of rows, about.
+    ``batch`` is one statement. Its parameters are the position after which it starts ($1::bigint,
+    at first 0) and the maximum number of rows ($2::int). It returns one row: the number of rows
+    done (rows), and the position of the last one (place, NULL at the end). It must be safe to run
+    it again. ``expected`` is a query for the approximate number of rows.
     """
 
     name: str
@@ -91,32 +93,32 @@ class Job:
     expected: LiteralString | None = None
 
 
-# ---------------------------------------------------------------------------------------------------------
+# ------------------------------------------------------------------------------------------------
 # for revisions
 
 
 def index_concurrently(name: str, definition: str, *, unique: bool = False) -> None:
-    """Build an index while others write: ``definition`` is what stands after its name, `ON events (depth)`.
+    """Build an index while others write.
 
-    What a build that was interrupted has left (an index that is invalid, and slows writes down for nothing) is dropped first, with a line
-    in the log; one that is complete is left alone. So the step is simply run again. It must be the first thing of its step.
+    ``definition`` is the part after its name, `ON events (depth)`. An interrupted build leaves an
+    invalid index, which only slows writes down. It is dropped first, with a line in the log; a
+    complete one is left alone. So the step can simply run again. This call must be the first thing
+    of its step.
     """
     kind = "UNIQUE INDEX" if unique else "INDEX"
     if context.is_offline_mode() and context.get_starting_revision_argument() is None:
-        op.execute(
-            f"CREATE {kind} {name} {definition}"
-        )  # the script makes the tables as well: they are empty
+        # the script creates the tables as well: they are empty
+        op.execute(f"CREATE {kind} {name} {definition}")
         return
     create = f"CREATE {kind} CONCURRENTLY IF NOT EXISTS {name} {definition}"
     migration = op.get_context()
-    if not context.is_offline_mode() and _asked(SQL_HAS_WRITTEN):
+    if not context.is_offline_mode() and _fetched(SQL_HAS_WRITTEN):
         raise CommandError(
             f"the index {name} is built outside of a transaction: give it a step of its own"
         )
     with migration.autocommit_block():
-        op.execute(
-            "SET lock_timeout = 0"
-        )  # a build waits for the transactions under way, and nobody waits for it
+        # a build waits for running transactions, and nobody waits for the build
+        op.execute("SET lock_timeout = 0")
         if context.is_offline_mode():
             op.execute(create)
             op.execute(CHECK_INDEX.format(name=name))
@@ -126,9 +128,10 @@ def index_concurrently(name: str, definition: str, *, unique: bool = False) -> N
 
 
 def _build(name: str, create: str) -> None:
-    if _asked(SQL_IS_VALID, name) is False:
+    if _fetched(SQL_IS_VALID, name) is False:
         logger.warning(
-            "the index %s was left invalid by a build that was interrupted: it is dropped and built again",
+            "the index %s was left invalid by a build that was interrupted: "
+            "it is dropped and built again",
             name,
         )
         op.execute(f"DROP INDEX CONCURRENTLY {name}")
@@ -136,11 +139,12 @@ def _build(name: str, create: str) -> None:
 
 
 def background_job(job: Job, revision: str, *, where: LiteralString = "true") -> None:
-    """Register a job: `room-storage jobs` does it, beside running servers.
+    """Register a job: `room-storage jobs` runs it while servers run.
 
     The revision keeps it in its variable `job`.
 
-    ``where``: an SQL condition, without which there is nothing to do: on a new database, say.
+    ``where``: an SQL condition; if it is false there is nothing to do, for instance on a new
+    database.
     """
     row = select(literal(job.name), literal(revision), NOW).where(literal_column(where))
     op.execute(insert(JOBS).from_select(["name", "revision", "registered_ts"], row))
@@ -156,34 +160,34 @@ def run_script(script: str) -> None:
     if context.is_offline_mode():
         op.get_context().impl.static_output(script)
     else:
-        # One string of many statements goes past SQLAlchemy, which prepares each, to the driver.
+        # SQLAlchemy would prepare each statement, so a string of many goes directly to the driver.
         _driver().run_async(lambda driver: driver.execute(script))
 
 
-def _asked(sql: LiteralString, *args: object) -> Any:
-    """The value that a query answers with, in the transaction of the step."""
+def _fetched(sql: LiteralString, *args: object) -> Any:
+    """Return the value of a query, in the transaction of the step."""
     return _driver().run_async(lambda driver: driver.fetchval(sql, *args))
 
 
 def _driver() -> Any:
-    """What SQLAlchemy has between itself and the driver."""
+    """Return the driver's connection below SQLAlchemy."""
     return op.get_bind().connection.dbapi_connection
 
 
 def lock_timeout_ms() -> int:
-    """How long a step waits for a lock: `-x lock_timeout_ms=…`."""
+    """Return the longest wait of a step for a lock: `-x lock_timeout_ms=…`."""
     return int(setting("lock_timeout_ms") or LOCK_TIMEOUT_MS)
 
 
 def setting(name: str) -> str | None:
-    """What `migrate` or `alembic -x name=…` has given."""
+    """Return a setting from `migrate` or `alembic -x name=…`."""
     given = context.config.attributes.get(name) or context.get_x_argument(as_dictionary=True).get(
         name
     )
     return None if given is None else str(given)
 
 
-# ------------------------------------------------------------------------------------------------------------
+# ------------------------------------------------------------------------------------------------
 # for env.py
 
 
@@ -200,20 +204,21 @@ class MigrationStep:
 def steps_between(
     scripts: ScriptDirectory, current: str | None, target: str
 ) -> list[MigrationStep]:
-    """The steps that lead from one revision to another, in order.
+    """Return the steps that lead from one revision to another, in order.
 
-    None: from nothing. Empty if it is there or past it.
+    None means an empty database. The result is empty if it is at the target or past it.
     """
     wanted = [step_of(script.module) for script in scripts.iterate_revisions(target, "base")]
     return [step for step in reversed(wanted) if current is None or step.revision > current]
 
 
 def step_of(module: ModuleType) -> MigrationStep:
-    """What a revision says of itself; `CommandError` if it does not say its phase."""
+    """Return the step of a revision; raise `CommandError` if it does not define its phase."""
     phase: Any = getattr(module, "phase", None)
     if phase not in get_args(Phase):
         raise CommandError(
-            f'the revision {module.revision} does not say its phase: `phase: Final[Phase] = "pre"` or "post"'
+            f"the revision {module.revision} does not define its phase: "
+            '`phase: Final[Phase] = "pre"` or "post"'
         )
     return MigrationStep(
         module.revision,
@@ -229,7 +234,7 @@ def applied(
     heads: Collection[Any],  # noqa: ARG001  # alembic's interface
     run_args: Mapping[str, Any],  # noqa: ARG001  # alembic's interface
 ) -> None:
-    """After a step, in its transaction: code that does not know a post step cannot serve this schema any more."""
+    """Refuse code that does not know a post step, from the transaction of the step on."""
     for script in step.up_revisions:
         if (
             isinstance(script, Script)
@@ -240,7 +245,7 @@ def applied(
 
 
 def jobs_of(scripts: ScriptDirectory) -> Iterator[Job]:
-    """The jobs of all revisions."""
+    """Yield the jobs of all revisions."""
     for script in scripts.walk_revisions():
         if (job := step_of(script.module).job) is not None:
             yield job

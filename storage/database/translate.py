@@ -1,12 +1,12 @@
-"""The error table: from what the driver raises to what we raise.
+"""The error table: from the driver's errors to ours.
 
 Two tables decide, the name of the constraint first, the SQLSTATE second (whole code, then its class
-of two characters). A test holds each constraint of the catalogue against this file: it is either in
-CONFLICTS (another writer did the same thing at the same time; repeating is right) or in INVARIANTS
-(our own code would have to be wrong for it to fail), with the reason.
+of two characters). A test compares each constraint of the catalogue with this file. It is either in
+CONFLICTS (another writer did the same at the same time; a retry is right) or in INVARIANTS (only a
+defect of our own code can violate it), with the reason.
 
-What the driver raises without asking Postgres (a value that does not fit a parameter, a misuse of
-the interface) is our own mistake and becomes `DatabaseError`.
+Errors that the driver raises without a request to Postgres (a value that does not fit a parameter,
+a misuse of the interface) are our own mistakes and become `DatabaseError`.
 """
 
 import asyncio
@@ -35,29 +35,28 @@ DRIVER_ERRORS: Final = (
     TimeoutError,
     asyncio.TimeoutError,
 )
-"""All that the driver raises: the server's answers, its own complaints, and what the socket says.
-"""
+"""All errors that the driver raises: from the server, from itself, and from the socket."""
 
 STALE_PLAN: Final = "RS001"
-"""SQLSTATE of `refuse_stale_plan` (schema.sql): a write was planned on rows that have changed since."""
+"""SQLSTATE of `refuse_stale_plan` (schema.sql): rows have changed since a write was planned."""
 
 OLD_WRITER: Final = "RS002"
-"""SQLSTATE of `refuse_old_writer` (schema.sql): another process has taken over the name of this one."""
+"""SQLSTATE of `refuse_old_writer` (schema.sql): another process took over this one's name."""
 
 TOO_MANY_MOVES: Final = "RS004"
 """SQLSTATE of `reordered_across` (schema.sql): a pagination token is too old to be read.
 
-`storage.queries.pagination.fetch` makes it `InvalidToken`.
+`storage.queries.pagination.fetch` turns it into `InvalidToken`.
 """
 
 SQLSTATES: Final[Mapping[str, type[DatabaseError]]] = {
-    # The same work may succeed when it is done again.
+    # A retry of the same work may succeed.
     "40001": DatabaseConflict,  # serialization_failure
     "40P01": DatabaseConflict,  # deadlock_detected
     "55P03": DatabaseConflict,  # lock_not_available, lock_timeout too
     STALE_PLAN: DatabaseConflict,
     OLD_WRITER: InstanceNameTaken,
-    # Nobody answers, or not for us, or not now.
+    # No server answers, or it refuses this client, or refuses now.
     "08": DatabaseUnavailable,  # connection_exception
     "28": DatabaseUnavailable,  # invalid_authorization_specification
     "3D000": DatabaseUnavailable,  # invalid_catalog_name: no such database
@@ -69,18 +68,18 @@ SQLSTATES: Final[Mapping[str, type[DatabaseError]]] = {
     "57P05": DatabaseUnavailable,  # idle_session_timeout
     "25P03": DatabaseUnavailable,  # idle_in_transaction_session_timeout
     "25006": DatabaseUnavailable,  # read_only_sql_transaction: a standby, or one that was a primary
-    # Something has run out.
+    # A resource is exhausted.
     "53": DatabaseFull,  # insufficient_resources: 53100 disk_full, 53200 out_of_memory
     "54000": DatabaseFull,  # program_limit_exceeded
     "58030": DatabaseFull,  # io_error
-    # The role may not.
+    # The role lacks a privilege.
     "42501": PermissionRefused,  # insufficient_privilege
     # The data would break a rule of the schema.
     "23": ConstraintViolated,  # integrity_constraint_violation
 }
 """SQLSTATE, or its first two characters, to the error it becomes.
 
-What is not here becomes `DatabaseError`.
+All others become `DatabaseError`.
 """
 
 CONFLICTS: Final[Mapping[str, str]] = {
@@ -97,9 +96,12 @@ CONFLICTS: Final[Mapping[str, str]] = {
     "writers_instance_name_key": "two processes start under one new instance name",
     "account_data_pkey": "two requests set the same account data",
     "receipts_pkey": "two requests set the same receipt",
-    "gap_failures_event_nid_fkey": "the missing event arrives while a failure to get it is noted",
+    "gap_failures_event_nid_fkey": "the missing event arrives while a failure to get it is written",
 }
-"""Constraints that fail where two writers meet: `DatabaseConflict`, and the second attempt sees what the other wrote."""
+"""Constraints that fail where two writers collide: `DatabaseConflict`.
+
+The second attempt reads what the other wrote.
+"""
 
 INVARIANTS: Final[Mapping[str, str]] = {
     # Numbers come from sequences, and no row is written under an old one.
@@ -108,47 +110,55 @@ INVARIANTS: Final[Mapping[str, str]] = {
     "purge_jobs_cut_check": "both come from one cut",
     "purge_jobs_finished_check": "both are set by one statement",
     "principals_pkey": "principal_nids is a sequence",
-    "erased_users_pkey": "who is erased again stays so: ON CONFLICT DO NOTHING",
+    "erased_users_pkey": "a second erasure changes nothing: ON CONFLICT DO NOTHING",
     "event_types_pkey": "type_nids is a sequence",
     "state_keys_pkey": "state_key_nids is a sequence",
-    "purged_streams_pkey": "whoever purges sets it, one at a time: ON CONFLICT DO UPDATE",
+    "purged_streams_pkey": "each purge sets it: ON CONFLICT DO UPDATE",
     "rooms_pkey": "room_nids is a sequence",
-    "events_pkey": "event_nids is a sequence; an event takes over the number of a missing one, which leaves its table",
+    "events_pkey": "event_nids is a sequence; an event takes the number of its missing_events row, "
+    "which is deleted",
     "events_stream_ordering_key": "events_stream is a sequence",
     "missing_events_pkey": "event_nids is a sequence",
     "gap_failures_pkey": "written by INSERT … ON CONFLICT",
     "state_groups_pkey": "state_group_nids is a sequence",
-    "auth_chains_chain_nid_sequence_number_key": "auth_chain_nids is a sequence, and one write counts within a chain",
-    # One write at a time per room (rooms.write_version), which knows what is there.
-    "dropped_extremities_pkey": "an extremity is dropped once, in a write that compares rooms.write_version",
+    "auth_chains_chain_nid_sequence_number_key": "auth_chain_nids is a sequence, "
+    "and one write counts within a chain",
+    # One write at a time per room (rooms.write_version), which knows the stored rows.
+    "dropped_extremities_pkey": "an extremity is dropped once, "
+    "in a write that compares rooms.write_version",
     "waiting_redactions_pkey": "a redaction waits once, in the write that stores it",
-    "reordered_events_pkey": "a write moves an event once, and rooms.moves grows with each under the room's write_version",
+    "reordered_events_pkey": "a write moves an event once, "
+    "and rooms.moves grows with each under the room's write_version",
     "current_state_pkey": "written by INSERT … ON CONFLICT under the room's write_version",
     "state_deltas_pkey": "a position changes each key once",
     "memberships_pkey": "written by INSERT … ON CONFLICT",
-    "auth_chains_pkey": "an event takes its place in the write that stores it",
-    "auth_chain_links_pkey": "links are made with the place they start from",
+    "auth_chains_pkey": "an event gets its position in the write that stores it",
+    "auth_chain_links_pkey": "links are written with the position they start from",
     "visibility_pkey": "written by INSERT … ON CONFLICT under the room's write_version",
     "past_visibility_pkey": "written by INSERT … ON CONFLICT under the room's write_version",
-    "out_of_band_memberships_pkey": "written by INSERT … ON CONFLICT under the room's write_version",
+    "out_of_band_memberships_pkey": "written by INSERT … ON CONFLICT "
+    "under the room's write_version",
     "outlier_memberships_pkey": "events_stream is a sequence",
     "writers_pkey": "writer_nids is a sequence",
     "account_data_stream_id_key": "account_data_stream is a sequence",
     "to_device_pkey": "to_device_stream is a sequence",
     "receipts_stream_id_key": "receipts_stream is a sequence",
     "cache_invalidations_pkey": "caches_stream is a sequence",
-    "audiences_pkey": "numbers are given out under the room's write_version",
-    # What a row says of itself; computed in one place each.
+    "audiences_pkey": "numbers are assigned under the room's write_version",
+    # Rules within one row; computed in one place each.
     "deployment_singleton_check": "the column is never given",
-    "lost_positions_pkey": "a gap ends where the sequence was set to, under the lock of who enters",
-    "lost_positions_check": "the sequence is at or past all positions of its streams, and is set higher",
+    "lost_positions_pkey": "a gap ends at the new value of the sequence, "
+    "under the lock of the entering process",
+    "lost_positions_check": "the sequence is at or past all positions of its streams, "
+    "and is set higher",
     "lost_positions_writers_check": "both arrays come from the same rows",
     "schema_compatibility_pkey": "the row is made with the table, and only updated",
     "schema_compatibility_singleton_check": "the column is never given",
     "background_jobs_batch_check": "a batch has at least one row (storage/database/background.py)",
     "state_keys_type_nid_fkey": "types are interned before state keys, and neither is ever removed",
     "rooms_extremities_check": "persist/ writes both columns from one value",
-    "events_outlier_check": "persist/ makes a row of an outlier or of an event with its place, never of a mixture",
+    "events_outlier_check": "persist/ builds a row of an outlier or of an event with its position, "
+    "never of a mixture",
     "events_state_after_check": "persist/ gives a group only to accepted state events",
     "events_relation_check": "persist/ writes the three columns from one relation",
     "events_membership_check": "membership is computed from type and state key",
@@ -158,15 +168,18 @@ INVARIANTS: Final[Mapping[str, str]] = {
     "state_groups_member_keys_check": "both arrays come from one mapping",
     "visibility_counts_check": "counts follow current_state, under the room's write_version",
 }
-"""Constraints that only a defect of this engine can violate, with what guarantees them: `ConstraintViolated`."""
+"""Constraints that only a defect of this engine can violate, with their guarantees.
+
+They become `ConstraintViolated`.
+"""
 
 
 def translate(
     error: BaseException, *, closed: bool = False, connecting: bool = False
 ) -> DatabaseError | InputError | StorageClosed:
-    """Our error for the driver's `error`; raise it `from error`.
+    """Return our error for the driver's `error`; raise it `from error`.
 
-    `closed`: the connection is gone afterwards, so whatever was said, it is unavailable.
+    `closed`: the connection is gone afterwards, so any error means that it is unavailable.
     `connecting`: there was none yet.
     """
     if isinstance(error, asyncpg.PostgresError):
@@ -183,7 +196,7 @@ def translate(
 
 
 def _of_server(error: Any) -> DatabaseError:
-    """Our error for one that Postgres sent: its message, with the detail where there is one."""
+    """Return our error for one that Postgres sent: its message, with the detail if there is one."""
     sqlstate: str = error.sqlstate or ""
     constraint: str = error.constraint_name or ""
     reason = f"{error.args[0]}: {error.detail}" if error.detail else str(error.args[0])
