@@ -1,6 +1,6 @@
-"""Account data: what a local user's clients keep on the server, global or of a room; the stream "account_data".
+"""Account data: data that a local user's clients store, global or per room.
 
-Source: client-server API, client config.
+Its stream is "account_data". Source: client-server API, client config.
 """
 
 from collections.abc import Mapping
@@ -105,9 +105,9 @@ class AccountData:
         *,
         room_id: RoomId | None = None,
     ) -> int:
-        """Replace the content of a local user's type; the position of the fact.
+        """Replace the content of a local user's type; return the position of the fact.
 
-        `UnknownRoom`, `InvalidIdentifier`, `InputError`.
+        Raise `UnknownRoom`, `InvalidIdentifier` or `InputError`.
         """
         user, kind = args.local_user(user_id, self._server_name), args.text(type_)
         room, packed = (
@@ -131,9 +131,9 @@ class AccountData:
     async def get(
         self, user_id: UserId, *, room_id: RoomId | None = None
     ) -> dict[str, dict[str, Any]]:
-        """The contents by type: the global ones, or those of a room.
+        """Return the contents by type: the global ones, or those of a room.
 
-        `UnknownRoom`, `InvalidIdentifier`.
+        Raise `UnknownRoom` or `InvalidIdentifier`.
         """
         room = None if room_id is None else args.room(room_id)
         rows = [row for row in await self.changes(user_id) if row.room_id == room]
@@ -145,7 +145,10 @@ class AccountData:
     async def changes(
         self, user_id: UserId, *, after: int = 0, upto: int = EVERYTHING
     ) -> list[AccountDataRow]:
-        """What a user's account data became with ``after < position <= upto``, in stream order; each type as it is now. `InputError`."""
+        """Return the current account data that changed with ``after < position <= upto``.
+
+        It is in stream order. Raise `InputError` for malformed arguments.
+        """
         user = args.local_user(user_id, self._server_name)
         between = args.position(after, "after"), args.position(upto, "upto")
         async with self._writer.database.connection() as conn:

@@ -1,15 +1,14 @@
-"""What a process remembers of committed facts, and how it forgets in time.
+"""Caches of committed facts in a process, and their invalidation.
 
-Each cache is bounded and forgets the entry that was used longest ago. Entries become stale by what
-happens to the streams: most of it is read off the facts of the stream "events" themselves; only
-what they do not say is a fact of the stream "caches" (a state that resolution changed, an event
-that moved). A row of "caches" is the name of a cache and a key, or no key for the whole cache; the
-name ``cs_cache_fake`` stands for all that depends on the current state of a room: its key is the
-room id, followed by the users whose membership changed. ``removed`` says what was thrown away of a
-room, see `Removed`.
+Each cache is bounded and drops the least recently used entry. Facts of the streams make entries
+stale. Most invalidations follow from the facts of the stream "events". The others are facts of the
+stream "caches": a state that resolution changed, an event that was reordered. A row of "caches" has
+the name of a cache and a key, or no key for the whole cache. The name ``cs_cache_fake`` means
+everything that depends on the current state of a room. Its key is the room id, followed by the
+users whose membership changed. ``removed`` lists the deleted rows of a room, see `Removed`.
 
-A reader that fills a cache holds a `Ticket` from before it asked the database: what was made stale
-since is not put in.
+A reader that fills a cache takes a `Ticket` before it queries the database. A value that became
+stale since then is not stored.
 """
 
 from collections import OrderedDict
@@ -27,17 +26,19 @@ S = TypeVar("S", bound=Sized)
 Key = tuple[str, ...]
 
 CURRENT_STATE: Final = "cs_cache_fake"
-STATES_MAX: Final = 100  # their groups are sent with each question
+STATES_MAX: Final = 100  # their groups are sent with each query
 REMOVED: Final = "removed"
 
 Kind = Literal["timeline", "held", "state_groups"]
 
 
 class Removed(NamedTuple):
-    """What one transaction threw away: the key of a row ``removed`` is the room, the number of that transaction (`rooms.removals`) and the rest.
+    """The rows that one transaction deleted.
 
-    ``timeline``: these events are not in the timeline any more, some may be held as outliers; and gaps that they had filled or opened.
-    ``held``: these are not held any more, told by id and, after a ``#``, by number. ``state_groups``: nor these.
+    The key of a row ``removed`` is the room, the number of that transaction (`rooms.removals`) and
+    the rest. ``timeline``: these events are no longer in the timeline, some may be stored as
+    outliers; also gaps that they had filled or opened. ``held``: these are no longer stored, given
+    by id and, after a ``#``, by nid. ``state_groups``: neither are these.
     """
 
     room_id: str
@@ -47,13 +48,13 @@ class Removed(NamedTuple):
 
     @classmethod
     def of(cls, key: Sequence[str]) -> "Removed":
-        """What a key says."""
+        """Read the key of a row."""
         room_id, number, kind, *ids = key
         return cls(room_id, int(number), kind, ids)
 
     @property
     def event_ids(self) -> list[str]:
-        """The events among what was thrown away."""
+        """Return the ids of the removed events."""
         return (
             []
             if self.kind == "state_groups"
@@ -62,22 +63,22 @@ class Removed(NamedTuple):
 
     @property
     def event_nids(self) -> list[int]:
-        """The numbers of those that are not held any more."""
+        """Return the nids of the events that are no longer stored."""
         return [int(one[1:]) for one in self.ids if one.startswith("#")]
 
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
-    """When a reader began to look."""
+    """The time at which a reader began to query."""
 
     key: Key
     began: int
 
 
 class Cache(Generic[V]):
-    """A bounded cache with the counts of its hits and misses.
+    """A bounded cache that counts its hits and misses.
 
-    ``limit``: of what ``weigh`` gives for the entries, together.
+    ``limit`` applies to the sum of ``weigh`` over the entries.
     """
 
     def __init__(self, name: str, limit: int, weigh: Callable[[V], int] = lambda _: 1) -> None:
@@ -96,7 +97,7 @@ class Cache(Generic[V]):
         return len(self._entries)
 
     def get(self, *key: str) -> V | Ticket:
-        """The entry, or a ticket to fill it with."""
+        """Return the entry, or a ticket to fill it with."""
         if key in self._entries:
             self.hits += 1
             self._entries.move_to_end(key)
@@ -105,15 +106,15 @@ class Cache(Generic[V]):
         return Ticket(key, self._clock)
 
     def peek(self, *key: str) -> V | None:
-        """The entry, if it is there. Counts nothing, and keeps nothing longer."""
+        """Return the entry, if it is there. Count nothing, and do not extend its life."""
         return self._entries.get(key)
 
     def held(self) -> dict[Key, V]:
-        """All entries. Counts nothing, and keeps nothing longer."""
+        """Return all entries. Count nothing, and do not extend their life."""
         return dict(self._entries)
 
     def fill(self, ticket: Ticket, value: V) -> None:
-        """Put in what the database said, unless it may be stale already."""
+        """Store a value from the database, unless it may be stale already."""
         if max(self._all_staled, self._staled.get(ticket.key, 0)) > ticket.began:
             return
         self._drop(ticket.key)
@@ -125,9 +126,9 @@ class Cache(Generic[V]):
     async def many(
         self, keys: Iterable[K], load: Callable[[list[K]], Awaitable[Mapping[K, V]]]
     ) -> dict[K, V]:
-        """The entries of these keys; what is not here is loaded, and kept.
+        """Return the entries of these keys; load and store the missing ones.
 
-        A key that ``load`` does not give has none.
+        A key that ``load`` does not return has none.
         """
         found: dict[K, V] = {}
         tickets: dict[K, Ticket] = {}
@@ -145,7 +146,7 @@ class Cache(Generic[V]):
         return found
 
     def forget(self, key: Sequence[str] | None) -> None:
-        """One entry is stale, or all are."""
+        """Drop one stale entry, or all."""
         self._clock += 1
         if key is None or len(self._staled) > self.limit:
             self._entries.clear()
@@ -163,11 +164,12 @@ class Cache(Generic[V]):
 
 
 class LastChange:
-    """For each room or user the position of the last change, as far as it is remembered; or a later one, never an earlier one.
+    """The position of the last change of each room or user, or a later one, never an earlier one.
 
-    What has no entry has not changed since ``floor``: since this process began to listen, or since the oldest entry was dropped.
-    Positions of several writers come in any order. They are noted in ascending order all the same, each as the largest so far:
-    so what changed since a position is at the end.
+    A key without an entry has not changed since ``floor``: since this process began to listen, or
+    since the oldest entry was dropped. Positions of several writers arrive in any order. They are
+    stored in ascending order anyway, each as the largest so far. So the changes since a position
+    are at the end.
     """
 
     def __init__(self, limit: int, floor: int) -> None:
@@ -182,12 +184,12 @@ class LastChange:
         return len(self._last)
 
     def restart(self, floor: int) -> None:
-        """Remember nothing of what was before ``floor``."""
+        """Forget all changes before ``floor``."""
         self.floor = self._latest = floor
         self._last.clear()
 
     def note(self, key: str, position: int) -> None:
-        """It has changed."""
+        """Record a change."""
         self._latest = max(self._latest, position)
         self._last.pop(key, 0)
         self._last[key] = self._latest
@@ -196,20 +198,23 @@ class LastChange:
             self.floor = max(self.floor, dropped)
 
     def last(self, key: str) -> int:
-        """The position of its last change; 0 if there was none since ``floor``."""
+        """Return the position of its last change; 0 if there was none since ``floor``."""
         return self._last.get(key, 0)
 
     def since(self, position: int) -> Iterator[str]:
-        """What has changed since a position that is not below ``floor``, the latest change first."""
+        """Yield the keys that changed since a position, the latest first.
+
+        The position must not be below ``floor``.
+        """
         for key, last in reversed(self._last.items()):
             if last <= position:
                 return
             yield key
 
     def may_have_changed(self, key: str, since: int) -> bool:
-        """False only if it has certainly not changed after ``since``.
+        """Return False only if it has certainly not changed after ``since``.
 
-        That is a hit: nobody needs to look.
+        That is a hit: no query is needed.
         """
         may_have = since < self.floor or self._last.get(key, 0) > since
         self.hits += not may_have
@@ -218,20 +223,23 @@ class LastChange:
 
 
 class RoomsOf(NamedTuple):
-    """The rooms that a local user is in, with their numbers; ``moved``: the position of the last change of any membership of theirs."""
+    """The rooms that a local user is in, with their nids.
+
+    ``moved`` is the position of the last change of any of the user's memberships.
+    """
 
     joined: Mapping[str, int]
     moved: int
 
 
 class ReadCaches(Generic[E, S]):
-    """The caches of one process, kept by the feed of its streams.
+    """The caches of one process, updated by the feed of its streams.
 
-    ``memberships``: of all users whose rooms are remembered, together.
+    ``memberships``: the limit for all users whose rooms are cached, together.
 
-    ``state_entries``: of all whole states by their groups, together; one counts as a hundredth of
-    that at least. These never become stale. ``listening_since``: a position of the stream "events"
-    above which every fact will be told.
+    ``state_entries``: the limit for all whole states by their groups, together; one counts as at
+    least a hundredth of it. These never become stale. ``listening_since``: a position of the stream
+    "events" above which every fact will be published here.
     """
 
     def __init__(
@@ -246,9 +254,8 @@ class ReadCaches(Generic[E, S]):
             "states", state_entries, lambda state: max(len(state), state_entries // STATES_MAX)
         )
         self.room_changes = LastChange(rooms, listening_since)
-        self.state_changes = LastChange(
-            rooms, listening_since
-        )  # by events; what resolution changes is not told with a position
+        # by events; changes by resolution are published without a position
+        self.state_changes = LastChange(rooms, listening_since)
         self._by_name: dict[str, Cache[Any]] = {
             cache.name: cache for cache in (self.events, self.current_state, self.rooms_of)
         }
@@ -267,25 +274,25 @@ class ReadCaches(Generic[E, S]):
         return caches
 
     def counted(self) -> "dict[str, Cache[Any] | LastChange]":
-        """What counts hits and misses, by name."""
+        """Return everything that counts hits and misses, by name."""
         return {**self._by_name, "states": self.states, "room_changes": self.room_changes}
 
     def hit_rates(self) -> dict[str, float]:
-        """Hits by all look-ups of each cache, 0 where there was none."""
+        """Return hits by all look-ups of each cache, 0 where there was none."""
         return {
             name: cache.hits / max(1, cache.hits + cache.misses)
             for name, cache in self.counted().items()
         }
 
     def restart(self, listening_since: int) -> None:
-        """Forget everything, also what is being read: the database is another one."""
+        """Forget everything, including reads in progress: the database was replaced."""
         for cache in (*self._by_name.values(), self.states):
             cache.forget(None)
         for changes in (self.room_changes, self.state_changes):
             changes.restart(listening_since)
 
     def told(self, advance: Advance) -> None:
-        """A subscriber of the feed."""
+        """Invalidate by an advance of the feed."""
         if advance.stream_name == "events":
             for fact in advance.facts:
                 self._event(fact.stream_id, fact.row)
@@ -294,9 +301,9 @@ class ReadCaches(Generic[E, S]):
                 self.invalidate(fact.row[0], fact.row[1])
 
     def invalidate(self, name: str, key: Sequence[str] | None) -> None:
-        """A row of the stream "caches".
+        """Apply a row of the stream "caches".
 
-        A name that this process has no cache of is nobody's concern here.
+        A name without a cache in this process is ignored.
         """
         if name == CURRENT_STATE:
             self._state_changed(key)

@@ -1,7 +1,9 @@
-"""What happens to streams, told inside one process: by the own writer after each commit, by replication for the others.
+"""Advances of streams, published inside one process.
 
-An `Advance` is the news that one writer's position in one stream has moved, with the facts between, where they are known. Readers
-(the notifier, cache invalidation, the replication server) subscribe; each gets every advance, in the order of its writer.
+The own writer publishes after each commit, replication publishes for the others. An `Advance` means
+that one writer's position in one stream has moved. It carries the facts between, where they are
+known. Readers (the notifier, cache invalidation, the replication server) subscribe. Each gets every
+advance, in the order of its writer.
 """
 
 import logging
@@ -12,7 +14,7 @@ logger = logging.getLogger(__name__)
 
 
 class Fact(NamedTuple):
-    """One row of a stream: its id, who wrote it, and the row as it goes over the wire (a list of JSON values)."""
+    """One row of a stream: its id, its writer, and the row in wire form (a list of JSON values)."""
 
     stream_id: int
     instance_name: str
@@ -24,8 +26,8 @@ class Advance(NamedTuple):
 
     ``facts`` are all facts of that writer between, in order.
 
-    ``local`` is False for what was learned from another process. No facts and an advance all the
-    same: ids that came to nothing.
+    ``local`` is False for an advance from another process. An advance without facts means that ids
+    were not used.
     """
 
     stream_name: str
@@ -37,9 +39,10 @@ class Advance(NamedTuple):
 
 
 def whole_ids(page: Sequence[Fact], limit: int) -> list[Fact] | None:
-    """Of a page of at most ``limit`` facts those whose ids have all their rows in it; None: all of them, it is the last page.
+    """Return the facts of a page whose ids have all their rows in it; None for the last page.
 
-    A full page may have cut through the rows of its last id. Empty: not even one id fits into it.
+    ``limit`` is the size of the page. A full page may have cut the rows of its last id. An empty
+    result means that not even one id fits into it.
     """
     if len(page) < limit:
         return None
@@ -50,22 +53,22 @@ Subscriber = Callable[[Advance], None]
 
 
 class Feed:
-    """Passes advances on.
+    """Publishes advances to subscribers.
 
-    A subscriber must not block and must not raise; one that does raise is logged, the others are
-    told.
+    A subscriber must not block and must not raise. If one raises, that is logged, and the others
+    still get the advance.
     """
 
     def __init__(self) -> None:
         self._subscribers: dict[Subscriber, None] = {}
 
     def subscribe(self, subscriber: Subscriber) -> Callable[[], None]:
-        """Tell this one from now on; the answer ends it."""
+        """Add a subscriber; return a function that removes it."""
         self._subscribers[subscriber] = None
         return lambda: self._subscribers.pop(subscriber, None)
 
     def publish(self, advance: Advance) -> None:
-        """Tell all."""
+        """Call all subscribers."""
         for subscriber in list(self._subscribers):
             try:
                 subscriber(advance)

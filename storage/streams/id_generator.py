@@ -1,28 +1,33 @@
-"""The id generator of one stream, as one process sees it: reserve ids, complete them in any order, follow other writers.
+"""The id generator of one stream in one process: reserve ids, complete them, follow other writers.
 
-This writer's ids come from `allocate` (the stream's sequence); of the other writers only positions are known, as
-`advance` tells them. Everything here happens between two awaits of one event loop, so no state is ever half-changed and no
-lock is needed; the only await is `allocate`. Nothing here is durable: positions are written by the transaction that
-writes the facts, and the generator is built again from those at start-up.
+This writer's ids come from `allocate` (the stream's sequence). Of the other writers only positions
+are known, from `advance`. Everything here happens between two awaits of one event loop, so no state
+is ever half-changed and no lock is needed; the only await is `allocate`. Nothing here is durable.
+The transaction that writes the facts also writes positions, and the generator is built again from
+those at start-up.
 
-Which "current" is which, in the words of streams.md ("Current stream ID"; it says that there is a range of them):
+There are several "current" ids:
 
-    current(w)   the minimum: the largest id that W itself completed (or announced) such that all ids of W up to it have completed
-    maximum(w)   the maximum: the largest id known to have completed, whoever's it is, with no id of W at or below it in flight
-    linear()     the largest id known to have completed such that every id of every writer up to it has completed
+    current(w)   the minimum: the largest id that W itself completed (or announced) such that all
+                 ids of W up to it have completed
+    maximum(w)   the maximum: the largest id, of any writer, known to have completed, with no id of
+                 W at or below it in flight
+    linear()     the largest id known to have completed such that every id of every writer up to it
+                 has completed
 
     Writers a (this process) and b start at 1.
       a reserves 2      current(a) 1   maximum(a) 1   linear 1
       b announces 3     current(a) 1   maximum(a) 1   linear 1     2 is in flight
       a completes 2     current(a) 2   maximum(a) 3   linear 3
-      b announces 9     current(a) 2   maximum(a) 9   linear 9     a has nothing in flight, so it holds nobody back
+      b announces 9     current(a) 2   maximum(a) 9   linear 9     a has nothing in flight
 
-All are monotonic, and never reach an id that is still in flight, not even while its number is still on its way: an id that
-`allocate` has not returned yet may be any number above the largest that was known when `allocate` was called. So an
-open reservation has a bound (the number below all it may hold), and no current passes the smallest bound.
+All are monotonic, and never reach an id that is still in flight, not even before its number is
+known. An id that `allocate` has not returned yet may be any number above the largest known one at
+the time of the call. So an open reservation has a bound (the number below all ids it may get), and
+no current passes the smallest bound.
 
-An announced position must be a completed id, of any writer. `maximum` of the own writer is what a writer announces: when it is idle it
-follows the others, so it never holds their linear position back.
+An announced position must be a completed id, of any writer. A writer announces its own `maximum`:
+when it is idle that follows the others, so it never delays their linear position.
 """
 
 import heapq
@@ -39,23 +44,27 @@ Allocate = Callable[[int], Awaitable[Sequence[int]]]
 
 
 class IdGenerator:
-    """Stream ids of one stream: `allocate(n)` gives n increasing new ids; `positions` are the known ones at start-up."""
+    """Stream ids of one stream.
+
+    `allocate(n)` returns n increasing new ids; `positions` are the known positions at start-up.
+    """
 
     def __init__(
         self, allocate: Allocate, writer: str = "main", positions: Mapping[str, int] | None = None
     ) -> None:
-        """`positions` maps each writer to its position, as the database has it; this writer starts at 0 if it is not there.
+        """Start with the positions in the database, by writer.
 
-        At start-up no id of this writer is in flight (streams.md, "Writing to streams").
+        This writer starts at 0 if it has none.
+
+        At start-up no id of this writer is in flight.
         """
         self.writer: Final = writer
         self._allocate = allocate
         self._currents: dict[str, int] = {writer: 0, **(positions or {})}
         self._open: set[Reservation] = set()
         self._own_completed: list[int] = []  # heap: completed by this writer, above its current
-        self._completed = (
-            IntervalSet()
-        )  # known to have completed, of any writer; runs below the linear position are dropped
+        # known to have completed, of any writer; runs below the linear position are dropped
+        self._completed = IntervalSet()
         self._largest_known = max(self._currents.values())
         self._linear = 0
         for position in self._currents.values():
@@ -63,26 +72,27 @@ class IdGenerator:
         self._move()
 
     def reserve(self, n: int = 1) -> "Reservation":
-        """`async with generator.reserve(n) as ids:` gives n increasing ids; leaving the block, in any way, completes them.
+        """Reserve n increasing ids; leaving the block, in any way, completes them.
 
-        A writer that does not know whether its COMMIT succeeded finds out before it leaves the block.
-        ValueError if n < 1; StorageCorrupt (on entering) if the sequence gives ids that were used before.
+        Use it as `async with generator.reserve(n) as ids:`. If it is unknown whether the writer's
+        COMMIT succeeded, the writer resolves that before it leaves the block. Raise ValueError if n
+        < 1, and StorageCorrupt (on entering) if the sequence returns ids that were used before.
         """
         if n < 1:
             raise ValueError(f"n must be at least 1, not {n}")
         return Reservation(self, n)
 
     def current(self, writer: str | None = None) -> int:
-        """The minimum per-writer current id (this writer's by default).
+        """Return the minimum per-writer current id (this writer's by default).
 
-        KeyError for a writer that is not known.
+        Raise KeyError for an unknown writer.
         """
         return self._currents[self.writer if writer is None else writer]
 
     def maximum(self, writer: str | None = None) -> int:
-        """The maximum per-writer current id (this writer's by default).
+        """Return the maximum per-writer current id (this writer's by default).
 
-        KeyError for a writer that is not known.
+        Raise KeyError for an unknown writer.
         """
         current = self.current(writer)
         if writer is not None and writer != self.writer:
@@ -90,33 +100,34 @@ class IdGenerator:
         return max(current, self._largest_completed(self._bound()))
 
     def positions(self) -> dict[str, int]:
-        """`current` of every writer."""
+        """Return `current` of every writer."""
         return dict(self._currents)
 
     def linear(self) -> int:
-        """The linear current id."""
+        """Return the linear current id."""
         return self._linear
 
     def vector(self) -> VectorPosition:
-        """Both views in one value: `linear()` as `min`, and the writers whose `current` is above it."""
+        """Return both as one value: `linear()` as `min`, and the writers with a `current` above."""
         return VectorPosition.of(self._linear, self._currents)
 
     @property
     def is_busy(self) -> bool:
-        """Whether this writer may have ids in flight."""
+        """Return whether this writer may have ids in flight."""
         return bool(self._open)
 
     def in_flight(self) -> tuple[int, ...]:
-        """The ids of this writer that await completion, ascending."""
+        """Return the ids of this writer that await completion, ascending."""
         return tuple(
             sorted(stream_id for reservation in self._open for stream_id in reservation.ids)
         )
 
     def advance(self, writer: str, stream_id: int, *, completed: bool = True) -> None:
-        """A writer announced (POSITION) that `stream_id` and all of its own ids below have completed.
+        """Record that `stream_id` and all smaller ids of a writer have completed (POSITION).
 
-        Adds a writer that was not known. An older position than the known one changes nothing. ``completed`` False: the position of
-        an idle writer, whose own ids up to there have completed; the id itself may be another's, and in flight.
+        A new writer is added. An older position than the known one changes nothing. ``completed``
+        False means the position of an idle writer, whose own ids up to there have completed. The id
+        itself may be another's, and in flight.
         """
         self._largest_known = max(self._largest_known, stream_id)
         if completed:
@@ -127,11 +138,11 @@ class IdGenerator:
         self._move()
 
     def remove_writer(self, writer: str) -> None:
-        """A writer is gone for good and holds the linear position back no more.
+        """Remove a writer that is gone for good, so that it no longer delays the linear position.
 
-        ValueError for this writer itself.
+        Raise ValueError for this writer itself.
 
-        Its transactions must have ended: ids that it had in flight count as completed from here on.
+        Its transactions must have ended: its ids in flight count as completed from here on.
         """
         if writer == self.writer:
             raise ValueError(f"{writer!r} is the writer of this generator")
@@ -140,7 +151,10 @@ class IdGenerator:
 
     @contextmanager
     def holding(self) -> Iterator[None]:
-        """While ids are taken and completed elsewhere (inside one statement): none that is larger than all known now has completed."""
+        """Keep positions at or below the largest known id during a block.
+
+        Use it while ids are taken and completed elsewhere, inside one statement.
+        """
         reservation = self.hold()
         try:
             yield
@@ -148,14 +162,14 @@ class IdGenerator:
             self.let_go(reservation)
 
     def hold(self) -> "Reservation":
-        """The same for who has no block; to be ended by `let_go`."""
+        """Begin the same without a block; end it with `let_go`."""
         reservation = Reservation(self, 0)
         reservation.bound = self._largest_known
         self._open.add(reservation)
         return reservation
 
     def let_go(self, reservation: "Reservation") -> None:
-        """What `hold` began is over."""
+        """End a `hold`."""
         self._leave(reservation)
 
     async def _enter(self, reservation: "Reservation", n: int) -> None:
@@ -165,8 +179,8 @@ class IdGenerator:
             ids = tuple(await self._allocate(n))
             self._check_allocated(ids, n, reservation.bound)
         except BaseException:
-            # Cancelled or failed: whatever ids were allocated never reach a caller, so no fact will
-            # ever have them.
+            # Cancelled or failed: allocated ids never reach a caller, so no fact will ever have
+            # them.
             self._leave(reservation)
             raise
         reservation.ids = ids
@@ -183,7 +197,7 @@ class IdGenerator:
         self._move()
 
     def _bound(self) -> int:
-        """No id of this writer at or below the bound is in flight, or will ever be."""
+        """Return the bound: no id of this writer at or below it is or will be in flight."""
         return min((reservation.bound for reservation in self._open), default=self._largest_known)
 
     def _largest_completed(self, bound: int) -> int:
@@ -191,7 +205,7 @@ class IdGenerator:
         return self._linear if found is None else max(self._linear, found)
 
     def _move(self) -> None:
-        """Move this writer's current and the linear position as far as they may go."""
+        """Move this writer's current and the linear position as far as possible."""
         bound = self._bound()
         while self._own_completed and self._own_completed[0] <= bound:
             self._currents[self.writer] = max(
@@ -199,11 +213,10 @@ class IdGenerator:
             )
         others = (position for writer, position in self._currents.items() if writer != self.writer)
         linear = self._largest_completed(min(bound, min(others, default=self._largest_known)))
-        linear = max(
-            linear, min(bound, *self._currents.values())
-        )  # nobody has anything in flight up to the position of the last
-        # Ids that follow without a gap have all completed, however far back some writer's own
-        # position is: an id has one owner.
+        # no writer has an id in flight up to the smallest position
+        linear = max(linear, min(bound, *self._currents.values()))
+        # Ids that follow without a gap have all completed, even beyond the position of another
+        # writer: an id has one owner.
         self._linear = self._completed.run_end(linear + 1)
         self._completed.discard_below(self._linear)
 
@@ -214,7 +227,7 @@ class IdGenerator:
             )
         if ids[0] <= bound:
             raise StorageCorrupt(
-                "the sequence is behind its table: it gave ids that were used",
+                "the sequence is behind its table: it returned ids that were used",
                 writer=self.writer,
                 allocated=ids,
                 used=bound,
@@ -230,7 +243,7 @@ class Reservation:
         self._generator = generator
         self._n = n
         self.ids: tuple[int, ...] = ()  # awaiting completion
-        self.bound = 0  # below every id that this reservation holds or may still get
+        self.bound = 0  # below every id that this reservation has or may still get
 
     async def __aenter__(self) -> list[int]:
         if self._n == 0:

@@ -1,11 +1,13 @@
-"""The ids that a writer has in flight, until it is known what became of them, also where the answer of the database was lost.
+"""The ids that a writer has in flight, until their outcome is known, even after a lost response.
 
-A statement takes its ids, writes its facts and commits. If the connection is lost before its answer came, it may have been done, may
-still be at work, may still be on its way, or may never be done. Until that is known, no position may pass the ids it may hold: so the
-hold on the streams is kept up, and the writer begins a new epoch in `stream_positions`. Every write moves that row, and only in the
-epoch it was made in: so this waits for one that is at work, and one that arrives later is refused. What has been committed by then
-is read from the tables and told; nothing else will be. That holds whatever stands between us and Postgres; the backend is ended
-besides, if it can be found, so that nobody waits for it long.
+A statement takes its ids, writes its facts and commits. If the connection is lost before the
+response, the statement may be done, running, still in transit, or may never run. Until that is
+known, no position may pass the ids it may have. So the lock on the positions stays, and the writer
+begins a new epoch in `stream_positions`. Every write updates that row, and only in its own epoch.
+So the update of the epoch waits for a running write, and a later one is refused. The facts
+committed by then are read from the tables and published; there will be no others. That is correct
+whatever is between us and Postgres. The backend is also terminated, if it can be found, so that the
+wait is short.
 """
 
 import asyncio
@@ -41,11 +43,11 @@ RETURNING stream_id
 """
 
 LOST: Final = (DatabaseUnavailable, CommitUnknown)
-"""Errors that do not say whether a statement which had been sent was done."""
+"""Errors that leave it open whether a statement was executed."""
 
 
 class Author(NamedTuple):
-    """Who writes, as statements take it: the number of the process among the writers, its name, and its epoch."""
+    """The writer in the form that statements take: writer nid, instance name, and epoch."""
 
     writer_nid: int
     instance_name: str
@@ -53,15 +55,15 @@ class Author(NamedTuple):
 
 
 class InFlight:
-    """What one writer may have in flight in some streams; it makes one write at a time.
+    """The writes of one writer that may be in flight in some streams; one write at a time.
 
-    with in_flight.writing():
-        in_flight.sent(conn)        before the statement, which names `author`
-        …
-        in_flight.answered()        its answer is here, and other writers are known
+        with in_flight.writing():
+            in_flight.sent(conn)        before the statement, which names `author`
+            …
+            in_flight.answered()        its response is here, and other writers are known
 
-    A block that ends in between, but for an error which says that nothing was done, leaves the ids
-    held until `settle`.
+    If a block ends in between, its ids stay in flight until `settle`. The exception is an error
+    that means that nothing was done.
     """
 
     def __init__(
@@ -76,15 +78,15 @@ class InFlight:
         self._one_at_a_time = asyncio.Lock()
         self._found: Mapping[str, Sequence[Fact]] = {}
         self._epochs: list[int] = []
-        """Begun, perhaps: the answer was lost."""
+        """Epochs that may have begun: the response was lost."""
         self._era = 0
         self._restarted: Mapping[str, Sequence[Fact]] | None = None
-        """What the unanswered write has done in a database that took the place of the one it was sent to."""
+        """The facts of the unanswered write in a database that replaced the one it was sent to."""
         streams.on_restart(self._restart)
 
     @property
     def author(self) -> Author:
-        """For the statement that is about to be sent."""
+        """Return the author for the next statement."""
         return Author(
             self._writer_nid,
             self._streams.instance_name,
@@ -93,7 +95,7 @@ class InFlight:
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """While ids may be taken. Only when nothing is unsettled."""
+        """Run a block in which ids may be taken. Nothing may be unsettled."""
         self._found, self._restarted = {}, None
         for generator in (self._streams[name].generator for name in self._names):
             self._held.append((generator, generator.hold()))
@@ -116,31 +118,35 @@ class InFlight:
             generator.let_go(reservation)
 
     def sent(self, conn: Connection) -> None:
-        """From here on it is not known what is done."""
+        """Record that a statement was sent: its outcome is unknown from here on."""
         self._backend_pid = conn.backend_pid
         self._era = self._database.era
 
     def answered(self) -> None:
-        """It is known again.
+        """Record that the outcome is known again.
 
-        `DatabaseReplaced` if the answer is of a database that was replaced meanwhile.
+        Raise `DatabaseReplaced` if the response came from a database that was replaced meanwhile.
         """
         if self._backend_pid is not None and self._era != self._database.era:
             raise self._database.guard.error()
         self._backend_pid = None
 
     def _restart(self, restart: Restart) -> None:
-        """The database was replaced and entered again: what is there of an unanswered write is known, and nothing more will come of it."""
+        """Note the outcome of an unanswered write in the database that was entered again.
+
+        Its facts there are known, and there will be no more of it.
+        """
         self._writer_nid = restart.writer_nid
         self._epochs.clear()
         if self._backend_pid is not None:
             self._restarted = {name: restart.missed.get(name, ()) for name in self._names}
 
     async def settle(self) -> Mapping[str, Sequence[Fact]]:
-        """What the last write has done, by stream, if its answer was lost: found out now, or by somebody who asked before, and told.
+        """Return the facts of the last write, by stream, if its response was lost.
 
-        Nothing to do: nothing is done. `CommitUnknown` if it cannot be found out now; the ids stay held then. `InstanceNameTaken`: it
-        never will be.
+        The outcome is determined and published now, or was by an earlier call. Without such a write
+        nothing is done. Raise `CommitUnknown` if it cannot be determined now; the ids stay in
+        flight then. Raise `InstanceNameTaken` if it never can be.
         """
         async with self._one_at_a_time:
             if self.settle in self._streams.unsettled:
@@ -154,9 +160,9 @@ class InFlight:
             return self._found
 
     async def ready(self) -> None:
-        """To be awaited before writing: what was unsettled is settled.
+        """Settle an unsettled write; await it before writing.
 
-        `DatabaseUnavailable` if that cannot be; nothing was written then.
+        Raise `DatabaseUnavailable` if that fails; nothing was written then.
         """
         if not (self.settle in self._streams.unsettled or self._one_at_a_time.locked()):
             return
@@ -182,7 +188,7 @@ class InFlight:
         return {name: facts for name, (_, facts) in missed.items() if facts}
 
     async def _begin_epoch(self, conn: Connection) -> None:
-        """Wait for what is at work, and refuse what comes later."""
+        """Wait for a running write, and refuse a later one."""
         author, epoch = self.author, new_epoch()
         self._epochs.append(epoch)
         mine = [author.epoch, *self._epochs]

@@ -1,4 +1,4 @@
-"""A set of integers kept as runs, for ids that arrive nearly in order: one pair of bounds per run, whatever its length."""
+"""A set of integers as runs, for ids that arrive nearly in order: one pair of bounds per run."""
 
 from bisect import bisect_right
 
@@ -16,11 +16,11 @@ class IntervalSet:
         self._ends: list[int] = []
 
     def __len__(self) -> int:
-        """The number of runs, which is what the memory grows with."""
+        """Return the number of runs, which determines the memory."""
         return len(self._starts)
 
     def add(self, number: int) -> None:
-        """Put `number` into the set; runs that it joins become one."""
+        """Add `number`; runs that it joins become one."""
         after = bisect_right(self._starts, number)
         if after and number <= self._ends[after - 1]:
             return
@@ -38,19 +38,22 @@ class IntervalSet:
             self._ends.insert(after, number)
 
     def floor(self, bound: int) -> int | None:
-        """The largest member that is at most `bound`; None if there is none."""
+        """Return the largest member that is at most `bound`; None if there is none."""
         after = bisect_right(self._starts, bound)
         return min(bound, self._ends[after - 1]) if after else None
 
     def run_end(self, number: int) -> int:
-        """The last of the consecutive members number, number + 1, …; `number - 1` if `number` is not a member."""
+        """Return the last of the consecutive members number, number + 1, ….
+
+        Return `number - 1` if `number` is not a member.
+        """
         after = bisect_right(self._starts, number)
         if after and number <= self._ends[after - 1]:
             return self._ends[after - 1]
         return number - 1
 
     def discard_below(self, bound: int) -> None:
-        """Forget every run that ends below `bound`."""
+        """Drop every run that ends below `bound`."""
         keep = bisect_right(self._ends, bound - 1)
         del self._starts[:keep]
         del self._ends[:keep]

@@ -1,8 +1,9 @@
-"""Wake-ups: whoever waits for news of a room or user is woken when a stream advances by a fact that concerns it.
+"""Wake-ups: waiters for news of a room or user wake when a stream advances by a relevant fact.
 
-A waiter says what it has seen: a token. It is woken by facts of the token's streams that the token does not cover, and by those only.
-No wake-up is lost between looking and waiting: for each writer it is remembered where each key was last concerned, so one who comes
-late goes on at once; and one who comes while other rooms are busy does wait. What a fact concerns its stream's declaration says.
+A waiter passes its token. It is woken only by facts of the token's streams that the token does not
+cover. No wake-up is lost between the read and the wait: for each writer and key the notifier stores
+the position of the last relevant fact. So a late waiter returns at once, and facts of other rooms
+wake nobody. The declaration of a stream maps a fact to its keys.
 """
 
 import asyncio
@@ -19,13 +20,13 @@ from storage.streams.tokens import SyncToken
 
 @dataclass(slots=True, eq=False)
 class _Waiter:
-    """Somebody who waits, with what they have seen of the streams that matter to them."""
+    """A waiter, with its position in each stream that matters to it."""
 
     seen: Mapping[str, VectorPosition]
     woken: asyncio.Event = field(default_factory=asyncio.Event)
 
     def told(self, stream_name: str, instance_name: str, stream_id: int) -> None:
-        """A fact that concerns one of the keys."""
+        """Wake the waiter for a fact of one of its keys, unless its token covers the fact."""
         position = self.seen.get(stream_name)
         if position is not None and not position.covers(instance_name, stream_id):
             self.woken.set()
@@ -34,7 +35,7 @@ class _Waiter:
 class Notifier:
     """The waiters of one process.
 
-    A subscriber of the feed. ``remembered``: keys for each writer and stream.
+    A subscriber of the feed. ``remembered`` is the number of keys for each writer and stream.
     """
 
     def __init__(self, streams: Streams, *, remembered: int = 10_000) -> None:
@@ -54,12 +55,12 @@ class Notifier:
         }
 
     def _restart(self, _: Restart) -> None:
-        """The database is another one: whoever waits has to look again."""
+        """Wake everybody after a restart: the database was replaced, so all have to read again."""
         self._concerned = self._begun()
         self._wake_all()
 
     def told(self, advance: Advance) -> None:
-        """Wake those whom the facts concern."""
+        """Wake the waiters of the facts' keys."""
         place = advance.stream_name, advance.instance_name
         concerned = self._concerned.get(place)
         if concerned is None:
@@ -72,16 +73,17 @@ class Notifier:
                     waiter.told(advance.stream_name, advance.instance_name, fact.stream_id)
 
     def position(self, stream_name: str) -> VectorPosition:
-        """How far a stream is known to be.
+        """Return the known position of a stream.
 
-        Taken before looking, it can be part of the token after which one waits.
+        Read it before the query; then it can be part of the token to wait on.
         """
         return self._streams[stream_name].current()
 
     async def wait(self, keys: Iterable[str], *, after: SyncToken, timeout_ms: int) -> bool:
-        """Wait until there is news for one of the keys (room and user ids) in a stream that ``after`` names; whether there is.
+        """Wait for news of one of the keys (room and user ids) in a stream that ``after`` names.
 
-        True at once if there has been some since ``after``, or if that is too long ago to know. `StorageClosed` when the store is closed.
+        Return whether there is news. Return True at once if there has been some since ``after``, or
+        if that is too long ago to know. Raise `StorageClosed` when the store is closed.
         """
         keys = set(keys)
         waiter = _Waiter(after.positions())
@@ -100,7 +102,7 @@ class Notifier:
         return True
 
     def close(self) -> None:
-        """All who wait get `StorageClosed`, and who comes later."""
+        """Raise `StorageClosed` in all current and later waiters."""
         self._closed = True
         self._wake_all()
 
@@ -110,7 +112,10 @@ class Notifier:
                 waiter.woken.set()
 
     def was_told(self, keys: Iterable[str], seen: Mapping[str, VectorPosition]) -> bool:
-        """Whether there has been, or may have been, news for one of the keys after these positions, in the streams that they name."""
+        """Return whether there may have been news for one of the keys after these positions.
+
+        Only the streams in ``seen`` count.
+        """
         keys = set(keys)
         for (stream_name, writer), concerned in self._concerned.items():
             position = seen.get(stream_name)

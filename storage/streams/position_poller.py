@@ -1,10 +1,10 @@
-"""Following the positions of all writers through the database, which is what there is where no replication connects them.
+"""Poll stream_positions to follow other writers when there is no replication connection.
 
-Now and then each process looks at `stream_positions`: where another writer has moved, it reads that writer's facts between and
-passes them on. And it moves the positions of those who write nothing, so that they hold no reader back: its own in streams in
-which it has nothing in flight, and those of writers whose process is gone and has left no session behind. All ids that a sequence
-has given so far are another's then, or came to nothing. The sequence is read before anything is looked at, so whoever begins to
-write in between takes an id above.
+Each process periodically reads `stream_positions`. Where another writer has moved, it reads that
+writer's facts between and publishes them. It also moves the positions of idle writers, so that they
+delay no reader: its own in streams in which it has nothing in flight, and those of writers without
+a live session. All ids that a sequence has returned so far then belong to others, or were not used.
+The sequence is read first, so a writer that starts in between takes a larger id.
 """
 
 import asyncio
@@ -49,14 +49,14 @@ FROM stream_positions
 
 
 class LastIdRow(NamedTuple):
-    """The last id that the sequence of a stream has given."""
+    """The last id that the sequence of a stream has returned."""
 
     stream_name: str
     stream_id: int
 
 
 class FollowedPositionRow(NamedTuple):
-    """How far a writer is in a stream, and where it began."""
+    """The position of a writer in a stream, and its start."""
 
     stream_name: str
     instance_name: str
@@ -71,9 +71,11 @@ async def follow(
     every_ms: int,
     told_of: Collection[str] = STREAMS.keys(),
 ) -> None:
-    """Do so until cancelled. A database that does not answer is asked again the next time.
+    """Poll until cancelled.
 
-    ``told_of``: streams whose facts are read; of the others the positions alone.
+    After a database error, poll again the next time.
+
+    ``told_of`` are the streams whose facts are read; of the others only positions are read.
     """
     while True:
         await asyncio.sleep(every_ms / 1000)
@@ -86,7 +88,7 @@ async def follow(
 async def follow_once(
     database: Database, streams: Streams, told_of: Collection[str] = STREAMS.keys()
 ) -> None:
-    """Move those who are idle, and catch up with the others; find out what became of own writes whose answers were lost."""
+    """Move idle writers, catch up with the others, and settle own writes with lost responses."""
     for settle in list(streams.unsettled):
         await settle()
     async with database.connection() as conn:
@@ -105,10 +107,11 @@ async def follow_once(
 async def learn_writers(
     database: Database, streams: Streams, stream_name: str, writers: int
 ) -> None:
-    """Make the writers known that a stream has besides those that this process knows; ``writers`` is how many there are.
+    """Learn the writers of a stream that this process does not know yet.
 
-    To be called after a write and before its position is told: a write sees every writer that may have taken a smaller id, as
-    nobody becomes one while a write is under way (`storage.streams.startup`). So the linear position never passes one unknown.
+    ``writers`` is their total number. Call it after a write and before its position is published. A
+    write sees every writer that may have taken a smaller id, because nobody becomes a writer during
+    a write (`storage.streams.startup`). So the linear position never passes an unknown writer.
     """
     if writers <= len(streams[stream_name].positions()):
         return
@@ -119,9 +122,10 @@ async def learn_writers(
 async def missed_facts(
     conn: Connection, streams: Streams, names: Sequence[str]
 ) -> dict[str, tuple[int, list[Fact]]]:
-    """What this process committed and was never told of: by stream its position in the table, and its facts up to there.
+    """Read the facts that this process committed without publishing them.
 
-    Makes all writers known, so that the positions may be told.
+    Return by stream its position in the table, and its facts up to there. Learn all writers, so
+    that the positions may be published.
     """
     found = await conn.fetch(SQL_POSITIONS, row=FollowedPositionRow)
     _meet(streams, found)
@@ -138,7 +142,7 @@ async def missed_facts(
 
 
 def _meet(streams: Streams, found: Iterable[FollowedPositionRow]) -> None:
-    """Take in the writers that are new, before anything moves on past what they may have in flight."""
+    """Add new writers, before any position passes the ids that they may have in flight."""
     for row in found:
         if (
             row.stream_name in streams
@@ -167,7 +171,7 @@ async def _move_idle(conn: Connection, streams: Streams) -> None:
 
 
 async def _catch_up(conn: Connection, streams: Streams, row: FollowedPositionRow) -> None:
-    """Pass on the facts of another writer up to where the table says it is."""
+    """Publish the facts of another writer up to its position in the table."""
     stream = streams[row.stream_name]
     known = stream.positions().get(row.instance_name, 0)
     limit = FACTS_AT_ONCE
@@ -185,7 +189,7 @@ async def _catch_up(conn: Connection, streams: Streams, row: FollowedPositionRow
 
 
 def _move(streams: Streams, row: FollowedPositionRow) -> None:
-    """To where the table says that a writer is, whatever it wrote."""
+    """Move a writer to its position in the table, without reading its facts."""
     own = row.instance_name == streams.instance_name
     if not (own and streams.is_writing(row.stream_name)):
         streams.advance(row.stream_name, row.instance_name, row.stream_id, (), local=own)

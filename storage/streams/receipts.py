@@ -1,4 +1,4 @@
-"""Receipts: how far each user has read in a room; the stream "receipts".
+"""Receipts: the read position of each user in a room; the stream "receipts".
 
 Source: client-server API, receipts.
 """
@@ -70,7 +70,7 @@ EVERYTHING: Final = (1 << 63) - 1
 
 
 class ReceiptRow(NamedTuple):
-    """One receipt; ``data`` is the JSON as it came."""
+    """One receipt; ``data`` is the JSON as received."""
 
     stream_id: int
     receipt_type: str
@@ -96,11 +96,13 @@ class Receipts:
         *,
         thread_id: str | None = None,
     ) -> int:
-        """Replace a user's receipt of a type (and thread) in a room; the position of the fact.
+        """Replace a user's receipt of a type (and thread) in a room.
+
+        Return the position of the fact.
 
         Users of other servers have receipts, too.
 
-        `UnknownRoom`, `InvalidIdentifier`, `InputError`.
+        Raise `UnknownRoom`, `InvalidIdentifier` or `InputError`.
         """
         room, user, event = args.room(room_id), args.user(user_id), args.event(event_id)
         kind, thread = args.text(receipt_type), None if thread_id is None else args.text(thread_id)
@@ -137,9 +139,9 @@ class Receipts:
     async def of_room(
         self, room_id: RoomId, *, after: int = 0, upto: int = EVERYTHING
     ) -> list[ReceiptRow]:
-        """The receipts of a room with ``after < position <= upto``, in stream order.
+        """Return the receipts of a room with ``after < position <= upto``, in stream order.
 
-        `UnknownRoom`, `InvalidIdentifier`, `InputError`.
+        Raise `UnknownRoom`, `InvalidIdentifier` or `InputError`.
         """
         room, between = (
             args.room(room_id),

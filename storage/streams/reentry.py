@@ -1,10 +1,13 @@
-"""Entering a database again that took the place of the one that a store has entered: a standby that was promoted, or a restored backup.
+"""Entering a replaced database again: a promoted standby, or a restored backup.
 
-Each new session is compared with what the store entered (`is_same`). Where it differs nobody gets a session, and the store enters anew as if it
-had just been opened: the gap in every stream (`storage.streams.restore_detection`), a new epoch, positions from the tables, nothing remembered. What an
-unanswered write has done is read in the same transaction: nothing more comes of it, as its epoch is over. Then the others are told.
+Each new session is compared with the database that the store entered (`is_same`). If it differs,
+nobody gets a session, and the store enters again as if it had just been opened. That means a gap in
+every stream (`storage.streams.restore_detection`), a new epoch, positions from the tables, and
+empty caches. The same transaction reads the facts of an unanswered write. There will be no more of
+it, because its epoch is over. Then the subscribers are informed.
 
-Where nothing was lost, this is a pause of some milliseconds: tokens go on, and what was under way is done once.
+Where nothing was lost, this is a pause of some milliseconds: tokens stay valid, and writes in
+progress are done once.
 """
 
 import asyncio
@@ -30,7 +33,7 @@ RETRY_SECONDS: Final = 0.25
 
 @dataclass(slots=True)
 class DatabaseEntry:
-    """What a store has entered, and enters again."""
+    """The database that a store has entered, and enters again."""
 
     database: Database
     streams: Streams
@@ -39,12 +42,15 @@ class DatabaseEntry:
     mark: Mark
 
     async def is_same(self, conn: Connection) -> bool:
-        """Whether a session leads to the database that was entered, with all that this process knows to be written there, by anybody."""
+        """Return whether a session leads to the entered database.
+
+        All known facts of all writers must be there.
+        """
         found = await look(conn, self.positions())
         return (found.incarnation, found.lost_upto) == self.mark and not found.is_behind
 
     def positions(self) -> Mapping[str, Mapping[str, int]]:
-        """How far this process knows each writer to be, by stream."""
+        """Return the known position of each writer, by stream."""
         return {name: stream.positions() for name, stream in self.streams.items()}
 
 
@@ -65,24 +71,24 @@ async def stay_entered(entry: DatabaseEntry, *, told_of: Collection[str]) -> Non
         try:
             await follow_once(entry.database, entry.streams, told_of)
         except StorageError as error:
-            logger.warning("what others wrote is read later: %s", error)
+            logger.warning("the facts of other writers are read later: %s", error)
 
 
 async def enter_again(entry: DatabaseEntry) -> None:
-    """Enter the database that is there now, and let everything begin anew."""
+    """Enter the current database and reset everything."""
     name, known = entry.streams.instance_name, Known(entry.positions(), entry.mark.lost_upto)
     async with entry.database.apart() as conn:
         await check_schema(conn)
         await _check_deployment(conn, entry)
         await be_alone(conn, name, wait_ms=entry.database.config.enter_wait_ms)
-        await look(conn, known.positions)  # no standby
+        await look(conn, known.positions)  # raises for a standby
         async with begun(conn):
             own, missed = await _entered(conn, entry, known)
     entry.mark = own.mark
     entry.streams.restart(own.positions, own.epochs, own.lost, Restart(own.writer_nid, missed))
     entry.database.guard.enter_again()
     logger.warning(
-        "the database is entered again: nothing is remembered, streams go on at %d",
+        "the database is entered again: caches are empty, streams continue at %d",
         entry.streams["events"].current().furthest(),
     )
 
@@ -90,7 +96,10 @@ async def enter_again(entry: DatabaseEntry) -> None:
 async def _entered(
     conn: Connection, entry: DatabaseEntry, known: Known
 ) -> tuple[Entered, dict[str, list[Fact]]]:
-    """Enter, and read the own facts of which this process knows nothing: whoever enters waits for the writes that are under way."""
+    """Enter, and read the own facts that this process does not know.
+
+    Entering waits for running writes.
+    """
     own_name = entry.streams.instance_name
     own = await entered(conn, own_name, known=known)
     missed = {
@@ -101,7 +110,7 @@ async def _entered(
 
 
 async def _check_deployment(conn: Connection, entry: DatabaseEntry) -> None:
-    """`WrongServerName` or StorageError if this is no copy of the database that was entered."""
+    """Raise `WrongServerName` or StorageError if this is no copy of the entered database."""
     found = await deployment(conn)
     if (
         found is not None
@@ -111,5 +120,6 @@ async def _check_deployment(conn: Connection, entry: DatabaseEntry) -> None:
         raise WrongServerName(entry.server_name, found=found.server_name)
     if found is None or found.deployment_id != entry.deployment_id:
         raise StorageError(
-            "the address leads to a database that is no copy of the one that was opened: open the store again"
+            "the address leads to a database that is no copy of the one that was opened: "
+            "open the store again"
         )

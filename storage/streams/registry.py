@@ -1,10 +1,10 @@
-"""The registry of streams: everything that is to be known of a stream stands in one declaration.
+"""The registry of streams: one declaration per stream.
 
-A stream has a name, a sequence, and a statement that reads its facts. `STREAMS` lists them; adding
-one is a declaration here, a table in a migration, and a test. `Streams` is the state of one
-process: how far it knows each writer to be in each stream.
+A stream has a name, a sequence, and a statement that reads its facts. `STREAMS` lists them. A new
+one needs a declaration here, a table in a migration, and a test. `Streams` is the state of one
+process: the known position of each writer in each stream.
 
-Reading statements take ($1 after, $2 up to, $3 instance name or NULL, $4 limit) and give
+Reading statements take ($1 after, $2 up to, $3 instance name or NULL, $4 limit) and return
 (stream_id, instance_name, …row).
 """
 
@@ -21,6 +21,7 @@ from storage.streams.feed import Advance, Fact, Feed
 from storage.streams.id_generator import IdGenerator
 from storage.streams.positions import VectorPosition
 from storage.streams.restore_detection import JUMP, LostPositions
+from storage.streams.sequences import allocator
 from storage.streams.tokens import SyncToken
 
 SQL_EVENTS_ROWS: Final[LiteralString] = """
@@ -206,7 +207,7 @@ def _event_fact(row: EventFactRow) -> Fact:
 
 
 def _redacts(pdu: bytes | None) -> str | None:
-    """What a redaction names, wherever its room version keeps it."""
+    """Return the target of a redaction, from where its room version stores it."""
     if pdu is None:
         return None
     event = json.loads(pdu)
@@ -249,9 +250,9 @@ async def _caches(
 
 @dataclass(frozen=True, slots=True)
 class Declaration:
-    """A stream: its name, the sequence its ids come from, and how its facts are read.
+    """A stream: its name, the sequence of its ids, and the function that reads its facts.
 
-    ``wakes`` gives the keys of the notifier that a fact concerns: room ids and user ids.
+    ``wakes`` returns the keys of the notifier for a fact: room ids and user ids.
     """
 
     name: str
@@ -274,7 +275,7 @@ def _room_and_member(row: Sequence[Any]) -> Sequence[str]:
 
 
 def _resolved_members(row: Sequence[Any]) -> Sequence[str]:
-    """The users whose membership resolution changed: no event names them."""
+    """Return the users whose membership resolution changed: no event names them."""
     return row[1][1:] if row[0] == CURRENT_STATE and row[1] is not None else ()
 
 
@@ -295,7 +296,7 @@ NOTHING_LOST: Final = LostPositions()
 
 
 class Stream:
-    """One stream as this process sees it."""
+    """One stream as this process knows it."""
 
     def __init__(
         self, declaration: Declaration, database: Database, generator: IdGenerator
@@ -309,25 +310,29 @@ class Stream:
         return f"<Stream {self.name} at {self.current()}>"
 
     def current(self) -> VectorPosition:
-        """The vector token: the linear position, and the writers that are known to be further."""
+        """Return the vector token: the linear position, and the writers known to be further."""
         return VectorPosition.of(self.linear(), self.generator.positions())
 
     def linear(self) -> int:
-        """The largest id up to which every fact of every writer has completed: where the last of them is.
+        """Return the id up to which all facts of all writers have completed.
 
-        That includes the own position, which moves only with what sees every writer (an own write, or following the table), also
-        one that this process has not met: so it stays below the ids of a new writer.
+        It is the smallest position of any writer, including this one. The own position moves only
+        with what sees every writer, even one that is unknown here: an own write, or a read of the
+        table. So the result stays below the ids of a new writer.
         """
         return min(self.generator.positions().values())
 
     def positions(self) -> dict[str, int]:
-        """How far each writer is known to be."""
+        """Return the known position of each writer."""
         return self.generator.positions()
 
     async def rows(
         self, after: int, upto: int, limit: int, *, instance_name: str | None = None
     ) -> list[Fact]:
-        """The facts with ``after < stream_id <= upto``, at most ``limit``, in stream order; of one writer, or of all. `InputError`."""
+        """Return at most ``limit`` facts with ``after < stream_id <= upto``, in stream order.
+
+        They are those of one writer, or of all. Raise `InputError` for malformed arguments.
+        """
         after, upto, limit = (
             args.position(after, "after"),
             args.position(upto, "upto"),
@@ -340,9 +345,9 @@ class Stream:
 
 
 class Restart(NamedTuple):
-    """A store has entered a database that took the place of another one.
+    """A store has entered a database that replaced another one.
 
-    ``missed``: its own facts there that it had no answer about.
+    ``missed`` are its own facts there without a response.
     """
 
     writer_nid: int
@@ -350,9 +355,9 @@ class Restart(NamedTuple):
 
 
 class Streams(Mapping[str, Stream]):
-    """All streams of a store, and the feed that tells of their advances.
+    """All streams of a store, and the feed that publishes their advances.
 
-    ``lost``: what restores took back, by stream.
+    ``lost`` are the positions that restores removed, by stream.
     """
 
     def __init__(
@@ -367,9 +372,8 @@ class Streams(Mapping[str, Stream]):
         self.instance_name = instance_name
         self.epochs = dict(epochs or {})  # of this writer, by stream (`storage.streams.in_flight`)
         self.feed = Feed()
-        self.unsettled: dict[
-            Callable[[], Awaitable[object]], None
-        ] = {}  # finds out about a lost write (`storage.streams.in_flight`)
+        # settle a write with a lost response (`storage.streams.in_flight`)
+        self.unsettled: dict[Callable[[], Awaitable[object]], None] = {}
         self.lost: Mapping[str, LostPositions] = lost or {}
         self._database = database
         self._restarts: list[Callable[[Restart], None]] = []
@@ -379,25 +383,23 @@ class Streams(Mapping[str, Stream]):
         }
 
     def _generator(self, declaration: Declaration, positions: Mapping[str, int]) -> IdGenerator:
-        generator = IdGenerator(
-            _allocator(self._database, declaration.sequence), self.instance_name
-        )
+        generator = IdGenerator(allocator(self._database, declaration.sequence), self.instance_name)
         for writer, position in positions.items():
             generator.advance(writer, position, completed=False)
         return generator
 
     def lost_in(self, stream_name: str) -> LostPositions:
-        """What restores took back of a stream."""
+        """Return the positions of a stream that restores removed."""
         return self.lost.get(stream_name, NOTHING_LOST)
 
     def refuse_lost(self, text: str, token: SyncToken) -> None:
-        """`ResyncNeeded` for a token, given as ``text``, of what a restore took back."""
+        """Raise `ResyncNeeded` for a token, given as ``text``, of facts that a restore removed."""
         for name, position in token.streams:
             self.lost_in(name).refuse(text, position)
 
-    def on_restart(self, told: Callable[[Restart], None]) -> None:
-        """Call this after each restart, before any fact of the new time is told."""
-        self._restarts.append(told)
+    def on_restart(self, subscriber: Callable[[Restart], None]) -> None:
+        """Call this after each restart, before any later fact is published."""
+        self._restarts.append(subscriber)
 
     def restart(
         self,
@@ -406,9 +408,10 @@ class Streams(Mapping[str, Stream]):
         lost: Mapping[str, LostPositions],
         restart: Restart,
     ) -> None:
-        """Begin again in a database that took the place of the one that was known; ``positions`` are those that the tables have there.
+        """Reset to a database that replaced the known one; ``positions`` are those in its tables.
 
-        Of a writer that is further in the tables than was known, what it wrote is still to be read: it starts where it was known to be.
+        A writer may be further in the tables than was known. It starts at its known position,
+        because its facts are still to be read.
         """
         known = {name: stream.positions() for name, stream in self._streams.items()}
         self.epochs, self.lost = dict(epochs), lost
@@ -420,8 +423,8 @@ class Streams(Mapping[str, Stream]):
                 for writer, position in positions.get(name, {}).items()
             }
             stream.generator = self._generator(stream.declaration, begin)
-        for told in self._restarts:
-            told(restart)
+        for subscriber in self._restarts:
+            subscriber(restart)
         for name in self._streams:
             if self.instance_name in positions.get(name, {}):
                 self.advance(
@@ -432,14 +435,14 @@ class Streams(Mapping[str, Stream]):
                 )
 
     def leaps(self, stream_name: str, instance_name: str, position: int) -> bool:
-        """Whether a writer's position is so much higher than what is known that a gap lies between which this process has not heard of."""
+        """Return whether a writer's position is so far ahead that a gap must lie between."""
         known = self._streams[stream_name].positions().get(instance_name, 0)
         return position - max(known, self.lost_in(stream_name).upto) >= JUMP
 
     async def confirm(self) -> None:
-        """Look whether the database is still the one that was entered.
+        """Check whether the database is still the one that was entered.
 
-        `DatabaseReplaced` if not.
+        Raise `DatabaseReplaced` if not.
         """
         await self._database.confirm()
 
@@ -454,16 +457,16 @@ class Streams(Mapping[str, Stream]):
 
     @contextmanager
     def writing(self, stream_name: str) -> Iterator[None]:
-        """While this process may have ids of the stream in flight."""
+        """Run a block in which this process may have ids of the stream in flight."""
         with self._streams[stream_name].generator.holding():
             yield
 
     def is_writing(self, stream_name: str) -> bool:
-        """Whether this process may have ids of the stream in flight."""
+        """Return whether this process may have ids of the stream in flight."""
         return self._streams[stream_name].generator.is_busy
 
     def meet(self, stream_name: str, instance_name: str, entered_at: int) -> None:
-        """A writer that was not known: all its facts are above where it entered."""
+        """Add an unknown writer: all its facts are above ``entered_at``."""
         self._streams[stream_name].generator.advance(instance_name, entered_at, completed=False)
         self.feed.publish(Advance(stream_name, instance_name, 0, entered_at, (), local=False))
 
@@ -476,36 +479,21 @@ class Streams(Mapping[str, Stream]):
         *,
         local: bool = True,
     ) -> None:
-        """A writer's position has moved: remember it, and tell whoever follows.
+        """Record a writer's new position and publish it.
 
         An older position changes nothing.
 
-        Nor does one inside the writer's gap: it is of before the restore, and what was written up
-        to there is lost.
+        A position inside the writer's gap changes nothing either: it is from before the restore,
+        and the facts up to there are lost.
         """
         generator = self._streams[stream_name].generator
         previous = generator.positions().get(instance_name, 0)
         if current <= previous or self.lost_in(stream_name).holds(instance_name, current):
             return
-        news = [
-            fact for fact in facts if fact.stream_id > previous
-        ]  # what was fetched may have been told meanwhile
+        # fetched facts may have been published meanwhile
+        news = [fact for fact in facts if fact.stream_id > previous]
         if news:
             generator.advance(instance_name, news[-1].stream_id)
         if not news or news[-1].stream_id != current:
             generator.advance(instance_name, current, completed=False)
         self.feed.publish(Advance(stream_name, instance_name, previous, current, news, local))
-
-
-SQL_ALLOCATE: Final[LiteralString] = """
-SELECT nextval($1::text::regclass)
-FROM generate_series(1, $2::int)
-"""
-
-
-def _allocator(database: Database, sequence: str) -> Callable[[int], Awaitable[Sequence[int]]]:
-    async def allocate(count: int) -> Sequence[int]:
-        async with database.connection() as conn:
-            return await conn.fetchvals(SQL_ALLOCATE, sequence, count)
-
-    return allocate

@@ -1,18 +1,23 @@
-"""A database that was restored, or whose standby took over: what was committed last may be gone, and clients have tokens of it.
+"""Detection of a restored database or a standby that took over: the last commits may be lost.
 
-Their positions would be given again, to other facts, which they would take for known. So a database remembers which incarnation it is (the
-cluster, the database, its tables, the timeline of the write-ahead log), and the first store that opens in another one leaves a gap in every
-stream: ids go on JUMP above the last or more, and the positions between are written down as lost. A token from within is `ResyncNeeded`, one from before
-goes on, and nothing is ever skipped. Where nothing was lost (a failover that was complete, an upgrade) the gap does no harm.
+Clients have tokens of those commits. Their positions would be assigned again, to other facts, which
+such clients would skip. So a database stores its incarnation: the cluster, the database, its
+tables, the timeline of the write-ahead log. The first store that opens in another incarnation
+leaves a gap in every stream. Ids continue at least JUMP above the last one, and the positions
+between are stored as lost. A token from within raises `ResyncNeeded`, one from before stays valid,
+and nothing is ever skipped. Where nothing was lost (a complete failover, an upgrade) the gap does
+no harm.
 
-Writers do not commit in the order of their ids. So the gap begins for each writer where its own facts end: at its row of `stream_positions`,
-which is written with them. Example: a takes 100, b takes 101 and commits, the standby gets no more, a commits, and the standby is promoted.
+Writers do not commit in the order of their ids. So the gap begins for each writer where its own
+facts end: at its row of `stream_positions`, which is written with them. Example: a takes 100, b
+takes 101 and commits, the standby gets no more, a commits, and the standby is promoted.
 
-    kept             a 60   b 101     the gap is (60, upto) for a and (101, upto) for b; 100 is lost, 101 is not
-    a token before   a 60   b 101     goes on
+    kept             a 60   b 101     the gap is (60, upto) for a and (101, upto) for b;
+                                      100 is lost, 101 is not
+    a token before   a 60   b 101     stays valid
     a token after    a 100  b 101     ResyncNeeded: it covers 100
 
-What this cannot see is a dump that is loaded over the tables in place, without making them anew: restore into an empty database.
+This cannot detect a dump that is loaded into the existing tables: restore into an empty database.
 """
 
 import logging
@@ -27,16 +32,16 @@ from storage.streams.positions import VectorPosition
 logger = logging.getLogger(__name__)
 
 JUMP: Final = 1 << 30
-"""More ids than are given between a backup and its loss; one in eight billion of all there are.
+"""More ids than are assigned between a backup and its loss; 1 / 2^33 of all ids.
 
 The least length of a gap.
 """
 
 PER_SECOND: Final = 1 << 20
-"""More ids than are given in a second.
+"""More ids than are assigned in a second.
 
-A gap ends at this times the time at least, so above what was given after an earlier restore of the
-same backup.
+A gap ends at least at this number times the time. So it ends above the ids assigned after an
+earlier restore of the same backup.
 """
 
 SQL_INCARNATION: Final[LiteralString] = """
@@ -98,17 +103,17 @@ ORDER BY stream_name, lost_after
 
 
 class IncarnationRow(NamedTuple):
-    """Which incarnation of the database was there last, and which is there now."""
+    """The last stored incarnation of the database, and the current one."""
 
     known: str | None
     current: str
 
 
 class LookRow(NamedTuple):
-    """What a new session finds.
+    """The findings of a new session.
 
-    ``incarnation`` None: a standby. ``is_behind``: a writer has not come as far as the process
-    knows.
+    ``incarnation`` None: a standby. ``is_behind``: the position of a writer is below the one that
+    the process knows.
     """
 
     incarnation: str | None
@@ -134,16 +139,20 @@ class Mark(NamedTuple):
 
 
 class Known(NamedTuple):
-    """The positions of all writers by stream, and the end of the last gap, as a process knew them before it enters again."""
+    """The state of a process before it enters again.
+
+    It has the positions of all writers by stream, and the end of the last gap.
+    """
 
     positions: Mapping[str, Mapping[str, int]]
     lost_upto: int
 
 
 class RestoreGap(NamedTuple):
-    """Positions below ``lost_upto`` were given before the restore, if at all, where they are above what was kept of their writer.
+    """A gap: positions below ``lost_upto`` that are above the kept facts of their writer.
 
-    ``kept``: up to where each writer's own facts were kept. ``lost_after``: the same for a writer that is not among these.
+    They were assigned before the restore, if at all. ``kept`` is the end of each writer's own kept
+    facts. ``lost_after`` is the same for a writer that is not among these.
     """
 
     lost_after: int
@@ -158,19 +167,19 @@ class RestoreGap(NamedTuple):
         instance_names: Sequence[str],
         kept_upto: Sequence[int],
     ) -> Self:
-        """From the columns of `lost_positions`."""
+        """Build it from the columns of `lost_positions`."""
         return cls(lost_after, lost_upto, dict(zip(instance_names, kept_upto, strict=True)))
 
     def begin(self, writer: str) -> int:
-        """Where the gap begins for a writer."""
+        """Return the position where the gap begins for a writer."""
         return self.kept.get(writer, self.lost_after)
 
     def holds(self, writer: str, position: int) -> bool:
-        """Whether the position of a writer is in the gap."""
+        """Return whether the position of a writer is in the gap."""
         return self.begin(writer) < position < self.lost_upto
 
     def is_reached(self, position: VectorPosition) -> bool:
-        """Whether a reader who is there may have read what is lost: the position of any writer is in the gap."""
+        """Return whether a reader there may have read lost facts: a position is in the gap."""
         named = position.writers()
         return self.lost_after < position.min < self.lost_upto or any(
             self.holds(writer, named.get(writer, position.min)) for writer in {*self.kept, *named}
@@ -179,36 +188,36 @@ class RestoreGap(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LostPositions:
-    """The positions of a stream that restores took back."""
+    """The positions of a stream that restores removed."""
 
     gaps: tuple[RestoreGap, ...] = ()
 
     def refuse(self, token: str, position: VectorPosition) -> None:
-        """`ResyncNeeded` for a token that was given for what is gone."""
+        """Raise `ResyncNeeded` for a token that covers lost facts."""
         if any(gap.is_reached(position) for gap in self.gaps):
             raise ResyncNeeded(
                 token,
-                "it is of a time that the database was restored from: what happened then is lost",
+                "it covers facts that were lost when the database was restored",
             )
 
     @property
     def upto(self) -> int:
-        """The end of the last gap; 0 if there is none."""
+        """Return the end of the last gap; 0 if there is none."""
         return max((gap.lost_upto for gap in self.gaps), default=0)
 
     def before(self, writer: str, position: int) -> int:
-        """The position of a writer, or the beginning of the gap that it is in."""
+        """Return the position of a writer, or the beginning of the gap that it is in."""
         return min(
             (gap.begin(writer) for gap in self.gaps if gap.holds(writer, position)),
             default=position,
         )
 
     def holds(self, writer: str, position: int) -> bool:
-        """Whether the position of a writer is in a gap: nothing that it stands for is stored."""
+        """Return whether the position of a writer is in a gap: no fact there is stored."""
         return any(gap.holds(writer, position) for gap in self.gaps)
 
     def outside(self, position: VectorPosition) -> VectorPosition:
-        """The position that covers the same stored facts, with no writer inside a gap."""
+        """Return the position that covers the same stored facts, with no writer inside a gap."""
         writers = {*position.writers(), *(writer for gap in self.gaps for writer in gap.kept)}
         positions = {writer: self.before(writer, position.position(writer)) for writer in writers}
         least = min(
@@ -227,10 +236,10 @@ async def notice(
 ) -> None:
     """Leave a gap in each stream (name, sequence) if this is another incarnation.
 
-    In a transaction in which nobody writes.
+    Run it in a transaction during which nobody writes.
 
-    ``known``: of a process that enters again. Where writes are gone a gap is left, too, unless
-    another process has left it already.
+    ``known`` is that of a process that enters again. If writes are lost then, a gap is left, too,
+    unless another process has left it already.
     """
     row = await conn.fetchrow(SQL_INCARNATION, row=IncarnationRow)
     if row is None or (
@@ -241,24 +250,24 @@ async def notice(
         names, sequences = (list(column) for column in zip(*streams, strict=True))
         await conn.execute(SQL_LEAVE_GAP, names, sequences, JUMP, PER_SECOND)
         logger.warning(
-            "the database was restored, copied, or taken over by a standby (%s, now %s): positions go on higher, tokens of what is lost are refused",
+            "the database was restored, copied, or taken over by a standby (%s, now %s): "
+            "positions continue higher, tokens of lost facts are refused",
             *row,
         )
     await conn.execute(SQL_REMEMBER, row.current)
 
 
 async def _lacks_gap(conn: Connection, known: Known) -> bool:
-    """Whether writes are gone, and nobody has left a gap since."""
+    """Return whether writes are lost, and nobody has left a gap since."""
     found = await look(conn, known.positions)
-    return (
-        found.is_behind and found.lost_upto <= known.lost_upto
-    )  # or the last gap is gone with them
+    # or the last gap is lost with them
+    return found.is_behind and found.lost_upto <= known.lost_upto
 
 
 async def look(conn: Connection, known: Mapping[str, Mapping[str, int]]) -> LookRow:
-    """What a session finds; ``known``: the positions that the process knows, by stream and writer.
+    """Check a session against the positions that the process knows, by stream and writer.
 
-    `DatabaseUnavailable` for a standby.
+    Raise `DatabaseUnavailable` for a standby.
     """
     columns = [
         list(column)
@@ -274,13 +283,13 @@ async def look(conn: Connection, known: Mapping[str, Mapping[str, int]]) -> Look
 
 
 async def mark(conn: Connection) -> Mark:
-    """The database that is being entered."""
+    """Return the mark of the database that is being entered."""
     row = await look(conn, {})
     return Mark(row.incarnation or "", row.lost_upto)
 
 
 async def lost(conn: Connection) -> Mapping[str, LostPositions]:
-    """What restores took back, by stream."""
+    """Return the positions that restores removed, by stream."""
     gaps: dict[str, list[RestoreGap]] = {}
     for row in await conn.fetch(SQL_LOST, row=LostRow):
         gaps.setdefault(row.stream_name, []).append(RestoreGap.of(*row[1:]))

@@ -1,8 +1,10 @@
-"""Start-up: what the database says of streams and writers, and what has to be mended before anything is written.
+"""Start-up: read streams and writers from the database, and repair sequences before any write.
 
-A writer that starts has nothing in flight, so its position may stand wherever the sequence does. A sequence that is behind its
-table (a restore that lost it) would give ids twice: it is set forward, with a line in the log. So is one behind the positions of its
-stream, though the facts be gone (a device has received its messages): readers are past them, and would never see a smaller id.
+A writer that starts has nothing in flight, so its position may equal the sequence. A sequence that
+is behind its table (a restore lost its value) would return ids twice: it is set forward, with a
+line in the log. A sequence behind the positions of its stream is set forward, too, even if the
+facts were deleted (a device has received its messages). Readers are past them, and would never see
+a smaller id.
 """
 
 import asyncio
@@ -151,7 +153,7 @@ class EpochRow(NamedTuple):
 
 
 class LaggingSequenceRow(NamedTuple):
-    """A sequence that is behind what its table uses."""
+    """A sequence that is behind the ids in its table."""
 
     name: str
     last: int
@@ -159,7 +161,7 @@ class LaggingSequenceRow(NamedTuple):
 
 
 class StartPositionRow(NamedTuple):
-    """How far a writer is in a stream."""
+    """The position of a writer in a stream."""
 
     stream_name: str
     instance_name: str
@@ -167,7 +169,7 @@ class StartPositionRow(NamedTuple):
 
 
 def check_name(instance_name: str) -> None:
-    """`InvalidIdentifier` for a name that cannot go over the wire, or into the name of a session."""
+    """Raise `InvalidIdentifier` for a name that does not fit the wire or a session name."""
     if not INSTANCE_NAME.fullmatch(instance_name):
         raise InvalidIdentifier(
             instance_name, "an instance name has 1 to 40 printable ASCII characters, and no space"
@@ -175,22 +177,28 @@ def check_name(instance_name: str) -> None:
 
 
 async def be_alone(conn: Connection, instance_name: str, *, wait_ms: int) -> None:
-    """`InstanceNameTaken` if another process is at work under this name, and still is when the time is over.
+    """Raise `InstanceNameTaken` if another process is live under this name until the timeout.
 
-    One that has just ended, or was killed, may have left sessions that Postgres ends in a moment. This spares others a mistake; that a
-    process which cannot be seen does no harm, its epoch ensures.
+    A process that has just ended, or was killed, may have left sessions that Postgres ends in a
+    moment. The check only prevents mistakes: the epoch protects against a process that it cannot
+    see.
     """
     deadline = time.monotonic() + wait_ms / 1000
     while await conn.fetchval(SQL_ELDER, instance_name):
         if time.monotonic() > deadline:
             raise InstanceNameTaken(
-                f"another process is at work under the name {instance_name}: give each an instance_name of its own"
+                f"another process uses the name {instance_name}: "
+                "give each an instance_name of its own"
             )
         await asyncio.sleep(LOOK_AGAIN_SECONDS)
 
 
 class Entered(NamedTuple):
-    """What a process learns when it enters: its number and epochs, the positions of all writers, what restores took back, and where it is."""
+    """The values that a process reads when it enters.
+
+    They are its writer nid and epochs, the positions of all writers, the lost positions, and the
+    mark of the database.
+    """
 
     writer_nid: int
     epochs: Mapping[str, int]
@@ -200,7 +208,7 @@ class Entered(NamedTuple):
 
 
 async def entered(conn: Connection, instance_name: str, *, known: Known | None = None) -> Entered:
-    """Enter, and read what a process has to know. As `enter`."""
+    """Enter as `enter`, and read the values that a process needs."""
     writer_nid = await enter(conn, instance_name, known=known)
     return Entered(
         writer_nid,
@@ -212,14 +220,14 @@ async def entered(conn: Connection, instance_name: str, *, known: Known | None =
 
 
 async def enter(conn: Connection, instance_name: str, *, known: Known | None = None) -> int:
-    """Make this process known as a writer of every stream, at the sequences' positions; its number.
+    """Register this process as a writer of every stream, at the sequences' positions.
 
-    In a transaction.
+    Return its writer nid. Run it in a transaction.
 
-    ``known``: of a process that enters again (`storage.streams.restore_detection.notice`).
+    ``known`` is that of a process that enters again (`storage.streams.restore_detection.notice`).
 
-    The lock waits for the writes that are under way, and lets none begin: so each write sees every
-    writer that may have taken a smaller id than its own.
+    The lock waits for running writes, and lets none begin. So each write sees every writer that may
+    have taken a smaller id than its own.
     """
     await conn.execute(SQL_LOCK)
     names = list(STREAMS)
@@ -235,7 +243,10 @@ async def enter(conn: Connection, instance_name: str, *, known: Known | None = N
 
 
 async def set_sequences_forward(conn: Connection) -> None:
-    """Set the sequences that are behind what their tables use, or their streams' positions, past that. Under the lock of `enter`."""
+    """Set sequences forward that are behind their tables or their streams' positions.
+
+    Run it under the lock of `enter`.
+    """
     for behind in await conn.fetch(
         SQL_BEHIND,
         list(STREAMS),
@@ -247,12 +258,12 @@ async def set_sequences_forward(conn: Connection) -> None:
 
 
 def new_epoch() -> int:
-    """A number that no other process has for the writer it enters as."""
+    """Return a number that no other process has for the writer it enters as."""
     return secrets.randbelow(2**31 - 1) + 1
 
 
 async def epochs(conn: Connection, instance_name: str) -> Mapping[str, int]:
-    """The epoch of a writer in each stream. In the transaction in which it entered."""
+    """Return the epoch of a writer in each stream, in the transaction in which it entered."""
     return {
         row.stream_name: row.epoch
         for row in await conn.fetch(SQL_EPOCHS, instance_name, row=EpochRow)
@@ -260,7 +271,7 @@ async def epochs(conn: Connection, instance_name: str) -> Mapping[str, int]:
 
 
 async def positions(conn: Connection) -> Mapping[str, Mapping[str, int]]:
-    """How far each writer is in each stream."""
+    """Return the position of each writer in each stream."""
     found: dict[str, dict[str, int]] = {name: {} for name in STREAMS}
     for row in await conn.fetch(SQL_POSITIONS, row=StartPositionRow):
         found.setdefault(row.stream_name, {})[row.instance_name] = row.stream_id

@@ -1,8 +1,9 @@
-"""Writing to a stream that has a small store of its own: one statement takes the ids, writes the facts and moves the position.
+"""Writes to a stream with a small store: one statement takes ids, writes facts, sets the position.
 
-Within a process the writes of one stream follow one another, so a position never passes an id that is still in flight. A write
-goes on to its end when its caller is cancelled, so that what was committed is always told; where the answer of the database is lost,
-it is found out what became of the write (`storage.streams.in_flight`).
+Within a process the writes of one stream follow one another, so a position never passes an id that
+is still in flight. A write runs to its end even if its caller is cancelled, so committed facts are
+always published. After a lost response, `storage.streams.in_flight` determines the outcome of the
+write.
 """
 
 import asyncio
@@ -20,14 +21,14 @@ ATTEMPTS = 5
 
 
 class WrittenFacts(NamedTuple):
-    """What a statement wrote: its facts, and how many writers the stream has."""
+    """The result of a write: its facts, and the number of writers of the stream."""
 
     facts: list[Fact]
     writers: int
 
 
 class WrittenFactRow(NamedTuple):
-    """The answer of a statement that writes one fact."""
+    """The result of a statement that writes one fact."""
 
     stream_id: int
     writers: int
@@ -52,16 +53,16 @@ class StreamWriter:
 
     @property
     def author(self) -> Author:
-        """For the statement that is being sent."""
+        """Return the author for the statement that is being sent."""
         return self._in_flight.author
 
     async def write(self, write: Write) -> int:
-        """Run a statement that commits on its own; the largest id of the facts it gives.
+        """Run a statement that commits on its own; return the largest id of its facts.
 
-        It is done once, whatever becomes of connections.
+        It is done once, even if connections are lost.
 
-        `DatabaseUnavailable`: nothing was written. `CommitUnknown`: there is nobody to ask whether
-        it was; done again it may be there twice.
+        Raise `DatabaseUnavailable` if nothing was written. Raise `CommitUnknown` if the outcome
+        cannot be determined; a second call may write the facts twice.
         """
         return await asyncio.shield(asyncio.create_task(self._write(write)))
 
@@ -73,7 +74,10 @@ class StreamWriter:
             return facts[-1].stream_id
 
     async def _attempt(self, write: Write) -> Sequence[Fact]:
-        """Until it is done: again where others were in the way, and once more where a connection was lost and it was not done."""
+        """Repeat the write until it is done.
+
+        Repeat it after conflicts with others, and once more after a lost connection without result.
+        """
         lost = False
         for _ in range(ATTEMPTS - 1):
             try:
@@ -81,8 +85,8 @@ class StreamWriter:
             except DatabaseConflict:
                 continue
             except LOST:
-                if told := (await self._in_flight.settle()).get(self.name):
-                    return told
+                if facts := (await self._in_flight.settle()).get(self.name):
+                    return facts
                 if lost:
                     raise
                 lost = True

@@ -113,7 +113,7 @@ class SentRow(NamedTuple):
 
 
 class MessageRow(NamedTuple):
-    """A message that waits for its device; ``content`` is the JSON as it came."""
+    """A message that waits for its device; ``content`` is the JSON as received."""
 
     stream_id: int
     content: bytes
@@ -127,7 +127,10 @@ class ToDevice:
         self._server_name = server_name
 
     async def send(self, messages: Mapping[UserId, Mapping[str, Mapping[str, Any]]]) -> int:
-        """Put messages (local user -> device -> message) into their inboxes, all or none; the position of the last. `InputError`."""
+        """Put messages (local user -> device -> message) into their inboxes, all or none.
+
+        Return the position of the last one. Raise `InputError` for malformed arguments.
+        """
         flat = [
             (
                 args.local_user(user, self._server_name),
@@ -159,7 +162,7 @@ class ToDevice:
         upto: int | VectorPosition = EVERYTHING,
         limit: int | None = None,
     ) -> list[MessageRow]:
-        """Return the messages that wait for a device with ``after < position <= upto``, oldest first.
+        """Return the waiting messages of a device with ``after < position <= upto``, oldest first.
 
         Return all of them, or the first ``limit``. A vector position, as ``Store.positions_of``
         returns it, is exact for each writer. To serve a sync of a device:

@@ -1,19 +1,23 @@
-"""Tokens: positions as opaque text that clients and readers keep, and bring back after a restart, a purge or an upgrade.
+"""Tokens: positions as opaque text that clients keep, across restarts, purges and upgrades.
 
-A sync token holds one vector position per stream; a pagination token holds one place in a room's topological order:
+A sync token holds one vector position per stream. A pagination token holds one topological position
+of a room:
 
     s1~4f2a90c1~account__data.7~events.53.main-60.w2-71~9c3ab84e
     p1~4f2a90c1~120.4711~0be5d201
     p1~4f2a90c1~260.4711~9~b120.4700.7~2d7cf5b2
     │  │        │       └ CRC-32 of all before it
-    │  │        └ sync: stream.min, then .writer-position for each writer above min; pagination: topological.stream,
-    │  │          and .live if it stands beside a timeline, then the moves of the room by then, if any, and levels; rooms: last activity.room~, then as sync
-    │  └ eight digits that stand for the deployment (the database), so that a token of another one is refused
+    │  │        └ sync: stream.min, then .writer-position for each writer above min;
+    │  │          pagination: topological.stream, and .live if it is next to a timeline, then the
+    │  │          moves of the room by then, if any, and levels;
+    │  │          rooms: last activity.room~, then as sync
+    │  └ eight digits of the deployment (the database), so that a token of another one is refused
     └ kind and version of the form
 
-Every character is one that a URL leaves as it is. There is exactly one text for a token: what does not print again as it
-was read is refused. The checksum finds damage (every change of up to four neighbouring characters for certain, others but for
-one in 2^32); it is no signature, and need not be: a token only says where to read from, never what may be seen.
+Every character is one that a URL leaves unescaped. There is exactly one text for a token: a text
+that does not print again as it was read is refused. The checksum finds damage (every change of up
+to four neighbouring characters for certain, others but for one in 2^32). It is no signature, and
+need not be: a token only gives a read position, never visibility.
 """
 
 import hashlib
@@ -28,11 +32,11 @@ from storage.errors import InvalidToken
 from storage.streams.positions import LARGEST_POSITION, VectorPosition
 
 VERSION: Final = 1
-LEVELS_MAX: Final = (
-    60  # of a pagination token: each has a bit of an int8 (reordered_across), and its text fits
-)
-LARGEST_TOKEN: Final = 8192  # characters; anything longer is refused unread
-TOKENS_KEPT: Final = 1024  # sync tokens that were read or printed lately: clients who have seen everything are at the same place
+# of a pagination token: each has a bit of an int8 (reordered_across), and its text fits
+LEVELS_MAX: Final = 60
+LARGEST_TOKEN: Final = 8192  # characters; anything longer is refused without parsing
+# recently read or printed sync tokens: clients that are up to date have the same position
+TOKENS_KEPT: Final = 1024
 SYNC, PAGINATION, ROOMS = "s", "p", "r"
 _KINDS: Final = {SYNC: "sync", PAGINATION: "pagination", ROOMS: "rooms"}
 _PLAIN: Final = re.compile(r"[^A-Za-z0-9]")
@@ -43,7 +47,7 @@ _NUMBER: Final = re.compile(r"0|[1-9][0-9]{0,18}")
 
 @lru_cache(maxsize=16)
 def deployment_mark(deployment: str) -> str:
-    """The eight digits that stand for a deployment id (any text that no two databases share) in its tokens."""
+    """Return the eight digits of a deployment id (any text that no two databases share)."""
     return hashlib.sha256(deployment.encode()).hexdigest()[:8]
 
 
@@ -53,8 +57,7 @@ class SyncToken:
 
     `of` sorts a mapping.
 
-    `<=` is the partial order of the positions it holds; a stream that a token does not name is at 0
-    in it.
+    `<=` is the partial order of its positions; a stream that a token does not name is at 0 in it.
     """
 
     streams: tuple[tuple[str, VectorPosition], ...] = ()
@@ -66,37 +69,41 @@ class SyncToken:
 
     @classmethod
     def of(cls, positions: Mapping[str, VectorPosition]) -> Self:
-        """The token that holds exactly these positions."""
+        """Return the token with exactly these positions."""
         return cls(tuple(sorted(positions.items())))
 
     @classmethod
     def parse(cls, text: str, deployment: str) -> "SyncToken":
-        """The token that `print(deployment)` gave as `text`; InvalidToken says what is wrong with it."""
+        """Read the text of `print(deployment)`; raise InvalidToken with the reason."""
         return _sync_token(_text(text), deployment)
 
     def print(self, deployment: str) -> str:
-        """This token as text, for clients of this deployment only."""
+        """Return this token as text, for clients of this deployment only."""
         return _sync_text(self, deployment)
 
     def positions(self) -> dict[str, VectorPosition]:
-        """The position in each stream, as a new dict."""
+        """Return the position in each stream, as a new dict."""
         return dict(self.streams)
 
     def position(self, stream: str) -> VectorPosition | None:
-        """The position in `stream`; None if the stream did not exist when the token was made (it was there before an upgrade)."""
+        """Return the position in `stream`.
+
+        Return None if the token is from before an upgrade that added the stream.
+        """
         return next((position for name, position in self.streams if name == stream), None)
 
     def advance(self, stream: str, position: VectorPosition) -> Self:
-        """This token with what `position` covers of `stream` covered as well; never goes back."""
+        """Return this token merged with `position` in `stream`; it never goes back."""
         known = self.position(stream)
         return self.of(
             self.positions() | {stream: position if known is None else known.merge(position)}
         )
 
     def bound(self, current: Mapping[str, VectorPosition]) -> Self:
-        """This token, with positions beyond the `current` ones taken back to those, and streams that are no more left out.
+        """Return this token with positions limited to `current`, and without removed streams.
 
-        A token may come from the future: of another process that is ahead, or of the time before a database was restored.
+        A token may come from the future: from another process that is ahead, or from before the
+        restore of a database.
         """
         bound = tuple(
             (name, position.meet(current[name]))
@@ -106,9 +113,9 @@ class SyncToken:
         return self if bound == self.streams else type(self)(bound)
 
     def __le__(self, other: Self) -> bool:
-        """Whether `other` is at the same place or further in every stream.
+        """Return whether `other` is at the same position or further in every stream.
 
-        Not a total order: `not a <= b` is not `b < a`.
+        It is no total order: `not a <= b` is not `b < a`.
         """
         theirs = other.positions()
         return all(
@@ -134,18 +141,19 @@ class SyncToken:
 
 @lru_cache(maxsize=TOKENS_KEPT)
 def _sync_token(text: str, deployment: str) -> SyncToken:
-    """As `SyncToken.parse`."""
-    return _parse(SYNC, text, deployment, SyncToken._read_body)  # noqa: SLF001  # a part of that class, apart for its cache
+    """Read as `SyncToken.parse`."""
+    # a part of that class; outside of it for its cache
+    return _parse(SYNC, text, deployment, SyncToken._read_body)  # noqa: SLF001
 
 
 @lru_cache(maxsize=TOKENS_KEPT)
 def _sync_text(token: SyncToken, deployment: str) -> str:
-    """As `SyncToken.print`."""
+    """Print as `SyncToken.print`."""
     return _print(SYNC, _print_streams(token), deployment)
 
 
 class Level(NamedTuple):
-    """A place in a room's topological order as it was when the room had had so many moves (rooms.moves)."""
+    """A topological position in a room, as of a number of moves of the room (rooms.moves)."""
 
     topological: int
     stream: int
@@ -154,22 +162,26 @@ class Level(NamedTuple):
 
 @dataclass(frozen=True, slots=True, order=True)
 class PaginationToken:
-    """A place in a room's topological order: directly after the event at (topological, stream), before all larger ones.
+    """A topological position in a room: after the event at (topological, stream).
 
-    Hence a page backwards begins with the largest event <= (topological, stream), a page forwards with the smallest one
-    above. The place before every event is (0, 0): the orderings of events begin at 1.
+    It is before all larger events. Hence a backward page begins with the largest event <=
+    (topological, stream), and a forward page with the smallest one above. The position before every
+    event is (0, 0): the orderings of events begin at 1.
 
-    A place beside a timeline also has `live`: of the live events only those up to this stream ordering lie behind it, so that
-    paging back from a timeline (which is in stream order) meets each event that is not in it, and none that is.
+    A position next to a timeline also has `live`: of the live events only those up to this stream
+    ordering are behind it. So paging back from a timeline (which is in stream order) returns each
+    event that is not in it, and none that is.
 
-    Events may move up in the order (`storage.graph.topological_ordering`). `moves` tells as of when the place is meant; a token of the time before moves
-    were counted has 0, which is when counting began. A walk that ends a page amid events that have moved past its place has been
-    through two stretches that do not meet: `earlier` holds the places that it had before, lowest first, `direction` its way (b or f). What lies
-    ahead of a walk backwards is what stood at or below each of these places and the last one, each as of its moves; ahead of a walk
-    forwards is what stood above each.
+    Events may move up in the order (`storage.graph.topological_ordering`). `moves` gives the state
+    of the order that the position refers to; a token from before moves were counted has 0. A page
+    may end among events that have moved past its position. Such a reader has read two ranges that
+    do not meet: `earlier` holds its former positions, lowest first, and `direction` its direction
+    (b or f). Ahead of a backward reader are the events at or below each of these positions and the
+    last one, each as of its moves. Ahead of a forward reader are the events above each.
 
-    A walk forwards may begin beside a timeline, as at a sync token. Until it has passed that place, the place is the first of `earlier`, and the
-    token has `live`, too: below that place only live events after this stream ordering are ahead.
+    A forward reader may begin next to a timeline, as at a sync token. Until it has passed that
+    position, the position is the first of `earlier`, and the token has `live`, too: below that
+    position only live events after this stream ordering are ahead.
     """
 
     topological: int
@@ -190,25 +202,26 @@ class PaginationToken:
             if not 0 <= number <= LARGEST_POSITION:
                 raise ValueError(f"{number} is not an ordering (0 to 2^63-1)")
         if len(self.earlier) >= LEVELS_MAX or bool(self.earlier) != (self.direction in ("b", "f")):
-            raise ValueError(f"{len(self.earlier)} earlier places in direction {self.direction!r}")
+            count = len(self.earlier)
+            raise ValueError(f"{count} earlier positions in direction {self.direction!r}")
 
     @property
     def beside(self) -> Level | None:
-        """The place beside a timeline at which a walk forwards began, if it has not passed it."""
+        """Return where a forward reader began next to a timeline, if it has not passed that yet."""
         return self.earlier[0] if self.direction == "f" and self.live < LARGEST_POSITION else None
 
     @property
     def levels(self) -> tuple[Level, ...]:
-        """The earlier places and the last one."""
+        """Return the earlier positions and the last one."""
         return (*self.earlier, Level(self.topological, self.stream, self.moves))
 
     @classmethod
     def parse(cls, text: str, deployment: str) -> Self:
-        """The token that `print(deployment)` gave as `text`; InvalidToken says what is wrong with it."""
+        """Read the text of `print(deployment)`; raise InvalidToken with the reason."""
         return _parse(PAGINATION, text, deployment, cls._read_body)
 
     def print(self, deployment: str) -> str:
-        """This token as text, for clients of this deployment only."""
+        """Return this token as text, for clients of this deployment only."""
         live = "" if self.live == LARGEST_POSITION else f".{self.live}"
         moves = f"~{self.moves}" if self.moves or self.earlier else ""
         earlier = "".join(
@@ -240,35 +253,36 @@ class PaginationToken:
 
 @dataclass(frozen=True, slots=True)
 class RoomsToken:
-    """Where an initial sync that is given in parts goes on: with the rooms below (activity, room), as of the position `upto`."""
+    """The next part of an initial sync: the rooms below (activity, room), as of `upto`."""
 
     upto: SyncToken
-    activity: int  # stream ordering of the latest live event of the last room given
+    activity: int  # stream ordering of the latest live event of the last returned room
     room: int  # its nid, a tie-break
 
     @classmethod
     def parse(cls, text: str, deployment: str) -> Self:
-        """The token that `print(deployment)` gave as `text`; InvalidToken says what is wrong with it."""
+        """Read the text of `print(deployment)`; raise InvalidToken with the reason."""
         return _parse(ROOMS, text, deployment, cls._read_body)
 
     def print(self, deployment: str) -> str:
-        """This token as text, for clients of this deployment only."""
+        """Return this token as text, for clients of this deployment only."""
         return _print(ROOMS, f"{self.activity}.{self.room}~{_print_streams(self.upto)}", deployment)
 
     @classmethod
     def _read_body(cls, body: str) -> Self:
         place, _, upto = body.partition("~")
         activity, _, room = place.partition(".")
-        return cls(SyncToken._read_body(upto), _read_number(activity), _read_number(room))  # noqa: SLF001  # the same module
+        streams = SyncToken._read_body(upto)  # noqa: SLF001  # the same module
+        return cls(streams, _read_number(activity), _read_number(room))
 
 
 def is_rooms_token(text: object) -> bool:
-    """Whether a text claims to be a `RoomsToken`; parsing it tells if it is one."""
+    """Return whether a text looks like a `RoomsToken`; `parse` checks it."""
     return isinstance(text, str) and text.startswith(ROOMS)
 
 
 def is_sync_token(text: object) -> bool:
-    """Whether a text claims to be a `SyncToken`; parsing it tells if it is one."""
+    """Return whether a text looks like a `SyncToken`; `parse` checks it."""
     return isinstance(text, str) and text.startswith(SYNC)
 
 
@@ -304,7 +318,7 @@ def _text(text: str) -> str:
 
 
 def _open(kind: str, text: str, deployment: str) -> str:
-    """The body of a token of this kind, after every check that does not look into it."""
+    """Return the body of a token of this kind, after every check that does not read the body."""
     if len(text) > LARGEST_TOKEN:
         raise ValueError(f"it has {len(text)} characters, more than {LARGEST_TOKEN}")
     head, _, checksum = text.rpartition("~")
@@ -315,7 +329,8 @@ def _open(kind: str, text: str, deployment: str) -> str:
         raise ValueError(f"its version is {form[1:]!r}; known is {VERSION}")
     if form[0] != kind:
         raise ValueError(
-            f"it is a {_KINDS.get(form[0], 'strange')} token, where a {_KINDS[kind]} token is needed"
+            f"it is a {_KINDS.get(form[0], 'strange')} token, "
+            f"where a {_KINDS[kind]} token is needed"
         )
     if mark != deployment_mark(deployment):
         raise ValueError("it was made by another deployment (another database)")
@@ -356,13 +371,16 @@ def _read_number(text: str) -> int:
 def _read_level(text: str) -> tuple[str, Level]:
     found = _LEVEL.fullmatch(text)
     if found is None:
-        raise ValueError(f"{text!r} is not a place")
+        raise ValueError(f"{text!r} is not a topological position")
     return found[1], Level(*(_read_number(number) for number in found.groups()[1:]))
 
 
 @lru_cache(maxsize=1024)
 def _escape(name: str) -> str:
-    """Letters and digits as they are, `_` doubled, anything else as its code point: `a-b_c` is `a_2D_b__c`."""
+    """Escape a name: keep letters and digits, double `_`, and write others as code points.
+
+    `a-b_c` becomes `a_2D_b__c`.
+    """
     return _PLAIN.sub(lambda found: "__" if found[0] == "_" else f"_{ord(found[0]):X}_", name)
 
 
