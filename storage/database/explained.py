@@ -41,8 +41,8 @@ class QueryPlan:
     @classmethod
     def of(cls, sql: str, document: str) -> Self:
         """Read the JSON that Postgres returns."""
-        [document] = json.loads(document)
-        return cls(sql, document["Plan"], document["Planning Time"], document["Execution Time"])
+        [plan] = json.loads(document)
+        return cls(sql, plan["Plan"], plan["Planning Time"], plan["Execution Time"])
 
     def nodes(self) -> Iterator[dict[str, Any]]:
         """Return all nodes, including those of subplans."""

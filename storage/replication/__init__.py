@@ -1,16 +1,15 @@
-"""Replication: what one process commits, the others learn of.
+"""Replication: processes publish their commits to each other.
 
 The line protocol over TCP, over Redis, or inside one process.
-
-commands.py             the lines                     connection.py            the protocol on a
-                        socket
-announcing.py           what is said of an advance    server.py, client.py     TCP
-follower.py             holes, and how they close     redis_transport.py       Redis (needs the
-                        extra "redis")
-peer.py             one participant               in_process.py            a hub within one event
-                    loop
-handlers.py, syncing.py, federation_ack.py            what becomes of the commands that are not
-                                                      about streams
+commands.py, command_fields.py   the lines
+connection.py                    the protocol on a socket
+announcing.py                    the commands for an advance
+server.py, client.py             TCP
+redis_transport.py               Redis (needs the extra "redis")
+in_process.py                    a hub within one event loop
+follower.py                      holes, and how they are filled
+peer.py                          one participant
+handlers.py, syncing.py, federation_ack.py   the commands that are not about streams
 """
 
 from storage.replication.client import Client

@@ -1,4 +1,4 @@
-"""What is said of a stream: an `Advance` as RDATA and POSITION, and the positions that answer a REPLICATE. Pure."""
+"""The commands for an `Advance` (RDATA and POSITION), and the positions that answer REPLICATE."""
 
 from collections.abc import Iterator, Mapping
 from itertools import groupby
@@ -9,23 +9,23 @@ from storage.streams.feed import Advance, Fact
 
 
 class HasPositions(Protocol):
-    """A stream, as far as it concerns us here."""
+    """The part of a stream that is needed here."""
 
     def positions(self) -> Mapping[str, int]:
-        """How far each writer is."""
+        """Return the position of each writer."""
 
 
 def advance_commands(advance: Advance) -> Iterator[Command]:
-    """The commands that tell of an advance.
+    """Yield the commands that publish an advance.
 
-    One RDATA per fact; where several share a stream id all but the last are told as "batch". Where
-    the position is beyond the last fact, or there are no facts, a POSITION says so. A fact that
-    does not fit a line is not told: a POSITION from its own id makes the readers see a hole, and
-    fetch it from the table.
+    There is one RDATA per fact; where several share a stream id all but the last have the token
+    "batch". A POSITION follows where the position is beyond the last fact, or there are no facts. A
+    fact that does not fit a line is not sent: a POSITION from its own id makes the readers see a
+    hole, and fetch it from the table.
     """
-    stream_name, instance_name, told = advance.stream_name, advance.instance_name, advance.previous
+    stream_name, instance_name, sent = advance.stream_name, advance.instance_name, advance.previous
     for stream_id, facts in groupby(advance.facts, _stream_id):
-        if not told < stream_id <= advance.current:
+        if not sent < stream_id <= advance.current:
             continue
         rows = list(facts)
         commands: list[Command] = [
@@ -36,15 +36,15 @@ def advance_commands(advance: Advance) -> Iterator[Command]:
             yield from commands
         else:
             yield Position(stream_name, instance_name, stream_id, stream_id)
-        told = stream_id
-    if told < advance.current:
-        yield Position(stream_name, instance_name, told, advance.current)
+        sent = stream_id
+    if sent < advance.current:
+        yield Position(stream_name, instance_name, sent, advance.current)
 
 
 def positions(
     streams: Mapping[str, HasPositions], instance_name: str | None = None
 ) -> Iterator[Position]:
-    """A POSITION for each writer of each stream; only for the one writer, if that is given."""
+    """Yield a POSITION for each writer of each stream, or for the given writer only."""
     for name, stream in streams.items():
         for writer, position in sorted(stream.positions().items()):
             if instance_name in {None, writer}:

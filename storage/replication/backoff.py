@@ -1,4 +1,7 @@
-"""Pauses between attempts: random, so that those who lost the same server do not come back in the same moment, and longer each time."""
+"""Pauses between attempts, which double with each failure.
+
+They are random, so that the clients of a lost server do not return at the same moment.
+"""
 
 import random
 from dataclasses import dataclass, field
@@ -9,7 +12,10 @@ from storage.config import Config
 
 @dataclass(slots=True)
 class Backoff:
-    """Pauses of at most ``first`` seconds, then twice as much, up to ``largest``; at least half of that bound."""
+    """Pauses of at most ``first`` seconds, doubled each time up to ``largest``.
+
+    A pause is at least half of its bound.
+    """
 
     first: float
     largest: float
@@ -17,15 +23,15 @@ class Backoff:
 
     @classmethod
     def of(cls, config: Config) -> Self:
-        """As the configuration has it."""
+        """Use the values of the configuration."""
         return cls(config.replication_retry_ms_first / 1000, config.replication_retry_ms_max / 1000)
 
     def next(self) -> float:
-        """Seconds to wait after one more failure."""
+        """Return the seconds to wait after one more failure."""
         bound = min(self.first * float(2 ** min(self._failures, 32)), self.largest)
         self._failures += 1
-        return bound * random.uniform(0.5, 1)  # noqa: S311  # no secret
+        return bound * random.uniform(0.5, 1)  # noqa: S311  # not secret
 
     def reset(self) -> None:
-        """It worked: the next pause is a short one."""
+        """Reset after a success: the next pause is a short one."""
         self._failures = 0

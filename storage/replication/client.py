@@ -1,9 +1,9 @@
-"""The TCP client: follows what the process at the other end writes, and says to it what a worker has to say.
+"""The TCP client: follows the writes of the server's process, and sends a worker's commands.
 
     async with Client(store, "127.0.0.1", 9092) as client:
         await client.connected()
 
-It connects again, for ever, when the connection is lost; what was missed is read from the tables.
+It reconnects without limit when the connection is lost; missed rows are read from the tables.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 
 class ClientTransport:
-    """One connection at a time, made again when it is lost.
+    """One connection at a time, opened again when it is lost.
 
     See `storage.replication.transport.Transport`.
     """
@@ -78,7 +78,7 @@ class ClientTransport:
     async def connected(self) -> None:
         """Wait for a server of the right name.
 
-        `ProtocolError` if one of another name answers, `StorageClosed` after `close`.
+        Raise `ProtocolError` if one of another name answers, `StorageClosed` after `close`.
         """
         while not self._greeted:
             if self._closed:
@@ -88,7 +88,7 @@ class ClientTransport:
                 raise self.last_error
 
     async def attempted(self) -> None:
-        """Wait until the next attempt to connect has ended, well or not."""
+        """Wait until the next attempt to connect has ended, successful or not."""
         await self._news.wait()
 
     async def close(self) -> None:
@@ -110,7 +110,7 @@ class ClientTransport:
                     streams = await asyncio.open_connection(
                         *self._address, ssl=self._ssl, limit=CHUNK_BYTES
                     )
-            except OSError as error:  # TimeoutError and errors of TLS are of this kind
+            except OSError as error:  # TimeoutError and TLS errors are subclasses
                 logger.warning(
                     "no connection with %s:%d: %s",
                     *self._address,
@@ -165,10 +165,10 @@ class ClientTransport:
 class Client:
     """A reader of one server.
 
-    With a store it moves the store's streams on; with handlers it tells them of each `Advance` and
-    command.
+    With a store it advances the store's streams; with handlers it passes each `Advance` and command
+    to them.
 
-    ``server_name`` is what the server must call itself: that of the store, if it is not given.
+    ``server_name`` is the expected name of the server; default: that of the store.
     """
 
     def __init__(
@@ -210,7 +210,7 @@ class Client:
         self.exchange.start()
 
     async def close(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         await self.exchange.close()
 
     async def __aenter__(self) -> Self:
@@ -223,37 +223,37 @@ class Client:
     async def connected(self) -> None:
         """Wait for a server of the right name.
 
-        `ProtocolError` if one of another name answers, `StorageClosed` after `close`.
+        Raise `ProtocolError` if one of another name answers, `StorageClosed` after `close`.
         """
         await self._transport.connected()
 
     async def attempted(self) -> None:
-        """Wait until the next attempt to connect has ended; `last_error` tells how."""
+        """Wait until the next attempt to connect has ended; `last_error` has the result."""
         await self._transport.attempted()
 
     @property
     def last_error(self) -> StorageError | OSError | None:
-        """Why the last attempt to connect failed; None after one that did not."""
+        """Return why the last attempt to connect failed; None after a successful one."""
         return self._transport.last_error
 
     @property
     def handlers(self) -> Handlers:
-        """Who wants to hear of commands."""
+        """Return the handlers of received commands."""
         return self.exchange.handlers
 
     def publish(self, *commands: Command) -> None:
-        """Say these to the server; while there is no connection they are lost."""
+        """Send these to the server; while there is no connection they are lost."""
         self.exchange.publish(*commands)
 
     def user_syncs(
         self, user_id: str, device_id: str | None = None, *, syncing: bool, at_ms: int | None = None
     ) -> None:
-        """A user has started or stopped syncing here. Told again after each new connection."""
+        """Send that a user has started or stopped syncing here; repeat it after each reconnect."""
         self.exchange.user_syncs(user_id, device_id, syncing=syncing, at_ms=at_ms)
 
     def acknowledge(self, token: int) -> None:
-        """This process has sent to other servers everything up to ``token``.
+        """Send that this process has sent to other servers everything up to ``token``.
 
-        Told again after each new connection.
+        It is repeated after each reconnect.
         """
         self.exchange.acknowledge(token)

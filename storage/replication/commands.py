@@ -1,52 +1,46 @@
-"""The commands of the replication protocol, one line each: `parse(line)` gives a command, `str(command)` the line again.
+"""The commands of the replication protocol, one line each.
 
-Pure; the source is the replication document and the forms that workers in the field send and understand:
+`parse(line)` returns a command, `str(command)` the line again. Pure. The source is the replication
+document and the forms that existing workers send and understand:
 
-    SERVER <server_name>                                      RDATA <stream> <writer> <token or "batch"> <row as JSON>
-    NAME <name for people>                                    POSITION <stream> <writer> <previous token> <new token>
-    PING <anything>                                           USER_SYNC <worker> <user> <device or "None"> <start|end> <last_sync_ms>
-    ERROR <reason>                                            CLEAR_USER_SYNC <worker>
-    REPLICATE                                                 FEDERATION_ACK <worker> <token>
-    REMOTE_SERVER_UP <server_name>                            LOCK_RELEASED [<worker>, <lock name>, <lock key>]
-    NEW_ACTIVE_TASK <task>   CANCEL_TASK <task>               USER_IP <user> [<access token>, <ip>, <user agent>, <device>, <last_seen_ms>]
+    SERVER <server_name>              NAME <name for people>
+    PING <anything>                   ERROR <reason>
+    REPLICATE                         CLEAR_USER_SYNC <worker>
+    FEDERATION_ACK <worker> <token>   REMOTE_SERVER_UP <server_name>
+    NEW_ACTIVE_TASK <task>            CANCEL_TASK <task>
+    RDATA <stream> <writer> <token or "batch"> <row as JSON>
+    POSITION <stream> <writer> <previous token> <new token>
+    USER_SYNC <worker> <user> <device or "None"> <start|end> <last_sync_ms>
+    LOCK_RELEASED [<worker>, <lock name>, <lock key>]
+    USER_IP <user> [<access token>, <ip>, <user agent>, <device>, <last_seen_ms>]
 
-Two forms of USER_SYNC are in use: workers before early 2024 leave the device out. Which one a line had is kept (`has_device`).
-JSON is written without spaces and in ASCII, as those workers do, and a line that was read is written as it came.
+Workers before early 2024 omit the device of USER_SYNC; `has_device` keeps the form of a line. JSON
+is written without spaces and in ASCII, as those workers do. A line that was read stays unchanged.
 
-A command that exists can be sent: its constructor refuses (ProtocolError) what would not come back from its line. Only the
-length is the line's own affair: at most LINE_BYTES_MAX, without the line feed.
+Every command object can be sent: its constructor raises ProtocolError for values that would not
+survive the line. `encode` checks the length (LINE_BYTES_MAX, without the line feed).
 """
 
-import json
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import Any, ClassVar, Final, Literal, Self
 
-import orjson
-
 from storage.errors import ProtocolError
+from storage.replication import command_fields as fields
 
 LINE_BYTES_MAX: Final = 16_384
 BATCH: Final = "batch"
 NO_DEVICE: Final = "None"
-LARGEST_TOKEN: Final = 2**63 - 1
-
-_INTEGER: Final = re.compile(r"0|-?[1-9][0-9]{0,18}")
-_SPACE: Final = re.compile(r"[ \r\n]")
-_LINE_BREAK: Final = re.compile(r"[\r\n]")
-_SHOWN_MAX: Final = 200
 
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """One line. The subclasses are all there are."""
+    """One line. There are no other subclasses than those in this module."""
 
     NAME: ClassVar[str]
 
     def arguments(self) -> str:
-        """What follows the name; empty for nothing."""
+        """Return the part after the name; empty if there is none."""
         return ""
 
     def __str__(self) -> str:
@@ -56,13 +50,13 @@ class Command:
 
 @dataclass(frozen=True, slots=True)
 class ServerCommand(Command):
-    """Sent at the start by the server: which homeserver the client is talking to."""
+    """Sent at the start by the server: the homeserver's name."""
 
     NAME: ClassVar[str] = "SERVER"
     server_name: str
 
     def __post_init__(self) -> None:
-        _word(self.server_name, "server name")
+        fields.check_word(self.server_name, "server name")
 
     def arguments(self) -> str:
         """See `Command.arguments`."""
@@ -70,7 +64,7 @@ class ServerCommand(Command):
 
     @classmethod
     def read(cls, text: str) -> Self:
-        """From what follows the name."""
+        """Read the part after the name."""
         return cls(text)
 
 
@@ -87,30 +81,38 @@ class Rdata(Command):
     token: int | None
     row: Any
     text: str | None = field(default=None, compare=False, repr=False)
-    """The row as it came over the wire, or as it was written once."""
+    """The row in its wire form, as received or as written once."""
 
     def __post_init__(self) -> None:
-        _word(self.stream_name, "stream name")
-        _word(self.instance_name, "instance name")
+        fields.check_word(self.stream_name, "stream name")
+        fields.check_word(self.instance_name, "instance name")
 
     def arguments(self) -> str:
         """See `Command.arguments`."""
         if self.text is None:
-            object.__setattr__(self, "text", _dump(self.row))
-        return f"{self.stream_name} {self.instance_name} {BATCH if self.token is None else self.token} {self.text}"
+            object.__setattr__(self, "text", fields.dump_json(self.row))
+        token = BATCH if self.token is None else self.token
+        return f"{self.stream_name} {self.instance_name} {token} {self.text}"
 
     @classmethod
     def read(cls, text: str) -> Self:
-        """From what follows the name."""
-        stream_name, instance_name, token, row = _split(text, 4)
+        """Read the part after the name."""
+        stream_name, instance_name, token, row = fields.split(text, 4)
         return cls(
-            stream_name, instance_name, None if token == BATCH else _integer(token), _load(row), row
+            stream_name,
+            instance_name,
+            None if token == BATCH else fields.integer(token),
+            fields.load_json(row),
+            row,
         )
 
 
 @dataclass(frozen=True, slots=True)
 class Position(Command):
-    """A writer is at ``new_token``, and has written nothing after ``prev_token``: who is not there yet has missed rows."""
+    """A writer is at ``new_token``, and has written nothing after ``prev_token``.
+
+    A reader that is not there yet has missed rows.
+    """
 
     NAME: ClassVar[str] = "POSITION"
     stream_name: str
@@ -119,8 +121,8 @@ class Position(Command):
     new_token: int
 
     def __post_init__(self) -> None:
-        _word(self.stream_name, "stream name")
-        _word(self.instance_name, "instance name")
+        fields.check_word(self.stream_name, "stream name")
+        fields.check_word(self.instance_name, "instance name")
 
     def arguments(self) -> str:
         """See `Command.arguments`."""
@@ -128,9 +130,11 @@ class Position(Command):
 
     @classmethod
     def read(cls, text: str) -> Self:
-        """From what follows the name."""
-        stream_name, instance_name, prev_token, new_token = _split(text, 4)
-        return cls(stream_name, instance_name, _integer(prev_token), _integer(new_token))
+        """Read the part after the name."""
+        stream_name, instance_name, prev_token, new_token = fields.split(text, 4)
+        return cls(
+            stream_name, instance_name, fields.integer(prev_token), fields.integer(new_token)
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +145,7 @@ class Error(Command):
     reason: str = ""
 
     def __post_init__(self) -> None:
-        _one_line(self.reason, "reason")
+        fields.check_one_line(self.reason, "reason")
 
     def arguments(self) -> str:
         """See `Command.arguments`."""
@@ -149,13 +153,13 @@ class Error(Command):
 
     @classmethod
     def read(cls, text: str) -> Self:
-        """From what follows the name."""
+        """Read the part after the name."""
         return cls(text)
 
     @classmethod
     def of(cls, reason: str) -> Self:
-        """With any text: line breaks become spaces, and what is too long for a line is cut."""
-        return cls(_LINE_BREAK.sub(" ", reason)[: LINE_BYTES_MAX // 8])
+        """Accept any text: replace line breaks by spaces, and cut it to fit a line."""
+        return cls(fields.LINE_BREAK.sub(" ", reason)[: LINE_BYTES_MAX // 8])
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +170,7 @@ class Ping(Command):
     data: str = ""
 
     def __post_init__(self) -> None:
-        _one_line(self.data, "data")
+        fields.check_one_line(self.data, "data")
 
     def arguments(self) -> str:
         """See `Command.arguments`."""
@@ -174,19 +178,19 @@ class Ping(Command):
 
     @classmethod
     def read(cls, text: str) -> Self:
-        """From what follows the name."""
+        """Read the part after the name."""
         return cls(text)
 
 
 @dataclass(frozen=True, slots=True)
 class Name(Command):
-    """Sent at the start by the client: who it is, for people."""
+    """Sent at the start by the client: its name, for people."""
 
     NAME: ClassVar[str] = "NAME"
     name: str
 
     def __post_init__(self) -> None:
-        _text(self.name, "name")
+        fields.check_text(self.name, "name")
 
     def arguments(self) -> str:
         """See `Command.arguments`."""
@@ -194,19 +198,19 @@ class Name(Command):
 
     @classmethod
     def read(cls, text: str) -> Self:
-        """From what follows the name."""
+        """Read the part after the name."""
         return cls(text)
 
 
 @dataclass(frozen=True, slots=True)
 class Replicate(Command):
-    """Asks for the current position of all streams, and for what follows."""
+    """Requests the current position of all streams, and all later changes."""
 
     NAME: ClassVar[str] = "REPLICATE"
 
     @classmethod
     def read(cls, text: str) -> Self:
-        """From what follows the name."""
+        """Read the part after the name."""
         if text.strip():
             raise ProtocolError("REPLICATE takes no arguments")
         return cls()
@@ -214,7 +218,7 @@ class Replicate(Command):
 
 @dataclass(frozen=True, slots=True)
 class UserSync(Command):
-    """A user has started or stopped syncing on a worker, with one device (None: not known)."""
+    """A user has started or stopped syncing on a worker, with one device (None: unknown)."""
 
     NAME: ClassVar[str] = "USER_SYNC"
     instance_name: str
@@ -223,13 +227,13 @@ class UserSync(Command):
     is_syncing: bool
     last_sync_ms: int
     has_device: bool = True
-    """Whether the line has a place for the device; older workers have none."""
+    """Whether the line has a field for the device; older workers have none."""
 
     def __post_init__(self) -> None:
-        _word(self.instance_name, "instance name")
-        _word(self.user_id, "user id")
+        fields.check_word(self.instance_name, "instance name")
+        fields.check_word(self.user_id, "user id")
         if self.device_id is not None:
-            _one_line(self.device_id, "device id")
+            fields.check_one_line(self.device_id, "device id")
         if self.device_id == NO_DEVICE or (self.device_id is not None and not self.has_device):
             raise ProtocolError(
                 f"a device id {self.device_id!r} cannot be written in this form of USER_SYNC"
@@ -240,25 +244,26 @@ class UserSync(Command):
         device = (
             f"{NO_DEVICE if self.device_id is None else self.device_id} " if self.has_device else ""
         )
-        return f"{self.instance_name} {self.user_id} {device}{'start' if self.is_syncing else 'end'} {self.last_sync_ms}"
+        state = "start" if self.is_syncing else "end"
+        return f"{self.instance_name} {self.user_id} {device}{state} {self.last_sync_ms}"
 
     @classmethod
     def read(cls, text: str) -> Self:
-        """From what follows the name.
+        """Read the part after the name.
 
-        A device id may hold spaces: it is what stands between the user and the state.
+        A device id may contain spaces: it is the text between the user and the state.
         """
-        instance_name, user_id, rest = _split(text, 3)
+        instance_name, user_id, rest = fields.split(text, 3)
         *device, state, last_sync_ms = rest.rsplit(" ", 2) if " " in rest else ("", rest)
         if state not in {"start", "end"}:
-            raise ProtocolError(f"neither start nor end: {state[:_SHOWN_MAX]!r}")
+            raise ProtocolError(f"neither start nor end: {state[: fields.SHOWN_MAX]!r}")
         device_id = None if not device or device[0] == NO_DEVICE else device[0]
         return cls(
             instance_name,
             user_id,
             device_id,
             state == "start",
-            _integer(last_sync_ms),
+            fields.integer(last_sync_ms),
             bool(device),
         )
 
@@ -271,7 +276,7 @@ class ClearUserSync(Command):
     instance_name: str
 
     def __post_init__(self) -> None:
-        _word(self.instance_name, "instance name")
+        fields.check_word(self.instance_name, "instance name")
 
     def arguments(self) -> str:
         """See `Command.arguments`."""
@@ -279,20 +284,20 @@ class ClearUserSync(Command):
 
     @classmethod
     def read(cls, text: str) -> Self:
-        """From what follows the name."""
+        """Read the part after the name."""
         return cls(text)
 
 
 @dataclass(frozen=True, slots=True)
 class FederationAck(Command):
-    """A worker that sends to other servers has dealt with everything up to ``token``."""
+    """A worker that sends to other servers has processed everything up to ``token``."""
 
     NAME: ClassVar[str] = "FEDERATION_ACK"
     instance_name: str
     token: int
 
     def __post_init__(self) -> None:
-        _word(self.instance_name, "instance name")
+        fields.check_word(self.instance_name, "instance name")
 
     def arguments(self) -> str:
         """See `Command.arguments`."""
@@ -300,20 +305,20 @@ class FederationAck(Command):
 
     @classmethod
     def read(cls, text: str) -> Self:
-        """From what follows the name."""
-        instance_name, token = _split(text, 2)
-        return cls(instance_name, _integer(token))
+        """Read the part after the name."""
+        instance_name, token = fields.split(text, 2)
+        return cls(instance_name, fields.integer(token))
 
 
 @dataclass(frozen=True, slots=True)
 class RemoteServerUp(Command):
-    """Another homeserver may have come back: try it again at once."""
+    """Another homeserver may be reachable again: retry it at once."""
 
     NAME: ClassVar[str] = "REMOTE_SERVER_UP"
     server_name: str
 
     def __post_init__(self) -> None:
-        _word(self.server_name, "server name")
+        fields.check_word(self.server_name, "server name")
 
     def arguments(self) -> str:
         """See `Command.arguments`."""
@@ -321,13 +326,13 @@ class RemoteServerUp(Command):
 
     @classmethod
     def read(cls, text: str) -> Self:
-        """From what follows the name."""
+        """Read the part after the name."""
         return cls(text)
 
 
 @dataclass(frozen=True, slots=True)
 class UserIp(Command):
-    """A client was seen: from where, with what, and when (ms)."""
+    """A client was seen: its address, user agent, and time (ms)."""
 
     NAME: ClassVar[str] = "USER_IP"
     user_id: str
@@ -337,21 +342,21 @@ class UserIp(Command):
     device_id: str | None
     last_seen_ms: int
     text: str | None = field(default=None, compare=False, repr=False)
-    """The JSON part as it came."""
+    """The JSON part as received."""
 
     def __post_init__(self) -> None:
-        _word(self.user_id, "user id")
+        fields.check_word(self.user_id, "user id")
 
     def arguments(self) -> str:
         """See `Command.arguments`."""
         values = [self.access_token, self.ip, self.user_agent, self.device_id, self.last_seen_ms]
-        return f"{self.user_id} {_dump(values) if self.text is None else self.text}"
+        return f"{self.user_id} {fields.dump_json(values) if self.text is None else self.text}"
 
     @classmethod
     def read(cls, text: str) -> Self:
-        """From what follows the name."""
-        user_id, rest = _split(text, 2)
-        match _load(rest):
+        """Read the part after the name."""
+        user_id, rest = fields.split(text, 2)
+        match fields.load_json(rest):
             case [
                 str(access_token),
                 str(ip),
@@ -365,27 +370,27 @@ class UserIp(Command):
 
 @dataclass(frozen=True, slots=True)
 class LockReleased(Command):
-    """A worker has let go of a lock; whoever waits for it may try."""
+    """A worker has released a lock; waiters may try."""
 
     NAME: ClassVar[str] = "LOCK_RELEASED"
     instance_name: str
     lock_name: str
     lock_key: str
     text: str | None = field(default=None, compare=False, repr=False)
-    """The JSON part as it came."""
+    """The JSON part as received."""
 
     def arguments(self) -> str:
         """See `Command.arguments`."""
         return (
-            _dump([self.instance_name, self.lock_name, self.lock_key])
+            fields.dump_json([self.instance_name, self.lock_name, self.lock_key])
             if self.text is None
             else self.text
         )
 
     @classmethod
     def read(cls, text: str) -> Self:
-        """From what follows the name."""
-        match _load(text):
+        """Read the part after the name."""
+        match fields.load_json(text):
             case [str(instance_name), str(lock_name), str(lock_key)]:
                 return cls(instance_name, lock_name, lock_key, text)
         raise ProtocolError("not [worker, lock name, lock key]")
@@ -393,13 +398,13 @@ class LockReleased(Command):
 
 @dataclass(frozen=True, slots=True)
 class NewActiveTask(Command):
-    """A background task is ready to be run by whoever runs them."""
+    """A background task is ready to be run."""
 
     NAME: ClassVar[str] = "NEW_ACTIVE_TASK"
     task_id: str
 
     def __post_init__(self) -> None:
-        _text(self.task_id, "task id")
+        fields.check_text(self.task_id, "task id")
 
     def arguments(self) -> str:
         """See `Command.arguments`."""
@@ -407,19 +412,19 @@ class NewActiveTask(Command):
 
     @classmethod
     def read(cls, text: str) -> Self:
-        """From what follows the name."""
+        """Read the part after the name."""
         return cls(text)
 
 
 @dataclass(frozen=True, slots=True)
 class CancelTask(Command):
-    """A background task is not wanted any more."""
+    """A background task is no longer wanted."""
 
     NAME: ClassVar[str] = "CANCEL_TASK"
     task_id: str
 
     def __post_init__(self) -> None:
-        _text(self.task_id, "task id")
+        fields.check_text(self.task_id, "task id")
 
     def arguments(self) -> str:
         """See `Command.arguments`."""
@@ -427,7 +432,7 @@ class CancelTask(Command):
 
     @classmethod
     def read(cls, text: str) -> Self:
-        """From what follows the name."""
+        """Read the part after the name."""
         return cls(text)
 
 
@@ -440,46 +445,51 @@ SENT_BY: Final[Mapping[Side, frozenset[type[Command]]]] = {
         (Name, Replicate, UserSync, ClearUserSync, FederationAck, UserIp, *_EITHER)
     ),
 }
-"""Which side of a TCP connection may send what."""
+"""The commands that each side of a TCP connection may send."""
 
 COMMANDS: Final = tuple(sorted(SENT_BY["server"] | SENT_BY["client"], key=lambda kind: kind.NAME))
-_READ: Final[Mapping[str, Callable[[str], Command]]] = {kind.NAME: kind.read for kind in COMMANDS}  # type: ignore[attr-defined]
+_READ: Final[Mapping[str, Callable[[str], Command]]] = {
+    kind.NAME: kind.read  # type: ignore[attr-defined]
+    for kind in COMMANDS
+}
 
 
 def parse(line: str) -> Command:
-    """The command that a line holds; a line break at its end does not count.
+    """Parse a line into a command; a line break at its end is ignored.
 
-    `ProtocolError` says what is wrong: an unknown command, a missing or malformed argument, a line
-    that is blank or too long.
+    Raise `ProtocolError` with the reason: an unknown command, a missing or malformed argument, a
+    line that is blank or too long.
     """
     line = line.rstrip("\r\n")
     if "\n" in line:
-        raise ProtocolError("more than one line", line=line[:_SHOWN_MAX])
+        raise ProtocolError("more than one line", line=line[: fields.SHOWN_MAX])
     if len(line) > LINE_BYTES_MAX or (
         len(line) * 4 > LINE_BYTES_MAX and len(line.encode(errors="replace")) > LINE_BYTES_MAX
     ):
-        raise ProtocolError(f"a line of more than {LINE_BYTES_MAX} bytes", line=line[:_SHOWN_MAX])
+        raise ProtocolError(
+            f"a line of more than {LINE_BYTES_MAX} bytes", line=line[: fields.SHOWN_MAX]
+        )
     name, _, rest = line.partition(" ")
     read = _READ.get(name)
     if read is None:
         raise ProtocolError(
-            "unknown command" if line.strip() else "a blank line", line=line[:_SHOWN_MAX]
+            "unknown command" if line.strip() else "a blank line", line=line[: fields.SHOWN_MAX]
         )
     try:
         return read(rest)
     except ProtocolError as error:
-        raise ProtocolError(f"{name}: {error.reason}", line=line[:_SHOWN_MAX]) from None
+        raise ProtocolError(f"{name}: {error.reason}", line=line[: fields.SHOWN_MAX]) from None
 
 
 def is_known(line: str) -> bool:
-    """Whether the line's command is one of ours, well formed or not."""
+    """Return whether the line's command is known, well formed or not."""
     return line.partition(" ")[0] in _READ
 
 
 def encode(command: Command) -> bytes:
-    """The line for the wire, with its line feed.
+    """Return the line for the wire, with its line feed.
 
-    `ProtocolError` if it is too long, or holds what UTF-8 cannot write.
+    Raise `ProtocolError` if it is too long, or contains what UTF-8 cannot encode.
     """
     try:
         line = str(command).encode()
@@ -488,57 +498,3 @@ def encode(command: Command) -> bytes:
     if len(line) > LINE_BYTES_MAX:
         raise ProtocolError(f"{command.NAME}: a line of more than {LINE_BYTES_MAX} bytes")
     return line + b"\n"
-
-
-# -------------------------------------------------------------------------------------------------------------
-# arguments
-
-
-def _split(text: str, count: int) -> list[str]:
-    parts = text.split(" ", count - 1)
-    if len(parts) != count:
-        raise ProtocolError(f"{len(parts) if text else 0} of {count} arguments")
-    return parts
-
-
-def _integer(text: str) -> int:
-    if not _INTEGER.fullmatch(text) or abs(int(text)) > LARGEST_TOKEN:
-        raise ProtocolError(f"not a number: {text[:_SHOWN_MAX]!r}")
-    return int(text)
-
-
-@lru_cache(maxsize=4096)
-def _word(text: str, what: str) -> None:
-    if not text or _SPACE.search(text):
-        raise ProtocolError(f"the {what} {text[:_SHOWN_MAX]!r} is empty or holds a space")
-
-
-def _text(text: str, what: str) -> None:
-    if not text.strip():
-        raise ProtocolError(f"the {what} is empty")
-    _one_line(text, what)
-
-
-def _one_line(text: str, what: str) -> None:
-    if _LINE_BREAK.search(text):
-        raise ProtocolError(f"the {what} holds a line break")
-
-
-def _load(text: str) -> Any:
-    try:
-        return orjson.loads(text)
-    except orjson.JSONDecodeError as error:
-        raise ProtocolError(f"not JSON: {error}") from None
-
-
-def _dump(value: Any) -> str:
-    """JSON without spaces, in ASCII."""
-    try:
-        text = orjson.dumps(value).decode()
-        return (
-            text
-            if text.isascii() and "\x7f" not in text
-            else json.dumps(value, separators=(",", ":"), allow_nan=False)
-        )
-    except (TypeError, ValueError) as error:
-        raise ProtocolError(f"not a JSON value: {error}") from None

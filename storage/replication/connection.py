@@ -1,11 +1,10 @@
 """One TCP connection of the line protocol, from either side.
 
-PING is sent at once and then every `replication_ping_ms`. The peer counts as gone when nothing has
-come for `replication_timeout_ms`, but only once it has sent a PING: a person with netcat may take
-their time. What it does not read is kept up to `replication_buffer_max_bytes`. A connection that
-ends for a reason ends with ERROR and that reason; then what still comes is thrown away until the
-peer hangs up, for at most `replication_close_ms`, so that the reason is not lost with the
-connection.
+PING is sent at once and then every `replication_ping_ms`. The peer counts as gone when nothing was
+received for `replication_timeout_ms`, but only once it has sent a PING: a person with netcat has no
+time limit. Unread data for the peer is buffered up to `replication_buffer_max_bytes`. A connection
+that ends with an error sends ERROR and the reason. Further input is then discarded until the peer
+hangs up, for at most `replication_close_ms`, so that the reason is not lost with the connection.
 """
 
 import asyncio
@@ -48,13 +47,13 @@ class LineConnection:
             *(writer.get_extra_info("peername") or ("an unknown peer", 0))
         )
         self.replicates = False
-        """Whether the peer has asked for rows."""
+        """Whether the peer has requested rows (REPLICATE)."""
 
         self.refused: str | None = None
         """Why this side has ended the connection."""
 
         self.gone = asyncio.Event()
-        """Set by the owner, when the connection has ended and nothing is left of it."""
+        """Set by the owner, when the connection has ended and is cleaned up."""
 
         self._reader = reader
         self._writer = writer
@@ -70,23 +69,23 @@ class LineConnection:
 
     @property
     def name(self) -> str:
-        """See `Link`: what the peer calls itself, or where it is."""
+        """See `Link`: the name that the peer has sent, or its address."""
         return self.peer_name
 
     def silent_s(self) -> float:
         """See `Link`."""
         return self._loop.time() - self._heard
 
-    # ----------------------------------------------------------------------------------------------
+    # ---------------------------------------------------------------------------------------------
     # sending
 
     def send(self, *commands: Command) -> None:
-        """See `Link`. `ProtocolError` for a command that makes no line."""
+        """See `Link`. Raise `ProtocolError` for a command that cannot be a line."""
         if commands:
             self.send_lines(b"".join(map(encode, commands)))
 
     def send_lines(self, lines: bytes) -> None:
-        """Send what `encode` gave. A peer that has left too much unread is disconnected."""
+        """Send lines from `encode`. Disconnect a peer that has too much unread."""
         if self.refused is not None:
             return
         if self._unsent() + len(lines) > self._config.replication_buffer_max_bytes:
@@ -98,14 +97,14 @@ class LineConnection:
         self._waiting_bytes += len(lines)
 
     def refuse(self, reason: str) -> None:
-        """See `Link`: ERROR, and nothing more is said or listened to."""
+        """See `Link`: send ERROR, then send and read nothing more."""
         if self.refused is not None:
             return
         logger.warning("the connection with %s ends: %s", self.name, reason)
         self._end(reason, encode(Error.of(reason)))
 
     def end(self, reason: str) -> None:
-        """End it in good order: a server says ERROR with the reason, a client hangs up."""
+        """End it in good order: a server sends ERROR with the reason, a client hangs up."""
         if self.refused is None:
             self._end(reason, encode(Error.of(reason)) if self._side == "server" else b"")
 
@@ -126,17 +125,17 @@ class LineConnection:
         return self._writer.transport.get_write_buffer_size() + self._waiting_bytes
 
     def _flush(self) -> None:
-        """Everything said in one turn of the event loop goes out together."""
+        """Send all commands of one turn of the event loop together."""
         if self._waiting and self.refused is None and not self._writer.is_closing():
             self._writer.write(b"".join(self._waiting))
         self._waiting.clear()
         self._waiting_bytes = 0
 
-    # ----------------------------------------------------------------------------------------------
+    # ---------------------------------------------------------------------------------------------
     # receiving
 
     async def run(self, received: Callable[[Command], None]) -> str:
-        """Pass on what comes until the connection ends; why it did.
+        """Pass on received commands until the connection ends; return the reason.
 
         ``received`` may refuse a command with `ProtocolError`.
         """
@@ -153,7 +152,7 @@ class LineConnection:
             await self._close()
 
     async def _close(self) -> None:
-        """Give up the socket; what still waits to be read by the peer may go out first."""
+        """Close the socket; unsent data may go out first."""
         if not self._writer.is_closing():
             self._writer.close()
         with contextlib.suppress(OSError, TimeoutError):
@@ -174,7 +173,7 @@ class LineConnection:
         return self.refused or "the peer hung up"
 
     def _take(self, data: bytes, received: Callable[[Command], None]) -> bytes:
-        """Deal with the lines that are complete; what is left."""
+        """Process the complete lines; return the rest."""
         complete, _, rest = data.rpartition(b"\n")
         try:
             for line in complete.decode().split("\n") if complete else ():
@@ -194,7 +193,7 @@ class LineConnection:
     def _command(self, command: Command, received: Callable[[Command], None]) -> None:
         if type(command) not in self._sent_by_peer:
             raise ProtocolError(
-                f"{command.NAME} is not for a {'client' if self._side == 'server' else 'server'} to send"
+                f"a {'client' if self._side == 'server' else 'server'} must not send {command.NAME}"
             )
         if isinstance(command, Ping):
             self._peer_pings = True
@@ -202,7 +201,7 @@ class LineConnection:
             logger.warning("%s reports an error: %s", self.name, command.reason)
         received(command)
 
-    # ----------------------------------------------------------------------------------------------
+    # ---------------------------------------------------------------------------------------------
     # keeping alive
 
     async def _keep_alive(self) -> None:

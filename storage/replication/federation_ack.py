@@ -1,7 +1,8 @@
-"""How far the workers that send to other servers have got (FEDERATION_ACK): what all of them have dealt with may be forgotten.
+"""Acknowledged positions of the workers that send to other servers (FEDERATION_ACK).
 
-A worker that goes is remembered for a while, as it goes on from there when it is back. After that it counts no more; nor do the ones that
-went first, where there are too many.
+Data up to the lowest of them may be deleted. A worker whose link ended is remembered for a while,
+because it continues from its position when it returns. After that it is ignored. So are the first
+ones that left, where there are too many.
 """
 
 import time
@@ -17,7 +18,8 @@ GONE_MAX = 1_000
 class Acknowledgements:
     """The position that each worker has acknowledged.
 
-    ``keep_ms``: how long after its link has ended; ``clock`` gives seconds.
+    ``keep_ms`` is how long a worker is remembered after its link has ended; ``clock`` returns
+    seconds.
     """
 
     def __init__(
@@ -32,7 +34,7 @@ class Acknowledgements:
         return len(self._tokens)
 
     def told(self, command: FederationAck) -> None:
-        """A worker acknowledges a position; an older one than before changes nothing."""
+        """Record an acknowledged position of a worker; an older one than before changes nothing."""
         self._drop_old()
         known = self._tokens.get(command.instance_name)
         self._tokens[command.instance_name] = (
@@ -41,7 +43,7 @@ class Acknowledgements:
         self._gone.pop(command.instance_name, None)
 
     def lost(self, instance_names: Iterable[str]) -> None:
-        """The link of these workers has ended."""
+        """Record that the link of these workers has ended."""
         for name in instance_names:
             if name in self._tokens:
                 self._gone[name] = self._clock()
@@ -49,17 +51,20 @@ class Acknowledgements:
         self._drop_old()
 
     def of(self, instance_name: str) -> int | None:
-        """Return what this worker has acknowledged; None: nothing yet, or it went too long ago."""
+        """Return the acknowledged position of this worker.
+
+        None if it has none, or left too long ago.
+        """
         self._drop_old()
         return self._tokens.get(instance_name)
 
     def lowest(self) -> int | None:
-        """Return what every worker has acknowledged; None if there is none."""
+        """Return the position that every worker has acknowledged; None if there is no worker."""
         self._drop_old()
         return min(self._tokens.values(), default=None)
 
     def forget(self, instance_name: str) -> None:
-        """This worker will not come back."""
+        """Forget a worker that will not return."""
         self._tokens.pop(instance_name, None)
         self._gone.pop(instance_name, None)
 

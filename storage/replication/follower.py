@@ -1,17 +1,20 @@
-"""Following other writers: rows are taken as they come, holes are seen by their tokens and filled from the table.
+"""Following other writers: rows are used as they arrive, holes are detected by tokens and fetched.
 
-Everything is kept per link, stream and writer (a `_Track`), so batches of two writers never mix, and one that has to fetch holds up
-nobody else. A track is live once all up to the last token that came over its link is known; then the tokens of its rows have no
-gaps, since a link loses nothing while it lasts. Until then, and whenever a POSITION shows a hole, rows are fetched up to the
-newest token. What comes meanwhile only moves that goal: the rows themselves are in the table, so nothing piles up.
+All state is kept per link, stream and writer (a `_Track`). So batches of two writers never mix, and
+a fetch for one delays no other. A track is live once everything up to the last token from its link
+is known. Then the tokens of its rows have no gaps, because a link loses nothing while it lasts.
+Until then, and whenever a POSITION shows a hole, rows are fetched up to the newest token. Later
+input only moves that goal: the rows themselves are in the table, so nothing accumulates.
 
-Rows that come together are passed on together, one advance for each track: readers are woken once, not a thousand times.
+Rows that arrive together are passed on together, one advance for each track: readers are woken
+once, not a thousand times.
 
-    known 10   POSITION events w 12 14     hole: fetch 11..14                    then live
+    known 10   POSITION events w 12 14     hole: fetch 11..14, then live
     known 10   POSITION events w 9 14      nothing was written in 10..14: known 14, live
     known 10   RDATA events w 11 […]       live: known 11. Not live yet: fetch up to 11, then live
     known 10   RDATA events w 8 […]        known already, over another link
-    known 10   POSITION events w 10 2^30   a gap that a restore left: fetch, and look first whether the database is the same
+    known 10   POSITION events w 10 2^30   a gap that a restore left: fetch, and check first
+                                           whether the database is the same
 """
 
 import asyncio
@@ -32,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True, eq=False)
 class _Track:
-    """One writer in one stream, as one link tells of it."""
+    """One writer in one stream, over one link."""
 
     link: Link
     stream_name: str
@@ -40,23 +43,22 @@ class _Track:
     live: bool = False
     goal: int = 0
     rows: list[Any] = field(default_factory=list)
-    """Of a batch whose end has not come."""
+    """Of a batch whose end has not arrived."""
 
     facts: list[Fact] = field(default_factory=list)
     """Complete, up to `token`, and about to be passed on."""
 
     token: int | None = None
     torn: bool = False
-    """Some rows of the present batch were not kept: when its end comes, it is read from the table.
-    """
+    """Some rows of the current batch were not kept: at its end, it is read from the table."""
 
     fetching: asyncio.Task[None] | None = None
 
 
 class Follower:
-    """Takes RDATA and POSITION from any number of links, and brings the target forward.
+    """Takes RDATA and POSITION from any number of links, and advances the target.
 
-    Every fact once, in its writer's order.
+    The target gets every fact once, in its writer's order.
     """
 
     def __init__(self, target: FollowTarget, config: Config) -> None:
@@ -67,7 +69,7 @@ class Follower:
         self._ready: list[_Track] = []
 
     def rdata(self, command: Rdata, link: Link) -> None:
-        """A row has come. `ProtocolError` for one that is not of its stream's shape."""
+        """Take a row. Raise `ProtocolError` for one that does not have its stream's shape."""
         track = self._track(command.stream_name, command.instance_name, link)
         if track is None:
             return
@@ -87,7 +89,7 @@ class Follower:
             self._pass_on_soon(track, command.token)
 
     def position(self, command: Position, link: Link) -> None:
-        """A position has come. `ProtocolError` for one that goes backwards."""
+        """Take a position. Raise `ProtocolError` for one that goes backwards."""
         if command.new_token < command.prev_token:
             raise ProtocolError(f"a position before the previous one: {command}")
         track = self._track(command.stream_name, command.instance_name, link)
@@ -105,7 +107,7 @@ class Follower:
             self._apply(track, command.new_token, [])
 
     def lost(self, link: Link) -> None:
-        """A link has ended: what it was in the middle of is begun again by the next one."""
+        """Drop the tracks of a link that has ended; the next link starts them again."""
         for track in self._tracks.pop(link, {}).values():
             self._pass_on(track)
             if track.fetching:
@@ -136,10 +138,10 @@ class Follower:
             track.rows.append(row)
 
     def _pass_on_soon(self, track: _Track, token: int) -> None:
-        """Pass the rows of this token on, when all that came with it has been taken."""
+        """Pass the rows of this token on, after all that arrived with it."""
         rows, track.rows = track.rows, []
         if track.token is not None and token <= track.token:
-            return  # a link that begins to repeat itself
+            return  # a link that starts to repeat
         if not self._ready:
             asyncio.get_running_loop().call_soon(self._pass_on_all)
         if track.token is None:
@@ -169,7 +171,7 @@ class Follower:
             self._apply(track, token, facts)
 
     def _apply(self, track: _Track, current: int, facts: list[Fact]) -> None:
-        """Move on. Another link may have been faster: what is known already is left out."""
+        """Advance the target. Leave out facts that another link has delivered already."""
         known = self._target.position(track.stream_name, track.instance_name)
         if known is not None and current <= known:
             return
@@ -177,7 +179,7 @@ class Follower:
             facts = [fact for fact in facts if fact.stream_id > known]
         self._target.advance(track.stream_name, track.instance_name, current, facts)
 
-    # ----------------------------------------------------------------------------------------------
+    # ---------------------------------------------------------------------------------------------
     # holes
 
     def _fetch(self, track: _Track, goal: int) -> None:
@@ -190,9 +192,9 @@ class Follower:
             track.fetching.add_done_callback(self._tasks.discard)
 
     async def _fetch_up_to_goal(self, track: _Track) -> None:
-        """Page by page, while the goal may move.
+        """Fetch page by page, while the goal may move.
 
-        A database that is away is asked again until it is back.
+        Retry an unavailable database until it is back.
         """
         backoff = Backoff.of(self._config)
         limit = self._config.replication_page_max
@@ -229,7 +231,7 @@ class Follower:
             track.fetching = None
 
     def _take(self, track: _Track, facts: list[Fact], goal: int, limit: int) -> int:
-        """Apply one page; the limit for the next."""
+        """Apply one page; return the limit for the next."""
         whole = whole_ids(facts, limit)
         if whole is None:
             self._apply(track, goal, facts)

@@ -1,7 +1,13 @@
-"""The transport inside one process: several stores, or a store and what a homeserver builds beside it, on one event loop.
+"""The transport inside one process, on one event loop.
 
-hub = Hub()
-async with Exchange(store, hub.join("main")), Exchange(other_store, hub.join("worker")): …
+It links several stores, or a store and other parts of a homeserver.
+
+    hub = Hub()
+    async with (
+        ReplicationPeer(store, hub.join("main")),
+        ReplicationPeer(other_store, hub.join("worker")),
+    ):
+        …
 """
 
 import asyncio
@@ -12,13 +18,13 @@ from storage.replication.transport import Link, Subscriber, Subscribers
 
 
 class Hub:
-    """Where the participants of one process meet."""
+    """The hub that links the participants of one process."""
 
     def __init__(self) -> None:
         self._participants: list[InProcessTransport] = []
 
     def join(self, name: str) -> "InProcessTransport":
-        """A new participant, linked to all that are there."""
+        """Return a new participant, linked to all existing ones."""
         participant = InProcessTransport(name, self._leave)
         for other in self._participants:
             participant.connect(other)
@@ -68,7 +74,7 @@ class InProcessTransport:
         return self._subscribers.add(subscriber, self.links)
 
     async def close(self) -> None:
-        """See `Transport`. The others hear what was sent, and then that this one has gone."""
+        """See `Transport`. The others receive pending commands, and then the end of the link."""
         if not self._closed:
             self._closed = True
             asyncio.get_running_loop().call_soon(self._leave, self)
@@ -89,7 +95,7 @@ class InProcessTransport:
             self._subscribers.disconnected(link)
 
     def begin_anew(self, peer: "InProcessTransport") -> None:
-        """End the links with another participant, and make new ones."""
+        """End the links with another participant, and create new ones."""
         if peer not in self._links:
             return
         self.disconnect(peer)
@@ -98,7 +104,7 @@ class InProcessTransport:
         peer.connect(self)
 
     def deliver(self, command: Command, sender: "InProcessTransport") -> None:
-        """Take what another participant sent, unless one of both has gone meanwhile."""
+        """Take a command from another participant, unless one of both has gone meanwhile."""
         link = self._links.get(sender)
         if link is not None:
             link.replicates |= isinstance(command, Replicate)
@@ -106,13 +112,13 @@ class InProcessTransport:
 
 
 class InProcessLink:
-    """The way from one participant to another."""
+    """The link from one participant to another."""
 
     def __init__(self, owner: InProcessTransport, peer: InProcessTransport) -> None:
         self._owner = owner
         self._peer = peer
         self.replicates = False
-        """Whether the peer has asked for rows."""
+        """Whether the peer has requested rows (REPLICATE)."""
 
     @property
     def name(self) -> str:
@@ -126,13 +132,14 @@ class InProcessLink:
     def send(self, *commands: Command) -> None:
         """See `Link`.
 
-        Delivered when the event loop comes to it, so that nobody is called in the middle of what it
-        does.
+        It is delivered in a later turn of the event loop, so that nobody is called in the middle of
+        other work.
         """
         loop = asyncio.get_running_loop()
         for command in commands:
             loop.call_soon(self._peer.deliver, command, self._owner)
 
-    def refuse(self, reason: str) -> None:  # noqa: ARG002  # it was logged; there is nobody else to tell
-        """See `Link`. Both begin anew, as after a lost connection."""
+    # it was logged; nobody else has to know
+    def refuse(self, reason: str) -> None:  # noqa: ARG002
+        """See `Link`. Both sides get new links, as after a lost connection."""
         asyncio.get_running_loop().call_soon(self._owner.begin_anew, self._peer)

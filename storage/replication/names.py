@@ -1,9 +1,9 @@
-"""Which link speaks for which worker: what one link says of a worker, another cannot change.
+"""The links of worker names: one link cannot change what another has sent for a worker.
 
-A name is a link's from the first command that bears it until the link ends. Another link that uses
-the name is refused, unless nothing has come over the first for two pings: then the worker is back
-over a new connection, and the old one is ended. Of the names of one link the oldest are dropped
-where there are too many.
+A name belongs to a link from the first command with the name until the link ends. Another link that
+uses the name is refused. The exception is a first link that was silent for two pings: then the
+worker is back over a new connection, and the old one is ended. If one link has too many names, the
+oldest are dropped.
 """
 
 import logging
@@ -17,9 +17,9 @@ logger = logging.getLogger(__name__)
 
 
 class WorkerNames:
-    """The names of the workers that speak over each link.
+    """The names of the workers of each link.
 
-    ``own``: the name of this process, which no link may use (None: any may).
+    ``own`` is the name of this process, which no link may use (None: any may).
     """
 
     def __init__(
@@ -37,9 +37,9 @@ class WorkerNames:
         return len(self._links)
 
     def claim(self, name: str, link: Link) -> None:
-        """Have a link speak for a worker.
+        """Assign the name of a worker to a link.
 
-        `ProtocolError` where another link does, or where it is this process.
+        Raise `ProtocolError` where another link has it, or where it is this process.
         """
         owner = self._links.get(name)
         if owner is not link:
@@ -52,7 +52,7 @@ class WorkerNames:
             self._drop_oldest(link)
 
     def lost(self, link: Link) -> list[str]:
-        """Return the names of a link that has ended; anybody may use them now."""
+        """Return the names of a link that has ended; other links may use them now."""
         names = list(self._names.pop(link, ()))
         self._overflowed.discard(link)
         for name in names:
@@ -66,7 +66,7 @@ class WorkerNames:
             return
         if owner.silent_s() < self._silent_s:
             raise ProtocolError(f"{name} is the name of another connection")
-        logger.info("%s is back over another connection than %s", name, owner.name)
+        logger.info("%s has a new connection, not that of %s", name, owner.name)
         self._release(name, owner)
         owner.refuse(f"{name} is back over another connection")
 
@@ -75,7 +75,7 @@ class WorkerNames:
         if link not in self._overflowed:
             self._overflowed.add(link)
             logger.warning(
-                "%s speaks for more than %d workers: the oldest names are dropped",
+                "%s uses the names of more than %d workers: the oldest names are dropped",
                 link.name,
                 self._names_max,
             )

@@ -1,10 +1,11 @@
-"""One participant in replication, whatever the transport: says what this process writes, follows what others write.
+"""One participant in replication, over any transport: publishes own commits and follows others.
 
-    async with Exchange(store, transport): …
+    async with ReplicationPeer(store, transport):
+        …
 
-A participant has two sides. It *announces*: "own" facts, on transports where everybody hears everybody; "all" it learns of, where it is
-the hub of others (the TCP server); "none" (the TCP client). And it *follows*, or not. On every new link both sides introduce
-themselves, so that whatever was lost before is found.
+A participant has two sides. It *announces*: "own" facts, on transports where all receive all; "all"
+known facts, as the hub of others (the TCP server); "none" (the TCP client). And it *follows*, or
+not. On every new link both sides send their state, so that anything lost before is recovered.
 """
 
 import asyncio
@@ -42,40 +43,40 @@ logger = logging.getLogger(__name__)
 
 Announces = Literal["own", "all", "none"]
 BY_NAME: Final = (UserSync, ClearUserSync, FederationAck, LockReleased)
-"""What a worker says of itself, by its name."""
+"""The commands in which a worker reports its own state, by its name."""
 
 
 class ReplicatedStore(Protocol):
-    """What replication needs of a store."""
+    """The part of a store that replication needs."""
 
     @property
     def streams(self) -> Streams:
-        """Its streams, and the feed of what happens to them."""
+        """Return its streams, with their feed."""
 
     @property
     def database(self) -> Database:
-        """For its limits; rows are read through the streams."""
+        """Return its database, for the limits; rows are read through the streams."""
 
     @property
     def server_name(self) -> str:
-        """The homeserver's name."""
+        """Return the homeserver's name."""
 
     @property
     def instance_name(self) -> str:
-        """This writer's name."""
+        """Return this writer's name."""
 
     async def server_up(self, server_name: str) -> None:
-        """Another homeserver can be reached again."""
+        """Handle that another homeserver is reachable again."""
 
 
 class ReplicationPeer:
     """A participant.
 
-    ``store`` may be handlers instead: then nothing is announced, and what comes is only told to
+    ``store`` may be handlers instead: then nothing is announced, and received commands only go to
     them.
 
-    `syncing` knows who syncs on which worker, `acknowledged` how far each sending worker has got,
-    `handlers` who wants to hear of commands.
+    `syncing` has the syncing users of each worker, `acknowledged` the position of each sending
+    worker, `handlers` the handlers of commands.
     """
 
     def __init__(
@@ -143,7 +144,7 @@ class ReplicationPeer:
             self._beating = asyncio.create_task(self._beat(), name="replication-beat")
 
     async def close(self) -> None:
-        """Take no part any more. What was published is still sent; the transport is closed."""
+        """Stop taking part. Pending commands are still sent; the transport is closed."""
         if self._beating is not None:
             self._beating.cancel()
             await asyncio.wait([self._beating])
@@ -158,17 +159,20 @@ class ReplicationPeer:
         if self._follower is not None:
             await self._follower.close()
 
-    # ----------------------------------------------------------------------------------------------
-    # what this process says
+    # ---------------------------------------------------------------------------------------------
+    # commands of this process
 
     def publish(self, *commands: Command) -> None:
-        """Say these to everybody else: REMOTE_SERVER_UP, USER_IP, LOCK_RELEASED … Nobody is told twice, and who is away not at all."""
+        """Send commands such as REMOTE_SERVER_UP, USER_IP or LOCK_RELEASED to all others.
+
+        Each receives them at most once; absent ones miss them.
+        """
         self.transport.publish(*commands)
 
     def user_syncs(
         self, user_id: str, device_id: str | None = None, *, syncing: bool, at_ms: int | None = None
     ) -> None:
-        """A user has started or stopped syncing here. Told again to whoever connects later."""
+        """Send that a user has started or stopped syncing here; repeat it on each new link."""
         at = time.time_ns() // 1_000_000 if at_ms is None else at_ms
         command = UserSync(self.instance_name, user_id, device_id, syncing, at)
         self._own_syncs.pop((user_id, device_id), None)
@@ -177,18 +181,17 @@ class ReplicationPeer:
         self.transport.publish(command)
 
     def acknowledge(self, token: int) -> None:
-        """This process has sent to other servers everything up to ``token``.
+        """Send that this process has sent to other servers everything up to ``token``.
 
-        Told again to whoever connects later.
+        It is repeated on each new link.
         """
         self._own_acknowledgement = max(token, self._own_acknowledgement or token)
         self.transport.publish(FederationAck(self.instance_name, self._own_acknowledgement))
 
     def _advanced(self, advance: Advance) -> None:
-        """A subscriber of the feed.
+        """Publish an advance of the feed.
 
-        That there is a new writer everybody has to know before anything that was written after it
-        came.
+        All others must know a new writer before they receive later facts.
         """
         is_new_writer = not advance.previous and not advance.facts
         if self.transport.links and (advance.local or is_new_writer or self._announces == "all"):
@@ -208,9 +211,10 @@ class ReplicationPeer:
             yield FederationAck(self.instance_name, self._own_acknowledgement)
 
     async def _beat(self) -> None:
-        """Where a link does not end with its peer: show that this one is alive, and forget those who do not.
+        """Show that this process is alive, and drop silent workers.
 
-        The positions that serve for it also show what was lost on the way.
+        This is needed where a link does not end with its peer. The positions that it sends also
+        reveal lost commands.
         """
         while True:
             await asyncio.sleep(self._config.replication_ping_ms / 1000)
@@ -221,8 +225,8 @@ class ReplicationPeer:
                 self.syncing.clear(instance_name)
                 self.acknowledged.lost([instance_name])
 
-    # ----------------------------------------------------------------------------------------------
-    # what the others say
+    # ---------------------------------------------------------------------------------------------
+    # commands of the others
 
     def connected(self, link: Link) -> None:
         """See `Subscriber`."""
@@ -241,7 +245,7 @@ class ReplicationPeer:
     def received(self, command: Command, link: Link) -> None:
         """See `Subscriber`.
 
-        `ProtocolError` for what is said in the name of a worker that another link speaks for.
+        Raise `ProtocolError` for a command in the name of a worker that belongs to another link.
         """
         self._note_name(command, link)
         match command:
@@ -262,11 +266,11 @@ class ReplicationPeer:
             case FederationAck():
                 self.acknowledged.told(command)
             case _:
-                pass  # of interest to handlers only
+                pass  # only for handlers
         self.handlers.tell(command)
 
     def _note_name(self, command: Command, link: Link) -> None:
-        """Note who speaks; `ProtocolError` where another link does so by that name."""
+        """Note the sender; raise `ProtocolError` where another link has that name."""
         if isinstance(command, BY_NAME):
             self._names.claim(command.instance_name, link)
         if self.transport.is_shared and isinstance(
@@ -275,13 +279,13 @@ class ReplicationPeer:
             self._heard[command.instance_name] = time.monotonic()
 
     def _forget(self, instance_name: str) -> None:
-        """A name is dropped: there were too many, or its worker is back over another link."""
+        """Drop a name: there were too many, or its worker is back over another link."""
         self.syncing.clear(instance_name)
         self.acknowledged.lost([instance_name])
         self._heard.pop(instance_name, None)
 
     def _note_up(self, command: RemoteServerUp) -> None:
-        """The store asks that server for missing events again."""
+        """Have the store request missing events from that server again."""
         if self._server_up is not None:
             task = asyncio.create_task(
                 _note_up(self._server_up, command.server_name), name="replication-server-up"
@@ -293,5 +297,5 @@ class ReplicationPeer:
 async def _note_up(server_up: Callable[[str], Awaitable[None]], server_name: str) -> None:
     try:
         await server_up(server_name)
-    except StorageError as error:  # no harm: it is asked again all the same, later
-        logger.warning("that %s is up again was not noted: %s", server_name, error)
+    except StorageError as error:  # no harm: a later retry requests it anyway
+        logger.warning("it was not recorded that %s is up again: %s", server_name, error)

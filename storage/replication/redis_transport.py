@@ -1,12 +1,16 @@
-"""Replication over Redis: every line is published on the channel that bears the server's name, and everybody listens to it.
+"""Replication over Redis: lines are published on the channel of the server's name, to all.
 
-    async with Exchange(store, RedisTransport("redis://localhost", store.server_name, config)): …
+    transport = RedisTransport("redis://localhost", store.server_name, config)
+    async with ReplicationPeer(store, transport):
+        …
 
-Addresses of users (USER_IP) go to a channel of their own, `<server name>/USER_IP`, as workers in the field have it. Two connections
-make a session: one listens, one publishes. If either fails, or nothing comes back of what was published, both are made again. What was
-waiting is thrown away then: a new link begins, everybody introduces themselves, and the positions show what is missing.
+Addresses of users (USER_IP) go to a channel of their own, `<server name>/USER_IP`, as with existing
+workers. A session has two connections: one listens, one publishes. If either fails, or published
+lines do not return, both are opened again. Queued lines are discarded then. A new link begins, all
+participants send their state, and the positions reveal missing rows.
 
-Redis sends a participant its own lines too. They come in the order they were sent, so the oldest that is still expected is the one.
+Redis sends a participant its own lines too. They arrive in the order they were sent, so they are
+matched with the oldest expected one.
 """
 
 import asyncio
@@ -72,7 +76,7 @@ class RedisTransport:
 
     @property
     def links(self) -> list[Link]:
-        """See `Transport`: one to all, while Redis is there."""
+        """See `Transport`: one link to all, while Redis is connected."""
         return [] if self._link is None else [self._link]
 
     def publish(self, *commands: Command) -> None:
@@ -89,7 +93,7 @@ class RedisTransport:
         self._wake.set()
         if self._queue_bytes > self._config.replication_buffer_max_bytes:
             logger.warning(
-                "Redis is too slow: %d bytes wait to be published; beginning anew",
+                "Redis is too slow: %d bytes wait to be published; starting a new session",
                 self._queue_bytes,
             )
             self._too_slow = True
@@ -104,7 +108,7 @@ class RedisTransport:
         self._task = asyncio.create_task(self._stay_connected(), name="replication-redis")
 
     async def connected(self) -> None:
-        """Wait until Redis is there. `StorageClosed` after `close`."""
+        """Wait until Redis is connected. Raise `StorageClosed` after `close`."""
         while self._link is None:
             if self._closed:
                 raise StorageClosed("Redis transport")
@@ -123,7 +127,7 @@ class RedisTransport:
             await asyncio.wait([self._task])
         self._tell_waiting()
 
-    # ----------------------------------------------------------------------------------------------
+    # ---------------------------------------------------------------------------------------------
     # sessions
 
     async def _stay_connected(self) -> None:
@@ -143,7 +147,7 @@ class RedisTransport:
                 await asyncio.sleep(self._backoff.next())
 
     async def _begin(self, listener: AbstractConnection, speaker: AbstractConnection) -> None:
-        """Connect and listen; once Redis has said that it is so, nothing is missed."""
+        """Connect and subscribe; nothing is missed after Redis has confirmed it."""
         channels = (self._channel, f"{self._channel}/{UserIp.NAME}")
         for connection in (speaker, listener):
             await connection.connect()  # type: ignore[no-untyped-call]  # redis-py
@@ -155,7 +159,7 @@ class RedisTransport:
         self._tell_waiting()
 
     async def _session(self, listener: AbstractConnection, speaker: AbstractConnection) -> None:
-        """Until either fails, or somebody refuses what came."""
+        """Run until either connection fails, or a received line is refused."""
         works = (self._listen(listener), self._speak(speaker), self._refused.wait())
         tasks = [asyncio.create_task(work) for work in works]
         try:
@@ -185,7 +189,7 @@ class RedisTransport:
         self._news.set()
         self._news = asyncio.Event()
 
-    # ----------------------------------------------------------------------------------------------
+    # ---------------------------------------------------------------------------------------------
     # lines
 
     async def _speak(self, speaker: AbstractConnection) -> None:
@@ -228,7 +232,7 @@ class RedisTransport:
                 self._received(line)
 
     def _received(self, data: bytes) -> None:
-        """A line of somebody else. What is no command of ours may be one of a newer worker."""
+        """Pass on a line of another participant; ignore an unknown command of a newer worker."""
         link = self._link
         if link is None:
             return
@@ -243,7 +247,7 @@ class RedisTransport:
 
 
 class RedisLink:
-    """The way to everybody, for one session."""
+    """The link to all participants, for one session."""
 
     name = "Redis"
 
@@ -255,17 +259,18 @@ class RedisLink:
         return 0.0
 
     def send(self, *commands: Command) -> None:
-        """See `Link`: everybody hears it."""
+        """See `Link`: all participants receive it."""
         if self in self._transport.links:
             self._transport.publish(*commands)
 
     def refuse(self, reason: str) -> None:
-        """See `Link`: the session begins anew, so that what was wrong is read from the tables."""
-        logger.warning("from Redis: %s; beginning anew", reason)
+        """See `Link`: a new session begins, so that wrong rows are read from the tables."""
+        logger.warning("from Redis: %s; starting a new session", reason)
         if self in self._transport.links:
             self._transport.refuse()
 
 
 def _connection(pool: ConnectionPool) -> AbstractConnection:
-    connection: AbstractConnection = pool.make_connection()  # type: ignore[no-untyped-call]  # redis-py
+    # redis-py
+    connection: AbstractConnection = pool.make_connection()  # type: ignore[no-untyped-call]
     return connection

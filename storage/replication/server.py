@@ -1,9 +1,9 @@
-"""The TCP server: tells everything this process learns of the streams to those who ask, and hears what workers have to say.
+"""The TCP server: sends all stream advances to clients that request them, and receives commands.
 
     async with await Server(store).serve(port=9092) as server:
         …
 
-Or by hand: `nc localhost 9092`, then type REPLICATE.
+You can also use it by hand: `nc localhost 9092`, then type REPLICATE.
 """
 
 import asyncio
@@ -36,7 +36,7 @@ from storage.replication.transport import Link, Subscriber, Subscribers
 logger = logging.getLogger(__name__)
 
 FOR_EVERYBODY: Final = (RemoteServerUp, LockReleased, NewActiveTask, CancelTask)
-"""What one client says and the other clients have to hear too: it is passed on."""
+"""Commands of one client that the other clients also receive."""
 
 
 class ServerTransport:
@@ -58,12 +58,12 @@ class ServerTransport:
 
     @property
     def connections(self) -> list[LineConnection]:
-        """The clients that are connected."""
+        """Return the connected clients."""
         return list(self._connections)
 
     @property
     def addresses(self) -> list[tuple[str, int]]:
-        """Where it listens: hosts and ports; empty while it does not."""
+        """Return the hosts and ports on which it listens; empty while it does not."""
         return (
             []
             if self._server is None
@@ -71,7 +71,7 @@ class ServerTransport:
         )
 
     async def listen(self, host: str, port: int, ssl: tls.SSLContext | None) -> None:
-        """Begin. OSError if the address cannot be had."""
+        """Listen. Raise OSError if the address cannot be used."""
         if self._server is not None:
             raise RuntimeError("this server listens already")
         self._server = await asyncio.start_server(
@@ -102,7 +102,7 @@ class ServerTransport:
         self._server = None
 
     def _pass_on(self, some: tuple[Command, ...], *, besides: LineConnection | None) -> None:
-        """Each line is made once, however many read it."""
+        """Send commands; each line is encoded once for all connections."""
         replicating = [one for one in self._connections if one.replicates and one is not besides]
         for_all = [command for command in some if not isinstance(command, Rdata | Position)]
         if for_all:
@@ -144,7 +144,7 @@ class ServerTransport:
 class Server:
     """Replication of one store over TCP.
 
-    Each client that sends REPLICATE gets the positions of all writers, and then all that follows.
+    Each client that sends REPLICATE gets the positions of all writers, and then all later changes.
     """
 
     def __init__(self, store: ReplicatedStore, *, handlers: Handlers | None = None) -> None:
@@ -156,16 +156,16 @@ class Server:
     async def serve(
         self, host: str = "127.0.0.1", port: int = 0, ssl: tls.SSLContext | None = None
     ) -> Self:
-        """Listen, and return: `address` says where.
+        """Listen, and return at once; `address` has the host and port.
 
-        Port 0 is a free one. `storage.replication.tls` makes the context.
+        Port 0 is a free one. `storage.replication.tls` creates the context.
         """
         await self._transport.listen(host, port, ssl)
         self.exchange.start()
         return self
 
     async def close(self) -> None:
-        """Tell the clients, and stop."""
+        """Send the clients an ERROR, and stop."""
         await self.exchange.close()
 
     async def __aenter__(self) -> Self:
@@ -176,36 +176,36 @@ class Server:
 
     @property
     def address(self) -> tuple[str, int]:
-        """Host and port. RuntimeError while it does not listen."""
+        """Return host and port. Raise RuntimeError while it does not listen."""
         if not self._transport.addresses:
             raise RuntimeError("the server does not listen")
         return self._transport.addresses[0]
 
     @property
     def port(self) -> int:
-        """The port of `address`."""
+        """Return the port of `address`."""
         return self.address[1]
 
     @property
     def connections(self) -> list[LineConnection]:
-        """The clients that are connected."""
+        """Return the connected clients."""
         return self._transport.connections
 
     @property
     def handlers(self) -> Handlers:
-        """Who wants to hear of commands."""
+        """Return the handlers of received commands."""
         return self.exchange.handlers
 
     @property
     def syncing(self) -> Syncing:
-        """Who is syncing, on which worker."""
+        """Return the syncing users of each worker."""
         return self.exchange.syncing
 
     @property
     def acknowledged(self) -> Acknowledgements:
-        """How far each sending worker has got."""
+        """Return the acknowledged position of each sending worker."""
         return self.exchange.acknowledged
 
     def publish(self, *some: Command) -> None:
-        """Say these to every client."""
+        """Send these to every client."""
         self.exchange.publish(*some)

@@ -1,7 +1,7 @@
-"""Who is syncing, on which worker, with which device: kept by whoever computes presence, from USER_SYNC and CLEAR_USER_SYNC.
+"""The syncing users and devices of each worker, from USER_SYNC and CLEAR_USER_SYNC, for presence.
 
-A worker's users are gone when it says so, when the link it spoke over ends, when it comes back over another link (it tells
-its users again), and, where all share one link, when it has not been heard of for a while.
+A worker's users are removed in four cases. It says so, its link ends, it returns over another link
+(it sends its users again), or, where all share one link, it was silent for a while.
 """
 
 import logging
@@ -12,10 +12,10 @@ from storage.replication.commands import UserSync
 logger = logging.getLogger(__name__)
 
 Session = tuple[str, str | None]
-"""A user and a device; None: the worker did not tell."""
+"""A user and a device; None: the worker did not send it."""
 
 ID_BYTES_MAX = 512
-"""Of a user or a device.
+"""Of a user or a device id.
 
 User ids have 255 bytes at most; the specification has no limit for devices.
 """
@@ -24,7 +24,7 @@ User ids have 255 bytes at most; the specification has no limit for devices.
 class Syncing:
     """The sessions of each worker.
 
-    ``sessions_max``: of all workers of one link; of more the oldest are dropped.
+    ``sessions_max`` applies to all workers of one link; above it the oldest are dropped.
     """
 
     def __init__(self, sessions_max: int = 50_000) -> None:
@@ -35,7 +35,7 @@ class Syncing:
         self._overflowed: set[object] = set()
 
     def told(self, command: UserSync, link: object) -> None:
-        """A worker tells of one user. `ProtocolError` for an id that is too long."""
+        """Record a command of a worker. Raise `ProtocolError` for an id that is too long."""
         _check_length(command)
         name, session = command.instance_name, (command.user_id, command.device_id)
         if self._links.get(name, link) is not link:
@@ -49,31 +49,31 @@ class Syncing:
                 self._drop_oldest(name, link)
 
     def clear(self, instance_name: str) -> None:
-        """Nobody syncs on this worker any more."""
+        """Remove all users of a worker."""
         sessions = self._sessions.pop(instance_name, None)
         if sessions is not None:
             self._uncount(self._links.pop(instance_name), len(sessions))
 
     def lost(self, link: object) -> None:
-        """A link has ended, and the workers that spoke over it with it."""
+        """Remove the users of all workers of a link that has ended."""
         for instance_name in [name for name, own in self._links.items() if own is link]:
             self.clear(instance_name)
         self._overflowed.discard(link)
 
     def users(self) -> set[str]:
-        """Everybody who is syncing."""
+        """Return all syncing users."""
         return {user_id for sessions in self._sessions.values() for user_id, _ in sessions}
 
     def is_syncing(self, user_id: str) -> bool:
-        """Whether this user is syncing anywhere."""
+        """Return whether this user is syncing anywhere."""
         return any(user_id == user for sessions in self._sessions.values() for user, _ in sessions)
 
     def workers(self) -> dict[str, set[Session]]:
-        """Who is syncing on each worker on which anybody is."""
+        """Return the sessions of each worker that has any."""
         return {name: set(sessions) for name, sessions in self._sessions.items()}
 
     def last_sync_ms(self, user_id: str) -> int | None:
-        """When this user's latest sync began; None if the user is not syncing."""
+        """Return when this user's latest sync began; None if the user is not syncing."""
         return max(
             (
                 at
@@ -98,7 +98,7 @@ class Syncing:
             del self._counts[link]
 
     def _drop_oldest(self, name: str, link: object) -> None:
-        """Of the worker that has just told of one more; of another one if that was its first."""
+        """Drop the oldest session of the worker, or of another one if this is its only one."""
         if len(self._sessions[name]) == 1:
             name = next(
                 other for other, own in self._links.items() if own is link and other != name

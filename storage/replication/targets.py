@@ -1,4 +1,4 @@
-"""What a reader follows: the streams of a store, or, where there is no store, whatever comes and the handlers that take it."""
+"""The target of a reader: the streams of a store, or handlers where there is no store."""
 
 import logging
 from typing import Any, Final, Protocol
@@ -15,33 +15,36 @@ UNKNOWN_MAX: Final = 100
 
 
 class FollowTarget(Protocol):
-    """Where followed rows go, and where missed ones come from."""
+    """Receives followed rows, and fetches missed ones."""
 
     def follows(self, stream_name: str, instance_name: str) -> bool:
-        """Whether this writer's facts in this stream are wanted."""
+        """Return whether this writer's facts in this stream are wanted."""
 
     def position(self, stream_name: str, instance_name: str) -> int | None:
-        """The last token up to which everything is known. None: no matter what was before."""
+        """Return the last token up to which everything is known.
+
+        None: earlier facts do not matter.
+        """
 
     def check(self, stream_name: str, row: Any) -> None:
-        """`ProtocolError` if a row does not have the shape of its stream."""
+        """Raise `ProtocolError` if a row does not have the shape of its stream."""
 
     def leaps(self, stream_name: str, instance_name: str, token: int) -> bool:
-        """Whether a restore may lie between what is known and this token, so that the rows have to be fetched."""
+        """Return whether a restore may lie before this token, so that the rows must be fetched."""
 
     async def rows(
         self, stream_name: str, instance_name: str, after: int, upto: int, limit: int
     ) -> list[Fact]:
-        """The facts of a writer with ``after < stream_id <= upto``, at most ``limit``, in order."""
+        """Return a writer's facts with ``after < stream_id <= upto``, at most ``limit``."""
 
     def advance(
         self, stream_name: str, instance_name: str, current: int, facts: list[Fact]
     ) -> None:
-        """A writer has moved to ``current``; these are all its facts since its last position."""
+        """Advance a writer to ``current``; ``facts`` are all its facts since its last position."""
 
 
 class StreamsTarget:
-    """The streams of a store: what others write there. The store's own facts it knows already."""
+    """The streams of a store, for facts of other writers. The store knows its own facts."""
 
     def __init__(self, streams: Streams) -> None:
         self._streams = streams
@@ -61,7 +64,7 @@ class StreamsTarget:
     def position(self, stream_name: str, instance_name: str) -> int:
         """See `FollowTarget`.
 
-        A writer that nothing is known of has been told of nowhere: it is at 0.
+        An unknown writer is at 0.
         """
         try:
             return self._streams[stream_name].generator.current(instance_name)
@@ -71,7 +74,7 @@ class StreamsTarget:
     def check(self, stream_name: str, row: Any) -> None:
         """See `FollowTarget`.
 
-        The keys that a fact wakes are the part of its shape that is relied on.
+        Only the keys that a fact wakes are checked, because nothing else of its shape is used.
         """
         try:
             keys = (
@@ -93,8 +96,8 @@ class StreamsTarget:
     ) -> list[Fact]:
         """See `FollowTarget`.
 
-        `DatabaseReplaced` where a restore lies between, until the store has entered the database
-        again.
+        Raise `DatabaseReplaced` where a restore lies between, until the store has entered the
+        database again.
         """
         if self._streams.leaps(stream_name, instance_name, upto):
             await self._streams.confirm()
@@ -110,9 +113,9 @@ class StreamsTarget:
 
 
 class HandlersTarget:
-    """No store: each advance is told to the handlers of `Advance`.
+    """A target without store: each advance goes to the handlers of `Advance`.
 
-    What is missed can be had only if they can fetch it.
+    Missed rows can be recovered only if they can fetch them.
     """
 
     def __init__(self, handlers: Handlers) -> None:
@@ -128,9 +131,10 @@ class HandlersTarget:
         return self._positions.get((stream_name, instance_name))
 
     def check(self, stream_name: str, row: Any) -> None:
-        """See `FollowTarget`. What a row has to look like is the handlers' affair."""
+        """See `FollowTarget`. The handlers check the shape of a row."""
 
-    def leaps(self, stream_name: str, instance_name: str, token: int) -> bool:  # noqa: ARG002  # nothing is remembered here
+    # nothing is stored here
+    def leaps(self, stream_name: str, instance_name: str, token: int) -> bool:  # noqa: ARG002
         """See `FollowTarget`."""
         return False
 

@@ -1,4 +1,4 @@
-"""TLS for replication, with certificates of clients where they are wanted.
+"""TLS for replication, with client certificates if wanted.
 
 Rows name rooms and users: use it on any network but loopback.
 """
@@ -12,11 +12,11 @@ from storage.errors import InputError
 def server_context(
     certificate: Path, key: Path, *, client_authorities: Path | None = None
 ) -> ssl.SSLContext:
-    """For a server, from PEM files.
+    """Build the context of a server, from PEM files.
 
-    With ``client_authorities`` only clients whose certificate they have signed may connect.
+    With ``client_authorities`` only clients with a certificate signed by them may connect.
 
-    `InputError` for files that cannot be read or do not fit.
+    Raise `InputError` for files that cannot be read or do not match.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     _load(context, certificate, key, client_authorities)
@@ -28,9 +28,10 @@ def server_context(
 def client_context(
     authorities: Path | None = None, *, certificate: Path | None = None, key: Path | None = None
 ) -> ssl.SSLContext:
-    """For a client, from PEM files: who may have signed the server's certificate (None: the system's list), and a certificate to show.
+    """Build the context of a client, from PEM files.
 
-    `InputError` for files that cannot be read or do not fit.
+    ``authorities`` may sign the server's certificate (None: the system's list); ``certificate`` and
+    ``key`` are the client's own. Raise `InputError` for files that cannot be read or do not match.
     """
     context = ssl.create_default_context()
     _load(context, certificate, key, authorities)
@@ -46,7 +47,6 @@ def _load(
             context.load_cert_chain(certificate, key)
         if authorities is not None:
             context.load_verify_locations(authorities)
-    except OSError as error:  # errors of TLS are of this kind
-        raise InputError(
-            f"TLS with {', '.join(str(path) for path in (certificate, key, authorities) if path)}: {error}"
-        ) from None
+    except OSError as error:  # TLS errors are subclasses
+        names = ", ".join(str(path) for path in (certificate, key, authorities) if path)
+        raise InputError(f"TLS with {names}: {error}") from None

@@ -1,11 +1,11 @@
-"""How commands travel: one interface for TCP, Redis and the inside of a process.
+"""The transport of commands: one interface for TCP, Redis and a single process.
 
-A `Transport` is one participant's access. What it publishes reaches the others and not itself, in
-order; nothing is kept for those who are away, so a lost command is lost. That is no loss for
-streams: their tokens show what is missing (`storage.replication.follower`). What comes in comes by
-a `Link`, the way back to its sender. Over TCP and within a process a link leads to one peer; over
-Redis to all. Who is connected is told as well: after `disconnected` nothing is certain that was
-said over the link.
+A `Transport` is one participant's access. Its published commands reach the others and not itself,
+in order. Nothing is kept for absent ones, so a lost command is lost. That is harmless for streams:
+their tokens reveal missing rows (`storage.replication.follower`). Commands arrive by a `Link`,
+which also leads back to the sender. Over TCP and within a process a link leads to one peer; over
+Redis to all. Subscribers also learn about connections: after `disconnected`, nothing that was
+received over the link is certain.
 """
 
 import logging
@@ -19,33 +19,36 @@ logger = logging.getLogger(__name__)
 
 
 class Link(Protocol):
-    """A way to one peer, or to all at once."""
+    """A link to one peer, or to all at once."""
 
     @property
     def name(self) -> str:
-        """For people."""
+        """Return its name, for people."""
 
     def send(self, *commands: Command) -> None:
-        """Send these, in order. Never blocks; a link that has ended sends nothing."""
+        """Send these, in order. Never block; a link that has ended sends nothing."""
 
     def silent_s(self) -> float:
-        """Return for how many seconds nothing has come by it; 0 where a link does not end with its peer, or cannot be lost."""
+        """Return for how many seconds nothing was received by it.
+
+        Return 0 where a link does not end with its peer, or cannot be lost.
+        """
 
     def refuse(self, reason: str) -> None:
-        """Something is wrong with what came by this link: say so, and end it."""
+        """End the link because a received command was wrong, and send the reason."""
 
 
 class Subscriber(Protocol):
-    """What is told of a transport. Called in the event loop; must not block."""
+    """A subscriber of a transport. Called in the event loop; must not block."""
 
     def connected(self, link: Link) -> None:
-        """A link begins."""
+        """Handle a new link."""
 
     def received(self, command: Command, link: Link) -> None:
-        """A command has come. `ProtocolError` refuses it, and ends the link."""
+        """Handle a command. `ProtocolError` refuses it, and ends the link."""
 
     def disconnected(self, link: Link) -> None:
-        """A link has ended."""
+        """Handle the end of a link."""
 
 
 class Transport(Protocol):
@@ -53,25 +56,30 @@ class Transport(Protocol):
 
     @property
     def is_shared(self) -> bool:
-        """Whether a link leads to everybody, and so does not end when one of them goes."""
+        """Return whether a link leads to all, and so does not end when one of them goes."""
 
     @property
     def links(self) -> list[Link]:
-        """Those that are there now."""
+        """Return the current links."""
 
     def start(self) -> None:
         """Begin to connect. Needs a running event loop."""
 
     def publish(self, *commands: Command) -> None:
-        """To everybody else: rows and positions to those who asked for them (REPLICATE), other commands to all. Never blocks."""
+        """Send to all others.
+
+        Never block.
+
+        Rows and positions go to those who requested them (REPLICATE), other commands to all.
+        """
 
     def subscribe(self, subscriber: Subscriber) -> Callable[[], None]:
-        """Tell this one from now on, beginning with the links that are there; the answer ends it."""
+        """Add a subscriber and call it for the existing links; return a function to remove it."""
 
     async def close(self) -> None:
         """End all links.
 
-        What was published before is still sent, as far as the others read it in time.
+        Commands published before are still sent, as far as the others read them in time.
         """
 
 
@@ -94,7 +102,7 @@ class Subscribers:
             subscriber.connected(link)
 
     def received(self, command: Command, link: Link) -> None:
-        """See `Subscriber`; what is refused ends the link."""
+        """See `Subscriber`; a refused command ends the link."""
         try:
             for subscriber in list(self._all):
                 subscriber.received(command, link)
