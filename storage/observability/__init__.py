@@ -1,1 +1,1 @@
-"""What a process counts, times and traces of itself, and how it is read."""
+"""Counters, timings and traces of a process, and their export."""

@@ -1,8 +1,9 @@
-"""What a process counts and times of itself: plain numbers, added up where the work is done, read when somebody asks.
+"""Counters and timings of a process: numbers, added where the work is done, read on demand.
 
-`storage.observability.prometheus` gives them to Prometheus. They are always kept, as keeping them costs less than asking whether to: a distribution takes a
-fifth of a microsecond for a value. One event loop adds to them; other threads may read them at any time, and may find that a value is in the
-counts and not in the sum yet.
+`storage.observability.prometheus` exports them to Prometheus. They are always kept, because keeping
+them costs less than a check: a distribution takes a fifth of a microsecond for a value. One event
+loop adds to them. Other threads may read them at any time, and may find a value in the counts but
+not yet in the sum.
 """
 
 from bisect import bisect_left
@@ -31,7 +32,10 @@ SIZES: Final = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000)
 
 
 class Distribution:
-    """How many values there were up to each of ``bounds`` (and above the one before), how many beyond the last, and their ``total``."""
+    """Counts of values up to each of ``bounds`` (and above the one before), and their ``total``.
+
+    The last count is that of values above all bounds.
+    """
 
     __slots__ = ("bounds", "counts", "total")
 
@@ -44,40 +48,41 @@ class Distribution:
         return sum(self.counts)
 
     def add(self, value: float) -> None:
-        """One more value."""
+        """Add a value."""
         self.counts[bisect_left(self.bounds, value)] += 1
         self.total += value
 
 
 class Measures:
-    """The numbers of one `Database` and of what works on it."""
+    """The numbers of one `Database` and of all work on it."""
 
     def __init__(self) -> None:
         self.calls: dict[str, Distribution] = {}
         """Seconds that calls of the store took, by name; of sync without the waiting."""
         self.call_errors: Counter[tuple[str, str]] = Counter()
-        """What they raised: (call, class of the error)."""
+        """Exceptions of calls: (call, class of the error)."""
         self.append_events = Distribution(SIZES)
         """Events given to an append."""
         self.outcomes: Counter[str] = Counter()
-        """What became of them."""
+        """Outcomes of the events."""
         self.writes = Distribution()
-        """Seconds that a write of the writer took: one statement, committed by itself unless rooms had to be locked."""
+        """Seconds of one write of the writer.
+
+        It is one statement, committed by itself unless rooms had to be locked.
+        """
         self.write_events = Distribution(SIZES)
         """Events in a write."""
         self.writer_statements = 0
-        """Statements of the writer: what it loads, and what it writes."""
+        """Statements of the writer: loads and writes."""
         self.statements = 0
-        """Statements of everybody."""
+        """All statements."""
         self.pool_waits = Distribution()
-        """Seconds until the pool gave out a connection, where none was at hand; opening one counts.
-        """
+        """Seconds until the pool lent out a connection, if none was idle; opening one counts."""
         self.database_errors: Counter[str] = Counter()
-        """What came of Postgres in place of an answer, by class, also where it was done again then.
-        """
+        """Errors of Postgres, by class, including those that were retried."""
 
     def call(self, name: str) -> Distribution:
-        """The seconds of a call."""
+        """Return the seconds of a call."""
         if name not in self.calls:
             self.calls[name] = Distribution()
         return self.calls[name]

@@ -1,4 +1,4 @@
-"""What is told of each call of the store: how long it took, what it raised, and, where somebody traces, a span."""
+"""Instrumentation of the store's calls: duration, errors, and a span if tracing is enabled."""
 
 import inspect
 from collections.abc import Callable, Collection, Coroutine
@@ -18,11 +18,11 @@ EVENTS: Final = ("event_id", "event_ids", "from_ids", "latest")
 
 
 class Measured(Protocol):
-    """Whose calls are measured."""
+    """An object whose calls are measured."""
 
     @property
     def measures(self) -> Measures:
-        """Where to."""
+        """Return the counters to add to."""
 
 
 def measured(
@@ -31,9 +31,9 @@ def measured(
     [Callable[Concatenate[S, P], Coroutine[Any, Any, R]]],
     Callable[Concatenate[S, P], Coroutine[Any, Any, R]],
 ]:
-    """For methods that are calls of the store.
+    """Decorate methods that are calls of the store.
 
-    ``timed`` False: the method times itself, as it also waits.
+    ``timed`` False: the method times itself, because it also waits.
     """
 
     def around(
@@ -65,7 +65,7 @@ def measured(
 
 
 def _ids(arguments: dict[str, Any]) -> dict[str, Any]:
-    """The rooms and events that the arguments name; nothing that could be gone through once only is touched."""
+    """Return the room and event ids in the arguments, without consuming iterators."""
     found: dict[str, list[str]] = {}
     for attribute, names in (("matrix.room_ids", ROOMS), ("matrix.event_ids", EVENTS)):
         for name in names:

@@ -1,8 +1,13 @@
-"""Tracing by OpenTelemetry, for who wants it: `pip install 'room-event-storage[tracing]'`, then `storage.observability.opentelemetry.enable()`.
+"""Optional tracing by OpenTelemetry.
 
-Each call of the store is a span, ``storage.append`` or ``storage.sync`` for instance, and each write of the writer is one of its own,
-``storage.commit``, with links to the appends that it is for: many of them share it. Attributes are ids of rooms and events, at most `IDS_MAX`,
-and numbers; never users, never content. An error gives its class only. Before `enable`, and without the package, none of this happens.
+Install it with `pip install 'room-event-storage[tracing]'`, then call
+`storage.observability.opentelemetry.enable()`.
+
+Each call of the store is a span, for instance ``storage.append`` or ``storage.sync``. Each write of
+the writer is a span of its own, ``storage.commit``, with links to its appends: many of them share
+it. Attributes are ids of rooms and events, at most `IDS_MAX`, and numbers; never users, never
+content. An error gives its class only. Before `enable`, and without the package, none of this
+happens.
 """
 
 import sys
@@ -20,18 +25,18 @@ IDS_MAX: Final = 20
 
 
 class Tracing:
-    """Whether spans are made, and by whom.
+    """The tracer of the process, if tracing is enabled.
 
-    One for the process, as OpenTelemetry's own providers are.
+    There is one per process, as with OpenTelemetry's own providers.
     """
 
     def __init__(self) -> None:
         self.tracer: Tracer | None = None
 
     def enable(self, tracer_provider: "TracerProvider | None" = None) -> None:
-        """From now on, spans are made by this provider, or by that of the process.
+        """Make spans with this provider from now on, or with that of the process.
 
-        `InputError` without the package.
+        Raise `InputError` without the package.
         """
         try:
             from opentelemetry import trace  # noqa: PLC0415  # an extra
@@ -42,12 +47,12 @@ class Tracing:
         self.tracer = trace.get_tracer("room-event-storage", tracer_provider=tracer_provider)
 
     def disable(self) -> None:
-        """No more spans."""
+        """Make no more spans."""
         self.tracer = None
 
     @contextmanager
     def span(self, name: str, attributes: dict[str, Any]) -> Iterator["Span"]:
-        """A span within that of the caller. Only where there is a `tracer`."""
+        """Open a span within that of the caller. Requires a `tracer`."""
         assert self.tracer is not None, "asked before"  # noqa: S101  # for the types
         opened = self.tracer.start_as_current_span(
             name, attributes=attributes, record_exception=False, set_status_on_exception=False
@@ -59,9 +64,9 @@ class Tracing:
     def commit(
         self, callers: Iterable["SpanContext | None"], attributes: dict[str, Any]
     ) -> Iterator[None]:
-        """The span of a write, which stands alone and is linked to those of its callers.
+        """Open the span of a write, which has no parent and links to those of its callers.
 
-        Does nothing without a `tracer`.
+        Do nothing without a `tracer`.
         """
         if self.tracer is None:
             yield
@@ -80,7 +85,7 @@ class Tracing:
             span.end()
 
     def name(self, room_ids: Iterable[str | None], event_ids: Iterable[str | None]) -> None:
-        """The ids that the open span is about, as they have turned out."""
+        """Set the ids of the open span, once they are known."""
         from opentelemetry import trace  # noqa: PLC0415
 
         span = trace.get_current_span()
@@ -88,7 +93,7 @@ class Tracing:
         span.set_attribute("matrix.event_ids", some(event_ids))
 
     def caller(self) -> "SpanContext | None":
-        """The span that is open here, to be linked to."""
+        """Return the span that is open here, to link to it."""
         if self.tracer is None:
             return None
         from opentelemetry import trace  # noqa: PLC0415
@@ -97,13 +102,13 @@ class Tracing:
 
 
 def some(ids: Iterable[str | None]) -> list[str]:
-    """As many of these ids as a span names, each once."""
+    """Return as many of these ids as a span names, each once."""
     return list(dict.fromkeys(one for one in ids if isinstance(one, str)))[:IDS_MAX]
 
 
 @contextmanager
 def _failing(span: "Span") -> Iterator[None]:
-    """An error is told by its class: its words may have been made of what somebody sent."""
+    """Record an error by its class only: its message may contain user content."""
     try:
         yield
     except Exception:

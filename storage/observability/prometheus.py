@@ -1,17 +1,17 @@
-"""Metrics of a store for Prometheus, read when somebody scrapes.
+"""Metrics of a store for Prometheus, collected at each scrape.
 
     from storage.observability.prometheus import expose
-    expose(store)                       # in the default registry, which a homeserver's /metrics
-                                        serves already
-    expose(store, my_registry)          # or in another one
 
-What is counted and timed stands in `storage.observability.counters`, what is as it is now (queues,
-positions, caches, connections) is looked up at the scrape: so a store that nobody scrapes does
-nothing for this. `room-storage serve --metrics-port` serves them by itself. Labels are names of
-calls, outcomes, classes of errors, caches, streams and writers; never users, rooms or events. One
-store a registry: a second one needs a registry of its own.
+    expose(store)  # in the default registry, which a homeserver's /metrics serves already
+    expose(store, my_registry)  # or in another one
 
-docs/grafana.json and docs/alerts.yml are made of these.
+Counters and timings come from `storage.observability.counters`. Current values (queues, positions,
+caches, connections) are looked up at the scrape: a store that nobody scrapes does nothing for this.
+`room-storage serve --metrics-port` serves them by itself. Labels are names of calls, outcomes,
+classes of errors, caches, streams and writers; never users, rooms or events. One store per
+registry: a second one needs a registry of its own.
+
+docs/grafana.json and docs/alerts.yml use these metrics.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -34,30 +34,34 @@ PREFIX: Final = "room_storage"
 
 
 class StoreCollector(Collector):
-    """The metrics of one store, made anew at each scrape. May be called from any thread."""
+    """The metrics of one store, built at each scrape. May be called from any thread."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
 
     def describe(self) -> Iterable[Metric]:
-        """Their names, for the registry to find doubles."""
+        """Return the metrics, so that the registry finds duplicate names."""
         return [family for part in PARTS for family in part(self._store)]
 
     def collect(self) -> Iterator[Metric]:
-        """All of them as of now."""
+        """Yield the current metrics."""
         for part in PARTS:
             yield from part(self._store)
 
 
 def expose(store: Store, registry: CollectorRegistry = REGISTRY) -> StoreCollector:
-    """Have a registry tell of this store; `registry.unregister` what is given back when it is closed. ValueError: there is one already."""
+    """Register the metrics of this store.
+
+    Pass the result to `registry.unregister` when the store is closed. Raise ValueError if there is
+    one already.
+    """
     collector = StoreCollector(store)
     registry.register(collector)
     return collector
 
 
 def calls(store: Store) -> Iterator[Metric]:
-    """What callers notice."""
+    """Yield the metrics of calls."""
     measures = store.measures
     yield _histograms(
         "call_seconds",
@@ -66,7 +70,7 @@ def calls(store: Store) -> Iterator[Metric]:
         measures.calls,
     )
     errors = CounterMetricFamily(
-        f"{PREFIX}_call_errors", "What calls raised, by call and class.", labels=["call", "error"]
+        f"{PREFIX}_call_errors", "Exceptions of calls, by call and class.", labels=["call", "error"]
     )
     for (call, error), count in list(measures.call_errors.items()):
         errors.add_metric([call, error], count)
@@ -76,7 +80,7 @@ def calls(store: Store) -> Iterator[Metric]:
 
 
 def writer(store: Store) -> Iterator[Metric]:
-    """The writer of this process."""
+    """Yield the metrics of the writer of this process."""
     measures = store.measures
     yield _histogram(
         "write_seconds",
@@ -99,17 +103,20 @@ def writer(store: Store) -> Iterator[Metric]:
         store.writer.caches.resolutions,
     )
     yield _gauges(
-        "writer_cache_entries", "What the writer remembers.", "cache", store.writer.caches.sizes()
+        "writer_cache_entries",
+        "Entries in the caches of the writer.",
+        "cache",
+        store.writer.caches.sizes(),
     )
 
 
 def caches(store: Store) -> Iterator[Metric]:
-    """The caches of reads."""
+    """Yield the metrics of the read caches."""
     counted = store.caches.counted()
     hits = {name: cache.hits for name, cache in counted.items()}
     misses = {name: cache.misses for name, cache in counted.items()}
-    yield _counters("cache_hits", "Look-ups that a cache answered.", "cache", hits)
-    yield _counters("cache_misses", "Look-ups that it did not.", "cache", misses)
+    yield _counters("cache_hits", "Look-ups with a result from the cache.", "cache", hits)
+    yield _counters("cache_misses", "Look-ups without a result from the cache.", "cache", misses)
     yield _gauges(
         "cache_entries",
         "Entries of a cache.",
@@ -119,7 +126,7 @@ def caches(store: Store) -> Iterator[Metric]:
 
 
 def streams(store: Store) -> Iterator[Metric]:
-    """How far each writer is, as far as this process knows."""
+    """Yield the position of each writer, as known to this process."""
     positions = GaugeMetricFamily(
         f"{PREFIX}_stream_position",
         "Position of a writer in a stream.",
@@ -127,7 +134,7 @@ def streams(store: Store) -> Iterator[Metric]:
     )
     lags = GaugeMetricFamily(
         f"{PREFIX}_stream_lag",
-        "By how much it is behind the furthest writer.",
+        "Distance to the furthest writer.",
         labels=["stream", "writer"],
     )
     for name, stream in store.streams.items():
@@ -141,18 +148,20 @@ def streams(store: Store) -> Iterator[Metric]:
 
 
 def database(store: Store) -> Iterator[Metric]:
-    """The pool, and what comes of Postgres."""
+    """Yield the metrics of the pool and of Postgres."""
     measures = store.measures
     opened, used, waiting = store.database.connections
     yield _gauge("pool_connections", "Open connections.", opened)
-    yield _gauge("pool_connections_used", "Those in use.", used)
+    yield _gauge("pool_connections_used", "Connections in use.", used)
     yield _gauge(
-        "pool_connections_max", "How many there may be.", store.database.config.pool_size_max
+        "pool_connections_max",
+        "Largest number of connections.",
+        store.database.config.pool_size_max,
     )
-    yield _gauge("pool_waiting", "Callers that wait for one.", waiting)
+    yield _gauge("pool_waiting", "Callers that wait for a connection.", waiting)
     yield _histogram(
         "pool_wait_seconds",
-        "How long the pool took to give one out, where none was at hand.",
+        "Wait for a connection, if none was idle.",
         measures.pool_waits,
     )
     yield _counter(
@@ -162,7 +171,7 @@ def database(store: Store) -> Iterator[Metric]:
     )
     yield _counters(
         "database_errors",
-        "What Postgres, or its absence, gave in place of answers, by class.",
+        "Errors of Postgres or of the connection, by class.",
         "error",
         measures.database_errors,
     )
@@ -177,42 +186,44 @@ PARTS: Final[tuple[Callable[[Store], Iterator[Metric]], ...]] = (
 )
 
 
-def _counter(name: str, told: str, value: int) -> Metric:
-    return CounterMetricFamily(f"{PREFIX}_{name}", told, value=value)
+def _counter(name: str, documentation: str, value: int) -> Metric:
+    return CounterMetricFamily(f"{PREFIX}_{name}", documentation, value=value)
 
 
-def _counters(name: str, told: str, label: str, values: Mapping[str, int]) -> Metric:
-    family = CounterMetricFamily(f"{PREFIX}_{name}", told, labels=[label])
+def _counters(name: str, documentation: str, label: str, values: Mapping[str, int]) -> Metric:
+    family = CounterMetricFamily(f"{PREFIX}_{name}", documentation, labels=[label])
     for key, value in list(values.items()):
         family.add_metric([key], value)
     return family
 
 
-def _gauge(name: str, told: str, value: int) -> Metric:
-    return GaugeMetricFamily(f"{PREFIX}_{name}", told, value=value)
+def _gauge(name: str, documentation: str, value: int) -> Metric:
+    return GaugeMetricFamily(f"{PREFIX}_{name}", documentation, value=value)
 
 
-def _gauges(name: str, told: str, label: str, values: Mapping[str, int]) -> Metric:
-    family = GaugeMetricFamily(f"{PREFIX}_{name}", told, labels=[label])
+def _gauges(name: str, documentation: str, label: str, values: Mapping[str, int]) -> Metric:
+    family = GaugeMetricFamily(f"{PREFIX}_{name}", documentation, labels=[label])
     for key, value in values.items():
         family.add_metric([key], value)
     return family
 
 
-def _histogram(name: str, told: str, values: Distribution) -> Metric:
-    family = HistogramMetricFamily(f"{PREFIX}_{name}", told)
+def _histogram(name: str, documentation: str, values: Distribution) -> Metric:
+    family = HistogramMetricFamily(f"{PREFIX}_{name}", documentation)
     family.add_metric([], _buckets(values), values.total)
     return family
 
 
-def _histograms(name: str, told: str, label: str, values: Mapping[str, Distribution]) -> Metric:
-    family = HistogramMetricFamily(f"{PREFIX}_{name}", told, labels=[label])
+def _histograms(
+    name: str, documentation: str, label: str, values: Mapping[str, Distribution]
+) -> Metric:
+    family = HistogramMetricFamily(f"{PREFIX}_{name}", documentation, labels=[label])
     for key, value in list(values.items()):
         family.add_metric([key], _buckets(value), value.total)
     return family
 
 
 def _buckets(values: Distribution) -> list[tuple[str, float]]:
-    """As the exposition has them: so many values up to each bound."""
+    """Return the cumulative counts of the exposition format."""
     names = [*(str(float(bound)) for bound in values.bounds), "+Inf"]
     return list(zip(names, map(float, accumulate(list(values.counts))), strict=True))

@@ -1,8 +1,8 @@
-"""Realistic signed rooms for tests, benchmarks and demonstrations: seeded, synthetic, the same bytes every time.
+"""Realistic signed rooms for tests, benchmarks and demonstrations: seeded, with identical bytes.
 
-`RoomBuilder` writes a room by hand in a few lines; `stream_room` and `generate_room` make rooms of a `Shape`, from a
-direct chat to a million events; `deliver_*` bring a built room to a store late, shuffled or with a gap.
-All servers lie under ``.test`` and all users are numbers.
+`RoomBuilder` builds a room by hand in a few lines. `stream_room` and `generate_room` make rooms of
+a `Shape`, from a direct chat to a million events. `deliver_*` deliver a built room to a store late,
+shuffled or with a gap. All servers are under ``.test`` and all users are numbers.
 """
 
 from storage.testing.assembly import EventOptions, Reference

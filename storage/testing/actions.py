@@ -1,6 +1,6 @@
-"""What can happen in a room, by name.
+"""The actions in a generated room, by name.
 
-Each action does one thing that the state of its side allows, or gives None.
+Each action does one thing that the state of its side allows, or returns None.
 """
 
 from collections.abc import Callable, Mapping
@@ -21,7 +21,7 @@ VISIBILITIES: Final = ("world_readable", "shared", "shared", "invited", "joined"
 
 
 def message(world: GeneratedWorld) -> BuiltEvent | None:
-    """A message of some kind."""
+    """Send a message of some kind."""
     sender = world.speaker()
     return (
         None
@@ -31,7 +31,7 @@ def message(world: GeneratedWorld) -> BuiltEvent | None:
 
 
 def encrypted(world: GeneratedWorld) -> BuiltEvent | None:
-    """An encrypted message."""
+    """Send an encrypted message."""
     sender = world.speaker()
     return (
         None
@@ -48,7 +48,7 @@ def _speaker_and_said(world: GeneratedWorld) -> tuple[str, Said] | None:
 
 
 def reply(world: GeneratedWorld) -> BuiltEvent | None:
-    """An answer to a recent message."""
+    """Reply to a recent message."""
     pair = _speaker_and_said(world)
     if pair is None:
         return None
@@ -59,7 +59,7 @@ def reply(world: GeneratedWorld) -> BuiltEvent | None:
 
 
 def thread(world: GeneratedWorld) -> BuiltEvent | None:
-    """A message in a recent thread, or a new one."""
+    """Send a message in a recent thread, or start a thread."""
     pair = _speaker_and_said(world)
     if pair is None:
         return None
@@ -74,7 +74,7 @@ def thread(world: GeneratedWorld) -> BuiltEvent | None:
 
 
 def reaction(world: GeneratedWorld) -> BuiltEvent | None:
-    """A reaction to a recent message."""
+    """React to a recent message."""
     pair = _speaker_and_said(world)
     if pair is None:
         return None
@@ -85,7 +85,7 @@ def reaction(world: GeneratedWorld) -> BuiltEvent | None:
 
 
 def edit(world: GeneratedWorld) -> BuiltEvent | None:
-    """A recent message said again by the one who said it."""
+    """Edit a recent message by its sender."""
     pair = _speaker_and_said(world)
     if pair is None or not _says_on(world, pair[1].sender, world.side(pair[0])):
         return None
@@ -96,7 +96,7 @@ def edit(world: GeneratedWorld) -> BuiltEvent | None:
 
 
 def redaction(world: GeneratedWorld) -> BuiltEvent | None:
-    """A recent message taken back by its sender, or by a moderator."""
+    """Redact a recent message by its sender, or by a moderator."""
     pair = _speaker_and_said(world)
     if pair is None:
         return None
@@ -118,7 +118,10 @@ def _says_on(world: GeneratedWorld, user: str, side: PartitionSide) -> bool:
 
 
 def join(world: GeneratedWorld) -> BuiltEvent | None:
-    """An invited user, one who left, or a new one joins; where the join rule is against it, somebody invites them."""
+    """Join an invited user, one who left, or a new one.
+
+    If the join rule forbids it, somebody invites them.
+    """
     rng = world.rng
     known = (world.invited.draw(rng) if rng.random() < 0.3 else None) or world.gone.draw(rng)
     user = world.newcomer() if known is None or rng.random() < world.shape.newcomers else known
@@ -138,25 +141,25 @@ def join(world: GeneratedWorld) -> BuiltEvent | None:
 
 
 def leave(world: GeneratedWorld) -> BuiltEvent | None:
-    """A joined user leaves; moderators stay."""
+    """Have a joined user leave; moderators stay."""
     user = world.speaker(skew=1.0)
     return None if user is None or user in world.moderators else world.member(user, user, "leave")
 
 
 def profile(world: GeneratedWorld) -> BuiltEvent | None:
-    """A joined user takes another name or avatar."""
+    """Change the name or avatar of a joined user."""
     user = world.speaker()
     return None if user is None else world.member(user, user, "join")
 
 
 def invite(world: GeneratedWorld) -> BuiltEvent | None:
-    """A new user is invited."""
+    """Invite a new user."""
     host = world.speaker()
     return None if host is None else world.member(host, world.newcomer(), "invite")
 
 
 def reject(world: GeneratedWorld) -> BuiltEvent | None:
-    """An invited user says no."""
+    """Have an invited user reject the invite."""
     user = world.invited.draw(world.rng)
     if user is None or world.side(user).room.membership(user) != "invite":
         return None
@@ -164,7 +167,7 @@ def reject(world: GeneratedWorld) -> BuiltEvent | None:
 
 
 def knock(world: GeneratedWorld) -> BuiltEvent | None:
-    """A user knocks, or a knock is answered by an invite."""
+    """Have a user knock, or answer a knock by an invite."""
     waiting = world.knocking.draw(world.rng)
     if waiting is not None and world.rng.random() < 0.7:
         host = world.moderator()
@@ -191,17 +194,17 @@ def _against_somebody(world: GeneratedWorld, membership: str) -> BuiltEvent | No
 
 
 def kick(world: GeneratedWorld) -> BuiltEvent | None:
-    """A moderator puts somebody out."""
+    """Kick somebody, by a moderator."""
     return _against_somebody(world, "leave")
 
 
 def ban(world: GeneratedWorld) -> BuiltEvent | None:
-    """A moderator bans somebody."""
+    """Ban somebody, by a moderator."""
     return _against_somebody(world, "ban")
 
 
 def unban(world: GeneratedWorld) -> BuiltEvent | None:
-    """A ban is lifted."""
+    """Lift a ban."""
     host, target = world.moderator(), world.banned.draw(world.rng)
     if host is None or target is None or world.side(host).room.membership(target) != "ban":
         return None
@@ -212,7 +215,7 @@ def unban(world: GeneratedWorld) -> BuiltEvent | None:
 
 
 def power(world: GeneratedWorld) -> BuiltEvent | None:
-    """The creator makes somebody a moderator, or no longer one."""
+    """Make somebody a moderator, or an ordinary user again, by the creator."""
     host, target = world.creator, world.speaker()
     if target is None or target == host or not world.is_joined(host):
         return None
@@ -237,17 +240,17 @@ def _setting(
 
 
 def topic(world: GeneratedWorld) -> BuiltEvent | None:
-    """Another topic."""
+    """Change the topic."""
     return _setting(world, 50, "m.room.topic", {"topic": population.text(world.rng)})
 
 
 def name(world: GeneratedWorld) -> BuiltEvent | None:
-    """Another name."""
+    """Change the name."""
     return _setting(world, 50, "m.room.name", {"name": population.text(world.rng)[:60]})
 
 
 def visibility(world: GeneratedWorld) -> BuiltEvent | None:
-    """Another history visibility."""
+    """Change the history visibility."""
     return _setting(
         world,
         100,
@@ -257,7 +260,7 @@ def visibility(world: GeneratedWorld) -> BuiltEvent | None:
 
 
 def join_rule(world: GeneratedWorld) -> BuiltEvent | None:
-    """Another join rule of those that the room version knows; mostly back to that of the shape."""
+    """Change the join rule to one of the room version; mostly back to that of the shape."""
     version = number_of(world.room.version)
     rules = (
         ["public", "invite"]

@@ -1,4 +1,4 @@
-"""One event put into a graph: its parents' state, its auth events, its bytes, and a check that it is what it should be."""
+"""Adding one event to a graph: state of its parents, auth events, bytes, and a check."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -31,16 +31,19 @@ Reference: TypeAlias = BuiltEvent | str
 FIRST_TIMESTAMP_MS: Final = 1_700_000_000_000
 STEP_MS: Final = 1_000
 SEEDS: Final = 1_000_000_000
-"""Seeds with a beginning of their own: 11 days of milliseconds."""
+"""Seeds with different first timestamps: 11 days of milliseconds."""
 
 
 def first_ms(seed: int) -> int:
-    """When a room begins: it depends on the seed, so that rooms of version 12, named by their create event, are not all one."""
+    """Return the first timestamp of a room.
+
+    It depends on the seed, so that rooms of version 12, named by their create event, differ.
+    """
     return FIRST_TIMESTAMP_MS + seed % SEEDS
 
 
 class EventOptions(TypedDict, total=False):
-    """What every verb of the builder takes besides its own arguments."""
+    """The keyword arguments of every verb of the builder."""
 
     prev: Iterable[Reference]
     """The parents, instead of the heads."""
@@ -55,14 +58,14 @@ class EventOptions(TypedDict, total=False):
     signers: Sequence[str]
     """The servers that sign, instead of those that must."""
     expected: Expected
-    """What should become of it; a rejected, soft-failed or invalid event is no head."""
+    """The expected outcome; a rejected, soft-failed or invalid event is no head."""
     damage: Damage
     """Break the content hash or the signatures, or make it larger than 65,536 bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What is the same for all events of a room."""
+    """The settings of all events of a room."""
 
     version: str
     servers: tuple[str, ...]
@@ -74,7 +77,7 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """An event that is asked for: its own parts, and how it is to be made."""
+    """A requested event: its own parts, and its options."""
 
     sender: str
     type: str
@@ -86,15 +89,15 @@ class Request:
 
 
 def id_of(reference: Reference) -> EventId:
-    """The event id of an event or of its id."""
+    """Return the event id of an event or of its id."""
     return reference.event_id if isinstance(reference, BuiltEvent) else EventId(reference)
 
 
 def build(graph: RoomGraph, settings: Settings, request: Request) -> BuiltEvent:
-    """Make the event and add it to the graph.
+    """Build the event and add it to the graph.
 
-    ValueError if the settings say `checked` and the event's own state does not agree with what is
-    expected of it.
+    Raise ValueError if the settings say `checked` and the event's own state contradicts the
+    expected outcome.
     """
     merged = merge(graph, request.parents, exact=settings.exact)
     draft = _draft(graph, settings, request, merged.state)
@@ -140,7 +143,10 @@ def _selected_auth(settings: Settings, request: Request, state: State) -> tuple[
 
 
 def _honest_depth(graph: RoomGraph, settings: Settings, parents: Sequence[EventId]) -> int:
-    """As servers reckon it: a parent's lie is carried on, up to the largest number there is."""
+    """Return the depth as servers compute it.
+
+    A parent's false depth is carried on, up to the largest number.
+    """
     return min(
         1 + max((graph.nodes[parent].depth for parent in parents), default=0),
         depth_max(settings.version),
@@ -216,7 +222,7 @@ def _room_id(draft: EventDraft, event_id: EventId) -> RoomId:
 
 
 def _check(graph: RoomGraph, node: BuiltEvent, *, auth_is_given: bool) -> None:
-    """ValueError if `expected` and the auth rules on the state before the event contradict each other."""
+    """Raise ValueError if `expected` contradicts the auth rules on the state before the event."""
     if node.expected == "invalid":
         return
     event = parse(node.pdu, node.room_version)
@@ -229,7 +235,8 @@ def _check(graph: RoomGraph, node: BuiltEvent, *, auth_is_given: bool) -> None:
     except AuthDenied as denied:
         if node.expected != "rejected":
             raise ValueError(
-                f"{node.type} by {node.sender} would be rejected ({denied}); say expected='rejected' if meant"
+                f"{node.type} by {node.sender} would be rejected ({denied}); "
+                "say expected='rejected' if meant"
             ) from denied
     else:
         if node.expected == "rejected" and not auth_is_given:

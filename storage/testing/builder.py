@@ -2,24 +2,23 @@
 
     room = RoomBuilder("11", seed=1)
     admin, other = room.user(1), room.user(2)
-    room.start(admin)                                # create, join, power levels, join rules,
-                                                     history visibility
+    # create, join, power levels, join rules, history visibility
+    room.start(admin)
     room.join(other)
-    left, right = room.fork(2)                       # two servers that no longer hear each other
+    left, right = room.fork(2)  # two servers that are cut off from each other
     left.topic(admin, "one")
     right.ban(admin, other)
     room.merge(left, right)
-    last = room.message(admin, "hello")              # has both tips as parents
+    last = room.message(admin, "hello")  # has both tips as parents
     await store.append(room.pdus, verify_keys=room.keys)
     assert await store.state_before(last.event_id) == dict(last.state_before)
 
-Every verb returns the `BuiltEvent` it made. Where it hangs is said by the builder's heads, or by
-``prev=[…]``. Auth events are chosen by the rules, out of the true state before the event. With
-`checked` (the default) an event that its own state does not allow is an error, unless
-``expected="rejected"`` says that this is meant.
+Every verb returns the `BuiltEvent` it made. The builder's heads are its parents, unless
+``prev=[…]`` is given. The rules choose the auth events from the true state before the event. With
+`checked` (the default) an event that its own state does not allow is an error, unless it has
+``expected="rejected"``.
 
-Not here: anything that a server does on receipt. A builder has no current state but that of its
-heads.
+It does nothing that a server does on receipt: a builder's current state is that of its heads.
 """
 
 import copy
@@ -42,7 +41,7 @@ DEFAULT_SERVERS: Final = ("s1.test", "s2.test", "s3.test")
 
 
 class RoomBuilder:
-    """A branch of a room under construction: the shared graph, and the heads on which the next event is put."""
+    """A branch of a room under construction: the shared graph, and the heads for the next event."""
 
     def __init__(
         self,
@@ -54,10 +53,12 @@ class RoomBuilder:
         checked: bool = True,
         exact: bool = True,
     ) -> None:
-        """An empty room of `version`. The same calls with the same `seed` give the same bytes.
+        """Start an empty room of `version`.
+
+        The same calls with the same `seed` give the same bytes.
 
         `servers` are those of `user`; others may take part. Without `sign` events are hashed only,
-        and carry a stand-in for a signature. `exact` resolves merges over the whole state; see
+        and have a placeholder for a signature. `exact` resolves merges over the whole state; see
         `storage.testing.merging`.
         """
         self.settings = Settings(version, tuple(servers), seed, sign, checked, exact)
@@ -68,76 +69,82 @@ class RoomBuilder:
 
     @property
     def version(self) -> str:
-        """The room version."""
+        """Return the room version."""
         return self.settings.version
 
     @property
     def room_id(self) -> RoomId:
-        """The room id; ValueError before `create`."""
+        """Return the room id; raise ValueError before `create`."""
         if self.graph.room_id is None:
             raise ValueError("the room has no create event yet")
         return self.graph.room_id
 
     @property
     def events(self) -> list[BuiltEvent]:
-        """Every event of all branches in order of creation: parents come before children."""
+        """Return every event of all branches in order of creation: parents before children."""
         return list(self.graph.nodes.values())
 
     @property
     def pdus(self) -> list[bytes]:
-        """The bytes of `events`, for ``store.append``."""
+        """Return the bytes of `events`, for ``store.append``."""
         return [event.pdu for event in self.graph.nodes.values()]
 
     @property
     def keys(self) -> dict[tuple[str, str], VerifyKey]:
-        """(server, key id) -> verify key of every server that the settings name or that sent an event."""
+        """Return (server, key id) -> verify key of all servers in the settings or with events."""
         senders = {server_of(event.sender) for event in self.graph.nodes.values()}
         return verify_keys(sorted(senders.union(self.settings.servers)))
 
     def generated(self) -> GeneratedRoom:
-        """The whole room, live, in order of creation."""
+        """Return the whole room, live, in order of creation."""
         return GeneratedRoom(
             self.room_id, self.version, tuple(event.generated() for event in self.events), self.keys
         )
 
     def user(self, number: int, server: str | None = None) -> str:
-        """``@user<number>:<server>``; without `server` the numbers go round the room's servers, from 1."""
+        """Return ``@user<number>:<server>``.
+
+        Without `server` the numbers cycle through the room's servers, from 1.
+        """
         names = self.settings.servers
         return f"@user{number}:{server or names[(number - 1) % len(names)]}"
 
     def event(self, event_id: str) -> BuiltEvent:
-        """The event of that id; KeyError."""
+        """Return the event of that id; raise KeyError."""
         return self.graph.node(event_id)
 
     def fork(self, count: int = 2) -> "tuple[RoomBuilder, ...]":
-        """`count` branches from the present heads, each a builder of its own on the same graph."""
+        """Return `count` branches from the current heads, each a builder on the same graph."""
         return tuple(copy.copy(self) for _ in range(count))
 
     def at(self, *events: Reference) -> "RoomBuilder":
-        """A branch whose heads are these events, however old."""
+        """Return a branch whose heads are these events, however old."""
         branch = copy.copy(self)
         branch.heads = tuple(id_of(event) for event in events)
         return branch
 
     def merge(self, *branches: "RoomBuilder") -> "RoomBuilder":
-        """Take the heads of `branches` besides the own ones: the next event has them all as parents."""
+        """Add the heads of `branches` to the own ones: the next event has them all as parents."""
         heads = (*self.heads, *(head for branch in branches for head in branch.heads))
         self.heads = self.graph.maximal(heads)
         return self
 
-    # What holds at the heads
+    # The state at the heads
 
     @property
     def state(self) -> State:
-        """The state that the next event will have before it."""
+        """Return the state before the next event."""
         return merge(self.graph, self.heads[-PREV_EVENTS_MAX:], exact=self.settings.exact).state
 
     def membership(self, user_id: str) -> str | None:
-        """A user's membership at the heads, None if there never was one."""
+        """Return a user's membership at the heads, None if there never was one."""
         return self.graph.membership(self.state, user_id)
 
     def content(self, type_: str, state_key: str = "") -> Mapping[str, Any]:
-        """The content of a state event at the heads, {} if there is none; not for member events."""
+        """Return the content of a state event at the heads, {} if there is none.
+
+        It does not work for member events.
+        """
         return self.graph.content(self.state, (type_, state_key))
 
     # Any event
@@ -152,11 +159,11 @@ class RoomBuilder:
         redacts: Reference | None = None,
         **how: Unpack[EventOptions],
     ) -> BuiltEvent:
-        """Any event at all.
+        """Send any event.
 
-        What all verbs end in; they all take the keyword arguments of `EventOptions` as well.
+        All verbs call it, and take the keyword arguments of `EventOptions` as well.
 
-        ValueError if the builder is `checked` and the event's own state does not allow it.
+        Raise ValueError if the builder is `checked` and the event's own state does not allow it.
         """
         prev = how.get("prev")
         parents = (
@@ -179,7 +186,7 @@ class RoomBuilder:
         state_key: str = "",
         **how: Unpack[EventOptions],
     ) -> BuiltEvent:
-        """Any state event."""
+        """Send any state event."""
         return self.send(sender, type_, content, state_key=state_key, **how)
 
     def _move_heads(self, node: BuiltEvent) -> None:
@@ -199,7 +206,7 @@ class RoomBuilder:
     def create(
         self, creator: str, content: Mapping[str, Any] | None = None, **how: Unpack[EventOptions]
     ) -> BuiltEvent:
-        """m.room.create alone; `content` is added to what the version wants."""
+        """Send m.room.create alone; `content` is added to what the version requires."""
         if number_of(self.version) < 12:
             self.graph.room_id = RoomId(f"!room{self.settings.seed}:{server_of(creator)}")
         created = self.send(
@@ -222,9 +229,10 @@ class RoomBuilder:
         name: str | None = None,
         content: Mapping[str, Any] | None = None,
     ) -> BuiltEvent:
-        """The usual beginning: create, join, power levels, join rules, history visibility, maybe a name. Returns the create event.
+        """Send the usual first events; return the create event.
 
-        `users` are given power levels besides the creator's; `content` goes to the create event.
+        They are create, join, power levels, join rules, history visibility, and a name if given.
+        `users` get power levels besides the creator's; `content` goes to the create event.
         """
         created = self.create(creator, content)
         self.join(creator)
@@ -247,7 +255,7 @@ class RoomBuilder:
         more: Mapping[str, Any] | None = None,
         **how: Unpack[EventOptions],
     ) -> BuiltEvent:
-        """Any membership of `target`, said by `sender`."""
+        """Send any membership of `target`, by `sender`."""
         return self.send(
             sender,
             "m.room.member",
@@ -264,7 +272,10 @@ class RoomBuilder:
         displayname: str | None = None,
         **how: Unpack[EventOptions],
     ) -> BuiltEvent:
-        """A join, or of a joined user a new profile; `via` is the user whose server authorises a restricted join."""
+        """Join a user, or change the profile of a joined one.
+
+        `via` is the user whose server authorises a restricted join.
+        """
         return self.member(
             user_id,
             user_id,
@@ -274,17 +285,17 @@ class RoomBuilder:
         )
 
     def leave(self, user_id: str, **how: Unpack[EventOptions]) -> BuiltEvent:
-        """A leave of one's own: of the room, or rejecting an invite, or retracting a knock."""
+        """Leave: the room, or reject an invite, or retract a knock."""
         return self.member(user_id, user_id, "leave", **how)
 
     def invite(self, sender: str, target: str, **how: Unpack[EventOptions]) -> BuiltEvent:
-        """An invite."""
+        """Invite a user."""
         return self.member(sender, target, "invite", **how)
 
     def third_party_invite(
         self, sender: str, token: str, *, name: str = "u…@h…", **how: Unpack[EventOptions]
     ) -> BuiltEvent:
-        """An invite of somebody of whom only an address is known."""
+        """Invite somebody of whom only an address is known."""
         return self.state_event(
             sender, "m.room.third_party_invite", contents.third_party_invite(name), token, **how
         )
@@ -298,7 +309,7 @@ class RoomBuilder:
         name: str = "u…@h…",
         **how: Unpack[EventOptions],
     ) -> BuiltEvent:
-        """The invite that follows when the address turns out to be the user `target`."""
+        """Invite the user `target` whom the address turned out to be."""
         return self.member(
             sender, target, "invite", contents.third_party_member(token, target, name), **how
         )
@@ -306,23 +317,23 @@ class RoomBuilder:
     def knock(
         self, user_id: str, *, reason: str | None = None, **how: Unpack[EventOptions]
     ) -> BuiltEvent:
-        """A knock (version 7 and later, join rule ``knock``)."""
+        """Knock (version 7 and later, join rule ``knock``)."""
         return self.member(user_id, user_id, "knock", {"reason": reason}, **how)
 
     def kick(
         self, sender: str, target: str, *, reason: str | None = None, **how: Unpack[EventOptions]
     ) -> BuiltEvent:
-        """A leave that somebody else says: a kick, or a withdrawn invite."""
+        """Kick a user, or withdraw an invite."""
         return self.member(sender, target, "leave", {"reason": reason}, **how)
 
     def ban(
         self, sender: str, target: str, *, reason: str | None = None, **how: Unpack[EventOptions]
     ) -> BuiltEvent:
-        """A ban."""
+        """Ban a user."""
         return self.member(sender, target, "ban", {"reason": reason}, **how)
 
     def unban(self, sender: str, target: str, **how: Unpack[EventOptions]) -> BuiltEvent:
-        """A ban lifted: the target has left."""
+        """Lift a ban: the target has left."""
         return self.member(sender, target, "leave", **how)
 
     # Other state
@@ -335,7 +346,10 @@ class RoomBuilder:
         users: Mapping[str, int] | None = None,
         **how: Unpack[EventOptions],
     ) -> BuiltEvent:
-        """The power levels at the heads, with `changes` to top-level keys and `users` set besides those that are."""
+        """Change the power levels at the heads.
+
+        `changes` replace top-level keys; `users` are added to the present ones.
+        """
         present = self.content("m.room.power_levels") or contents.power_levels(
             self.version, [], None
         )
@@ -346,7 +360,7 @@ class RoomBuilder:
     def join_rules(
         self, sender: str, rule: str, *, allow: Iterable[str] = (), **how: Unpack[EventOptions]
     ) -> BuiltEvent:
-        """The join rule; `allow` names the rooms of a restricted one."""
+        """Set the join rule; `allow` names the rooms of a restricted one."""
         return self.state_event(
             sender, "m.room.join_rules", contents.join_rules(rule, allow), **how
         )
@@ -354,23 +368,23 @@ class RoomBuilder:
     def history_visibility(
         self, sender: str, value: str, **how: Unpack[EventOptions]
     ) -> BuiltEvent:
-        """``world_readable``, ``shared``, ``invited`` or ``joined``."""
+        """Set ``world_readable``, ``shared``, ``invited`` or ``joined``."""
         return self.state_event(
             sender, "m.room.history_visibility", {"history_visibility": value}, **how
         )
 
     def name(self, sender: str, name: str, **how: Unpack[EventOptions]) -> BuiltEvent:
-        """The room's name."""
+        """Set the room's name."""
         return self.state_event(sender, "m.room.name", {"name": name}, **how)
 
     def topic(self, sender: str, topic: str, **how: Unpack[EventOptions]) -> BuiltEvent:
-        """The room's topic."""
+        """Set the room's topic."""
         return self.state_event(sender, "m.room.topic", {"topic": topic}, **how)
 
     # Messages and what relates to them
 
     def message(self, sender: str, body: str = "hello", **how: Unpack[EventOptions]) -> BuiltEvent:
-        """A text message."""
+        """Send a text message."""
         return self.send(sender, "m.room.message", contents.text(body), **how)
 
     def redact(
@@ -381,7 +395,10 @@ class RoomBuilder:
         reason: str | None = None,
         **how: Unpack[EventOptions],
     ) -> BuiltEvent:
-        """A redaction: ``redacts`` stands at the top level up to version 10, in the content from 11."""
+        """Redact an event.
+
+        ``redacts`` is a top-level key up to version 10, and in the content from 11 on.
+        """
         content = {} if reason is None else {"reason": reason}
         if number_of(self.version) >= 11:
             content["redacts"] = id_of(target)
@@ -390,19 +407,19 @@ class RoomBuilder:
     def react(
         self, sender: str, target: Reference, key: str = "👍", **how: Unpack[EventOptions]
     ) -> BuiltEvent:
-        """An annotation."""
+        """Send an annotation."""
         return self.send(sender, "m.reaction", contents.reaction(id_of(target), key), **how)
 
     def edit(
         self, sender: str, target: Reference, body: str, **how: Unpack[EventOptions]
     ) -> BuiltEvent:
-        """A replacement of a message."""
+        """Replace a message."""
         return self.send(sender, "m.room.message", contents.edit(id_of(target), body), **how)
 
     def reply(
         self, sender: str, target: Reference, body: str, **how: Unpack[EventOptions]
     ) -> BuiltEvent:
-        """A rich reply."""
+        """Send a rich reply."""
         return self.send(sender, "m.room.message", contents.reply(id_of(target), body), **how)
 
     def threaded(
@@ -414,7 +431,7 @@ class RoomBuilder:
         latest: Reference | None = None,
         **how: Unpack[EventOptions],
     ) -> BuiltEvent:
-        """A message in the thread of `root`, after `latest`."""
+        """Send a message in the thread of `root`, after `latest`."""
         return self.send(
             sender,
             "m.room.message",

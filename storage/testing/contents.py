@@ -1,4 +1,4 @@
-"""Contents of the events that rooms are made of, as clients send them (client-server API, "Room events")."""
+"""Contents of room events, as clients send them (client-server API, "Room events")."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
@@ -36,7 +36,7 @@ LEVELS: Final[Mapping[str, Any]] = {
 
 
 def create(room_version: str, creator: str, more: Mapping[str, Any]) -> Content:
-    """Content of m.room.create: with `creator` up to version 10, without `room_version` in version 1."""
+    """Build m.room.create: with `creator` up to version 10, without `room_version` in version 1."""
     content: Content = {} if room_version == "1" else {"room_version": room_version}
     if number_of(room_version) <= 10:
         content["creator"] = creator
@@ -46,13 +46,16 @@ def create(room_version: str, creator: str, more: Mapping[str, Any]) -> Content:
 def power_levels(
     room_version: str, creators: Iterable[str], users: Mapping[str, int] | None
 ) -> Content:
-    """The usual levels: creators have 100 (from version 12 they stand above all numbers and must not be named)."""
+    """Build the usual levels: creators have 100.
+
+    From version 12 on creators are above all numbers and must not be named.
+    """
     named = {} if number_of(room_version) >= 12 else dict.fromkeys(creators, 100)
     return {**LEVELS, "events": dict(LEVELS["events"]), "users": {**named, **(users or {})}}
 
 
 def member(membership: str, more: Mapping[str, Any]) -> Content:
-    """Content of m.room.member; values of None are left out."""
+    """Build m.room.member; values of None are left out."""
     return {
         "membership": membership,
         **{key: value for key, value in more.items() if value is not None},
@@ -60,7 +63,7 @@ def member(membership: str, more: Mapping[str, Any]) -> Content:
 
 
 def third_party_invite(name: str) -> Content:
-    """Content of m.room.third_party_invite, with the public key of an invented identity server."""
+    """Build m.room.third_party_invite, with the public key of an invented identity server."""
     public = encode_base64(verify_key(IDENTITY_SERVER).encode())
     where = f"https://{IDENTITY_SERVER}/key"
     return {
@@ -72,7 +75,7 @@ def third_party_invite(name: str) -> Content:
 
 
 def third_party_member(token: str, user_id: str, name: str) -> Content:
-    """What the invite of `user_id` needs besides its membership, signed by the identity server."""
+    """Build the signed part of the invite of `user_id`, from the identity server."""
     signed = sign_json(
         {"mxid": user_id, "token": token}, IDENTITY_SERVER, signing_key(IDENTITY_SERVER)
     )
@@ -80,34 +83,37 @@ def third_party_member(token: str, user_id: str, name: str) -> Content:
 
 
 def join_rules(rule: str, allowed_rooms: Iterable[str]) -> Content:
-    """Content of m.room.join_rules; `allowed_rooms` matter to ``restricted`` and ``knock_restricted``."""
+    """Build m.room.join_rules.
+
+    `allowed_rooms` matter to ``restricted`` and ``knock_restricted``.
+    """
     allow = [{"type": "m.room_membership", "room_id": room_id} for room_id in allowed_rooms]
     return {"join_rule": rule, "allow": allow} if allow else {"join_rule": rule}
 
 
 def text(body: str) -> Content:
-    """A plain text message."""
+    """Build a text message."""
     return {"body": body, "msgtype": "m.text"}
 
 
 def reaction(target: str, key: str) -> Content:
-    """Content of m.reaction."""
+    """Build m.reaction."""
     return {"m.relates_to": {"event_id": target, "key": key, "rel_type": "m.annotation"}}
 
 
 def edit(target: str, body: str) -> Content:
-    """A message that replaces another one."""
+    """Build a message that replaces another one."""
     relation = {"event_id": target, "rel_type": "m.replace"}
     return {**text("* " + body), "m.new_content": text(body), "m.relates_to": relation}
 
 
 def reply(target: str, body: str) -> Content:
-    """A rich reply."""
+    """Build a rich reply."""
     return {**text(body), "m.relates_to": {"m.in_reply_to": {"event_id": target}}}
 
 
 def threaded(root: str, latest: str, body: str) -> Content:
-    """A message in the thread of `root`; `latest` is for clients that know no threads."""
+    """Build a message in the thread of `root`; `latest` is for clients without threads."""
     relation = {
         "event_id": root,
         "is_falling_back": True,

@@ -1,4 +1,4 @@
-"""How a built room reaches a store: in order, late, shuffled, or with a stretch that this server never got."""
+"""The delivery of a built room to a store: in order, late, shuffled, or with a gap."""
 
 import json
 import random
@@ -12,14 +12,17 @@ from storage.testing.model import BuiltEvent, GeneratedEvent, GeneratedRoom
 
 
 def deliver_shuffled(room: RoomBuilder, seed: int = 0) -> GeneratedRoom:
-    """Any order: children before their parents, redactions before their targets, the create event anywhere."""
+    """Deliver in any order.
+
+    Children come before their parents, redactions before their targets, the create event anywhere.
+    """
     events = room.events
     random.Random(seed).shuffle(events)  # noqa: S311
     return _room(room, [event.generated() for event in events])
 
 
 def deliver_late(room: RoomBuilder, seed: int = 0) -> GeneratedRoom:
-    """A random order in which what an event cites (parents and auth events) comes before it."""
+    """Deliver in a random order in which parents and auth events come before an event."""
     rng = random.Random(seed)  # noqa: S311
     by_id = {event.event_id: event for event in room.events}
     missing = {
@@ -43,17 +46,18 @@ def deliver_late(room: RoomBuilder, seed: int = 0) -> GeneratedRoom:
 
 
 def deliver_with_gap(room: RoomBuilder, start: int, stop: int) -> GeneratedRoom:
-    """`room.events[start:stop]` did not come in time; everything else is live.
+    """Deliver `room.events[start:stop]` late as backfill; everything else is live.
 
-    An event after the gap that has a parent in it is preceded by what this server lacks of its
-    state and of the auth chains of state and event, as outliers, and has `state_before`. At the end
-    the stretch comes as backfill, oldest first. `start` must leave the create event out of the gap:
-    ValueError.
+    An event after the gap with a parent in it comes after outliers: the missing events of its
+    state, and of the auth chains of state and event. It has `state_before`. At the end the gap
+    comes as backfill, oldest first. `start` must leave the create event out of the gap, else
+    ValueError is raised.
     """
     events = room.events
     if not 0 < start <= stop <= len(events):
         raise ValueError(
-            f"a gap from {start} to {stop} does not lie in a room of {len(events)} events behind the create event"
+            f"a gap from {start} to {stop} does not lie in a room of {len(events)} events "
+            "after the create event"
         )
     lost = {event.event_id for event in events[start:stop]}
     order = [event.generated() for event in events[:start]]
@@ -75,7 +79,10 @@ def deliver_with_gap(room: RoomBuilder, start: int, stop: int) -> GeneratedRoom:
 
 
 def respell(event: GeneratedEvent, rng: random.Random) -> GeneratedEvent:
-    """The same JSON in bytes that are not canonical: keys shuffled, spaces, everything beyond ASCII escaped."""
+    """Return the same JSON in bytes that are not canonical.
+
+    Keys are shuffled, spaces added, and everything beyond ASCII escaped.
+    """
     shuffled = _shuffled(json.loads(event.pdu), rng)
     separators = rng.choice([(", ", ": "), (" ,", " :"), (",", ":")])
     return replace(

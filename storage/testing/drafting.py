@@ -1,4 +1,4 @@
-"""From the parts of an event to its bytes: auth event selection, PDU shape per room version, hash, signature, damage."""
+"""From an event's parts to its bytes: auth events, PDU, hash, signature, damage."""
 
 import hashlib
 from collections.abc import Iterable, Mapping
@@ -15,7 +15,7 @@ from storage.testing.keys import KEY_ID, foreign_signing_key, signing_key
 Damage = Literal["content_hash", "signature", "oversized"]
 
 DEPTH_MAX_OLD: Final = 2**63 - 2
-"""Room versions 1 to 5: the schema wants less than 2^63 - 1."""
+"""Room versions 1 to 5: the schema requires less than 2^63 - 1."""
 DEPTH_MAX: Final = 2**53 - 1
 """Room versions 6 and later: canonical JSON."""
 
@@ -26,17 +26,17 @@ JOIN_RULES: Final[StateKey] = ("m.room.join_rules", "")
 
 
 def number_of(room_version: str) -> int:
-    """The room version as a number, for "from version n on"."""
+    """Return the room version as a number, for "from version n on"."""
     return int(room_version)
 
 
 def depth_max(room_version: str) -> int:
-    """The largest depth that may be claimed."""
+    """Return the largest depth that may be claimed."""
     return DEPTH_MAX_OLD if number_of(room_version) <= 5 else DEPTH_MAX
 
 
 def server_of(user_id: str) -> str:
-    """The part after the first colon."""
+    """Return the part after the first colon."""
     return user_id.split(":", 1)[1]
 
 
@@ -61,7 +61,7 @@ class EventDraft:
 def auth_keys(
     room_version: str, type_: str, sender: str, state_key: str | None, content: Mapping[str, Any]
 ) -> list[StateKey]:
-    """The state keys that an event must cite (server-server API, "Auth events selection").
+    """Return the state keys that an event must cite (server-server API, "Auth events selection").
 
     The create event is cited up to version 11; in version 12 the room id names it.
     """
@@ -89,7 +89,10 @@ def _member_auth_keys(room_version: str, target: str, content: Mapping[str, Any]
 
 
 def old_event_id(seed: int, count: int, server_name: str) -> EventId:
-    """An event id of versions 1 and 2: a sender's choice, here a function of the room's seed and the event's number."""
+    """Return an event id of versions 1 and 2.
+
+    A sender may choose it; here it is a function of the room's seed and the event's number.
+    """
     opaque = hashlib.sha256(f"{seed}/{count}".encode()).hexdigest()[:18]
     return EventId(f"${opaque}:{server_name}")
 
@@ -97,9 +100,9 @@ def old_event_id(seed: int, count: int, server_name: str) -> EventId:
 def unsigned_pdu(
     draft: EventDraft, reference_hashes: Mapping[EventId, str], chosen_id: EventId | None
 ) -> dict[str, Any]:
-    """The PDU as a dict without hash and signature.
+    """Return the PDU as a dict without hash and signature.
 
-    `reference_hashes` (base64) and `chosen_id` are looked at for versions 1 and 2 only.
+    `reference_hashes` (base64) and `chosen_id` are used for versions 1 and 2 only.
     """
     old = number_of(draft.room_version) <= 2
     pdu: dict[str, Any] = {
@@ -134,9 +137,10 @@ def _references(ids: Iterable[EventId], reference_hashes: Mapping[EventId, str])
 def finish(
     pdu: dict[str, Any], room_version: str, signers: Iterable[str], damage: Damage | None
 ) -> tuple[bytes, EventId]:
-    """Hash, sign by every server of `signers` (none: a stand-in of the same length), damage, encode.
+    """Hash, sign by every server of `signers`, damage, encode.
 
-    Returns the bytes (canonical JSON) and the event id.
+    Without signers a placeholder of the same length is used. Return the bytes (canonical JSON) and
+    the event id.
     """
     if damage == "oversized":
         pdu = {**pdu, "content": {**pdu["content"], "padding": "x" * OVERSIZED_PADDING}}
@@ -167,12 +171,15 @@ def _hashed_only(pdu: dict[str, Any]) -> dict[str, Any]:
 
 
 def _tampered(pdu: dict[str, Any]) -> dict[str, Any]:
-    """The event with something added that the content hash covers and the signature, made over the redacted form, does not."""
+    """Return the event with an addition that the content hash covers and the signature does not.
+
+    The signature is made over the redacted form.
+    """
     if pdu["type"] == "m.room.create":
         return {**pdu, "test.tampered": True}
     return {**pdu, "content": {**pdu["content"], "test.tampered": True}}
 
 
 def reference_hash_text(pdu: dict[str, Any], room_version: str) -> str:
-    """The reference hash as it stands beside an event id in versions 1 and 2."""
+    """Return the reference hash in the form of the [id, hash] pairs of versions 1 and 2."""
     return str(encode_base64(reference_hash(pdu, room_version)))

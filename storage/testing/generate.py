@@ -1,6 +1,6 @@
-"""Rooms of a shape and a size: as an iterator with bounded memory, as a list, or as a builder to deliver in odd ways.
+"""Rooms of a shape and a size: as an iterator with bounded memory, a list, or a builder.
 
-A million events need no more memory than the room's state and a window of recent events.
+A million events need only the memory of the room's state and a window of recent events.
 """
 
 import itertools
@@ -23,13 +23,13 @@ from storage.testing.shapes import Shape
 from storage.testing.world import GeneratedWorld
 
 LATE_MOST: Final = 50
-"""A late event is overtaken by at most so many others."""
+"""At most so many others overtake a late event."""
 TRIM_EVERY: Final = 1_000
 
 
 @dataclass(frozen=True, slots=True)
 class RoomStream:
-    """A room that is generated while it is iterated, and afresh each time: always the same events."""
+    """A room that is generated during iteration: each time the same events."""
 
     shape: Shape
     count: int
@@ -56,10 +56,12 @@ class RoomStream:
 def stream_room(
     shape: Shape, count: int, *, seed: int = 0, version: str | None = None, sign: bool = True
 ) -> RoomStream:
-    """A room of exactly `count` events. Without `sign` they are hashed only (about twice as fast).
+    """Return a room of exactly `count` events.
 
-    `version` instead of the shape's. The order of delivery is that of creation but for what
-    `shape.odd` makes late.
+    Without `sign` they are hashed only (twice as fast).
+
+    `version` replaces the shape's. The order of delivery is that of creation, except for events
+    that `shape.odd` makes late.
     """
     world = GeneratedWorld(shape, seed, sign=sign, version=version)
     next(_beginning(world))
@@ -72,7 +74,7 @@ def stream_room(
 def generate_room(
     shape: Shape, count: int, *, seed: int = 0, version: str | None = None, sign: bool = True
 ) -> GeneratedRoom:
-    """As `stream_room`, in memory."""
+    """Return the room of `stream_room`, in memory."""
     stream = stream_room(shape, count, seed=seed, version=version, sign=sign)
     return GeneratedRoom(stream.room_id, stream.room_version, tuple(stream), stream.keys)
 
@@ -86,9 +88,10 @@ def build_room(
     sign: bool = True,
     exact: bool = True,
 ) -> RoomBuilder:
-    """A builder holding a room of `count` events with all their states, to go on with or to deliver in odd ways.
+    """Return a builder with a room of `count` events and all their states.
 
-    With `exact` the states at merges are those of `storage.auth.resolve`; else see `storage.testing.merging`.
+    With `exact` the states at merges are those of `storage.auth.resolve`; else see
+    `storage.testing.merging`.
     """
     world = GeneratedWorld(shape, seed, sign=sign, version=version, exact=exact)
     for _ in itertools.islice(_endless(world, trim=False), count):
@@ -113,7 +116,10 @@ def _endless(world: GeneratedWorld, *, trim: bool) -> Iterator[BuiltEvent]:
 
 
 def _beginning(world: GeneratedWorld) -> Iterator[BuiltEvent]:
-    """As clients create rooms: create, join, power levels, join rules, history visibility, guest access, name."""
+    """Yield the first events as clients create them.
+
+    They are create, join, power levels, join rules, history visibility, guest access and name.
+    """
     creator, shape, room = world.creator, world.shape, world.room
     yield room.create(creator, ts=world.now_ms)
     yield world.member(creator, creator, "join")
@@ -142,7 +148,10 @@ def _oddity(world: GeneratedWorld, odd: Iterable[tuple[str, float]]) -> list[Bui
 
 
 def _ordinary(world: GeneratedWorld, names: list[str], weights: list[float]) -> list[BuiltEvent]:
-    """One event by the mix; if the action drawn is not possible now, a message instead; nothing if nobody can speak."""
+    """Return one event by the mix, or nothing if nobody can speak.
+
+    If the drawn action is impossible now, return a message instead.
+    """
     waiting = len(world.joined) < world.shape.members
     name = (
         "join"
@@ -156,9 +165,10 @@ def _ordinary(world: GeneratedWorld, names: list[str], weights: list[float]) -> 
 def held_back(
     events: Iterable[BuiltEvent], rate: float, rng: random.Random, *, most: int = LATE_MOST
 ) -> Iterator[BuiltEvent]:
-    """The events in another order: some are overtaken by up to `most` others, though by none that cites them.
+    """Yield the events in another order: up to `most` others overtake some of them.
 
-    Only in forks can an event be late. One that is expected to soft-fail stays where it is, as does what it depends on.
+    None of the others cites the late event. Only in forks can an event be late. One that is
+    expected to soft-fail stays in place, and so do its dependencies.
     """
     held: dict[EventId, tuple[BuiltEvent, int]] = {}
     for place, event in enumerate(events):

@@ -1,7 +1,8 @@
-"""The event graph of a built room: nodes, states, and what is known of events that are older than the window kept.
+"""The event graph of a built room: nodes, states, and facts about trimmed events.
 
-State per node is a persistent map, so that a message costs nothing and a state event O(log of the state's size), also
-with 50,000 members. `trim` forgets nodes behind a point that every branch has merged into, for rooms that are streamed.
+The state of a node is a persistent map. So a message costs nothing and a state event O(log of the
+state's size), also with 50,000 members. `trim` drops nodes behind a point that every branch has
+merged into, for rooms that are streamed.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -19,7 +20,7 @@ PARSED_MAX: Final = 20_000
 
 
 class RoomGraph:
-    """What all branches of one built room share."""
+    """The shared part of all branches of one built room."""
 
     def __init__(self, room_version: str) -> None:
         self.room_version = room_version
@@ -36,7 +37,7 @@ class RoomGraph:
         self._parsed: dict[EventId, Event] = {}
 
     def add(self, node: BuiltEvent, content: Mapping[str, Any]) -> None:
-        """Put a node in; content is kept of state events only, and of members only the membership."""
+        """Add a node; keep the content of state events, and of members only the membership."""
         self.nodes[node.event_id] = node
         self.count += 1
         if node.expected == "rejected":
@@ -50,23 +51,29 @@ class RoomGraph:
         return event_id in self.nodes or event_id in self._archive
 
     def node(self, event_id: str) -> BuiltEvent:
-        """A node, or for a trimmed state event what is left of it (with empty states); KeyError if there is neither."""
+        """Return a node, or the rest of a trimmed state event (with empty states).
+
+        Raise KeyError.
+        """
         key = EventId(event_id)
         found = self.nodes.get(key)
         return self._archive[key] if found is None else found
 
     def membership(self, state: State, user_id: str) -> str | None:
-        """A user's membership in a state, None if there is no member event."""
+        """Return a user's membership in a state, None if there is no member event."""
         event_id = state.get(("m.room.member", user_id))
         return None if event_id is None else self._memberships[event_id]
 
     def content(self, state: State, key: StateKey) -> Mapping[str, Any]:
-        """The content of a state event that is not a member event; {} if the state has none."""
+        """Return the content of a state event that is no member event; {} if the state has none."""
         event_id = state.get(key)
         return {} if event_id is None else self._contents[event_id]
 
     def parsed(self, event_id: EventId) -> Event:
-        """The event as `storage.event` reads it; KeyError if it was never here or is trimmed away."""
+        """Return the event as `storage.event` reads it.
+
+        Raise KeyError if it was never here or is trimmed.
+        """
         event = self._parsed.get(event_id)
         if event is None:
             node = self.node(event_id)
@@ -79,7 +86,7 @@ class RoomGraph:
         return event
 
     def maximal(self, ids: Iterable[EventId]) -> tuple[EventId, ...]:
-        """Those of `ids` that are no ancestors of another one, in the order given."""
+        """Return those of `ids` that are no ancestors of another one, in the given order."""
         wanted = list(dict.fromkeys(ids))
         if len(wanted) < 2:
             return tuple(wanted)
@@ -88,7 +95,7 @@ class RoomGraph:
         return tuple(event_id for event_id in wanted if event_id not in covered)
 
     def ancestors(self, ids: Iterable[EventId], floor: int) -> Iterator[EventId]:
-        """Every event reached from `ids` over prev_events whose topological number is at least `floor`, ids not counted."""
+        """Yield the ancestors of `ids` over prev_events, down to a topological number `floor`."""
         seen: set[EventId] = set()
         todo = list(ids)
         while todo:
@@ -100,7 +107,10 @@ class RoomGraph:
                     yield parent
 
     def auth_chain(self, ids: Iterable[EventId]) -> set[EventId]:
-        """Every event reached from `ids` over auth_events, ids not counted unless another one reaches them."""
+        """Return all events that `ids` reach over auth_events.
+
+        The ids themselves are included only if another one reaches them.
+        """
         seen: set[EventId] = set()
         todo = list(ids)
         while todo:
@@ -110,10 +120,10 @@ class RoomGraph:
         return seen
 
     def trim(self, keep: EventId) -> None:
-        """Forget what lies behind `keep`, which every later event must descend from.
+        """Drop all nodes behind `keep`, which every later event must descend from.
 
-        Left are its state with the auth events cited there, and every state event that is not a
-        member event: enough to go on and to resolve later forks. Costs time in proportion to the
+        Its state, the auth events cited there, and every state event that is no member event stay.
+        That is enough to continue and to resolve later forks. The time is proportional to the
         state.
         """
         last = self.nodes[keep]
@@ -147,7 +157,7 @@ class RoomGraph:
 
 
 class ParsedEvents(Mapping[EventId, Event]):
-    """The graph's events as `storage.auth` wants them: parsed when asked for."""
+    """The graph's events as `storage.auth` needs them: parsed on demand."""
 
     def __init__(self, graph: RoomGraph) -> None:
         self._graph = graph

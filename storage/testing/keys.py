@@ -1,8 +1,7 @@
 """Signing keys of invented servers.
 
-A server's key is derived from its name alone, so rooms of different seeds agree about the keys, and
-no key is ever drawn from the system's randomness. These keys guard nothing: anybody can derive
-them.
+A server's key is derived from its name alone. So rooms of different seeds have the same keys, and
+no key uses the system's randomness. These keys protect nothing: anybody can derive them.
 """
 
 import hashlib
@@ -21,24 +20,24 @@ KEY_ID: Final = f"ed25519:{KEY_VERSION}"
 
 @lru_cache(maxsize=4096)
 def signing_key(server_name: str) -> SigningKey:
-    """The ed25519 signing key of a server; its id is always ``ed25519:1``."""
+    """Return the ed25519 signing key of a server; its id is always ``ed25519:1``."""
     secret = hashlib.sha256(b"room-event-storage testing key of " + server_name.encode()).digest()
     return decode_signing_key_base64("ed25519", KEY_VERSION, encode_base64(secret))
 
 
 @lru_cache(maxsize=4096)
 def verify_key(server_name: str) -> VerifyKey:
-    """The public half of `signing_key`."""
+    """Return the public half of `signing_key`."""
     return get_verify_key(signing_key(server_name))
 
 
 def verify_keys(server_names: Iterable[str]) -> dict[tuple[str, str], VerifyKey]:
-    """(server name, key id) -> verify key, the form that ``store.append(verify_keys=…)`` takes."""
+    """Return (server name, key id) -> verify key, as ``store.append(verify_keys=…)`` takes it."""
     return {(name, KEY_ID): verify_key(name) for name in server_names}
 
 
 def foreign_signing_key(server_name: str) -> SigningKey:
-    """A key that claims to be `server_name`'s ``ed25519:1`` and is not: signatures made with it are bad."""
+    """Return a false ``ed25519:1`` key of `server_name`: signatures made with it are bad."""
     secret = nacl.signing.SigningKey(
         hashlib.sha256(b"not the key of " + server_name.encode()).digest()
     )

@@ -1,9 +1,10 @@
-"""The state at a merge: state resolution of the parents' states, at a cost that follows the fork and not the room.
+"""The state at a merge: resolution of the parents' states, at the cost of the fork, not the room.
 
-The keys that can differ are found by walking from the parents back to where all of them meet. With `exact` the whole
-of `storage.auth.resolve` decides. Without, `resolve_conflicts` is given an auth difference computed from the events
-since the fork alone; an older event that no older event cites may then be missing from the difference. That is good
-enough for a generator that wants plausible states in a room of 50,000 members, and not for a test that compares states.
+A walk from the parents back to their common ancestors finds the keys that can differ. With `exact`
+the whole of `storage.auth.resolve` decides. Without, `resolve_conflicts` gets an auth difference
+computed only from the events since the fork. An older event that no older event cites may then be
+missing from the difference. That is good enough for a generator that needs plausible states in a
+room of 50,000 members, but not for a test that compares states.
 """
 
 import heapq
@@ -19,7 +20,7 @@ MERGES_MAX: Final = 256
 
 
 def merge(graph: RoomGraph, parents: Sequence[EventId], *, exact: bool) -> Merged:
-    """The state before an event with these parents; none: the empty state."""
+    """Return the state before an event with these parents; without parents the empty state."""
     states = [graph.nodes[parent].state_after for parent in parents]
     if not states:
         return Merged(EMPTY_STATE, frozenset())
@@ -51,7 +52,7 @@ def _merge_unlike(
 
 
 def _reach_since_fork(graph: RoomGraph, parents: Sequence[EventId]) -> list[EventId]:
-    """The events that some but not all of the parents descend from (or are), newest first."""
+    """Return the events that some but not all parents descend from (or are), newest first."""
     everybody = (1 << len(parents)) - 1
     masks: dict[EventId, int] = {}
     queue: list[tuple[int, EventId]] = []
@@ -104,7 +105,7 @@ def _resolved_exactly(graph: RoomGraph, states: Sequence[State]) -> State:
 
 
 def _updated(state: State, values: Mapping[StateKey, EventId], keys: Iterable[StateKey]) -> State:
-    """`state` with `keys` as in `values`; a key that is missing there goes."""
+    """Return `state` with `keys` as in `values`; drop a key that is missing there."""
     changed = state.mutate()
     for key in keys:
         value = values.get(key)
@@ -178,7 +179,10 @@ def _auth_chain_within(
 
 
 def _conflicted_subgraph(graph: RoomGraph, conflicted: set[EventId]) -> set[EventId]:
-    """Events on a path of auth_events between two conflicted ones, these included (room version 12)."""
+    """Return the events on auth_events paths between two conflicted ones, with both ends.
+
+    For room version 12.
+    """
     floor = min(graph.node(event_id).topological for event_id in conflicted)
     cited = {event_id: _cited_above(graph, event_id, floor) for event_id in conflicted}
     todo = list(cited)

@@ -1,8 +1,8 @@
-"""What the builder and the generators hand out, and its NDJSON form.
+"""The results of the builder and the generators, and their NDJSON form.
 
-`BuiltEvent` is an event with everything its author knew (parents, state before and after); it lives
-in a graph. `GeneratedEvent` is the same event on its way to a store: bytes, origin, and what should
-become of it.
+`BuiltEvent` is an event with everything its author knew (parents, state before and after); it is
+part of a graph. `GeneratedEvent` is the same event as delivered to a store: bytes, origin, and
+expected outcome.
 """
 
 import json
@@ -19,11 +19,11 @@ from storage.ids import EventId, RoomId, StateKey
 State: TypeAlias = Map[StateKey, EventId]
 Origin = Literal["live", "backfill", "outlier"]
 Expected = Literal["stored", "rejected", "soft_failed", "redacted", "invalid"]
-"""What a store that got every event in order of creation should answer."""
+"""The expected outcome in a store that got every event in order of creation."""
 
 
 class Merged(NamedTuple):
-    """A state before an event, and the keys about which the parents' states disagreed."""
+    """A state before an event, and the keys on which the parents' states disagreed."""
 
     state: State
     disputed: frozenset[StateKey]
@@ -31,10 +31,12 @@ class Merged(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BuiltEvent:
-    """One event of a built room. Where an event is wanted, its id does as well.
+    """One event of a built room.
+
+    Functions that take an event also take its id.
 
     `state_before` and `state_after` are the true states by state resolution, (type, state key) ->
-    event id; a rejected or invalid event leaves the state as it was. `topological` is 1 for the
+    event id; a rejected or invalid event leaves the state unchanged. `topological` is 1 for the
     create event and else 1 + the largest of the parents', whatever `depth` claims. `expected` is
     None for an ordinary event: allowed by its own state, hence never rejected, but perhaps
     soft-failed where another branch came first.
@@ -58,25 +60,25 @@ class BuiltEvent:
 
     @property
     def key(self) -> StateKey | None:
-        """(type, state key) of a state event, None for a message."""
+        """Return (type, state key) of a state event, None for a message."""
         return None if self.state_key is None else (self.type, self.state_key)
 
     @property
     def json(self) -> dict[str, Any]:
-        """The PDU, parsed afresh each time."""
+        """Parse the PDU again at each call."""
         parsed: dict[str, Any] = json.loads(self.pdu)
         return parsed
 
     @property
     def content(self) -> dict[str, Any]:
-        """The PDU's content, as sent."""
+        """Return the PDU's content, as sent."""
         content: dict[str, Any] = self.json["content"]
         return content
 
     def generated(
         self, origin: Origin = "live", state_before: Iterable[EventId] | None = None
     ) -> "GeneratedEvent":
-        """The event as a delivery to a store."""
+        """Return the event as a delivery to a store."""
         given = None if state_before is None else tuple(state_before)
         return GeneratedEvent(
             self.pdu, self.event_id, self.room_id, self.room_version, origin, given, self.expected
@@ -85,7 +87,7 @@ class BuiltEvent:
 
 @dataclass(frozen=True, slots=True)
 class GeneratedEvent:
-    """One delivery: an argument of ``store.append`` with what it is about.
+    """One delivery: an argument of ``store.append`` with its metadata.
 
     `state_before` is set for an event after a gap: the ids of the state before it, for
     ``append(state_before=…)``.
@@ -117,16 +119,16 @@ class GeneratedRoom:
 
     @property
     def pdus(self) -> list[bytes]:
-        """The bytes alone, in order of delivery."""
+        """Return the bytes alone, in order of delivery."""
         return [event.pdu for event in self.events]
 
 
 def ndjson_line(event: GeneratedEvent) -> bytes:
-    r"""``{"pdu":…,"room_version":…,"origin":…}`` and a newline.
+    r"""Return ``{"pdu":…,"room_version":…,"origin":…}`` and a newline.
 
-    The PDU stands in it byte for byte, so a reader that wants the bytes must cut them out and not
-    re-encode. After a gap ``"state_before"`` (a list of event ids) follows. A PDU with a raw line
-    break cannot be written: ValueError.
+    The PDU is embedded byte for byte, so a reader that needs the bytes must cut them out and not
+    re-encode. After a gap ``"state_before"`` (a list of event ids) follows. Raise ValueError for a
+    PDU with a raw line break, which has no such form.
     """
     if b"\n" in event.pdu or b"\r" in event.pdu:
         raise ValueError(f"{event.event_id}: a PDU with a line break has no NDJSON form")
@@ -139,9 +141,9 @@ def ndjson_line(event: GeneratedEvent) -> bytes:
 
 
 def write_ndjson(events: Iterable[GeneratedEvent], target: Path | str | IO[bytes]) -> int:
-    """Write one line per event, as `ndjson_line`; `target` is a path or an open binary file.
+    """Write one line per event, as `ndjson_line`; return how many.
 
-    Returns how many.
+    `target` is a path or an open binary file.
     """
     if isinstance(target, str | Path):
         with Path(target).open("wb") as file:

@@ -1,4 +1,7 @@
-"""What goes wrong in rooms, by name of the rate in `Odd`: each gives the events in order of delivery, or none."""
+"""Faults in rooms, by name of the rate in `Odd`.
+
+Each function returns the events in order of delivery, or none.
+"""
 
 from collections.abc import Callable, Mapping
 from typing import Final
@@ -12,7 +15,7 @@ Oddity = Callable[[GeneratedWorld], list[BuiltEvent]]
 
 
 def content_hash(world: GeneratedWorld) -> list[BuiltEvent]:
-    """A message whose content is not that which was hashed."""
+    """Send a message whose content does not match its hash."""
     sender = world.speaker()
     return (
         []
@@ -26,7 +29,7 @@ def content_hash(world: GeneratedWorld) -> list[BuiltEvent]:
 
 
 def bad_signature(world: GeneratedWorld) -> list[BuiltEvent]:
-    """A message signed with another key."""
+    """Send a message signed with another key."""
     sender = world.speaker()
     return (
         []
@@ -38,7 +41,7 @@ def bad_signature(world: GeneratedWorld) -> list[BuiltEvent]:
 
 
 def oversized(world: GeneratedWorld) -> list[BuiltEvent]:
-    """A message of more than 65,536 bytes."""
+    """Send a message of more than 65,536 bytes."""
     sender = world.speaker()
     return (
         []
@@ -50,7 +53,10 @@ def oversized(world: GeneratedWorld) -> list[BuiltEvent]:
 
 
 def depth_lie(world: GeneratedWorld) -> list[BuiltEvent]:
-    """A message that claims the largest depth, none, a small or a random one; from version 6 also a negative one."""
+    """Send a message with a false depth: the largest, 0, a small or a random one.
+
+    From version 6 on it may also be negative.
+    """
     sender = world.speaker()
     if sender is None:
         return []
@@ -66,7 +72,7 @@ def depth_lie(world: GeneratedWorld) -> list[BuiltEvent]:
 
 
 def rejected(world: GeneratedWorld) -> list[BuiltEvent]:
-    """A message by somebody banned, gone or never there, or a topic without the power for it."""
+    """Send a message by a banned, absent or unknown user, or a topic without the power."""
     banned = world.banned.draw(world.rng)
     if banned is not None and world.rng.random() < 0.5 and not world.is_joined(banned):
         return [
@@ -87,7 +93,7 @@ def rejected(world: GeneratedWorld) -> list[BuiltEvent]:
 
 
 def soft_failed(world: GeneratedWorld) -> list[BuiltEvent]:
-    """A ban, then a message of the banned user that claims to come from before it."""
+    """Ban a user, then send a message of that user that claims to be from before the ban."""
     host, target = world.moderator(), world.speaker(skew=1.0)
     if not world.is_whole or host is None or target is None or target in world.moderators:
         return []
@@ -105,7 +111,7 @@ def soft_failed(world: GeneratedWorld) -> list[BuiltEvent]:
 
 
 def early_redaction(world: GeneratedWorld) -> list[BuiltEvent]:
-    """A redaction on another branch than its target, which comes later."""
+    """Redact an event on another branch than its target, which comes later."""
     sender, host = world.speaker(), world.moderator()
     if not world.is_whole or sender is None or host is None:
         return []

@@ -1,4 +1,4 @@
-"""Who is there and what they say: seeded choice of users, neutral text, lengths like those of real rooms."""
+"""Users and texts: seeded choice of users, neutral text, lengths like those of real rooms."""
 
 import math
 import random
@@ -34,7 +34,7 @@ _LENGTH_MAX: Final = 4_000
 
 
 class Roster:
-    """A set of users from which one can be drawn at equal cost however many there are, and in the same order every time."""
+    """A set of users with a random draw at constant cost, in a reproducible order."""
 
     def __init__(self, users: Iterable[str] = ()) -> None:
         self._users = list(users)
@@ -50,13 +50,13 @@ class Roster:
         return iter(self._users)
 
     def add(self, user: str) -> None:
-        """Put a user in; one who is in stays where they are."""
+        """Add a user; one who is in stays in place."""
         if user not in self._places:
             self._places[user] = len(self._users)
             self._users.append(user)
 
     def discard(self, user: str) -> None:
-        """Take a user out, if in; the last one moves into the gap."""
+        """Remove a user, if in; the last one moves to the free position."""
         place = self._places.pop(user, None)
         if place is None:
             return
@@ -66,14 +66,14 @@ class Roster:
             self._places[last] = place
 
     def draw(self, rng: random.Random, *, skew: float = 1.0) -> str | None:
-        """A user, None if there is none; with a `skew` above 1 a few of them most of the time."""
+        """Return a user, None if there is none; a `skew` above 1 prefers a few of them."""
         if not self._users:
             return None
         return self._users[int(len(self._users) * rng.random() ** skew)]
 
 
 def server_names(count: int) -> tuple[str, ...]:
-    """``s1.test`` to ``s<count>.test``."""
+    """Return ``s1.test`` to ``s<count>.test``."""
     return tuple(f"s{number}.test" for number in range(1, count + 1))
 
 
@@ -88,7 +88,10 @@ _TEXT: Final = _made_text()
 
 
 def text(rng: random.Random) -> str:
-    """A message body: mostly a line, seldom some thousand characters (log-normal, 165 characters on average)."""
+    """Return a message body: mostly a line, rarely some thousand characters.
+
+    The length is log-normal, 165 characters on average.
+    """
     length = min(
         _LENGTH_MAX, int(math.exp(_MEAN_LOG_LENGTH + _SPREAD_LOG_LENGTH * rng.gauss(0, 1))) + 1
     )
@@ -97,18 +100,18 @@ def text(rng: random.Random) -> str:
 
 
 def letters(rng: random.Random, length: int) -> str:
-    """Random letters and digits, like those of media ids and ciphertexts."""
+    """Return random letters and digits, like those of media ids and ciphertexts."""
     return f"{rng.getrandbits(length * 5):x}".ljust(length, "0")[:length]
 
 
 def profile(rng: random.Random, user_id: str) -> dict[str, Any]:
-    """Display name and avatar of a member event."""
+    """Return the display name and avatar of a member event."""
     name, server = user_id[1:].split(":", 1)
     return {"avatar_url": f"mxc://{server}/{letters(rng, 24)}", "displayname": name.capitalize()}
 
 
 def message(rng: random.Random) -> dict[str, Any]:
-    """Content of a message: text, formatted text, or an image."""
+    """Return the content of a message: text, formatted text, or an image."""
     kind = rng.random()
     body = text(rng)
     if kind < 0.85:
@@ -135,7 +138,7 @@ def message(rng: random.Random) -> dict[str, Any]:
 
 
 def encrypted(rng: random.Random) -> dict[str, Any]:
-    """Content of m.room.encrypted, with noise for a ciphertext."""
+    """Return the content of m.room.encrypted, with noise for a ciphertext."""
     return {
         "algorithm": "m.megolm.v1.aes-sha2",
         "ciphertext": letters(rng, rng.randint(200, 500)),

@@ -1,4 +1,4 @@
-"""What kinds of rooms there are: members, servers, what happens how often, how much the servers lose sight of each other."""
+"""Kinds of rooms: members, servers, rates of actions, and rates of partitions."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -7,20 +7,18 @@ from typing import Any, Final
 
 @dataclass(frozen=True, slots=True)
 class Odd:
-    """How often, per event, something odd happens. All are 0 in an ordinary room."""
+    """Rates per event of odd things. All are 0 in an ordinary room."""
 
     late: float = 0.0
-    """A delivery is held back, though never behind an event that cites it: only forks can be late.
-    """
+    """A delivery is late, though never after an event that cites it: only forks can be late."""
     content_hash: float = 0.0
     """A message whose content hash is wrong: stored as redacted."""
     depth_lie: float = 0.0
     """A message that claims any depth; servers carry the largest one on."""
     rejected: float = 0.0
-    """An event that its own state does not allow: by the banned, by strangers, beyond one's power.
-    """
+    """An event that its own state does not allow: by banned users, strangers, or without power."""
     soft_failed: float = 0.0
-    """A ban, and a message by the banned user that hangs before it."""
+    """A ban, and a message by the banned user with a parent before it."""
     bad_signature: float = 0.0
     oversized: float = 0.0
     early_redaction: float = 0.0
@@ -41,16 +39,15 @@ class Shape:
     rush: float = 0.5
     """Until then: the share of joins among the events."""
     newcomers: float = 0.6
-    """The share of joins by users who were never there; the others come back, while there are any.
-    """
+    """The share of joins by new users; the others return, while there are any."""
     skew: float = 3.0
-    """How unequal the speakers are; 1 is equal."""
+    """Inequality of the speakers; 1 is equal."""
     mix: Mapping[str, float] = field(default_factory=dict)
     """Weights of the actions, by name (`storage.testing.actions`)."""
     join_rule: str = "public"
     history_visibility: str = "shared"
     fork_rate: float = 0.0
-    """Partitions that begin, per event."""
+    """New partitions, per event."""
     fork_depth: float = 3.0
     """Mean number of events of one side of a partition."""
     fork_width: int = 2
@@ -58,7 +55,7 @@ class Shape:
     odd: Odd = Odd()
 
     def replaced(self, **changes: Any) -> "Shape":
-        """The shape with other values."""
+        """Return the shape with other values."""
         return replace(self, **changes)
 
 

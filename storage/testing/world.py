@@ -1,7 +1,8 @@
-"""The world of a generated room: who is where, which servers see each other, and the builder of each side.
+"""The world of a generated room: users, servers, partitions, and the builder of each side.
 
-A *side* is a set of servers that see the same events. Mostly there is one; a partition makes several, each with a branch
-of its own, until it heals and the next event has all their heads as parents.
+A *side* is a set of servers that receive the same events. Mostly there is one. A partition makes
+several, each with a branch of its own, until it heals and the next event has all their heads as
+parents.
 """
 
 import math
@@ -56,7 +57,7 @@ class GeneratedWorld:
         exact: bool = False,
     ) -> None:
         self.shape = shape
-        self.rng = random.Random(f"{shape.name}/{seed}")  # noqa: S311  (the same room every time is the point)
+        self.rng = random.Random(f"{shape.name}/{seed}")  # noqa: S311  (the same room every time)
         names = server_names(shape.servers)
         self.room = RoomBuilder(
             version or shape.version,
@@ -81,7 +82,7 @@ class GeneratedWorld:
     # Servers that see each other, and do not
 
     def advance_partitions(self) -> None:
-        """Begin, go on with or heal a partition."""
+        """Begin, continue or heal a partition."""
         if self.partition_left > 0:
             self.partition_left -= 1
             if self.partition_left == 0:
@@ -119,7 +120,7 @@ class GeneratedWorld:
         self.side_of = dict.fromkeys(self.side_of, self.whole)
 
     def _heal_two(self) -> None:
-        """Two sides find each other while others are still cut off: a merge of merges follows."""
+        """Heal two sides while others are still cut off: a merge of merges follows."""
         left, right = self.rng.sample(self.sides, 2)
         left.room.merge(right.room)
         left.recent.extend(list(right.recent)[-RECENT_MAX // 2 :])
@@ -130,26 +131,29 @@ class GeneratedWorld:
 
     @property
     def is_whole(self) -> bool:
-        """Whether all servers see each other and the last partition is merged."""
+        """Return whether all servers are connected and the last partition is merged."""
         return self.partition_left == 0 and len(self.room.heads) == 1
 
     def trim(self) -> None:
-        """Let go of the past, if that is possible and worth it."""
+        """Drop the past, if that is possible and worth it."""
         if self.is_whole and len(self.room.graph.nodes) > max(NODES_MAX, 2 * len(self.room.state)):
             self.room.graph.trim(self.room.heads[0])
 
-    # Who
+    # Users
 
     def side(self, user: str) -> PartitionSide:
-        """The side of a user's server."""
+        """Return the side of a user's server."""
         return self.side_of[server_of(user)]
 
     def is_joined(self, user: str) -> bool:
-        """Whether a user is joined as the own side sees it."""
+        """Return whether a user is joined on its own side."""
         return self.side(user).room.membership(user) == "join"
 
     def speaker(self, *, skew: float | None = None) -> str | None:
-        """Somebody who is joined on the own side; the creator where others are hard to find."""
+        """Return a user who is joined on the own side.
+
+        The creator where others are hard to find.
+        """
         for _ in range(TRIES):
             user = self.joined.draw(self.rng, skew=self.shape.skew if skew is None else skew)
             if user is not None and self.is_joined(user):
@@ -157,7 +161,7 @@ class GeneratedWorld:
         return self.creator if self.is_joined(self.creator) else None
 
     def newcomer(self) -> str:
-        """A user who was never there."""
+        """Return a new user."""
         self.users += 1
         return (
             self.room.user(self.users)
@@ -170,7 +174,7 @@ class GeneratedWorld:
         return self.room.user(self.users, names[int(len(names) * self.rng.random() ** 2)])
 
     def level(self, side: PartitionSide, user: str) -> float:
-        """A user's power level on a side."""
+        """Return a user's power level on a side."""
         if user == self.creator and number_of(self.room.version) >= 12:
             return math.inf
         content = side.room.content("m.room.power_levels")
@@ -178,7 +182,7 @@ class GeneratedWorld:
         return level
 
     def moderator(self, level: int = 50) -> str | None:
-        """A joined user with at least that level on the own side."""
+        """Return a joined user with at least that level on the own side."""
         for user in self.rng.sample(self.moderators, len(self.moderators)):
             if self.is_joined(user) and self.level(self.side(user), user) >= level:
                 return user
@@ -196,7 +200,7 @@ class GeneratedWorld:
         redacts: str | None = None,
         **how: Unpack[EventOptions],
     ) -> BuiltEvent:
-        """An event of the side of `sender`, dated and dressed like a real one."""
+        """Send an event on the side of `sender`, with a timestamp and keys like a real one."""
         self.now_ms += 1 + int(-math.log(1 - self.rng.random()) * GAP_MS_MEAN)
         extra: dict[str, Any] = {"unsigned": {"age_ts": self.now_ms}}
         if number_of(self.room.version) <= 10:
@@ -212,7 +216,7 @@ class GeneratedWorld:
     def say(
         self, sender: str, type_: str, content: Mapping[str, Any], *, thread: EventId | None = None
     ) -> BuiltEvent:
-        """A message that others can refer to."""
+        """Send a message that others can refer to."""
         node = self.send(sender, type_, content)
         self.side(sender).recent.append(Said(node.event_id, sender, thread))
         return node
@@ -220,7 +224,7 @@ class GeneratedWorld:
     def member(
         self, sender: str, target: str, membership: str, via: str | None = None
     ) -> BuiltEvent:
-        """A membership, with a profile for joins and invites."""
+        """Send a membership, with a profile for joins and invites."""
         content: dict[str, Any] = {"membership": membership}
         if membership in ("join", "invite", "knock"):
             content |= profile(self.rng, target)
