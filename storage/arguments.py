@@ -1,7 +1,7 @@
-"""Arguments of public methods: ids have their form, users are local, lists are lists, numbers fit.
+"""Validation of the arguments of public methods: ids, local users, lists, numbers.
 
-Postgres refuses a NUL, half of a surrogate pair and a number beyond 64 bits. Each is found here,
-before anything is sent, so that no caller meets an error of the driver. Reads clamp numbers to 64
+Postgres refuses a NUL, half of a surrogate pair and a number beyond 64 bits. These are found here,
+before anything is sent, so that no caller gets an error of the driver. Reads clamp numbers to 64
 bits; methods that write refuse them.
 """
 
@@ -18,14 +18,14 @@ LARGEST: Final = 2**63 - 1
 
 T = TypeVar("T")
 
-# ----------------------------------------------------------------------------------------------------------------
+# -------------------------------------------------------------------------------------------------
 # texts
 
 
 def is_text(value: object) -> TypeGuard[str]:
-    """Return whether a table could hold it as text.
+    """Return whether Postgres could store it as text.
 
-    What a table cannot hold is the id of nothing.
+    A value that it cannot store is the id of nothing.
     """
     if not isinstance(value, str) or "\0" in value:
         return False
@@ -37,16 +37,19 @@ def is_text(value: object) -> TypeGuard[str]:
 
 
 def text(value: str) -> str:
-    """Return it as it is; `InvalidIdentifier` for what cannot be held as text."""
+    """Return it unchanged; raise `InvalidIdentifier` if it cannot be stored as text."""
     if not is_text(value):
         raise InvalidIdentifier(
-            value, "not text that can be held: a NUL, half of a surrogate pair, or no text at all"
+            value, "not text that can be stored: a NUL, half of a surrogate pair, or no text at all"
         )
     return value
 
 
 def listed(values: Iterable[T], name: str) -> list[T]:
-    """Return what a collection holds; `InputError` for a single text in its place, or for what is no collection."""
+    """Return the items of a collection.
+
+    Raise `InputError` for a single text, or for a value that is no collection.
+    """
     if isinstance(values, str | bytes | bytearray | memoryview):
         raise InputError(f"{name} is {values!r}: a list is wanted, write [{values!r}]")
     if not isinstance(values, Iterable):
@@ -55,19 +58,25 @@ def listed(values: Iterable[T], name: str) -> list[T]:
 
 
 def pdus(values: Iterable[T]) -> list[T]:
-    """Return the PDUs of a batch; `InputError` for a single one in their place, or for what is no collection."""
+    """Return the PDUs of a batch.
+
+    Raise `InputError` for a single PDU, or for a value that is no collection.
+    """
     if isinstance(values, str | bytes | bytearray | memoryview | Mapping):
         raise InputError(f"pdus is a single {type(values).__name__}: a list is wanted, write [pdu]")
     return listed(values, "pdus")
 
 
 def texts(values: Iterable[str], name: str = "ids") -> list[str]:
-    """Return each of them as `text`; `InputError` for a single one in their place."""
+    """Return each of them as `text`; raise `InputError` for a single text."""
     return [text(value) for value in listed(values, name)]
 
 
 def filtered(values: Iterable[str] | None, name: str) -> tuple[str, ...] | None:
-    """Return the names that a filter picks, without those that no table can hold: they would match nothing. None: any."""
+    """Return the names of a filter, without those that cannot be stored: they match nothing.
+
+    None means no filter.
+    """
     if values is None:
         return None
     names = listed(values, name)
@@ -78,7 +87,7 @@ def filtered(values: Iterable[str] | None, name: str) -> tuple[str, ...] | None:
 
 
 def keys(pairs: Iterable[StateKey] | None) -> list[StateKey] | None:
-    """Return each (type, state key) as `text`; `InputError` for what is no pair."""
+    """Return each (type, state key) as `text`; raise `InputError` for an item that is no pair."""
     return None if pairs is None else [_key(pair) for pair in listed(pairs, "keys")]
 
 
@@ -95,19 +104,22 @@ def _key(pair: object) -> StateKey:
     return text(kind), text(state_key)
 
 
-# ------------------------------------------------------------------------------------------------------------------
+# ------------------------------------------------------------------------------------------------
 # ids
 
 
 def room(room_id: str) -> RoomId:
-    """Return the room id; `InvalidIdentifier` for what is none."""
+    """Return the room id; raise `InvalidIdentifier` for another value."""
     if not text(room_id).startswith("!"):
         raise InvalidIdentifier(room_id, "a room id begins with !")
     return RoomId(room_id)
 
 
 def local_user(user_id: str, server_name: str) -> UserId:
-    """Return the user id; `InvalidIdentifier` for what is none, or for a user of another server."""
+    """Return the user id.
+
+    Raise `InvalidIdentifier` for another value or a user of another server.
+    """
     user(user_id)
     if server_name_of(user_id) != server_name:
         raise InvalidIdentifier(user_id, f"not a user of {server_name}")
@@ -115,19 +127,19 @@ def local_user(user_id: str, server_name: str) -> UserId:
 
 
 def user(user_id: str) -> UserId:
-    """Return the user id, of any server; `InvalidIdentifier` for what is none."""
+    """Return the user id, of any server; raise `InvalidIdentifier` for another value."""
     if not text(user_id).startswith("@") or not server_name_of(user_id):
         raise InvalidIdentifier(user_id, "a user id is @localpart:server")
     return UserId(user_id)
 
 
 def users(user_ids: Iterable[str], name: str = "ignored") -> list[UserId]:
-    """Return user ids of any server; `InvalidIdentifier` for what is none."""
+    """Return user ids of any server; raise `InvalidIdentifier` for another value."""
     return [user(user_id) for user_id in listed(user_ids, name)]
 
 
 def server(server_name: str) -> ServerName:
-    """Return the server name; `InvalidIdentifier` for what cannot be one."""
+    """Return the server name; raise `InvalidIdentifier` for another value."""
     if (
         not text(server_name)
         or server_name[0] in "@!$#"
@@ -138,7 +150,7 @@ def server(server_name: str) -> ServerName:
 
 
 def events(event_ids: Iterable[str]) -> list[EventId]:
-    """Return the event ids, each once; `InvalidIdentifier` for what is none."""
+    """Return the event ids, each once; raise `InvalidIdentifier` for another value."""
     ids = list(dict.fromkeys(texts(event_ids, "the event ids")))
     for event_id in ids:
         if not event_id.startswith("$"):
@@ -147,62 +159,74 @@ def events(event_ids: Iterable[str]) -> list[EventId]:
 
 
 def event(event_id: str) -> EventId:
-    """Return the event id; `InvalidIdentifier` for what is none."""
+    """Return the event id; raise `InvalidIdentifier` for another value."""
     return events([event_id])[0]
 
 
-# --------------------------------------------------------------------------------------------------------------
+# ------------------------------------------------------------------------------------------------
 # numbers
 
 
 def limit(number: int, largest: int, name: str = "limit") -> int:
-    """Return the limit, at most the largest one; `InputError` for a negative one, or for what is no number."""
+    """Return the limit, at most the largest one.
+
+    Raise `InputError` for a negative one, or for a value that is no number.
+    """
     if whole(number, name) < 0:
         raise InputError(f"{name} {number}: it must not be negative")
     return min(number, largest)
 
 
 def whole(number: int, name: str) -> int:
-    """Return the number, clamped to 64 bits; `InputError` for what is none (True and False are none)."""
+    """Return the number, clamped to 64 bits.
+
+    Raise `InputError` for another value, also for True and False.
+    """
     if isinstance(number, bool) or not isinstance(number, int):
         raise InputError(f"{name} {number!r}: a whole number is wanted")
     return max(-LARGEST, min(number, LARGEST))
 
 
 def position(number: int, name: str) -> int:
-    """Return a position of a stream, or a number of its rows; `InputError` for what is no number from 0 to 2^63-1."""
+    """Return a position of a stream, or a number of its rows.
+
+    Raise `InputError` for a value that is no number from 0 to 2^63-1.
+    """
     if whole(number, name) != number or number < 0:
         raise InputError(f"{name} {number}: it must be a whole number from 0 to 2^63-1")
     return number
 
 
-# ----------------------------------------------------------------------------------------------------------
+# ------------------------------------------------------------------------------------------------
 # other values
 
 
 def flag(value: bool, name: str) -> bool:
-    """Return it; `InputError` for what is neither True nor False."""
+    """Return it; raise `InputError` unless it is True or False."""
     if not isinstance(value, bool):
         raise InputError(f"{name} is {value!r}: it must be True or False")
     return value
 
 
 def instance(value: T, kind: type[T], name: str) -> T:
-    """Return it; `InputError` for a value of another type."""
+    """Return it; raise `InputError` for a value of another type."""
     if not isinstance(value, kind):
         raise InputError(f"{name} is {value!r}: a {kind.__name__} is wanted")
     return value
 
 
 def mapping(value: Mapping[Any, T], name: str) -> Mapping[Any, T]:
-    """Return it; `InputError` for what is no mapping."""
+    """Return it; raise `InputError` unless it is a mapping."""
     if not isinstance(value, Mapping):
         raise InputError(f"{name} is {value!r}: a mapping is wanted")
     return value
 
 
 def content(value: Mapping[str, Any], name: str) -> bytes:
-    """Return a JSON object as bytes; `InputError` for what JSON, or UTF-8, or 64 bits cannot hold."""
+    """Return a JSON object as bytes.
+
+    Raise `InputError` for values that JSON, UTF-8 or 64 bits cannot represent.
+    """
     try:
         packed = orjson.dumps(dict(mapping(value, name)), option=PLAIN)
     except (TypeError, ValueError, RecursionError) as error:
@@ -213,7 +237,7 @@ def content(value: Mapping[str, Any], name: str) -> bytes:
 
 
 PLAIN: Final = orjson.OPT_PASSTHROUGH_DATACLASS | orjson.OPT_PASSTHROUGH_DATETIME
-"""Only what JSON has: no dates, no dataclasses."""
+"""Only the types of JSON: no dates, no dataclasses."""
 
 
 def _is_finite(value: object) -> bool:

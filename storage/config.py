@@ -1,8 +1,7 @@
 """Every limit of the engine, in one frozen value.
 
-A limit that is not here does not exist: modules take the `Config` they are given and read no
-environment themselves. Units stand last in the name (`_ms`, `_bytes`, `_mb`); a field without a
-unit counts things.
+All limits are here: modules take the `Config` they are given and read no environment themselves.
+Units stand last in the name (`_ms`, `_bytes`, `_mb`); a field without a unit is a count.
 """
 
 import os
@@ -28,16 +27,16 @@ class AllowedRange(NamedTuple):
 
 
 Most = Annotated[int, AllowedRange(1, COUNT_MAX)]
-"""A limit: with 0 nothing would ever be done."""
+"""A limit; with 0 nothing would ever be done."""
 
 Kept = Annotated[int, AllowedRange(0, COUNT_MAX)]
-"""The size of something remembered; 0 remembers nothing."""
+"""The size of a cache; 0 disables it."""
 
 Wait = Annotated[int, AllowedRange(1, WAIT_MS_MAX)]
 """A timeout or an interval."""
 
 Pause = Annotated[int, AllowedRange(0, WAIT_MS_MAX)]
-"""A time that may be none."""
+"""A time that may be 0."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,34 +44,40 @@ class Config:
     """Limits and sizes; the defaults suit a small machine (2 cores, 4 GB).
 
     `Config.from_env()` reads `STORAGE_<FIELD IN CAPITALS>` for each field, for instance
-    `STORAGE_POOL_SIZE_MAX=20`. `InputError` for a value of another type or out of its range: it
-    names the field and the range.
+    `STORAGE_POOL_SIZE_MAX=20`. Raise `InputError` for a value of another type or out of its range,
+    with the field and the range.
     """
 
     instance_name: str = "main"
-    """Which of the processes on one database this is; `storage.open` sets it.
+    """The name of this process among those on the database; `storage.open` sets it.
 
-    Sessions carry it, so that others see who is alive.
+    Sessions carry it, so that others see which processes are live.
     """
 
-    # ------------------------------------------------------------------------------------------------------
+    # ---------------------------------------------------------------------------------------------
     # database
 
     pool_size_min: Annotated[int, AllowedRange(0, 10_000)] = 1
     """Connections opened at start and kept open; `pool_size_max` of them where that is smaller."""
 
     pool_size_max: Annotated[int, AllowedRange(1, 10_000)] = 10
-    """Connections at most; a caller that finds none free waits for `pool_acquire_timeout_ms`."""
+    """Most connections; a caller waits for `pool_acquire_timeout_ms` if none is free."""
 
     pool_acquire_timeout_ms: Wait = 30_000
-    """Longest wait for a free connection before `DatabaseUnavailable`; also where Postgres accepts no more (`max_connections`)."""
+    """Longest wait for a free connection before `DatabaseUnavailable`.
+
+    It also applies where Postgres accepts no more (`max_connections`).
+    """
 
     database_schema: str = "public"
-    """The schema of the tables: `search_path` of every session, whatever the server, the role or the database say."""
+    """The schema of the tables: `search_path` of every session, whatever the server sets."""
 
     synchronous_commit: str = "on"
-    """What a commit waits for, whatever the server, the role or the database say: `remote_apply`, `on`, `remote_write`, `local`, or `off`,
-    with which a crash of the server loses events that were stored, synced and replicated."""
+    """The setting `synchronous_commit` of every session, whatever the server sets.
+
+    It is `remote_apply`, `on`, `remote_write`, `local` or `off`. With `off` a crash of the server
+    loses events that were stored, synced and replicated.
+    """
 
     connect_timeout_ms: Wait = 10_000
     """Longest wait for Postgres to answer a new connection."""
@@ -93,128 +98,159 @@ class Config:
     """
 
     transaction_attempts: Annotated[int, AllowedRange(1, 1_000)] = 5
-    """How often `Database.run` tries one piece of work before it gives up with `DatabaseConflict` or `DatabaseUnavailable`."""
+    """Attempts of `Database.run` before it raises `DatabaseConflict` or `DatabaseUnavailable`."""
 
     retry_delay_ms_first: Pause = 5
-    """Upper bound of the random pause before the second attempt; it doubles with each further one.
-    """
+    """Upper bound of the random pause before the second attempt; it doubles each time."""
 
     retry_delay_ms_max: Pause = 500
     """Largest upper bound of that pause."""
 
-    # ---------------------------------------------------------------------------------------------------------
+    # ---------------------------------------------------------------------------------------------
     # writer
 
     writer_batch_max: Most = 1_000
-    """Events gathered into one write, unless a single append brings more."""
+    """Most events in one write, unless a single append has more."""
 
     follow_ms: Wait = 250
-    """How often a process looks in the database how far the other writers are, and moves the positions of idle ones."""
+    """Interval between two polls of stream_positions.
+
+    The poll reads the positions of other writers, and moves those of idle ones.
+    """
 
     enter_wait_ms: Pause = 5_000
-    """How long a store that opens waits for the sessions of an earlier process under its name to end, before `InstanceNameTaken`."""
+    """Longest wait of an opening store for the sessions of an earlier process under its name.
+
+    After it `InstanceNameTaken` is raised.
+    """
 
     writer_queue_max: Most = 10_000
     """Appends that may wait for the writer; further ones wait before they are queued."""
 
     forward_extremities_max: Annotated[int, AllowedRange(1, 1_000)] = 20
-    """Forward extremities of a room; beyond, those are dropped whose state the others cover (storage/persist/plan/extremity_limit.py). 20 is how many
-    parents an event may have, so the next event that the homeserver sends can name them all."""
+    """Most forward extremities of a room.
 
-    # ---------------------------------------------------------------------------------------------------------
+    Above it, those are dropped whose state the others supersede
+    (storage/persist/plan/extremity_limit.py). An event may have 20 parents, so the next event that
+    the homeserver sends can name them all.
+    """
+
+    # ---------------------------------------------------------------------------------------------
     # caches
 
     cache_reads: bool = False
-    """Answer `event`, `events`, `current_state` and `rooms_of` from memory where they are known.
+    """Read `event`, `events`, `current_state` and `rooms_of` from memory where they are cached.
 
-    What another process commits is then seen when its news arrives: by replication, or after
-    `follow_ms`.
+    Commits of another process are then visible when they are published here: by replication, or
+    after `follow_ms`.
     """
 
     cache_events_max: Kept = 50_000
-    """Rows of events (about 1 kB each), and contents of state events, that the writer remembers."""
+    """Rows of events (about 1 kB each), and contents of state events, that the writer caches."""
 
     cache_groups_max: Kept = 2_000
-    """States that the writer remembers; they share what they have in common."""
+    """States that the writer caches; they share their common part."""
 
     cache_state_entries_max: Kept = 2_000_000
-    """Entries of those states (about 200 bytes each), counted once where states share them: some forty rooms of 50,000 members.
+    """Entries of those states (about 200 bytes each), counted once where states share them.
 
-    It is kept between batches. Within one, a state costs 1.5 to 1.9 kB on top of the one it is derived from (2 MB for 1,000 joins of a room of
-    50,000), and up to 200 bytes an entry for each room whose state has to be read first."""
+    The default is enough for some forty rooms of 50,000 members. It applies between batches. Within
+    one, a state costs 1.5 to 1.9 kB on top of the one it is derived from (2 MB for 1,000 joins of a
+    room of 50,000), and up to 200 bytes an entry for each room whose state has to be read first.
+    """
 
     cache_rooms_max: Kept = 10_000
-    """Rooms that the writer remembers."""
+    """Rooms that the writer caches."""
 
     cache_memberships_max: Kept = 200_000
-    """Memberships (about 100 bytes each) that a process remembers, of the users who synced last, to know which rooms to look at."""
+    """Memberships (about 100 bytes each) that a process caches, of the users who synced last.
+
+    They give the rooms to check at a sync.
+    """
 
     cache_states_entries_max: Kept = 100_000
-    """Entries (about 300 bytes each) of the whole states that a process remembers, of those asked for last; a state counts as a hundredth of
-    that at least. That an event has the state is asked of the database each time."""
+    """Entries (about 300 bytes each) of the whole states that a process caches.
+
+    The most recently used states stay; a state counts as at least a hundredth of it. The state
+    group of an event is read from the database each time.
+    """
 
     cache_names_max: Kept = 500_000
-    """State keys, users and servers whose numbers a process remembers."""
+    """State keys, users and servers whose nids a process caches."""
 
-    # ----------------------------------------------------------------------------------------------------------
+    # ---------------------------------------------------------------------------------------------
     # reads
 
     page_limit_max: Most = 10_000
-    """Most events in one page, timeline or federation answer; a larger limit counts as this."""
+    """Most events in one page, timeline or federation response; a larger limit is reduced to it."""
 
     traversal_rows_max: Most = 20_000
-    """Most events that one walk over the event graph reads, or of a room one sync looks through; what it has found by then is the answer.
-    Also most moves of events that are read for a place of a pagination token; one with more is `InvalidToken`."""
+    """Most events that one walk over the event graph reads, or one sync in a room.
+
+    The events found until then are the result. It is also the limit of moves read for the position
+    of a pagination token; a token with more raises `InvalidToken`.
+    """
 
     gap_retry_ms_first: Wait = 60_000
-    """How long a missing event is not asked for again after a failed attempt (`Store.gap_failed`); it doubles with each further one."""
+    """Pause before a missing event is requested again after a failure (`Store.gap_failed`).
+
+    It doubles with each further failure.
+    """
 
     gap_retry_ms_max: Wait = 86_400_000
     """Largest such pause: a day."""
 
     notifier_keys_max: Kept = 10_000
-    """Rooms and users for which it is remembered, for each stream and writer, when they were last concerned. A sync that comes to wait
-    and is further behind than that looks once more before it does."""
+    """Rooms and users whose last change is stored for each stream and writer.
 
-    # ----------------------------------------------------------------------------------------------------
+    A sync that starts to wait and is further behind reads once more before it waits.
+    """
+
+    # ---------------------------------------------------------------------------------------------
     # maintenance
 
     censor_after_ms: Annotated[int, AllowedRange(-LONGEST_MS, LONGEST_MS)] = 604_800_000
-    """How long after a redaction arrived the content that it took away may leave the disk (`room-storage censor`): seven days. Negative:
-    it stays for ever, unless the command says how old a redaction must be."""
+    """Age of a redaction at which `room-storage censor` deletes the redacted content: seven days.
 
-    # ---------------------------------------------------------------------------------------------------------
+    The age counts from the arrival of the redaction. Negative: the content stays forever, unless
+    the command sets the age.
+    """
+
+    # ---------------------------------------------------------------------------------------------
     # purges
 
     purge_batch_max: Most = 500
-    """Most events that a purge takes in one transaction; fewer where that takes longer than `purge_hold_ms`."""
+    """Most events that a purge takes in one transaction; fewer if that exceeds `purge_hold_ms`."""
 
     purge_hold_ms: Wait = 50
-    """How long a purge means to hold a room's writers up at a time."""
+    """Target time that a purge blocks a room's writers at once."""
 
     purge_pause_ms: Pause = 150
     """Pause between two such transactions, and between two in which state groups are collected."""
 
     retention_lifetime_ms_default: Annotated[int, AllowedRange(0, LONGEST_MS)] = 0
-    """How long history of rooms is kept that have no m.room.retention of their own, for `room-storage purge --retention`. 0: for ever."""
+    """Lifetime of history in rooms without m.room.retention, for `room-storage purge --retention`.
+
+    0: forever.
+    """
 
     retention_lifetime_ms_min: Annotated[int, AllowedRange(0, LONGEST_MS)] = 86_400_000
-    """Smallest lifetime that a room's m.room.retention can ask for (a day); a smaller one counts as this."""
+    """Smallest lifetime for a room's m.room.retention (a day); a smaller one is raised to it."""
 
     retention_lifetime_ms_max: Annotated[int, AllowedRange(0, LONGEST_MS)] = 0
-    """Largest such lifetime; a larger one counts as this. 0: no limit."""
+    """Largest such lifetime; a larger one is reduced to it. 0: no limit."""
 
-    # ----------------------------------------------------------------------------------------------------
+    # ---------------------------------------------------------------------------------------------
     # replication
 
     replication_ping_ms: Wait = 5_000
-    """How often a side of a replication connection says that it is alive."""
+    """Interval of the PINGs of a replication connection."""
 
     replication_timeout_ms: Wait = 15_000
-    """A side that has sent a PING and then nothing for so long counts as gone."""
+    """A side that has sent a PING and then nothing for this time counts as gone."""
 
     replication_buffer_max_bytes: Annotated[int, AllowedRange(65_536, 1 << 40)] = 16_777_216
-    """What may wait to be sent to one peer that reads too slowly; beyond it the peer is disconnected."""
+    """Most unsent data for one peer; beyond it the peer is disconnected."""
 
     replication_close_ms: Pause = 5_000
     """Longest wait, at the end of a connection, for the peer to read what was sent to it."""
@@ -226,24 +262,24 @@ class Config:
     """Rows read from a table at once, where a reader has missed some."""
 
     replication_batch_max: Most = 10_000
-    """Rows under one token that a reader keeps until the last of them comes; of larger batches it reads the table."""
+    """Rows under one token that a reader buffers; larger batches are read from the table."""
 
     replication_names_max: Most = 100
-    """Workers that one replication connection may speak for; of more the oldest are dropped."""
+    """Worker names per replication connection; above it the oldest are dropped."""
 
     replication_sessions_max: Most = 50_000
-    """Syncing users and devices that one replication connection may tell of; of more the oldest are dropped."""
+    """Syncing users and devices per replication connection; above it the oldest are dropped."""
 
     replication_ack_keep_ms: Pause = 86_400_000
-    """How long the position that a sending worker acknowledged is remembered after its connection has ended (a day)."""
+    """How long an acknowledged position is kept after its connection has ended (a day)."""
 
     replication_retry_ms_first: Pause = 100
-    """Upper bound of the random pause before a lost connection is tried again; it doubles with each failure."""
+    """Upper bound of the random pause before a lost connection is retried; it doubles each time."""
 
     replication_retry_ms_max: Pause = 10_000
     """Largest upper bound of that pause."""
 
-    # ----------------------------------------------------------------------------------------------
+    # ---------------------------------------------------------------------------------------------
     # embedded Postgres
 
     embedded_start_timeout_ms: Wait = 60_000
@@ -263,7 +299,8 @@ class Config:
             _check(name, getattr(self, name), kind, allowed)
         if self.synchronous_commit not in COMMITS:
             raise InputError(
-                f"{_shown('synchronous_commit')} is {self.synchronous_commit!r}: it must be one of {', '.join(COMMITS)}"
+                f"{_shown('synchronous_commit')} is {self.synchronous_commit!r}: "
+                f"it must be one of {', '.join(COMMITS)}"
             )
         for small, large in ASCENDING:
             low, high = getattr(self, small), getattr(self, large)
@@ -275,14 +312,18 @@ class Config:
             wanted = f"more than replication_ping_ms, which is {self.replication_ping_ms}"
             raise InputError(f"{_shown('replication_timeout_ms')} is {silent}: it must be {wanted}")
         if 0 < (longest := self.retention_lifetime_ms_max) < self.retention_lifetime_ms_min:
-            wanted = f"0, or at least retention_lifetime_ms_min, which is {self.retention_lifetime_ms_min}"
+            least = self.retention_lifetime_ms_min
+            wanted = f"0, or at least retention_lifetime_ms_min, which is {least}"
             raise InputError(
                 f"{_shown('retention_lifetime_ms_max')} is {longest}: it must be {wanted}"
             )
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str] = os.environ) -> Self:
-        """The defaults, changed by what the environment sets; `InputError` names a variable whose value does not fit."""
+        """Return the defaults, changed by the environment.
+
+        Raise `InputError` with the name of a variable whose value is wrong.
+        """
         values: dict[str, object] = {}
         for field in fields(cls):
             name = ENVIRONMENT_PREFIX + field.name.upper()
@@ -295,7 +336,7 @@ ALLOWED: Final[Mapping[str, tuple[type, AllowedRange | None]]] = {
     name: (hint.__origin__, hint.__metadata__[0]) if hasattr(hint, "__metadata__") else (hint, None)
     for name, hint in get_type_hints(Config, include_extras=True).items()
 }
-"""Of each field its type, and the range of a number."""
+"""The type of each field, and the range of a number."""
 
 ASCENDING: Final = (
     ("retry_delay_ms_first", "retry_delay_ms_max"),
@@ -310,7 +351,8 @@ def _check(name: str, value: object, kind: type, allowed: AllowedRange | None) -
     if allowed is not None:
         if type(value) is not int or not allowed.least <= value <= allowed.most:
             raise InputError(
-                f"{_shown(name)} is {value!r}: it must be a whole number from {allowed.least} to {allowed.most}"
+                f"{_shown(name)} is {value!r}: "
+                f"it must be a whole number from {allowed.least} to {allowed.most}"
             )
     elif kind is bool:
         if type(value) is not bool:
@@ -327,12 +369,12 @@ def _check(name: str, value: object, kind: type, allowed: AllowedRange | None) -
 
 
 def _shown(name: str) -> str:
-    """The field, and what sets it in the environment."""
+    """Return the field and its environment variable."""
     return f"{name} ({ENVIRONMENT_PREFIX}{name.upper()})"
 
 
 def _parse(name: str, text: str, default: object) -> object:
-    """`text` in the type of `default`."""
+    """Return `text` in the type of `default`."""
     try:
         if isinstance(default, bool):
             return {

@@ -1,7 +1,7 @@
-"""Every error this package raises, as one tree.
+"""Every error that this package raises, as one tree.
 
 StorageError
-├─ InputError                 the caller gave something wrong; the store is unchanged
+├─ InputError                 the caller gave a wrong value; the store is unchanged
 │  ├─ InvalidEvent            malformed, oversized, a bad number
 │  ├─ InvalidSignature        a signature is missing, or does not fit
 │  ├─ AuthDenied              an authorisation rule refuses the event
@@ -10,14 +10,14 @@ StorageError
 │  ├─ UnknownRoom
 │  ├─ UnknownEvent
 │  ├─ UnknownUser
-│  ├─ StateUnknown            the event is held, the state at it is not
-│  ├─ WrongServerName         the database is another homeserver's
-│  ├─ PurgeRefused            what is to be purged cannot be, or not now
-│  │  └─ PurgeRunning         another purge of the room is under way
+│  ├─ StateUnknown            the event is stored, the state at it is not
+│  ├─ WrongServerName         the database belongs to another homeserver
+│  ├─ PurgeRefused            the purge is impossible, or not now
+│  │  └─ PurgeRunning         another purge of the room is running
 │  ├─ InvalidToken            a sync or page token cannot be used
 │  └─ ResyncNeeded            the reader is too far behind; start again
 ├─ ProtocolError              a replication line is malformed
-├─ DatabaseError              what came of Postgres, already translated
+├─ DatabaseError              Postgres refused or failed; translated
 │  ├─ DatabaseUnavailable     cannot connect, or the connection was lost
 │  │  └─ DatabaseReplaced     restored, or a standby took over: the store enters it again
 │  ├─ DatabaseFull            out of disk or other resources
@@ -32,11 +32,11 @@ StorageError
 ├─ StorageClosed              the store was closed
 └─ StorageCorrupt             an invariant of the store is broken
 
-Each class says what to do next. Instances carry the ids that are involved as attributes, and can be
-pickled, so that they cross process borders unchanged.
+Each class states the next step for the caller. Instances carry the ids that are involved as
+attributes, and can be pickled, so that they cross process borders unchanged.
 """
 
-# ruff: noqa: N818 - a name says what happened; that it is an error, the tree says.
+# ruff: noqa: N818 - a name says what happened; the tree shows that it is an error.
 
 from typing import Self
 
@@ -59,11 +59,11 @@ def _rebuild(
 
 
 class InputError(StorageError):
-    """The caller gave something wrong. Do not repeat the call with the same input."""
+    """The caller gave a wrong value. Do not repeat the call with the same input."""
 
 
 class InvalidEvent(InputError):
-    """The event is malformed: drop it, no server that follows the specification accepts it."""
+    """The event is malformed: drop it, because no conforming server accepts it."""
 
     def __init__(self, reason: str, *, event_id: str | None = None) -> None:
         super().__init__(reason if event_id is None else f"{event_id}: {reason}")
@@ -71,12 +71,12 @@ class InvalidEvent(InputError):
         self.event_id = event_id
 
     def of(self, event_id: str | None) -> Self:
-        """The same error, naming the event."""
+        """Return the same error, naming the event."""
         return type(self)(self.reason, event_id=event_id)
 
 
 class InvalidSignature(InputError):
-    """A signature is missing or does not fit: try another key of that server, else drop the event."""
+    """A signature is missing or wrong: try another key of that server, else drop the event."""
 
     def __init__(
         self,
@@ -98,8 +98,8 @@ class InvalidSignature(InputError):
 class AuthDenied(InputError):
     """An authorisation rule refuses the event: keep it as rejected, it takes no effect.
 
-    `rule` is a short stable slug such as "member.join.banned"; `reason` gives the values that met
-    it.
+    `rule` is a short stable slug such as "member.join.banned"; `reason` has the values that broke
+    the rule.
     """
 
     def __init__(self, reason: str, *, rule: str, event_id: str | None = None) -> None:
@@ -110,7 +110,10 @@ class AuthDenied(InputError):
 
 
 class UnknownRoomVersion(InputError):
-    """The room version is not one of storage.event.ROOM_VERSIONS: update this package, or leave the room."""
+    """The room version is unknown: update this package, or leave the room.
+
+    The known ones are in storage.event.ROOM_VERSIONS.
+    """
 
     def __init__(self, room_version: object) -> None:
         super().__init__(f"unknown room version {room_version!r}")
@@ -127,7 +130,7 @@ class InvalidIdentifier(InputError):
 
 
 class UnknownRoom(InputError):
-    """The store holds nothing of this room: join it, or append its create event first."""
+    """The store has no data of this room: join it, or append its create event first."""
 
     def __init__(self, room_id: str) -> None:
         super().__init__(f"unknown room {room_id}")
@@ -135,7 +138,7 @@ class UnknownRoom(InputError):
 
 
 class UnknownEvent(InputError):
-    """The store does not hold this event: fetch it from a server that does."""
+    """The store does not have this event: fetch it from another server."""
 
     def __init__(self, event_id: str) -> None:
         super().__init__(f"unknown event {event_id}")
@@ -143,7 +146,7 @@ class UnknownEvent(InputError):
 
 
 class UnknownUser(InputError):
-    """The store has never seen this user: no room names them."""
+    """The store does not know this user: no room names them."""
 
     def __init__(self, user_id: str) -> None:
         super().__init__(f"unknown user {user_id}")
@@ -151,7 +154,10 @@ class UnknownUser(InputError):
 
 
 class StateUnknown(InputError):
-    """The event is held without its state (an outlier): append it again with `state_before`, or ask another server."""
+    """The event is stored without its state (an outlier).
+
+    Append it again with `state_before`, or request the state from another server.
+    """
 
     def __init__(self, event_id: str) -> None:
         super().__init__(f"the state at {event_id} is not known")
@@ -159,11 +165,12 @@ class StateUnknown(InputError):
 
 
 class WrongServerName(InputError):
-    """The database is another homeserver's: open it under that name, or open another database."""
+    """The database belongs to another homeserver: open it under that name, or open another one."""
 
     def __init__(self, server_name: str, *, found: str) -> None:
         super().__init__(
-            f"the database keeps what users of {found} may see, not those of {server_name}: open it as {found}, or another database "
+            f"the database has the visibility of users of {found}, not of {server_name}: "
+            f"open it as {found}, or another database "
             f"(or data folder) as {server_name}"
         )
         self.server_name = server_name
@@ -171,7 +178,7 @@ class WrongServerName(InputError):
 
 
 class PurgeRefused(InputError):
-    """The purge cannot be done, or not now: nothing has changed, the message says what would help."""
+    """The purge is impossible, or not now: nothing has changed, the message names the remedy."""
 
     def __init__(self, reason: str, *, room_id: str) -> None:
         super().__init__(f"{room_id} is not purged: {reason}")
@@ -180,11 +187,17 @@ class PurgeRefused(InputError):
 
 
 class PurgeRunning(PurgeRefused):
-    """Another purge of the room is under way: wait for its end (`room-storage purge --jobs`), then repeat."""
+    """Another purge of the room is running: wait for its end, then repeat.
+
+    `room-storage purge --jobs` lists it.
+    """
 
 
 class InvalidToken(InputError):
-    """The token is damaged, of another kind or of another deployment, or too much has moved since it was made: start without one."""
+    """The token cannot be used: start without one.
+
+    It is damaged, of another kind or of another deployment, or too many events have moved since.
+    """
 
     def __init__(self, token: str, reason: str) -> None:
         super().__init__(f"token {token!r}: {reason}")
@@ -223,38 +236,51 @@ class DatabaseError(StorageError):
 
 
 class DatabaseUnavailable(DatabaseError):
-    """No connection, or it was lost before COMMIT: nothing was written, repeat when the server is back."""
+    """No connection, or it was lost before COMMIT: nothing was written, repeat later."""
 
 
 class DatabaseReplaced(DatabaseUnavailable):
-    """The database was restored, or a standby took over, and may lack the last writes: nothing was written, repeat.
+    """The database was restored, or a standby took over: nothing was written, repeat.
 
-    The store enters the database again by itself. Where that fails, the message says why.
+    The last writes may be lost. The store enters the database again by itself. Where that fails,
+    the message has the reason.
     """
 
 
 class DatabaseFull(DatabaseError):
-    """Out of disk, memory or connections: nothing was written; make room, then repeat."""
+    """Out of disk, memory or connections: nothing was written; free some, then repeat."""
 
 
 class DatabaseConflict(DatabaseError):
-    """Lost against concurrent writers more often than the configured retries: nothing was written, repeat later."""
+    """More conflicts with concurrent writers than configured retries.
+
+    Nothing was written; repeat later.
+    """
 
 
 class CommitUnknown(DatabaseError):
-    """The connection was lost during COMMIT, so the outcome is unknown: repeat, an append is idempotent by event id."""
+    """The connection was lost during COMMIT, so the outcome is unknown: repeat.
+
+    An append is idempotent by event id.
+    """
 
 
 class InstanceNameTaken(DatabaseError):
-    """Another process writes under this name: stop one of them, or give each an `instance_name` of its own. Nothing was written."""
+    """Another process writes under this name: nothing was written.
+
+    Stop one of them, or give each an `instance_name` of its own.
+    """
 
 
 class PermissionRefused(DatabaseError):
-    """The role lacks a privilege (the runtime role may only append): use the role that the operation needs."""
+    """The role lacks a privilege (the runtime role may only append): use the right role."""
 
 
 class ConstraintViolated(DatabaseError):
-    """A constraint refused a row: a defect of this package or of a direct edit; report it with the constraint's name."""
+    """A constraint refused a row, by a defect of this package or a direct edit.
+
+    Report it with the constraint's name.
+    """
 
     def __init__(self, reason: str, *, constraint: str, sqlstate: str | None = None) -> None:
         super().__init__(f"{constraint}: {reason}", sqlstate=sqlstate)
@@ -265,13 +291,15 @@ class SchemaOutOfDate(StorageError):
     """The database has an older schema than this package can serve: run `room-storage migrate`.
 
     ``rewritten``: its first migration has another text than this package's, so that no migration
-    leads on from there: a new database is needed.
+    continues from there. A new database is needed.
     """
 
     def __init__(self, *, found: str | None, wanted: str, rewritten: bool = False) -> None:
         help_ = (
-            "but made by another form of the first migration (unreleased, or restored without its comments), from where none leads on: "
-            "`room-storage export` with the code that made it, `room-storage migrate` on a new database, and `room-storage import` there"
+            "but made by another form of the first migration (unreleased, or restored without "
+            "its comments), from which no migration continues: "
+            "`room-storage export` with the code that made it, `room-storage migrate` on a new "
+            "database, and `room-storage import` there"
             if rewritten
             else "run `room-storage migrate`"
         )
@@ -282,12 +310,16 @@ class SchemaOutOfDate(StorageError):
 
 
 class SchemaTooNew(StorageError):
-    """The database was migrated past what this package can serve: install the release it was migrated with, or a later one."""
+    """The database was migrated past what this package can serve: install a later release.
+
+    The release that migrated it is new enough.
+    """
 
     def __init__(self, *, found: str, wanted: str, needed: str) -> None:
         super().__init__(
-            f"the schema is {found}, and takes code that knows {needed}; this package knows {wanted}: install the release it was migrated with "
-            f"(`room-storage migrate --list` there tells), or restore a backup of before"
+            f"the schema is {found}, and needs code that knows {needed}; this package knows "
+            f"{wanted}: install the release it was migrated with "
+            f"(see `room-storage migrate --list` there), or restore an earlier backup"
         )
         self.found = found
         self.wanted = wanted
@@ -317,7 +349,7 @@ class StorageClosed(StorageError):
 class StorageCorrupt(StorageError):
     """An invariant is broken: stop writing and run `room-storage verify`.
 
-    `ids` names what contradicts what.
+    `ids` has the contradicting values.
     """
 
     def __init__(self, reason: str, **ids: object) -> None:

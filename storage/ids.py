@@ -1,7 +1,6 @@
 """Names for the ids and positions of this package, so that a type checker keeps them apart.
 
-Text at the border (what the Matrix protocol calls them), integers inside (what the tables call
-them).
+Text ids are those of the Matrix protocol. Integer ids (nids) are those of the tables.
 """
 
 from typing import NewType
@@ -11,25 +10,24 @@ EventId = NewType("EventId", str)  # "$opaque:server" in versions 1 and 2, "$" +
 UserId = NewType("UserId", str)  # "@localpart:server"
 ServerName = NewType("ServerName", str)  # host, optionally with ":port"
 
-EventNid = NewType("EventNid", int)  # of an event held, or referenced but missing; never changes
+# of a stored event, or one that is referenced but missing; never changes
+EventNid = NewType("EventNid", int)
 RoomNid = NewType("RoomNid", int)
 StateKeyNid = NewType("StateKeyNid", int)  # of an interned (type, state_key)
 PrincipalNid = NewType("PrincipalNid", int)  # of an interned user or server
 StateGroup = NewType("StateGroup", int)  # of one immutable state
-Audience = NewType(
-    "Audience", int
-)  # of one combination of history visibility and memberships, increasing per room
+# of one combination of history visibility and memberships, increasing per room
+Audience = NewType("Audience", int)
 StreamOrdering = NewType("StreamOrdering", int)  # order of arrival, unique in the deployment
-TopologicalOrdering = NewType(
-    "TopologicalOrdering", int
-)  # causal order in a room, 1 for the create event
+# causal order in a room, 1 for the create event
+TopologicalOrdering = NewType("TopologicalOrdering", int)
 
 StateKey = tuple[str, str]  # (type, state_key)
 
 
 def server_name_of(identifier: str) -> ServerName:
-    """The server of a user, room or event id: what follows the first ":".
+    """Return the server of a user, room or event id: the part after the first ":".
 
-    Empty where the id has none (event ids from room version 3, room ids from 12).
+    Return "" where the id has none (event ids from room version 3, room ids from 12).
     """
     return ServerName(identifier.partition(":")[2])
