@@ -274,7 +274,7 @@ async def test_a_revision_says_its_phase_and_builds_an_index_alone(
             )
         },
     )
-    with pytest.raises(CommandError, match="the revision 9001 does not say its phase"):
+    with pytest.raises(CommandError, match="the revision 9001 does not define its phase"):
         await migrate(dsn, how=silent)
     both = COLUMN + INDEX.split("def upgrade():\n")[1].replace(
         "    index", "    from storage.database.steps import index_concurrently\n    index"
