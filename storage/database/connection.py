@@ -327,9 +327,7 @@ class Database:
         self._cluster = self._cluster or session.cluster
         if session.cluster not in {None, self._cluster}:
             self._pool.end_all()
-            raise DatabaseReplaced(
-                "the database was restored, or a standby took over: start the work again"
-            )
+            raise DatabaseReplaced("the database was restored, or a standby took over: begin again")
 
     async def _compare(self, conn: Connection, era: int) -> None:
         """Check a session that was opened in ``era``.

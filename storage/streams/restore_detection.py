@@ -197,7 +197,7 @@ class LostPositions:
         if any(gap.is_reached(position) for gap in self.gaps):
             raise ResyncNeeded(
                 token,
-                "it covers facts that were lost when the database was restored",
+                "it covers facts that were lost: the database was restored from an earlier state",
             )
 
     @property

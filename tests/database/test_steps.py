@@ -136,7 +136,7 @@ async def test_a_release_from_pre_to_post_beside_running_servers(
     assert await migrate(dsn, how=newer) == HEAD
     assert await pending(dsn, how=newer) == []
     with pytest.raises(
-        SchemaTooNew, match=f"the schema is {HEAD}, and takes code that knows {HEAD}"
+        SchemaTooNew, match=f"the schema is {HEAD}, and needs code that knows {HEAD}"
     ):
         await storage.open(dsn, server_name="s1.test").__aenter__()
 
