@@ -187,7 +187,7 @@ async def be_alone(conn: Connection, instance_name: str, *, wait_ms: int) -> Non
     while await conn.fetchval(SQL_ELDER, instance_name):
         if time.monotonic() > deadline:
             raise InstanceNameTaken(
-                f"another process uses the name {instance_name}: "
+                f"another process is at work under the name {instance_name}: "
                 "give each an instance_name of its own"
             )
         await asyncio.sleep(LOOK_AGAIN_SECONDS)

@@ -57,7 +57,7 @@ async def test_the_server_is_told_why_it_is_refused(worker: Process) -> None:
     "line,reason",
     [
         ("HELLO", "unknown command"),
-        ("REPLICATE", "REPLICATE is not for a server to send"),
+        ("REPLICATE", "a server must not send REPLICATE"),
         ("RDATA caches main 10 [1", "not JSON"),
         ('RDATA events main 10 {"event_id":"$a"}', "malformed row of the stream events"),
         ('RDATA events main 10 ["$a"]', "malformed row of the stream events"),

@@ -111,8 +111,8 @@ async def test_a_stopping_server_says_so(main: Process) -> None:
     [
         ("HELLO", "unknown command"),
         ("FEDERATION_ACK sender", "1 of 2 arguments"),
-        ("RDATA events main 1 []", "RDATA is not for a client to send"),
-        ("POSITION events main 1 1", "POSITION is not for a client to send"),
+        ("RDATA events main 1 []", "a client must not send RDATA"),
+        ("POSITION events main 1 1", "a client must not send POSITION"),
         ("x" * 16_385, "more than 16384 bytes"),
         ("REMOTE_SERVER_UP \udcff", "not UTF-8"),
     ],
