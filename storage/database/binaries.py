@@ -1,9 +1,9 @@
 """The programs of the embedded server, and the account they run under.
 
 Postgres refuses to run as root. If root starts it, the server runs as `nobody`, and nothing outside
-our own folders is changed for that. A directory that `nobody` cannot reach by its path (below
-/root, or in a private temporary folder) is passed as an open descriptor and named
-`/proc/self/fd/N`. Programs that it cannot reach are copied, once, to a folder that it can reach.
+our own folders is changed for that. `nobody` may be unable to reach a directory by its path,
+below /root or in a private temporary folder. Such a directory is passed as an open descriptor and
+named `/proc/self/fd/N`. Programs that it cannot reach are copied, once, to a folder that it can.
 """
 
 import importlib.util

@@ -5,8 +5,8 @@ of two characters). A test compares each constraint of the catalogue with this f
 CONFLICTS (another writer did the same at the same time; a retry is right) or in INVARIANTS (only a
 defect of our own code can violate it), with the reason.
 
-Errors that the driver raises without a request to Postgres (a value that does not fit a parameter,
-a misuse of the interface) are our own mistakes and become `DatabaseError`.
+Some errors come from the driver without a request to Postgres: a value that does not fit a
+parameter, or a misuse of the interface. They are our own mistakes and become `DatabaseError`.
 """
 
 import asyncio

@@ -1,7 +1,7 @@
 """The syncing users and devices of each worker, from USER_SYNC and CLEAR_USER_SYNC, for presence.
 
-A worker's users are removed in four cases. It says so, its link ends, it returns over another link
-(it sends its users again), or, where all share one link, it was silent for a while.
+A worker's users are removed when it says so, when its link ends, or when it returns over another
+link and sends its users again. Where all share one link, they are removed after a silence.
 """
 
 import logging

@@ -317,8 +317,8 @@ class Stream:
         """Return the id up to which all facts of all writers have completed.
 
         It is the smallest position of any writer, including this one. The own position moves only
-        with what sees every writer, even one that is unknown here: an own write, or a read of the
-        table. So the result stays below the ids of a new writer.
+        after a step that knows every writer: an own write, or a read of the table. So the result
+        stays below the ids of a new writer, even one that this process does not know.
         """
         return min(self.generator.positions().values())
 
