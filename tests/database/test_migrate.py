@@ -56,9 +56,7 @@ async def test_migrations_arrive_at_the_schema(
     assert len(migrated["columns"]) > 50
     assert len(migrated["comments"]) > 20
     for kind, expected in schema_catalogue.items():
-        assert migrated[kind] == expected, (
-            f"{kind} differ: a migration is missing"
-        )
+        assert migrated[kind] == expected, f"{kind} differ: a migration is missing"
 
 
 @pytest.mark.parametrize(
