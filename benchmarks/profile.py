@@ -84,7 +84,11 @@ PARTS: Final = (
     ProfilePart(
         "rows",
         "one array per column, as text, for one statement",
-        ("storage/persist/model/rows", "storage/database/array_text", "storage/persist/write/"),
+        (
+            *(f"storage/database/{name}" for name in ("array_text", "columns", "placeholders")),
+            "storage/persist/model/rows",
+            "storage/persist/write/",
+        ),
     ),
     ProfilePart(
         "queue and commit",

@@ -21,7 +21,7 @@ from benchmarks.harness import Bench, percentiles, show, spread
 from storage.event import parse
 from storage.persist.receive import check_signatures
 from storage.persist.write.all_tables import SQL_WRITE
-from storage.persist.write.messages_only import SQL_WRITE_PLAIN
+from storage.persist.write.messages_only import SQL_WRITE_MESSAGES
 from storage.testing import SHAPES, RoomBuilder, Shape, generate_room, verify_keys
 
 SEED: Final = 9_000
@@ -92,7 +92,7 @@ class WriterStatements:
 
     def writes(self) -> int:
         """Return the number of transactions that wrote."""
-        return self.statements[SQL_WRITE] + self.statements[SQL_WRITE_PLAIN]
+        return self.statements[SQL_WRITE] + self.statements[SQL_WRITE_MESSAGES]
 
 
 class WriterRound(NamedTuple):

@@ -1,7 +1,7 @@
-"""Rows as the parameters of a bulk statement: one array a column.
+"""Rows as the parameters of a bulk statement: one array per column.
 
-The driver looks at each element of a list to find out its shape, which takes four times as long as
-Postgres takes to read the text of the array: so statements of the hot path take texts,
+The driver inspects each element of a list to find its shape. That takes four times as long as
+Postgres needs to read the text of the array. So statements of the hot path take texts,
 `$1::text::bigint[]`.
 """
 
@@ -14,17 +14,17 @@ EMPTY_ARRAY: Final = "{}"
 
 
 def transposed(rows: Iterable[Iterable[object]], width: int) -> list[list[object]]:
-    """Rows turned into columns, as unnest takes them; ``width`` of them also where there is no row."""
+    """Return rows as columns for unnest; without rows, ``width`` empty ones."""
     return [list(column) for column in zip(*rows, strict=True)] or [[] for _ in range(width)]
 
 
 def column_texts(rows: Iterable[Iterable[object]], width: int) -> list[str]:
-    """The same, each column as text."""
+    """Return the same, each column as text."""
     return [array_text(column) for column in zip(*rows, strict=True)] or [EMPTY_ARRAY] * width
 
 
 def array_text(values: Sequence[object]) -> str:
-    """Numbers, booleans, texts and None as the text of an array."""
+    """Return the text of an array of numbers, booleans, texts and None."""
     json = orjson.dumps(values).decode()
     if "\\" in json:  # JSON and Postgres quote alike, but for what they write after a backslash
         json = f"[{','.join(map(_quoted, values))}]"
@@ -38,12 +38,17 @@ def _quoted(value: object) -> str:
 
 
 def int_array(numbers: Iterable[int]) -> str:
-    """An array as text: unnest takes no arrays of different lengths apart, so they are cast row by row."""
+    """Return one array as text.
+
+    unnest cannot take arrays of different lengths apart, so a statement casts them row by row.
+    """
     return "{" + ",".join(map(str, numbers)) + "}"
 
 
-def array_of_int_arrays(rows: Sequence[Sequence[int]]) -> str:
-    """The text of an array of such texts."""
+def array_of_int_arrays(rows: Sequence[Sequence[int] | None]) -> str:
+    """Return the text of an array of such texts; None stays NULL."""
+    if None in rows:
+        return array_text([None if row is None else int_array(row) for row in rows])
     return (
         '{"{' + orjson.dumps(rows)[2:-2].decode().replace("],[", '}","{') + '}"}'
         if rows
@@ -52,12 +57,12 @@ def array_of_int_arrays(rows: Sequence[Sequence[int]]) -> str:
 
 
 def long_int_array(numbers: Sequence[int]) -> str:
-    """The same for a list of many: faster for thousands, and of lists alone."""
+    """Return the same for a long list: faster for thousands of numbers."""
     return "{" + orjson.dumps(numbers)[1:-1].decode() + "}"
 
 
 def text_array(texts: Collection[str]) -> str:
-    """Texts as the text of an array, whatever they hold."""
+    """Return the text of an array of texts with any characters."""
     if not texts:
         return EMPTY_ARRAY
     joined = '","'.join(texts)

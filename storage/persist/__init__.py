@@ -8,8 +8,8 @@ plan/                decide what an event changes, without I/O: event.py for any
                      for an ordinary message
 load/                load what planning lacks: prefetch.py before a batch is planned, by_kind.py
                      when planning raises `MissingData`
-write/               write a `ChangeSet` in one statement: all_tables.py, or messages_only.py for
-                     ordinary messages
+write/               write a `ChangeSet` in one statement: all_tables.py, made of a part per file,
+                     or messages_only.py for ordinary messages
 commit/              group_commit.py batches appends and pipelines plan and write; retry.py handles
                      a refused write; publish.py the committed facts
 

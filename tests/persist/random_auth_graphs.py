@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping, Sequence
 from random import Random
 
 from storage.persist.model.caches import WriterCaches
-from storage.persist.model.change_set import UNRELATED, NewEvent, NidBlocks
+from storage.persist.model.change_set import NewEvent, NidBlocks
 from storage.persist.model.rows import EventRow
 from storage.persist.plan.chain_cover import cover_event
 from storage.pipeline.imports.plan_rooms import NewRoomChangeSet
@@ -50,7 +50,7 @@ class AuthGraphWorld:
                        "no" if rejected else None, (), tuple(auth), False)  # fmt: skip
         self.change_set.rows[row.event_id], self.change_set.row_ids[nid] = row, row.event_id
         self.change_set.state_key_names[key] = (1, str(key))
-        self.change_set.new_events[nid] = NewEvent(row, b"", UNRELATED, None)
+        self.change_set.new_events[nid] = NewEvent(row, b"")
         entry = cover_event(self.change_set, row)
         if entry is not None:
             self.change_set.add_place(nid, entry)

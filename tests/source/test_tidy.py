@@ -12,6 +12,9 @@ LINES_PER_FILE = 500
 LINES_PER_FUNCTION = 70
 LINES_PER_STATEMENT = 150
 NEWLINE = "\n"
+PARAMETERS_BY_HAND = 40
+"""More have names (storage/database/placeholders.py)."""
+
 HARMLESS_BASES = {
     "Protocol",
     "SupportsTriggerAvailableNow",
@@ -93,14 +96,16 @@ def base_name(base: ast.expr) -> str:
 
 
 def loose_sql(name: str, tree: ast.Module) -> list[str]:
-    """Return statements that are not the value of a module constant named as in SQL_NAME."""
+    """Return statements that are not the value of a module constant named as in SQL_NAME.
+
+    The text that a module constant is composed of is such a value, too.
+    """
+    assigned = [node for node in tree.body if isinstance(node, ast.AnnAssign)]
     constants = {
         id(node.value)
-        for node in tree.body
-        if isinstance(node, ast.AnnAssign)
-        and isinstance(node.target, ast.Name)
-        and SQL_NAME.match(node.target.id)
-    }
+        for node in assigned
+        if isinstance(node.target, ast.Name) and SQL_NAME.match(node.target.id)
+    } | {id(text) for node in assigned for text in composed(node.value)}
     docstrings = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
     return [
         f"{name}:{node.lineno} {str(node.value).strip()[:60]!r}"
@@ -112,22 +117,32 @@ def loose_sql(name: str, tree: ast.Module) -> list[str]:
     ]
 
 
+def composed(value: ast.expr | None) -> list[ast.expr]:
+    """Return the text of `compose(…)` or `compose(…).sql`."""
+    call = value.value if isinstance(value, ast.Attribute) else value
+    return call.args[:1] if isinstance(call, ast.Call) and is_call_of(call, "compose") else []
+
+
 def long_sql(name: str, tree: ast.Module) -> list[str]:
-    """Return SQL constants of more than LINES_PER_STATEMENT lines."""
+    """Return SQL that cannot be seen at once, or whose parameters a person has to count."""
     return [
         f"{name}:{node.lineno} {node.value.count(NEWLINE)} lines"
         for node in ast.walk(tree)
         if isinstance(node, ast.Constant)
         and isinstance(node.value, str)
-        and is_sql(node)
-        and node.value.count(NEWLINE) > LINES_PER_STATEMENT
+        and (is_sql(node) or " AS (" in node.value)
+        and (
+            node.value.count(NEWLINE) > LINES_PER_STATEMENT
+            or max(map(int, re.findall(r"\$(\d+)", node.value)), default=0) > PARAMETERS_BY_HAND
+        )
     ]
 
 
 def assembled_sql(name: str, tree: ast.Module) -> list[str]:
     """Return SQL that is joined, formatted, or filled from anything but constants at import.
 
-    `fill` (storage/database/template.py) is the one way to put SQL together.
+    `fill` (storage/database/template.py) is the one way to put SQL together, and `compose`
+    (storage/database/placeholders.py) the one way to number parameters.
     """
     inside = {
         id(node)
@@ -141,10 +156,8 @@ def assembled_sql(name: str, tree: ast.Module) -> list[str]:
         if isinstance(node, ast.expr)
         and (
             is_joined(node)
-            or (
-                is_call_of(node, "fill")
-                and (id(node) in inside or not is_filled_by_constants(node))
-            )
+            or (is_call_of(node, "fill") and not is_filled_by_constants(node))
+            or (id(node) in inside and (is_call_of(node, "fill") or is_call_of(node, "compose")))
         )
     ]
 
@@ -227,14 +240,14 @@ def test_sql_stands_in_constants() -> None:
     assert [found for name, tree in trees(package) for found in loose_sql(name, tree)] == []
 
 
+def test_statements_can_be_seen_at_once() -> None:
+    package = [path for path in SOURCES if path.is_relative_to(ROOT / "storage")]
+    assert [found for name, tree in trees(package) for found in long_sql(name, tree)] == []
+
+
 def test_sql_is_put_together_at_import_by_fill_alone() -> None:
     package = [path for path in SOURCES if path.is_relative_to(ROOT / "storage")]
     assert [found for name, tree in trees(package) for found in assembled_sql(name, tree)] == []
-
-
-def test_a_query_can_be_read_at_once() -> None:
-    queries = [path for path in SOURCES if path.is_relative_to(ROOT / "storage/queries")]
-    assert [found for name, tree in trees(queries) for found in long_sql(name, tree)] == []
 
 
 def test_nothing_is_left_over() -> None:
@@ -283,6 +296,7 @@ def test_the_lock_file_names_no_registry() -> None:
         (loose_sql, "def f(x):\n    return f'SELECT {x} FROM y'"),
         (loose_sql, "SQL_X: Final = f'SELECT {x} FROM y'"),
         (long_sql, "SQL_X: Final = 'SELECT 1" + "\\n" * 151 + "'"),
+        (long_sql, f"SQL_X: Final = 'SELECT ${PARAMETERS_BY_HAND + 1}'"),
         (assembled_sql, "SQL_X: Final = SQL_Y + 'UNION ALL'"),
         (assembled_sql, "SQL_X: Final = 'SELECT 1' + y"),
         (assembled_sql, "SQL_X: Final = 'SELECT %s' % y"),
@@ -294,6 +308,7 @@ def test_the_lock_file_names_no_registry() -> None:
         (assembled_sql, "SQL_X: Final = ' '.join([SQL_Y, PART_Z])"),
         (assembled_sql, "def f(x):\n    return fill(TEMPLATE_X, x='1')"),
         (assembled_sql, "f = lambda x: fill(TEMPLATE_X, x='1')"),
+        (assembled_sql, "def f(x):\n    return compose('SELECT :a.columns', x)"),
         (assembled_sql, "SQL_X: Final = fill(TEMPLATE_X, x=argument)"),
         (assembled_sql, "SQL_X: Final = fill(TEMPLATE_X, **given())"),
     ],
@@ -310,6 +325,10 @@ def test_a_check_sees_what_it_is_for(check: object, source: str) -> None:
         (loose_sql, "SQL_X: Final = 'SELECT 1'"),
         (loose_sql, "def f():\n    '''SELECT 1 is a statement.'''\n    g('Select a room')"),
         (long_sql, "SQL_X: Final = 'SELECT 1" + "\\n" * 150 + "'"),
+        (loose_sql, "X: Final = compose('SELECT 1', Y)"),
+        (loose_sql, "SQL_X: Final = compose('SELECT 1', Y).sql"),
+        (long_sql, f"SQL_X: Final = 'SELECT ${PARAMETERS_BY_HAND}'"),
+        (assembled_sql, "SQL_X: Final = compose(fill(TEMPLATE_X, x=PART_X), Y).sql"),
         (assembled_sql, "SQL_X: Final = fill(TEMPLATE_X, x='1', y=PART_Y, **PARTS_Z)"),
         (assembled_sql, "SQL_X: Final = fill(TEMPLATE_X, x=fill(TEMPLATE_Y, y=PART_Y))"),
         (assembled_sql, "def f(x):\n    return x + 'SELECTED', f'{x} rooms', ', '.join(x)"),

@@ -16,7 +16,7 @@ from storage import DatabaseError, DatabaseReplaced, EventId, ResyncNeeded, Stor
 from storage.database import Database
 from storage.persist.commit.group_commit import BATCH_EVENTS_MAX
 from storage.persist.write.all_tables import SQL_WRITE
-from storage.persist.write.messages_only import SQL_WRITE_PLAIN
+from storage.persist.write.messages_only import SQL_WRITE_MESSAGES
 from storage.replication import Client, Server
 from storage.streams.restore_detection import JUMP
 from storage.streams.to_device import SQL_SEND
@@ -201,7 +201,7 @@ class Silence:
         """So many writes are answered first."""
 
     def before(self, statement: str) -> None:
-        if self.is_armed and statement in {SQL_WRITE, SQL_WRITE_PLAIN, SQL_SEND}:
+        if self.is_armed and statement in {SQL_WRITE, SQL_WRITE_MESSAGES, SQL_SEND}:
             self.passes -= 1
             if self.passes < 0:
                 self._proxy.answers.clear()

@@ -10,7 +10,6 @@ from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple, Protocol
 
-from storage.database.array_text import transposed
 from storage.event import Event, relation_of
 from storage.event.relation import target_key
 from storage.graph.chains import ChainEntry, extended
@@ -62,24 +61,28 @@ class NidBlocks:
             raise MissingData("nids", (sequence,)) from None
 
 
-class RelationColumns(NamedTuple):
-    """The columns of an event that tell its relation."""
-
-    relates_to: int | None
-    rel_type_nid: int | None
-    replaces: bool | None
+CONTENT_KEYS: Final = ("url",)
+"""The keys of a content that `ChangeSet.stored_columns` looks for, beside the relation."""
 
 
-UNRELATED: Final = RelationColumns(None, None, None)
+class StoredColumns(NamedTuple):
+    """The columns of `events` that no decision depends on: they are stored, and never loaded.
+
+    None is what most events have, in all of them.
+    """
+
+    relates_to: int | None = None
+    rel_type_nid: int | None = None
+    replaces: bool | None = None
+    has_url: bool | None = None
 
 
 class NewEvent(NamedTuple):
-    """A row to insert into `events`: its columns, the received bytes, and what no decision depends on: its relation, whether it has a URL."""
+    """A row to insert into `events`: the columns that the planner knows, the others, the bytes."""
 
     row: EventRow
     raw: bytes
-    related: RelationColumns
-    has_url: bool | None
+    stored: StoredColumns = StoredColumns()
 
 
 class StateDelta(NamedTuple):
@@ -228,26 +231,18 @@ class ChangeSet(CacheView):
             self.type_names[nid] = name
         return nid
 
-    def related(self, event: Event) -> RelationColumns:
-        """What an event relates to; its type of relation is given a nid now if it has none."""
+    def stored_columns(self, event: Event) -> StoredColumns:
+        """Return the columns that are only stored. A new type of relation is given a nid."""
+        has_url = True if "url" in event.content else None
         relation = relation_of(event)
         if relation is None:
-            return UNRELATED
-        return RelationColumns(
-            target_key(relation.event_id), self.type_nid(relation.rel_type), relation.replaces
+            return StoredColumns(has_url=has_url)
+        return StoredColumns(
+            relates_to=target_key(relation.event_id),
+            rel_type_nid=self.type_nid(relation.rel_type),
+            replaces=relation.replaces,
+            has_url=has_url,
         )
-
-    @property
-    def new_relations(self) -> list[list[object]]:
-        """The relations of the new events, as columns in their order; empty ones if there is none, which unnest takes for NULLs."""
-        related = [new.related for new in self.new_events.values()]
-        return transposed(related if any(one is not UNRELATED for one in related) else (), 3)
-
-    @property
-    def new_urls(self) -> list[bool | None]:
-        """Whether the new events have URLs, as a column; empty if none has, likewise."""
-        urls = [new.has_url for new in self.new_events.values()]
-        return urls if any(urls) else []
 
     def state_key_nid(self, type_nid: int, state_key: str) -> int:
         """The nid of a state key, given out now if it has none."""
@@ -303,15 +298,11 @@ class ChangeSet(CacheView):
 
     def add_event(self, row: EventRow, event: Event) -> None:
         """A new event; a timeline event takes the next position."""
-        related = self.related(
-            event
-        )  # what may be lacking for it is asked for before anything is changed
+        stored = self.stored_columns(event)  # may raise MissingData, so before anything is changed
         self.rows[row.event_id] = row
         self.row_ids[row.event_nid] = row.event_id
         self.events[row.event_nid] = event
-        self.new_events[row.event_nid] = NewEvent(
-            row, event.raw, related, True if "url" in event.content else None
-        )
+        self.new_events[row.event_nid] = NewEvent(row, event.raw, stored)
         if not row.outlier:
             self.placed[row.event_nid] = None
 

@@ -364,7 +364,7 @@ def _row(
     """The row of an event before its own effects are known; without a place it is an outlier."""
     change_set, event = changes.change_set, incoming.event
     type_nid = change_set.type_nid(event.type)
-    change_set.related(event)  # what may be lacking for it is asked for now
+    change_set.stored_columns(event)  # raises MissingData now for what it lacks
     return EventRow(
         event_nid=nid,
         event_id=event.event_id,

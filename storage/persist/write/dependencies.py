@@ -1,37 +1,43 @@
-"""What a write builds on and a purge may throw away meanwhile.
+"""The rows that a write depends on, and that a purge may delete in the meantime.
 
-A purge takes the lock of a room, but leaves `rooms.write_version` as it is: most plans in flight
-are none of its concern, as they stand on forward extremities, which it never takes. It raises
-`rooms.removals` instead. A write that was planned on an older number looks whether all that it
-builds on is there still (`dependencies_purged` in schema.sql), and is refused if not. So what is
-not said here, and not guarded by the version, must never be thrown away in this manner: whoever
-throws away something else takes the room by `storage.maintenance.room_lock.lock_room`.
+A purge locks a room, and leaves `rooms.write_version` as it is. Most plans in flight depend on
+forward extremities, which a purge never deletes, so they need not fail. The purge raises
+`rooms.removals` instead. A write that was planned on an older number checks its dependencies
+(`dependencies_purged` in schema.sql), and fails if one is gone.
+
+So a purge may delete only what is listed here, or what the version protects. To delete anything
+else, lock the room by `storage.maintenance.room_lock.lock_room`.
 
     in the timeline    parents; events that the write changes; the targets of redactions, and
-                       redactions that waited; the children of gaps
-    held               auth events; what new states consist of; outliers that arrive in the timeline
+                       redactions that waited; the children of missing events
+    stored             auth events; the entries of new states; outliers that arrive in the timeline
     state groups       of events, of the room, and on the paths of new ones
 """
 
 from collections.abc import Iterable, Sequence
 from itertools import chain
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from storage.database.names import TYPE_REDACTION
+from storage.database.placeholders import InputRows
 from storage.persist.model.change_set import ChangeSet
 from storage.persist.model.rows import EventRow
 
+DEPENDENCIES: Final = InputRows.own(
+    "dependencies", timeline_nids="bigint", stored_nids="bigint", state_groups="bigint"
+)
+
 
 class Dependencies(NamedTuple):
-    """Nids of events that must be in the timeline, of events that must be held, and state groups that must be there."""
+    """Nids of events that must be in the timeline, and of stored events; state groups."""
 
-    standing: list[int]
-    held: list[int]
+    timeline_nids: list[int]
+    stored_nids: list[int]
     state_groups: list[int]
 
 
 def dependencies_of(change_set: ChangeSet) -> Dependencies:
-    """What a change set builds on, without what it adds itself and what no purge takes."""
+    """Return the dependencies of a change set, without its own rows and what no purge deletes."""
     rows = [new.row for new in change_set.new_events.values()]
     changed = change_set.changed_events.values()
     own = change_set.new_events.keys() | change_set.placed.keys()
@@ -68,7 +74,11 @@ def _authorised_by(change_set: ChangeSet) -> set[int]:
 
 
 def _targets(change_set: ChangeSet, rows: Sequence[EventRow]) -> set[int]:
-    """What new redactions are meant for: one that took no effect as an earlier one stands would wait for it if it went."""
+    """Return the targets of new redactions.
+
+    A redaction without effect, because an earlier one applies, would wait for its target if that
+    went.
+    """
     redacted = (
         change_set.events[row.event_nid].redacts
         for row in rows
@@ -83,7 +93,7 @@ def _targets(change_set: ChangeSet, rows: Sequence[EventRow]) -> set[int]:
 
 
 def _entries(change_set: ChangeSet) -> set[int]:
-    """The events that new states hold, as far as they add them to others."""
+    """Return the events that new state groups add to the groups before them."""
     return {
         nid
         for group in change_set.new_groups.values()

@@ -1,37 +1,42 @@
-"""New events as the parameters of the statements that insert them."""
+"""New events as columns, for the statements that insert them.
 
-from collections.abc import Sequence
+The columns that the planner knows are the fields of `EventRow`, the others those of
+`StoredColumns`; so a new one needs no line here. The rows are turned into columns at once: an
+append binds each column by one call, not each value.
+"""
+
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-from storage.database.array_text import EMPTY_ARRAY, array_of_int_arrays, array_text
+from storage.persist.model.change_set import ChangeSet, StoredColumns
 from storage.persist.model.rows import EventRow
 
+SET_BY_STATEMENT = "stream_ordering"
+"""The field of `EventRow` that has no value before the write."""
 
-def event_columns(rows: Sequence[EventRow]) -> list[str]:
-    """New events as columns, from their nids to their auth events, in the order in which statements that insert them take these."""
-    if not rows:
-        return [EMPTY_ARRAY] * 21
-    column: Any = EventRow._make(zip(*rows, strict=True))  # of each field all values
-    return [
-        array_text(column.event_nid),
-        array_text(column.topological_ordering),
-        array_text(column.depth),
-        array_text(column.origin_server_ts),
-        array_text(column.state_group_before),
-        array_text(column.state_group_after),
-        array_text(column.audience),
-        array_text(column.redacted_by),
-        array_text(column.room_nid),
-        array_text(column.sender_nid),
-        array_text(column.type_nid),
-        array_text(column.state_key_nid),
-        array_text(column.membership),
-        array_text(column.outlier),
-        array_text(column.backfilled),
-        array_text(column.soft_failed),
-        array_text(column.redacted_form),
-        array_text(column.event_id),
-        array_text(column.rejected),
-        array_of_int_arrays(column.prev_events),
-        array_of_int_arrays(column.auth_events),
-    ]
+
+def new_event_columns(change_set: ChangeSet) -> dict[str, Sequence[Any]]:
+    """Return the columns of the new events, their bytes among them; empty if there is none."""
+    new = change_set.new_events
+    if not new:
+        return {}
+    rows, raw, stored = zip(*new.values(), strict=True)
+    columns: dict[str, Sequence[Any]] = dict(
+        zip(EventRow._fields, zip(*rows, strict=True), strict=True)
+    )
+    del columns[SET_BY_STATEMENT]
+    for name, column in zip(StoredColumns._fields, zip(*stored, strict=True), strict=True):
+        columns[name] = _sparse(column)
+    columns["after_gap"] = after_gap_column(change_set, new)
+    columns["json"] = raw
+    return columns
+
+
+def after_gap_column(change_set: ChangeSet, nids: Iterable[int]) -> Sequence[Any]:
+    """Return the column `after_gap` of these events."""
+    return _sparse([nid in change_set.after_gaps or None for nid in nids])
+
+
+def _sparse(column: Sequence[Any]) -> Sequence[Any]:
+    """Return an empty column for one without values: unnest fills it up with NULLs."""
+    return () if column.count(None) == len(column) else column

@@ -1,4 +1,7 @@
-"""What other processes have to forget after a write, as far as the facts of the stream "events" do not say it themselves."""
+"""Cache entries that other processes must drop after a write.
+
+The facts of the stream "events" imply most of them. These are the others.
+"""
 
 from typing import NamedTuple
 
@@ -15,7 +18,11 @@ class Invalidation(NamedTuple):
 
 
 def invalidations(change_set: ChangeSet) -> list[Invalidation]:
-    """One row a room whose current state changed by more than the events themselves say, one an event whose row changed."""
+    """Return the rows of the stream "caches".
+
+    There is one for each room whose current state changed by more than the events themselves say,
+    and one for each event whose row changed.
+    """
     changed = [
         Invalidation("events", (row.event_id,))
         for nid, row in change_set.changed_events.items()
@@ -25,7 +32,7 @@ def invalidations(change_set: ChangeSet) -> list[Invalidation]:
 
 
 def _overruled(change_set: ChangeSet) -> list[Invalidation]:
-    """Local users who are not what came out of band any more, without a change of the state that would say so."""
+    """Return local users whose out-of-band membership ends without a change of the state."""
     told = {(delta.room_nid, delta.state_key_nid) for delta in change_set.deltas}
     room_ids = {room.row.room_nid: room.row.room_id for room in change_set.room_changes.values()}
     return [

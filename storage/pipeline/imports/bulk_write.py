@@ -1,7 +1,9 @@
-"""Writing planned rooms: the rows of events take their bytes from where they were put aside; the rest is the live path's write.
+"""Write planned rooms.
 
-One transaction a group of rooms, or a large room; so each room is there whole or not at all. Positions are taken in a block, after
-everything is planned, and become visible with the commit, as those of any write (`storage.streams.in_flight`).
+The rows of events take their bytes from the table where they are staged. The other rows are written
+as `append` writes them. A group of rooms, or one large room, is one transaction; so a room is
+stored whole or not at all. Positions are taken in a block, after everything is planned, and become
+visible with the commit, as those of any write (`storage.streams.in_flight`).
 """
 
 import sys
@@ -11,14 +13,15 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Final, LiteralString
 
-from storage.database.array_text import array_text
+from storage.database.columns import EVENTS
 from storage.database.connection import Connection
 from storage.database.names import InternedNames
+from storage.database.placeholders import ColumnValues, InputValue, NumberedStatement, compose
 from storage.errors import DatabaseConflict
 from storage.persist.model.change_set import ChangeSet, NidBlocks
 from storage.persist.model.results import AppendResult
 from storage.persist.write.all_tables import WriteResult, write_around
-from storage.persist.write.event_columns import event_columns
+from storage.persist.write.event_columns import new_event_columns
 from storage.pipeline.imports import stage as stages
 from storage.pipeline.imports.plan_rooms import NAMES_REMEMBERED, CannotPlan, RoomPlanner
 from storage.pipeline.imports.room_bundles import BundledRoom
@@ -27,43 +30,30 @@ from storage.store.open import OpenWriter
 from storage.streams.in_flight import Author, InFlight
 from storage.streams.position_poller import learn_writers
 
-SQL_LOAD_EVENTS: Final[LiteralString] = """
-INSERT INTO events (event_nid, stream_ordering, topological_ordering, depth, origin_server_ts,
-    received_ts,
-    state_group_before, state_group_after, audience, redacted_by, room_nid, sender_nid, type_nid,
-        state_key_nid,
-    encoding, writer_nid, membership, outlier, backfilled, soft_failed, redacted_form, event_id,
-        rejected, prev_events, auth_events,
-    json, ineffective, relates_to, rel_type_nid, replaces, has_url, after_gap)
-SELECT i.event_nid, i.stream_ordering, i.topological_ordering, i.depth, i.origin_server_ts,
-    $1::bigint,
-    i.state_group_before, i.state_group_after, i.audience, i.redacted_by, i.room_nid, i.sender_nid,
-        i.type_nid, i.state_key_nid,
-    0, $2::smallint, i.membership, i.outlier, i.backfilled, i.soft_failed, i.redacted_form,
-        i.event_id, i.rejected,
-    i.prev_events::bigint[], i.auth_events::bigint[], staged.json, i.ineffective, i.relates_to,
-        i.rel_type_nid, i.replaces, i.has_url,
-    i.after_gap
-FROM unnest($4::text::bigint[], $5::text::bigint[], $6::text::bigint[], $7::text::bigint[],
-    $8::text::bigint[], $9::text::bigint[],
-    $10::text::bigint[], $11::text::bigint[], $12::text::bigint[], $13::text::int[],
-        $14::text::int[], $15::text::int[],
-    $16::text::int[], $17::text::smallint[], $18::text::boolean[], $19::text::boolean[],
-        $20::text::boolean[], $21::text::boolean[],
-    $22::text::text[], $23::text::text[], $24::text::text[], $25::text::text[], $26::text::bigint[],
-        $27::text::boolean[],
-    $28::text::bigint[], $29::text::int[], $30::text::boolean[], $31::text::boolean[],
-        $32::text::boolean[])
-    AS i (event_nid, stream_ordering, topological_ordering, depth, origin_server_ts,
-        state_group_before, state_group_after, audience,
-        redacted_by, room_nid, sender_nid, type_nid, state_key_nid, membership, outlier, backfilled,
-            soft_failed, redacted_form,
-        event_id, rejected, prev_events, auth_events, place, ineffective, relates_to, rel_type_nid,
-            replaces, has_url, after_gap)
+LOADED_EVENT: Final = EVENTS.rows(
+    "loaded_event",
+    EVENTS.but("received_ts", "encoding", "writer_nid", "json"),
+    import_place="bigint",  # where the bytes are staged
+)
+
+LOAD_EVENTS: Final[NumberedStatement] = compose(
+    """
+INSERT INTO events (:loaded_event.columns, received_ts, encoding, writer_nid, json)
+SELECT :loaded_event.values, :received_ts, 0, :writer_nid, staged.json
+FROM unnest(:loaded_event.*) AS i (:loaded_event.names)
 CROSS JOIN LATERAL (
-    SELECT json FROM import_events WHERE import_number = $3::int AND place = i.place OFFSET 0
+    SELECT json
+    FROM import_events
+    WHERE import_number = :import_number AND place = i.import_place
+    OFFSET 0
 ) AS staged
-"""
+""",
+    LOADED_EVENT,
+    InputValue("received_ts", "bigint"),
+    InputValue("writer_nid", "smallint"),
+    InputValue("import_number", "int"),
+)
+SQL_LOAD_EVENTS: Final[LiteralString] = LOAD_EVENTS.sql
 
 SQL_KNOWN: Final[LiteralString] = """
 SELECT room_id
@@ -76,7 +66,7 @@ STREAMS: Final = ("events", "backfill", "caches")
 
 
 class LoadedLines:
-    """What became of the lines of some rooms."""
+    """The outcomes of the lines of some rooms."""
 
     def __init__(self) -> None:
         self.outcomes: Counter[str] = Counter()
@@ -85,15 +75,15 @@ class LoadedLines:
     def add(
         self, results: Sequence[AppendResult], failed: Sequence[tuple[SlimEvent, AppendResult]]
     ) -> None:
-        """Once they are committed."""
+        """Add the results of rooms, once they are committed."""
         self.outcomes.update(result.outcome for result in results)
         self.failed += failed
 
 
 class BulkWriter:
-    """Writes rooms that the store does not hold.
+    """The writer of rooms that the store does not have.
 
-    ``number``: of the import; ``part`` events are planned before they are written.
+    ``number``: of the import; ``part``: events that are planned before they are written.
     """
 
     def __init__(self, store: OpenWriter, number: int, part: int) -> None:
@@ -107,9 +97,9 @@ class BulkWriter:
         )
 
     async def load(self, rooms: Sequence[BundledRoom], loaded: LoadedLines) -> None:
-        """All of them in one transaction.
+        """Load the rooms in one transaction.
 
-        `CannotPlan` if the store holds something of them; `DatabaseConflict`,
+        Raise `CannotPlan` if the store has something of them; `DatabaseConflict`;
         `DatabaseUnavailable`.
         """
         if (
@@ -158,25 +148,29 @@ class BulkWriter:
         return written
 
     async def _write(self, planner: RoomPlanner, *, is_last: bool = False) -> WriteResult | None:
-        """What is planned, into the open transaction; the last time nothing of it is remembered."""
+        """Write what is planned into the open transaction; forget it the last time."""
         return await write_planned(planner, self._in_flight.author, self._number, is_last=is_last)
 
 
 async def write_planned(
     planner: RoomPlanner, author: Author, number: int, *, is_last: bool = False
 ) -> WriteResult | None:
-    """Write what is planned over the planner's connection; None if that is nothing.
+    """Write what is planned over the planner's connection; return None if that is nothing.
 
-    ``number``: of the import that put the bytes aside.
+    ``number``: of the import that staged the bytes.
     """
     change_set = planner.change_set
     if not change_set.has_changes:
         return None
     now = time.time_ns() // 1_000_000
     written = await write_around(planner.connection, change_set, author, now)
-    tag = await planner.connection.execute(
-        SQL_LOAD_EVENTS, now, author.writer_nid, number, *_rows(change_set, planner, written)
-    )
+    given = {
+        "received_ts": now,
+        "writer_nid": author.writer_nid,
+        "import_number": number,
+        "loaded_event": _events(change_set, planner, written),
+    }
+    tag = await planner.connection.execute(SQL_LOAD_EVENTS, *LOAD_EVENTS.bind(given))
     if int(tag.rpartition(" ")[2]) != len(change_set.new_events):
         raise DatabaseConflict(stages.GONE)
     if not is_last:
@@ -184,18 +178,14 @@ async def write_planned(
     return written
 
 
-def _rows(change_set: ChangeSet, planner: RoomPlanner, written: WriteResult) -> list[object]:
-    new = change_set.new_events.values()
-    nids, *columns = event_columns([one.row for one in new])
-    return [
-        nids,
-        array_text(
-            [None if one.row.outlier else written.positions[one.row.event_nid] for one in new]
-        ),
-        *columns,
-        array_text([planner.places[one.row.event_id] for one in new]),
-        array_text([one.row.ineffective for one in new]),
-        *map(array_text, change_set.new_relations),
-        array_text(change_set.new_urls),
-        array_text([nid in change_set.after_gaps or None for nid in change_set.new_events]),
+def _events(change_set: ChangeSet, planner: RoomPlanner, written: WriteResult) -> ColumnValues:
+    columns = new_event_columns(change_set)
+    if not columns:
+        return {}
+    del columns["json"]
+    rows = [new.row for new in change_set.new_events.values()]
+    columns["stream_ordering"] = [
+        None if row.outlier else written.positions[row.event_nid] for row in rows
     ]
+    columns["import_place"] = [planner.places[row.event_id] for row in rows]
+    return columns

@@ -17,6 +17,7 @@ from storage.auth import CONTENT_MATTERS
 from storage.event import ROOM_VERSIONS, Event, load, relation_of
 from storage.event.model import make_event
 from storage.event.ndjson import Origin
+from storage.persist.model.change_set import CONTENT_KEYS
 
 NOTHING: Final[dict[str, Any]] = {}
 
@@ -70,11 +71,9 @@ def slim(
 
 
 def _reduced(event: Event) -> dict[str, Any]:
-    """Return the content that `relation_of` and the column has_url need."""
+    """Return the part of a content that `ChangeSet.stored_columns` reads."""
     content = event.content
-    left: dict[str, Any] = {}
-    if "url" in content:
-        left["url"] = None
+    left: dict[str, Any] = {key: None for key in CONTENT_KEYS if key in content}
     if "m.relates_to" in content and (relation := relation_of(event)) is not None:
         left["m.relates_to"] = {"rel_type": relation.rel_type, "event_id": relation.event_id}
         if "m.new_content" in content:

@@ -1,0 +1,271 @@
+"""The columns of the tables that the write fills: declared once, in the order of the schema.
+
+Statements take their lists of columns, the types of their parameters and the order of their
+arguments from here (`storage.database.placeholders`). A test compares the declaration with the
+catalogue. docs/how-to/add-a-column.md names the other files that a new column touches.
+"""
+
+from collections.abc import Collection, Sequence
+from typing import Final
+
+from storage.database.placeholders import ColumnList, InputRows
+
+
+class Table:
+    """A table: its name, its primary key, and its columns with their Postgres types."""
+
+    def __init__(self, table: str, key: tuple[str, ...], /, **types: str) -> None:
+        self.table = table
+        self.key = key
+        self.types = types
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The names of all columns."""
+        return tuple(self.types)
+
+    def but(self, *left_out: str) -> tuple[str, ...]:
+        """Return the names of all columns but these."""
+        self._known(left_out)
+        return tuple(column for column in self.types if column not in left_out)
+
+    def chosen(self, name: str, columns: Sequence[str] | None = None) -> ColumnList:
+        """Return some columns, or all, for the placeholders of a statement."""
+        columns = self.columns if columns is None else columns
+        self._known(columns)
+        return ColumnList(name, tuple(columns), frozenset(self.key))
+
+    def rows(self, name: str, columns: Sequence[str] | None = None, /, **own: str) -> InputRows:
+        """Return input rows with some columns, or all, and with ``own`` columns after them."""
+        chosen = self.chosen(name, columns)
+        types = {column: self.types[column] for column in chosen.columns}
+        return InputRows(name, chosen.columns, chosen.key, types | own)
+
+    def _known(self, columns: Collection[str]) -> None:
+        if unknown := [column for column in columns if column not in self.types]:
+            raise ValueError(f"{self.table} has no columns {unknown}")
+
+
+PRINCIPALS: Final = Table("principals", ("principal_nid",), principal_nid="int", name="text")
+
+EVENT_TYPES: Final = Table("event_types", ("type_nid",), type_nid="int", type="text")
+
+STATE_KEYS: Final = Table(
+    "state_keys", ("state_key_nid",), state_key_nid="int", type_nid="int", state_key="text"
+)
+
+ROOMS: Final = Table(
+    "rooms",
+    ("room_nid",),
+    write_version="bigint",
+    room_nid="int",
+    next_audience="bigint",
+    current_state_group="bigint",
+    last_stream_ordering="bigint",
+    max_topological_ordering="bigint",
+    current_audience="bigint",
+    moves="bigint",
+    removals="bigint",
+    joined_count="int",
+    invited_count="int",
+    room_id="text",
+    room_version="text",
+    forward_extremities="bigint[]",
+    out_of_range="int8multirange",
+)
+
+EVENTS: Final = Table(
+    "events",
+    ("event_nid",),
+    event_nid="bigint",
+    stream_ordering="bigint",
+    topological_ordering="bigint",
+    depth="bigint",
+    origin_server_ts="bigint",
+    received_ts="bigint",
+    state_group_before="bigint",
+    state_group_after="bigint",
+    audience="bigint",
+    redacted_by="bigint",
+    relates_to="bigint",
+    room_nid="int",
+    sender_nid="int",
+    type_nid="int",
+    state_key_nid="int",
+    rel_type_nid="int",
+    encoding="smallint",
+    writer_nid="smallint",
+    membership="smallint",
+    outlier="boolean",
+    backfilled="boolean",
+    soft_failed="boolean",
+    redacted_form="boolean",
+    ineffective="boolean",
+    replaces="boolean",
+    has_url="boolean",
+    after_gap="boolean",
+    event_id="text",
+    rejected="text",
+    prev_events="bigint[]",
+    auth_events="bigint[]",
+    json="bytea",
+)
+
+REORDERED_EVENTS: Final = Table(
+    "reordered_events",
+    ("room_nid", "moves", "event_nid"),
+    moves="bigint",
+    event_nid="bigint",
+    topological_before="bigint",
+    room_nid="int",
+)
+
+MISSING_EVENTS: Final = Table(
+    "missing_events",
+    ("event_nid",),
+    event_nid="bigint",
+    room_nid="int",
+    superseded="boolean",
+    event_id="text",
+    child_nids="bigint[]",
+)
+
+DROPPED_EXTREMITIES: Final = Table(
+    "dropped_extremities", ("room_nid", "event_nid"), event_nid="bigint", room_nid="int"
+)
+
+WAITING_REDACTIONS: Final = Table(
+    "waiting_redactions",
+    ("redaction_nid",),
+    redaction_nid="bigint",
+    room_nid="int",
+    target_event_id="text",
+)
+
+STATE_GROUPS: Final = Table(
+    "state_groups",
+    ("state_group",),
+    state_group="bigint",
+    digest="bigint",
+    audience="bigint",
+    room_nid="int",
+    entry_count="int",
+    runs="int",
+    back="int[]",
+    key_nids="int[]",
+    event_nids="bigint[]",
+    member_key_nids="int[]",
+    member_event_nids="bigint[]",
+)
+
+CURRENT_STATE: Final = Table(
+    "current_state",
+    ("room_nid", "state_key_nid"),
+    event_nid="bigint",
+    room_nid="int",
+    state_key_nid="int",
+    membership="smallint",
+)
+
+STATE_DELTAS: Final = Table(
+    "state_deltas",
+    ("room_nid", "stream_ordering", "state_key_nid"),
+    stream_ordering="bigint",
+    event_nid="bigint",
+    prev_event_nid="bigint",
+    room_nid="int",
+    state_key_nid="int",
+    writer_nid="smallint",
+)
+
+MEMBERSHIPS: Final = Table(
+    "memberships",
+    ("principal_nid", "room_nid"),
+    stream_ordering="bigint",
+    event_nid="bigint",
+    principal_nid="int",
+    room_nid="int",
+    writer_nid="smallint",
+    membership="smallint",
+)
+
+OUTLIER_MEMBERSHIPS: Final = Table(
+    "outlier_memberships",
+    ("stream_id",),
+    stream_id="bigint",
+    event_nid="bigint",
+    writer_nid="smallint",
+)
+
+OUT_OF_BAND_MEMBERSHIPS: Final = Table(
+    "out_of_band_memberships",
+    ("room_nid", "principal_nid"),
+    event_nid="bigint",
+    room_nid="int",
+    principal_nid="int",
+    stripped_state="text",
+)
+
+AUTH_CHAINS: Final = Table(
+    "auth_chains",
+    ("event_nid",),
+    event_nid="bigint",
+    chain_nid="bigint",
+    sequence_number="int",
+    event_id="text",
+    state_key="text",
+)
+
+AUTH_CHAIN_LINKS: Final = Table(
+    "auth_chain_links",
+    ("chain_nid", "sequence_number", "target_chain_nid"),
+    chain_nid="bigint",
+    target_chain_nid="bigint",
+    sequence_number="int",
+    target_sequence_number="int",
+)
+
+VISIBILITY: Final = Table(
+    "visibility",
+    ("room_nid", "principal_nid"),
+    last_join_topological="bigint",
+    room_nid="int",
+    principal_nid="int",
+    joined_count="int",
+    invited_count="int",
+    audiences="int8multirange",
+    invited_audiences="int8multirange",
+    first_audience="bigint",
+)
+
+PAST_VISIBILITY: Final = Table(
+    "past_visibility",
+    ("room_nid", "principal_nid", "first_audience"),
+    first_audience="bigint",
+    opened_topological="bigint",
+    room_nid="int",
+    principal_nid="int",
+    audiences="int8multirange",
+    invited_audiences="int8multirange",
+    topological_ranges="int8multirange",
+)
+
+AUDIENCES: Final = Table(
+    "audiences",
+    ("room_nid", "audience"),
+    audience="bigint",
+    opened_topological="bigint",
+    room_nid="int",
+    branches="int",
+    continued="boolean",
+)
+
+CACHE_INVALIDATIONS: Final = Table(
+    "cache_invalidations",
+    ("stream_id",),
+    stream_id="bigint",
+    invalidation_ts="bigint",
+    writer_nid="smallint",
+    cache_name="text",
+    keys="text[]",
+)

@@ -1,0 +1,253 @@
+"""Statements that name their parameters; the numbers are given at import.
+
+    INSERT INTO missing_events (:new_gap.columns)
+    SELECT :new_gap.values
+    FROM unnest(:new_gap.*) AS i (:new_gap.names)
+
+`InputRows` are sent as one array per column. In the text of a statement
+
+    :new_gap.*            is all their parameters, `$7::text::bigint[], $8::text::text[], …`
+    :new_gap.event_id     is one of them
+    :new_gap.names        is the names of all their columns, for the alias of unnest
+    :new_gap.columns      is those that are columns of the table
+    :new_gap.values       is the same, read from the alias `i` and cast to the types of the table
+
+An `InputValue` is one parameter, `:received_ts`. A `ColumnList` has columns and no parameters. The
+columns of both kinds of list are also available for an alias:
+
+    :event.of(e)          e.event_nid, e.room_nid, …
+    :event.others(e)      the same without the primary key
+    :event.update(s)      room_nid = s.room_nid, …, without the primary key
+
+`compose` replaces all of these once, at import. `NumberedStatement.bind` makes the argument list by
+the same declaration, so nobody keeps a number or an order by hand.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, LiteralString
+
+from storage.database.array_text import array_of_int_arrays, array_text
+
+ColumnValues = Mapping[str, Sequence[Any]]
+"""The values of each column of input rows; empty if there are no rows."""
+
+_PLACEHOLDER: Final = re.compile(r"(?<![:\w\]]):([a-z_]+)(?:\.(\*|[a-z_]+)(?:\((\w+)\))?)?")
+_NUMBER: Final = re.compile(r"\$\d")
+
+
+@dataclass(frozen=True)
+class ColumnList:
+    """Some columns of a table; ``key`` are those of them in its primary key."""
+
+    name: str
+    columns: tuple[str, ...]
+    key: frozenset[str] = frozenset()
+
+    @property
+    def unkeyed(self) -> tuple[str, ...]:
+        """The columns that are not in the primary key."""
+        return tuple(column for column in self.columns if column not in self.key)
+
+    def text(self, member: str, alias: str) -> str | None:
+        """Return what stands for a placeholder; None if it means nothing here."""
+        match member, bool(alias):
+            case "columns", False:
+                return ", ".join(self.columns)
+            case "of", True:
+                return ", ".join(f"{alias}.{column}" for column in self.columns)
+            case "others", True:
+                return ", ".join(f"{alias}.{column}" for column in self.unkeyed)
+            case "update", True:
+                return ", ".join(
+                    f"{column} = {self.read(alias, column)}" for column in self.unkeyed
+                )
+        return None
+
+    def read(self, alias: str, column: str) -> str:
+        """Return the expression that reads a column from an alias."""
+        return f"{alias}.{column}"
+
+
+@dataclass(frozen=True)
+class InputRows(ColumnList):
+    """Input rows of a statement. ``types``: of all columns, those that the table lacks too.
+
+    ``is_text``: each array is sent as text, which is faster. Switch it off for an array that a
+    filter compares with many rows: Postgres would read the text for each row.
+    """
+
+    types: Mapping[str, str] = field(default_factory=dict)
+    is_text: bool = True
+
+    @classmethod
+    def own(cls, name: str, /, **types: str) -> "InputRows":
+        """Declare input rows that are of no table."""
+        return cls(name, (), types=types)
+
+    def text(self, member: str, alias: str) -> str | None:
+        """Return what stands for a placeholder that needs no numbers."""
+        match member, bool(alias):
+            case "names", False:
+                return ", ".join(self.types)
+            case "values", False:
+                return ", ".join(self.read("i", column) for column in self.columns)
+        return super().text(member, alias)
+
+    def read(self, alias: str, column: str) -> str:
+        """Return the expression that reads a column of the input rows, in the column's type."""
+        kind = self.types[column]
+        return f"{alias}.{column}::{kind}" if _is_compound(kind) else f"{alias}.{column}"
+
+    def parameters(self, first: int) -> dict[str, str]:
+        """Return the parameter of each column, numbered from ``first``."""
+        return {
+            column: f"${number}::{_array_type(kind) if self.is_text else f'{kind}[]'}"
+            for number, (column, kind) in enumerate(self.types.items(), first)
+        }
+
+    def binder(self) -> Callable[[ColumnValues], list[object]]:
+        """Return the function that makes the arguments."""
+        encoders = [
+            (column, _encoder(kind) if self.is_text else list)
+            for column, kind in self.types.items()
+        ]
+        nothing = [encode(()) for _, encode in encoders]
+
+        def bind(given: ColumnValues) -> list[object]:
+            if not given:
+                return nothing
+            if given.keys() != self.types.keys():
+                raise _differs(self.name, given, self.types)
+            return [encode(given[column]) for column, encode in encoders]
+
+        return bind
+
+
+@dataclass(frozen=True)
+class InputValue:
+    """One parameter of a statement."""
+
+    name: str
+    type: str
+
+    def binder(self) -> Callable[[object], list[object]]:
+        """Return the function that makes the argument."""
+        return lambda given: [given]
+
+
+@dataclass(frozen=True)
+class NumberedStatement:
+    """A numbered statement, and its parameters in order."""
+
+    sql: LiteralString
+    binders: Mapping[str, Callable[[Any], list[object]]]
+
+    def bind(self, given: Mapping[str, object]) -> list[object]:
+        """Return the arguments.
+
+        ``given``: by name, the `ColumnValues` of input rows and the single values. Raise ValueError
+        if a name is missing or surplus, of an input or of a column.
+        """
+        if given.keys() != self.binders.keys():
+            raise _differs("the statement", given, self.binders)
+        arguments: list[object] = []
+        for name, bind in self.binders.items():
+            arguments += bind(given[name])
+        return arguments
+
+
+class _Numbering:
+    """The placeholders of one statement while it is composed."""
+
+    def __init__(self, inputs: Iterable[ColumnList | InputValue]) -> None:
+        self.inputs = {one.name: one for one in inputs}
+        self.parameters: dict[str, dict[str, str]] = {}
+        self.unused = set(self.inputs)
+        self._last = 0
+
+    def replace(self, found: re.Match[str]) -> str:
+        name, member, alias = found[1], found[2] or "", found[3] or ""
+        one = self.inputs.get(name)
+        text = None
+        if one is not None:
+            self.unused.discard(name)
+            text = self._parameter(one, member) if not alias else None
+            if text is None and isinstance(one, ColumnList):
+                text = one.text(member, alias)
+        if text is None:
+            raise ValueError(f"no such placeholder: {found[0]}")
+        return text
+
+    def _parameter(self, one: ColumnList | InputValue, member: str) -> str | None:
+        if isinstance(one, InputValue):
+            return None if member else self._numbered(one)[""]
+        if isinstance(one, InputRows) and member == "*":
+            return ", ".join(self._numbered(one).values())
+        if isinstance(one, InputRows) and member in one.types:
+            return self._numbered(one)[member]
+        return None
+
+    def _numbered(self, one: InputRows | InputValue) -> dict[str, str]:
+        """All parameters of an input stand side by side, where its first placeholder does."""
+        if one.name not in self.parameters:
+            first = self._last + 1
+            self.parameters[one.name] = (
+                one.parameters(first)
+                if isinstance(one, InputRows)
+                else {"": f"${first}::{one.type}"}
+            )
+            self._last += len(self.parameters[one.name])
+        return self.parameters[one.name]
+
+
+def compose(text: LiteralString, *inputs: ColumnList | InputValue) -> NumberedStatement:
+    """Return the statement with its placeholders replaced.
+
+    Raise ValueError for a placeholder that is not declared, and for an input, or a column of it,
+    that the text does not use. Raise it also for numbered parameters among named ones.
+    """
+    numbering = _Numbering(inputs)
+    sql = _PLACEHOLDER.sub(numbering.replace, text)
+    if numbering.unused:
+        raise ValueError(f"the statement has no place for {sorted(numbering.unused)}")
+    if numbering.parameters and _NUMBER.search(text):
+        raise ValueError("the statement has numbers beside names")
+    for name, parameters in numbering.parameters.items():
+        if lost := [one for one in parameters.values() if one not in sql]:
+            raise ValueError(f"the statement has no place for {lost} of {name}")
+    binders = {
+        name: one.binder()
+        for name in numbering.parameters
+        if isinstance(one := numbering.inputs[name], InputRows | InputValue)
+    }
+    return NumberedStatement(sql, binders)
+
+
+def by_column(names: Sequence[str], rows: Iterable[Iterable[object]]) -> ColumnValues:
+    """Return rows as columns. ``names``: of the columns, in the order in which a row has them."""
+    columns = list(zip(*rows, strict=True))
+    return dict(zip(names, columns, strict=True)) if columns else {}
+
+
+def _is_compound(kind: str) -> bool:
+    return kind.endswith(("[]", "multirange"))
+
+
+def _array_type(kind: str) -> str:
+    if kind == "bytea":
+        return "bytea[]"
+    # unnest would take an array of arrays apart altogether: each is a text, cast row by row
+    return "text::text[]" if _is_compound(kind) else f"text::{kind}[]"
+
+
+def _encoder(kind: str) -> Callable[[Sequence[Any]], object]:
+    if kind == "bytea":
+        return list
+    return array_of_int_arrays if kind.endswith("[]") else array_text
+
+
+def _differs(what: str, given: Mapping[str, Any], declared: Mapping[str, Any]) -> ValueError:
+    missing, surplus = declared.keys() - given.keys(), given.keys() - declared.keys()
+    return ValueError(f"{what} lacks {sorted(missing)}, and does not take {sorted(surplus)}")

@@ -1,0 +1,125 @@
+"""The parts of the write that insert and change events, gaps and redactions without a target."""
+
+from typing import Final, LiteralString
+
+from storage.database.columns import (
+    DROPPED_EXTREMITIES,
+    EVENTS,
+    MISSING_EVENTS,
+    WAITING_REDACTIONS,
+)
+from storage.database.placeholders import ColumnValues, InputRows, by_column
+from storage.persist.model.change_set import ChangeSet
+from storage.persist.model.rows import EventRow, MissingRow
+from storage.persist.write.event_columns import after_gap_column, new_event_columns
+
+NEW_EVENT: Final = EVENTS.rows(
+    "new_event", EVENTS.but("stream_ordering", "received_ts", "encoding", "writer_nid")
+)
+
+REPLACED: Final = (  # what may change of an event; the role of a homeserver may update only these
+    "topological_ordering",
+    "state_group_before",
+    "state_group_after",
+    "audience",
+    "redacted_by",
+    "outlier",
+    "backfilled",
+    "soft_failed",
+    "ineffective",
+    "rejected",
+    "prev_events",
+)
+CHANGED_EVENT: Final = EVENTS.rows(
+    "changed_event",
+    ("event_nid", *REPLACED),
+    after_gap=EVENTS.types["after_gap"],
+    auth_events=EVENTS.types["auth_events"],
+)
+NEW_GAP: Final = MISSING_EVENTS.rows("new_gap")
+FILLED_GAP: Final = InputRows.own("filled_gap", event_nid="bigint")
+EVENT_INPUTS: Final = (NEW_EVENT, CHANGED_EVENT, NEW_GAP, FILLED_GAP)
+
+NEW_WAITING: Final = WAITING_REDACTIONS.rows("new_waiting")
+SETTLED: Final = InputRows.own("settled", redaction_nid="bigint")
+DROPPED: Final = DROPPED_EXTREMITIES.rows("dropped")
+REDACTION_INPUTS: Final = (NEW_WAITING, SETTLED, DROPPED)
+
+PART_EVENTS: Final[LiteralString] = """
+new_event AS (
+    INSERT INTO events (:new_event.columns, stream_ordering, received_ts, encoding, writer_nid)
+    SELECT :new_event.values, p.stream_ordering, :received_ts, 0, :writer_nid
+    FROM unnest(:new_event.*) AS i (:new_event.names)
+    LEFT JOIN positioned p USING (event_nid)
+),
+changed_event AS (
+    UPDATE events e
+    SET stream_ordering = COALESCE(p.stream_ordering, e.stream_ordering),
+        writer_nid = CASE WHEN p.stream_ordering IS NULL THEN e.writer_nid ELSE :writer_nid END,
+        after_gap = COALESCE(i.after_gap, e.after_gap),
+        auth_events = COALESCE(i.auth_events::bigint[], e.auth_events),
+        :changed_event.update(i)
+    FROM unnest(:changed_event.*) AS i (:changed_event.names)
+    LEFT JOIN positioned p USING (event_nid)
+    WHERE e.event_nid = i.event_nid
+),
+new_gap AS (
+    INSERT INTO missing_events (:new_gap.columns)
+    SELECT :new_gap.values
+    FROM unnest(:new_gap.*) AS i (:new_gap.names)
+    ON CONFLICT (event_nid)
+        DO UPDATE SET superseded = EXCLUDED.superseded, child_nids = EXCLUDED.child_nids
+),
+filled_gap AS (
+    DELETE FROM missing_events
+    WHERE event_id = ANY(:placed.event_id)
+    RETURNING event_nid
+)"""
+
+PART_REDACTIONS: Final[LiteralString] = """
+new_waiting AS (
+    INSERT INTO waiting_redactions (:new_waiting.columns)
+    SELECT * FROM unnest(:new_waiting.*)
+),
+settled AS (
+    DELETE FROM waiting_redactions
+    WHERE target_event_id = ANY(:placed.event_id)
+    RETURNING redaction_nid
+)"""
+
+PART_DROPPED: Final[LiteralString] = """
+dropped_extremity AS (
+    INSERT INTO dropped_extremities (:dropped.columns)
+    SELECT * FROM unnest(:dropped.*)
+)"""
+
+
+def event_values(change_set: ChangeSet) -> dict[str, ColumnValues]:
+    """Return new and changed events, gaps, and redactions that wait for their targets."""
+    filled = [gap.event_nid for gap in change_set.gone_missing.values()]
+    return {
+        "new_event": new_event_columns(change_set),
+        "changed_event": _changed_events(change_set),
+        "new_gap": by_column(MissingRow._fields, change_set.new_missing.values()),
+        "filled_gap": {"event_nid": filled},
+        "new_waiting": by_column(
+            ("redaction_nid", "room_nid", "target_event_id"),
+            ((nid, *value) for nid, value in change_set.new_waiting.items()),
+        ),
+        "settled": {"redaction_nid": list(change_set.gone_waiting)},
+        "dropped": by_column(("event_nid", "room_nid"), change_set.dropped.items()),
+    }
+
+
+def _changed_events(change_set: ChangeSet) -> ColumnValues:
+    changed = change_set.changed_events
+    if not changed:
+        return {}
+    columns = by_column(EventRow._fields, changed.values())
+    return {name: columns[name] for name in CHANGED_EVENT.columns} | {
+        "after_gap": after_gap_column(change_set, changed),
+        "auth_events": [
+            row.auth_events if nid in change_set.authorised else None
+            for nid, row in changed.items()
+        ],
+    }

@@ -1,0 +1,58 @@
+"""The part of the write for the memberships of local users, in the timeline and out of band."""
+
+from typing import Final, LiteralString
+
+from storage.database.columns import MEMBERSHIPS
+from storage.database.placeholders import ColumnValues, by_column
+from storage.persist.model.change_set import ChangeSet, MembershipChange
+
+SET_MEMBERSHIP: Final = MEMBERSHIPS.rows(
+    "set_membership",
+    MEMBERSHIPS.but("stream_ordering", "writer_nid"),
+    cause_nid="bigint",
+    stripped_state="text",
+)
+MEMBERSHIP_INPUTS: Final = (SET_MEMBERSHIP,)
+
+PART_MEMBERSHIPS: Final[LiteralString] = """
+out_of_band AS (
+    INSERT INTO outlier_memberships (stream_id, event_nid, writer_nid)
+    SELECT nextval('events_stream'), i.event_nid, :writer_nid
+    FROM unnest(:set_membership.*) AS i (:set_membership.names)
+    WHERE i.cause_nid IS NULL
+    RETURNING stream_id, event_nid
+),
+set_membership AS (
+    INSERT INTO memberships (:set_membership.columns, stream_ordering, writer_nid)
+    SELECT :set_membership.values, COALESCE(p.stream_ordering, o.stream_id), :writer_nid
+    FROM unnest(:set_membership.*) AS i (:set_membership.names)
+    LEFT JOIN positioned p ON p.event_nid = i.cause_nid
+    LEFT JOIN out_of_band o ON o.event_nid = i.event_nid AND i.cause_nid IS NULL
+    ON CONFLICT (principal_nid, room_nid) DO UPDATE
+        SET :set_membership.update(EXCLUDED),
+            stream_ordering = EXCLUDED.stream_ordering,
+            writer_nid = EXCLUDED.writer_nid
+),
+set_out_of_band AS (
+    INSERT INTO out_of_band_memberships (room_nid, principal_nid, event_nid, stripped_state)
+    SELECT i.room_nid, i.principal_nid, i.event_nid, i.stripped_state
+    FROM unnest(:set_membership.*) AS i (:set_membership.names)
+    WHERE i.cause_nid IS NULL
+    ON CONFLICT (room_nid, principal_nid)
+        DO UPDATE SET event_nid = EXCLUDED.event_nid, stripped_state = EXCLUDED.stripped_state
+),
+overruled AS (
+    DELETE FROM out_of_band_memberships o
+    USING unnest(:set_membership.*) AS i (:set_membership.names)
+    WHERE o.room_nid = i.room_nid AND o.principal_nid = i.principal_nid AND i.cause_nid IS NOT NULL
+)"""
+
+
+def membership_values(change_set: ChangeSet) -> dict[str, ColumnValues]:
+    """Return the new memberships of local users."""
+    changes = change_set.memberships
+    if not changes:
+        return {"set_membership": {}}
+    columns = dict(by_column(MembershipChange._fields, changes.values()))
+    columns["stripped_state"] = [change_set.stripped.get(key) for key in changes]
+    return {"set_membership": columns}

@@ -1,0 +1,77 @@
+"""The part of the write for audiences, and for the principals that belong to them."""
+
+from collections.abc import Iterable, Mapping
+from typing import Final, LiteralString
+
+from storage.database.columns import AUDIENCES, PAST_VISIBILITY, VISIBILITY
+from storage.database.placeholders import ColumnValues, by_column
+from storage.persist.model.change_set import ChangeSet
+from storage.persist.model.rows import AudienceRow, PastRow, VisibilityRow
+from storage.visibility import multirange
+from storage.visibility.multirange import Ranges
+
+SET_VISIBILITY: Final = VISIBILITY.rows("set_visibility")
+SET_PAST: Final = PAST_VISIBILITY.rows("set_past")
+SET_AUDIENCE: Final = AUDIENCES.rows("set_audience")
+VISIBILITY_INPUTS: Final = (SET_VISIBILITY, SET_PAST, SET_AUDIENCE)
+
+PART_VISIBILITY: Final[LiteralString] = """
+set_visibility AS (
+    INSERT INTO visibility (:set_visibility.columns)
+    SELECT :set_visibility.values
+    FROM unnest(:set_visibility.*) AS i (:set_visibility.names)
+    ON CONFLICT (room_nid, principal_nid) DO UPDATE SET :set_visibility.update(EXCLUDED)
+),
+set_past AS (
+    INSERT INTO past_visibility (:set_past.columns)
+    SELECT :set_past.values
+    FROM unnest(:set_past.*) AS i (:set_past.names)
+    ON CONFLICT (room_nid, principal_nid, first_audience) DO UPDATE
+        SET audiences = EXCLUDED.audiences,
+            invited_audiences = EXCLUDED.invited_audiences,
+            topological_ranges = EXCLUDED.topological_ranges
+),
+set_audience AS (
+    INSERT INTO audiences (:set_audience.columns)
+    SELECT * FROM unnest(:set_audience.*)
+    ON CONFLICT (room_nid, audience)
+        DO UPDATE SET branches = EXCLUDED.branches, continued = EXCLUDED.continued
+)"""
+
+
+def visibility_values(change_set: ChangeSet) -> dict[str, ColumnValues]:
+    """Return the rows of audiences, and those of principals, that are new or changed."""
+    return {
+        "set_visibility": _visibility(change_set.new_visibility),
+        "set_past": _past(change_set.new_past),
+        "set_audience": by_column(
+            ("room_nid", "audience", *AudienceRow._fields),
+            ((*key, *row) for key, row in change_set.new_audiences.items()),
+        ),
+    }
+
+
+def _visibility(rows: Mapping[tuple[int, int], VisibilityRow]) -> ColumnValues:
+    keys = by_column(("room_nid", "principal_nid"), rows)
+    return keys and {
+        **keys,
+        **by_column(VisibilityRow._fields, rows.values()),
+        "audiences": [multirange.to_text(row.audiences) for row in rows.values()],
+        "invited_audiences": _texts_or_none(row.invited_audiences for row in rows.values()),
+    }
+
+
+def _past(rows: Mapping[tuple[int, int, int], PastRow]) -> ColumnValues:
+    keys = by_column(("room_nid", "principal_nid", "first_audience"), rows)
+    return keys and {
+        **keys,
+        "opened_topological": [row.opened_topological for row in rows.values()],
+        "audiences": [multirange.to_text(row.audiences) for row in rows.values()],
+        "invited_audiences": _texts_or_none(row.invited_audiences for row in rows.values()),
+        "topological_ranges": [multirange.to_text(row.topological_ranges) for row in rows.values()],
+    }
+
+
+def _texts_or_none(column: Iterable[Ranges]) -> list[str | None]:
+    """Return multiranges as text; None is stored for an empty one."""
+    return [multirange.to_text(ranges) if ranges else None for ranges in column]

@@ -1,0 +1,116 @@
+"""Placeholders become numbers, and values are bound by the same declaration."""
+
+from typing import Any, NamedTuple
+
+import pytest
+
+from storage.database import Database
+from storage.database.columns import Table
+from storage.database.placeholders import (
+    ColumnList,
+    InputRows,
+    InputValue,
+    by_column,
+    compose,
+)
+
+PEOPLE = Table("people", ("person_nid",), person_nid="bigint", friends="int[]", name="text")
+PERSON = PEOPLE.rows("person", age="int")
+NOW = InputValue("now", "bigint")
+
+
+class PersonRow(NamedTuple):
+    person_nid: int
+    friends: list[int] | None
+    name: str | None
+    now: int
+
+
+@pytest.mark.parametrize(
+    "text, expected",
+    [
+        (
+            "FROM unnest(:person.*) AS i (:person.names)",
+            "FROM unnest({all}) AS i (person_nid, friends, name, age)",
+        ),
+        (":person.* :person.columns", "{all} person_nid, friends, name"),
+        (":person.* :person.values", "{all} i.person_nid, i.friends::int[], i.name"),
+        (":person.* :person.of(e)", "{all} e.person_nid, e.friends, e.name"),
+        (":person.* :person.others(e)", "{all} e.friends, e.name"),
+        (":person.* :person.update(s)", "{all} friends = s.friends::int[], name = s.name"),
+        (":person.* :person.age", "{all} $4::text::int[]"),
+        (":person.age :person.*", "$4::text::int[] {all}"),
+    ],
+)
+def test_what_stands_for_a_placeholder(text: str, expected: str) -> None:
+    every = "$1::text::bigint[], $2::text::text[], $3::text::text[], $4::text::int[]"
+    assert compose(text, PERSON).sql == expected.replace("{all}", every)
+
+
+def test_inputs_are_numbered_in_the_order_of_the_text() -> None:
+    id_ = InputRows.own("id", nid="bigint")
+    composed = compose("x'::y' a[1:2] :now :id.nid :now", id_, NOW)
+    assert composed.sql == "x'::y' a[1:2] $1::bigint $2::text::bigint[] $1::bigint"
+    assert composed.bind({"id": {"nid": [7]}, "now": 5}) == [5, "{7}"]
+
+
+@pytest.mark.parametrize(
+    "text, inputs",
+    [
+        ("SELECT :then", (NOW,)),
+        ("SELECT :now.x", (NOW,)),
+        ("SELECT 1", (NOW,)),
+        ("SELECT :now, $2", (NOW,)),
+        ("SELECT :person.x", (PERSON,)),
+        ("SELECT :person.age", (PERSON,)),
+        ("SELECT :person.of", (PERSON,)),
+        ("SELECT :person.names(e)", (PERSON,)),
+        ("SELECT :list.*", (ColumnList("list", ("a",)),)),
+    ],
+)
+def test_a_text_that_does_not_fit_its_inputs_is_refused(text: str, inputs: Any) -> None:
+    with pytest.raises(ValueError, match=r"placeholder|no place|numbers"):
+        compose(text, *inputs)
+
+
+GIVEN: dict[str, Any] = {"person_nid": [1], "friends": [[2]], "name": ["n"], "age": [3]}
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {},
+        {"person": GIVEN, "now": 1},
+        {"person": {**GIVEN, "height": [4]}},
+        {"person": {"person_nid": [1]}},
+    ],
+)
+def test_a_missing_or_surplus_name_is_refused(given: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="lacks"):
+        compose("unnest(:person.*)", PERSON).bind(given)
+
+
+async def test_postgres_reads_what_was_bound(dsn: str) -> None:
+    composed = compose(
+        "SELECT :person.values, :now FROM unnest(:person.*) AS i (:person.names) ORDER BY age",
+        PERSON,
+        NOW,
+    )
+    rows = [(2, 30, None, "b"), (1, 20, (), 'a"\\'), (3, 40, (-1, 2), None)]
+    given = by_column(("person_nid", "age", "friends", "name"), rows)
+    async with await Database.open(dsn) as database, database.connection() as conn:
+        found = await conn.fetch(
+            composed.sql, *composed.bind({"person": given, "now": 9}), row=PersonRow
+        )
+        nothing = await conn.fetch(
+            composed.sql, *composed.bind({"person": {}, "now": 9}), row=PersonRow
+        )
+    assert found == [(1, [], 'a"\\', 9), (2, None, "b", 9), (3, [-1, 2], None, 9)]
+    assert nothing == []
+
+
+def test_rows_become_columns() -> None:
+    assert by_column(("a", "b"), [(1, 2), (3, 4)]) == {"a": (1, 3), "b": (2, 4)}
+    assert by_column(("a", "b"), []) == {}
+    with pytest.raises(ValueError, match="longer"):
+        by_column(("a",), [(1, 2)])
