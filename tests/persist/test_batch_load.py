@@ -8,7 +8,7 @@ import pytest
 import storage
 from storage.errors import ConstraintViolated
 from storage.persist.commit.group_commit import BATCH_EVENTS_MAX
-from storage.persist.load.batch import SQL_AHEAD, SQL_NAMES_AHEAD
+from storage.persist.load.batch_statements import SQL_LOAD_BATCH, SQL_LOAD_NAMES
 from storage.persist.load.lookups import SQL_DIGEST
 from storage.testing import SHAPES, RoomBuilder, generate_room
 from tests.persist.writing import (
@@ -71,7 +71,7 @@ async def test_a_cold_batch_takes_few_round_trips(dsn: str) -> None:
     async with storage.open(dsn, server_name="s1.test", config=QUIET, observer=sent) as store:
         sent.sent.clear()
         assert outcomes(await store.append(room[500:])) <= {"stored", "soft_failed"}
-    assert sent.sent.count(SQL_AHEAD) == 1
+    assert sent.sent.count(SQL_LOAD_BATCH) == 1
     assert len(sent.sent) <= COLD_ROUND_TRIPS_MAX, sent.sent
 
 
@@ -92,7 +92,7 @@ async def test_who_comes_to_a_room_at_hand_is_asked_for_by_the_small_statement(d
         sent.sent.clear()
         newcomers = [room.join(back).pdu, room.join(stranger).pdu]
         assert outcomes(await store.append(newcomers)) == {"stored"}
-        assert (sent.sent.count(SQL_NAMES_AHEAD), sent.sent.count(SQL_AHEAD)) == (1, 0)
+        assert (sent.sent.count(SQL_LOAD_NAMES), sent.sent.count(SQL_LOAD_BATCH)) == (1, 0)
         stays = await admin.fetch(SQL_STAYS, [back, stranger])
     assert [tuple(row) for row in stays] == [(back, 2), (stranger, 1)]
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import storage
 from storage import Config, Store
-from storage.persist.load.chain_ancestors import ELDERS_MAX
+from storage.persist.load.chain_ancestors import ANCESTORS_MAX
 from storage.testing import BuiltEvent, RoomBuilder
 
 SERVER = "s1.test"
@@ -136,4 +136,4 @@ async def test_a_merge_asks_for_the_power_levels_since_the_fork_some_hundred_at_
             statements[levels] = work.statements - before
             assert await store.state_before(merged.event_id) == dict(merged.state_before)
     again = 1  # the lane of heavy rooms looks up the event once more
-    assert statements[600] <= statements[20] + 2 * (600 // ELDERS_MAX) + again, statements
+    assert statements[600] <= statements[20] + 2 * (600 // ANCESTORS_MAX) + again, statements

@@ -5,7 +5,7 @@ from typing import Final, LiteralString, NamedTuple
 from storage.database.connection import Connection
 from storage.graph.chains import Chain, ChainEntry, ChainParent, ChainPosition, enter, extended
 from storage.maintenance.verify.auth_graph import AuthGraph, read_auth_graph
-from storage.persist.load.by_kind import fill_blocks
+from storage.persist.load.names import fill_blocks
 from storage.persist.model.change_set import NidBlocks
 
 SQL_STATE_KEYS: Final[LiteralString] = """

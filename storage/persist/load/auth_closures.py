@@ -1,4 +1,4 @@
-"""Closures of events (`storage.graph.chains`): worked out from those of their auth events, or asked for where these are not at hand."""
+"""Load closures of events (`storage.graph.chains`) that are not derived from known ones."""
 
 from collections.abc import Collection
 from typing import Final, LiteralString, NamedTuple
@@ -72,7 +72,7 @@ LEFT JOIN (
 
 
 class ClosureRow(NamedTuple):
-    """An event's place, and the last numbers that it reaches on other chains; None if it reaches none."""
+    """An event's position, and how far it reaches on other chains; None if it reaches none."""
 
     event_nid: int
     chain_nid: int
@@ -82,7 +82,7 @@ class ClosureRow(NamedTuple):
 
 
 async def load_closures(conn: Connection, change_set: ChangeSet, nids: Collection[int]) -> None:
-    """The places and closures of committed events; those without a place are `loose` for this change set."""
+    """Load positions and closures of committed events; an event without a position is `loose`."""
     for row in await conn.fetch(SQL_CLOSURES, list(nids), row=ClosureRow):
         change_set.places[row.event_nid] = ChainPosition(row.chain_nid, row.sequence_number)
         reached = dict(zip(row.chain_nids or (), row.sequence_numbers or (), strict=True))

@@ -1,13 +1,13 @@
-"""The one statement that loads what a batch names, whatever the kind of thing, or a small one for names: see `storage.persist.load.prefetch`.
+"""Load everything that a batch of events needs by one statement: see `storage.persist.load.prefetch`.
 
-Rows of all kinds come in the same columns, and each kind has its function that takes them in. What is loaded while planning goes through
-`storage.persist.load.by_kind`, one kind at a time.
+A small statement is enough if only names are missing. Rows of all kinds come in the same columns
+(`storage.persist.load.packing`). Each kind has a function that puts them into the change set. If
+planning needs more, `storage.persist.load.by_kind` loads it.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, Final, LiteralString, NamedTuple
+from typing import Any, Final
 
-from storage.database.array_text import array_text, column_texts, transposed
 from storage.database.connection import Connection
 from storage.database.names import (
     KEY_CREATE,
@@ -15,9 +15,25 @@ from storage.database.names import (
     KEY_JOIN_RULES,
     KEY_POWER_LEVELS,
 )
+from storage.database.placeholders import by_column
 from storage.event import load as load_event
 from storage.graph.chains import Chain, ChainPosition
+from storage.persist.load.batch_statements import (
+    EVENT,
+    GAP,
+    GROUP,
+    LOAD_BATCH,
+    LOAD_NAMES,
+    NAMES,
+    POSITION,
+    ROOM,
+    SQL_LOAD_BATCH,
+    SQL_LOAD_NAMES,
+    VISIBLE,
+    WAITING,
+)
 from storage.persist.load.lookups import keep_rows
+from storage.persist.load.packing import PackedRow
 from storage.persist.load.prefetch import STANDING, BatchRequest
 from storage.persist.model.change_set import BLOCK_LENGTHS, ChangeSet
 from storage.persist.model.rows import UNSEEN, EventRow, MissingRow, RoomRow, VisibilityRow
@@ -25,223 +41,31 @@ from storage.state.read import groups_of
 from storage.state.rows import GroupRow
 from storage.visibility import multirange
 
-SQL_AHEAD: Final[LiteralString] = """
-WITH
-room AS MATERIALIZED (
-    SELECT * FROM rooms WHERE room_id = ANY($1::text[])
-),
-held AS MATERIALIZED (
-    SELECT event_nid, event_id, room_nid, stream_ordering, topological_ordering, depth,
-        origin_server_ts,
-        state_group_before, state_group_after, audience, redacted_by, sender_nid, type_nid,
-            state_key_nid,
-        membership, outlier, backfilled, soft_failed, redacted_form, rejected, prev_events,
-            auth_events, ineffective
-    FROM events
-    WHERE event_id = ANY($2::text[])
-        OR event_nid = ANY(ARRAY(SELECT unnest(forward_extremities) FROM room))
-),
-auth AS MATERIALIZED (
-    SELECT event_nid FROM held WHERE event_id = ANY($4::text[])
-),
-path AS MATERIALIZED (
-    SELECT g.state_group - unnest(g.back) AS state_group
-    FROM state_groups g
-    WHERE g.state_group = ANY(ARRAY(
-        SELECT COALESCE(state_group_after, state_group_before)
-        FROM held
-        WHERE NOT outlier AND (event_id = ANY($3::text[])
-            OR event_nid = ANY(ARRAY(SELECT unnest(forward_extremities) FROM room)))
-        UNION
-        SELECT current_state_group FROM room
-    ) || $6::bigint[])
-),
-place AS MATERIALIZED (
-    SELECT event_nid, chain_nid, sequence_number
-    FROM auth_chains
-    WHERE event_nid = ANY(ARRAY(SELECT event_nid FROM auth) || $7::bigint[])
-)
-SELECT 'room' AS kind, ARRAY[room_id, room_version, out_of_range::text] AS texts,
-    ARRAY[room_nid, write_version, next_audience, current_state_group, max_topological_ordering,
-        current_audience, removals] AS numbers,
-    forward_extremities AS one, NULL::bigint[] AS two, NULL::int[] AS three, NULL::int[] AS four,
-        NULL::int[] AS five, NULL::bytea AS data
-FROM room
-UNION ALL
-SELECT 'event', ARRAY[event_id, rejected],
-    ARRAY[event_nid, room_nid, stream_ordering, topological_ordering, depth, origin_server_ts,
-        state_group_before, state_group_after, audience,
-        redacted_by, sender_nid, type_nid, state_key_nid, membership, outlier::int, backfilled::int,
-            soft_failed::int, redacted_form::int,
-        ineffective::int],
-    prev_events, auth_events, NULL, NULL, NULL, NULL
-FROM held
-UNION ALL
-SELECT 'missing', ARRAY[event_id], ARRAY[event_nid, room_nid, superseded::int], child_nids, NULL,
-    NULL, NULL, NULL, NULL
-FROM missing_events
-WHERE event_id = ANY($2::text[])
-UNION ALL
-SELECT 'waiting', ARRAY[target_event_id], ARRAY[redaction_nid], NULL, NULL, NULL, NULL, NULL, NULL
-FROM waiting_redactions
-WHERE target_event_id = ANY($2::text[])
-UNION ALL
-SELECT 'content', ARRAY[e.event_id, r.room_version], ARRAY[e.event_nid, e.redacted_form::int], NULL,
-    NULL, NULL, NULL, NULL, e.json
-FROM events e
-JOIN rooms r USING (room_nid)
-WHERE e.event_nid = ANY(ARRAY(
-    SELECT event_nid FROM auth
-    UNION
-    SELECT c.event_nid FROM room JOIN current_state c USING (room_nid)
-        WHERE c.state_key_nid = ANY($16::int[])
-) || $5::bigint[])
-UNION ALL
-SELECT 'group', NULL, ARRAY[state_group, digest, audience, room_nid, entry_count, runs],
-    event_nids, member_event_nids, back, key_nids, member_key_nids, NULL
-FROM state_groups
-WHERE state_group IN (SELECT state_group FROM path)
-UNION ALL
-SELECT 'place', NULL, ARRAY[event_nid, chain_nid, sequence_number], NULL, NULL, NULL, NULL, NULL,
-    NULL
-FROM place
-UNION ALL
-SELECT 'chain', NULL, ARRAY[chain_nid, NULL, max(sequence_number)], NULL, NULL, NULL, NULL, NULL,
-    NULL
-FROM auth_chains
-WHERE chain_nid IN (SELECT chain_nid FROM place)
-GROUP BY chain_nid
-UNION ALL
-SELECT 'chain', NULL, ARRAY[chain_nid, target_chain_nid, max(target_sequence_number)], NULL, NULL,
-    NULL, NULL, NULL, NULL
-FROM auth_chain_links
-WHERE chain_nid IN (SELECT chain_nid FROM place)
-GROUP BY chain_nid, target_chain_nid
-UNION ALL
-SELECT 'principal', ARRAY[name], ARRAY[principal_nid], NULL, NULL, NULL, NULL, NULL, NULL
-FROM principals
-WHERE name = ANY($8::text[])
-UNION ALL
-SELECT 'type', ARRAY[type], ARRAY[type_nid], NULL, NULL, NULL, NULL, NULL, NULL
-FROM event_types
-WHERE type = ANY($9::text[])
-UNION ALL
-SELECT 'state_key', ARRAY[k.state_key], ARRAY[k.type_nid, k.state_key_nid], NULL, NULL, NULL, NULL,
-    NULL, NULL
-FROM unnest($10::text[], $11::text[]) AS wanted (type, state_key)
-JOIN event_types t ON t.type = wanted.type
--- one by one, by the whole key, as the next: never all keys of a type, nor all members of a room,
--- for each
-CROSS JOIN LATERAL (
-    SELECT * FROM state_keys WHERE type_nid = t.type_nid AND state_key = wanted.state_key OFFSET 0
-) AS k
-UNION ALL
-SELECT 'seen', ARRAY[v.audiences::text, COALESCE(v.invited_audiences, '{}')::text],
-    ARRAY[v.room_nid, v.principal_nid, v.last_join_topological, v.joined_count, v.invited_count,
-        v.first_audience],
-    NULL, NULL, NULL, NULL, NULL, NULL
-FROM unnest($12::text[], $13::text[]) AS wanted (room_id, name)
-JOIN rooms r ON r.room_id = wanted.room_id
-JOIN principals p ON p.name = wanted.name
-CROSS JOIN LATERAL (
-    SELECT * FROM visibility
-        WHERE room_nid = r.room_nid AND principal_nid = p.principal_nid OFFSET 0
-) AS v
-UNION ALL
-SELECT 'number', ARRAY[wanted.name], ARRAY[nextval(wanted.name::regclass)], NULL, NULL, NULL, NULL,
-    NULL, NULL
-FROM unnest($14::text[], $15::int[]) AS wanted (name, blocks)
-CROSS JOIN generate_series(1, wanted.blocks)
-"""
-
-SQL_NAMES_AHEAD: Final[LiteralString] = """
-SELECT 'principal' AS kind, ARRAY[name] AS texts, ARRAY[principal_nid]::bigint[] AS numbers,
-    NULL::bigint[] AS one, NULL::bigint[] AS two, NULL::int[] AS three, NULL::int[] AS four,
-        NULL::int[] AS five, NULL::bytea AS data
-FROM principals
-WHERE name = ANY($1::text::text[])
-UNION ALL
-SELECT 'type', ARRAY[type], ARRAY[type_nid], NULL, NULL, NULL, NULL, NULL, NULL
-FROM event_types
-WHERE type = ANY($2::text::text[])
-UNION ALL
-SELECT 'state_key', ARRAY[k.state_key], ARRAY[k.type_nid, k.state_key_nid], NULL, NULL, NULL, NULL,
-    NULL, NULL
-FROM unnest($3::text::text[], $4::text::text[]) AS wanted (type, state_key)
-JOIN event_types t ON t.type = wanted.type
-CROSS JOIN LATERAL (
-    SELECT * FROM state_keys WHERE type_nid = t.type_nid AND state_key = wanted.state_key OFFSET 0
-) AS k
-UNION ALL
-SELECT 'seen', ARRAY[v.audiences::text, COALESCE(v.invited_audiences, '{}')::text],
-    ARRAY[v.room_nid, v.principal_nid, v.last_join_topological, v.joined_count, v.invited_count,
-        v.first_audience],
-    NULL, NULL, NULL, NULL, NULL, NULL
-FROM unnest($5::text::text[], $6::text::text[]) AS wanted (room_id, name)
-JOIN rooms r ON r.room_id = wanted.room_id
-JOIN principals p ON p.name = wanted.name
-CROSS JOIN LATERAL (
-    SELECT * FROM visibility
-        WHERE room_nid = r.room_nid AND principal_nid = p.principal_nid OFFSET 0
-) AS v
-UNION ALL
-SELECT 'number', ARRAY[wanted.name], ARRAY[nextval(wanted.name::regclass)], NULL, NULL, NULL, NULL,
-    NULL, NULL
-FROM unnest($7::text::text[], $8::text::int[]) AS wanted (name, blocks)
-CROSS JOIN generate_series(1, wanted.blocks)
-"""
-"""The same without rooms and events: all that is lacking where a room is known and somebody new comes, for a third of the cost."""
-
-
-RULING_KEYS: Final = [KEY_CREATE, KEY_POWER_LEVELS, KEY_JOIN_RULES, KEY_HISTORY_VISIBILITY]
+DECIDING_KEYS: Final = [KEY_CREATE, KEY_POWER_LEVELS, KEY_JOIN_RULES, KEY_HISTORY_VISIBILITY]
 """State keys whose events decide about most others: their contents come with the room."""
 
-
-EVENT_FLAGS: Final = ("outlier", "backfilled", "soft_failed", "redacted_form", "ineffective")
-EVENT_NUMBERS: Final = (  # in the order of the statement
-    "event_nid",
-    "room_nid",
-    "stream_ordering",
-    "topological_ordering",
-    "depth",
-    "origin_server_ts",
-    "state_group_before",
-    "state_group_after",
-    "audience",
-    "redacted_by",
-    "sender_nid",
-    "type_nid",
-    "state_key_nid",
-    "membership",
-    *EVENT_FLAGS,
-)
-
-
-class BatchLoadRow(NamedTuple):
-    """A row of any kind."""
-
-    kind: str
-    texts: list[Any]
-    numbers: list[Any]
-    one: list[int] | None
-    two: list[int] | None
-    three: list[int] | None
-    four: list[int] | None
-    five: list[int] | None
-    data: bytes | None
+UNPACK_ROOM: Final = ROOM.unpacker()
+UNPACK_EVENT: Final = EVENT.unpacker()
+UNPACK_GAP: Final = GAP.unpacker()
+UNPACK_WAITING: Final = WAITING.unpacker()
+UNPACK_GROUP: Final = GROUP.unpacker()
+UNPACK_POSITION: Final = POSITION.unpacker()
+UNPACK_VISIBLE: Final = VISIBLE.unpacker()
 
 
 async def load_batch(conn: Connection, change_set: ChangeSet, lacking: BatchRequest) -> None:
-    """Load it, and remember as absent what is not there.
+    """Load what is requested, and remember as absent what does not exist.
 
-    Until the answer is here nothing of that is known: events are planned meanwhile.
+    Nothing of it is known before the result is here, while other events are planned.
     """
     if lacking.is_of_names:
-        rows = await conn.fetch(SQL_NAMES_AHEAD, *_names(lacking), row=BatchLoadRow)
+        given = LOAD_NAMES.bind({"names": _names(lacking)})
+        rows = await conn.fetch(SQL_LOAD_NAMES, *given, row=PackedRow)
     else:
-        rows = await conn.fetch(SQL_AHEAD, *_arguments(lacking), row=BatchLoadRow)
+        given = LOAD_BATCH.bind({"names": _names(lacking), "request": _request(lacking)})
+        rows = await conn.fetch(SQL_LOAD_BATCH, *given, row=PackedRow)
     _expect(change_set, lacking)
-    found: dict[str, list[BatchLoadRow]] = {}
+    found: dict[str, list[PackedRow]] = {}
     for row in rows:
         found.setdefault(row.kind, []).append(row)
     for kind, rows in found.items():
@@ -249,42 +73,34 @@ async def load_batch(conn: Connection, change_set: ChangeSet, lacking: BatchRequ
     _absent_names(change_set, lacking)
 
 
-def _blocks(lacking: BatchRequest) -> dict[str, int]:
-    return {name: -(-number // BLOCK_LENGTHS[name]) for name, number in lacking.numbers.items()}
+def _names(lacking: BatchRequest) -> dict[str, Sequence[Any]]:
+    nothing: dict[str, Sequence[Any]] = dict.fromkeys(NAMES.types, ())
+    blocks = {name: -(-number // BLOCK_LENGTHS[name]) for name, number in lacking.numbers.items()}
+    return {
+        **nothing,
+        "principals": list(lacking.principals),
+        "types": list(lacking.types),
+        **by_column(("key_types", "state_keys"), lacking.state_keys),
+        **by_column(("visible_rooms", "visible_names"), lacking.seen),
+        **by_column(("sequences", "blocks"), blocks.items()),
+    }
 
 
-def _names(lacking: BatchRequest) -> list[str]:
-    return [
-        array_text(list(lacking.principals)),
-        array_text(list(lacking.types)),
-        *column_texts(lacking.state_keys, 2),
-        *column_texts(lacking.seen, 2),
-        *column_texts(_blocks(lacking).items(), 2),
-    ]
-
-
-def _arguments(lacking: BatchRequest) -> list[object]:
-    blocks = _blocks(lacking)
-    return [
-        list(lacking.rooms),
-        list(lacking.events),
-        list(lacking.parents),
-        list(lacking.auth),
-        list(lacking.contents),
-        list(lacking.groups),
-        list(lacking.places),
-        list(lacking.principals),
-        list(lacking.types),
-        *transposed(lacking.state_keys, 2),
-        *transposed(lacking.seen, 2),
-        list(blocks),
-        list(blocks.values()),
-        RULING_KEYS,
-    ]
+def _request(lacking: BatchRequest) -> dict[str, Sequence[Any]]:
+    return {
+        "rooms": list(lacking.rooms),
+        "events": list(lacking.events),
+        "parents": list(lacking.parents),
+        "auth": list(lacking.auth),
+        "contents": list(lacking.contents),
+        "groups": list(lacking.groups),
+        "positions": list(lacking.places),
+        "deciding_keys": DECIDING_KEYS,
+    }
 
 
 def _expect(change_set: ChangeSet, lacking: BatchRequest) -> None:
-    """Nothing of it is there, but for what the rows will tell."""
+    """Remember everything requested as absent, until a row says otherwise."""
     for room_id in lacking.rooms:
         change_set.rooms.setdefault(room_id, None)
     for event_id in lacking.events:
@@ -298,7 +114,7 @@ def _expect(change_set: ChangeSet, lacking: BatchRequest) -> None:
 
 
 def _absent_names(change_set: ChangeSet, lacking: BatchRequest) -> None:
-    """What was asked for by names whose nids are known only now."""
+    """Remember as absent what was requested by names whose nids are known only now."""
     names = change_set.caches.names
     for type_name, state_key in lacking.state_keys:
         type_nid = names.types.get(type_name) or change_set.types.get(type_name)
@@ -315,64 +131,36 @@ def _absent_names(change_set: ChangeSet, lacking: BatchRequest) -> None:
             change_set.visibility[room.room_nid, nid] = UNSEEN
 
 
-def _rooms(change_set: ChangeSet, rows: Sequence[BatchLoadRow], _: BatchRequest) -> None:
+def _rooms(change_set: ChangeSet, rows: Sequence[PackedRow], _: BatchRequest) -> None:
     for row in rows:
-        room_id, version, out_of_range = row.texts
-        *numbers, audience, removals = row.numbers
-        nid, write_version, next_audience, group, largest = numbers
-        ends, strayed = tuple(row.one or ()), multirange.from_text(out_of_range)
-        room = RoomRow(
-            nid,
-            room_id,
-            version,
-            write_version,
-            next_audience,
-            group,
-            largest,
-            ends,
-            audience,
-            strayed,
-            removals,
+        room = RoomRow._make(UNPACK_ROOM(row))
+        change_set.rooms[room.room_id] = room._replace(
+            forward_extremities=tuple(room.forward_extremities),
+            out_of_range=multirange.from_text(str(room.out_of_range)),
         )
-        change_set.rooms[room_id] = room
 
 
-def _events(change_set: ChangeSet, rows: Sequence[BatchLoadRow], _: BatchRequest) -> None:
-    held: list[EventRow] = []
+def _events(change_set: ChangeSet, rows: Sequence[PackedRow], _: BatchRequest) -> None:
+    keep_rows(change_set, [EventRow._make(UNPACK_EVENT(row)) for row in rows])
+
+
+def _missing(change_set: ChangeSet, rows: Sequence[PackedRow], _: BatchRequest) -> None:
     for row in rows:
-        fields: dict[str, Any] = dict(zip(EVENT_NUMBERS, row.numbers, strict=True))
-        fields.update((name, bool(fields[name])) for name in EVENT_FLAGS)
-        event_id, rejected = row.texts
-        held.append(
-            EventRow(
-                event_id=event_id,
-                rejected=rejected,
-                prev_events=tuple(row.one or ()),
-                auth_events=tuple(row.two or ()),
-                **fields,
-            )
-        )
-    keep_rows(change_set, held)
-
-
-def _missing(change_set: ChangeSet, rows: Sequence[BatchLoadRow], _: BatchRequest) -> None:
-    for row in rows:
-        nid, room_nid, superseded = row.numbers
+        gap = MissingRow._make(UNPACK_GAP(row))
         if (
-            row.texts[0] not in change_set.new_missing
-            and row.texts[0] not in change_set.gone_missing
+            gap.event_id not in change_set.new_missing
+            and gap.event_id not in change_set.gone_missing
         ):
-            change_set.missing[row.texts[0]] = MissingRow(
-                nid, row.texts[0], room_nid, bool(superseded), tuple(row.one or ())
-            )
+            change_set.missing[gap.event_id] = gap._replace(child_nids=tuple(gap.child_nids))
 
 
-def _waiting(change_set: ChangeSet, rows: Sequence[BatchLoadRow], _: BatchRequest) -> None:
+def _waiting(change_set: ChangeSet, rows: Sequence[PackedRow], _: BatchRequest) -> None:
     for row in rows:
-        change_set.waiting[row.texts[0]] = (*change_set.waiting[row.texts[0]], row.numbers[0])
+        redaction_nid, target = UNPACK_WAITING(row)
+        change_set.waiting[target] = (*change_set.waiting[target], redaction_nid)
 
 
-def _contents(change_set: ChangeSet, rows: Sequence[BatchLoadRow], _: BatchRequest) -> None:
+def _contents(change_set: ChangeSet, rows: Sequence[PackedRow], _: BatchRequest) -> None:
     for row in rows:
         event_id, version = row.texts
         nid, redacted = row.numbers
@@ -381,12 +169,9 @@ def _contents(change_set: ChangeSet, rows: Sequence[BatchLoadRow], _: BatchReque
         )
 
 
-def _groups(change_set: ChangeSet, rows: Sequence[BatchLoadRow], lacking: BatchRequest) -> None:
-    """The groups that are wanted; others are of their paths."""
-    known = [
-        GroupRow._make((*row.numbers, row.three, row.four, row.one, row.five, row.two))
-        for row in rows
-    ]
+def _groups(change_set: ChangeSet, rows: Sequence[PackedRow], lacking: BatchRequest) -> None:
+    """Keep the groups that are wanted; the other rows are of their paths."""
+    known = [GroupRow._make(UNPACK_GROUP(row)) for row in rows]
     parts = {row.state_group: row for row in known}
     rooms = [
         room for room_id in lacking.rooms if (room := change_set.rooms.get(room_id)) is not None
@@ -400,14 +185,14 @@ def _groups(change_set: ChangeSet, rows: Sequence[BatchLoadRow], lacking: BatchR
     change_set.groups.update(groups_of(wanted | lacking.groups, parts))
 
 
-def _places(change_set: ChangeSet, rows: Sequence[BatchLoadRow], _: BatchRequest) -> None:
+def _positions(change_set: ChangeSet, rows: Sequence[PackedRow], _: BatchRequest) -> None:
     for row in rows:
-        nid, chain_nid, number = row.numbers
-        change_set.places[nid] = ChainPosition(chain_nid, number)
+        nid, *position = UNPACK_POSITION(row)
+        change_set.places[nid] = ChainPosition(*position)
 
 
-def _chains(change_set: ChangeSet, rows: Sequence[BatchLoadRow], _: BatchRequest) -> None:
-    """Chains, and after their numbers their links; what is known of a chain already is newer."""
+def _chains(change_set: ChangeSet, rows: Sequence[PackedRow], _: BatchRequest) -> None:
+    """Keep the lengths of chains, and their links. A known chain is newer."""
     links: dict[int, dict[int, int]] = {}
     for row in rows:
         chain_nid, target, number = row.numbers
@@ -423,50 +208,51 @@ def _chains(change_set: ChangeSet, rows: Sequence[BatchLoadRow], _: BatchRequest
             change_set.chains[chain_nid] = Chain(number, links.get(chain_nid, {}))
 
 
-def _principals(change_set: ChangeSet, rows: Sequence[BatchLoadRow], _: BatchRequest) -> None:
+def _principals(change_set: ChangeSet, rows: Sequence[PackedRow], _: BatchRequest) -> None:
     change_set.principals.update((row.texts[0], row.numbers[0]) for row in rows)
 
 
-def _types(change_set: ChangeSet, rows: Sequence[BatchLoadRow], _: BatchRequest) -> None:
+def _types(change_set: ChangeSet, rows: Sequence[PackedRow], _: BatchRequest) -> None:
     for row in rows:
         change_set.types[row.texts[0]] = row.numbers[0]
         change_set.type_names[row.numbers[0]] = row.texts[0]
 
 
-def _state_keys(change_set: ChangeSet, rows: Sequence[BatchLoadRow], _: BatchRequest) -> None:
+def _state_keys(change_set: ChangeSet, rows: Sequence[PackedRow], _: BatchRequest) -> None:
     for row in rows:
         type_nid, nid = row.numbers
         change_set.state_keys[type_nid, row.texts[0]] = nid
         change_set.state_key_names[nid] = (type_nid, row.texts[0])
 
 
-def _seen(change_set: ChangeSet, rows: Sequence[BatchLoadRow], _: BatchRequest) -> None:
+def _visible(change_set: ChangeSet, rows: Sequence[PackedRow], _: BatchRequest) -> None:
     for row in rows:
-        room_nid, nid, last_join, joined, invited, first = row.numbers
+        room_nid, nid, *values = UNPACK_VISIBLE(row)
         if not change_set.knows_visibility(room_nid, nid):
-            audiences, invited_audiences = map(multirange.from_text, row.texts)
-            change_set.visibility[room_nid, nid] = VisibilityRow(
-                audiences, last_join, joined, invited, invited_audiences, first
+            known = VisibilityRow._make(values)
+            change_set.visibility[room_nid, nid] = known._replace(
+                audiences=multirange.from_text(str(known.audiences)),
+                invited_audiences=multirange.from_text(str(known.invited_audiences or "")),
             )
 
 
-def _numbers(change_set: ChangeSet, rows: Sequence[BatchLoadRow], _: BatchRequest) -> None:
+def _numbers(change_set: ChangeSet, rows: Sequence[PackedRow], _: BatchRequest) -> None:
     for row in rows:
         change_set.blocks.put(row.texts[0], row.numbers[0])
 
 
-KEEP: Final[dict[str, Callable[[ChangeSet, Sequence[BatchLoadRow], BatchRequest], None]]] = {
+KEEP: Final[dict[str, Callable[[ChangeSet, Sequence[PackedRow], BatchRequest], None]]] = {
     "room": _rooms,
     "event": _events,
     "missing": _missing,
     "waiting": _waiting,
     "content": _contents,
     "group": _groups,
-    "place": _places,
+    "position": _positions,
     "chain": _chains,
     "principal": _principals,
     "type": _types,
     "state_key": _state_keys,
-    "seen": _seen,
+    "visible": _visible,
     "number": _numbers,
 }

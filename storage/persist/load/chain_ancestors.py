@@ -1,8 +1,8 @@
-"""Events with those before them on their chains of the cover: what walks of the auth graph ask for.
+"""Load events with their chain ancestors, for walks of the auth graph.
 
-A resolution goes back from one power levels event, or from one membership, to the one that it
-replaced, as far as the fork goes. Asked for one by one, each would be a turn of its own. Their
-chain has them in a row, so they come along, some hundred at a time.
+A state resolution goes back from one power levels event, or one membership, to the one that it
+replaced, through the whole fork. One by one, each would take a round trip. A chain of the chain
+cover has them in sequence, so some hundred are loaded at a time.
 """
 
 from collections.abc import Awaitable, Callable, Collection, Iterable
@@ -14,10 +14,10 @@ from storage.graph.chains import ChainPosition
 from storage.persist.model.change_set import ChangeSet
 from storage.persist.model.rows import EventRow
 
-ELDERS_MAX: Final = 256
+ANCESTORS_MAX: Final = 256
 
-SQL_ELDERS: Final[LiteralString] = """
-SELECT elder.event_nid, elder.chain_nid, elder.sequence_number
+SQL_ANCESTORS: Final[LiteralString] = """
+SELECT ancestor.event_nid, ancestor.chain_nid, ancestor.sequence_number
 FROM unnest($1::bigint[]) AS young (event_nid)
 CROSS JOIN LATERAL (SELECT chain_nid, sequence_number FROM auth_chains
     WHERE event_nid = young.event_nid OFFSET 0) AS p
@@ -27,14 +27,14 @@ CROSS JOIN LATERAL (
     WHERE a.chain_nid = p.chain_nid AND a.sequence_number <= p.sequence_number
     ORDER BY a.sequence_number DESC
     LIMIT $2::bigint
-) AS elder
+) AS ancestor
 """
 
 LoadRows = Callable[[Connection, ChangeSet, Collection[int]], Awaitable[None]]
 
 
 class ChainPositionRow(NamedTuple):
-    """A place in the chain cover."""
+    """A position in the chain cover."""
 
     event_nid: int
     chain_nid: int
@@ -44,12 +44,12 @@ class ChainPositionRow(NamedTuple):
 async def load_chain_ancestors(
     conn: Connection, change_set: ChangeSet, nids: Collection[int], load_rows: LoadRows
 ) -> list[int]:
-    """The places and rows of these events, and of those before them; the nids of all.
+    """Load the positions and rows of events and their chain ancestors; return the nids of all.
 
-    What is remembered of them already is newer.
+    A row that the change set has already is newer.
     """
-    each = max(ELDERS_MAX // len(nids), 2) if nids else 0
-    places = await conn.fetch(SQL_ELDERS, list(nids), each, row=ChainPositionRow) if nids else []
+    each = max(ANCESTORS_MAX // len(nids), 2) if nids else 0
+    places = await conn.fetch(SQL_ANCESTORS, list(nids), each, row=ChainPositionRow) if nids else []
     for place in places:
         change_set.places.setdefault(
             place.event_nid, ChainPosition(place.chain_nid, place.sequence_number)
@@ -62,12 +62,12 @@ async def load_chain_ancestors(
 
 
 def powers(rows: Iterable[EventRow]) -> list[int]:
-    """The power levels among these, by nid: their elders are asked for next."""
+    """Return the nids of the power levels events; their ancestors are needed next."""
     return [row.event_nid for row in rows if row.type_nid == TYPE_POWER_LEVELS]
 
 
 def without_content(change_set: ChangeSet, nids: Iterable[int]) -> list[int]:
-    """Those of these events that are held, and whose contents are not in memory."""
+    """Return the events that are stored and whose contents are not in memory."""
     lacking = (
         nid for nid in nids if nid not in change_set.events and nid not in change_set.caches.events
     )

@@ -1,29 +1,28 @@
-"""Questions that only the database can answer: what planning asks by `Reader.answer`.
-
-One statement each.
-"""
+"""Lookups that only the database can do, one statement each: see `CacheView.answer`."""
 
 from collections.abc import Awaitable, Callable, Hashable, Iterable
 from typing import Any, Final, LiteralString, NamedTuple
 
+from storage.database.columns import EVENTS
 from storage.database.connection import Connection
+from storage.database.placeholders import compose
 from storage.persist.model.change_set import ChangeSet
 from storage.persist.model.rows import EventRow
 
-SQL_EVENTS_FROM_ORDER: Final[LiteralString] = """
-SELECT event_nid, event_id, room_nid, stream_ordering, topological_ordering, depth,
-    origin_server_ts,
-    state_group_before, state_group_after, audience, redacted_by, sender_nid, type_nid,
-        state_key_nid,
-    membership, outlier, backfilled, soft_failed, redacted_form, rejected, prev_events, auth_events,
-        ineffective
+EVENT_ROW: Final = EVENTS.chosen("event", EventRow._fields)
+
+SQL_EVENTS_FROM_ORDER: Final[LiteralString] = compose(
+    """
+SELECT :event.columns
 FROM events
 WHERE room_nid = $1::int
     AND topological_ordering >= $2::bigint
     AND NOT outlier
 ORDER BY topological_ordering, stream_ordering
 LIMIT $3::bigint
-"""
+""",
+    EVENT_ROW,
+).sql
 
 SQL_DIGEST: Final[LiteralString] = """
 SELECT state_group
@@ -115,7 +114,7 @@ class AuthGraphRow(NamedTuple):
 
 
 class StoredMembershipRow(NamedTuple):
-    """A local user's membership in a room, and the event that gave it."""
+    """A local user's membership in a room, and its event."""
 
     membership: int
     event_nid: int
@@ -130,7 +129,7 @@ class OutOfBandRow(NamedTuple):
 
 
 class ReachingRow(NamedTuple):
-    """An event, one of those that reach it, and that one's state key."""
+    """An event, an event whose auth chain reaches it, and the state key of that."""
 
     reached_nid: int
     event_nid: int
@@ -138,7 +137,7 @@ class ReachingRow(NamedTuple):
 
 
 def keep_rows(change_set: ChangeSet, rows: Iterable[EventRow]) -> list[EventRow]:
-    """Rows from the database; those that this change set has changed stay as the change set has them."""
+    """Keep rows from the database, and return them; a row that the change set knows is newer."""
     kept = []
     for row in rows:
         known = change_set.rows.get(row.event_id)

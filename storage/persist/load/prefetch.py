@@ -1,4 +1,4 @@
-"""Loading ahead what a batch is going to need, in one statement: what its events name, as far as the caches lack it."""
+"""Load ahead what a batch will need, in one statement: what its events name and the caches lack."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
@@ -26,7 +26,7 @@ Load = Callable[[ChangeSet, MissingData], Awaitable[None]]
 
 @dataclass(slots=True, eq=False)
 class BatchRequest:
-    """What `storage.persist.load.batch` is asked for; ids and names, and nids where they are known."""
+    """The request for `storage.persist.load.batch`: ids and names, and nids if they are known."""
 
     rooms: set[str] = field(default_factory=set)
     events: set[str] = field(default_factory=set)
@@ -45,19 +45,19 @@ class BatchRequest:
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is nothing to load."""
+        """Return whether there is nothing to load."""
         return not any(getattr(self, name) for name in self.__slots__)
 
     @property
     def is_of_names(self) -> bool:
-        """Whether rooms and events are all known."""
+        """Return whether all rooms and events are known."""
         return not (self.rooms or self.events or self.contents or self.groups or self.places)
 
 
 class PendingPrefetch:
-    """The question for all that a batch lacks, on its way while the events that need none of it are planned.
+    """A load for a batch that runs while the events that do not need it are planned.
 
-    ``assumed``: whether the batch's events were taken for new.
+    ``assumed``: whether the events of the batch were assumed to be new.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class PendingPrefetch:
         )
 
     async def landed(self) -> bool:
-        """Wait for the answer; whether there was one to wait for. Raises what asking raised."""
+        """Wait for the load; return whether there was one. Raise what it raised."""
         load, self._load = self._load, None
         if load is not None:
             await load
@@ -81,10 +81,10 @@ class PendingPrefetch:
 async def prefetch(
     load: Load, change_set: ChangeSet, incoming: Sequence[IncomingEvent], *, assume_new: bool
 ) -> PendingPrefetch:
-    """Ask for what the events name: rooms, parents, auth events, the states after the parents, names.
+    """Load what the events name: rooms, parents, auth events, states after the parents, names.
 
-    The events themselves are taken for new, as ``assume_new`` allows, where nothing speaks against it: all other events that they name
-    are in the caches. Otherwise the answer is here already.
+    If ``assume_new`` allows it, and the caches have all other events that they name, the events are
+    assumed to be new. Then the load may still run on return; otherwise it is done.
     """
     lacking = BatchRequest()
     ids: set[str] = {one.event.event_id for one in incoming}
@@ -148,7 +148,10 @@ def _look(change_set: ChangeSet, one: IncomingEvent, own: set[str], lacking: Bat
 
 
 def _is_ordinary(caches: WriterCaches, one: IncomingEvent) -> bool:
-    """Whether it is a message like one before it: then `storage.persist.plan.fast_path` needs no more than its parents, and its relation's type."""
+    """Return whether it is a message like one before it.
+
+    Then `storage.persist.plan.fast_path` needs only its parents, and the type of its relation.
+    """
     event = one.event
     if event.state_key is not None or one.state_before is not None:
         return False
@@ -196,7 +199,7 @@ def _look_at_type(change_set: ChangeSet, name: str, lacking: BatchRequest) -> No
 def _want(
     change_set: ChangeSet, event_id: str, own: set[str], lacking: BatchRequest, kind: set[str]
 ) -> None:
-    """An event that is not in the caches, unless it comes with the batch, or is known not to be held."""
+    """Request an event, unless it is cached, in the batch, or known not to be stored."""
     if event_id not in own and event_id not in change_set.rows:
         lacking.events.add(event_id)
         kind.add(event_id)
@@ -212,7 +215,7 @@ def _look_at_auth_event(
 
 
 def _look_at_names(change_set: ChangeSet, event: Event, lacking: BatchRequest) -> None:
-    """The sender, also as a member, the type and the state key."""
+    """Request the sender, its membership key, the type and the state key."""
     names = change_set.caches.names
     if event.sender not in names.principals and event.sender not in change_set.principals:
         lacking.principals.add(event.sender)
@@ -233,7 +236,7 @@ def _look_at_names(change_set: ChangeSet, event: Event, lacking: BatchRequest) -
 
 
 def _look_at_member(change_set: ChangeSet, room_id: str, user: str, lacking: BatchRequest) -> None:
-    """What the server, and a local member, may see so far, and those who stand for many."""
+    """Request the visibility of the server, of a local member, and of the standing principals."""
     names = change_set.caches.names
     room = change_set.caches.rooms.get(room_id) or change_set.rooms.get(room_id)
     server = server_name_of(user)

@@ -10,7 +10,7 @@ from storage.database.connection import Connection
 from storage.database.names import TYPE_MEMBER, InternedNames
 from storage.event import Event, relation_of
 from storage.ids import server_name_of
-from storage.persist.load.by_kind import (
+from storage.persist.load.names import (
     SQL_PRINCIPALS,
     SQL_STATE_KEYS,
     SQL_TYPES,

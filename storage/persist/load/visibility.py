@@ -1,0 +1,137 @@
+"""Load audiences, and the principals that belong to them."""
+
+from collections.abc import Collection
+from typing import Final, LiteralString, NamedTuple
+
+from storage.database.array_text import transposed
+from storage.database.connection import Connection
+from storage.persist.model.change_set import ChangeSet
+from storage.persist.model.rows import UNSEEN, AudienceRow, PastRow, VisibilityRow
+from storage.visibility import multirange
+
+SQL_VISIBILITY: Final[LiteralString] = """
+SELECT v.room_nid, v.principal_nid, v.audiences::text AS audiences, v.last_join_topological,
+    v.joined_count, v.invited_count,
+    COALESCE(v.invited_audiences, '{}')::text AS invited_audiences, v.first_audience
+FROM visibility v
+JOIN unnest($1::int[], $2::int[]) AS wanted (room_nid, principal_nid) USING (room_nid,
+    principal_nid)
+"""
+
+SQL_PAST: Final[LiteralString] = """
+SELECT wanted.room_nid, wanted.principal_nid, p.first_audience, COALESCE((
+        SELECT min(o.first_audience)
+        FROM past_visibility o
+        WHERE o.room_nid = wanted.room_nid AND o.principal_nid = wanted.principal_nid
+            AND o.first_audience > p.first_audience
+    ), v.first_audience) AS end_audience, p.audiences::text AS audiences,
+        COALESCE(p.invited_audiences, '{}')::text AS invited_audiences
+FROM unnest($1::int[], $2::int[], $3::bigint[]) AS wanted (room_nid, principal_nid, audience)
+CROSS JOIN LATERAL (
+    SELECT *
+    FROM past_visibility o
+    WHERE o.room_nid = wanted.room_nid AND o.principal_nid = wanted.principal_nid
+        AND o.first_audience <= wanted.audience
+    ORDER BY o.first_audience DESC
+    LIMIT 1
+) AS p
+JOIN visibility v ON v.room_nid = wanted.room_nid AND v.principal_nid = wanted.principal_nid
+"""
+
+SQL_AUDIENCES: Final[LiteralString] = """
+SELECT a.room_nid, a.audience, a.branches, a.continued, a.opened_topological
+FROM audiences a
+JOIN unnest($1::int[], $2::bigint[]) AS wanted (room_nid, audience) USING (room_nid, audience)
+"""
+
+
+class LoadedVisibilityRow(NamedTuple):
+    """A row of `visibility`."""
+
+    room_nid: int
+    principal_nid: int
+    audiences: str
+    last_join_topological: int | None
+    joined_count: int
+    invited_count: int
+    invited_audiences: str
+    first_audience: int | None
+
+
+class LoadedPastRow(NamedTuple):
+    """A row of `past_visibility`, and where the next one begins."""
+
+    room_nid: int
+    principal_nid: int
+    first_audience: int
+    end_audience: int
+    audiences: str
+    invited_audiences: str
+
+
+class AudienceNumberRow(NamedTuple):
+    """A row of `audiences`."""
+
+    room_nid: int
+    audience: int
+    branches: int
+    continued: bool
+    opened_topological: int | None
+
+
+async def load_visibility(
+    conn: Connection, change_set: ChangeSet, keys: Collection[tuple[int, int]]
+) -> None:
+    """Load rows of `visibility`."""
+    for key in keys:
+        change_set.visibility.setdefault(key, UNSEEN)
+    for row in await conn.fetch(
+        SQL_VISIBILITY, [key[0] for key in keys], [key[1] for key in keys], row=LoadedVisibilityRow
+    ):
+        if (row.room_nid, row.principal_nid) not in change_set.new_visibility:
+            change_set.visibility[row.room_nid, row.principal_nid] = VisibilityRow(
+                multirange.from_text(row.audiences),
+                row.last_join_topological,
+                row.joined_count,
+                row.invited_count,
+                multirange.from_text(row.invited_audiences),
+                row.first_audience,
+            )
+
+
+async def load_past(
+    conn: Connection, change_set: ChangeSet, keys: Collection[tuple[int, int, int]]
+) -> None:
+    """Load rows of old audiences.
+
+    Without a row the principal is in none of them: a purge has deleted the row.
+    """
+    for row in await conn.fetch(SQL_PAST, *transposed(keys, 3), row=LoadedPastRow):
+        seen = multirange.from_text(row.audiences), multirange.from_text(row.invited_audiences)
+        _keep_past(change_set, row[:2], PastRow(row.first_audience, row.end_audience, *seen))
+    for room_nid, principal_nid, _ in keys:
+        if not change_set.past.get((room_nid, principal_nid)):
+            end = change_set.visible(room_nid, principal_nid).first_audience or 0
+            _keep_past(
+                change_set,
+                (room_nid, principal_nid),
+                PastRow(0, end, multirange.EMPTY, multirange.EMPTY),
+            )
+
+
+def _keep_past(change_set: ChangeSet, key: tuple[int, int], row: PastRow) -> None:
+    """Keep a row of the table, unless the change set has a newer one."""
+    change_set.past.setdefault(key, {}).setdefault(row.first_audience, row)
+
+
+async def load_audiences(
+    conn: Connection, change_set: ChangeSet, keys: Collection[tuple[int, int]]
+) -> None:
+    """Load rows of `audiences`."""
+    for row in await conn.fetch(
+        SQL_AUDIENCES, [key[0] for key in keys], [key[1] for key in keys], row=AudienceNumberRow
+    ):
+        if (row.room_nid, row.audience) not in change_set.new_audiences:
+            change_set.audiences[row.room_nid, row.audience] = AudienceRow(
+                row.branches, row.continued, row.opened_topological
+            )
