@@ -1,7 +1,8 @@
-"""What a rebuild goes by: the received bytes of a room's events in the order in which they came, and what no event tells.
+"""The input of a rebuild: the received bytes of a room's events in the order of arrival.
 
-That is: which of them are history or outliers, their numbers and positions; and the state before an event that came before its parents, which
-somebody has given then. It is read from the states that are stored, if they can be read.
+The bytes do not say which events are history or outliers, nor their nids and positions. They also
+lack the state before an event that came before its parents, which a caller gave. That is read from
+the stored states, if they are readable.
 """
 
 from collections.abc import Iterable, Sequence
@@ -88,7 +89,7 @@ class LiveRoomRow(NamedTuple):
 
 
 class ArrivalRow(NamedTuple):
-    """An event as it came, and the states that the store has for it."""
+    """An event as it arrived, and the states that the store has for it."""
 
     event_nid: int
     event_id: str
@@ -102,13 +103,13 @@ class ArrivalRow(NamedTuple):
 
     @property
     def origin(self) -> Origin:
-        """How it came, or how it is held now."""
+        """How it arrived, or how it is stored now."""
         if self.is_out_of_band:
             return "out_of_band"
         return "outlier" if self.outlier else "backfill" if self.backfilled else "live"
 
     def line(self, version: str, origin: Origin | None = None) -> SlimEvent:
-        """The event for planning. `StorageCorrupt` if its bytes are of no event of this id."""
+        """Return the event for planning. Raise `StorageCorrupt` if its bytes are not of this id."""
         try:
             event = parse(self.json, version)
         except InvalidEvent as error:
@@ -127,7 +128,7 @@ class ArrivalRow(NamedTuple):
 
 
 class NamedRow(NamedTuple):
-    """The number behind an id; ``is_held`` False: of a missing event."""
+    """The nid of an id; ``is_held`` False: of a missing event."""
 
     event_id: str
     event_nid: int
@@ -143,24 +144,24 @@ class ChainStartRow(NamedTuple):
 
 
 async def arrivals(conn: Connection, event_nids: Sequence[int]) -> list[ArrivalRow]:
-    """These events, in this order."""
+    """Return these events, in this order."""
     return await conn.fetch(SQL_ARRIVALS, list(event_nids), row=ArrivalRow)
 
 
 async def named(conn: Connection, event_ids: Iterable[str]) -> list[NamedRow]:
-    """Those of these events that are held or missing."""
+    """Return those of these events that are stored or missing."""
     return await conn.fetch(SQL_NAMED, list(event_ids), row=NamedRow)
 
 
 async def chains_begun(conn: Connection, event_nids: Sequence[int]) -> dict[int, int]:
-    """The chains of those that are the first of one."""
+    """Return the chains that these events begin."""
     return dict(await conn.fetch(SQL_CHAINS_BEGUN, list(event_nids), row=ChainStartRow))
 
 
 async def state_given(conn: Connection, states: RoomStates, row: ArrivalRow) -> tuple[str, ...]:
-    """The ids of the state before an event, which the tables alone tell.
+    """Return the ids of the state before an event, which only the tables have.
 
-    `StorageCorrupt` if it cannot be read, or is not what it says.
+    Raise `StorageCorrupt` if it is unreadable, or differs from its digest.
     """
     number = row.state_group_before or 0
     group = (await states.load(conn, [number])).get(number)

@@ -1,7 +1,8 @@
-"""Which of the states planned anew the room has already, under which number: so a switch need not touch the events of states that are sound.
+"""Find the new states that the room has already, so that the swap leaves their events alone.
 
-The state before an event, and that after it, has a group aside and one among the live ones. These are the same if both come to the same entries,
-and if nothing is wrong with the live one, nor with any group that it is folded of.
+The states before and after an event have a state group among the shadow tables, and one among the
+live ones. The two are equal if they have the same entries, and if the live group and each group on
+its path are sound.
 """
 
 from collections import defaultdict
@@ -16,16 +17,16 @@ from storage.pipeline.rebuilding.arrivals import ArrivalRow
 
 
 class Size(NamedTuple):
-    """What tells states apart: the digest over the entries, and their number."""
+    """The key of a state: the digest of its entries, and their number."""
 
     digest: int
     entries: int
 
 
 class Matching:
-    """The groups aside that are the same as live ones.
+    """The shadow groups that are equal to live ones.
 
-    ``wrong``: live groups whose rows do not fit.
+    ``wrong``: live groups with corrupt rows.
     """
 
     def __init__(self, wrong: frozenset[int]) -> None:
@@ -37,7 +38,10 @@ class Matching:
     async def match(
         self, reader: Connection, change_set: ChangeSet, arrived: Mapping[int, ArrivalRow]
     ) -> None:
-        """Look at the states of a change set that is about to be written; ``arrived``: its events in the live tables."""
+        """Compare the states of a change set before it is written.
+
+        ``arrived``: its events in the live tables.
+        """
         self._left.update(
             (number, Size(group.digest, len(group.entries)))
             for number, group in change_set.new_groups.items()
@@ -48,7 +52,7 @@ class Matching:
         await self._compare(reader, _pairs(rows, arrived))
 
     async def match_current(self, reader: Connection, aside: int, live: int) -> None:
-        """The current states."""
+        """Compare the current states."""
         await self._compare(reader, [(aside, live)])
 
     async def _compare(self, reader: Connection, pairs: Iterable[tuple[int, int]]) -> None:

@@ -1,7 +1,8 @@
-"""Planning a room anew, as an import plans one that the store does not hold: under the numbers that the room has, and in the order of arrival.
+"""Plan a room again, as an import plans a new one: under its nids, and in the order of arrival.
 
-Where an event needs what came only later, that had been an outlier until then, and is planned as one first. Where it came before its parents,
-the state before it was given by somebody; it is taken from the states that are stored.
+If an event needs one that came later, that was an outlier until then, and is planned as one first.
+If it came before its parents, a caller gave the state before it; that is read from the stored
+states.
 """
 
 from collections.abc import Iterable, Sequence
@@ -31,7 +32,7 @@ CHUNK: Final = 1_000
 
 
 class Numbers:
-    """The numbers that a room's events and chains have in the live tables, as far as they were asked for."""
+    """The nids of events and chains in the live tables, as far as they were loaded."""
 
     def __init__(self) -> None:
         self.events: dict[str, int] = {}
@@ -39,24 +40,24 @@ class Numbers:
 
 
 class NumberedChangeSet(NewRoomChangeSet):
-    """A change set whose new events and chains have the numbers of the live tables, where these have any."""
+    """A change set whose new events and chains keep the nids of the live tables."""
 
     is_live = False
     numbers: Numbers
 
     def nid_for(self, event_id: str) -> int:
-        """The number of the event, held or missing; a new one for what the live tables do not name."""
+        """Return the nid of an event, stored or missing; a new one if the live tables have none."""
         return self.numbers.events.get(event_id) or super().nid_for(event_id)
 
     def chain_nid_for(self, event_nid: int) -> int:
-        """The number of the chain that the event begins, if it does so in the live tables."""
+        """Return the nid of the chain that the event begins, as in the live tables."""
         return self.numbers.chains.get(event_nid) or super().chain_nid_for(event_nid)
 
 
 class RoomReplan(RoomPlanner):
-    """Plans one room into the tables aside.
+    """The planner of one room, into the shadow tables.
 
-    ``database``: where the live tables are read, on connections without tables aside.
+    ``database``: for the live tables, on connections without shadow tables.
     """
 
     def __init__(
@@ -74,7 +75,7 @@ class RoomReplan(RoomPlanner):
         self._states = RoomStates()
         self._outliers: set[int] = set()
         self.has_foreign = False
-        """Whether events of other rooms stand in the tables aside."""
+        """Whether the shadow tables have events of other rooms."""
         self._is_early = False
         self.arrived: dict[int, ArrivalRow] = {}
         """Since the last write, without bytes."""
@@ -83,7 +84,7 @@ class RoomReplan(RoomPlanner):
     async def take(
         self, room: PlannedRoom, event_nids: Sequence[int], *, outliers: bool = False
     ) -> None:
-        """Plan these events; of outliers those that were not planned before."""
+        """Plan events; of outliers only those that were not planned before."""
         wanted = [nid for nid in event_nids if not (outliers and nid in self._outliers)]
         async with self._live.connection() as reader:
             rows = await arrivals(reader, wanted)
@@ -104,7 +105,7 @@ class RoomReplan(RoomPlanner):
         return change_set
 
     async def _held(self, aside: Connection, event_ids: set[str]) -> set[str]:
-        """Events of other rooms; of the others only the numbers are learned."""
+        """Return events of other rooms; learn the nids of the others."""
         rows = await named(aside, event_ids) if event_ids else []
         self._numbers.events.update(
             (row.event_id, row.event_nid) for row in rows if row.room_nid == self._held_as.room_nid
@@ -114,7 +115,7 @@ class RoomReplan(RoomPlanner):
         }
         if foreign:
             self.has_foreign = True
-            self._written |= foreign  # so that they are loaded from the tables aside
+            self._written |= foreign  # so that they are loaded from the shadow tables
             await self._aside.copy_foreign(foreign)
         return foreign
 
@@ -149,7 +150,7 @@ class RoomReplan(RoomPlanner):
             return tuple(map(EventId, await state_given(reader, self._states, row)))
 
     async def _early(self, event_ids: Iterable[str]) -> None:
-        """Plan these as outliers, and before them what they need in turn."""
+        """Plan events as outliers, after the events that they need in turn."""
         async with self._live.connection() as reader:
             held = [
                 row

@@ -1,4 +1,4 @@
-"""Rebuilding rooms, one after the other, in one session."""
+"""Rebuild rooms, one after the other, in one session."""
 
 import time
 from collections.abc import AsyncIterator, Sequence
@@ -48,24 +48,24 @@ WHERE event_nid = $1::bigint
 """
 
 BEHIND: Final = 200
-"""So few events may be left to be planned while the room is held."""
+"""At most so many events are left to be planned while the room is locked."""
 
 ROUNDS_MAX: Final = 20
 HOLD_ATTEMPTS: Final = 10
 CONNECTIONS: Final = 2
 STATEMENT_TIMEOUT_MS: Final = 3_600_000
 EMPTIED_AFTER: Final = 10_000
-"""Events aside, of rooms that are done, before the tables are emptied."""
+"""Events of finished rooms in the shadow tables before these are emptied."""
 
 LARGE: Final = 5_000
-"""From so many events on the tables aside are counted for the plans of the switch."""
+"""From so many events on, the shadow tables are analysed for the swap."""
 
 AUTHOR: Final = Author(1, "aside", 0)
-"""Under whom the tables aside are written; nothing of it is seen."""
+"""The writer of the shadow tables; no other session sees it."""
 
 
 class Rebuilt(NamedTuple):
-    """What a rebuild has changed: rows of events, and others.
+    """The result of a rebuild: changed rows of events, and others.
 
     ``held_ms``: how long writers of the room waited, at most.
     """
@@ -80,8 +80,7 @@ class Rebuilt(NamedTuple):
 class Rebuilder:
     """Rebuilds rooms.
 
-    It takes two connections of its database: one for the tables aside, one that reads the live
-    ones.
+    It takes two connections: one for the shadow tables, one that reads the live ones.
     """
 
     def __init__(self, database: Database, aside: ShadowTables, server_name: str) -> None:
@@ -97,7 +96,7 @@ class Rebuilder:
     async def opened(
         cls, dsn: str, server_name: str, config: Config | None = None
     ) -> AsyncIterator[Self]:
-        """With connections of its own. ``config``: default: that of the environment."""
+        """Open a rebuilder with its own connections. ``config``: by default from the environment."""
         config = replace(
             config or Config.from_env(),
             statement_timeout_ms=STATEMENT_TIMEOUT_MS,
@@ -112,10 +111,9 @@ class Rebuilder:
             yield cls(database, await ShadowTables.of(conn), server_name)
 
     async def rebuild(self, room_id: str) -> Rebuilt:
-        """One room.
+        """Rebuild one room.
 
-        `UnknownRoom`; `StorageCorrupt` if what a rebuild goes by cannot be read: then nothing is
-        changed.
+        Raise `UnknownRoom`. Raise `StorageCorrupt`, and change nothing, if the input is unreadable.
         """
         async with self._database.connection() as reader:
             live = await reader.fetchrow(SQL_LIVE_ROOM, room_id, row=LiveRoomRow)
@@ -138,14 +136,14 @@ class Rebuilder:
         return rebuilt
 
     async def _make_room(self, room_id: str) -> None:
-        """Forget what is aside of earlier rooms if it is much, in doubt, or of this one."""
+        """Empty the shadow tables if they have much, something doubtful, or this room."""
         if self._events_aside >= EMPTIED_AFTER or room_id in self._rooms_aside:
             await self._aside.empty()
             self._events_aside = 0
             self._rooms_aside.clear()
 
     async def _wrong_groups(self, room_id: str) -> frozenset[int]:
-        """The state groups of a room that cannot be read, or do not say the truth about themselves."""
+        """Return the state groups of a room that are unreadable, or contradict their own columns."""
         async with self._database.transaction(isolation="repeatable_read", readonly=True) as conn:
             row = await conn.fetchrow(SQL_ROOM, room_id, row=VerifiedRoomRow)
             if row is None:
@@ -157,7 +155,7 @@ class Rebuilder:
 
 
 class _Work:
-    """One room in hand."""
+    """The rebuild of one room."""
 
     def __init__(
         self,
@@ -181,7 +179,7 @@ class _Work:
         self._room: PlannedRoom = self.replay.begin(live.room_id)
 
     async def run(self) -> Rebuilt:
-        """Plan what is there, until little is left; then hold the room, plan that, and switch."""
+        """Plan until few events are left; then lock the room, plan these, and swap."""
         await self._plan_outliers()
         for _ in range(ROUNDS_MAX):
             if await self._plan_timeline() <= BEHIND:
@@ -220,7 +218,7 @@ class _Work:
         await self._plan(nids, outliers=True)
 
     async def _plan_timeline(self) -> int:
-        """Plan what is new in the timeline; how much that is."""
+        """Plan what is new in the timeline, and return how many events that is."""
         async with self._database.connection() as reader:
             nids: list[int] = await reader.fetchvals(
                 SQL_TIMELINE_NIDS, self._live.room_nid, self._position
@@ -239,7 +237,7 @@ class _Work:
         self.planned += len(nids)
 
     async def _write(self) -> None:
-        """What is planned, into the tables aside."""
+        """Write what is planned into the shadow tables."""
         async with self._database.connection() as reader:
             await self._matching.match(reader, self.replay.change_set, self.replay.arrived)
         self.replay.arrived.clear()
@@ -250,7 +248,7 @@ class _Work:
         self.replay.end(self._room)
         for one, result in self.replay.failed:
             raise StorageCorrupt(
-                f"an event cannot be planned anew: {result.reason}",
+                f"an event cannot be planned again: {result.reason}",
                 event_id=one.event_id,
                 missing=list(result.missing),
             )

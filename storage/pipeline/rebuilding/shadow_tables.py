@@ -1,12 +1,11 @@
-"""Tables aside: temporary ones of a session, which stand before the live ones under the same names.
+"""Shadow tables: temporary tables of a session that hide the live ones under the same names.
 
-So the statements of the planner and of the write read and fill them as they are, and nothing of it
-is seen by anybody else; they vanish with the session, whatever becomes of it. Names (principals,
-types, state keys) and the sequences of numbers are shared with the live tables, positions are not.
-`ShadowTables.live` turns the session back for a while: there a plain name is the live table, and
-``pg_temp.name`` the one aside.
+The statements of planning and of the write read and fill them without a change. No other session
+sees them, and they end with the session. Names (principals, types, state keys) and the sequences of
+nids are shared with the live tables; positions are not. `ShadowTables.live` switches the session
+back for a while: there a plain name is the live table, and ``pg_temp.name`` the shadow table.
 
-Plans are made while the tables are empty, and stay, so they use indexes alone.
+Statements are planned while the tables are empty, and keep their plans. So they use indexes only.
 """
 
 from collections.abc import AsyncIterator, Iterable
@@ -40,7 +39,7 @@ BEGIN
     END LOOP;
     CREATE TEMP SEQUENCE events_stream START 2;
     CREATE TEMP SEQUENCE caches_stream START 2;
-    CREATE TEMP TABLE same_groups (aside bigint PRIMARY KEY, live bigint NOT NULL);
+    CREATE TEMP TABLE same_groups (shadow bigint PRIMARY KEY, live bigint NOT NULL);
 END
 $$
 """
@@ -99,9 +98,9 @@ ON CONFLICT DO NOTHING
 
 
 class ShadowTables:
-    """A session with tables aside.
+    """A session with shadow tables.
 
-    Its connection is not to be used for anything else afterwards.
+    Do not use its connection for anything else afterwards.
     """
 
     def __init__(self, conn: Connection, path: str) -> None:
@@ -110,7 +109,7 @@ class ShadowTables:
 
     @classmethod
     async def of(cls, conn: Connection) -> Self:
-        """Make the tables. ``conn``: in autocommit."""
+        """Create the tables. ``conn``: in autocommit."""
         await conn.execute(SQL_SETTINGS)
         path: str = await conn.fetchval(SQL_PATH)
         await conn.execute(SQL_PUT_ASIDE)
@@ -118,9 +117,9 @@ class ShadowTables:
 
     @asynccontextmanager
     async def live(self, *, large: bool = False) -> AsyncIterator[Connection]:
-        """While plain names are the live tables.
+        """Make plain names the live tables for a while.
 
-        ``large``: what is aside was counted, and may be read as it lies.
+        ``large``: the shadow tables were analysed, so sequential scans are allowed.
         """
         await self.conn.execute(SQL_SET_PATH, f"{self._path}, pg_temp", "on" if large else "off")
         try:
@@ -135,20 +134,20 @@ class ShadowTables:
         await self.conn.execute(SQL_SET_PATH, self._path, "off")
 
     async def check(self) -> None:
-        """`StorageCorrupt` unless plain names are tables aside: to be asked before writing to them."""
+        """Raise `StorageCorrupt` unless plain names are shadow tables. Call it before each write."""
         if not await self.conn.fetchval(SQL_IS_ASIDE):
-            raise StorageCorrupt("a session has lost its tables aside")
+            raise StorageCorrupt("a session has lost its shadow tables")
 
     async def count(self) -> None:
-        """Let Postgres know how large the tables aside are."""
+        """Analyse the shadow tables."""
         await self.conn.execute(SQL_COUNTED)
 
     async def empty(self) -> None:
-        """Forget what is in the tables."""
+        """Empty the shadow tables."""
         await self.conn.execute(SQL_EMPTY)
 
     async def copy_foreign(self, event_ids: Iterable[str]) -> None:
-        """Events of other rooms, which the planner has to see to refuse them."""
+        """Copy events of other rooms: the planner has to see them to refuse them."""
         ids = list(event_ids)
         async with self.live() as conn:
             await conn.execute(SQL_FOREIGN_EVENTS, ids)
