@@ -4,12 +4,14 @@ Each page is compared with an example that is there: the files that name it must
 the page lists. A place that is added, and that a page lacks, fails its test.
 """
 
+import ast
 import re
 from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 
+from storage.database.columns import EVENTS
 from storage.database.migrate import HEAD_REVISION
 from tests.source.test_tidy import ROOT
 
@@ -58,6 +60,47 @@ def migration_places() -> set[str]:
         "migrations/versions/<revision>.py" if Path(path).name.startswith(HEAD_REVISION) else path
         for path in named
     }
+
+
+def column_lists(*folders: str) -> set[str]:
+    """Return the files with a statement, a function or a class that names ten columns of events."""
+    distinctive = set(EVENTS.columns) - {"depth", "event_id", "event_nid", "json", "room_nid"}
+    found = set()
+    for folder in folders:
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            for node in ast.parse(path.read_text("utf-8")).body:
+                named = distinctive.intersection(re.findall(r"\w+", ast.unparse(node)))
+                if len(named) >= 10:
+                    found.add(path.relative_to(ROOT).as_posix())
+    return found
+
+
+WRITING = (
+    "storage/database",
+    "storage/persist",
+    "storage/pipeline/imports",
+    "storage/pipeline/rebuilding",
+)
+
+
+def column_sections() -> tuple[set[str], set[str]]:
+    """Return the files for a column that is only stored, and for one that planning reads."""
+    text = (PAGES / "add-a-column.md").read_text("utf-8").partition("\n## Places\n")[2]
+    stored, _, read = text.partition("\n### A column that planning reads\n")
+    return set(PLACE.findall(stored)), set(PLACE.findall(read))
+
+
+def test_a_stored_column_has_few_places() -> None:
+    stored, _ = column_sections()
+    assert naming(r"\bhas_url\b", "storage") == stored
+    assert len(stored) <= 4
+
+
+def test_a_column_that_planning_reads_has_few_places() -> None:
+    _, read = column_sections()
+    made = naming(r"(?<!class )\bEventRow\(", *WRITING)
+    assert naming(r"\bineffective\b", *WRITING) | made | column_lists(*WRITING) == read
+    assert len(read) <= 7
 
 
 @pytest.mark.parametrize(
