@@ -193,7 +193,7 @@ async def test_what_is_lacking_is_named_and_counted_once(store: Store) -> None:
         (child, (power.event_id, message.event_id)),
     ):
         [result] = await take(store, event)
-        reason = f"{len(lacking)} events that it builds on are not held"
+        reason = f"{len(lacking)} events that it depends on are not stored"
         assert result == AppendResult(event.event_id, "missing_parents", reason, missing=lacking)
 
 

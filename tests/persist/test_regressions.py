@@ -99,7 +99,7 @@ async def test_a_circle_of_parents_is_invalid(dsn: str) -> None:
         assert stored.outcome == "stored"
         [refused] = await store.append([other])
         assert (refused.outcome, refused.event_id) == ("invalid", second.event_id)
-        assert "circle" in (refused.reason or "")
+        assert "cycle" in (refused.reason or "")
         assert await store.forward_extremities(room.room_id) == {first.event_id}
         assert await store.backward_extremities(room.room_id) == {second.event_id}
 

@@ -1,4 +1,5 @@
-"""Decide what an event changes.
+"""Plan what an event changes, without I/O.
 
-Pure: reads a `CacheView`, fills a `ChangeSet`, raises `MissingData` for what is not at hand.
+A plan reads a `CacheView` and fills a `ChangeSet`. It raises `MissingData` for what is not in
+memory. The caller loads that and plans the event again.
 """

@@ -1,7 +1,10 @@
-"""The checks of a received PDU against its own auth events, the state before it and the room's current state.
+"""Authorise a PDU by its auth events, the state before it and the room's current state.
 
-Source: server-server API, "Checks performed on receipt of a PDU", steps 4 to 6. Signatures and hashes came before
-(storage.event); what the verdict means for the tables comes after (storage.persist.plan.event).
+These are steps 4 to 6 of the checks on receipt. A PDU that fails 4 or 5 is rejected; one that fails
+6 is soft-failed. `storage.event` has checked signatures and hashes before.
+`storage.persist.plan.event` applies the result to the tables.
+
+Source: server-server API, "Checks performed on receipt of a PDU".
 """
 
 from collections.abc import Iterable, Mapping
@@ -21,17 +24,18 @@ CREATE_KEY: StateKey = ("m.room.create", "")
 
 
 class AuthResult(NamedTuple):
-    """``rejected`` holds the reason, or None.
-
-    A soft-failed event has its reason in ``soft_failed``.
-    """
+    """The reasons why an event is rejected or soft-failed; both None if it is accepted."""
 
     rejected: str | None = None
     soft_failed: str | None = None
 
 
 def auth_rows_of(change_set: ChangeSet, event: Event) -> tuple[list[EventRow], list[EventId]]:
-    """The rows of the auth events (from version 12 on with the create event that the room id names), and the ids not held."""
+    """Return the rows of the auth events, and the ids of those that are not stored.
+
+    From version 12 on, the create event that the room id names is one of them. An event that came
+    out of band counts as not stored, because it is not authorised.
+    """
     ids = list(dict.fromkeys(event.auth_event_ids))
     if event.room_version.create_room_id and event.type != "m.room.create":
         create_id = EventId("$" + event.room_id[1:])
@@ -44,7 +48,10 @@ def auth_rows_of(change_set: ChangeSet, event: Event) -> tuple[list[EventRow], l
 
 
 def auth_nids(event: Event, auth_rows: Iterable[EventRow]) -> tuple[int, ...]:
-    """The nids of those of these rows that the event names itself, each once."""
+    """Return the nids of the auth events that the event itself lists, each once.
+
+    The version 12 create event is implied by the room id and not among them.
+    """
     auth = {row.event_id: row.event_nid for row in auth_rows}
     return tuple(auth[one] for one in dict.fromkeys(event.auth_event_ids) if one in auth)
 
@@ -58,10 +65,10 @@ def auth_result(
     before: Group | None,
     current: Group | None,
 ) -> AuthResult:
-    """What the auth rules say.
+    """Return whether the auth rules accept, reject or soft-fail an event.
 
-    ``before`` None: an outlier, checked by its auth events alone; ``current`` None: no soft
-    failure.
+    Without ``before`` the event is an outlier, which is checked by its auth events alone. Without
+    ``current`` it cannot be soft-failed.
     """
     rows = list(auth_rows)
     events = change_set.events_of(row.event_nid for row in rows)
@@ -88,7 +95,11 @@ def auth_result(
 
 
 def _first_create(change_set: ChangeSet, room: RoomChanges, event: Event) -> str | None:
-    """The accepted create event that the room of a create event has already, if any: the rules by their letter let in a second."""
+    """Return the id of the accepted create event that the room has besides this create event.
+
+    Return None if there is none, or for any other event. The auth rules as written would allow a
+    second create event.
+    """
     if event.type != CREATE_KEY[0]:
         return None
     new = (
@@ -105,6 +116,7 @@ def _first_create(change_set: ChangeSet, room: RoomChanges, event: Event) -> str
 def _soft(
     change_set: ChangeSet, event: Event, checked: Mapping[StateKey, Event], current: Group
 ) -> AuthResult:
+    """Check an event that passed by the state ``checked`` against the room's current state."""
     state = auth_state(change_set, current, keys_needed(event))
     if state == checked:
         return AuthResult()
@@ -118,7 +130,7 @@ def _soft(
 def auth_state(
     change_set: ChangeSet, group: Group, keys: Iterable[StateKey]
 ) -> dict[StateKey, Event]:
-    """The events of a state under these keys, and its create event."""
+    """Return the events of a state under these keys, and its create event."""
     nids: dict[StateKey, int] = {}
     for key in {CREATE_KEY, *keys}:
         nid = state_nid(change_set, group, key)
@@ -129,14 +141,14 @@ def auth_state(
 
 
 def state_nid(change_set: ChangeSet, group: Group, key: StateKey) -> int | None:
-    """The event nid of a state under a key, or None."""
+    """Return the event nid of a state under a key, or None."""
     type_nid = change_set.find_type(key[0])
     key_nid = None if type_nid is None else change_set.find_state_key(type_nid, key[1])
     return None if key_nid is None else group.entries.get(key_nid)
 
 
 def _same(state: Mapping[StateKey, Event], claimed: Mapping[EventId, Event]) -> bool:
-    """Whether the state's events are just those that the event names, which have been checked already."""
+    """Return whether the state's events are exactly the auth events, which passed already."""
     return len(state) == len(claimed) and all(one.event_id in claimed for one in state.values())
 
 

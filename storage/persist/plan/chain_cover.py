@@ -1,4 +1,4 @@
-"""A new state event's place in the chain cover (`storage.graph.chains`)."""
+"""Give a new state event its position in the chain cover (`storage.graph.chains`)."""
 
 from storage.graph.chains import ChainEntry, ChainParent, enter
 from storage.persist.model.change_set import ChangeSet
@@ -6,16 +6,18 @@ from storage.persist.model.rows import EventRow
 
 
 def cover_event(change_set: ChangeSet, row: EventRow) -> ChainEntry | None:
-    """The place of a state event that is accepted and has none yet; None for any other event."""
+    """Return the chain cover entry of a state event; None for a rejected or message event.
+
+    The event's auth events must have positions. The highest of those with its own state key is its
+    predecessor: the event continues that chain, or begins a new one (`enter`).
+    """
     if row.state_key_nid is None or row.rejected is not None:
         return None
-    change_set.state_key_names[row.state_key_nid] = change_set.state_key_name(
-        row.state_key_nid
-    )  # stays known until it is written beside the place
+    # keep the name until it is written together with the position
+    change_set.state_key_names[row.state_key_nid] = change_set.state_key_name(row.state_key_nid)
     change_set.ensure_places(row.auth_events)
-    rows = [
-        change_set.row_of(nid) for nid in row.auth_events
-    ]  # they have been looked up by their ids
+    # no MissingData here: `auth_rows_of` has looked them up by their ids
+    rows = [change_set.row_of(nid) for nid in row.auth_events]
     parents = [
         ChainParent(auth.event_nid, change_set.place(auth.event_nid), auth.auth_events)
         for auth in rows

@@ -1,11 +1,10 @@
-"""The decision about one event, from its checks to the rows it adds.
+"""Plan one event, from its checks to the rows that it adds.
 
-Pure: reads and fills a `ChangeSet`, no I/O.
+Its steps: stored already or dependencies missing? topological position; state before the event;
+auth result; extremities, state after it and current state; audience; redactions; chain cover.
 
-An event goes through: is it held already; are its auth events and parents held; its place in the
-order; the state before it; the verdict of the auth rules; the state after it; the room's
-extremities and current state; its audience; redactions. Everything up to `_store` only reads (it
-may stop with `MissingData` and be asked again); `_store` only writes.
+Steps before `_store` only read; on `MissingData` they begin again once the data is loaded.
+`_store` only writes, so a plan is complete or has no effect.
 """
 
 from typing import NamedTuple
@@ -45,7 +44,11 @@ INT8_MAX = (1 << 63) - 1
 
 
 class EventDecision(NamedTuple):
-    """What becomes of a timeline event."""
+    """All that a timeline event changes, as `_store` writes it to the change set.
+
+    ``ends`` are the new forward extremities and ``current`` the new current state, if they change.
+    ``entry`` is the position in the chain cover, ``held`` the outlier stored under the same id.
+    """
 
     row: EventRow
     placement: Placement
@@ -60,10 +63,7 @@ class EventDecision(NamedTuple):
 
 
 def plan_event(change_set: ChangeSet, incoming: IncomingEvent) -> AppendResult:
-    """Decide, and add the rows to the change set.
-
-    `MissingData` if something has to be loaded first; then nothing was added.
-    """
+    """Plan an event and add its rows; on `MissingData` nothing was added."""
     ordinary = (
         fast_path.plan_message(change_set, incoming.event) if incoming.origin == "live" else None
     )
@@ -71,7 +71,7 @@ def plan_event(change_set: ChangeSet, incoming: IncomingEvent) -> AppendResult:
 
 
 def plan_whole(change_set: ChangeSet, incoming: IncomingEvent) -> AppendResult:
-    """The same for any event, ordinary ones as well."""
+    """Plan any event without the fast path; the result is that of `plan_event`."""
     event = incoming.event
     change_set.pending = change_set.pending_event = None
     row = change_set.row(event.event_id)
@@ -86,9 +86,8 @@ def plan_whole(change_set: ChangeSet, incoming: IncomingEvent) -> AppendResult:
     if incoming.origin == "out_of_band":
         return _plan_out_of_band(change_set, room, incoming)
     if row is not None:
-        event = change_set.events_of([row.event_nid])[
-            row.event_nid
-        ]  # an outlier keeps the bytes that came first
+        # an outlier keeps the bytes that arrived first
+        event = change_set.events_of([row.event_nid])[row.event_nid]
         incoming = incoming._replace(event=event)
     auth_rows, missing = auth_rows_of(change_set, event)
     parents = parents_of(change_set, room, event)
@@ -121,10 +120,11 @@ def _plan_timeline(
 
 
 def _unfit(room: RoomChanges, event: Event, held: EventRow | None) -> AppendResult | None:
-    """Return the answer to an event that its room, or the outlier that is stored under its id, does not fit; else None.
+    """Return the refusal if the event does not fit its room or the row stored under its id.
 
-    The room may have become known after the event was read. The room id of a create event of version 12 proves the version; such an id is
-    refused with any other version, or the room would have that one for ever.
+    The room may have become known after the event was parsed, with another version. A version 12
+    room id is made of the create event, which proves the version. With an older version such an id
+    is refused, or the room would keep the wrong version forever.
     """
     version, of_room = event.room_version.identifier, room.row.room_version
     if not event.room_version.may_have_room(event.room_id):
@@ -144,15 +144,14 @@ def _unfit(room: RoomChanges, event: Event, held: EventRow | None) -> AppendResu
             "invalid",
             f"read as an event of version {version}, while the room has version {of_room}",
         )
-    if (
-        held is not None and held.room_nid != room.row.room_nid
-    ):  # in versions 1 and 2 senders choose the ids
+    # possible because in versions 1 and 2 senders choose the event ids
+    if held is not None and held.room_nid != room.row.room_nid:
         return AppendResult(event.event_id, "duplicate")
     return None
 
 
 def _goes_on(row: EventRow, origin: Origin) -> bool:
-    """Whether an event that is held becomes more than it is: an outlier in the timeline, or what came out of band with its auth events."""
+    """Return whether a stored event enters the timeline, or comes with auth events it lacked."""
     if origin == "out_of_band":
         return False
     return row.outlier and (origin != "outlier" or row.is_out_of_band)
@@ -189,7 +188,7 @@ def _store_membership(change_set: ChangeSet, one: MembershipChange) -> None:
 def _unknown_state(
     change_set: ChangeSet, room: RoomChanges, incoming: IncomingEvent, parents: ParentEvents
 ) -> list[EventId]:
-    """The ids that are lacking to know the state before an event; none if it is known."""
+    """Return the ids still missing to know the state before an event: parents or given state."""
     if not parents.missing:
         return []
     if incoming.state_before is None:
@@ -211,9 +210,9 @@ def _plan_outlier(
     *,
     held: EventRow | None,
 ) -> AppendResult:
-    """``held``: it came out of band before.
+    """Plan an outlier, which is checked by its auth events alone.
 
-    Then its membership is known already, and may have changed since.
+    ``held``: it came out of band before, so its membership is stored and may have changed since.
     """
     event = incoming.event
     judged = auth_result(change_set, room, event, auth_rows, before=None, current=None)
@@ -234,7 +233,7 @@ def _plan_outlier(
 
 
 def _nid(change_set: ChangeSet, event: Event, row: EventRow | None) -> int:
-    """The nid of an event: that of the outlier, of the gap that waits for it, or a new one."""
+    """Return the nid of the outlier or of the missing event under this id, or a new one."""
     if row is not None:
         return row.event_nid
     gap = change_set.missing_row(event.event_id)
@@ -242,7 +241,10 @@ def _nid(change_set: ChangeSet, event: Event, row: EventRow | None) -> int:
 
 
 def _own_membership(changes: EventChanges, row: EventRow, event: Event) -> MembershipChange | None:
-    """What an outlier says of a local user where this server is not in the room: an invite or knock over federation, or its end."""
+    """Return the membership that an accepted outlier gives a local user, or None.
+
+    It counts only while this server is not in the room: a federated invite or knock, or its end.
+    """
     change_set = changes.change_set
     if row.membership is None or row.rejected is not None or event.state_key is None:
         return None
@@ -267,21 +269,19 @@ def _decide(
     *,
     held: EventRow | None,
 ) -> tuple[EventDecision, AuthResult]:
+    """Work out the effects of a timeline event; `_store` writes them to the change set."""
     change_set, room, event = changes.change_set, changes.room, incoming.event
     live = incoming.origin == "live"
     placement = placement_of(change_set, room, event, nid, parents)
     changes.order = placement.order
     before = before_event(changes, incoming.state_before, parents)
-    is_back = bool(parents.missing) and out_of_band.brings_back(
-        change_set, room, event
-    )  # the current state is of when this server left
+    # this server rejoins: the current state dates from when it left, so no soft failure by it
+    is_back = bool(parents.missing) and out_of_band.brings_back(change_set, room, event)
     current = changes.main_group() if live and room.extremities and not is_back else None
     judged = auth_result(change_set, room, event, auth_rows, before=before, current=current)
     row = _row(changes, incoming, auth_rows, judged, nid=nid, placement=placement, before=before)
-    change_set.pending, change_set.pending_event = (
-        row,
-        event,
-    )  # found by its nid while its own effects are worked out
+    # so that lookups by nid find the event while its effects are worked out
+    change_set.pending, change_set.pending_event = row, event
     ends = _ends(changes, row, parents, placement, live=live)
     after, current, ends = _states(changes, row, before, ends)
     if row.membership == JOIN and row.accepted:
@@ -306,7 +306,7 @@ def _decide(
 def _ends(
     changes: EventChanges, row: EventRow, parents: ParentEvents, placement: Placement, *, live: bool
 ) -> ExtremityChange | None:
-    """The room's ends if the event changes them: it is accepted and live, or an extremity stands on it."""
+    """Return the new forward extremities; None unless live and accepted, or of a superseded gap."""
     gap = placement.arrived
     superseded = gap is not None and gap.superseded
     if not (superseded or (live and row.accepted)):
@@ -324,7 +324,11 @@ def _ends(
 def _states(
     changes: EventChanges, row: EventRow, before: Group, ends: ExtremityChange | None
 ) -> tuple[Group, Group | None, ExtremityChange | None]:
-    """The state after the event; if it changes the extremities, the room's current state, and those that stay."""
+    """Return the state after the event, the room's current state and the extremities that remain.
+
+    The last two are None if the extremities do not change. A single extremity needs no resolution:
+    the state after it is the current state.
+    """
     extremities = {} if ends is None else ends.extremities
     alone = list(extremities) == [row.event_nid]
     after = (
@@ -361,10 +365,10 @@ def _row(
     placement: Placement | None = None,
     before: Group | None = None,
 ) -> EventRow:
-    """The row of an event before its own effects are known; without a place it is an outlier."""
+    """Return the event's row before its effects are known; without a placement, an outlier's."""
     change_set, event = changes.change_set, incoming.event
     type_nid = change_set.type_nid(event.type)
-    change_set.stored_columns(event)  # raises MissingData now for what it lacks
+    change_set.stored_columns(event)  # raises MissingData for missing names now, not in _store
     return EventRow(
         event_nid=nid,
         event_id=event.event_id,
@@ -401,7 +405,7 @@ def _int8(number: int) -> int:
 
 
 def _store(changes: EventChanges, decision: EventDecision, event: Event) -> None:
-    """Move a complete decision into the change set."""
+    """Write a complete decision to the change set; raise no `MissingData` from here on."""
     change_set, room, row, placement = (
         changes.change_set,
         changes.room,
@@ -409,6 +413,7 @@ def _store(changes: EventChanges, decision: EventDecision, event: Event) -> None
         decision.placement,
     )
     change_set.pending = change_set.pending_event = None
+    # read before commit() replaces it: the deltas below compare old and new
     old = room.current
     changes.commit()
     if decision.entry is not None:
@@ -459,7 +464,7 @@ def _store_overruled(change_set: ChangeSet, decision: EventDecision) -> None:
 def _store_current(
     change_set: ChangeSet, room: RoomChanges, cause_nid: int, old: Group | None, new: Group
 ) -> None:
-    """The differences between the old and the new current state."""
+    """Add the differences of the current state, and with them local users' memberships."""
     room_nid = room.row.room_nid
     for key in sorted(set(new.entries) if old is None else changed_keys(old, new)):
         before = None if old is None else old.entries.get(key)
@@ -477,11 +482,11 @@ def _store_current(
 
 
 def _refused(event: Event, missing: list[EventId]) -> AppendResult:
-    lacking = tuple(dict.fromkeys(missing))  # a parent may be an auth event as well
+    lacking = tuple(dict.fromkeys(missing))  # an id can be both a prev_event and an auth event
     return AppendResult(
         event.event_id,
         "missing_parents",
-        f"{len(lacking)} events that it builds on are not held",
+        f"{len(lacking)} events that it depends on are not stored",
         missing=lacking,
     )
 

@@ -1,20 +1,27 @@
-"""Which forward extremities a room goes on without, where it has more than it may: so that each append costs bounded work.
+"""Limit the forward extremities of a room, so that each append costs bounded work.
 
-Every extremity whose state differs makes each change of the current state dearer, and anybody in a room can leave as many as they like by
-sending events with parents of long ago. So beyond ``Config.forward_extremities_max`` (20: as many parents as an event may have), those
-whose state the others cover are dropped, the one furthest back in the topological order first:
+Each extremity with a different state makes every change of the current state dearer. Anyone in a
+room can create any number of them by sending events with old prev_events. So above
+``Config.forward_extremities_max`` some extremities are dropped. The default limit is the number of
+prev_events that an event may have. An extremity may be dropped if the others supersede its state;
+the lowest in the topological order goes first:
 
-1. one with the same state after it as another one further on;
-2. one that has nothing of the current state for itself, and without which the states of the others resolve to it. `TRIED_MAX` are tried;
-3. if none is found, the room stays as it was and the event in hand does not become an extremity.
+1. One that has the same state after it as a higher one.
+2. One without which the states of the others resolve to the same state. It must not be the only
+   one with some value of the current state. At most `TRIED_MAX` are tried.
+3. If there is none, the event being planned does not become an extremity.
 
-So dropping never changes the current state: 1 and 2 by their definition, 3 because a room's current state is that of its extremities.
-It is as if somebody had sent a message on top of the dropped extremity and the others, which ends it as well, and which servers do for
-that purpose; here nobody has to be allowed to. Nothing else changes: the event is held, accepted, in the timeline, and has its states; an
-event that names it as parent has the state after it among those that it resolves, and becomes an extremity like any other. By 3 an
-accepted state event may not be in the current state. It comes in by the next event that stands on it, or whose author names it.
+So dropping never changes the current state: 1 and 2 by definition, and 3 because the current state
+is the resolution of the states after the extremities. The effect is as if a user had sent a message
+whose prev_events are the dropped extremity and the others. Servers do send such messages to reduce
+extremities; here nobody needs permission.
 
-A room that has more than it may (the limit was larger once) keeps what is not covered, and does not grow.
+Nothing else changes. The event is stored and accepted, is in the timeline, and has its states. An
+event with a dropped one as prev_event resolves the state after it like any other, and becomes an
+extremity itself. Because of 3, an accepted state event may be absent from the current state. It
+enters with the next event that has it among its ancestors.
+
+If the limit was larger before, the extremities that cannot be dropped stay, and no more are added.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,15 +32,15 @@ from storage.persist.model.rows import EventRow
 from storage.persist.plan.state_merge import resolution
 from storage.state.groups import REMOVED, Group, changed_keys
 
-TRIED_MAX: Final = 4  # resolutions to find one without which the others come to the same
+TRIED_MAX: Final = 4  # extremities whose removal is tried by resolving the others' states
 
 
 def kept_extremities(
     changes: EventChanges, extremities: Mapping[int, None], row: EventRow, after: Group
 ) -> dict[int, None]:
-    """The extremities that stay, in their order.
+    """Return the extremities that stay, in their order.
 
-    ``row`` is the event in hand, ``after`` the state after it.
+    ``row`` is the event being planned, ``after`` the state after it.
     """
     limit = changes.change_set.extremities_max
     if limit is None or len(extremities) <= limit:
@@ -56,7 +63,10 @@ def kept_extremities(
 
 
 def _without_doubles(groups: Mapping[int, Group], nids: Sequence[int], limit: int) -> list[int]:
-    """Without the first of those whose states are equal to one further on."""
+    """Return these without those whose state equals that of a later one, as far as needed.
+
+    ``nids`` are in topological order. The digest finds candidates; the states are then compared.
+    """
     last = {groups[nid].digest: nid for nid in nids}
     excess = len(nids) - limit
     left = []
@@ -72,9 +82,9 @@ def _without_doubles(groups: Mapping[int, Group], nids: Sequence[int], limit: in
 def _without_covered(
     changes: EventChanges, groups: Mapping[int, Group], nids: Sequence[int], limit: int
 ) -> list[int]:
-    """Without the first of those that make no difference to the resolution; only some are tried.
+    """Return these without those that do not change the resolution, as far as needed.
 
-    All states differ by now.
+    All their states differ. Only `TRIED_MAX` of them are tried.
     """
     left = list(nids)
     if len(left) <= limit:
@@ -91,7 +101,10 @@ def _without_covered(
 def _needed(
     groups: Mapping[int, Group], nids: Sequence[int], resolved: Mapping[int, int]
 ) -> set[int]:
-    """Those that alone have some value of the resolution: no need to resolve again to see what they are good for."""
+    """Return those that alone have some value of the resolution.
+
+    They are not tried: without them that value would be lost.
+    """
     found = set()
     for key, value in resolved.items():
         having = [nid for nid in nids if groups[nid].entries.get(key, REMOVED) == value]
@@ -101,9 +114,10 @@ def _needed(
 
 
 def _same(base: Group, one: Mapping[int, int], other: Mapping[int, int]) -> bool:
-    """Whether two resolutions come to the same.
+    """Return whether two resolutions give the same state.
 
-    ``base`` is one of the states of both: what they do not mention is as in it.
+    ``base`` is a state that was resolved in both. A key that a resolution does not list has the
+    value of ``base``.
     """
     return all(
         one.get(key, base.entries.get(key, REMOVED))

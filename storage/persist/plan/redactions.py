@@ -1,4 +1,7 @@
-"""Which redaction takes effect on which event, whichever of the two arrives first.
+"""Find the redactions that take effect on an event, whichever of the two arrives first.
+
+A redaction whose target is not in the timeline waits for it. The result is the same in either
+order of arrival.
 
 Source: room version 3, "Handling redactions"; rules.md section 6.
 """
@@ -16,13 +19,17 @@ from storage.state.groups import Group
 
 
 class RedactionEffects(NamedTuple):
-    """What an event means for redactions.
+    """The effects of an event on redactions.
 
-    ``redacted_by`` takes effect on the event itself; ``ineffective`` says that it is a redaction
-    that takes none (yet). ``changed`` are other events with new rows: what it redacts, and
-    redactions that waited for it and take effect now. ``waits_for`` is the id of a target that is
-    not held; ``settled`` are all redactions that waited for this event. A rejected or soft-failed
-    event is not redacted: both events must be valid, and no client has its content.
+    - ``redacted_by``: the nid of the redaction that takes effect on the event itself.
+    - ``ineffective``: the event is a redaction without effect, or without effect so far.
+    - ``changed``: new rows of other events. They are the event that it redacts, and the redactions
+      that waited for it and take effect now.
+    - ``waits_for``: the id of its target, if that is not in the timeline.
+    - ``settled``: the nids of all redactions that waited for the event.
+
+    A rejected or soft-failed event is not redacted: both events must be valid, and no client has
+    its content.
     """
 
     redacted_by: int | None
@@ -36,7 +43,10 @@ NONE: Final = RedactionEffects(None)
 
 
 def find(changes: EventChanges, row: EventRow, event: Event, before: Group) -> RedactionEffects:
-    """Look up both sides of an event that is going to be in the timeline."""
+    """Return the effects of an event that is going to be in the timeline.
+
+    The event may be the target of waiting redactions, a redaction itself, or both.
+    """
     waiting: tuple[int, ...] = changes.change_set.waiting_for(event.event_id)
     if not waiting and row.type_nid != TYPE_REDACTION:
         return NONE
@@ -67,7 +77,7 @@ def find(changes: EventChanges, row: EventRow, event: Event, before: Group) -> R
 
 
 def store(change_set: ChangeSet, found: RedactionEffects, row: EventRow) -> None:
-    """Into the change set."""
+    """Write the effects to the change set."""
     for changed in found.changed:
         change_set.change_event(changed)
     if found.waits_for is not None:
@@ -78,7 +88,7 @@ def store(change_set: ChangeSet, found: RedactionEffects, row: EventRow) -> None
 
 
 def _redacted(changes: EventChanges, row: EventRow, target: EventRow) -> tuple[EventRow, ...]:
-    """The target's row with a redaction that takes effect, if no earlier one stands."""
+    """Return the target's row with this redaction; none if a lower rank redacts it already."""
     if target.redacted_by is not None and _rank(
         changes.change_set.row_of(target.redacted_by)
     ) <= _rank(row):
@@ -87,6 +97,7 @@ def _redacted(changes: EventChanges, row: EventRow, target: EventRow) -> tuple[E
 
 
 def _applies(changes: EventChanges, redaction_nid: int, target: EventRow) -> bool:
+    """Return whether a redaction that waited may redact its target, which arrives now."""
     redaction = changes.change_set.row_of(redaction_nid)
     if redaction.room_nid != target.room_nid or redaction.state_group_before is None:
         return False
@@ -97,12 +108,16 @@ def _applies(changes: EventChanges, redaction_nid: int, target: EventRow) -> boo
 def _allowed(
     changes: EventChanges, row: EventRow, event: Event, before: Group, target: EventRow
 ) -> bool:
+    """Return whether the state before the redaction permits it for this target."""
     state = auth_state(changes.change_set, before, keys_needed(event))
-    own = row.sender_nid == target.sender_nid  # mostly: then the target need not be read
+    own = row.sender_nid == target.sender_nid  # the usual case, in which the target is not read
     sender = event.sender if own else changes.change_set.sender_of(target)
     return redaction_allowed(event, sender, state, event.room_version)
 
 
 def _rank(row: EventRow) -> tuple[int, str]:
-    """Of several redactions that apply, the one with the smallest rank is named: it does not depend on their arrival."""
+    """Return the sort key of a redaction: of several that apply, the smallest is `redacted_by`.
+
+    The key does not depend on the order of arrival.
+    """
     return row.origin_server_ts, row.event_id

@@ -1,4 +1,13 @@
-"""Where a timeline event stands: its parents, its gaps, its topological ordering, and what has to move up for it."""
+"""Place a timeline event in the topological order.
+
+The parents of an event are its prev_events. A parent that is not in the timeline is a missing
+event: a row of `missing_events`, which lists the children that wait for it. When a missing event
+arrives, it has to get a position below its children. If that is impossible, the events above it are
+reordered:
+
+    stored        B at 10, whose parent A is missing
+    A arrives     its own parent P is at 12: A gets 13, and B moves up to 14
+"""
 
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
@@ -9,25 +18,29 @@ from storage.graph import topological_ordering
 from storage.persist.model.change_set import ChangeSet, RoomChanges
 from storage.persist.model.rows import EventRow, MissingRow
 
-SWEEP_ROWS = 512  # events of the order read at a time when some have to move up
+SWEEP_ROWS = 512  # events read first when events have to be reordered; later reads are larger
 
 
-WALK_EVENTS_MAX = (
-    1_000  # events that cannot be extremities, looked behind for extremities that are none any more
-)
+# non-accepted and backfilled events that `extremities_after` walks through at most
+WALK_EVENTS_MAX = 1_000
 
 
 class ParentEvents(NamedTuple):
-    """The parents of an event: those in the timeline, and the ids of the others (not held, or outliers), each once."""
+    """The parents of an event: rows of those in the timeline, and ids of the others, each once.
+
+    The others are not stored, stored as outliers, or events of another room.
+    """
 
     held: list[EventRow]
     missing: list[str]
 
 
 class Placement(NamedTuple):
-    """What the tables say of an event's place.
+    """The topological position of an event and what it changes for others.
 
-    ``moves`` are new orderings of other events, by nid.
+    ``prev_events`` are nids, also of missing events. ``missing`` are the missing parents, with this
+    event among their children. ``arrived`` is the gap that the event fills. ``moves`` are the new
+    positions of reordered events, by nid.
     """
 
     prev_events: tuple[int, ...]
@@ -38,9 +51,9 @@ class Placement(NamedTuple):
 
 
 def parents_of(change_set: ChangeSet, room: RoomChanges, event: Event) -> ParentEvents:
-    """The parents, as far as this server has them.
+    """Return the parents of an event.
 
-    What is of another room is no parent, as if it were not held.
+    An event of another room counts as missing.
     """
     change_set.ensure_ids(event.prev_event_ids)
     parents = ParentEvents([], [])
@@ -56,9 +69,9 @@ def parents_of(change_set: ChangeSet, room: RoomChanges, event: Event) -> Parent
 def placement_of(
     change_set: ChangeSet, room: RoomChanges, event: Event, nid: int, parents: ParentEvents
 ) -> Placement:
-    """The place of an event that is going to be in the timeline.
+    """Return the placement of an event that is going to be in the timeline.
 
-    Nothing is changed yet. `InvalidEvent` if it closes a circle.
+    Nothing is changed yet. Raise `InvalidEvent` if the event closes a cycle of prev_events.
     """
     arrived = change_set.missing_row(event.event_id)
     if arrived is None and not parents.missing:
@@ -81,15 +94,17 @@ def placement_of(
     prev_events = tuple(nids[event_id] for event_id in dict.fromkeys(event.prev_event_ids))
     lowest = min((child.order for child in children), default=ordering + 1)
     moves = {} if lowest > ordering else _moves(change_set, room, {nid: ordering}, lowest)
+    # a parent that must move above the event is its descendant as well
     if any(parent.event_nid in moves for parent in parents.held):
         raise InvalidEvent(
-            "its parents stand on the event itself: a circle, which only chosen event ids can form",
+            "its parents descend from the event itself: a cycle, which only chosen ids can form",
             event_id=event.event_id,
         )
     return Placement(prev_events, ordering, list(gaps.values()), arrived, moves)
 
 
 def _children(change_set: ChangeSet, arrived: MissingRow | None) -> list[EventRow]:
+    """Return the rows of the events that wait for this one as their parent."""
     if arrived is None:
         return []
     change_set.ensure_rows(arrived.child_nids)
@@ -97,7 +112,10 @@ def _children(change_set: ChangeSet, arrived: MissingRow | None) -> list[EventRo
 
 
 def _gap(change_set: ChangeSet, room: RoomChanges, event_id: str, child_nid: int) -> MissingRow:
-    """The row of a missing parent with one more child."""
+    """Return the row of a missing parent with one more child.
+
+    An outlier keeps its nid; any other new missing event gets the nid that it will be stored under.
+    """
     known = change_set.missing_row(event_id)
     if known is not None:
         return known._replace(child_nids=(*known.child_nids, child_nid))
@@ -109,15 +127,17 @@ def _gap(change_set: ChangeSet, room: RoomChanges, event_id: str, child_nid: int
 def _moves(
     change_set: ChangeSet, room: RoomChanges, start: dict[int, int], lowest: int
 ) -> dict[int, int]:
-    """The events above a new one that must move up.
+    """Return the new positions of the events that a new one forces up, by nid.
 
-    Reads the order from ``lowest`` on, as far as it must.
+    Read the topological order upwards from ``lowest``, the position of the lowest child. Stop at
+    the first point above which nothing has to move.
     """
     limit = SWEEP_ROWS
     while True:
         held: list[EventRow] = change_set.answer(("order", room.row.room_nid, lowest, limit))
         complete = len(held) < limit
         rows = _in_order(change_set, room, held, lowest, upto=None if complete else held[-1].order)
+        # enough: nothing above these rows has to move
         moved, enough = topological_ordering.moved_up(start, rows)
         if enough or complete:
             return moved
@@ -131,7 +151,11 @@ def _in_order(
     lowest: int,
     upto: int | None,
 ) -> list[tuple[int, int, tuple[int, ...]]]:
-    """The events of the order from the database, with what this change set adds and moves."""
+    """Return (nid, position, parents) in topological order, with this change set's changes applied.
+
+    ``held`` are rows from the database. Rows at ``upto`` and above are left out: at that position
+    the database may have more events than were read.
+    """
     latest = {row.event_nid: change_set.rows.get(row.event_id) or row for row in held}
     added = [new.row for new in change_set.new_events.values()] + list(
         change_set.changed_events.values()
@@ -150,9 +174,11 @@ def _in_order(
 
 
 class ExtremityChange(NamedTuple):
-    """The forward extremities after an event, and the gaps that it covers besides those of its own parents.
+    """The forward extremities after an event, and the gaps that it supersedes.
 
-    ``dropped``: what would be an extremity too, and is left out (`storage.persist.plan.extremity_limit`), or has lost what stood on it (`is_extremity_again`).
+    ``superseded`` does not list the event's own missing parents. ``dropped`` are events that would
+    be extremities but are left out: by `storage.persist.plan.extremity_limit`, or because the
+    events that superseded them were purged (`is_extremity_again`).
     """
 
     extremities: dict[int, None]
@@ -168,12 +194,12 @@ def extremities_after(
     *,
     superseded: bool,
 ) -> ExtremityChange:
-    """The ends of the room once an event stands on these parents.
+    """Return the room's forward extremities once this event has these parents.
 
-    ``covered``: an extremity stands on the event already.
-
-    What an accepted live event names as parent is no extremity, also behind events that cannot be
-    one themselves: those not accepted, and backfilled ones.
+    The parent of an accepted live event is no extremity. Events that cannot be extremities
+    (rejected, soft-failed or backfilled ones) are transparent: their parents are superseded too.
+    ``superseded`` means that an extremity descends from the event already, so the event itself
+    does not become one.
     """
     left = dict(room.extremities)
     ends = ExtremityChange(left, [])
@@ -193,7 +219,10 @@ def extremities_after(
 def is_extremity_again(
     change_set: ChangeSet, room: RoomChanges, row: EventRow, gap: MissingRow
 ) -> bool:
-    """Whether an event arrives that is no extremity, though what stood on it was purged since: it is to be remembered that it is none."""
+    """Return whether an arriving event is superseded only by events that were purged since.
+
+    By its stored children alone it would be an extremity. So it is recorded as dropped.
+    """
     if not (gap.superseded and room.row.removals and _may_end(row)):
         return False
     change_set.ensure_rows(gap.child_nids)
@@ -204,12 +233,15 @@ def is_extremity_again(
 
 
 def _may_end(row: EventRow) -> bool:
-    """Whether an event may be a forward extremity at all."""
+    """Return whether an event may be a forward extremity at all."""
     return row.accepted and not row.backfilled
 
 
 def _above(change_set: ChangeSet, row: EventRow, superseded: list[MissingRow]) -> list[EventRow]:
-    """The parents of an event that cannot be an extremity; gaps among them are covered now."""
+    """Return the stored parents of an event that cannot be an extremity itself.
+
+    Add its missing parents to ``superseded``.
+    """
     change_set.ensure_rows(row.prev_events)
     found = [(nid, change_set.find_row(nid)) for nid in row.prev_events]
     for nid, parent in found:
