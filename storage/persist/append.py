@@ -1,4 +1,4 @@
-"""`append`: PDUs in, results out, in the order given."""
+"""`append`: receive PDUs and return one result each, in the order given."""
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
@@ -38,14 +38,16 @@ class RoomVersionRow(NamedTuple):
 
 
 class AppendOptions(NamedTuple):
-    """What a caller says of a batch.
+    """The options of `append`.
 
-    ``origin`` "out_of_band": memberships of local users in rooms that this server is not in:
-    invites and knocks over federation, and what ends them. They need no auth events;
-    ``stripped_state`` gives of each the stripped events that came with it, for /sync. Such an event
-    is ``invalid`` where this server is in the room, or where there is nothing to end. It is missing
-    as an auth event and in a state until it is appended again with its auth events, as an outlier
-    or into the timeline.
+    With ``origin`` "out_of_band", the events are memberships of local users in rooms that this
+    server is not in. They are invites and knocks over federation, and the events that end them.
+    They need no auth events. ``stripped_state`` has the stripped state events that came with each
+    of them, for /sync.
+
+    Such an event is ``invalid`` if this server is in the room, or if there is nothing to end. As an
+    auth event and in a state it counts as missing until it is appended again with its auth events.
+    It may then be an outlier or a timeline event.
     """
 
     room_version: str | None
@@ -60,7 +62,7 @@ async def append(
 ) -> list[AppendResult]:
     """Read, check and store a batch.
 
-    `InputError` for what is no list, and for a state that is none, before anything is written.
+    Raise `InputError` for a malformed list or a malformed state before anything is written.
     """
     pdus = args.pdus(batch)
     if said.room_version is not None:
@@ -106,9 +108,10 @@ def _with_given(
 
 
 def _note(answers: Sequence[AppendResult], rooms: Sequence[str | None]) -> None:
-    """What was not simply stored goes into the log: the ids and the rule, never what an event says, nor a reason made of it.
+    """Log results other than stored and duplicate.
 
-    A span, if there is one, learns the ids of all.
+    The log has ids and the auth rule, but no event content, and no reason that may quote it. The
+    open span, if any, gets the ids of all events.
     """
     if tracing.tracer is not None:
         tracing.name(rooms, (answer.event_id for answer in answers))
@@ -127,13 +130,14 @@ def _note(answers: Sequence[AppendResult], rooms: Sequence[str | None]) -> None:
 
 
 async def _known_versions(database: Database, writer: Writer, room_ids: set[str]) -> dict[str, str]:
-    """The versions of the rooms that the store knows.
+    """Return the versions of the rooms that the store knows.
 
-    Calls have their answer in the order in which they came: a child's after its parent's.
+    The lock keeps calls in their order: a child is queued after its parent.
     """
     cached = _cached_versions(writer, room_ids)
+    # A counter, because `Lock.locked` is False between a release and the next waiter's turn.
     if len(cached) < len(room_ids) or writer.lookers:
-        writer.lookers += 1  # not the lock's state: between one who lets go of it and the next one who waits it is free
+        writer.lookers += 1
         try:
             async with writer.looking_up:
                 cached = _cached_versions(writer, room_ids)

@@ -1,6 +1,6 @@
-"""Senders who asked to be forgotten.
+"""Erase users who asked for it, and undo that.
 
-Their events stay as they are, signatures and all; reads show others the redacted form.
+Their events stay as they are, with signatures. Reads return the redacted form to others.
 """
 
 from typing import Final, LiteralString
@@ -30,13 +30,15 @@ WHERE principal_nid = (SELECT principal_nid FROM principals WHERE name = $1::tex
 
 
 async def erase_user(conn: Connection, user_id: UserId, erased_ts: int) -> bool:
-    """From now on, what this user ever sent is shown whole only to users, and servers of users, who were in the room then.
+    """Erase a user, and return whether that is new.
 
-    What is state is told whole all the same where a state is told: it is the room's. Whether that is new.
+    From now on the user's events are returned in full only to users who were in the room then, and
+    their servers. State events are still returned in full as part of a state, because they belong
+    to the room.
     """
     return await conn.execute(SQL_ERASE, user_id, erased_ts) != "INSERT 0 0"
 
 
 async def restore_user(conn: Connection, user_id: UserId) -> bool:
-    """Take that back: their events are shown as they are again. Whether the user was erased."""
+    """Undo the erasure of a user, and return whether there was one."""
     return await conn.execute(SQL_RESTORE, user_id) != "DELETE 0"

@@ -1,7 +1,8 @@
-"""The states that a caller of `append` gives with `state_before`: of each key at most one event, and no rejected event.
+"""Check the states that a caller of `append` gives as `state_before`.
 
-Ids of events that are not held are no fault of the caller: the answer `missing_parents` names them. An event of the same batch is checked by
-its key alone, as nobody has authorised it yet.
+A state has at most one event per key and no rejected event. Ids of events that are not stored are
+no error: the result `missing_parents` lists them. An event of the same batch is checked by its key
+only, because it is not authorised yet.
 """
 
 from collections.abc import Iterable, Mapping
@@ -25,7 +26,7 @@ WHERE e.event_id = ANY($1::text[])
 
 
 class GivenRow(NamedTuple):
-    """A held state event."""
+    """A stored state event."""
 
     event_id: str
     type: str
@@ -34,9 +35,9 @@ class GivenRow(NamedTuple):
 
 
 def read(state_before: Mapping[EventId, Iterable[EventId]] | None) -> States:
-    """Return the states as tuples of event ids, each id once.
+    """Return the states as tuples of distinct event ids.
 
-    `InputError` for what is no mapping of lists, `InvalidIdentifier`.
+    Raise `InputError` if it is not a mapping of lists, and `InvalidIdentifier` for a malformed id.
     """
     if state_before is None:
         return {}

@@ -1,7 +1,7 @@
-"""From received PDUs to events in an order in which they can be stored.
+"""Turn received PDUs into events, in an order in which they can be stored.
 
-The room version comes from the store where the room is known, else from the room's create event in
-the batch, else from the caller.
+The room version of a known room comes from the store. Otherwise it comes from the room's create
+event in the batch, or else from the caller.
 """
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
@@ -19,7 +19,10 @@ VerifyKeys = Mapping[tuple[str, str], Any] | Callable[[str, str], Awaitable[Any]
 
 
 def glances(pdus: Iterable[object]) -> list[dict[str, Any]]:
-    """The PDUs as far as they can be read at a glance; {} where that cannot be done (parsing will say why)."""
+    """Peek at the header of each PDU.
+
+    Return {} for an unreadable one: parsing will return the reason.
+    """
     return [
         (pdu if isinstance(pdu, dict) else glance(pdu) if _is_bytes(pdu) else None) or {}
         for pdu in pdus
@@ -27,7 +30,10 @@ def glances(pdus: Iterable[object]) -> list[dict[str, Any]]:
 
 
 def room_ids(glanced: Iterable[Mapping[str, Any]]) -> list[str | None]:
-    """Return the room that each PDU names, None where it names none: create events of version 12, and what no table can hold."""
+    """Return the room id of each PDU.
+
+    It is None if the PDU has none that a table can hold. Create events of version 12 have none.
+    """
     return [room if is_text(room := one.get("room_id")) else None for one in glanced]
 
 
@@ -38,12 +44,10 @@ def versions(
     known: Mapping[str, str],
     given: str | None,
 ) -> list[str | None]:
-    """Return the room version to read each PDU by; None if nothing says it.
+    """Return the room version to parse each PDU with, or None if it is unknown.
 
-    ``rooms``: as `room_ids` returns them.
-
-    The store comes first, then a create event in ``pdus``, then ``given``. Another room's version
-    is never taken.
+    ``rooms`` comes from `room_ids`. The store has priority, then a create event in ``pdus``, then
+    ``given``. The version of another room is never used.
     """
     said = [_said_version(one) if one.get("type") == "m.room.create" else None for one in glanced]
     created = _created(pdus, glanced, said)
@@ -54,7 +58,10 @@ def versions(
 
 
 def _said_version(glanced: Mapping[str, Any]) -> str | None:
-    """Return the room version that a create event says, "?" where that is no text; None if it is no state event of the empty key."""
+    """Return the room version in a create event, or "?" if it is not text.
+
+    Return None if the event's state_key is not the empty string.
+    """
     if glanced.get("state_key") != "":
         return None
     content = glanced.get("content")
@@ -75,19 +82,17 @@ def _created(
 
 
 def note_created(found: dict[str, str], room_id: str, version: str) -> None:
-    """Note the version that a create event gives its room.
+    """Record the room version of a create event. The first create event of a room counts.
 
-    Of several create events the first counts.
-
-    The room id of version 12 is made of the create event. A create event of another version that
-    merely names the room says nothing.
+    A room id of version 12 is the hash of the create event. A create event of another version that
+    merely names such a room is ignored.
     """
     if ROOM_VERSIONS[version].may_have_room(room_id):
         found.setdefault(room_id, version)
 
 
 def read(pdu: object, glanced: dict[str, Any], version: str | None) -> Event | AppendResult:
-    """The event, or the answer that it is invalid. ``glanced``: what `glances` said of it."""
+    """Return the event, or an "invalid" result. ``glanced`` comes from `glances`."""
     if not (isinstance(pdu, dict) or _is_bytes(pdu)):
         return AppendResult(None, "invalid", _no_pdu(pdu))
     if version is None:
@@ -101,7 +106,7 @@ def read(pdu: object, glanced: dict[str, Any], version: str | None) -> Event | A
     except UnknownRoomVersion as error:
         return AppendResult(None, "invalid", str(error))
     except InvalidEvent as error:
-        return AppendResult(error.event_id, "invalid", error.reason)  # type: ignore[arg-type]  # an id that was read is one
+        return AppendResult(error.event_id, "invalid", error.reason)  # type: ignore[arg-type]  # an id that was read is an EventId
 
 
 def _is_bytes(value: object) -> TypeGuard[bytes]:
@@ -115,10 +120,10 @@ def _no_pdu(value: object) -> str:
 
 
 async def check_signatures(event: Event, keys: VerifyKeys) -> AppendResult | None:
-    """The answer that the event is invalid if a signature that it must have is missing or wrong; else None.
+    """Return an "invalid" result if a required signature is missing or wrong, else None.
 
-    Of each server that must sign, one signature by a key that is known is enough. Source: server-server API, "Validating
-    hashes and signatures on received events".
+    For each server that must sign, one signature by a known key is enough. Source: server-server
+    API, "Validating hashes and signatures on received events".
     """
     for server in sorted(required_signers(event)):
         reason = await _refusal(event, server, keys)
@@ -151,10 +156,10 @@ async def _key(keys: VerifyKeys, server: str, key_id: str) -> Any:
 
 
 def in_order(events: Sequence[Event]) -> list[int]:
-    """The positions of the events in an order in which they can be stored.
+    """Return the indexes of the events in an order in which they can be stored.
 
-    Again and again the first whose parents and auth events in the batch have all had their turn; in
-    a circle, which the ids of versions 1 and 2 can form, the first of those left.
+    Each step takes the first event whose prev_events and auth_events in the batch were taken. In a
+    cycle it takes the first remaining event. Event ids of versions 1 and 2 can form cycles.
     """
     if _is_in_order(events):
         return list(range(len(events)))
@@ -165,7 +170,10 @@ def in_order(events: Sequence[Event]) -> list[int]:
 
 
 def _is_in_order(events: Sequence[Event]) -> bool:
-    """Whether no event names one that comes later (or itself): the usual case, in a tenth of the time."""
+    """Return whether no event refers to itself or to a later event.
+
+    That is the usual case, and the check takes a tenth of the time of a sort.
+    """
     later: set[str] = set()
     for event in reversed(events):
         later.add(event.event_id)
@@ -181,7 +189,10 @@ def _is_in_order(events: Sequence[Event]) -> bool:
 
 
 def _within(event: Event, places: Mapping[EventId, Sequence[int]]) -> set[int]:
-    """The positions of the parents and auth events (and the create event that a room id names) that are in the batch."""
+    """Return the indexes of the events in the batch that an event refers to.
+
+    They are its prev_events, its auth_events, and the create event that its room id names.
+    """
     named = {*event.prev_event_ids, *event.auth_event_ids}
     if event.room_version.create_room_id:
         named.add(EventId("$" + event.room_id[1:]))

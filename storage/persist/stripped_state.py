@@ -1,4 +1,7 @@
-"""Stripped state that a caller of `append` gives with what comes out of band: what another server shows of a room."""
+"""Check the stripped state that a caller of `append` gives with out-of-band events.
+
+It is the part of a room's state that another server shares with an invite or knock.
+"""
 
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
@@ -12,9 +15,9 @@ from storage.ids import EventId
 StrippedState = Mapping[EventId, Iterable[Mapping[str, Any]]]
 
 BYTES_MAX: Final = 262_144
-"""Of the stripped state of one event, as JSON.
+"""Maximum size of the stripped state of one event, as JSON.
 
-A room shows some ten events of its state, of at most 65,536 bytes each and far less as a rule.
+A room shares some ten state events. Each has at most 65,536 bytes, and most are far smaller.
 """
 
 TEXTS: Final = ("type", "state_key", "sender")
@@ -23,7 +26,7 @@ TEXTS: Final = ("type", "state_key", "sender")
 def read_stripped_state(stripped_state: StrippedState | None, origin: str) -> dict[EventId, str]:
     """Return the stripped states as JSON, by event.
 
-    `InputError` for what is malformed or too large, or given with another origin.
+    Raise `InputError` if one is malformed, too large, or given with another origin.
     """
     given = {} if stripped_state is None else args.mapping(stripped_state, "stripped_state")
     if given and origin != "out_of_band":

@@ -1,1 +1,1 @@
-"""Group appends into batches, write them one at a time, retry what was refused, and publish what is committed."""
+"""Group appends into batches, write one batch at a time, retry refused writes, publish commits."""

@@ -1,13 +1,17 @@
-"""Group commit: appends of many tasks and rooms are planned together and written by one statement, one write at a time.
+"""Group commit: plan the appends of many tasks and rooms together and write them in one statement.
 
-A lone append waits for nobody. While a write is under way, what arrives is planned already, as if that write were done: its rows go
-into the caches when it is sent. If it is not done after all, the caches are dropped with all that was planned on them. So the database
-and this process work at the same time, also on one room.
+One write runs at a time. A lone append is written at once. While a write runs, new appends are
+planned as if that write had committed. For this, its rows go into the caches when it is sent. If
+the write fails, the caches are cleared, and all plans based on it are made again. So Postgres and
+this process work at the same time, even on one room.
 
-A room whose state takes long to resolve is planned on its own, in the lane (`storage.persist.commit.slow_rooms`), so that the others need not wait for it.
+A room whose state takes long to resolve is planned separately, so that
+the other rooms need not wait for it (`storage.persist.commit.slow_rooms`).
 
-What others have written shows when a plan is refused. What was thrown away may not: a purged event that comes back would be taken for a duplicate.
-So whoever purges says in the stream "caches" what has gone (`storage.maintenance.invalidate_caches`), and it is forgotten before the next plan.
+Writes by other processes are detected when the database refuses a plan. Deletions may not be
+detected that way: a purged event that comes back would count as a duplicate. Each deletion is
+therefore published in the stream "caches" (`storage.maintenance.invalidate_caches`). The writer
+removes the deleted rows from its caches before the next plan.
 """
 
 import asyncio
@@ -33,18 +37,16 @@ from storage.streams.feed import Advance
 from storage.streams.in_flight import LOST
 from storage.streams.registry import Restart, Streams
 
-BATCH_EVENTS_MAX: Final = (
-    128  # events planned before others have their turn, and written though more wait
-)
-BATCH_EVENTS_MIN: Final = (
-    16  # the least that is written though more wait: a write costs as much as 20 events
-)
+# Events planned before the event loop is yielded. Also the largest target size of a batch.
+BATCH_EVENTS_MAX: Final = 128
+# Smallest target size of a batch: a write costs as much as 20 events.
+BATCH_EVENTS_MIN: Final = 16
 WRITER_READS: Final = ("caches",)
-"""The streams whose facts a writer has to be told: what was thrown away."""
+"""Streams that a writer reads: deletions by other processes."""
 
 
-class _BaseNotWritten(Exception):  # noqa: N818  # a turn of the plan, not an error
-    """The write that a plan builds on was not done."""
+class _BaseNotWritten(Exception):  # noqa: N818  # control flow, not an error
+    """The write that a plan depends on failed."""
 
 
 class Writer:
@@ -62,44 +64,43 @@ class Writer:
             names=config.cache_names_max,
         )
         self.looking_up = asyncio.Lock()
-        """Held while the versions of rooms are looked up, before appends are queued."""
+        """Lock around the look-up of room versions, before appends are queued."""
         self.in_hand = 0
-        """Appends that wait for their answer: queued, planned or being written."""
+        """Number of appends without a result yet: queued, planned or being written."""
         self.lookers = 0
-        """How many hold that lock or wait for it: who comes after them waits, too."""
+        """Number of tasks that hold `looking_up` or wait for it. Later tasks must wait, too."""
         self._database = database
         self._attempts = WriteAttempts(
             database, streams, self.caches, server_name=server_name, writer_nid=writer_nid
         )
         self._queue: deque[AppendRequest] = deque()
-        self._next: WriteBatch | None = None  # grows
-        self._sent: WriteBatch | None = None  # is being written, or was not done
+        self._next: WriteBatch | None = None  # the batch being planned
+        self._sent: WriteBatch | None = None  # the batch being written, or a failed one
         self._writing: asyncio.Task[None] | None = None
         self._wake = asyncio.Event()
         self._room = asyncio.Semaphore(config.writer_queue_max)
         self._task: asyncio.Task[None] | None = None
         self._closed = False
-        self._removed: list[
-            Removed | None
-        ] = []  # told, and remembered still; None: anything may have gone
+        # Deletions to apply to the caches. None: any row may have been deleted.
+        self._removed: list[Removed | None] = []
         self._batch_max = config.writer_batch_max
-        self._events = 0  # of the appends in hand
+        self._events = 0  # total of the appends in hand
         self._lane = SlowRooms(self._attempts, self._load_aside, self, self._wake.set)
-        self._aside: deque[WriteBatch] = deque()  # planned there, and not sent
+        self._aside: deque[WriteBatch] = deque()  # plans of slow rooms, ready to send
         self._mending: WriteBatch | None = None
         self.failures = 0
-        """How often something was taken back that a plan of the lane may build on."""
-        self._planning = False  # what is planned may not be written before that is over
+        """Number of failed writes, deletions and restarts. They invalidate plans of slow rooms."""
+        self._planning = False  # while True, self._next must not be sent
         self._requests: set[AppendRequest] = set()
         streams.feed.subscribe(self._told)
         streams.on_restart(self._restart)
 
     def start(self) -> None:
-        """Begin to work; needs a running event loop."""
+        """Start the writer task. Needs a running event loop."""
         self._task = asyncio.create_task(self._work(), name="storage-writer")
 
     async def close(self) -> None:
-        """Finish what is queued, then stop. Appends that come later get `StorageClosed`."""
+        """Finish the queue, then stop. Later appends raise `StorageClosed`."""
         self._closed = True
         self._wake.set()
         if self._task is not None:
@@ -108,11 +109,11 @@ class Writer:
         await self._lane.close()
 
     async def append(self, incoming: Sequence[IncomingEvent]) -> list[AppendResult]:
-        """Store a batch; one result per event, in order. Waits while the queue is full.
+        """Store a batch and return one result per event, in order. Wait while the queue is full.
 
-        Cancelling the caller does not take back what is under way. Raises what the database said if
-        not everything could be stored; a large batch is written in several transactions, so its
-        beginning may be stored then.
+        A cancelled caller does not cancel the write. Raise the database error if some events could
+        not be stored. A large batch is written in several transactions, so its first events may be
+        stored even then.
         """
         async with self._room:
             if self._closed:
@@ -137,7 +138,7 @@ class Writer:
 
     @property
     def queued(self) -> int:
-        """Appends of which not everything is planned yet."""
+        """Number of appends that are not planned completely."""
         return len(self._queue) + len(self._lane)
 
     async def _work(self) -> None:
@@ -148,14 +149,14 @@ class Writer:
                 await self._mend(self._failed() or failed)
             elif (batch := self._taken()) is not None:
                 self._writing = asyncio.create_task(self._write_ahead(batch), name="storage-writer")
-                await self._others(bool(self._queue))  # it is on its way before more is planned
+                await self._others(bool(self._queue))  # start the write before planning more
             elif self._queue and (self._next is None or self._next.size < self._batch_max):
                 self._planning = True
                 await self._plan()
                 self._planning = False
                 await self._others(
                     bool(self._queue or self._sent)
-                )  # among them the answer to the write
+                )  # lets the answer to the write arrive
             elif self._closed and self._sent is None and not self._lane:
                 return
             else:
@@ -163,12 +164,12 @@ class Writer:
 
     @staticmethod
     async def _others(there_is_more: bool) -> None:
-        """Others have their turn, before what else there is to do."""
+        """Yield the event loop if there is more to do afterwards."""
         if there_is_more:
             await asyncio.sleep(0)
 
     def _told(self, advance: Advance) -> None:
-        """Something was thrown away that may be remembered here."""
+        """Note a deletion that may concern cached rows."""
         if advance.stream_name != "caches":
             return
         for fact in advance.facts:
@@ -179,19 +180,24 @@ class Writer:
                 self._removed.append(None)
 
     def _restart(self, _: Restart) -> None:
-        """The database is another one: what it has of the events that were written before is not known."""
+        """Handle a new database. It is unknown which earlier writes the new database has."""
         self._removed = [None]
         self._give_up_aside()
         for request in self._requests:
             if request.answers:
                 request.fail(
                     DatabaseReplaced(
-                        "the database was replaced while the batch was written: repeat it, what is stored is a duplicate"
+                        "the database was replaced while the batch was written: repeat it, "
+                        "what is stored is a duplicate"
                     )
                 )
 
     def _forget_removed(self) -> None:
-        """With nothing under way, as what is planned and written comes into the caches with what it was planned on."""
+        """Remove deleted rows from the caches.
+
+        Call it only with nothing planned or being written: `absorb` would cache rows again that a
+        plan has read before the deletion.
+        """
         told, self._removed = self._removed, []
         self._give_up_aside()
         if None in told:
@@ -204,7 +210,7 @@ class Writer:
     # planned and sent ahead
 
     async def _plan(self) -> None:
-        """Plan the next events on top of what is being written."""
+        """Plan the next events on top of the batch being written."""
         if self._removed and self._next is None:
             await self._landed()
             if self._sent is None:
@@ -222,12 +228,16 @@ class Writer:
             await self._attempts.extend(
                 self._next, parts, self._load, named=named, assume_new=True, aside=self._lane
             )
-        except Exception as error:  # noqa: BLE001  # whatever it is, the slow way finds out whose answer it is
+        except Exception as error:  # noqa: BLE001  # any error: the slow path finds out which append it belongs to
             self._next.error = error
             await self._landed()
 
     def _gather(self, most: int, *, whole: int) -> list[Part]:
-        """The next events of the queue: of jobs that stay whole, or the beginning of one that is larger than ``whole``."""
+        """Take the next events from the queue.
+
+        An append stays whole unless it is larger than ``whole``. Then only its first events are
+        taken.
+        """
         parts: list[Part] = []
         while self._queue and most > 0:
             request = self._queue[0]
@@ -247,7 +257,7 @@ class Writer:
         return parts
 
     def has_to_do_with(self, request: AppendRequest) -> bool:
-        """Whether an append that shares a room with this one is under way, outside of the lane."""
+        """Return whether the main queue or a batch has an append that shares a room."""
         planned = (
             other
             for batch in (self._next, self._sent, self._mending)
@@ -257,9 +267,9 @@ class Writer:
         return any(not other.rooms.isdisjoint(request.rooms) for other in (*planned, *self._queue))
 
     async def write(self, batch: WriteBatch) -> None:
-        """Write a plan of the lane in its turn.
+        """Write a plan of the slow rooms when its turn comes.
 
-        One that cannot be written as it is, but might be if it is made again, is not.
+        A plan that is out of date is dropped without an error. The caller makes it again.
         """
         batch.over = asyncio.Event()
         self._aside.append(batch)
@@ -267,19 +277,23 @@ class Writer:
         await batch.over.wait()
 
     def _give_up_aside(self) -> None:
-        """Have the lane make its plans again."""
+        """Drop all plans of the slow rooms, which are then made again."""
         self.failures += 1
         while self._aside:
             _set_over(self._aside.popleft())
 
     async def _load_aside(self, change_set: ChangeSet, needs: MissingData) -> None:
-        """Load something for the lane. What is being written is of other rooms."""
+        """Load data for the slow rooms. A concurrent write concerns other rooms only."""
         async with self._database.connection() as conn:
             await load(conn, change_set, needs)
             self._database.measures.writer_statements += conn.statements
 
     async def _load(self, change_set: ChangeSet, needs: MissingData) -> None:
-        """Load something while a write may be under way, of which the database does not tell yet."""
+        """Load data while a write may be running.
+
+        If the database cannot answer before that write commits (`tells_of`), wait for the write
+        first.
+        """
         if self._sent is not None and not tells_of(needs, self._sent.change_set):
             await self._landed()
         if self._sent is not None and self._sent.error is not None:
@@ -290,7 +304,10 @@ class Writer:
 
     @property
     def _stretch(self) -> int:
-        """So many events are written though more wait: half of what is in hand, and the other half is planned meanwhile."""
+        """Return the target batch size: half of the pending events.
+
+        The other half is planned during the write.
+        """
         return min(BATCH_EVENTS_MAX, max(BATCH_EVENTS_MIN, self._events // 2), self._batch_max)
 
     def _may_send(self) -> bool:
@@ -304,7 +321,10 @@ class Writer:
         return not self._queue or batch.size >= self._stretch
 
     def _taken(self) -> WriteBatch | None:
-        """What is planned, if it may be written now; from here on it is as if that were done."""
+        """Return the next batch to write, if any, and add its rows to the caches.
+
+        From here on, planning assumes that the batch commits.
+        """
         batch = self._taken_aside()
         if batch is None:
             if not self._may_send():
@@ -316,7 +336,7 @@ class Writer:
         return batch
 
     def _taken_aside(self) -> WriteBatch | None:
-        """A plan of the lane, if one may be written now."""
+        """Return a plan of the slow rooms that may be written now."""
         if (
             self._sent is not None
             or self._planning
@@ -335,11 +355,14 @@ class Writer:
         return batch
 
     async def _write_ahead(self, batch: WriteBatch | None) -> None:
-        """Write this, then what was planned meanwhile, before those who have their answers now come with more."""
+        """Write a batch, then each batch that is ready by then.
+
+        The next batch is sent before the callers of the last one can queue more appends.
+        """
         while batch is not None:
             try:
                 await self._attempts.send(batch)
-            except Exception as error:  # noqa: BLE001  # whatever it is, it is the answer to whoever waits
+            except Exception as error:  # noqa: BLE001  # any error is the result of the appends
                 batch.error = error
             else:
                 self._sent = None
@@ -348,7 +371,7 @@ class Writer:
         self._wake.set()
 
     async def _landed(self) -> None:
-        """What was sent is written, or was not done."""
+        """Wait until the running write has succeeded or failed."""
         if self._writing is not None:
             await self._writing
 
@@ -363,7 +386,7 @@ class Writer:
         )
 
     async def _mend(self, failed: WriteBatch) -> None:
-        """Take back what was not done and what was planned on it; then do the former in the slow way."""
+        """Undo a failed batch and the plans based on it, then serve it on the slow path."""
         again = [
             request for request in failed.answers if failed.is_aside or request not in self._lane
         ]
@@ -400,16 +423,17 @@ class Writer:
     async def _serve(
         self, requests: Sequence[AppendRequest], failed: WriteBatch | None = None
     ) -> None:
-        """Do these jobs the slow way.
+        """Serve these appends on the slow path.
 
-        One that fails is taken out and answered alone; the others are written without it.
+        If one append fails, each is served alone, and only the failing ones get the error. If the
+        connection is lost or the disk is full, all of them fail.
         """
         try:
             await self._attempts.serve(requests, failed)
         except (*LOST, DatabaseFull) as error:
             for request in requests:
                 request.fail(error)
-        except Exception as error:  # noqa: BLE001  # whatever it is, it is the answer to whoever waits
+        except Exception as error:  # noqa: BLE001  # any error is the result of the append
             if len(requests) == 1:
                 requests[0].fail(error)
                 return

@@ -1,4 +1,4 @@
-"""What a change set holds goes into the caches when it is sent; once it is committed it is told to whoever follows the streams."""
+"""Add a change set to the caches when it is sent, and publish it to the streams once committed."""
 
 from collections.abc import Collection, Hashable, Iterator, Mapping
 from typing import TypeVar
@@ -16,14 +16,14 @@ K = TypeVar("K", bound=Hashable)
 
 
 def absorb(caches: WriterCaches, change_set: ChangeSet) -> None:
-    """Take a change set into the caches, before or after it is committed."""
+    """Add a change set to the caches, before or after the commit."""
     new = change_set.new_events
     rows = [
         row if row.event_nid in new else _with_known_position(caches, row)
         for row in change_set.rows.values()
         if row is not None
     ]
-    caches.trim()  # before: what is in the change set must not be forgotten until it is committed
+    caches.trim()  # trim first: rows of the change set must stay until the commit
     for row in rows:
         caches.add_row(row)
     for nid, event in change_set.events.items():
@@ -38,7 +38,7 @@ def absorb(caches: WriterCaches, change_set: ChangeSet) -> None:
     caches.closures.update(change_set.closures)
     caches.allowed.update(change_set.allowed)
     for room_nid, records in change_set.records.items():
-        caches.records.pop(room_nid, None)  # to the end: it is the newest
+        caches.records.pop(room_nid, None)  # move to the end, as the newest
         caches.records[room_nid] = newest(records)
     caches.records.trim()
     for event_id, gap in change_set.missing.items():
@@ -51,7 +51,7 @@ def absorb(caches: WriterCaches, change_set: ChangeSet) -> None:
 
 
 def _with_known_position(caches: WriterCaches, row: EventRow) -> EventRow:
-    """The row as it is, but for a position that became known since the row was read."""
+    """Return the row, with a stream position that became known after the row was read."""
     if row.stream_ordering is not None or row.outlier:
         return row
     known = caches.rows.get(row.event_id)
@@ -59,7 +59,7 @@ def _with_known_position(caches: WriterCaches, row: EventRow) -> EventRow:
 
 
 def place(caches: WriterCaches, change_set: ChangeSet, positions: dict[int, int]) -> None:
-    """The positions that the events of a committed change set took."""
+    """Set the stream positions that the events of a committed change set received."""
     for nid, position in positions.items():
         row = caches.rows.get(change_set.row_ids.get(nid, ""))
         if row is not None and not row.outlier:
@@ -67,10 +67,10 @@ def place(caches: WriterCaches, change_set: ChangeSet, positions: dict[int, int]
 
 
 def _absorb_names(caches: WriterCaches, change_set: ChangeSet) -> None:
-    """Learn the names of a change set.
+    """Add the names of a change set to the caches.
 
-    Those that are new are written only together with an event: an event that was left has them as
-    well.
+    New names are written only together with an event. If nothing is written, they have no rows and
+    are skipped.
     """
     is_written = change_set.has_changes
     caches.names.learn(
@@ -111,7 +111,7 @@ def _absorb_rooms(caches: WriterCaches, change_set: ChangeSet) -> None:
 
 
 def publish(streams: Streams, change_set: ChangeSet, written: WriteResult) -> None:
-    """Advance the streams over what was committed."""
+    """Advance the streams to the committed positions."""
     facts: dict[str, list[Fact]] = {
         "caches": [Fact(at, streams.instance_name, row) for at, row in written.invalidations],
         "backfill": [],

@@ -1,4 +1,4 @@
-"""What the writer has in hand: append calls, and the plans that hold their events."""
+"""The work of the writer: append calls, and the batches that hold their events."""
 
 import asyncio
 from collections.abc import Iterable, Sequence
@@ -13,9 +13,9 @@ from storage.persist.model.results import AppendResult
 
 @dataclass(slots=True, eq=False)
 class AppendRequest:
-    """One append call on its way.
+    """One append call.
 
-    ``planned``: how many of its events are in a plan; ``answers``: of those that are written.
+    ``planned`` counts its events in plans. ``answers`` are the results of its written events.
     """
 
     incoming: Sequence[IncomingEvent]
@@ -24,7 +24,7 @@ class AppendRequest:
     answers: list[AppendResult] = field(default_factory=list)
     failed: bool = False
     caller: Any = None
-    """The span it is made for, if somebody traces."""
+    """The caller's span, if tracing is enabled."""
     rooms: frozenset[str] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -32,22 +32,22 @@ class AppendRequest:
 
     @property
     def rest(self) -> Sequence[IncomingEvent]:
-        """The events that are not written yet."""
+        """Return the events that are not written yet."""
         return self.incoming[len(self.answers) :]
 
     @property
     def is_over(self) -> bool:
-        """Whether there is nothing left to do."""
+        """Return whether the append is finished."""
         return self.failed or len(self.answers) == len(self.incoming)
 
     def answer(self, answers: Iterable[AppendResult]) -> None:
-        """So many more events are written; who waits is told when it is all of them."""
+        """Add the results of written events. Resolve the future once all are there."""
         self.answers.extend(answers)
         if self.is_over and not self.future.done():
             self.future.set_result(self.answers)
 
     def fail(self, error: Exception) -> None:
-        """Nothing more comes of it."""
+        """Finish the append with an error."""
         self.failed = True
         if not self.future.done():
             self.future.set_exception(error)
@@ -55,30 +55,30 @@ class AppendRequest:
 
 @dataclass(slots=True, eq=False)
 class WriteBatch:
-    """One write: its rows, and for each append call the answers to give once it is done.
+    """One write: its rows, and the results of each append once it is committed.
 
-    ``error``: why it was not done.
+    ``error`` is the reason of a failure.
     """
 
     change_set: ChangeSet
     answers: dict[AppendRequest, list[AppendResult]] = field(default_factory=dict)
     size: int = 0
     era: int = 0
-    """`Database.era` when it was begun: what it was planned on is of that database."""
+    """`Database.era` when the plan was begun. A plan is valid for that database only."""
     sent: bool = False
     error: Exception | None = None
     is_aside: bool = False
-    """Made in the lane (`storage.persist.commit.slow_rooms`)."""
+    """Whether it is a plan of the slow rooms (`storage.persist.commit.slow_rooms`)."""
     over: asyncio.Event | None = None
-    """Set once it is written, or was not done; of a plan that is made aside."""
+    """Set once the plan is written or dropped. Only for plans of the slow rooms."""
 
     def forget(self, request: AppendRequest) -> None:
-        """Leave an append out of which nothing is planned here."""
+        """Drop an append from the batch if none of its events are planned here."""
         if not self.answers.get(request):
             self.answers.pop(request, None)
 
     def done(self, caches: WriterCaches, positions: dict[int, int]) -> None:
-        """It is done: give the answers, with the positions that the events took."""
+        """Return the results to the callers, with the stream positions of the events."""
         for request, answers in self.answers.items():
             request.answer(
                 [_positioned(self.change_set, caches, one, positions) for one in answers]
@@ -88,7 +88,10 @@ class WriteBatch:
 def _positioned(
     change_set: ChangeSet, caches: WriterCaches, answer: AppendResult, positions: dict[int, int]
 ) -> AppendResult:
-    """The answer with the position of the event, which may also be one that was still being written when this was planned."""
+    """Return the result with the event's stream position.
+
+    The event may also be one of an earlier write that was running when this was planned.
+    """
     if answer.event_id is None or answer.stream_ordering is not None:
         return answer
     row = change_set.rows.get(answer.event_id) or caches.rows.get(answer.event_id)

@@ -1,11 +1,18 @@
-"""Planning and writing: one attempt, and what follows when it fails.
+"""One attempt to plan and write, and the recovery when it fails.
 
-Planning is optimistic: nothing is locked while it runs, and a write that was planned on rows that
-have changed since is refused, whole. Then it is planned again, this time holding the rooms' locks,
-so that it cannot lose twice. Planning itself may go wrong on rows that do not fit each other, some
-remembered and others read just now: so what it raises is believed only of a plan made under the
-locks, with nothing remembered. Where the answer to a write is lost with the connection, it is
-looked up whether it was done: a write is one statement, so one of its events tells for all.
+Planning is optimistic and takes no locks. If a row that the plan depends on has changed, the
+database refuses the whole write. The events are then planned again under the rooms' advisory locks,
+so that the second attempt cannot lose the same race.
+
+Example: two processes append to the same forward extremity. Both plan for `write_version` 7. The
+first write sets it to 8, so the second one is refused. The second process locks the room, loads its
+rows again and plans for 8.
+
+Planning itself may fail when cached rows do not match rows that were just read. An error is
+therefore final only if the plan was made under the locks with empty caches.
+
+If the connection is lost during a write, one of its events is looked up (`WriteAttempts._look_up`).
+A write is one statement, so one stored event proves that all are stored.
 """
 
 import asyncio
@@ -53,30 +60,30 @@ FROM unnest($1::bigint[], $2::text[]) AS w (event_nid, event_id)
 JOIN events e USING (event_nid, event_id)
 """
 
-ROUNDS_MAX: Final = 10_000  # loads for one event; a state resolution takes some dozens
+ROUNDS_MAX: Final = 10_000  # per event; a state resolution takes some dozens
 
 Part = tuple[AppendRequest, Sequence[IncomingEvent]]
 
 
 class SlowRoomQueue(Protocol):
-    """Where appends of heavy rooms are planned."""
+    """The queue of appends whose rooms are slow to resolve."""
 
     def takes(self, request: AppendRequest, /) -> bool:
-        """Whether an append shares a room with one that is there."""
+        """Return whether an append shares a room with one in the queue."""
 
     def add(self, request: AppendRequest, /) -> None:
-        """Plan what is left of an append."""
+        """Queue the remaining events of an append."""
 
 
 class StoredPositionRow(NamedTuple):
-    """An event that is held, and its position; 0 for an outlier."""
+    """A stored event and its stream position, 0 for an outlier."""
 
     event_nid: int
     stream_ordering: int
 
 
-class OutcomeUnknown(Exception):  # noqa: N818  # a turn of the plan, not an error
-    """An event that was taken for new cannot be stored: look up whether it is held already."""
+class OutcomeUnknown(Exception):  # noqa: N818  # control flow, not an error
+    """An event that was assumed to be new may already be stored: look it up."""
 
 
 class WriteAttempts:
@@ -99,13 +106,15 @@ class WriteAttempts:
         self._blocks = NidBlocks()
         streams.on_restart(self._restart)
         self._in_flight = InFlight(database, streams, ("events", "backfill", "caches"), writer_nid)
-        self._most = max(
-            database.config.transaction_attempts, 3
-        )  # in hope; under the locks; and with nothing remembered
+        # At least three: optimistic, under the locks, and with empty caches.
+        self._most = max(database.config.transaction_attempts, 3)
         self._extremities_max = max(database.config.forward_extremities_max, 1)
 
     def plan(self, *, after: WriteBatch | None = None) -> WriteBatch:
-        """An empty plan; what ``after`` has found not to be there need not be asked again."""
+        """Return an empty batch.
+
+        Names that ``after`` found to be absent are not looked up again.
+        """
         change_set = ChangeSet(
             self.caches, self._blocks, self._server_name, extremities_max=self._extremities_max
         )
@@ -123,13 +132,13 @@ class WriteAttempts:
         return WriteBatch(change_set, era=self._database.era)
 
     def _restart(self, _: Restart) -> None:
-        """The database is another one, whose sequences give these numbers to others."""
+        """Handle a new database, whose sequences may return these numbers again."""
         self._blocks = NidBlocks()
         self.caches.forget()
         self.caches.has_past = False
 
     def _check_era(self, batch: WriteBatch) -> None:
-        """`DatabaseReplaced` for what was planned on a database that another one has taken the place of."""
+        """Raise `DatabaseReplaced` if the plan was made on an earlier database."""
         if batch.era != self._database.era:
             raise self._database.guard.error()
 
@@ -143,17 +152,17 @@ class WriteAttempts:
         assume_new: bool,
         aside: SlowRoomQueue | None = None,
     ) -> None:
-        """Plan these events, when what they and others of their batches (``named``) name is loaded.
+        """Load the data that ``named`` events refer to, then plan these events.
 
-        ``aside`` takes an append whose room turns out to be heavy, for the events that are not
-        planned yet. `OutcomeUnknown`: an assumption needs checking before the answers can be given.
+        ``aside`` takes the remaining events of an append whose room turns out to be heavy. Raise
+        `OutcomeUnknown` if an assumption has to be checked before there are results.
         """
         for request, _ in parts:
             batch.answers.setdefault(request, [])
         try:
             await self._extend(batch, parts, load_needs, aside, named=named, assume_new=assume_new)
         except Exception:
-            self._check_era(batch)  # what was remembered may have been forgotten meanwhile
+            self._check_era(batch)  # the caches may have been cleared meanwhile
             raise
         self._check_era(batch)
 
@@ -188,7 +197,7 @@ class WriteAttempts:
             await ahead.landed()
 
     async def send(self, batch: WriteBatch) -> None:
-        """Write a plan whose rows are in the caches already."""
+        """Write a batch whose rows are already in the caches."""
         await self._in_flight.ready()
         with self._in_flight.writing():
             async with self._database.connection() as conn:
@@ -200,10 +209,13 @@ class WriteAttempts:
     async def serve(
         self, requests: Sequence[AppendRequest], failed: WriteBatch | None = None
     ) -> None:
-        """Write what is left of these jobs; ``failed``: a plan of theirs that was not done.
+        """Write the remaining events of these appends.
 
-        Once in the hope that all is new and nobody interferes (unless that has failed already);
-        then, looking everything up, under the rooms' locks. What goes wrong in the end is raised.
+        ``failed`` is their last batch, if it failed.
+
+        The first attempt assumes that the events are new and that no other writer interferes. If
+        ``failed`` is given, it counts as that attempt. Later attempts look up everything under the
+        rooms' locks. The error of the last attempt is raised.
         """
         if failed is None:
             await self._in_flight.ready()
@@ -213,8 +225,9 @@ class WriteAttempts:
             try:
                 return await self._attempt(batch, requests, optimistic=attempt == 0)
             except OutcomeUnknown:
-                continue
+                continue  # the next attempt assumes nothing (`assume_new` in `_attempt`)
             except DatabaseError as error:
+                # Stale cached rows can violate a constraint. With empty caches it is a defect.
                 again = (
                     (DatabaseConflict, *LOST)
                     if forgotten and attempt > 0
@@ -229,25 +242,26 @@ class WriteAttempts:
                 ):
                     raise
                 if isinstance(error, LOST):
-                    lost = True
+                    lost = True  # a second loss is raised
                     if await self._look_up(batch):
                         return None
             except Exception as error:
+                # Planning failed. It is final only if no cached row can be the reason.
                 if batch.sent or (forgotten and attempt > 0):
                     raise
                 batch.error = error
                 self.forget(batch)
                 forgotten = True
-        raise StorageCorrupt("a write was neither done nor refused")
+        raise StorageCorrupt("a write neither succeeded nor was refused")
 
     def forget(self, failed: WriteBatch) -> None:
-        """Forget everything that a plan was made on which was not done.
+        """Clear the caches, because the failed plan was based on them.
 
-        One that could not even be made is told in the log.
+        Log an error that was raised while planning.
         """
         if not failed.sent and not isinstance(failed.error, DatabaseError):
             logger.warning(
-                "not believed, as it may come of remembered rows that are old; planned again",
+                "planning failed, perhaps because of stale cached rows; trying again without them",
                 exc_info=failed.error,
             )
         self.caches.forget()
@@ -255,7 +269,10 @@ class WriteAttempts:
     async def _attempt(
         self, batch: WriteBatch, requests: Sequence[AppendRequest], *, optimistic: bool
     ) -> None:
-        """Plan and write once, with nothing else under way; a plan that was not done says why."""
+        """Plan and write once. No other write may be running.
+
+        A batch that already failed raises its error.
+        """
         if batch.error is not None:
             raise batch.error
         with self._in_flight.writing():
@@ -263,6 +280,7 @@ class WriteAttempts:
                 self._database.connection() if optimistic else self._database.transaction() as conn
             ):
                 parts = [(request, request.rest) for request in requests]
+                # The locks last until the commit. Other writers of these rooms wait in `write`.
                 if not optimistic:
                     await conn.execute(
                         SQL_LOCK_ROOMS,
@@ -275,7 +293,7 @@ class WriteAttempts:
                 written = await self._written(conn, batch)
             self._measures.writer_statements += conn.statements
             await self._answered(batch, written)
-        absorb(self.caches, batch.change_set)
+        absorb(self.caches, batch.change_set)  # on the fast path `Writer._taken` does this earlier
         self._tell(batch, written)
 
     async def _written(self, conn: Connection, batch: WriteBatch) -> WriteResult:
@@ -296,21 +314,23 @@ class WriteAttempts:
         return written
 
     async def _answered(self, batch: WriteBatch, written: WriteResult) -> None:
-        """The answer is here: know the other writers before the position is told."""
+        """Load new writers before the position is published, so that it never passes their ids."""
         await learn_writers(self._database, self._streams, "events", written.writers)
         self._check_era(batch)
         self._in_flight.answered()
 
     def _tell(self, batch: WriteBatch, written: WriteResult) -> None:
-        """It is committed: let it be known."""
+        """Publish a committed batch and return its results."""
         place(self.caches, batch.change_set, written.positions)
         publish(self._streams, batch.change_set, written)
         batch.done(self.caches, written.positions)
 
     async def _look_up(self, batch: WriteBatch) -> bool:
-        """Whether a write whose answer was lost was done; then its answers are given.
+        """Return whether a write committed although its answer was lost.
 
-        `DatabaseUnavailable` if there is nobody to ask.
+        If so, return its results to the callers.
+
+        Raise `DatabaseUnavailable` if the database cannot be reached.
         """
         await self._in_flight.settle()
         if not (batch.sent and batch.change_set.new_events):
@@ -329,7 +349,7 @@ class WriteAttempts:
 
 
 def _ids(batch: WriteBatch) -> dict[str, Any]:
-    """What is told of a write where somebody traces."""
+    """Return the span attributes of a write."""
     events = [one.event for request in batch.answers for one in request.incoming]
     ids = {
         "matrix.room_ids": some(one.room_id for one in events),
@@ -346,9 +366,9 @@ async def _planned(
     *,
     least: int | None,
 ) -> list[AppendResult]:
-    """The answers of a part of an append; fewer if its room turns out to be heavy, but ``least``.
+    """Plan a part of an append and return its results.
 
-    None: all of them.
+    If the room turns out to be heavy, stop after ``least`` events. None: plan all of them.
     """
     answers: list[AppendResult] = []
     for one in part:
@@ -384,9 +404,9 @@ async def _decide(
     *,
     may_leave: bool,
 ) -> AppendResult | None:
-    """Plan one event, loading what it lacks; most likely that is on its way.
+    """Plan one event, loading missing data until it succeeds. The data is usually being prefetched.
 
-    None: it takes too long, and is left.
+    Return None if the event takes too long and is left to the slow rooms.
     """
     loads = 0
     while loads < ROUNDS_MAX:
@@ -406,12 +426,12 @@ async def _decide(
         except MissingData as needs:
             lacking = needs
     raise StorageCorrupt(
-        f"planning does not come to an end: {lacking.kind} lacks {some(map(str, lacking.keys))}",
+        f"planning does not terminate: {lacking.kind} lacks {some(map(str, lacking.keys))}",
         event_id=incoming.event.event_id,
     )
 
 
 async def _others(change_set: ChangeSet) -> None:
-    """Others have their turn."""
+    """Yield the event loop, then start the next time slice."""
     await asyncio.sleep(change_set.time_slice.rest)
     change_set.time_slice.begin()

@@ -1,12 +1,15 @@
-"""The lane of the rooms whose state takes long to resolve: they are planned here, slowly, while all other rooms go on.
+"""Slow rooms: plan rooms whose state takes long to resolve, while all other rooms go on.
 
-The writer plans all rooms together until a room has taken `HEAVY_SECONDS` for resolutions. Then the rest of that append, and every append
-that shares a room with it, comes here. A part of an append is planned in a change set of its own, a turn at a time, with a rest after each
-turn as long as the turn. Its plan is then written like any other, between those of the other rooms. Change sets share no room, so neither
-builds on the other. What they may share are names that are new: of two plans that add the same name, this one is made again.
+The writer plans all rooms together until a room has used `HEAVY_SECONDS` for resolutions. Then the
+rest of that append comes here, with every later append that shares a room with it. Each part of an
+append is planned in its own change set, one time slice at a time. A pause as long as the slice
+follows each slice. The plan is then written like any other, between those of the other rooms.
 
-A plan is also made again when a write failed or something was removed meanwhile, as it may build on that. A room leaves the lane with
-its last append in it.
+Concurrent change sets share no room, so neither depends on the other. They may both add the same
+new name. Then the plan made here is dropped and made again.
+
+A plan is also made again if a write failed or rows were deleted in the meantime, because it may
+depend on them. A room leaves with its last append.
 """
 
 import asyncio
@@ -21,26 +24,25 @@ from storage.persist.model.incoming import IncomingEvent
 from storage.persist.model.time_slice import TimeSlice
 
 SLOW_ROOM_SLICE_SECONDS: Final = 0.005
-BATCH_EVENTS_MAX: Final = (
-    128  # events planned and written together; `SLOW_ROOM_EVENTS_MIN` if they are heavy
-)
+# Events planned and written together, or `SLOW_ROOM_EVENTS_MIN` if they are heavy.
+BATCH_EVENTS_MAX: Final = 128
 
 
 class BatchWriter(Protocol):
-    """What the lane takes of the writer."""
+    """The methods of the writer that slow rooms use."""
 
     failures: int
-    """How often something was taken back that a plan may build on."""
+    """Number of failed writes, deletions and restarts, which make the plans here invalid."""
 
     def has_to_do_with(self, request: AppendRequest) -> bool:
-        """Whether an append that shares a room with this one, or its own beginning, is not written yet."""
+        """Return whether the main queue or a batch has an append that shares a room."""
 
     async def write(self, batch: WriteBatch) -> None:
-        """Write a plan, or find out why it cannot be made; return once that is over."""
+        """Write a plan and return once it is written, has failed or was dropped."""
 
 
 class SlowRooms:
-    """Appends of heavy rooms, in the order in which they came."""
+    """Appends of slow rooms, in order of arrival."""
 
     def __init__(
         self, attempts: WriteAttempts, load: Load, pipeline: BatchWriter, wake: Callable[[], None]
@@ -61,11 +63,11 @@ class SlowRooms:
         return request in self._requests
 
     def takes(self, request: AppendRequest) -> bool:
-        """Whether an append shares a room with one that is here."""
+        """Return whether an append shares a room with one in the queue."""
         return bool(self._rooms) and not self._rooms.isdisjoint(request.rooms)
 
     def add(self, request: AppendRequest) -> None:
-        """Plan what is left of an append here."""
+        """Queue the remaining events of an append."""
         self._requests[request] = None
         self._rooms |= request.rooms
         self._more.set()
@@ -73,7 +75,7 @@ class SlowRooms:
             self._task = asyncio.create_task(self._work(), name="storage-writer-lane")
 
     async def close(self) -> None:
-        """Stop. Nothing may be left to do."""
+        """Stop the task. The queue must be empty."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -86,7 +88,7 @@ class SlowRooms:
                 request = next(iter(self._requests))
                 try:
                     await self._do(request)
-                except Exception as error:  # noqa: BLE001  # whatever it is, it is the answer to whoever waits
+                except Exception as error:  # noqa: BLE001  # any error is the result of the append
                     request.fail(error)
                 del self._requests[request]
                 self._rooms = set().union(*(other.rooms for other in self._requests))
@@ -95,20 +97,21 @@ class SlowRooms:
 
     async def _do(self, request: AppendRequest) -> None:
         while not request.is_over:
-            while self._pipeline.has_to_do_with(request):  # noqa: ASYNC110  # the end of any plan may be what it waits for
+            while self._pipeline.has_to_do_with(request):  # noqa: ASYNC110  # the end of any batch may be the awaited one
                 await asyncio.sleep(SLOW_ROOM_SLICE_SECONDS)
             failures = self._pipeline.failures
             batch = await self._planned(request, request.rest[:BATCH_EVENTS_MAX])
             if failures == self._pipeline.failures:
                 await self._pipeline.write(batch)
 
+    # Rows that are read later are guarded by the version of now, even if the caches drop the room.
     async def _planned(self, request: AppendRequest, part: Sequence[IncomingEvent]) -> WriteBatch:
         batch = self._attempts.plan()
         batch.is_aside = True
         batch.change_set.time_slice = TimeSlice(
             SLOW_ROOM_SLICE_SECONDS, rest=SLOW_ROOM_SLICE_SECONDS
         )
-        for room_id in request.rooms:  # whatever is read later is guarded by the version of now, also if the caches forget the room
+        for room_id in request.rooms:
             room = self._attempts.caches.rooms.get(room_id)
             if room is not None:
                 batch.change_set.rooms[room_id] = room
@@ -116,13 +119,13 @@ class SlowRooms:
             await self._attempts.extend(
                 batch, [(request, part)], self._load, named=part, assume_new=False
             )
-        except Exception as error:  # noqa: BLE001  # whatever it is, the slow way finds out whose answer it is
+        except Exception as error:  # noqa: BLE001  # any error: the slow path finds out which append it belongs to
             batch.error = error
         return batch
 
 
 def share_new_names(one: ChangeSet, other: ChangeSet) -> bool:
-    """Whether both change sets give a nid to the same name."""
+    """Return whether both change sets allocate a nid for the same name."""
     return not (
         one.new_principals.keys().isdisjoint(other.new_principals)
         and one.new_types.keys().isdisjoint(other.new_types)
@@ -131,7 +134,7 @@ def share_new_names(one: ChangeSet, other: ChangeSet) -> bool:
 
 
 def has_known_names(change_set: ChangeSet) -> bool:
-    """Whether a name to which the change set gives a nid has one by now."""
+    """Return whether a new name of the change set has received a nid by now."""
     names = change_set.caches.names
     return not (
         names.principals.keys().isdisjoint(change_set.new_principals)

@@ -1,1 +1,1 @@
-"""What the stages share: rows, caches, the view of a batch over them, and what a batch and an event change."""
+"""Rows, caches and change sets that plan, load, write and commit share."""

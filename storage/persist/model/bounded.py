@@ -1,4 +1,4 @@
-"""A dictionary with a limit, for caches that are trimmed between batches."""
+"""A dictionary with a size limit, for caches that are trimmed between batches."""
 
 from collections.abc import Hashable
 from typing import TypeVar
@@ -8,9 +8,9 @@ V = TypeVar("V")
 
 
 class BoundedCache(dict[K, V]):
-    """A dict that forgets its older half when it has outgrown its limit.
+    """A dict that drops its older half when it exceeds its limit.
 
-    Trimmed between batches, never while planning.
+    It is trimmed between batches, never while planning.
     """
 
     def __init__(self, limit: int) -> None:
@@ -18,7 +18,7 @@ class BoundedCache(dict[K, V]):
         self.limit = limit
 
     def trim(self) -> None:
-        """Forget the older half if there are too many entries."""
+        """Drop the older half if there are more entries than the limit."""
         if len(self) > self.limit:
             for key in list(self)[: len(self) - self.limit // 2]:
                 del self[key]

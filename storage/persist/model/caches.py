@@ -1,4 +1,4 @@
-"""What one process remembers of committed rows."""
+"""Caches of committed rows, one set per process."""
 
 from collections.abc import Iterable, Mapping
 
@@ -25,7 +25,10 @@ from storage.streams.caches import Removed
 
 
 class StateGroupCache(BoundedCache[int, Group]):
-    """State groups, bounded by the entries in memory, too: rows of paths that several of them share count once."""
+    """State groups, also bounded by the delta entries in memory.
+
+    A delta row that several groups share counts once.
+    """
 
     def __init__(self, limit: int, entries_max: int) -> None:
         super().__init__(limit)
@@ -33,13 +36,13 @@ class StateGroupCache(BoundedCache[int, Group]):
         self.clear()
 
     def clear(self) -> None:
-        """Forget all of them."""
+        """Drop all groups."""
         super().clear()
         self.entries = 0
         self._rows: dict[int, Row] = {}  # by identity
 
     def keep(self, groups: Mapping[int, Group]) -> None:
-        """Remember these groups."""
+        """Cache these groups."""
         for state_group, group in groups.items():
             self[state_group] = group
             for row in group.steps:
@@ -48,7 +51,7 @@ class StateGroupCache(BoundedCache[int, Group]):
                     self.entries += len(row.delta)
 
     def drop(self, state_groups: Iterable[int]) -> None:
-        """Forget these groups."""
+        """Drop these groups."""
         gone = self.keys() & set(state_groups)
         if gone:
             kept = {
@@ -58,7 +61,7 @@ class StateGroupCache(BoundedCache[int, Group]):
             self.keep(kept)
 
     def trim(self) -> None:
-        """Forget the older ones, down to half of what is allowed, but not the last."""
+        """Drop older groups, down to half of each limit. The newest group always stays."""
         if len(self) <= self.limit and self.entries <= self.entries_max:
             return
         newest = list(reversed(self.items()))
@@ -74,10 +77,10 @@ class StateGroupCache(BoundedCache[int, Group]):
 
 
 class ResolutionRecordCache(BoundedCache[int, list[ResolutionRecord]]):
-    """Records of resolutions by room, bounded by their events."""
+    """Records of resolutions by room, bounded by their number of events."""
 
     def trim(self) -> None:
-        """Forget those of the rooms that resolved least recently."""
+        """Drop the records of the rooms that resolved least recently."""
         left = sum(len(record.full) for records in self.values() for record in records)
         for room_nid in list(self):
             if left <= self.limit:
@@ -86,9 +89,9 @@ class ResolutionRecordCache(BoundedCache[int, list[ResolutionRecord]]):
 
 
 class WriterCaches:
-    """What one process remembers of committed rows.
+    """Caches of committed rows of one process.
 
-    Every value may be forgotten at any time between batches.
+    Every value may be dropped at any time between batches.
     """
 
     def __init__(
@@ -105,20 +108,20 @@ class WriterCaches:
         self.audiences: BoundedCache[tuple[int, int], AudienceRow] = BoundedCache(events)
         self.merged: BoundedCache[frozenset[int], int] = BoundedCache(groups)
         self.counts: BoundedCache[int, Map[int, Counts]] = BoundedCache(groups)
-        """By state group and principal, the users of the latter, as far as they are known."""
+        """Known counts of users, by state group and principal."""
         self.places: BoundedCache[int, ChainPosition] = BoundedCache(events)
         self.chains: BoundedCache[int, Chain] = BoundedCache(events)
         self.closures: BoundedCache[int, Closure] = BoundedCache(events)
         self.allowed: BoundedCache[tuple[object, ...], AuthorisedBefore] = BoundedCache(events)
         self.records = ResolutionRecordCache(RECORDED_EVENTS_MAX)
         self.has_past = False
-        """`past_visibility` is in use. Once it is, it is for good."""
+        """Whether `past_visibility` is in use. It stays in use for good."""
         self.resolutions = Distribution()
-        """Seconds of processor time that state resolutions took, without the loading."""
+        """Seconds of processor time per state resolution, without loading."""
         self._bounded = [cache for cache in vars(self).values() if isinstance(cache, BoundedCache)]
 
     def sizes(self) -> dict[str, int]:
-        """How many entries each cache has."""
+        """Return the number of entries of each cache."""
         return {
             name: len(cache)
             for name, cache in vars(self).items()
@@ -126,15 +129,16 @@ class WriterCaches:
         }
 
     def add_row(self, row: EventRow) -> None:
-        """Remember an event's row under its id and its nid."""
+        """Cache the row of an event by id and by nid."""
         self.rows[row.event_id] = row
         self.row_ids[row.event_nid] = row.event_id
 
     def trim(self) -> None:
-        """Keep within the limits.
+        """Trim each cache to its limit.
 
-        What is cached of a room is guarded by the version in its row: a row that were forgotten
-        alone would be read again with the version of today, and guard the stale rest.
+        All cached rows of a room are guarded by the version in its `RoomRow`. If only that row were
+        dropped, it would be read again with the current version. Older rows of that room would then
+        pass the version check, so all caches are cleared instead.
         """
         if len(self.rooms) > self.rooms.limit:
             self._clear()
@@ -144,16 +148,18 @@ class WriterCaches:
         self.groups.trim()
 
     def remove(self, removed: Removed) -> None:
-        """Forget what was thrown away.
+        """Drop the cached rows that a deletion made invalid.
 
-        A room's row is good for what comes next if this is all that it does not know of.
+        A cached room row stays valid if this is the only deletion that it has missed.
         """
         self.records.clear()
         if removed.kind == "state_groups":
             self._remove_groups(set(map(int, removed.ids)))
         for event_id in removed.event_ids:
             self._remove_event(event_id)
-        for event_nid in removed.event_nids:  # what is left reaches none of them: its closures stay
+        for (
+            event_nid
+        ) in removed.event_nids:  # remaining events do not reach these: their closures stay
             self.places.pop(event_nid, None)
             self.closures.pop(event_nid, None)
         if removed.kind == "held":
@@ -180,7 +186,7 @@ class WriterCaches:
             self.places.pop(row.event_nid, None)
 
     def forget(self) -> None:
-        """Forget everything: after a refused plan, whose reason may lie in any of the rows."""
+        """Drop everything, after a refused plan: any cached row may be the reason."""
         self._clear()
         self.names.forget()
 

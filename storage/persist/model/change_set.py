@@ -1,8 +1,8 @@
-"""What one write will change, as it grows event by event.
+"""The changes of one write, collected event by event.
 
-A `ChangeSet` overlays the caches (see `storage.persist.model.cache_view.CacheView`) and collects
-the rows that `storage.persist.write.all_tables` sends in one statement. Nothing in it reaches the
-caches before the commit.
+A `ChangeSet` overlays the caches (`storage.persist.model.cache_view.CacheView`). It collects the
+rows that `storage.persist.write.all_tables` sends in one statement. They reach the caches when the
+statement is sent (`storage.persist.commit.publish.absorb`).
 """
 
 from collections import deque
@@ -40,21 +40,24 @@ BLOCK_LENGTHS: Final = {  # the increments of the sequences in the schema
 
 
 class NidBlocks:
-    """Numbers taken from the sequences ahead of need, a block at a time; those left over at the end are lost, which is harmless."""
+    """Numbers reserved from the sequences, one block at a time.
+
+    Unused numbers of a process are lost, which is harmless.
+    """
 
     def __init__(self) -> None:
         self._numbers: dict[str, deque[int]] = {name: deque() for name in BLOCK_LENGTHS}
 
     def put(self, sequence: str, first: int) -> None:
-        """A new block."""
+        """Add a new block."""
         self._numbers[sequence].extend(range(first, first + BLOCK_LENGTHS[sequence]))
 
     def left(self, sequence: str) -> int:
-        """How many numbers are at hand."""
+        """Return how many numbers are reserved."""
         return len(self._numbers[sequence])
 
     def take(self, sequence: str) -> int:
-        """The next number; `MissingData` if there is none at hand."""
+        """Return the next number. Raise `MissingData` if none is reserved."""
         try:
             return self._numbers[sequence].popleft()
         except IndexError:
@@ -62,13 +65,13 @@ class NidBlocks:
 
 
 CONTENT_KEYS: Final = ("url",)
-"""The keys of a content that `ChangeSet.stored_columns` looks for, beside the relation."""
+"""The content keys that `ChangeSet.stored_columns` reads, in addition to the relation."""
 
 
 class StoredColumns(NamedTuple):
     """The columns of `events` that no decision depends on: they are stored, and never loaded.
 
-    None is what most events have, in all of them.
+    For most events all of them are None.
     """
 
     relates_to: int | None = None
@@ -96,9 +99,9 @@ class StateDelta(NamedTuple):
 
 
 class MembershipChange(NamedTuple):
-    """A local user's new membership in a room.
+    """A new membership of a local user in a room.
 
-    ``cause_nid`` None: an outlier, which has no position of its own.
+    ``cause_nid`` is None for an outlier, which has no position of its own.
     """
 
     principal_nid: int
@@ -109,27 +112,31 @@ class MembershipChange(NamedTuple):
 
 
 class Reordering(NamedTuple):
-    """A row of `reordered_events`: where an event stood before this write."""
+    """A row of `reordered_events`: the topological position of an event before this write."""
 
     room_nid: int
     topological_before: int
 
 
 class PendingResolution(Protocol):
-    """A state resolution that is under way, or done (`storage.persist.plan.state_resolution`).
+    """A state resolution, finished or not (`storage.persist.plan.state_resolution`).
 
-    ``seconds``: the processor time that it took so far.
+    ``seconds`` is the processor time that it took so far.
     """
 
     seconds: float
 
     def run(self, change_set: "ChangeSet") -> dict[int, int]:
-        """Go on until it is done; `MissingData` if something has to be loaded first, or the turn is over."""
+        """Continue until the resolution is finished.
+
+        Raise `MissingData` if data has to be loaded first, and `TimeSliceOver` if the time slice is
+        over.
+        """
 
 
 @dataclass(slots=True)
 class RoomChanges:
-    """A room while a batch is planned."""
+    """The state of a room while a batch is planned."""
 
     row: RoomRow
     extremities: dict[int, None]
@@ -145,7 +152,7 @@ class RoomChanges:
 
     @classmethod
     def of(cls, row: RoomRow) -> "RoomChanges":
-        """The room as it is in the table."""
+        """Return the room as the table has it."""
         extremities = dict.fromkeys(row.forward_extremities)
         return cls(
             row,
@@ -159,10 +166,13 @@ class RoomChanges:
 
 
 class ChangeSet(CacheView):
-    """The rows that one write inserts and changes, over what the process knows."""
+    """The rows that one write inserts and updates, over the cached rows."""
 
     is_live = True
-    """Events come from somewhere, rather than from the tables, where they were stored once."""
+    """Whether events come from outside.
+
+    It is False where stored events are planned again from the tables.
+    """
 
     def __init__(
         self,
@@ -172,7 +182,11 @@ class ChangeSet(CacheView):
         *,
         extremities_max: int | None = None,
     ) -> None:
-        """``extremities_max``: of a room (`storage.persist.plan.extremity_limit`); None: any number."""
+        """Set up an empty change set.
+
+        ``extremities_max`` limits the forward extremities of a room
+        (`storage.persist.plan.extremity_limit`). None means no limit.
+        """
         super().__init__(caches)
         self.extremities_max = extremities_max
         self.blocks = blocks
@@ -184,14 +198,14 @@ class ChangeSet(CacheView):
         self.reserved: dict[str, int] = {}
         self.new_events: dict[int, NewEvent] = {}
         self.changed_events: dict[int, EventRow] = {}
-        self.placed: dict[int, None] = {}  # nids that take a position, in order
+        self.placed: dict[int, None] = {}  # nids that take a stream position, in order
         self.new_missing: dict[str, MissingRow] = {}
         self.gone_missing: dict[str, MissingRow] = {}
         self.new_groups: dict[int, Group] = {}
         self.new_places: dict[int, ChainEntry] = {}
         self.reserved_chains: dict[int, int] = {}
-        self.reserved_groups: dict[Hashable, int] = {}  # for the event in hand
-        self.resolving: dict[frozenset[int], PendingResolution] = {}  # for the event in hand
+        self.reserved_groups: dict[Hashable, int] = {}  # of the event being planned
+        self.resolving: dict[frozenset[int], PendingResolution] = {}  # of the event being planned
         self.current_changes: dict[tuple[int, int], tuple[int, int | None]] = {}
         self.deltas: list[StateDelta] = []
         self.memberships: dict[tuple[int, int], MembershipChange] = {}
@@ -201,29 +215,26 @@ class ChangeSet(CacheView):
         self.new_rooms: dict[str, RoomRow] = {}
         self.new_waiting: dict[int, tuple[int, str]] = {}
         self.gone_waiting: dict[int, None] = {}
-        self.dropped: dict[int, int] = {}  # extremities left out, with their rooms
+        self.dropped: dict[int, int] = {}  # dropped forward extremities -> room nid
         self.moved: dict[int, Reordering] = {}  # by nid
-        self.authorised: dict[
-            int, None
-        ] = {}  # nids that came out of band before, and have their auth events now
-        self.overruled: list[
-            tuple[int, int, str]
-        ] = []  # room, state key and user of what came out of band, and ends with a join of this server
-        self.stripped: dict[
-            tuple[int, int], str
-        ] = {}  # stripped state as JSON, by principal and room
-        self.after_gaps: set[int] = set()  # live events that arrive before one of their parents
+        # Nids of events that arrived out of band before, and have their auth events now.
+        self.authorised: dict[int, None] = {}
+        # Room, state key and user of out-of-band memberships that end because this server joins.
+        self.overruled: list[tuple[int, int, str]] = []
+        # Stripped state as JSON, by principal and room.
+        self.stripped: dict[tuple[int, int], str] = {}
+        self.after_gaps: set[int] = set()  # live events that arrive before one of their prev_events
 
     @property
     def has_changes(self) -> bool:
-        """Whether there is anything to write."""
+        """Return whether there is anything to write."""
         return any(room.changed for room in self.room_changes.values())
 
     # ----------------------------------------------------------------------------------------------
     # names
 
     def type_nid(self, name: str) -> int:
-        """The nid of an event type, given out now if it has none."""
+        """Return the nid of an event type. Allocate one if it has none."""
         nid = self.new_types.get(name) or self.find_type(name)
         if nid is None:
             nid = self.blocks.take("type_nids")
@@ -245,7 +256,7 @@ class ChangeSet(CacheView):
         )
 
     def state_key_nid(self, type_nid: int, state_key: str) -> int:
-        """The nid of a state key, given out now if it has none."""
+        """Return the nid of a state key. Allocate one if it has none."""
         key = (type_nid, state_key)
         nid = self.find_state_key(type_nid, state_key)
         if nid is None:
@@ -255,7 +266,7 @@ class ChangeSet(CacheView):
         return nid
 
     def principal_nid(self, name: str) -> int:
-        """The nid of a user or server, given out now if it has none."""
+        """Return the nid of a user or server. Allocate one if it has none."""
         nid = self.find_principal(name)
         if nid is None:
             nid = self.blocks.take("principal_nids")
@@ -264,7 +275,7 @@ class ChangeSet(CacheView):
         return nid
 
     def new_room(self, room_id: str, room_version: str) -> RoomRow:
-        """A room that the store does not know yet."""
+        """Add a room that the store does not know yet."""
         row = RoomRow(
             self.blocks.take("room_nids"),
             room_id,
@@ -285,14 +296,17 @@ class ChangeSet(CacheView):
     # events
 
     def nid_for(self, event_id: str) -> int:
-        """The nid for an event that has none yet; the same one each time it is asked for in this change set."""
+        """Return the nid reserved for a new event.
+
+        Repeated calls in one change set return the same nid.
+        """
         nid = self.reserved.get(event_id)
         if nid is None:
             nid = self.reserved[event_id] = self.blocks.take("event_nids")
         return nid
 
     def waiting_for(self, event_id: str) -> tuple[int, ...]:
-        """The nids of the redactions that wait for an event, those of this change set among them."""
+        """Return the nids of redactions that wait for an event, here or in the tables."""
         new = tuple(nid for nid, (_, target) in self.new_waiting.items() if target == event_id)
         return (*super().waiting_for(event_id), *new)
 
@@ -307,7 +321,7 @@ class ChangeSet(CacheView):
             self.placed[row.event_nid] = None
 
     def change_event(self, row: EventRow) -> None:
-        """New values for an event that is held, or that this change set adds."""
+        """Set new values for an event that is stored or that this change set adds."""
         self.rows[row.event_id] = row
         self.row_ids[row.event_nid] = row.event_id
         if row.event_nid in self.new_events:
@@ -316,26 +330,30 @@ class ChangeSet(CacheView):
             self.changed_events[row.event_nid] = row
 
     def move_up(self, row: EventRow, topological_ordering: int) -> None:
-        """A higher place for an event.
+        """Give an event a higher topological position.
 
-        Where it stood first is remembered; what arrives with this write has stood nowhere.
+        Its first position is recorded in `reordered_events`. An event of this write has no earlier
+        position.
         """
         if row.event_nid not in self.placed:
             self.moved.setdefault(row.event_nid, Reordering(row.room_nid, row.order))
         self.change_event(row._replace(topological_ordering=topological_ordering))
 
     def place_outlier(self, row: EventRow, event: Event) -> None:
-        """An outlier that arrives in the timeline: it keeps its nid and takes a position."""
+        """Add an outlier to the timeline: it keeps its nid and takes a stream position."""
         self.events[row.event_nid] = event
         self.change_event(row)
         self.placed[row.event_nid] = None
-        self.allowed.clear()  # it may be rejected now, and have been named as auth event
+        self.allowed.clear()  # it may be rejected now, and be an auth event of others
         self.caches.allowed.clear()
         self.records.clear()
         self.caches.records.clear()
 
     def authorise(self, row: EventRow, event: Event) -> None:
-        """An event that came out of band, with its auth events: what it may be named by is known now."""
+        """Store an out-of-band event again, now with its auth events.
+
+        From now on other events may name it as an auth event.
+        """
         self.events[row.event_nid] = event
         self.change_event(row)
         self.authorised[row.event_nid] = None
@@ -344,12 +362,12 @@ class ChangeSet(CacheView):
         self.caches.allowed.clear()
 
     def add_missing(self, row: MissingRow) -> None:
-        """A parent that is not held, or one more child of it."""
+        """Add a missing prev_event, or one more child of it."""
         self.missing[row.event_id] = self.new_missing[row.event_id] = row
         self.gap_ids[row.event_nid] = row.event_id
 
     def drop_missing(self, row: MissingRow) -> None:
-        """A missing parent that has arrived."""
+        """Remove a missing prev_event that has arrived."""
         self.missing[row.event_id] = None
         self.new_missing.pop(row.event_id, None)
         self.gone_missing[row.event_id] = row
@@ -358,13 +376,16 @@ class ChangeSet(CacheView):
     # state and audiences
 
     def add_groups(self, room: RoomChanges, groups: Iterable[Group]) -> None:
-        """New state groups."""
+        """Add new state groups."""
         for group in groups:
             self.groups[group.state_group] = self.new_groups[group.state_group] = group
             room.group_digests.setdefault(group.digest, []).append(group.state_group)
 
     def group_nid_for(self, base: Group, change: Mapping[int, int]) -> int:
-        """The nid for a state that differs so from another; the same one each time it is asked for, for one event."""
+        """Return the nid reserved for the state that results from this change of ``base``.
+
+        Repeated calls for one event return the same nid.
+        """
         key = base.state_group, frozenset(change.items())
         nid = self.reserved_groups.get(key)
         if nid is None:
@@ -372,14 +393,17 @@ class ChangeSet(CacheView):
         return nid
 
     def chain_nid_for(self, event_nid: int) -> int:
-        """The nid of the chain that an event would begin; the same one each time it is asked for in this change set."""
+        """Return the nid reserved for a chain that starts at an event.
+
+        Repeated calls in one change set return the same nid.
+        """
         nid = self.reserved_chains.get(event_nid)
         if nid is None:
             nid = self.reserved_chains[event_nid] = self.blocks.take("auth_chain_nids")
         return nid
 
     def add_place(self, event_nid: int, entry: ChainEntry) -> None:
-        """A new event's place in the chain cover."""
+        """Set the chain position of a new event."""
         self.new_places[event_nid] = entry
         self.places[event_nid] = entry.place
         chain_nid = entry.place.chain_nid
@@ -387,7 +411,7 @@ class ChangeSet(CacheView):
         self.chains[chain_nid] = extended(known, entry)
 
     def knows_visibility(self, room_nid: int, principal_nid: int) -> bool:
-        """Whether the row of a principal need not be asked for."""
+        """Return whether a principal's row is available without loading."""
         key = (room_nid, principal_nid)
         return (
             principal_nid in self.newcomers
@@ -396,24 +420,24 @@ class ChangeSet(CacheView):
         )
 
     def set_visibility(self, key: tuple[int, int], row: VisibilityRow) -> None:
-        """A principal's new row."""
+        """Set the visibility row of a principal."""
         self.visibility[key] = self.new_visibility[key] = row
 
     def set_past(self, key: tuple[int, int], row: PastRow) -> None:
-        """A principal's row of old audiences, new or changed."""
+        """Set a `past_visibility` row of a principal, new or changed."""
         self.past.setdefault(key, {})[row.first_audience] = self.new_past[
             (*key, row.first_audience)
         ] = row
 
     def set_audience(self, key: tuple[int, int], row: AudienceRow) -> None:
-        """An audience's new row."""
+        """Set the row of an audience."""
         self.audiences[key] = self.new_audiences[key] = row
 
 
 def room_of(change_set: ChangeSet, event: Event) -> RoomChanges:
-    """Return the room of an event, made known if it is new.
+    """Return the room of an event. Add the room if it is new.
 
-    While nothing of a room is stored, it has the version of the event.
+    While nothing of a room is stored, its version is that of the event.
     """
     known = change_set.room_changes.get(event.room_id)
     version = event.room_version.identifier

@@ -1,6 +1,6 @@
-"""Scratch space of one event: what deciding about it would change.
+"""The changes of one event, collected while it is planned.
 
-It reaches the change set only when the decision is complete.
+They reach the change set only when the decision is complete.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,37 +13,43 @@ from storage.visibility.multirange import Range
 
 
 class EventChanges:
-    """Reads through to the change set; `commit` moves what it holds into the change set and cannot fail."""
+    """Scratch space over the change set.
+
+    `commit` moves its contents into the change set and cannot fail.
+    """
 
     def __init__(self, change_set: ChangeSet, room: RoomChanges) -> None:
         self.change_set = change_set
         self.room = room
         self.groups: dict[int, Group] = {}
         self.visibility: dict[int, VisibilityRow] = {}
-        self.past: dict[tuple[int, int], PastRow] = {}  # by principal and first audience
+        self.past: dict[tuple[int, int], PastRow] = {}  # by principal and lowest audience
         self.audiences: dict[int, AudienceRow] = {}
         self.merged: dict[frozenset[int], int] = {}
         self.next_audience = room.next_audience
         self.main = room.current
         self.current_audience = room.audience
         self.out_of_range = room.out_of_range
-        self.order = 0  # of the event, once it has a place
+        self.order = 0  # topological position of the event, once known
 
     @property
     def room_nid(self) -> int:
-        """The room."""
+        """Return the room's nid."""
         return self.room.row.room_nid
 
     def group(self, state_group: int) -> Group:
-        """A state group, new or held."""
+        """Return a state group, new or stored."""
         return self.groups.get(state_group) or self.change_set.group(state_group)
 
     def main_group(self) -> Group | None:
-        """The group whose audience has the ranges without an end; None for a room without any state."""
+        """Return the group of the current audience, whose ranges have no end.
+
+        None: the room has no state.
+        """
         return None if self.main is None else self.group(self.main)
 
     def merged_before(self, groups: frozenset[int]) -> Group | None:
-        """The resolution of these groups, if it was worked out before."""
+        """Return the resolution of these groups if it was computed before."""
         known = (
             self.merged.get(groups)
             or self.room.merged.get(groups)
@@ -52,30 +58,33 @@ class EventChanges:
         return None if known is None else self.group(known)
 
     def visible(self, principal_nid: int) -> VisibilityRow:
-        """A principal's row."""
+        """Return the visibility row of a principal."""
         return self.visibility.get(principal_nid) or self.change_set.visible(
             self.room_nid, principal_nid
         )
 
     def ensure_visible(self, principal_nids: Iterable[int]) -> None:
-        """Have the rows of these principals."""
+        """Raise `MissingData` unless the rows of these principals are loaded."""
         self.change_set.ensure_visible(
             self.room_nid, (nid for nid in principal_nids if nid not in self.visibility)
         )
 
     def audience(self, number: int) -> AudienceRow:
-        """An audience's row."""
+        """Return the row of an audience."""
         return self.audiences.get(number) or self.change_set.audience(self.room_nid, number)
 
     def stretch(self, low: int, high: int | None) -> Range:
-        """Return where in the topological order the events of the audiences in ``[low, high)`` stand, as disjoint_topological_ranges in the schema."""
+        """Return the topological range of the audiences in ``[low, high)``.
+
+        It equals disjoint_topological_ranges in the schema.
+        """
         closed = None if high is None else self.closed(high)
         return self.opened(
             low
         ) - audience_ranges.SLACK, None if closed is None else closed + audience_ranges.SLACK + 1
 
     def opened(self, number: int) -> int:
-        """Return where the order had come to when the block of an audience was opened."""
+        """Return the highest topological position when the block of an audience was opened."""
         for block in range(audience_numbering.main(number), 0, -audience_numbering.UNIT[0]):
             opened = self.audience(block).opened_topological
             if opened is not None:
@@ -83,7 +92,10 @@ class EventChanges:
         return 0
 
     def closed(self, number: int) -> int | None:
-        """Return where the order had come to when all audiences below a number were over; None if they are not."""
+        """Return the highest topological position when all audiences below a number had ended.
+
+        None: one of them has not ended.
+        """
         for block in range(
             audience_numbering.main(number - 1) + audience_numbering.UNIT[0],
             self.current_audience + 1,
@@ -95,7 +107,7 @@ class EventChanges:
         return None
 
     def add_group(self, group: Group) -> Group:
-        """A new group."""
+        """Add a new group."""
         self.groups[group.state_group] = group
         return group
 
@@ -107,7 +119,7 @@ class EventChanges:
         )
 
     def set_visible(self, rows: Mapping[int, VisibilityRow]) -> None:
-        """New rows of principals; ranges that are too many for one go to rows that are past."""
+        """Set rows of principals. Excess older ranges move to rows of `past_visibility`."""
         for principal, row in rows.items():
             gone, kept = row.cut() if self.change_set.cuts(row) else ([], row)
             self.visibility[principal] = kept
@@ -116,7 +128,10 @@ class EventChanges:
     def place(
         self, principal_nid: int, low: int, high: int | None, standing: PrincipalStanding
     ) -> None:
-        """Have a principal stand so to the audiences in ``[low, high)``, which are of one line and new, or of one block."""
+        """Set how a principal stands to the audiences in ``[low, high)``.
+
+        They must be new and of one line, or of one block.
+        """
         row = self.visible(principal_nid)
         if row.tells_of(low):
             self.set_visible({principal_nid: row.placed(low, high, standing)})
@@ -126,7 +141,7 @@ class EventChanges:
         )
 
     def _set_past(self, principal_nid: int, rows: Sequence[PastRow]) -> None:
-        """New rows of a principal for old audiences, with where in the order these lie."""
+        """Set `past_visibility` rows of a principal, and compute their topological ranges."""
         if not rows:
             return
         blocks = {audience_numbering.main(low) for row in rows for low, _ in row.audiences}
@@ -149,14 +164,14 @@ class EventChanges:
             self.past[principal_nid, row.first_audience] = placed
 
     def _past(self, principal_nid: int, number: int) -> PastRow:
-        """The row of a principal that tells of an audience older than those of its row in use."""
+        """Return the `past_visibility` row of a principal that covers an audience."""
         for (principal, _), row in self.past.items():
             if principal == principal_nid and row.tells_of(number):
                 return row
         return self.change_set.past_row(self.room_nid, principal_nid, number)
 
     def commit(self) -> None:
-        """Into the change set."""
+        """Move all changes into the change set."""
         self.change_set.add_groups(self.room, self.groups.values())
         self.room.merged.update(self.merged)
         self.change_set.reserved_groups.clear()

@@ -1,4 +1,4 @@
-"""An event on its way into the store, with what its sender and its caller say of it."""
+"""A parsed event to store, with what the caller of `append` says about it."""
 
 from typing import NamedTuple
 
@@ -8,11 +8,10 @@ from storage.persist.model.results import Origin
 
 
 class IncomingEvent(NamedTuple):
-    """A parsed PDU on its way in.
+    """A parsed PDU to store.
 
-    ``state_before``: the ids of the state before it, given by the caller.
-
-    ``stripped_state``: JSON, of what came out of band.
+    ``state_before`` has the ids of the state before the event, as given by the caller.
+    ``stripped_state`` is JSON and belongs to an out-of-band event.
     """
 
     event: Event

@@ -1,13 +1,13 @@
-"""What planning raises when it cannot go on: the data to load, or the end of its time slice."""
+"""Exceptions of planning when it cannot continue: data to load, or the end of the time slice."""
 
 from collections.abc import Hashable, Iterable
 from typing import Any, Final
 
-ABSENT: Final[Any] = None  # looked up in the database, and not there
+ABSENT: Final[Any] = None  # looked up in the database, and absent
 
 
-class MissingData(Exception):  # noqa: N818  # a question to the driver, not an error
-    """Planning cannot go on without these: kind of thing -> keys."""
+class MissingData(Exception):  # noqa: N818  # a request for data, not an error
+    """Planning needs these keys of one kind of data before it can continue."""
 
     def __init__(self, kind: str, keys: Iterable[Hashable]) -> None:
         super().__init__(kind)
@@ -16,10 +16,7 @@ class MissingData(Exception):  # noqa: N818  # a question to the driver, not an 
 
 
 class TimeSliceOver(MissingData):
-    """The turn is over in the middle of a state resolution.
-
-    Asked again, planning goes on with it where it stopped.
-    """
+    """The time slice ended during a state resolution. The next call continues where it stopped."""
 
     def __init__(self) -> None:
         super().__init__("turn", ())

@@ -1,4 +1,4 @@
-"""What an append answers, one per PDU."""
+"""Results of an append, one per PDU."""
 
 from typing import Final, Literal, NamedTuple, get_args
 
@@ -15,10 +15,9 @@ Outcome = Literal[
 class AppendResult(NamedTuple):
     """The outcome for one PDU (api.md, "Writing").
 
-    ``event_id`` is None only for what could not be read. ``reason`` is text where something was
-    refused. The orderings are those of an event that is in the timeline, None for outliers and for
-    what was not stored. ``missing`` are the ids of prev and auth events (or events of the given
-    state) that are not held.
+    ``event_id`` is None only if the PDU could not be read. ``reason`` is set if something was
+    refused. Both orderings are None for outliers and for events that were not stored. ``missing``
+    has the ids of prev_events, auth events and events of the given state that are not stored.
     """
 
     event_id: EventId | None
@@ -30,14 +29,14 @@ class AppendResult(NamedTuple):
 
     @property
     def is_stored(self) -> bool:
-        """Whether the store holds the event now."""
+        """Return whether the event is stored now."""
         return self.outcome not in ("missing_parents", "invalid")
 
 
 def stored(event: Event) -> AppendResult:
-    """Return the answer for an event that passed all checks.
+    """Return the result for an event that passed all checks.
 
-    Its orderings are added once it is written: it may move until then.
+    Its orderings are filled in after the write, because they may change until then.
     """
     if event.content_hash_valid:
         return AppendResult(event.event_id, "stored")

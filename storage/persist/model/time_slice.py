@@ -1,29 +1,30 @@
-"""Turns of planning: how long it may keep the event loop."""
+"""Time slices of planning: how long it may block the event loop."""
 
 import time
 from collections.abc import Callable
 from typing import Final
 
 SLICE_SECONDS: Final = 0.01
-"""The time after which planning lets others have the event loop.
+"""Time after which planning yields the event loop.
 
-Between two looks at the clock are an event or a step of a resolution.
+The clock is read between events and between steps of a resolution.
 """
 
 
 HEAVY_SECONDS: Final = 0.01
-"""Seconds of processor time that the resolutions of a room may take in one plan before the room is planned aside (`storage.persist.commit.slow_rooms`).
+"""Processor time for resolutions that makes a room heavy.
 
-On a busy machine a small resolution may wait long for a processor. That does not make its room a heavy one.
+A room whose resolutions take longer in one plan moves to `storage.persist.commit.slow_rooms`.
+Processor time does not grow while a small resolution waits on a busy machine.
 """
 
 
 SLOW_ROOM_EVENTS_MIN: Final = 16
-"""Events of a heavy room that are planned and written together, at least; more as long as they stay below `HEAVY_SECONDS`."""
+"""Minimum events of a heavy room per write. Batches grow while they stay below `HEAVY_SECONDS`."""
 
 
 class TimeSlice:
-    """A turn, begun again and again; without a length it is never over."""
+    """A restartable time slice. Without a length it never ends."""
 
     __slots__ = ("_clock", "_seconds", "_until", "rest")
 
@@ -34,21 +35,21 @@ class TimeSlice:
         rest: float = 0,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """``rest``: seconds to wait after it, at least."""
+        """Start a slice. ``rest`` is the minimum number of seconds to wait after it."""
         self._seconds = seconds
         self.rest = rest
         self._clock = clock
         self.begin()
 
     def begin(self) -> None:
-        """Begin a turn."""
+        """Start the slice again."""
         self._until = float("inf") if self._seconds is None else self._clock() + self._seconds
 
     @property
     def is_over(self) -> bool:
-        """Whether others are to have theirs."""
+        """Return whether the slice has ended."""
         return self._clock() >= self._until
 
     def is_long(self, seconds: float) -> bool:
-        """Whether a part of the turn has taken as long as all of it should."""
+        """Return whether a part took as long as the whole slice should."""
         return self._seconds is not None and seconds >= self._seconds
