@@ -1,1 +1,1 @@
-"""The store: what a homeserver holds, and how it is opened."""
+"""The store: the calls of a homeserver, and how to open it."""

@@ -1,6 +1,6 @@
-"""What all calls of a store share: the pool, the streams, the writer, and the caches.
+"""State that all calls of a store share: the pool, the streams, the writer and the caches.
 
-The calls stand in one module for each subject, as functions whose first argument is a `StoreCore`.
+Each subject has a module of calls. They are functions whose first argument is a `StoreCore`.
 `storage.store.facade.Store` lists them as its methods.
 """
 

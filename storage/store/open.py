@@ -1,4 +1,4 @@
-"""Opening a store: the database is looked at, the writer enters, and what was begun is ended in the opposite order."""
+"""Open a store: check the database, enter it as a writer, and close everything in reverse order."""
 
 import asyncio
 import secrets
@@ -23,7 +23,7 @@ from storage.streams.registry import STREAMS, Streams
 
 
 class OpenWriter(NamedTuple):
-    """What writes to a database, and all that writing needs."""
+    """A writer of a database, with all that it needs."""
 
     database: Database
     streams: Streams
@@ -41,14 +41,15 @@ async def open_store(
     migrate: bool = False,
     observer: Observer | None = None,
 ) -> AsyncIterator[Store]:
-    """A store, closed at the end of the block (api.md, "Opening").
+    """Open a store for the length of the block (api.md, "Opening").
 
     ``dsn`` None starts the embedded Postgres and migrates it; with a DSN the schema must be there
-    unless ``migrate`` is set. ``server_name`` may be left out where the database remembers it: the
-    first store that opens sets it, another one is `WrongServerName`. ``instance_name`` is this
-    process's own among those on the database, 1 to 40 printable ASCII characters without spaces;
-    `InstanceNameTaken` while another one works under it. ``observer`` is told of every statement.
-    `SchemaOutOfDate`, `DatabaseUnavailable`, `InputError` for a DSN that cannot be read.
+    unless ``migrate`` is set. The first store that opens a database sets its ``server_name``.
+    Later you may leave it out, and another name raises `WrongServerName`. ``instance_name`` must be
+    unique among the processes on the database: 1 to 40 printable ASCII characters without spaces.
+    `InstanceNameTaken` is raised while another process uses the name. ``observer`` is called for
+    every statement. Raise `SchemaOutOfDate`, `DatabaseUnavailable`, or `InputError` for a DSN that
+    cannot be read.
     """
     startup.check_name(instance_name)  # before anything is started, or migrated
     config = replace(config or Config.from_env(), instance_name=instance_name)
@@ -75,9 +76,10 @@ async def open_writer(
     observer: Observer | None = None,
     told_of: Collection[str] = WRITER_READS,
 ) -> AsyncIterator[OpenWriter]:
-    """What a store writes with, for who does nothing else: of what others write it is told the facts of the streams ``told_of`` only.
+    """Open only the writing part of a store.
 
-    Otherwise as `open_store`; the name is that of ``config``.
+    Of other writers, it reads the facts of the streams ``told_of`` only. The rest is as in
+    `open_store`, and the instance name is that of ``config``.
     """
     instance_name = config.instance_name
     startup.check_name(instance_name)
@@ -96,8 +98,9 @@ async def open_writer(
         database.watch(entry.is_same)
         writer = Writer(database, streams, server_name=name, writer_nid=own.writer_nid)
         await stack.enter_async_context(
+            # entered before the writer starts, so that it ends after the last write
             running(stay_entered(entry, told_of=told_of))
-        )  # also while the writer writes its last
+        )
         writer.start()
         stack.push_async_callback(writer.close)
         await stack.enter_async_context(
@@ -113,7 +116,7 @@ _migrate = migrate
 
 @asynccontextmanager
 async def running(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
-    """A background task as long as the block; it is cancelled and awaited at the end."""
+    """Run a background task during the block. Cancel and await it at the end."""
     task = asyncio.create_task(work)
     try:
         yield

@@ -5,8 +5,8 @@ planned as if that write had committed. For this, its rows go into the caches wh
 the write fails, the caches are cleared, and all plans based on it are made again. So Postgres and
 this process work at the same time, even on one room.
 
-A room whose state takes long to resolve is planned separately, so that
-the other rooms need not wait for it (`storage.persist.commit.slow_rooms`).
+A room whose state takes long to resolve is planned separately, so that the other rooms need not
+wait for it (`storage.persist.commit.slow_rooms`).
 
 Writes by other processes are detected when the database refuses a plan. Deletions may not be
 detected that way: a purged event that comes back would count as a duplicate. Each deletion is
@@ -138,7 +138,7 @@ class Writer:
 
     @property
     def queued(self) -> int:
-        """Number of appends that are not planned completely."""
+        """Return the number of appends that are not planned completely."""
         return len(self._queue) + len(self._lane)
 
     async def _work(self) -> None:
@@ -154,9 +154,8 @@ class Writer:
                 self._planning = True
                 await self._plan()
                 self._planning = False
-                await self._others(
-                    bool(self._queue or self._sent)
-                )  # lets the answer to the write arrive
+                # The answer to the write can arrive while the event loop is yielded.
+                await self._others(bool(self._queue or self._sent))
             elif self._closed and self._sent is None and not self._lane:
                 return
             else:

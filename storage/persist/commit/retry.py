@@ -293,7 +293,7 @@ class WriteAttempts:
                 written = await self._written(conn, batch)
             self._measures.writer_statements += conn.statements
             await self._answered(batch, written)
-        absorb(self.caches, batch.change_set)  # on the fast path `Writer._taken` does this earlier
+        absorb(self.caches, batch.change_set)  # for `send`, `Writer._taken` has done this
         self._tell(batch, written)
 
     async def _written(self, conn: Connection, batch: WriteBatch) -> WriteResult:

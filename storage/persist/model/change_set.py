@@ -311,7 +311,7 @@ class ChangeSet(CacheView):
         return (*super().waiting_for(event_id), *new)
 
     def add_event(self, row: EventRow, event: Event) -> None:
-        """A new event; a timeline event takes the next position."""
+        """Add a new event. A timeline event takes the next stream position."""
         stored = self.stored_columns(event)  # may raise MissingData, so before anything is changed
         self.rows[row.event_id] = row
         self.row_ids[row.event_nid] = row.event_id
