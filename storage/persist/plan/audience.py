@@ -1,9 +1,12 @@
-"""Audiences at persist time: which number a state gets, and whose ranges change by it.
+"""Choose the audience number of a state, and update the ranges of the principals it changes.
 
-The set of principals that an audience stands for is a function of a state: everybody joined, those
-invited where the history visibility is "invited", and the two that stand for "shared" and "world
-readable" (`storage.visibility.audience_numbering` tells how numbers are chosen, design.md section 6
-why). Only the keys in which two states differ are looked at.
+An audience is a set of principals, and a function of a state. Its members are the principals with
+joined users and, if the history visibility is "invited", those with invited users. Two special
+principals stand for "shared" and "world readable". `storage.visibility.audience_numbering` says how
+numbers are chosen; design.md section 6 gives the reasons.
+
+There are two ways to a number: `advance` when the current state changes, and `branch` for any other
+state. Both compare two states only in the keys in which they differ.
 """
 
 from collections.abc import Iterable
@@ -33,11 +36,11 @@ from storage.state.groups import Group, changed_keys
 from storage.visibility import audience_numbering, audience_ranges
 
 RANKS: Final = {"joined": 0, "invited": 1, "shared": 2, "world_readable": 3}
-MISSING: Final = "shared"  # what a room without the event, or with an unknown value, has
+MISSING: Final = "shared"  # of a room without the event or with an unknown value
 
 
 def history_visibility(change_set: ChangeSet, group: Group | None) -> str:
-    """The history visibility of a state; "shared" if it has none that is known."""
+    """Return the history visibility of a state; "shared" if it has no known value."""
     nid = None if group is None else group.entries.get(KEY_HISTORY_VISIBILITY)
     if nid is None:
         return MISSING
@@ -46,7 +49,7 @@ def history_visibility(change_set: ChangeSet, group: Group | None) -> str:
 
 
 def _visibilities(change_set: ChangeSet, base: Group | None, target: Group) -> tuple[str, str]:
-    """The history visibilities of two states, which are mostly the same."""
+    """Return the history visibilities of two states, reading one event if both have the same."""
     after = history_visibility(change_set, target)
     same = base is not None and base.entries.get(KEY_HISTORY_VISIBILITY) == target.entries.get(
         KEY_HISTORY_VISIBILITY
@@ -55,7 +58,10 @@ def _visibilities(change_set: ChangeSet, base: Group | None, target: Group) -> t
 
 
 def admits(visibility: str, counts: Counts) -> PrincipalStanding:
-    """How a principal with so many joined and invited users stands to the audience."""
+    """Return whether a principal with these counts is in the audience, and if only by invitation.
+
+    The counts are those of its joined and invited users.
+    """
     joined, invited = counts
     if joined > 0:
         return PrincipalStanding.IN
@@ -67,9 +73,9 @@ def admits(visibility: str, counts: Counts) -> PrincipalStanding:
 
 
 def advance(changes: EventChanges, target: Group) -> int | None:
-    """The room's current state becomes ``target``: open and close ranges.
+    """Make ``target`` the room's current state: open and close the ranges of principals.
 
-    The new number, or None if nobody's sight changes.
+    Return the new audience number on the main line, or None if the audience stays the same.
     """
     if changes.main == target.state_group:
         return None
@@ -103,7 +109,10 @@ def advance(changes: EventChanges, target: Group) -> int | None:
 
 
 def branch(changes: EventChanges, base: Group, target: Group) -> int:
-    """The number for a state that is not the current one and was derived from ``base``."""
+    """Return the number for a state that is not the current one and was derived from ``base``.
+
+    It is the number of ``base`` if both have the same audience.
+    """
     before, after = _visibilities(changes.change_set, base, target)
     differs: dict[int, PrincipalStanding] = {}
     moved = _moved(changes, base, target)
@@ -128,7 +137,12 @@ def branch(changes: EventChanges, base: Group, target: Group) -> int:
 
 
 def either(changes: EventChanges, one: Group, other: Group) -> int:
-    """The number for an event that changes the history visibility: who may see it under either value."""
+    """Return the number for an event that changes the history visibility.
+
+    The event is visible to everyone to whom either of the two values shows it. Usually that is the
+    audience of the more open value. But "invited" has members that "shared" and "world readable"
+    do not imply, so those get a number of their own that joins both.
+    """
     values = [
         history_visibility(changes.change_set, one),
         history_visibility(changes.change_set, other),
@@ -150,7 +164,10 @@ def either(changes: EventChanges, one: Group, other: Group) -> int:
 
 
 def _off(changes: EventChanges, base: int, differs: dict[int, PrincipalStanding]) -> int:
-    """A new number off ``base``'s, at which these principals' sight is as told and everybody else's as at ``base``."""
+    """Return a new number that branches off ``base`` and differs from it for these principals.
+
+    All other principals stand to it as they stand to ``base``, without a row being written.
+    """
     row = changes.audience(base)
     continues = (
         None
@@ -170,7 +187,11 @@ def _off(changes: EventChanges, base: int, differs: dict[int, PrincipalStanding]
 
 
 def _alone(changes: EventChanges, base: int, differs: dict[int, PrincipalStanding]) -> int:
-    """No room left near ``base``: a number of the main line for one state alone, told for every principal of the room."""
+    """Return a main line number for one state alone, because there is no room left near ``base``.
+
+    By default a principal stands to a main line number as to the current state. So every principal
+    of the room is compared with ``base``, and a range is written where it differs.
+    """
     number = _next_main(changes, None)
     end = number + audience_numbering.UNIT[0]
     written = {
@@ -191,6 +212,7 @@ def _alone(changes: EventChanges, base: int, differs: dict[int, PrincipalStandin
 
 
 def _next_main(changes: EventChanges, opened: int | None) -> int:
+    """Return the next number of the main line; ``opened`` is its ``opened_topological``."""
     number = changes.next_audience
     changes.audiences[number] = AudienceRow(0, continued=False, opened_topological=opened)
     changes.next_audience = number + audience_numbering.UNIT[0]
@@ -198,6 +220,7 @@ def _next_main(changes: EventChanges, opened: int | None) -> int:
 
 
 def _flags(visibility: str) -> tuple[tuple[int, PrincipalStanding], tuple[int, PrincipalStanding]]:
+    """Return how the two special principals stand to an audience with this history visibility."""
     everybody, shared = visibility == "world_readable", RANKS[visibility] >= RANKS["shared"]
     return (PRINCIPAL_EVERYBODY, PrincipalStanding.IN if everybody else PrincipalStanding.OUT), (
         PRINCIPAL_SHARED,
@@ -206,7 +229,10 @@ def _flags(visibility: str) -> tuple[tuple[int, PrincipalStanding], tuple[int, P
 
 
 def _moved(changes: EventChanges, base: Group | None, target: Group) -> dict[int, Counts]:
-    """By how much the joined and invited users of each principal grow from one state to another; no entry where nothing moves."""
+    """Return the growth of each principal's joined and invited users from ``base`` to ``target``.
+
+    Principals without a change have no entry.
+    """
     keys = set(target.entries) if base is None else changed_keys(base, target)
     moved: dict[int, Counts] = {}
     for user, old, new in _memberships(changes.change_set, base, target, keys):
@@ -221,7 +247,7 @@ def _moved(changes: EventChanges, base: Group | None, target: Group) -> dict[int
 def _memberships(
     change_set: ChangeSet, base: Group | None, target: Group, keys: Iterable[int]
 ) -> list[tuple[str, int | None, int | None]]:
-    """(user, membership in one state, in the other) for the member keys among these."""
+    """Return (user, membership in ``base``, membership in ``target``) for the member keys."""
     keys = list(keys)
     change_set.ensure_state_key_names(keys)
     members = {
@@ -249,7 +275,10 @@ def _membership(change_set: ChangeSet, nid: int | None) -> int | None:
 
 
 def principals_of(change_set: ChangeSet, user: str) -> list[int]:
-    """Whose rows a user's membership concerns: the server's, and the user's own if it is local."""
+    """Return the principals that a user's membership counts for.
+
+    They are the user's server and, for a local user, the user as well.
+    """
     return [change_set.principal_nid(name) for name in _principal_names(change_set, user)]
 
 
@@ -260,10 +289,10 @@ def _principal_names(change_set: ChangeSet, user: str) -> list[str]:
 
 
 def _counts(changes: EventChanges, group: Group, principals: Iterable[int]) -> Map[int, Counts]:
-    """The users of these principals, and of others, in a state.
+    """Return the joined and invited users in a state, of these principals and maybe of others.
 
-    Kept for each state: that of the next event of a branch differs by one key, while the current
-    state may be far away.
+    The counts are kept per state. The state of a branch's next event differs from its parent's by
+    one key, while it may differ from the current state by many.
     """
     main = changes.main_group()
     is_current = main is None or main.state_group == group.state_group
@@ -284,7 +313,7 @@ def _counts(changes: EventChanges, group: Group, principals: Iterable[int]) -> M
 
 
 def _sum(row: VisibilityRow, gained: Counts) -> Counts:
-    """The users of a principal in another state than the current one, of which ``gained`` tells the difference."""
+    """Return a principal's users in a state that differs from the current one by ``gained``."""
     return _plus((row.joined_count, row.invited_count), gained)
 
 
@@ -295,7 +324,10 @@ def _plus(one: Counts, other: Counts) -> Counts:
 def _invited(
     changes: EventChanges, base: Group | None, target: Group, before: str, after: str
 ) -> set[int]:
-    """The principals with invited users, where the visibility changes so that invitations begin or cease to matter."""
+    """Return the principals with invited users if invitations begin or cease to matter.
+
+    That is so if the history visibility changes from or to "invited"; else the set is empty.
+    """
     if before == after or "invited" not in (before, after):
         return set()
     keys = set[int]()
@@ -312,6 +344,7 @@ def _invited(
 
 
 def _invited_keys(change_set: ChangeSet, group: Group) -> set[int]:
+    """Return the state keys of the invited users of a state: new, cached and stored ones."""
     new = {
         nid: change_set.new_events[nid].row
         for nid in group.entries.values()
@@ -334,7 +367,10 @@ def _invited_keys(change_set: ChangeSet, group: Group) -> set[int]:
 
 
 def note_join(changes: EventChanges, user: str, order: int) -> None:
-    """An accepted join of a local user stands at this place of the order: what is "shared" and before it becomes the user's."""
+    """Record the topological position of an accepted join of a local user, if it is the highest.
+
+    Events with "shared" history before that position are visible to the user.
+    """
     if server_name_of(user) != changes.change_set.server_name:
         return
     principal = changes.change_set.principal_nid(user)
@@ -344,7 +380,12 @@ def note_join(changes: EventChanges, user: str, order: int) -> None:
 
 
 def of_event(changes: EventChanges, row: EventRow, before: Group, after: Group) -> int:
-    """The audience of an event: of the state before it, or after it where that shows more to those concerned."""
+    """Return the audience of an event: that of the state before it or after it.
+
+    For a change of the history visibility it is the union of both (`either`). For a membership it
+    is the state with the higher one: join, then invite, then any other. So a user's own join and
+    own leave are both visible to the user.
+    """
     number = number_of(changes, before)
     if before.state_group == after.state_group or number == number_of(changes, after):
         return number
@@ -357,10 +398,9 @@ def of_event(changes: EventChanges, row: EventRow, before: Group, after: Group) 
 
 
 def number_of(changes: EventChanges, group: Group) -> int:
-    """The audience of a state.
+    """Return the audience number of a state.
 
-    The current one has that of the main line, though its group may have got another number on a
-    fork.
+    The current state has the main line's number, even if its group got another one on a fork.
     """
     if group.state_group == changes.main:
         return changes.current_audience
@@ -368,7 +408,11 @@ def number_of(changes: EventChanges, group: Group) -> int:
 
 
 def note_place(changes: EventChanges, number: int, order: int) -> None:
-    """An event of this audience stands at this place of the order: a stray where reads would not look for it, but somebody sees it."""
+    """Record an event with this audience as out of range if reads would not scan its position.
+
+    Reads scan the positions that ``opened_topological`` predicts for an audience
+    (`storage.visibility.audience_ranges`). Events that no local user may ever see are not recorded.
+    """
     block = audience_numbering.main(number)
     if block == changes.current_audience and order > changes.room.max_order:
         return
@@ -381,9 +425,9 @@ def note_place(changes: EventChanges, number: int, order: int) -> None:
 
 
 def _seen_here(changes: EventChanges, number: int) -> bool:
-    """Whether any local user may ever see this audience: their server is in it where they are.
+    """Return whether events with this audience may be visible to any local user.
 
-    Who is in one is settled with its number.
+    A local user is in an audience only if the server is. The members of a number never change.
     """
     concerned = (
         changes.change_set.principal_nid(changes.change_set.server_name),

@@ -1,9 +1,14 @@
-"""The auth difference of several states, and the conflicted subgraph, for state resolution: walked no farther than they go.
+"""Find the auth difference of several states, and the conflicted subgraph, for state resolution.
 
-Each event of the difference is reached from a conflicted one by way of events of the difference alone: had all states an event on the way
-in their chains, they had what it reaches as well. So a walk from the conflicted events that goes on only from what is in the difference
-finds all of it, and looks besides at its border only; whether an event is in a chain is seen by the closures (`storage.persist.load.auth_closures`)
-of what the chain begins with. Likewise what lies between two conflicted events is reached by way of events that reach one.
+Both walks visit only the events of their result and its border:
+- A path from a conflicted event to an event of the auth difference passes only through events of
+  the difference. Reason: if an event on the path were in the auth chains of all states, so would be
+  everything that it reaches. So the walk continues only from events of the difference.
+- An event between two conflicted events is reached through events that reach a conflicted event.
+  So the walk continues only from those.
+
+Closures (`storage.persist.load.auth_closures`) answer whether an event is in the auth chain of a
+state: they are those of the state's entries. "Reaches" means by auth events, one or more steps.
 
 Source: room versions, state resolution v2 ("full conflicted set") and v2.1; rules.md, section 7.
 """
@@ -18,21 +23,24 @@ from storage.persist.model.missing_data import MissingData
 from storage.persist.plan.auth_walk import AuthChains, asked, closures, known, walked
 from storage.state.groups import Group
 
-KNOWN_STATE: Final = 500  # entries of a state all of whose closures are kept at hand
+KNOWN_STATE: Final = 500  # a state with more entries is too large to load all its closures
 
 
 P = ParamSpec("P")
 T = TypeVar("T")
 Steps = Generator[MissingData | None, None, T]
-"""Work in small steps: yields after each, with what has to be loaded before the next if there is something."""
+"""Work in small steps.
+
+It yields after each step: None, or the `MissingData` that has to be loaded before the next step.
+"""
 
 
 class NotInChainCover(Exception):  # noqa: N818  # a turn of the search, not an error
-    """An event in question has no place in the cover."""
+    """An event of the search has no position in the chain cover; the graph is walked instead."""
 
 
 def auth_difference(change_set: ChangeSet, states: Sequence[Group], keys: set[int]) -> AuthChains:
-    """The auth difference of states that differ in these keys only, and the conflicted subgraph."""
+    """Return the auth difference of states that differ only in ``keys``, and the subgraph."""
     try:
         return _searched(change_set, states, keys)
     except NotInChainCover:
@@ -48,7 +56,7 @@ def _searched(change_set: ChangeSet, states: Sequence[Group], keys: set[int]) ->
 
 
 def at_once(steps: Steps[T]) -> T:
-    """All of the steps. `MissingData` if one of them needs something."""
+    """Run all steps and return the result; raise `MissingData` if a step needs something."""
     while True:
         try:
             needs = next(steps)
@@ -60,9 +68,9 @@ def at_once(steps: Steps[T]) -> T:
 
 
 def differing(change_set: ChangeSet, states: Sequence[Group], keys: set[int]) -> Steps[set[int]]:
-    """The events in the auth chains of some of these states, but not of all.
+    """Return the events in the auth chains of some of these states, but not of all.
 
-    `NotInChainCover` if the cover does not say it.
+    Raise `NotInChainCover` if an event has no position in the chain cover.
     """
     conflicted = [{state.entries[key] for key in keys if key in state.entries} for state in states]
     values = set[int]().union(*conflicted)
@@ -84,6 +92,7 @@ def differing(change_set: ChangeSet, states: Sequence[Group], keys: set[int]) ->
 def _apart(
     change_set: ChangeSet, nids: Collection[int], everywhere: "EveryChain", common: "CommonReach"
 ) -> set[int]:
+    """Return those of these events that are not in the auth chains of all states."""
     change_set.ensure_standing(nids)
     apart = {nid for nid in nids if not everywhere.has(change_set, nid)}
     return apart - common.reached(apart)
@@ -92,7 +101,7 @@ def _apart(
 def reached_anew(
     change_set: ChangeSet, nids: Collection[int], known: "ChainReach"
 ) -> Steps[set[int]]:
-    """What these events reach that a state did not reach."""
+    """Return the events that these reach and that the auth chain ``known`` lacks."""
     found: set[int] = set()
     front = set(nids)
     while front:
@@ -109,9 +118,10 @@ def between(
     lowest: Mapping[int, int],
     known: Collection[int] = (),
 ) -> Steps[set[int]]:
-    """What lies on an auth path from one of these to an event as high as ``lowest`` in its chain, these included.
+    """Return the events on auth paths from ``conflicted`` to a position in ``lowest`` or above.
 
-    What is `known` is not walked again.
+    ``lowest`` has a number for each target chain (`lowest_of`). The result includes ``conflicted``.
+    Events in ``known`` are not walked again.
     """
     found = set(conflicted)
     front = set(conflicted)
@@ -126,11 +136,12 @@ def between(
 
 
 def lowest_of(change_set: ChangeSet, nids: Iterable[int]) -> dict[int, int]:
-    """By chain, the lowest number of these events."""
+    """Return the lowest number of these events on each chain of the chain cover."""
     lowest: dict[int, int] = {}
     for nid in nids:
         place = change_set.places.get(nid) or change_set.caches.places.get(nid)
-        if place is not None:  # the event in hand may have none yet; then nothing reaches it
+        # the event being planned may have no position yet; then nothing reaches it
+        if place is not None:
             lowest[place.chain_nid] = min(
                 place.sequence_number, lowest.get(place.chain_nid, place.sequence_number)
             )
@@ -138,7 +149,7 @@ def lowest_of(change_set: ChangeSet, nids: Iterable[int]) -> dict[int, int]:
 
 
 def farthest_of(change_set: ChangeSet, nids: Collection[int]) -> dict[int, int]:
-    """By chain, the highest number that one of these events reaches."""
+    """Return the highest number that these events reach on each chain of the chain cover."""
     farthest: dict[int, int] = {}
     for closure in _closures(change_set, nids).values():
         for chain_nid, number in closure.items():
@@ -148,7 +159,7 @@ def farthest_of(change_set: ChangeSet, nids: Collection[int]) -> dict[int, int]:
 
 
 def asking(read: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Steps[T]:
-    """Read something; what it needs is yielded until it is there."""
+    """Call ``read`` until it returns; yield each `MissingData` that it raises."""
     while True:
         try:
             return read(*args, **kwargs)
@@ -157,6 +168,7 @@ def asking(read: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Steps[T]:
 
 
 def _leads(closure: Closure, lowest: Mapping[int, int]) -> bool:
+    """Return whether the closure reaches a position in ``lowest``; iterate over the smaller map."""
     if len(closure) < len(lowest):
         return any(
             lowest.get(chain_nid, number + 1) <= number for chain_nid, number in closure.items()
@@ -165,11 +177,13 @@ def _leads(closure: Closure, lowest: Mapping[int, int]) -> bool:
 
 
 def _parents(change_set: ChangeSet, nids: Collection[int]) -> set[int]:
+    """Return the auth events of these events."""
     change_set.ensure_rows(nids)
     return {auth for nid in nids for auth in change_set.row_of(nid).auth_events}
 
 
 def _closures(change_set: ChangeSet, nids: Iterable[int]) -> dict[int, Closure]:
+    """Return the closures of these events; raise `NotInChainCover` if one has none."""
     found = closures(change_set, nids)
     if found is None:
         raise NotInChainCover
@@ -177,14 +191,18 @@ def _closures(change_set: ChangeSet, nids: Iterable[int]) -> dict[int, Closure]:
 
 
 class EveryChain:
-    """What the chains of all these sets hold, given by the closures of their events."""
+    """The intersection of the auth chains of several sets of events.
+
+    A set is given by the closures of its events. An event is in the intersection if each set
+    reaches its number on its chain. So the minimum over the sets is kept for each chain.
+    """
 
     def __init__(self, sets: Sequence[Sequence[Closure]]) -> None:
         self._sets = sets
         self._upto: dict[int, int] = {}
 
     def has(self, change_set: ChangeSet, nid: int) -> bool:
-        """Whether the event is in the chain of each."""
+        """Return whether the event is in the auth chain of each set."""
         chain_nid, number = change_set.place(nid)
         upto = self._upto.get(chain_nid)
         if upto is None:
@@ -197,7 +215,7 @@ class EveryChain:
 
 
 class CommonReach:
-    """The auth chain of what states have in common: those of their entries whose keys are not in conflict."""
+    """The auth chain of the entries that the states have in common: those not under ``keys``."""
 
     def __init__(self, change_set: ChangeSet, state: Group, keys: set[int]) -> None:
         self._change_set = change_set
@@ -206,11 +224,12 @@ class CommonReach:
         self._keys = keys
 
     def reached(self, nids: Collection[int]) -> set[int]:
-        """Which of these events it holds.
+        """Return those of these events that are in the auth chain.
 
-        Nearly always the entries under their own keys tell. Then the others are looked at: all of a
-        small state; of a large one those of this change set, and the database is asked for the
-        rest.
+        Sources are tried in this order, until no event is left:
+        1. The entries under the events' own keys, which nearly always suffice.
+        2. Of a small state all other entries; of a large one those new in this change set.
+        3. For a large state, a query for the committed entries.
         """
         left = set(nids)
         for entries in (self._near, self._others):
@@ -230,6 +249,7 @@ class CommonReach:
         return len(self._entries) <= KNOWN_STATE
 
     def _near(self, nids: Collection[int]) -> Iterator[int]:
+        """Yield the common entries under the events' own keys."""
         self._change_set.ensure_rows(nids)
         for nid in nids:
             key = self._change_set.row_of(nid).state_key_nid
@@ -238,6 +258,7 @@ class CommonReach:
                 yield entry
 
     def _others(self, _: Collection[int]) -> Iterator[int]:
+        """Yield all common entries of a small state; of a large one, those of this change set."""
         if self._is_small:
             yield from (nid for key, nid in self._entries.items() if key not in self._keys)
             return
@@ -253,9 +274,10 @@ class CommonReach:
                 yield nid
 
     def _reached_from(self, entries: Iterable[int], nids: Collection[int]) -> set[int]:
+        """Return those of ``nids`` that one of these entries reaches."""
         left = {nid: self._change_set.place(nid) for nid in nids}
         others: list[int] = []
-        for nid in entries:  # first what is at hand: mostly that is enough
+        for nid in entries:  # closures in memory first: usually they suffice
             closure = known(self._change_set, nid)
             if closure is None:
                 others.append(nid)
@@ -268,7 +290,7 @@ class CommonReach:
 
 
 def _strike(left: dict[int, ChainPosition], closure: Closure) -> bool:
-    """Take out what the closure reaches; whether anything is left."""
+    """Remove the events that the closure reaches; return whether any are left."""
     for nid in [nid for nid, place in left.items() if reaches(closure, place)]:
         del left[nid]
     return bool(left)
@@ -280,7 +302,11 @@ class ChainReach:
     def __init__(
         self, change_set: ChangeSet, state: Group, keys: set[int], first: Collection[int]
     ) -> None:
-        """``keys``: those of the state that are in conflict; ``first``: those whose events are most likely to reach what is in question."""
+        """Describe the state to search.
+
+        ``keys`` are its conflicted keys. ``first`` are keys to try first, because their events are
+        the most likely to reach the events searched for.
+        """
         self._change_set = change_set
         self._state = state
         self._keys = keys
@@ -288,7 +314,10 @@ class ChainReach:
         self._conflicted: EveryChain | None = None
 
     def has(self, nid: int) -> bool:
-        """Whether an event of the state reaches this one."""
+        """Return whether an event of the state reaches this one.
+
+        The likeliest entries are tried first: power levels, ``first``, and the event's own key.
+        """
         change_set = self._change_set
         change_set.ensure_standing((nid,))
         place = change_set.place(nid)
@@ -304,10 +333,11 @@ class ChainReach:
         )
 
     def lacks(self, nids: Iterable[int]) -> set[int]:
-        """Which of these events no event of the state reaches."""
+        """Return those of these events that no event of the state reaches."""
         return {nid for nid in nids if not self.has(nid)}
 
     def _by_conflict(self) -> "EveryChain":
+        """Return the auth chain of the state's conflicted entries."""
         if self._conflicted is None:
             self._conflicted = EveryChain(
                 [list(_closures(self._change_set, self._entries(self._keys)).values())]
@@ -315,4 +345,5 @@ class ChainReach:
         return self._conflicted
 
     def _entries(self, keys: Iterable[int]) -> list[int]:
+        """Return the state's events under these keys."""
         return [nid for key in keys if (nid := self._state.entries.get(key)) is not None]

@@ -1,6 +1,9 @@
-"""The auth difference and the conflicted subgraph by walking whole auth chains: where an event in question has no place in the chain cover.
+"""Find the auth difference and the conflicted subgraph by walking whole auth chains.
 
-That is so of a rejected event in a state that somebody gave. `storage.persist.plan.auth_difference` answers the same without the walk.
+This is needed if an event of the search has no position in the chain cover: a rejected event in a
+state that a caller gave. `storage.persist.plan.auth_difference` finds the same without the walk.
+
+The module also computes the closures of events in memory (`closures`), for both ways.
 """
 
 from collections import Counter
@@ -16,19 +19,23 @@ from storage.state.groups import Group
 
 Graph = Mapping[int, tuple[int, ...]]
 
-PLACES_AT_ONCE: Final = 256
-WALKED_STATE: Final = 500  # entries of a state whose auth chain is walked
+PLACES_AT_ONCE: Final = 256  # limit per event of the first query of `asked`
+WALKED_STATE: Final = 500  # a state with more entries is too large to walk its auth chain
 
 
 class AuthChains(NamedTuple):
-    """Nids: of events in the auth chain of some state but not of all, and of those on a path between two conflicted events."""
+    """Two sets of nids that state resolution needs.
+
+    ``difference`` has the events in the auth chain of some state but not of all. ``subgraph`` has
+    the events on auth paths between two conflicted events.
+    """
 
     difference: set[int]
     subgraph: set[int]
 
 
 def walked(change_set: ChangeSet, states: Sequence[Group], keys: set[int]) -> AuthChains:
-    """The auth difference of states that differ in these keys only, and the conflicted subgraph."""
+    """Return the auth difference of states that differ only in ``keys``, and the subgraph."""
     conflicted = [{state.entries[key] for key in keys if key in state.entries} for state in states]
     graph = auth_graph(change_set, set().union(*conflicted))
     chains = [reach(graph, nids) for nids in conflicted]
@@ -40,10 +47,10 @@ def walked(change_set: ChangeSet, states: Sequence[Group], keys: set[int]) -> Au
 def _reached_by_common(
     change_set: ChangeSet, state: Group, keys: set[int], nids: set[int]
 ) -> set[int]:
-    """Which of these events the auth chain of what the states have in common holds.
+    """Return those of these events that the common entries of the states reach.
 
-    What the states have in common is never walked, unless it is so little that walking it here
-    costs less than asking.
+    A small state's common entries are walked, which costs less than a query. Of a large state only
+    those new in this change set are walked; a query covers the committed ones.
     """
     if not nids:
         return set()
@@ -70,10 +77,11 @@ def _reached_by_common(
 def asked(
     change_set: ChangeSet, state: Group, keys: Collection[int], nids: Iterable[int]
 ) -> set[int]:
-    """Which of these events what is committed of the common state reaches.
+    """Return those of these events that the committed common entries reach.
 
-    Found from these upwards by the chain cover, a few places at a time, as nearly always one of the
-    first is in the state.
+    The query follows the chain cover upwards from ``nids`` to the events that reach them. It
+    returns a limited number of those per event, because nearly always one of the first is in the
+    state. Events without a hit at the limit are queried again with a larger limit.
     """
     found: set[int] = set()
     limit = PLACES_AT_ONCE
@@ -90,9 +98,10 @@ def asked(
 
 
 def auth_graph(change_set: ChangeSet, nids: Iterable[int]) -> Graph:
-    """The auth events of these events and of all that they reach: from the rows at hand, and of the others from the database.
+    """Return the auth events of these events and of all events that they reach.
 
-    `StorageCorrupt` if one of them is not held.
+    Rows in memory are used first; the rest is queried. Raise `StorageCorrupt` if an event is not
+    stored.
     """
     graph: dict[int, tuple[int, ...]] = {}
     committed: set[int] = set()
@@ -113,13 +122,16 @@ def auth_graph(change_set: ChangeSet, nids: Iterable[int]) -> Graph:
         committed - graph.keys()
     ):
         raise StorageCorrupt(
-            "events that the auth graph refers to are not held", event_nids=sorted(lost)
+            "events that the auth graph refers to are not stored", event_nids=sorted(lost)
         )
     return graph
 
 
 def reach(graph: Graph, nids: Iterable[int]) -> set[int]:
-    """The auth chain of these events: all that they reach, themselves only if another one reaches them."""
+    """Return the auth chain of these events: all events that they reach.
+
+    One of ``nids`` is included only if another reaches it.
+    """
     reached: set[int] = set()
     front = [parent for nid in nids for parent in graph[nid]]
     while front:
@@ -131,7 +143,10 @@ def reach(graph: Graph, nids: Iterable[int]) -> set[int]:
 
 
 def _between(graph: Graph, conflicted: set[int]) -> set[int]:
-    """What lies on an auth path between two of these, the ends included: reached by one, and reaching one."""
+    """Return the events on auth paths between two conflicted events, and the conflicted events.
+
+    These are the events that a conflicted event reaches and that reach a conflicted event.
+    """
     down = reach(graph, conflicted) | conflicted
     children: dict[int, list[int]] = {}
     for nid in down:
@@ -148,7 +163,10 @@ def _between(graph: Graph, conflicted: set[int]) -> set[int]:
 
 
 def closures(change_set: ChangeSet, nids: Iterable[int]) -> dict[int, Closure] | None:
-    """The closures of these events; None if one of them has no place in the cover, and so none."""
+    """Return the closures of these events; None if one has no position in the chain cover.
+
+    Raise `MissingData` for closures that are not in memory and cannot be computed from it.
+    """
     lacking: set[int] = set()
     found: dict[int, Closure] = {}
     for nid in nids:
@@ -165,7 +183,12 @@ def closures(change_set: ChangeSet, nids: Iterable[int]) -> dict[int, Closure] |
 
 
 def _closure(change_set: ChangeSet, nid: int, lacking: set[int]) -> Closure | None:
-    """The closure of an event, kept for later; None if it builds on what is not at hand, which is added to ``lacking``."""
+    """Compute and keep the closure of an event from those of its auth events.
+
+    The walk is depth-first and iterative, because auth chains can be long. An event whose closure
+    needs data that is not in memory is ``stuck``. Then the result is None, and ``lacking`` gets the
+    events to load.
+    """
     stuck: set[int] = set()
     front = [nid]
     while front:
@@ -197,13 +220,19 @@ def _closure(change_set: ChangeSet, nid: int, lacking: set[int]) -> Closure | No
 
 
 def known(change_set: ChangeSet, nid: int) -> Closure | None:
-    """The closure of an event if it is at hand; None says nothing about the event."""
+    """Return the closure of an event if it is in memory.
+
+    None means only that it is not in memory.
+    """
     closure = change_set.closures.get(nid)
     return change_set.caches.closures.get(nid) if closure is None else closure
 
 
 def _placed_row(change_set: ChangeSet, nid: int) -> EventRow | None:
-    """The row of an event whose auth events have places, as far as is known here: it has one itself, or is about to get it."""
+    """Return the row of an event that has a position in the chain cover or is about to get one.
+
+    Then its auth events have positions, too. Return None if that is unknown here.
+    """
     row = change_set.known_row(nid)
     if row is change_set.pending or nid in change_set.places or nid in change_set.caches.places:
         return row

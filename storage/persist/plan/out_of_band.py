@@ -1,11 +1,15 @@
-"""Memberships that come out of band: of a local user in a room that this server is not in.
+"""Check out-of-band memberships: of a local user in a room that this server is not in.
 
-An invite over federation, the answer to a knock, the user's own leave after them, and the other
-side's: a retraction, a denial or a ban. This server holds neither the room's state nor the auth
-events, so the auth rules cannot be asked. What can be checked is checked here; a signature shows
-who sent the event. The event is an outlier without auth events, by which `EventRow.is_out_of_band`
-knows it, until it comes again with them: then it is authorised. When the server joins the room, its
-current state overrules what came out of band (`overruled`).
+Such an event is one of these:
+- An invite over federation, also as the answer to a knock, or the user's own knock.
+- The user's own leave that ends one of them.
+- A retraction, a denial or a ban by the other side.
+
+This server stores neither the room's state nor the auth events, so it cannot apply the auth rules.
+This module checks as much as it can; the signature proves the sender. The event is stored as an
+outlier without auth events, which `EventRow.is_out_of_band` recognises. If it arrives again with
+its auth events, it is authorised. When the server joins the room, the current state overrules the
+memberships that came out of band (`overruled`).
 
 Source: server-server API, "Inviting to a room" and "Knocking upon a room".
 """
@@ -27,7 +31,7 @@ OUT = (MEMBERSHIPS["leave"], MEMBERSHIPS["ban"])
 
 
 class StoredMembership(NamedTuple):
-    """A local user's membership in a room, and the number of its event; 0 for none."""
+    """A local user's membership in a room, and the nid of its event; 0 for none."""
 
     membership: int
     event_nid: int
@@ -36,13 +40,13 @@ class StoredMembership(NamedTuple):
 def refusal(change_set: ChangeSet, room: RoomChanges, event: Event) -> str | None:
     """Return why an event cannot be stored out of band, or None."""
     if event.type != MEMBER or event.state_key is None:
-        return "out of band come memberships only"
+        return "only m.room.member events can be stored out of band"
     if server_name_of(event.state_key) != change_set.server_name or not event.state_key.startswith(
         "@"
     ):
         return f"{event.state_key} is not a user of {change_set.server_name}"
     if is_resident(change_set, room):
-        return f"{change_set.server_name} is in the room: the event is checked by the room's state"
+        return f"{change_set.server_name} is in the room: the room's state authorises the event"
     return _refused_membership(change_set, room, event)
 
 
@@ -73,15 +77,19 @@ def _refused_membership(change_set: ChangeSet, room: RoomChanges, event: Event) 
         return f"{event.sender} invites themselves" if is_own else None
     if membership in OUT:
         return _refused_end(change_set, room, event, is_own=is_own)
-    return f"membership {event.content.get('membership')!r}: a join needs the state before it (state_before)"
+    return (
+        f"membership {event.content.get('membership')!r}: "
+        "a join needs the state before it (state_before)"
+    )
 
 
 def _refused_end(
     change_set: ChangeSet, room: RoomChanges, event: Event, *, is_own: bool
 ) -> str | None:
-    """A leave or ban ends an invite or a knock.
+    """Return why a leave or ban cannot be stored, or None.
 
-    Of others, it is the inviter's, or names what it ends: only servers in the room know that.
+    It must end an invite or a knock. A user other than the member must have sent that event or name
+    it as auth event: only servers in the room know its id.
     """
     held = held_by(change_set, room, event.state_key or "")
     if held.membership not in (INVITE, KNOCK):
@@ -98,7 +106,7 @@ def _refused_end(
 
 
 def held_by(change_set: ChangeSet, room: RoomChanges, user: str) -> StoredMembership:
-    """Return a local user's membership in the room."""
+    """Return a local user's membership in the room, with the changes of this batch."""
     principal = change_set.find_principal(user)
     new = None if principal is None else change_set.memberships.get((principal, room.row.room_nid))
     if new is not None:
@@ -110,7 +118,11 @@ def held_by(change_set: ChangeSet, room: RoomChanges, user: str) -> StoredMember
 
 
 def brings_back(change_set: ChangeSet, room: RoomChanges, event: Event) -> bool:
-    """Return whether an event is the join of a local user where this server is not in the room any more: it has not followed the state since."""
+    """Return whether an event is a local user's join while no local user is in the room.
+
+    If the server was in the room before, it has received no events since, so its current state is
+    outdated.
+    """
     if event.type != MEMBER or membership_code(event.content.get("membership")) != JOIN:
         return False
     return server_name_of(event.state_key or "") == change_set.server_name and not is_resident(
@@ -126,7 +138,7 @@ def membership_of(change_set: ChangeSet, row: EventRow, user: str) -> Membership
 
 
 class OverruledMembership(NamedTuple):
-    """What a local user is by the current state, in place of what came out of band."""
+    """A local user's membership by the current state, which replaces the out-of-band one."""
 
     membership: MembershipChange
     state_key_nid: int
@@ -136,9 +148,9 @@ class OverruledMembership(NamedTuple):
 def overruled(
     changes: EventChanges, current: Group | None, cause_nid: int
 ) -> list[OverruledMembership]:
-    """Return what local users are by the new current state, where this server joins the room.
+    """Return the memberships by the new current state that replace out-of-band ones.
 
-    None if it does not.
+    Return none unless this event makes the server join the room.
     """
     names, change_set = changes.change_set.caches.names, changes.change_set
     server = names.principals.get(change_set.server_name) or change_set.principals.get(
@@ -156,6 +168,7 @@ def overruled(
 
 
 def _out_of_band(changes: EventChanges) -> Iterator[MembershipChange]:
+    """Yield the room's out-of-band memberships: stored ones and those of this batch."""
     change_set, room_nid = changes.change_set, changes.room_nid
     new = {key: one for key, one in change_set.memberships.items() if one.room_nid == room_nid}
     if changes.room.row.write_version:
@@ -176,7 +189,9 @@ def _by_state(
 
 
 def usable(row: EventRow | None) -> EventRow | None:
-    """Return the row of an event if it can be an auth event or part of a state: what came out of band is not authorised yet."""
-    return (
-        None if row is None or (row.outlier and row.is_out_of_band) else row
-    )  # most are no outliers: no call
+    """Return the row of an event if it can be an auth event or part of a state, else None.
+
+    An event that came out of band cannot: it is not authorised yet.
+    """
+    # ``outlier`` is tested first because the property is slower and most events are no outliers
+    return None if row is None or (row.outlier and row.is_out_of_band) else row

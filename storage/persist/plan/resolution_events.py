@@ -1,4 +1,8 @@
-"""What a state resolution reads, out of a change set: events by id, and a state without the keys in conflict."""
+"""Give a state resolution its input from a change set.
+
+The input is events by id, and the unconflicted state. `storage.auth` knows events by id and states
+by (type, state_key); the change set knows both by nid.
+"""
 
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
@@ -14,9 +18,10 @@ UNKNOWN: Final = object()
 
 
 class ResolutionEvents(Mapping[EventId, Event]):
-    """The events that a resolution has at hand, by id: all that are in memory.
+    """The events in memory, by id.
 
-    Which of them are rejected, and which ids are not held.
+    ``rejected`` are the ids of the events read so far that are rejected. ``absent`` are requested
+    ids that are not stored.
     """
 
     def __init__(self, change_set: ChangeSet) -> None:
@@ -26,7 +31,7 @@ class ResolutionEvents(Mapping[EventId, Event]):
         self.absent: set[EventId] = set()
 
     def add(self, ids: Iterable[EventId]) -> None:
-        """Have these in memory; those not held are remembered as `absent`."""
+        """Raise `MissingData` unless these are in memory; record those not stored as ``absent``."""
         lacking = []
         for event_id in ids:
             if self._change_set.rows.get(event_id, UNKNOWN) is None:
@@ -37,7 +42,7 @@ class ResolutionEvents(Mapping[EventId, Event]):
             raise MissingData("cited", lacking)
 
     def get(self, event_id: EventId, default: Any = None) -> Any:
-        """The event, or ``default`` if it is not at hand."""
+        """Return the event, or ``default`` if it is not in memory."""
         event = self._events.get(event_id)
         return event or self._look(event_id) or default
 
@@ -65,7 +70,7 @@ class ResolutionEvents(Mapping[EventId, Event]):
 
 
 class UnconflictedState(Mapping[StateKey, EventId]):
-    """A state without the keys in conflict, looked up by key."""
+    """A state without the conflicted keys, looked up by (type, state_key)."""
 
     def __init__(self, change_set: ChangeSet, group: Group, conflicted: set[int]) -> None:
         self._change_set = change_set
@@ -91,7 +96,11 @@ class UnconflictedState(Mapping[StateKey, EventId]):
 
 
 class ResolutionState:
-    """The source of a `storage.auth.Resolution`: what is not at hand is noted, for the driver to load."""
+    """The `EventSource` of a `storage.auth.Resolution`.
+
+    It notes data that is not in memory instead of raising `MissingData`. The driver checks
+    `lacking`, loads what `needs` returns, and continues the resolution.
+    """
 
     def __init__(
         self, change_set: ChangeSet, loaded: ResolutionEvents, base: Mapping[StateKey, EventId]
@@ -104,16 +113,16 @@ class ResolutionState:
 
     @property
     def rejected(self) -> set[EventId]:
-        """Of the events that were read, those that are rejected."""
+        """The ids of the events read so far that are rejected."""
         return self._loaded.rejected
 
     @property
     def lacking(self) -> bool:
-        """Whether something that was read is not at hand."""
+        """Whether something that was requested is not in memory."""
         return self._needs is not None or bool(self._cited)
 
     def event(self, event_id: EventId, /) -> Event | None:
-        """An event; None if it is not held, or not at hand."""
+        """Return an event; None if it is not stored, or not in memory."""
         event: Event | None = self._loaded.get(event_id)
         if event is None and event_id not in self._loaded.absent:
             if self._change_set.rows.get(event_id, UNKNOWN) is None:
@@ -123,7 +132,7 @@ class ResolutionState:
         return event
 
     def base(self, key: StateKey, /) -> EventId | None:
-        """The value of a key where the states agree; None if there is none, or it is not at hand."""
+        """Return the value of an unconflicted key; None if it has none, or it is not in memory."""
         try:
             return self._base.get(key)
         except MissingData as needs:
@@ -131,7 +140,7 @@ class ResolutionState:
             return None
 
     def needs(self) -> MissingData:
-        """What is to be loaded. From here on it is not lacking."""
+        """Return what has to be loaded, and forget it."""
         needs, self._needs = self._needs, None
         if needs is None:
             needs, self._cited = MissingData("cited", self._cited), set()
@@ -139,21 +148,23 @@ class ResolutionState:
 
 
 def text_key(change_set: ChangeSet, key_nid: int) -> StateKey:
-    """The key behind a nid."""
+    """Return the (type, state_key) of a state key nid."""
     type_nid, state_key = change_set.state_key_name(key_nid)
     return change_set.type_name(type_nid), state_key
 
 
 def event_id_of(change_set: ChangeSet, nid: int) -> EventId:
-    """The id of an event that is held."""
+    """Return the id of a stored event."""
     return EventId(change_set.row_of(nid).event_id)
 
 
 def nid_of(change_set: ChangeSet, event_id: EventId | None) -> int:
-    """The nid of an event that a resolution chose; `REMOVED` if it chose none."""
+    """Return the nid of the event that a resolution chose; `REMOVED` if it chose none."""
     if event_id is None:
         return REMOVED
     row = change_set.row(event_id)
     if row is None:
-        raise StorageCorrupt("state resolution chose an event that is not held", event_id=event_id)
+        raise StorageCorrupt(
+            "state resolution chose an event that is not stored", event_id=event_id
+        )
     return row.event_nid

@@ -1,4 +1,8 @@
-"""The state before and after an event, and the room's current state: which groups they are."""
+"""Find or add the state groups before and after an event, and of the room's current state.
+
+A state equal to a stored one gets that group. Any other gets a new group, stored as the difference
+from a group nearby.
+"""
 
 from collections.abc import Mapping
 
@@ -18,7 +22,11 @@ from storage.visibility.audience_numbering import NOTHING
 def before_event(
     changes: EventChanges, given: tuple[EventId, ...] | None, parents: ParentEvents
 ) -> Group:
-    """The state before an event: given, or that after its parents."""
+    """Return the state before an event.
+
+    It is the resolution of the states after its parents. If a parent is missing, it is the state
+    that the caller gave.
+    """
     if parents.missing:
         return _given(changes, given or (), parents)
     if not parents.held:
@@ -29,7 +37,10 @@ def before_event(
 def after_event(
     changes: EventChanges, row: EventRow, before: Group, *, becomes_current: bool
 ) -> Group:
-    """The state after an accepted event; ``becomes_current`` says that it is the room's current state now."""
+    """Return the state after an accepted event.
+
+    ``becomes_current`` makes it the room's current state.
+    """
     if row.state_key_nid is not None and before.entries.get(row.state_key_nid) != row.event_nid:
         return _new(
             changes, before, {row.state_key_nid: row.event_nid}, becomes_current=becomes_current
@@ -42,7 +53,10 @@ def after_event(
 def current_after(
     changes: EventChanges, extremities: Mapping[int, None], nid: int, after: Group
 ) -> Group:
-    """The room's current state: the resolution of the states after all extremities; ``after`` is that of the event in hand."""
+    """Make the resolution of the states after all extremities the room's current state.
+
+    Return its group. ``nid`` is the event being planned, and ``after`` the state after it.
+    """
     others = [
         changes.group(changes.change_set.row_of(one).after) for one in extremities if one != nid
     ]
@@ -52,7 +66,7 @@ def current_after(
 
 
 def empty(changes: EventChanges) -> Group:
-    """The empty state of the room, with which everything begins; made if it is not there."""
+    """Return the room's empty state group; add it if the room has no state yet."""
     if changes.main is None:
         group = changes.add_group(
             root_group(
@@ -67,21 +81,25 @@ def empty(changes: EventChanges) -> Group:
     found = same_state(changes, root_group(0, changes.room_nid, Map(), NOTHING))
     if found is None:
         raise StorageCorrupt(
-            "a room has a state, and not the empty state that it began with",
+            "a room has state groups, but not the empty one that every room begins with",
             room_nid=changes.room_nid,
         )
     return found
 
 
 def merged(changes: EventChanges, groups: list[Group]) -> Group:
-    """The resolution of several states, as a group."""
+    """Return the group of the resolution of several states."""
     return merged_state(
         changes, groups, lambda base, change: _new(changes, base, change, becomes_current=False)
     )
 
 
 def _given(changes: EventChanges, given: tuple[EventId, ...], parents: ParentEvents) -> Group:
-    """The group of a state that the caller gives, written as a difference to a state nearby."""
+    """Return the group of a state that the caller gave.
+
+    A new group is derived from whichever is nearest: the current state or the state after a stored
+    parent.
+    """
     change_set = changes.change_set
     rows = [row for one in given if (row := change_set.row(one)) is not None]
     entries = Map(
@@ -100,6 +118,7 @@ def _given(changes: EventChanges, given: tuple[EventId, ...], parents: ParentEve
 
 
 def _between(old: State, new: State) -> dict[int, int]:
+    """Return the change from one state to another, with `REMOVED` for keys that are gone."""
     change = {key: event for key, event in new.items() if old.get(key) != event}
     change.update((key, REMOVED) for key in old if key not in new)
     return change
@@ -108,7 +127,7 @@ def _between(old: State, new: State) -> dict[int, int]:
 def _new(
     changes: EventChanges, base: Group, change: Mapping[int, int], *, becomes_current: bool
 ) -> Group:
-    """A group for a state that differs from ``base``, with its audience."""
+    """Add a group for the state that differs from ``base`` by ``change``, with its audience."""
     group = derive(base, change, changes.change_set.group_nid_for(base, change), NOTHING)
     changes.change_set.ensure_state_key_names(group.steps[-1].delta)
     if not becomes_current:

@@ -1,7 +1,8 @@
-"""The state where several states meet: resolved if they disagree, stored as the smallest difference to any of them.
+"""Merge several states: resolve their conflicts and store the smallest difference.
 
-Only the keys in which the states differ are looked at, and only the auth events that can matter are loaded; nothing here
-costs work proportional to the size of the room's state.
+The merged state is stored as a difference to the state that it differs least from. Only keys in
+which the states differ are compared, and only auth events that can matter are loaded. So no work
+here is proportional to the size of the room's state.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,9 +15,9 @@ Derive = Callable[[Group, Mapping[int, int]], Group]
 
 
 def merged_state(changes: EventChanges, groups: Sequence[Group], new: Derive) -> Group:
-    """The group of the resolution of these states.
+    """Return the group of the resolution of these states.
 
-    ``new`` makes a group from a base and a change; it may not be called at all.
+    ``new`` makes a group from a base and a change. It is called only if no group has that state.
     """
     distinct = {group.state_group: group for group in groups}
     if len(distinct) == 1:
@@ -33,7 +34,11 @@ def merged_state(changes: EventChanges, groups: Sequence[Group], new: Derive) ->
 
 
 def resolution(changes: EventChanges, states: Sequence[Group]) -> dict[int, int]:
-    """The value of each key in which these states differ, no two of which are equal; `REMOVED` where resolution took it away."""
+    """Return the resolved event nid of each key in which these states differ.
+
+    It is `REMOVED` if the resolved state lacks the key. No two of the states are equal. The work is
+    kept in the change set, so that it continues after `MissingData` (`StateResolution`).
+    """
     if len(states) == 1:
         return {}
     change_set, question = changes.change_set, frozenset(group.state_group for group in states)
@@ -48,7 +53,7 @@ def resolution(changes: EventChanges, states: Sequence[Group]) -> dict[int, int]
 def _smallest(
     changes: EventChanges, states: Sequence[Group], resolved: Mapping[int, int], new: Derive
 ) -> Group:
-    """A group that has the resolved state already, else one derived from the state that it differs least from."""
+    """Return a group with the resolved state, derived from the nearest state if there is none."""
     base, change = min(_changes(changes, states, resolved), key=lambda pair: len(pair[1]))
     if not change:
         return base
@@ -58,10 +63,12 @@ def _smallest(
 def _changes(
     changes: EventChanges, states: Sequence[Group], resolved: Mapping[int, int]
 ) -> Iterator[tuple[Group, dict[int, int]]]:
-    """Groups that the resolved state may be derived from, each with the change; at least one with the fewest keys.
+    """Yield groups to derive the resolved state from, each with the change that leads to it.
 
-    The room's current state comes first: while a fork grows, each event of a branch changes it by one key. Then only a state with no change
-    at all is better, and another one mostly differs in the first keys already.
+    The change with the fewest keys is always among them. The room's current state comes first:
+    while a fork grows, each event of a branch changes it by one key. After a change of at most one
+    key, only states that need no change are yielded: `_has` finds the difference of the others in
+    their first keys.
     """
     main = changes.main_group()
     if main is not None:
@@ -78,17 +85,20 @@ def _changes(
 
 
 def _has(group: Group, target: Mapping[int, int]) -> bool:
+    """Return whether a group has these values already."""
     return all(group.entries.get(key, REMOVED) == value for key, value in target.items())
 
 
 def _change(base: Group, target: Mapping[int, int]) -> dict[int, int]:
+    """Return the part of ``target`` in which it differs from ``base``."""
     return {key: value for key, value in target.items() if base.entries.get(key, REMOVED) != value}
 
 
 def same_state(changes: EventChanges, wanted: Group) -> Group | None:
-    """A group of the room that holds just this state, or None.
+    """Return a group of the room that has exactly this state, or None.
 
-    ``wanted`` need not be a group that is going to be written.
+    ``wanted`` carries the state and its digest; it need not be a group that will be stored. The
+    digest finds candidates, which are then compared key by key.
     """
     digest = wanted.digest
     candidates = [

@@ -1,13 +1,20 @@
-"""A state resolution as the plan of an event makes it: in turns, and going on from what the room's last resolution decided.
+"""Resolve states in time slices, continuing from the room's previous resolution.
 
-It is a generator, which the change set keeps while it is not done. Where something has to be loaded, or the turn is over, planning stops with
-`MissingData` and begins again; the generator goes on where it stopped. So neither a long auth chain nor many auth checks hold the event loop,
-and what was walked is not walked again.
+A resolution is a generator that the change set keeps until it is done. If data has to be loaded or
+the time slice is over, planning stops with `MissingData` or `TimeSliceOver`. Then the event is
+planned again, but the generator continues where it stopped. So neither a long auth chain nor many
+auth checks block the event loop, and nothing is walked twice.
 
-The conflict of the states is remembered (`storage.persist.model.resolution_records`). The next question of the room mostly differs from that in one state
-that has gone on by an event. Then the auth difference changes only by what that state's chain gains or loses: that is walked, and
-`storage.auth.Resolution` resolves the change. Where more is different, and for what the chain cover does not know, all is done anew.
-Version 1 of the algorithm looks at the states alone, and has nothing to go on from.
+The conflict is kept as a `ResolutionRecord`. The room's next resolution usually differs from it in
+one state that has advanced by an event:
+
+    last      states 7 and 9 are resolved
+    now       states 8 and 9 are resolved; 8 is 7 and one event more
+
+The auth difference then changes only by events that the auth chain of 8 has and that of 7 lacks, or
+the reverse. Only those are walked, and `storage.auth.Resolution` resolves the change. If more than
+one state differs, or the chain cover lacks an event, everything is resolved from the start. Version
+1 of the algorithm reads only the states and keeps no record.
 """
 
 import time
@@ -45,11 +52,11 @@ from storage.persist.plan.resolution_events import (
 )
 from storage.state.groups import REMOVED, Group, changed_keys
 
-NEAR: Final = 64  # keys in which a state may differ from the one whose place it takes
+NEAR: Final = 64  # keys in which a state may differ from the recorded one that it replaces
 
 
 class StateResolution:
-    """One resolution: a question that is worked on until it is answered."""
+    """One resolution of several states, with the time spent on it so far."""
 
     def __init__(self, change_set: ChangeSet, room: RoomRow, states: Sequence[Group]) -> None:
         self._steps = _resolved(change_set, room, states)
@@ -58,14 +65,13 @@ class StateResolution:
         self._result: dict[int, int] | None = None
 
     def run(self, change_set: ChangeSet) -> dict[int, int]:
-        """Return the value of each key in conflict, `REMOVED` where it has none.
+        """Continue to the end and return the value of each conflicted key, `REMOVED` for none.
 
-        `MissingData` to load something, `TimeSliceOver` when the turn is over.
+        Raise `MissingData` if something has to be loaded, and `TimeSliceOver` if the time slice is
+        over. A later call continues from there.
         """
-        began, worked = (
-            time.perf_counter(),
-            time.thread_time(),
-        )  # of the thread: a busy machine makes no room heavy
+        # CPU time of the thread, so that a busy machine does not make a room count as heavy
+        began, worked = (time.perf_counter(), time.thread_time())
         try:
             while self._result is None:
                 self._step(change_set, began)
@@ -80,6 +86,7 @@ class StateResolution:
         return self._result
 
     def _step(self, change_set: ChangeSet, began: float) -> None:
+        """Run one step of the generator."""
         try:
             needs = next(self._steps)
         except StopIteration as done:
@@ -87,15 +94,17 @@ class StateResolution:
             return
         if needs is not None:
             raise needs
+        # all planning before this call is repeated, so each call gets a time slice of its own
         if change_set.time_slice.is_over and change_set.time_slice.is_long(
             time.perf_counter() - began
-        ):  # all before it is done again: it gets its own turn
+        ):
             raise TimeSliceOver
 
 
 def _resolved(
     change_set: ChangeSet, room: RoomRow, states: Sequence[Group]
 ) -> Steps[dict[int, int]]:
+    """Resolve the states from the nearest record, or from the start; keep the new record."""
     version = version_of(room.room_version)
     if version.state_resolution == "v1":
         return (yield from _version_1(change_set, version, states))
@@ -108,12 +117,13 @@ def _resolved(
         if record is None:
             record = yield from conflict.begun()
         else:
-            known.remove(record)  # it is changed in place
+            known.remove(record)  # changed in place, so no other resolution may continue from it
             yield from conflict.gone_on(record)
         is_whole = True
     except NotInChainCover:
         record = yield from conflict.walked()
         is_whole = False
+    # a missing event may be stored later, and a walk without the cover lacks parts of the record
     if is_whole and not conflict.loaded.absent:
         known.append(record)
     return (yield from asking(conflict.values, record))
@@ -122,6 +132,7 @@ def _resolved(
 def _nearest(
     records: Sequence[ResolutionRecord], states: Mapping[int, Group]
 ) -> ResolutionRecord | None:
+    """Return the newest record that differs in one state, in at most `NEAR` keys of it."""
     for record in reversed(records):
         odd = record.odd(states)
         if odd is not None and len(changed_keys(*odd)) <= NEAR:
@@ -130,7 +141,11 @@ def _nearest(
 
 
 class StateGroupConflict:
-    """The states in question, of a room with version 2 or 2.1 of the algorithm."""
+    """The states to resolve, of a room with version 2 or 2.1 of the algorithm.
+
+    Its methods fill a `ResolutionRecord` in one of three ways: `begun` from the start, `gone_on`
+    from an earlier record, and `walked` without the chain cover. `values` reads the result.
+    """
 
     def __init__(
         self, change_set: ChangeSet, version: RoomVersion, states: dict[int, Group]
@@ -142,7 +157,7 @@ class StateGroupConflict:
         self._groups = list(states.values())
 
     def begun(self) -> Steps[ResolutionRecord]:
-        """Resolve all of it. `NotInChainCover` if the chain cover does not know an event of it."""
+        """Resolve the whole conflict; raise `NotInChainCover` if the cover lacks an event."""
         record = self._record()
         values = record.conflicted
         record.differing = yield from differing(self._change_set, self._groups, record.keys)
@@ -153,7 +168,7 @@ class StateGroupConflict:
         return record
 
     def walked(self) -> Steps[ResolutionRecord]:
-        """Resolve all of it without the chain cover."""
+        """Resolve the whole conflict without the chain cover."""
         record = self._record()
         record.differing, passed = yield from asking(
             walked, self._change_set, self._groups, record.keys
@@ -162,18 +177,20 @@ class StateGroupConflict:
         return record
 
     def _record(self) -> ResolutionRecord:
+        """Return a record with the conflicted keys and their values, and nothing resolved."""
         keys = set[int]().union(
             *(changed_keys(self._groups[0], other) for other in self._groups[1:])
         )
         return ResolutionRecord(self.states, keys, {key: self._under(key) for key in keys})
 
     def _under(self, key: int) -> set[int]:
+        """Return the events that the states have under a key."""
         return {group.entries[key] for group in self._groups if key in group.entries}
 
     def gone_on(self, record: ResolutionRecord) -> Steps[None]:
-        """Resolve what is different since the record.
+        """Update the record to these states, of which one replaces a recorded one.
 
-        `NotInChainCover` if the chain cover does not know an event of it.
+        Raise `NotInChainCover` if the chain cover lacks an event.
         """
         odd = record.odd(self.states)
         if odd is None:
@@ -205,6 +222,7 @@ class StateGroupConflict:
         yield from self._resolve(record, passed, changed)
 
     def _update_key(self, record: ResolutionRecord, key: int) -> None:
+        """Update a key of the record: conflicted if the states differ in it."""
         is_conflict = len({group.entries.get(key) for group in self._groups}) > 1
         record.change_key(key, self._under(key) if is_conflict else set())
 
@@ -215,16 +233,18 @@ class StateGroupConflict:
         lost: set[int],
         others: Sequence[ChainReach],
     ) -> Steps[None]:
-        """What a state gains and no state had is different now, as is what it loses and all had.
+        """Update the auth difference by what the replaced state's auth chain gained and lost.
 
-        Of the rest the other states decide.
+        Events enter the difference if they were outside it: no state had what was gained, or all
+        states had what was lost. An event inside it leaves in two cases: the state gained it and
+        all others have it, or the state lost it and no other has it.
         """
         enter = (gained | lost) - record.differing
         leave = set()
         for nid in (gained | lost) & record.differing:
-            reached = [
-                nid in gained
-            ]  # of two states, the other one has what is different and this one had not
+            # with one other state no search is needed: exactly one state had the event, so the other
+            # has it if it was gained, and lacks it if it was lost
+            reached = [nid in gained]
             if len(others) > 1:
                 reached = yield from asking(_reached, others, nid)
             if all(reached) if nid in gained else not any(reached):
@@ -234,15 +254,18 @@ class StateGroupConflict:
         record.differing -= leave
 
     def _passed(self, record: ResolutionRecord, new: set[int]) -> Steps[set[int]]:
-        """The events on auth paths between conflicted events; in version 2 at least those that are not in the record's walk.
+        """Return the events on auth paths between conflicted events.
 
-        Such a path leads from an event that is new in the conflict, or to one.
+        Version 2.1 needs all of them in the full conflicted set. Version 2 needs at least those
+        that are not in the record's walk. Their paths begin or end at an event in ``new``, the
+        newly conflicted events.
         """
         values = record.conflicted
         if self._is_newer:
             record.lowest = lowest_of(self._change_set, values)
             return (yield from between(self._change_set, values, record.lowest))
-        if not record.full <= values | record.differing:  # what leaves may be on a path still
+        # an event that leaves the full conflicted set may still be on a path, so walk all again
+        if not record.full <= values | record.differing:
             record.lowest = lowest_of(self._change_set, values)
             record.farthest = yield from asking(farthest_of, self._change_set, values)
             return (yield from between(self._change_set, values, record.lowest))
@@ -260,7 +283,7 @@ class StateGroupConflict:
     def _resolve(
         self, record: ResolutionRecord, passed: set[int], changed: Collection[int]
     ) -> Steps[None]:
-        """Resolve what is different from the record's full conflicted set and walk."""
+        """Resolve the change of the full conflicted set and the walk since the record."""
         change_set, before = self._change_set, record.full
         record.full = record.conflicted | record.differing
         if self._is_newer:
@@ -283,11 +306,15 @@ class StateGroupConflict:
             yield source.needs() if lacking else None
 
     def _ids(self, nids: Collection[int]) -> list[EventId]:
+        """Return the ids of these events."""
         self._change_set.ensure_rows(nids)
         return [event_id_of(self._change_set, nid) for nid in nids]
 
     def values(self, record: ResolutionRecord) -> dict[int, int]:
-        """The value of each key in conflict, and of those that no state has but the auth difference."""
+        """Return the value of each conflicted key, `REMOVED` for none.
+
+        Keys that no state has, but events of the auth difference do, are included.
+        """
         changed = record.resolution.ledger.changed
         while changed:
             key = next(iter(changed))
@@ -300,6 +327,7 @@ class StateGroupConflict:
         return values
 
     def _note_decided(self, record: ResolutionRecord, key: StateKey) -> None:
+        """Copy the decided value of a key to the record, as nids."""
         event_id = record.resolution.ledger.value(key)
         if event_id is None:
             record.decided.pop(key, None)
@@ -307,7 +335,7 @@ class StateGroupConflict:
         row = self._change_set.row(event_id)
         if row is None or row.state_key_nid is None:
             raise StorageCorrupt(
-                "state resolution chose an event that is not held", event_id=event_id
+                "state resolution chose an event that is not stored", event_id=event_id
             )
         record.decided[key] = row.state_key_nid, row.event_nid
 
@@ -327,6 +355,7 @@ def _entries(group: Group, keys: Iterable[int]) -> list[int]:
 def _version_1(
     change_set: ChangeSet, version: RoomVersion, states: Sequence[Group]
 ) -> Steps[dict[int, int]]:
+    """Resolve the states by version 1; return the value of each conflicted key."""
     keys = set[int]().union(*(changed_keys(states[0], other) for other in states[1:]))
     values = {key: {group.entries[key] for group in states if key in group.entries} for key in keys}
     yield from asking(lambda: change_set.ensure_rows(set().union(*values.values())))
@@ -348,9 +377,8 @@ def _version_1(
             )
         )
     ):
-        yield from asking(
-            events.add, wanted
-        )  # in rounds: what is found tells what to look for next
+        # in rounds: the loaded events determine which events are needed next
+        yield from asking(events.add, wanted)
         yield None
     result = yield from asking(
         lambda: resolve_conflicts(*arguments, events, rejected=events.rejected)
