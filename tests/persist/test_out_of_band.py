@@ -182,7 +182,7 @@ async def test_what_cannot_come_out_of_band_is_invalid(store: Store) -> None:
     admin = room.user(1)
     room.start(admin)
     refused = {
-        "memberships only": room.topic(admin, "one"),
+        "only m.room.member": room.topic(admin, "one"),
         "is not a user of here.test": room.invite(admin, room.user(2)),
         "is neither invited nor knocking": room.kick(admin, ALICE),
         "neither invited": room.leave(ALICE),

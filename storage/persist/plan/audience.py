@@ -166,7 +166,7 @@ def either(changes: EventChanges, one: Group, other: Group) -> int:
 def _off(changes: EventChanges, base: int, differs: dict[int, PrincipalStanding]) -> int:
     """Return a new number that branches off ``base`` and differs from it for these principals.
 
-    All other principals stand to it as they stand to ``base``, without a row being written.
+    For all other principals it equals ``base``, without a row being written.
     """
     row = changes.audience(base)
     continues = (
@@ -189,8 +189,8 @@ def _off(changes: EventChanges, base: int, differs: dict[int, PrincipalStanding]
 def _alone(changes: EventChanges, base: int, differs: dict[int, PrincipalStanding]) -> int:
     """Return a main line number for one state alone, because there is no room left near ``base``.
 
-    By default a principal stands to a main line number as to the current state. So every principal
-    of the room is compared with ``base``, and a range is written where it differs.
+    By default a main line number has the audience of the current state. So every principal of the
+    room is compared with ``base``, and a range is written where it differs.
     """
     number = _next_main(changes, None)
     end = number + audience_numbering.UNIT[0]
@@ -220,7 +220,7 @@ def _next_main(changes: EventChanges, opened: int | None) -> int:
 
 
 def _flags(visibility: str) -> tuple[tuple[int, PrincipalStanding], tuple[int, PrincipalStanding]]:
-    """Return how the two special principals stand to an audience with this history visibility."""
+    """Return whether the two special principals are in an audience of this history visibility."""
     everybody, shared = visibility == "world_readable", RANKS[visibility] >= RANKS["shared"]
     return (PRINCIPAL_EVERYBODY, PrincipalStanding.IN if everybody else PrincipalStanding.OUT), (
         PRINCIPAL_SHARED,

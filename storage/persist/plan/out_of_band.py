@@ -181,6 +181,7 @@ def _out_of_band(changes: EventChanges) -> Iterator[MembershipChange]:
 def _by_state(
     changes: EventChanges, current: Group, one: MembershipChange, cause_nid: int
 ) -> OverruledMembership:
+    # without a membership event in the current state, membership and event nid become 0
     key = changes.change_set.row_of(one.event_nid).state_key_nid or 0
     nid = current.entries.get(key, 0)
     membership = changes.change_set.row_of(nid).membership if nid else None

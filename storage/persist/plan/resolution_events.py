@@ -113,12 +113,12 @@ class ResolutionState:
 
     @property
     def rejected(self) -> set[EventId]:
-        """The ids of the events read so far that are rejected."""
+        """Return the ids of the events read so far that are rejected."""
         return self._loaded.rejected
 
     @property
     def lacking(self) -> bool:
-        """Whether something that was requested is not in memory."""
+        """Return whether something that was requested is not in memory."""
         return self._needs is not None or bool(self._cited)
 
     def event(self, event_id: EventId, /) -> Event | None:

@@ -242,8 +242,8 @@ class StateGroupConflict:
         enter = (gained | lost) - record.differing
         leave = set()
         for nid in (gained | lost) & record.differing:
-            # with one other state no search is needed: exactly one state had the event, so the other
-            # has it if it was gained, and lacks it if it was lost
+            # with one other state no search is needed: exactly one state had the event, so the
+            # other has it if it was gained, and lacks it if it was lost
             reached = [nid in gained]
             if len(others) > 1:
                 reached = yield from asking(_reached, others, nid)
