@@ -21,9 +21,10 @@ from storage.persist import receive
 from storage.persist.load.by_kind import load
 from storage.persist.load.names import fill_blocks
 from storage.persist.load.prefetch import prefetch
-from storage.persist.model.change_set import ChangeSet, NidBlocks
+from storage.persist.model.change_set import ChangeSet
 from storage.persist.model.incoming import IncomingEvent
 from storage.persist.model.missing_data import MissingData
+from storage.persist.model.nid_blocks import NidBlocks
 from storage.persist.plan.event import plan_event
 from storage.persist.write import all_tables, messages_only
 from storage.persist.write.invalidations import invalidations

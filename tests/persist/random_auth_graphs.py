@@ -4,10 +4,12 @@ from collections.abc import Collection, Mapping, Sequence
 from random import Random
 
 from storage.persist.model.caches import WriterCaches
-from storage.persist.model.change_set import NewEvent, NidBlocks
+from storage.persist.model.change_set import ChangeSet
+from storage.persist.model.event_view import NewEvent
+from storage.persist.model.nid_blocks import NidBlocks
 from storage.persist.model.rows import EventRow
 from storage.persist.plan.chain_cover import cover_event
-from storage.pipeline.imports.plan_rooms import NewRoomChangeSet
+from storage.pipeline.imports.plan_rooms import NewRoomAnswers
 
 SERVER = "s1.test"
 KEYS = 8
@@ -38,7 +40,9 @@ class AuthGraphWorld:
     """
 
     def __init__(self) -> None:
-        self.change_set = NewRoomChangeSet(caches(), NidBlocks(), SERVER)
+        self.change_set = ChangeSet(
+            caches(), NidBlocks(), SERVER, answers=NewRoomAnswers(is_first=True)
+        )
         for first in range(1, 4_000, 1000):
             self.change_set.blocks.put("auth_chain_nids", first)
         self.graph: dict[int, tuple[int, ...]] = {}
@@ -48,15 +52,18 @@ class AuthGraphWorld:
     def add(self, nid: int, key: int, auth: Collection[int], *, rejected: bool = False) -> None:
         row = EventRow(nid, f"${nid}", 1, None, 1, 1, 1, 1, None, None, None, 1, 1, key, None, False, False, False, False,
                        "no" if rejected else None, (), tuple(auth), False)  # fmt: skip
-        self.change_set.rows[row.event_id], self.change_set.row_ids[nid] = row, row.event_id
-        self.change_set.state_key_names[key] = (1, str(key))
-        self.change_set.new_events[nid] = NewEvent(row, b"")
+        self.change_set.events.rows[row.event_id], self.change_set.events.row_ids[nid] = (
+            row,
+            row.event_id,
+        )
+        self.change_set.names.state_key_names[key] = (1, str(key))
+        self.change_set.events.new_events[nid] = NewEvent(row, b"")
         entry = cover_event(self.change_set, row)
         if entry is not None:
-            self.change_set.add_place(nid, entry)
+            self.change_set.auth_graph.add_place(nid, entry)
             self.cited.append(nid)
         else:
-            self.change_set.loose.add(nid)  # as the database says of it
+            self.change_set.auth_graph.loose.add(nid)  # as the database says of it
         self.graph[nid] = row.auth_events
         self.of_key[key].append(nid)
 
@@ -68,7 +75,7 @@ def world_of(rng: Random, runs: int, *, rejected: bool) -> AuthGraphWorld:
     world.add(next(nids), 1, ())
     for _ in range(runs):
         key = rng.randint(2, KEYS)
-        placed = [nid for nid in world.of_key[key] if nid in world.change_set.places]
+        placed = [nid for nid in world.of_key[key] if nid in world.change_set.auth_graph.places]
         last = rng.choice(placed[-3:]) if placed and rng.random() < 0.6 else None
         for _ in range(rng.choice((1, 1, 2, 12))):
             auth = set(rng.sample(world.cited[-20:], min(len(world.cited), rng.randint(0, 3))))

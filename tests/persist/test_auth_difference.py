@@ -22,9 +22,10 @@ from storage.persist.commit.publish import absorb
 from storage.persist.load.by_kind import load
 from storage.persist.load.lookups import AuthGraphRow
 from storage.persist.load.names import fill_blocks
-from storage.persist.model.change_set import ChangeSet, NidBlocks
+from storage.persist.model.change_set import ChangeSet
 from storage.persist.model.incoming import IncomingEvent
 from storage.persist.model.missing_data import MissingData
+from storage.persist.model.nid_blocks import NidBlocks
 from storage.persist.model.rows import EventRow
 from storage.persist.plan import auth_difference as auth_differences
 from storage.persist.plan.auth_difference import auth_difference
@@ -170,8 +171,12 @@ def test_a_long_chain_is_not_walked() -> None:
         return look
 
     with (
-        mock.patch.object(world.change_set, "find_row", looking(world.change_set.find_row)),
-        mock.patch.object(world.change_set, "known_row", looking(world.change_set.known_row)),
+        mock.patch.object(
+            world.change_set.events, "find_row", looking(world.change_set.events.find_row)
+        ),
+        mock.patch.object(
+            world.change_set.events, "known_row", looking(world.change_set.events.known_row)
+        ),
     ):
         assert auth_difference(world.change_set, states, {2}) == wanted
         assert looked_at <= {1, 2, *range(2_497, 2_501)}
@@ -213,7 +218,8 @@ async def test_rooms_in_the_database(dsn: str, version: str, known: int) -> None
                             conn, change_set, [parse(pdu, version) for pdu in pdus[200:]]
                         )
                         graph |= {
-                            nid: new.row.auth_events for nid, new in change_set.new_events.items()
+                            nid: new.row.auth_events
+                            for nid, new in change_set.events.new_events.items()
                         }
                     await compare(
                         conn,
@@ -222,7 +228,7 @@ async def test_rooms_in_the_database(dsn: str, version: str, known: int) -> None
                         rng.sample(groups[-20:] if turn % 2 else groups, 3),
                         known,
                     )
-                    if not change_set.new_events:
+                    if not change_set.events.new_events:
                         absorb(change_set.caches, change_set)
 
 
@@ -258,7 +264,7 @@ async def planned(conn: Connection, change_set: ChangeSet, events: Sequence[Even
             conn, change_set, partial(plan_event, change_set, IncomingEvent(event, "live"))
         )
         assert result.is_stored
-    return list(change_set.new_groups.values())
+    return list(change_set.states.new_groups.values())
 
 
 async def compare(

@@ -4,7 +4,7 @@ import copy
 from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
@@ -13,9 +13,10 @@ from storage.database import Connection
 from storage.event import parse
 from storage.persist.load.by_kind import load
 from storage.persist.load.prefetch import prefetch
-from storage.persist.model.change_set import ChangeSet, NidBlocks
+from storage.persist.model.change_set import ChangeSet
 from storage.persist.model.incoming import IncomingEvent
 from storage.persist.model.missing_data import MissingData
+from storage.persist.model.nid_blocks import NidBlocks
 from storage.persist.model.rows import EventRow
 from storage.persist.plan import fast_path
 from storage.persist.plan.event import plan_whole
@@ -23,44 +24,56 @@ from storage.persist.receive import in_order
 from storage.testing import SHAPES, RoomBuilder, generate_room
 from storage.testing.shapes import Odd
 
+T = TypeVar("T")
 SERVER = "s1.test"
-NOT_DECIDED = {
-    "caches",
-    "allowed",
-    "pending",
-    "pending_event",
-    "reserved",
-    "answers",
-    "blocks",
-    "room_drafts",
-}
+VIEWS = ("names", "rooms", "events", "states", "auth_graph", "visibility", "members")
+SHARED = {"caches", "blocks", "names", "rooms", "events", "answers"}
+"""Attributes of a view that refer to another object of the change set."""
+NOT_DECIDED = SHARED | {"allowed", "pending", "pending_event", "reserved", "room_changes"}
 ODD = Odd(content_hash=0.05, rejected=0.05, soft_failed=0.03, early_redaction=0.03, late=0.1)
 
 
 def copied(change_set: ChangeSet) -> ChangeSet:
     """A change set that can go its own way from here."""
     new = copy.copy(change_set)
-    for name, value in vars(change_set).items():
-        if name != "caches" and isinstance(value, (dict, list)):
-            setattr(new, name, copy.copy(value))
     new.blocks = copy.deepcopy(change_set.blocks)
-    new.room_changes = {
+    new.answers = copied_view(change_set.answers)
+    for name in VIEWS:
+        setattr(new, name, copied_view(getattr(change_set, name)))
+    for name in VIEWS:
+        view = getattr(new, name)
+        for shared in SHARED & vars(view).keys():
+            setattr(view, shared, getattr(new, shared))
+    new.rooms.room_changes = {
         room_id: replace(
             room,
             extremities=dict(room.extremities),
             merged=dict(room.merged),
             group_digests=copy.deepcopy(room.group_digests),
         )
-        for room_id, room in change_set.room_changes.items()
+        for room_id, room in change_set.rooms.room_changes.items()
     }
+    return new
+
+
+def copied_view(view: T) -> T:
+    new = copy.copy(view)
+    for name, value in vars(view).items():
+        if name not in SHARED:
+            setattr(new, name, copy.copy(value))
     return new
 
 
 def decided(change_set: ChangeSet) -> dict[str, Any]:
     """All that a change set would write or pass on, in comparable form."""
-    found = {name: value for name, value in vars(change_set).items() if name not in NOT_DECIDED}
+    found = {
+        f"{view}.{name}": value
+        for view in VIEWS
+        for name, value in vars(getattr(change_set, view)).items()
+        if name not in NOT_DECIDED
+    }
     rooms = {
-        room_id: replace(room, merged={}) for room_id, room in change_set.room_changes.items()
+        room_id: replace(room, merged={}) for room_id, room in change_set.rooms.room_changes.items()
     }  # what was resolved once more is no decision
     return found | {
         "rooms": rooms,

@@ -1,7 +1,6 @@
 """What is decided about an event, in words: the answer, its row, the gaps, the extremities, the current state and memberships."""
 
 from collections.abc import AsyncIterator
-from typing import Any
 
 import pytest
 
@@ -9,22 +8,13 @@ import storage
 from storage import Store
 from storage.database.names import JOIN, MEMBERSHIPS
 from storage.event import parse
-from storage.persist.load.by_kind import load
-from storage.persist.model.change_set import ChangeSet, NidBlocks
+from storage.persist.model.change_set import ChangeSet
 from storage.persist.model.incoming import IncomingEvent
-from storage.persist.model.missing_data import MissingData
+from storage.persist.model.nid_blocks import NidBlocks
 from storage.persist.model.results import AppendResult
-from storage.persist.plan.event import plan_event
-from storage.testing import BuiltEvent, RoomBuilder
+from storage.testing import RoomBuilder
+from tests.persist.planning import SERVER, SQL_MEMBERSHIPS, begun, fetch, planned, rows, take
 
-SERVER = "s1.test"
-SQL_ROWS = """
-SELECT e.event_id, e.topological_ordering, e.depth, e.membership, e.outlier, e.backfilled,
-    e.soft_failed, e.redacted_form, e.rejected,
-    e.ineffective, coalesce(e.after_gap, false) AS after_gap,
-        e.state_group_after IS NOT NULL AS changes_state, cardinality(e.prev_events) AS parents
-FROM events e
-"""
 SQL_DELTAS = """
 SELECT c.event_id AS cause, e.event_id AS event, p.event_id AS previous
 FROM state_deltas d
@@ -32,12 +22,6 @@ JOIN events c ON c.stream_ordering = d.stream_ordering
 LEFT JOIN events e ON e.event_nid = d.event_nid
 LEFT JOIN events p ON p.event_nid = d.prev_event_nid
 ORDER BY d.stream_ordering, e.event_nid
-"""
-SQL_MEMBERSHIPS = """
-SELECT p.name, m.membership, e.event_id
-FROM memberships m JOIN principals p USING (principal_nid)
-    LEFT JOIN events e ON e.event_nid = m.event_nid
-ORDER BY p.name
 """
 SQL_MISSING = (
     "SELECT event_id, superseded, cardinality(child_nids) FROM missing_events ORDER BY event_id"
@@ -59,29 +43,6 @@ SQL_EXTREMITIES = "SELECT e.event_id FROM rooms r, unnest(r.forward_extremities)
 async def store(dsn: str) -> AsyncIterator[Store]:
     async with storage.open(dsn, server_name=SERVER) as opened:
         yield opened
-
-
-async def fetch(store: Store, sql: str) -> list[tuple[Any, ...]]:
-    async with store.database.connection() as conn:
-        return [tuple(row) for row in await conn._driver.fetch(sql)]
-
-
-async def rows(store: Store) -> dict[str, dict[str, Any]]:
-    async with store.database.connection() as conn:
-        return {row["event_id"]: dict(row) for row in await conn._driver.fetch(SQL_ROWS)}
-
-
-async def take(store: Store, *events: BuiltEvent, **how: Any) -> list[AppendResult]:
-    return await store.append([event.pdu for event in events], room_version="11", **how)
-
-
-def begun() -> tuple[RoomBuilder, str, str]:
-    """Return a room of an admin here and a member elsewhere."""
-    room = RoomBuilder("11", seed=1, sign=False)
-    admin, other = room.user(1, SERVER), room.user(2, "s2.test")
-    room.start(admin)
-    room.join(other)
-    return room, admin, other
 
 
 async def test_the_answers(store: Store) -> None:
@@ -296,71 +257,6 @@ async def test_extremities_follow_forks_and_merges(store: Store) -> None:
     assert await fetch(store, SQL_EXTREMITIES) == [(merged.event_id,)]
 
 
-async def test_an_invite_as_an_outlier_is_a_membership_of_a_local_user_where_this_server_is_not_in_the_room(
-    store: Store,
-) -> None:
-    room = RoomBuilder("11", seed=1, sign=False)
-    admin, guest, stranger = room.user(1, "s2.test"), room.user(2, SERVER), room.user(3, "s2.test")
-    room.start(admin)
-    invited = room.invite(admin, guest)
-    room.invite(admin, stranger)
-    await take(store, *room.events, origin="outlier")
-    assert await fetch(store, SQL_MEMBERSHIPS) == [(guest, MEMBERSHIPS["invite"], invited.event_id)]
-    joined = room.join(guest)
-    await take(store, joined, origin="outlier")
-    assert await fetch(store, SQL_MEMBERSHIPS) == [(guest, MEMBERSHIPS["invite"], invited.event_id)]
-
-
-async def test_an_invite_as_an_outlier_says_nothing_where_this_server_is_in_the_room(
-    store: Store,
-) -> None:
-    room, admin, _ = begun()
-    guest = room.user(3, SERVER)
-    await take(store, *room.events)
-    await take(store, room.fork(1)[0].invite(admin, guest), origin="outlier")
-    assert await fetch(store, SQL_MEMBERSHIPS) == [(admin, JOIN, room.events[1].event_id)]
-
-
-async def test_an_event_that_others_waited_for_keeps_its_number(store: Store) -> None:
-    room, admin, _ = begun()
-    before, state = list(room.events), list(room.state.values())
-    lost, child = room.message(admin), room.message(admin)
-    await take(store, *before)
-    await take(store, child, state_before={child.event_id: state})
-    [(waited,)] = await fetch(store, "SELECT event_nid FROM missing_events")
-    await take(store, lost, origin="backfill")
-    rows_ = await fetch(store, "SELECT event_id, event_nid FROM events")
-    assert dict(rows_)[lost.event_id] == waited
-
-
-async def test_outliers_that_are_no_accepted_memberships_give_none(store: Store) -> None:
-    """An invite by one who may not, other state under a local user's name, and a message."""
-    room = RoomBuilder("11", seed=1, sign=False, checked=False)
-    admin, stranger, guest = room.user(1, "s2.test"), room.user(2, "s2.test"), room.user(3, SERVER)
-    room.start(admin)
-    room.send(admin, "org.example.note", {}, state_key=f"note:{SERVER}")
-    room.message(admin)
-    refused = room.invite(stranger, guest)
-    results = await take(store, *room.events, origin="outlier")
-    assert [one.event_id for one in results if one.outcome != "stored"] == [refused.event_id]
-    assert await fetch(store, SQL_MEMBERSHIPS) == []
-
-
-async def test_an_invite_as_an_outlier_counts_again_when_this_server_has_left(store: Store) -> None:
-    room = RoomBuilder("11", seed=1, sign=False)
-    admin, guest, friend = room.user(1, "s2.test"), room.user(2, SERVER), room.user(3, SERVER)
-    room.start(admin)
-    room.join(guest)
-    left = room.leave(guest)
-    await take(store, *room.events)
-    invited = room.invite(admin, friend)
-    await take(store, invited, origin="outlier")
-    assert await fetch(store, SQL_MEMBERSHIPS) == [
-        (guest, MEMBERSHIPS["leave"], left.event_id),
-        (friend, MEMBERSHIPS["invite"], invited.event_id),
-    ]
-
-
 async def test_history_is_not_soft_failed_and_what_is_rejected_changes_nothing(
     store: Store,
 ) -> None:
@@ -539,33 +435,6 @@ async def test_what_moves_up_takes_the_last_joins_with_it(store: Store) -> None:
     ]
     assert await fetch(store, SQL_EXTREMITIES) == [(moved[2].event_id,)]
     assert await fetch(store, SQL_DROPPED) == []
-
-
-async def planned(store: Store, change_set: ChangeSet, incoming: IncomingEvent) -> AppendResult:
-    """Plan an event that is not written."""
-    async with store.database.connection() as conn:
-        while True:
-            try:
-                return plan_event(change_set, incoming)
-            except MissingData as needs:
-                await load(conn, change_set, needs)
-
-
-class Replayed(ChangeSet):
-    is_live = False
-
-
-@pytest.mark.parametrize("kind,outcome", [(ChangeSet, "invalid"), (Replayed, "stored")])
-async def test_what_came_out_of_band_once_is_not_checked_when_the_tables_are_read(
-    store: Store, kind: type[ChangeSet], outcome: str
-) -> None:
-    """This server is in the room by now, so the invite would be refused."""
-    room, admin, _ = begun()
-    await take(store, *room.events)
-    invite = IncomingEvent(parse(room.invite(admin, room.user(3, SERVER)).pdu, "11"), "out_of_band")
-    assert (
-        await planned(store, kind(store.writer.caches, NidBlocks(), SERVER), invite)
-    ).outcome == outcome
 
 
 async def test_a_duplicate_has_its_orderings_at_once(store: Store) -> None:

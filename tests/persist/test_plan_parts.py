@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from storage.database.names import MEMBERSHIPS
-from storage.persist.model.change_set import RoomChanges
+from storage.persist.model.changes import RoomChanges
 from storage.persist.model.results import AppendResult
 from storage.persist.model.rows import EventRow, RoomRow
 from storage.persist.plan.event import INT8_MAX, _goes_on, _int8, _unfit

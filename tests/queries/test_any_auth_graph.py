@@ -13,7 +13,8 @@ import storage
 from storage.database import Connection
 from storage.ids import EventId
 from storage.persist.load.auth_closures import load_closures
-from storage.persist.model.change_set import ChangeSet, NidBlocks
+from storage.persist.model.change_set import ChangeSet
+from storage.persist.model.nid_blocks import NidBlocks
 from storage.queries.auth_chain import auth_chain_difference, auth_chain_ids
 from tests.persist.random_auth_graphs import SERVER, AuthGraphWorld, caches, chain, world_of
 
@@ -28,7 +29,7 @@ CREATE TEMPORARY TABLE auth_chain_links (LIKE public.auth_chain_links INCLUDING 
 async def keep(conn: Connection, world: AuthGraphWorld) -> None:
     """The world, and nothing else, in the tables of this connection."""
     await conn.execute("TRUNCATE events, auth_chains, auth_chain_links")
-    places = world.change_set.new_places
+    places = world.change_set.auth_graph.new_places
     await conn.copy_in(
         "events",
         ("event_nid", "event_id", "auth_events"),
@@ -63,9 +64,14 @@ async def compare(conn: Connection, rng: Random, world: AuthGraphWorld) -> int:
     assert await auth_chain_difference(conn, [ids(one) for one in sets]) == ids(difference)
     change_set = ChangeSet(caches(), NidBlocks(), SERVER)
     await load_closures(conn, change_set, some)
-    assert change_set.closures.keys() == set(some) & world.change_set.places.keys()
-    for nid, closure in change_set.closures.items():
-        reached = sorted(world.change_set.places[one] for one in chain(world.graph, [nid]))
+    assert (
+        change_set.auth_graph.closures.keys()
+        == set(some) & world.change_set.auth_graph.places.keys()
+    )
+    for nid, closure in change_set.auth_graph.closures.items():
+        reached = sorted(
+            world.change_set.auth_graph.places[one] for one in chain(world.graph, [nid])
+        )
         assert dict(closure) == dict(reached), "of each chain the last place"
     return len(difference) > 1
 

@@ -6,7 +6,7 @@ from storage.database.connection import Connection
 from storage.graph.chains import Chain, ChainEntry, ChainParent, ChainPosition, enter, extended
 from storage.maintenance.verify.auth_graph import AuthGraph, read_auth_graph
 from storage.persist.load.names import fill_blocks
-from storage.persist.model.change_set import NidBlocks
+from storage.persist.model.nid_blocks import NidBlocks
 
 SQL_STATE_KEYS: Final[LiteralString] = """
 SELECT e.event_nid, k.state_key

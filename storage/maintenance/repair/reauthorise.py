@@ -33,9 +33,10 @@ from storage.maintenance.verify.auth_results import wrongly_rejected
 from storage.maintenance.verify.room import VerifiedRoom
 from storage.maintenance.verify.version import version_of_id
 from storage.persist.load.by_kind import load as load_needs
-from storage.persist.model.change_set import ChangeSet, NidBlocks
+from storage.persist.model.change_set import ChangeSet
 from storage.persist.model.incoming import IncomingEvent
 from storage.persist.model.missing_data import MissingData
+from storage.persist.model.nid_blocks import NidBlocks
 from storage.persist.model.results import AppendResult, Origin
 from storage.persist.plan.event import plan_event
 from storage.persist.receive import in_order
@@ -222,7 +223,7 @@ async def append_again(
     again = set[EventId]()
     for start in range(0, len(taken.incoming), BATCH):
         change_set = ChangeSet(new_caches(), blocks, server_name, extremities_max=extremities_max)
-        change_set.reserved.update(
+        change_set.events.reserved.update(
             (event_id, row.event_nid)
             for event_id, row in taken.rows.items()
             if event_id == row.event_id

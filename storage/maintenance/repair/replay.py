@@ -16,10 +16,16 @@ from storage.database.names import JOIN
 from storage.maintenance.repair.main_line import main_line
 from storage.maintenance.repair.room_planner import RepairPlanner, new_caches, stored_room
 from storage.maintenance.room_states import RoomStates
-from storage.persist.model.change_set import ChangeSet, NidBlocks, RoomChanges
+from storage.persist.model.answers import Answers
+from storage.persist.model.caches import WriterCaches
+from storage.persist.model.change_set import ChangeSet
+from storage.persist.model.changes import RoomChanges
 from storage.persist.model.event_changes import EventChanges
 from storage.persist.model.missing_data import MissingData
+from storage.persist.model.nid_blocks import NidBlocks
 from storage.persist.model.rows import UNSEEN, AudienceRow, EventRow, VisibilityRow
+from storage.persist.model.state_view import StateView
+from storage.persist.model.visibility_view import VisibilityView
 from storage.persist.plan import audience
 from storage.state.groups import Group
 from storage.visibility import audience_numbering, multirange
@@ -134,42 +140,74 @@ class ReplayedRow(NamedTuple):
     stream_ordering: int
 
 
-class VisibilityReplay(ChangeSet):
-    """A change set that knows of visibility only what was decided since it began."""
-
-    def __init__(self, server_name: str) -> None:
-        super().__init__(new_caches(), NidBlocks(), server_name)
-        self.numbers: dict[int, int] = {}
+class ReplayedVisibility(VisibilityView):
+    """Knows of visibility only what was decided since it began."""
 
     def visible(self, room_nid: int, principal_nid: int) -> VisibilityRow:
-        """Return a principal's row."""
+        """Return the row of a principal."""
         return self.new_visibility.get((room_nid, principal_nid), UNSEEN)
 
     def ensure_visible(self, room_nid: int, principal_nids: Iterable[int]) -> None:
-        """Do nothing: all rows are present."""
+        """Do nothing: all rows are there."""
 
     def audience(self, room_nid: int, number: int) -> AudienceRow:
         """Return the row of an audience."""
         return self.new_audiences[room_nid, number]
 
-    def answer(self, question: Hashable) -> Any:
-        """Answer "principals" from the rows decided so far, other queries from the database."""
-        if isinstance(question, tuple) and question[0] == "principals":
-            return [principal for _, principal in self.new_visibility]
-        return super().answer(question)
+
+class ReplayedStates(StateView):
+    """State groups under their new audience numbers; ``numbers`` has them by group."""
+
+    def __init__(self, caches: WriterCaches, blocks: NidBlocks) -> None:
+        super().__init__(caches, blocks)
+        self.numbers: dict[int, int] = {}
 
     def group(self, state_group: int) -> Group:
-        """Return a state group under its new audience, `NOTHING` before it has one."""
+        """Return a state group under its new number, `NOTHING` before it has one."""
         return super().group(state_group)._replace(audience=self.numbers.get(state_group, NOTHING))
 
     def add_groups(self, room: RoomChanges, groups: Iterable[Group]) -> None:
-        """Record the audiences of groups."""
+        """Remember the numbers that groups have now."""
         del room
         self.numbers.update((group.state_group, group.audience) for group in groups)
 
+
+class ReplayAnswers(Answers):
+    """Answers of the database, except for the principals of a room: those known by now."""
+
+    visibility: VisibilityView
+
+    def answer(self, question: Hashable) -> Any:
+        """Return the principals, or what the database has answered."""
+        if isinstance(question, tuple) and question[0] == "principals":
+            return [principal for _, principal in self.visibility.new_visibility]
+        return super().answer(question)
+
+
+class VisibilityReplay(ChangeSet):
+    """A change set that knows of visibility only what was decided since it began."""
+
+    def __init__(self, server_name: str) -> None:
+        answers = ReplayAnswers()
+        super().__init__(new_caches(), NidBlocks(), server_name, answers=answers)
+        self.replayed = self.states = ReplayedStates(self.caches, self.blocks)
+        self.visibility = ReplayedVisibility(self.caches, self.names, self.rooms, answers)
+        answers.visibility = self.visibility
+
+    @property
+    def numbers(self) -> dict[int, int]:
+        """The new audience numbers, by state group."""
+        return self.replayed.numbers
+
     def forget(self) -> None:
-        """Drop what was read for the events so far."""
-        for known in (self.groups, self.rows, self.row_ids, self.events, self.answers):
+        """Forget what was read for the events so far."""
+        for known in (
+            self.states.groups,
+            self.events.rows,
+            self.events.row_ids,
+            self.events.parsed,
+            self.answers.known,
+        ):
             known.clear()
 
 
@@ -193,7 +231,7 @@ async def replay(conn: Connection, room_id: str, server_name: str, states: RoomS
     while rows := await conn.fetch(SQL_REPLAYED, row.room_nid, *at, BATCH, row=ReplayedRow):
         nids = [one.event_nid for one in rows]
         await planner.load(conn, MissingData("event_nids", nids))
-        events = [change_set.row_of(nid) for nid in nids]
+        events = [change_set.events.row_of(nid) for nid in nids]
         numbered = [
             (
                 one.event_nid,
@@ -292,7 +330,9 @@ def _decide(
     if on_line:
         audience.advance(changes, after)
     if row.membership == JOIN and row.accepted:
-        audience.note_join(changes, change_set.state_key_name(row.state_key_nid or 0)[1], row.order)
+        audience.note_join(
+            changes, change_set.names.state_key_name(row.state_key_nid or 0)[1], row.order
+        )
     number = audience.of_event(changes, row, before, after)
     audience.note_place(changes, number, row.order)
     return number
@@ -335,7 +375,7 @@ async def _write(conn: Connection, change_set: VisibilityReplay, room: RoomChang
         await conn.execute(SQL_SET_GROUPS, *transposed(numbered[start : start + BATCH], 2))
     await conn.execute(
         SQL_ADD_PRINCIPALS,
-        *transposed(((nid, name) for name, nid in change_set.new_principals.items()), 2),
+        *transposed(((nid, name) for name, nid in change_set.names.new_principals.items()), 2),
     )
     await conn.execute(SQL_DROP_VISIBILITY, room_nid)
     seen = (
@@ -346,7 +386,7 @@ async def _write(conn: Connection, change_set: VisibilityReplay, room: RoomChang
             multirange.to_text(row.invited_audiences),
             row.first_audience,
         )
-        for (_, principal), row in change_set.new_visibility.items()
+        for (_, principal), row in change_set.visibility.new_visibility.items()
     )
     await conn.execute(SQL_ADD_VISIBILITY, room_nid, *transposed(seen, 7))
     await conn.execute(SQL_DROP_PAST, room_nid)
@@ -359,11 +399,11 @@ async def _write(conn: Connection, change_set: VisibilityReplay, room: RoomChang
                 multirange.to_text, (row.audiences, row.invited_audiences, row.topological_ranges)
             ),
         )
-        for (_, principal, first), row in change_set.new_past.items()
+        for (_, principal, first), row in change_set.visibility.new_past.items()
     )
     await conn.execute(SQL_ADD_PAST, room_nid, *transposed(past, 6))
     await conn.execute(SQL_DROP_AUDIENCES, room_nid)
-    known = ((number, *row) for (_, number), row in change_set.new_audiences.items())
+    known = ((number, *row) for (_, number), row in change_set.visibility.new_audiences.items())
     await conn.execute(SQL_ADD_AUDIENCES, room_nid, *transposed(known, 4))
     await conn.execute(
         SQL_SET_AUDIENCES,

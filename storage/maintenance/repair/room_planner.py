@@ -14,9 +14,11 @@ from storage.errors import StorageCorrupt
 from storage.maintenance.room_states import RoomStates
 from storage.persist.load.by_kind import load
 from storage.persist.model.caches import WriterCaches
-from storage.persist.model.change_set import ChangeSet, NidBlocks, RoomChanges
+from storage.persist.model.change_set import ChangeSet
+from storage.persist.model.changes import RoomChanges
 from storage.persist.model.event_changes import EventChanges
 from storage.persist.model.missing_data import MissingData
+from storage.persist.model.nid_blocks import NidBlocks
 from storage.persist.model.rows import RoomRow
 from storage.state.rows import GROUP_COLUMNS, row_of
 
@@ -72,14 +74,14 @@ class RepairPlanner:
             raise StorageCorrupt(
                 "state groups cannot be read", room_nid=self.row.room_nid, state_groups=sorted(lost)
             )
-        self.change_set.groups.update(groups)
+        self.change_set.states.groups.update(groups)
 
     async def write_groups(self, conn: Connection) -> None:
         """Insert the planned groups."""
-        groups = list(self.change_set.new_groups.values())
+        groups = list(self.change_set.states.new_groups.values())
         while True:
             try:
-                self.change_set.ensure_state_key_names(
+                self.change_set.names.ensure_state_key_names(
                     key for group in groups for key in group.steps[-1].delta
                 )
             except MissingData as needs:
@@ -92,7 +94,7 @@ class RepairPlanner:
         )
 
     def _is_member(self, key_nid: int) -> bool:
-        return self.change_set.state_key_name(key_nid)[0] == TYPE_MEMBER
+        return self.change_set.names.state_key_name(key_nid)[0] == TYPE_MEMBER
 
 
 def new_caches() -> WriterCaches:
@@ -104,7 +106,7 @@ async def stored_room(conn: Connection, room_id: str) -> RoomRow:
     """Return the row of a room."""
     change_set = ChangeSet(new_caches(), NidBlocks(), "")
     await load(conn, change_set, MissingData("rooms", [room_id]))
-    row = change_set.rooms[room_id]
+    row = change_set.rooms.known[room_id]
     if row is None:
         raise StorageCorrupt("a locked room is gone", room_id=room_id)
     return row

@@ -17,31 +17,31 @@ K = TypeVar("K", bound=Hashable)
 
 def absorb(caches: WriterCaches, change_set: ChangeSet) -> None:
     """Add a change set to the caches, before or after the commit."""
-    new = change_set.new_events
+    new = change_set.events.new_events
     rows = [
         row if row.event_nid in new else _with_known_position(caches, row)
-        for row in change_set.rows.values()
+        for row in change_set.events.rows.values()
         if row is not None
     ]
     caches.trim()  # trim first: rows of the change set must stay until the commit
     for row in rows:
         caches.add_row(row)
-    for nid, event in change_set.events.items():
+    for nid, event in change_set.events.parsed.items():
         if event.state_key is not None:
             caches.events[nid] = without_json(event)
-    caches.groups.keep(change_set.groups)
-    caches.visibility.update(change_set.visibility)
-    caches.audiences.update(change_set.audiences)
-    caches.counts.update(change_set.counts)
-    caches.places.update(change_set.places)
-    caches.chains.update(change_set.chains)
-    caches.closures.update(change_set.closures)
-    caches.allowed.update(change_set.allowed)
-    for room_nid, records in change_set.records.items():
+    caches.groups.keep(change_set.states.groups)
+    caches.visibility.update(change_set.visibility.current)
+    caches.audiences.update(change_set.visibility.audiences)
+    caches.counts.update(change_set.states.counts)
+    caches.places.update(change_set.auth_graph.places)
+    caches.chains.update(change_set.auth_graph.chains)
+    caches.closures.update(change_set.auth_graph.closures)
+    caches.allowed.update(change_set.auth_graph.allowed)
+    for room_nid, records in change_set.states.records.items():
         caches.records.pop(room_nid, None)  # move to the end, as the newest
         caches.records[room_nid] = newest(records)
     caches.records.trim()
-    for event_id, gap in change_set.missing.items():
+    for event_id, gap in change_set.events.missing.items():
         if gap is None:
             caches.missing.pop(event_id, None)
         else:
@@ -61,7 +61,7 @@ def _with_known_position(caches: WriterCaches, row: EventRow) -> EventRow:
 def place(caches: WriterCaches, change_set: ChangeSet, positions: dict[int, int]) -> None:
     """Set the stream positions that the events of a committed change set received."""
     for nid, position in positions.items():
-        row = caches.rows.get(change_set.row_ids.get(nid, ""))
+        row = caches.rows.get(change_set.events.row_ids.get(nid, ""))
         if row is not None and not row.outlier:
             caches.rows[row.event_id] = row.at(position)
 
@@ -74,12 +74,16 @@ def _absorb_names(caches: WriterCaches, change_set: ChangeSet) -> None:
     """
     is_written = change_set.has_changes
     caches.names.learn(
-        types=_known(change_set.types, () if is_written else change_set.new_types),
-        state_keys=_known(change_set.state_keys, () if is_written else change_set.new_state_keys),
-        principals=_known(change_set.principals, () if is_written else change_set.new_principals),
+        types=_known(change_set.names.types, () if is_written else change_set.names.new_types),
+        state_keys=_known(
+            change_set.names.state_keys, () if is_written else change_set.names.new_state_keys
+        ),
+        principals=_known(
+            change_set.names.principals, () if is_written else change_set.names.new_principals
+        ),
     )
-    unwritten = () if is_written else set(change_set.new_state_keys.values())
-    for nid, key in change_set.state_key_names.items():
+    unwritten = () if is_written else set(change_set.names.new_state_keys.values())
+    for nid, key in change_set.names.state_key_names.items():
         if nid not in unwritten:
             caches.names.state_key_names[nid] = key
 
@@ -89,10 +93,10 @@ def _known(names: Mapping[K, int | None], unwritten: Collection[K]) -> Iterator[
 
 
 def _absorb_rooms(caches: WriterCaches, change_set: ChangeSet) -> None:
-    for room_id, row in change_set.rooms.items():
+    for room_id, row in change_set.rooms.known.items():
         if row is not None and row.write_version:
             caches.rooms[room_id] = row
-    for room in change_set.room_changes.values():
+    for room in change_set.rooms.room_changes.values():
         caches.merged.update(room.merged)
         if room.changed:
             caches.rooms[room.row.room_id] = RoomRow(
@@ -118,8 +122,8 @@ def publish(streams: Streams, change_set: ChangeSet, written: WriteResult) -> No
         "events": [],
     }
     for nid, position in written.positions.items():
-        event = change_set.events[nid]
-        backfilled = change_set.row_of(nid).backfilled
+        event = change_set.events.parsed[nid]
+        backfilled = change_set.events.row_of(nid).backfilled
         row = [event.event_id, event.room_id, event.type, event.state_key, event.redacts]
         facts["backfill" if backfilled else "events"].append(
             Fact(position, streams.instance_name, row)

@@ -30,9 +30,10 @@ from storage.persist.commit.requests import AppendRequest, WriteBatch
 from storage.persist.load.by_kind import load
 from storage.persist.load.prefetch import Load, PendingPrefetch, prefetch
 from storage.persist.model.caches import WriterCaches
-from storage.persist.model.change_set import ChangeSet, NidBlocks
+from storage.persist.model.change_set import ChangeSet
 from storage.persist.model.incoming import IncomingEvent
 from storage.persist.model.missing_data import MissingData, TimeSliceOver
+from storage.persist.model.nid_blocks import NidBlocks
 from storage.persist.model.results import AppendResult
 from storage.persist.model.time_slice import (
     HEAVY_SECONDS,
@@ -119,14 +120,16 @@ class WriteAttempts:
             self.caches, self._blocks, self._server_name, extremities_max=self._extremities_max
         )
         if after is not None:
-            change_set.principals.update(
-                (name, None) for name, nid in after.change_set.principals.items() if nid is None
+            change_set.names.principals.update(
+                (name, None)
+                for name, nid in after.change_set.names.principals.items()
+                if nid is None
             )
-            change_set.state_keys.update(
-                (key, None) for key, nid in after.change_set.state_keys.items() if nid is None
+            change_set.names.state_keys.update(
+                (key, None) for key, nid in after.change_set.names.state_keys.items() if nid is None
             )
-            change_set.types.update(
-                (name, None) for name, nid in after.change_set.types.items() if nid is None
+            change_set.names.types.update(
+                (name, None) for name, nid in after.change_set.names.types.items() if nid is None
             )
         change_set.time_slice = TimeSlice(SLICE_SECONDS)
         return WriteBatch(change_set, era=self._database.era)
@@ -333,14 +336,14 @@ class WriteAttempts:
         Raise `DatabaseUnavailable` if the database cannot be reached.
         """
         await self._in_flight.settle()
-        if not (batch.sent and batch.change_set.new_events):
+        if not (batch.sent and batch.change_set.events.new_events):
             return False
-        nids = list(batch.change_set.new_events)
+        nids = list(batch.change_set.events.new_events)
         async with self._database.connection() as conn:
             rows = await conn.fetch(
                 SQL_STORED,
                 nids,
-                [batch.change_set.events[nid].event_id for nid in nids],
+                [batch.change_set.events.parsed[nid].event_id for nid in nids],
                 row=StoredPositionRow,
             )
         if rows:
@@ -373,7 +376,7 @@ async def _planned(
     answers: list[AppendResult] = []
     for one in part:
         if (
-            change_set.resolving_seconds
+            change_set.states.resolving_seconds
             and least is not None
             and len(answers) >= least
             and _is_heavy(change_set, one)
@@ -392,7 +395,7 @@ async def _planned(
 
 
 def _is_heavy(change_set: ChangeSet, one: IncomingEvent) -> bool:
-    return change_set.resolving_seconds.get(one.event.room_id, 0) > HEAVY_SECONDS
+    return change_set.states.resolving_seconds.get(one.event.room_id, 0) > HEAVY_SECONDS
 
 
 async def _decide(
@@ -416,7 +419,7 @@ async def _decide(
                 await load_needs(change_set, lacking)
             change_set.time_slice.begin()
         elif may_leave and any(
-            work.seconds > HEAVY_SECONDS for work in change_set.resolving.values()
+            work.seconds > HEAVY_SECONDS for work in change_set.states.resolving.values()
         ):
             return None
         else:

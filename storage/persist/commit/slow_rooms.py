@@ -114,7 +114,7 @@ class SlowRooms:
         for room_id in request.rooms:
             room = self._attempts.caches.rooms.get(room_id)
             if room is not None:
-                batch.change_set.rooms[room_id] = room
+                batch.change_set.rooms.known[room_id] = room
         try:
             await self._attempts.extend(
                 batch, [(request, part)], self._load, named=part, assume_new=False
@@ -127,9 +127,9 @@ class SlowRooms:
 def share_new_names(one: ChangeSet, other: ChangeSet) -> bool:
     """Return whether both change sets allocate a nid for the same name."""
     return not (
-        one.new_principals.keys().isdisjoint(other.new_principals)
-        and one.new_types.keys().isdisjoint(other.new_types)
-        and one.new_state_keys.keys().isdisjoint(other.new_state_keys)
+        one.names.new_principals.keys().isdisjoint(other.names.new_principals)
+        and one.names.new_types.keys().isdisjoint(other.names.new_types)
+        and one.names.new_state_keys.keys().isdisjoint(other.names.new_state_keys)
     )
 
 
@@ -137,7 +137,7 @@ def has_known_names(change_set: ChangeSet) -> bool:
     """Return whether a new name of the change set has received a nid by now."""
     names = change_set.caches.names
     return not (
-        names.principals.keys().isdisjoint(change_set.new_principals)
-        and names.types.keys().isdisjoint(change_set.new_types)
-        and names.state_keys.keys().isdisjoint(change_set.new_state_keys)
+        names.principals.keys().isdisjoint(change_set.names.new_principals)
+        and names.types.keys().isdisjoint(change_set.names.new_types)
+        and names.state_keys.keys().isdisjoint(change_set.names.new_state_keys)
     )

@@ -84,9 +84,13 @@ class ClosureRow(NamedTuple):
 async def load_closures(conn: Connection, change_set: ChangeSet, nids: Collection[int]) -> None:
     """Load positions and closures of committed events; an event without a position is `loose`."""
     for row in await conn.fetch(SQL_CLOSURES, list(nids), row=ClosureRow):
-        change_set.places[row.event_nid] = ChainPosition(row.chain_nid, row.sequence_number)
+        change_set.auth_graph.places[row.event_nid] = ChainPosition(
+            row.chain_nid, row.sequence_number
+        )
         reached = dict(zip(row.chain_nids or (), row.sequence_numbers or (), strict=True))
         if row.sequence_number > 1:
             reached[row.chain_nid] = row.sequence_number - 1
-        change_set.closures[row.event_nid] = Map(reached)
-    change_set.loose.update(nid for nid in nids if nid not in change_set.closures)
+        change_set.auth_graph.closures[row.event_nid] = Map(reached)
+    change_set.auth_graph.loose.update(
+        nid for nid in nids if nid not in change_set.auth_graph.closures
+    )

@@ -35,7 +35,8 @@ from storage.persist.load.batch_statements import (
 from storage.persist.load.lookups import keep_rows
 from storage.persist.load.packing import PackedRow
 from storage.persist.load.prefetch import STANDING, BatchRequest
-from storage.persist.model.change_set import BLOCK_LENGTHS, ChangeSet
+from storage.persist.model.change_set import ChangeSet
+from storage.persist.model.nid_blocks import BLOCK_LENGTHS
 from storage.persist.model.rows import UNSEEN, EventRow, MissingRow, RoomRow, VisibilityRow
 from storage.state.read import groups_of
 from storage.state.rows import GroupRow
@@ -102,39 +103,43 @@ def _request(lacking: BatchRequest) -> dict[str, Sequence[Any]]:
 def _expect(change_set: ChangeSet, lacking: BatchRequest) -> None:
     """Remember everything requested as absent, until a row says otherwise."""
     for room_id in lacking.rooms:
-        change_set.rooms.setdefault(room_id, None)
+        change_set.rooms.known.setdefault(room_id, None)
     for event_id in lacking.events:
-        change_set.rows.setdefault(event_id, None)
-        change_set.missing.setdefault(event_id, None)
-        change_set.waiting.setdefault(event_id, ())
+        change_set.events.rows.setdefault(event_id, None)
+        change_set.events.missing.setdefault(event_id, None)
+        change_set.events.waiting.setdefault(event_id, ())
     for name in lacking.principals:
-        change_set.principals.setdefault(name, None)
+        change_set.names.principals.setdefault(name, None)
     for name in lacking.types:
-        change_set.types.setdefault(name, None)
+        change_set.names.types.setdefault(name, None)
 
 
 def _absent_names(change_set: ChangeSet, lacking: BatchRequest) -> None:
     """Remember as absent what was requested by names whose nids are known only now."""
     names = change_set.caches.names
     for type_name, state_key in lacking.state_keys:
-        type_nid = names.types.get(type_name) or change_set.types.get(type_name)
+        type_nid = names.types.get(type_name) or change_set.names.types.get(type_name)
         if type_nid is not None:
-            change_set.state_keys.setdefault((type_nid, state_key), None)
+            change_set.names.state_keys.setdefault((type_nid, state_key), None)
     for room_id, name in lacking.seen:
-        room = change_set.rooms.get(room_id) or change_set.caches.rooms.get(room_id)
-        nid = STANDING.get(name) or change_set.principals.get(name) or names.principals.get(name)
+        room = change_set.rooms.known.get(room_id) or change_set.caches.rooms.get(room_id)
+        nid = (
+            STANDING.get(name)
+            or change_set.names.principals.get(name)
+            or names.principals.get(name)
+        )
         if (
             room is not None
             and nid is not None
-            and not change_set.knows_visibility(room.room_nid, nid)
+            and not change_set.visibility.knows_visibility(room.room_nid, nid)
         ):
-            change_set.visibility[room.room_nid, nid] = UNSEEN
+            change_set.visibility.current[room.room_nid, nid] = UNSEEN
 
 
 def _rooms(change_set: ChangeSet, rows: Sequence[PackedRow], _: BatchRequest) -> None:
     for row in rows:
         room = RoomRow._make(UNPACK_ROOM(row))
-        change_set.rooms[room.room_id] = room._replace(
+        change_set.rooms.known[room.room_id] = room._replace(
             forward_extremities=tuple(room.forward_extremities),
             out_of_range=multirange.from_text(str(room.out_of_range)),
         )
@@ -148,23 +153,23 @@ def _missing(change_set: ChangeSet, rows: Sequence[PackedRow], _: BatchRequest) 
     for row in rows:
         gap = MissingRow._make(UNPACK_GAP(row))
         if (
-            gap.event_id not in change_set.new_missing
-            and gap.event_id not in change_set.gone_missing
+            gap.event_id not in change_set.events.new_missing
+            and gap.event_id not in change_set.events.gone_missing
         ):
-            change_set.missing[gap.event_id] = gap._replace(child_nids=tuple(gap.child_nids))
+            change_set.events.missing[gap.event_id] = gap._replace(child_nids=tuple(gap.child_nids))
 
 
 def _waiting(change_set: ChangeSet, rows: Sequence[PackedRow], _: BatchRequest) -> None:
     for row in rows:
         redaction_nid, target = UNPACK_WAITING(row)
-        change_set.waiting[target] = (*change_set.waiting[target], redaction_nid)
+        change_set.events.waiting[target] = (*change_set.events.waiting[target], redaction_nid)
 
 
 def _contents(change_set: ChangeSet, rows: Sequence[PackedRow], _: BatchRequest) -> None:
     for row in rows:
         event_id, version = row.texts
         nid, redacted = row.numbers
-        change_set.events[nid] = load_event(
+        change_set.events.parsed[nid] = load_event(
             row.data or b"", version, event_id, redacted=bool(redacted)
         )
 
@@ -174,21 +179,23 @@ def _groups(change_set: ChangeSet, rows: Sequence[PackedRow], lacking: BatchRequ
     known = [GroupRow._make(UNPACK_GROUP(row)) for row in rows]
     parts = {row.state_group: row for row in known}
     rooms = [
-        room for room_id in lacking.rooms if (room := change_set.rooms.get(room_id)) is not None
+        room
+        for room_id in lacking.rooms
+        if (room := change_set.rooms.known.get(room_id)) is not None
     ]
     parents = lacking.parents | {
-        change_set.row_ids[nid] for room in rooms for nid in room.forward_extremities
+        change_set.events.row_ids[nid] for room in rooms for nid in room.forward_extremities
     }
-    rows_before = (change_set.rows.get(parent) for parent in parents)
+    rows_before = (change_set.events.rows.get(parent) for parent in parents)
     wanted = {row.after for row in rows_before if row is not None and not row.outlier}
     wanted |= {room.current_state_group for room in rooms if room.current_state_group is not None}
-    change_set.groups.update(groups_of(wanted | lacking.groups, parts))
+    change_set.states.groups.update(groups_of(wanted | lacking.groups, parts))
 
 
 def _positions(change_set: ChangeSet, rows: Sequence[PackedRow], _: BatchRequest) -> None:
     for row in rows:
         nid, *position = UNPACK_POSITION(row)
-        change_set.places[nid] = ChainPosition(*position)
+        change_set.auth_graph.places[nid] = ChainPosition(*position)
 
 
 def _chains(change_set: ChangeSet, rows: Sequence[PackedRow], _: BatchRequest) -> None:
@@ -202,35 +209,35 @@ def _chains(change_set: ChangeSet, rows: Sequence[PackedRow], _: BatchRequest) -
         chain_nid, target, number = row.numbers
         if (
             target is None
-            and chain_nid not in change_set.chains
+            and chain_nid not in change_set.auth_graph.chains
             and chain_nid not in change_set.caches.chains
         ):
-            change_set.chains[chain_nid] = Chain(number, links.get(chain_nid, {}))
+            change_set.auth_graph.chains[chain_nid] = Chain(number, links.get(chain_nid, {}))
 
 
 def _principals(change_set: ChangeSet, rows: Sequence[PackedRow], _: BatchRequest) -> None:
-    change_set.principals.update((row.texts[0], row.numbers[0]) for row in rows)
+    change_set.names.principals.update((row.texts[0], row.numbers[0]) for row in rows)
 
 
 def _types(change_set: ChangeSet, rows: Sequence[PackedRow], _: BatchRequest) -> None:
     for row in rows:
-        change_set.types[row.texts[0]] = row.numbers[0]
-        change_set.type_names[row.numbers[0]] = row.texts[0]
+        change_set.names.types[row.texts[0]] = row.numbers[0]
+        change_set.names.type_names[row.numbers[0]] = row.texts[0]
 
 
 def _state_keys(change_set: ChangeSet, rows: Sequence[PackedRow], _: BatchRequest) -> None:
     for row in rows:
         type_nid, nid = row.numbers
-        change_set.state_keys[type_nid, row.texts[0]] = nid
-        change_set.state_key_names[nid] = (type_nid, row.texts[0])
+        change_set.names.state_keys[type_nid, row.texts[0]] = nid
+        change_set.names.state_key_names[nid] = (type_nid, row.texts[0])
 
 
 def _visible(change_set: ChangeSet, rows: Sequence[PackedRow], _: BatchRequest) -> None:
     for row in rows:
         room_nid, nid, *values = UNPACK_VISIBLE(row)
-        if not change_set.knows_visibility(room_nid, nid):
+        if not change_set.visibility.knows_visibility(room_nid, nid):
             known = VisibilityRow._make(values)
-            change_set.visibility[room_nid, nid] = known._replace(
+            change_set.visibility.current[room_nid, nid] = known._replace(
                 audiences=multirange.from_text(str(known.audiences)),
                 invited_audiences=multirange.from_text(str(known.invited_audiences or "")),
             )

@@ -54,20 +54,21 @@ def tells_of(needs: MissingData, change_set: ChangeSet) -> bool:
     if needs.kind == "questions":
         return False
     if needs.kind == "past":
-        changed = {key[:2] for key in change_set.new_past}
+        changed = {key[:2] for key in change_set.visibility.new_past}
         return all(key[:2] not in changed for key in needs.keys if isinstance(key, tuple))
     if needs.kind == "events":
-        return change_set.new_events.keys().isdisjoint(needs.keys)
+        return change_set.events.new_events.keys().isdisjoint(needs.keys)
     gaps = (
-        change_set.new_missing
-        or change_set.gone_missing
-        or change_set.new_waiting
-        or change_set.gone_waiting
+        change_set.events.new_missing
+        or change_set.events.gone_missing
+        or change_set.events.new_waiting
+        or change_set.events.gone_waiting
     )
     if needs.kind == "ahead":
         asked = [one for one in needs.keys if isinstance(one, BatchRequest)]
         return all(
-            change_set.new_events.keys().isdisjoint(one.contents) and not (one.events and gaps)
+            change_set.events.new_events.keys().isdisjoint(one.contents)
+            and not (one.events and gaps)
             for one in asked
         )
     return not (needs.kind in ("event_ids", "cited", "gap_nids") and gaps)
@@ -79,15 +80,15 @@ async def _ahead(conn: Connection, change_set: ChangeSet, keys: Collection[Batch
 
 
 async def _groups(conn: Connection, change_set: ChangeSet, keys: Collection[int]) -> None:
-    change_set.groups.update(await read_groups(conn, keys))
+    change_set.states.groups.update(await read_groups(conn, keys))
 
 
 async def _rooms(conn: Connection, change_set: ChangeSet, keys: Collection[str]) -> None:
     for key in keys:
-        change_set.rooms.setdefault(key, None)
+        change_set.rooms.known.setdefault(key, None)
     for row in await conn.fetch(SQL_ROOMS, list(keys), row=KnownRoomRow):
         out_of_range = multirange.from_text(row.out_of_range)
-        change_set.rooms[row.room_id] = RoomRow(
+        change_set.rooms.known[row.room_id] = RoomRow(
             *row[:7],
             tuple(row.forward_extremities),
             row.current_audience,
@@ -100,7 +101,9 @@ async def _questions(
     conn: Connection, change_set: ChangeSet, keys: Collection[tuple[Any, ...]]
 ) -> None:
     for question in keys:
-        change_set.answers[question] = await LOOKUPS[question[0]](conn, change_set, *question[1:])
+        change_set.answers.known[question] = await LOOKUPS[question[0]](
+            conn, change_set, *question[1:]
+        )
 
 
 LOADERS: Final[dict[str, Callable[[Connection, ChangeSet, Any], Awaitable[None]]]] = {

@@ -51,11 +51,11 @@ async def load_chain_ancestors(
     each = max(ANCESTORS_MAX // len(nids), 2) if nids else 0
     places = await conn.fetch(SQL_ANCESTORS, list(nids), each, row=ChainPositionRow) if nids else []
     for place in places:
-        change_set.places.setdefault(
+        change_set.auth_graph.places.setdefault(
             place.event_nid, ChainPosition(place.chain_nid, place.sequence_number)
         )
     found = list({*nids, *(place.event_nid for place in places)})
-    lacking = [nid for nid in found if change_set.known_row(nid) is None]
+    lacking = [nid for nid in found if change_set.events.known_row(nid) is None]
     if lacking:
         await load_rows(conn, change_set, lacking)
     return found
@@ -69,6 +69,8 @@ def powers(rows: Iterable[EventRow]) -> list[int]:
 def without_content(change_set: ChangeSet, nids: Iterable[int]) -> list[int]:
     """Return the events that are stored and whose contents are not in memory."""
     lacking = (
-        nid for nid in nids if nid not in change_set.events and nid not in change_set.caches.events
+        nid
+        for nid in nids
+        if nid not in change_set.events.parsed and nid not in change_set.caches.events
     )
-    return [nid for nid in lacking if change_set.known_row(nid) is not None]
+    return [nid for nid in lacking if change_set.events.known_row(nid) is not None]

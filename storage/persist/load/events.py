@@ -114,25 +114,28 @@ async def load_event_ids(conn: Connection, change_set: ChangeSet, keys: Collecti
     rows = await conn.fetch(SQL_EVENTS_BY_ID, list(keys), row=EventRow)
     gaps = await conn.fetch(SQL_GAPS, list(keys), row=AwaitedEventRow)
     for key in keys:
-        change_set.rows.setdefault(key, None)
-        change_set.missing.setdefault(key, None)
-        change_set.waiting.setdefault(key, ())
+        change_set.events.rows.setdefault(key, None)
+        change_set.events.missing.setdefault(key, None)
+        change_set.events.waiting.setdefault(key, ())
     keep_rows(change_set, rows)
     for gap in gaps:
         if gap.kind == "waiting":
-            change_set.waiting[gap.event_id] = (*change_set.waiting[gap.event_id], gap.event_nid)
+            change_set.events.waiting[gap.event_id] = (
+                *change_set.events.waiting[gap.event_id],
+                gap.event_nid,
+            )
         elif (
-            gap.event_id not in change_set.new_missing
-            and gap.event_id not in change_set.gone_missing
+            gap.event_id not in change_set.events.new_missing
+            and gap.event_id not in change_set.events.gone_missing
         ):
-            change_set.missing[gap.event_id] = MissingRow(
+            change_set.events.missing[gap.event_id] = MissingRow(
                 *gap[1:4], superseded=bool(gap.superseded), child_nids=tuple(gap.child_nids or ())
             )
 
 
 async def load_gap_nids(conn: Connection, change_set: ChangeSet, keys: Collection[int]) -> None:
     """Load the ids of missing events."""
-    change_set.gap_ids.update(
+    change_set.events.gap_ids.update(
         (nid, event_id) for event_id, nid in await conn.fetch(SQL_GAP_IDS, list(keys), row=NameRow)
     )
 
@@ -141,14 +144,14 @@ async def load_event_nids(conn: Connection, change_set: ChangeSet, keys: Collect
     """Load events by nid."""
     rows = await conn.fetch(SQL_EVENTS_BY_NID, list(keys), row=EventRow)
     for key in keys:
-        change_set.row_ids.setdefault(key, "")
+        change_set.events.row_ids.setdefault(key, "")
     keep_rows(change_set, rows)
 
 
 async def load_events(conn: Connection, change_set: ChangeSet, keys: Collection[int]) -> None:
     """Load the contents of events."""
     for row in await conn.fetch(SQL_CONTENT, list(keys), row=ContentRow):
-        change_set.events[row.event_nid] = load_event(
+        change_set.events.parsed[row.event_nid] = load_event(
             row.json, row.room_version, row.event_id, redacted=row.redacted_form
         )
 
@@ -156,13 +159,15 @@ async def load_events(conn: Connection, change_set: ChangeSet, keys: Collection[
 async def load_cited(conn: Connection, change_set: ChangeSet, keys: Collection[str]) -> None:
     """Load the auth events that an event names: rows, contents, and the ancestors on their chains."""
     if unknown := [
-        key for key in keys if key not in change_set.rows and key not in change_set.caches.rows
+        key
+        for key in keys
+        if key not in change_set.events.rows and key not in change_set.caches.rows
     ]:
         await load_event_ids(conn, change_set, unknown)
     rows = [
         row
         for key in keys
-        if (row := change_set.rows.get(key) or change_set.caches.rows.get(key)) is not None
+        if (row := change_set.events.rows.get(key) or change_set.caches.rows.get(key)) is not None
     ]
     nids = {row.event_nid for row in rows}.union(
         await load_chain_ancestors(conn, change_set, powers(rows), load_event_nids)
@@ -176,7 +181,7 @@ async def load_ancestors(conn: Connection, change_set: ChangeSet, keys: Collecti
     await load_chain_ancestors(conn, change_set, keys, load_event_nids)
     _check_places(change_set, keys)
     for key in keys:
-        change_set.row_of(key)
+        change_set.events.row_of(key)
 
 
 async def load_chain_positions(
@@ -184,12 +189,14 @@ async def load_chain_positions(
 ) -> None:
     """Load the positions of events in the chain cover."""
     for row in await conn.fetch(SQL_PLACES, list(keys), row=ChainPositionRow):
-        change_set.places[row.event_nid] = ChainPosition(row.chain_nid, row.sequence_number)
+        change_set.auth_graph.places[row.event_nid] = ChainPosition(
+            row.chain_nid, row.sequence_number
+        )
     _check_places(change_set, keys)
 
 
 def _check_places(change_set: ChangeSet, keys: Collection[int]) -> None:
-    lost = [key for key in keys if key not in change_set.places]
+    lost = [key for key in keys if key not in change_set.auth_graph.places]
     if lost:
         raise StorageCorrupt("auth events have no place in the chain cover", event_nids=lost)
 
@@ -204,4 +211,4 @@ async def load_chains(conn: Connection, change_set: ChangeSet, keys: Collection[
                 for one in rows
                 if one.chain_nid == row.chain_nid and one.target_chain_nid is not None
             }
-            change_set.chains[row.chain_nid] = Chain(row.number, links)
+            change_set.auth_graph.chains[row.chain_nid] = Chain(row.number, links)

@@ -140,13 +140,13 @@ def keep_rows(change_set: ChangeSet, rows: Iterable[EventRow]) -> list[EventRow]
     """Keep rows from the database, and return them; a row that the change set knows is newer."""
     kept = []
     for row in rows:
-        known = change_set.rows.get(row.event_id)
+        known = change_set.events.rows.get(row.event_id)
         if known is None:
             known = row._replace(
                 prev_events=tuple(row.prev_events), auth_events=tuple(row.auth_events)
             )
-            change_set.rows[row.event_id] = known
-        change_set.row_ids[row.event_nid] = row.event_id
+            change_set.events.rows[row.event_id] = known
+        change_set.events.row_ids[row.event_nid] = row.event_id
         kept.append(known)
     return kept
 

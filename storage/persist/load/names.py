@@ -4,7 +4,8 @@ from collections.abc import Collection, Iterable
 from typing import Final, LiteralString, NamedTuple
 
 from storage.database.connection import Connection
-from storage.persist.model.change_set import BLOCK_LENGTHS, ChangeSet, NidBlocks
+from storage.persist.model.change_set import ChangeSet
+from storage.persist.model.nid_blocks import BLOCK_LENGTHS, NidBlocks
 
 SQL_PRINCIPALS: Final[LiteralString] = """
 SELECT name, principal_nid AS nid
@@ -82,7 +83,7 @@ async def load_nids(conn: Connection, change_set: ChangeSet, keys: Collection[st
 async def load_types(conn: Connection, change_set: ChangeSet, keys: Collection[str]) -> None:
     """Load event types by name."""
     for key in keys:
-        change_set.types.setdefault(key, None)
+        change_set.names.types.setdefault(key, None)
     _keep_types(change_set, await conn.fetch(SQL_TYPES, list(keys), [], row=NameRow))
 
 
@@ -93,8 +94,8 @@ async def load_type_names(conn: Connection, change_set: ChangeSet, keys: Collect
 
 def _keep_types(change_set: ChangeSet, rows: Iterable[NameRow]) -> None:
     for name, nid in rows:
-        change_set.types[name] = nid
-        change_set.type_names[nid] = name
+        change_set.names.types[name] = nid
+        change_set.names.type_names[nid] = name
 
 
 async def load_state_keys(
@@ -102,7 +103,7 @@ async def load_state_keys(
 ) -> None:
     """Load state keys by name."""
     for key in keys:
-        change_set.state_keys.setdefault(key, None)
+        change_set.names.state_keys.setdefault(key, None)
     _keep_state_keys(
         change_set,
         await conn.fetch(
@@ -120,12 +121,12 @@ async def load_state_key_names(
 
 def _keep_state_keys(change_set: ChangeSet, rows: Iterable[StateKeyRow]) -> None:
     for type_nid, state_key, nid in rows:
-        change_set.state_keys[type_nid, state_key] = nid
-        change_set.state_key_names[nid] = (type_nid, state_key)
+        change_set.names.state_keys[type_nid, state_key] = nid
+        change_set.names.state_key_names[nid] = (type_nid, state_key)
 
 
 async def load_principals(conn: Connection, change_set: ChangeSet, keys: Collection[str]) -> None:
     """Load principals by name."""
     for key in keys:
-        change_set.principals.setdefault(key, None)
-    change_set.principals.update(await conn.fetch(SQL_PRINCIPALS, list(keys), row=NameRow))
+        change_set.names.principals.setdefault(key, None)
+    change_set.names.principals.update(await conn.fetch(SQL_PRINCIPALS, list(keys), row=NameRow))

@@ -9,9 +9,10 @@ from storage.database.names import PRINCIPAL_EVERYBODY, PRINCIPAL_SHARED, TYPE_M
 from storage.event import Event, relation_of
 from storage.ids import server_name_of
 from storage.persist.model.caches import WriterCaches
-from storage.persist.model.change_set import BLOCK_LENGTHS, ChangeSet
+from storage.persist.model.change_set import ChangeSet
 from storage.persist.model.incoming import IncomingEvent
 from storage.persist.model.missing_data import MissingData
+from storage.persist.model.nid_blocks import BLOCK_LENGTHS
 
 MEMBER: Final = "m.room.member"
 STANDING: Final = {
@@ -88,14 +89,18 @@ async def prefetch(
     """
     lacking = BatchRequest()
     ids: set[str] = {one.event.event_id for one in incoming}
-    own = {one for one in ids if one not in change_set.caches.rows and one not in change_set.rows}
+    own = {
+        one
+        for one in ids
+        if one not in change_set.caches.rows and one not in change_set.events.rows
+    }
     for room_id in {one.event.room_id for one in incoming}:
         _look_at_room(change_set, room_id, lacking)
     for one in incoming:
         _look(change_set, one, own, lacking)
     assumed = assume_new and not (lacking.rooms or lacking.events)
     if assumed:
-        change_set.assume_new(own)
+        change_set.events.assume_new(own)
     else:
         lacking.events |= own
     wanted = dict.fromkeys(BLOCK_LENGTHS, 1) | {
@@ -128,7 +133,7 @@ def _look(change_set: ChangeSet, one: IncomingEvent, own: set[str], lacking: Bat
     if _is_ordinary(caches, one):
         return
     for event_id in event.auth_event_ids:
-        row = caches.rows.get(event_id) or change_set.rows.get(event_id)
+        row = caches.rows.get(event_id) or change_set.events.rows.get(event_id)
         if row is None or (
             row.outlier and row.is_out_of_band
         ):  # another writer may have authorised it
@@ -163,17 +168,17 @@ def _look_at_parents(
 ) -> None:
     caches = change_set.caches
     for event_id in event.prev_event_ids:
-        row = caches.rows.get(event_id) or change_set.rows.get(event_id)
+        row = caches.rows.get(event_id) or change_set.events.rows.get(event_id)
         if (
             row is None or row.outlier
         ):  # another writer may have made it more than an outlier, and nothing is written then that would tell
             _want(change_set, event_id, own, lacking, lacking.parents)
-        elif row.after not in caches.groups and row.after not in change_set.groups:
+        elif row.after not in caches.groups and row.after not in change_set.states.groups:
             lacking.groups.add(row.after)
 
 
 def _look_at_room(change_set: ChangeSet, room_id: str, lacking: BatchRequest) -> None:
-    if room_id in change_set.rooms:
+    if room_id in change_set.rooms.known:
         return
     room = change_set.caches.rooms.get(room_id)
     if room is None:
@@ -192,7 +197,7 @@ def _look_at_relation(change_set: ChangeSet, event: Event, lacking: BatchRequest
 
 
 def _look_at_type(change_set: ChangeSet, name: str, lacking: BatchRequest) -> None:
-    if name not in change_set.caches.names.types and name not in change_set.types:
+    if name not in change_set.caches.names.types and name not in change_set.names.types:
         lacking.types.add(name)
 
 
@@ -200,7 +205,7 @@ def _want(
     change_set: ChangeSet, event_id: str, own: set[str], lacking: BatchRequest, kind: set[str]
 ) -> None:
     """Request an event, unless it is cached, in the batch, or known not to be stored."""
-    if event_id not in own and event_id not in change_set.rows:
+    if event_id not in own and event_id not in change_set.events.rows:
         lacking.events.add(event_id)
         kind.add(event_id)
 
@@ -208,28 +213,28 @@ def _want(
 def _look_at_auth_event(
     change_set: ChangeSet, nid: int, lacking: BatchRequest, *, placed: bool
 ) -> None:
-    if nid not in change_set.caches.events and nid not in change_set.events:
+    if nid not in change_set.caches.events and nid not in change_set.events.parsed:
         lacking.contents.add(nid)
-    if placed and nid not in change_set.caches.places and nid not in change_set.places:
+    if placed and nid not in change_set.caches.places and nid not in change_set.auth_graph.places:
         lacking.places.add(nid)
 
 
 def _look_at_names(change_set: ChangeSet, event: Event, lacking: BatchRequest) -> None:
     """Request the sender, its membership key, the type and the state key."""
     names = change_set.caches.names
-    if event.sender not in names.principals and event.sender not in change_set.principals:
+    if event.sender not in names.principals and event.sender not in change_set.names.principals:
         lacking.principals.add(event.sender)
     if (TYPE_MEMBER, event.sender) not in names.state_keys and (
         TYPE_MEMBER,
         event.sender,
-    ) not in change_set.state_keys:
+    ) not in change_set.names.state_keys:
         lacking.state_keys.add((MEMBER, event.sender))
     _look_at_type(change_set, event.type, lacking)
     if event.state_key is None:
         return
-    type_nid = names.types.get(event.type) or change_set.types.get(event.type)
+    type_nid = names.types.get(event.type) or change_set.names.types.get(event.type)
     key = (type_nid, event.state_key)
-    if type_nid is None or (key not in names.state_keys and key not in change_set.state_keys):
+    if type_nid is None or (key not in names.state_keys and key not in change_set.names.state_keys):
         lacking.state_keys.add((event.type, event.state_key))
     if event.type == MEMBER:
         _look_at_member(change_set, event.room_id, event.state_key, lacking)
@@ -238,14 +243,18 @@ def _look_at_names(change_set: ChangeSet, event: Event, lacking: BatchRequest) -
 def _look_at_member(change_set: ChangeSet, room_id: str, user: str, lacking: BatchRequest) -> None:
     """Request the visibility of the server, of a local member, and of the standing principals."""
     names = change_set.caches.names
-    room = change_set.caches.rooms.get(room_id) or change_set.rooms.get(room_id)
+    room = change_set.caches.rooms.get(room_id) or change_set.rooms.known.get(room_id)
     server = server_name_of(user)
     for name in (server, *((user,) if server == change_set.server_name else ()), *STANDING):
-        nid = STANDING.get(name) or names.principals.get(name) or change_set.principals.get(name)
-        if nid is None and name not in change_set.principals:
+        nid = (
+            STANDING.get(name)
+            or names.principals.get(name)
+            or change_set.names.principals.get(name)
+        )
+        if nid is None and name not in change_set.names.principals:
             lacking.principals.add(name)
-        if (nid is None and name not in change_set.principals) or (
+        if (nid is None and name not in change_set.names.principals) or (
             nid is not None
-            and (room is None or not change_set.knows_visibility(room.room_nid, nid))
+            and (room is None or not change_set.visibility.knows_visibility(room.room_nid, nid))
         ):
             lacking.seen.add((room_id, name))

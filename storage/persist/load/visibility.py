@@ -84,12 +84,12 @@ async def load_visibility(
 ) -> None:
     """Load rows of `visibility`."""
     for key in keys:
-        change_set.visibility.setdefault(key, UNSEEN)
+        change_set.visibility.current.setdefault(key, UNSEEN)
     for row in await conn.fetch(
         SQL_VISIBILITY, [key[0] for key in keys], [key[1] for key in keys], row=LoadedVisibilityRow
     ):
-        if (row.room_nid, row.principal_nid) not in change_set.new_visibility:
-            change_set.visibility[row.room_nid, row.principal_nid] = VisibilityRow(
+        if (row.room_nid, row.principal_nid) not in change_set.visibility.new_visibility:
+            change_set.visibility.current[row.room_nid, row.principal_nid] = VisibilityRow(
                 multirange.from_text(row.audiences),
                 row.last_join_topological,
                 row.joined_count,
@@ -110,8 +110,8 @@ async def load_past(
         seen = multirange.from_text(row.audiences), multirange.from_text(row.invited_audiences)
         _keep_past(change_set, row[:2], PastRow(row.first_audience, row.end_audience, *seen))
     for room_nid, principal_nid, _ in keys:
-        if not change_set.past.get((room_nid, principal_nid)):
-            end = change_set.visible(room_nid, principal_nid).first_audience or 0
+        if not change_set.visibility.past.get((room_nid, principal_nid)):
+            end = change_set.visibility.visible(room_nid, principal_nid).first_audience or 0
             _keep_past(
                 change_set,
                 (room_nid, principal_nid),
@@ -121,7 +121,7 @@ async def load_past(
 
 def _keep_past(change_set: ChangeSet, key: tuple[int, int], row: PastRow) -> None:
     """Keep a row of the table, unless the change set has a newer one."""
-    change_set.past.setdefault(key, {}).setdefault(row.first_audience, row)
+    change_set.visibility.past.setdefault(key, {}).setdefault(row.first_audience, row)
 
 
 async def load_audiences(
@@ -131,7 +131,7 @@ async def load_audiences(
     for row in await conn.fetch(
         SQL_AUDIENCES, [key[0] for key in keys], [key[1] for key in keys], row=AudienceNumberRow
     ):
-        if (row.room_nid, row.audience) not in change_set.new_audiences:
-            change_set.audiences[row.room_nid, row.audience] = AudienceRow(
+        if (row.room_nid, row.audience) not in change_set.visibility.new_audiences:
+            change_set.visibility.audiences[row.room_nid, row.audience] = AudienceRow(
                 row.branches, row.continued, row.opened_topological
             )

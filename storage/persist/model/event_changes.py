@@ -5,7 +5,8 @@ They reach the change set only when the decision is complete.
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from storage.persist.model.change_set import ChangeSet, RoomChanges
+from storage.persist.model.change_set import ChangeSet
+from storage.persist.model.changes import RoomChanges
 from storage.persist.model.rows import AudienceRow, PastRow, PrincipalStanding, VisibilityRow
 from storage.state.groups import Group
 from storage.visibility import audience_numbering, audience_ranges, multirange
@@ -39,7 +40,7 @@ class EventChanges:
 
     def group(self, state_group: int) -> Group:
         """Return a state group, new or stored."""
-        return self.groups.get(state_group) or self.change_set.group(state_group)
+        return self.groups.get(state_group) or self.change_set.states.group(state_group)
 
     def main_group(self) -> Group | None:
         """Return the group of the current audience, whose ranges have no end.
@@ -59,19 +60,21 @@ class EventChanges:
 
     def visible(self, principal_nid: int) -> VisibilityRow:
         """Return the visibility row of a principal."""
-        return self.visibility.get(principal_nid) or self.change_set.visible(
+        return self.visibility.get(principal_nid) or self.change_set.visibility.visible(
             self.room_nid, principal_nid
         )
 
     def ensure_visible(self, principal_nids: Iterable[int]) -> None:
         """Raise `MissingData` unless the rows of these principals are loaded."""
-        self.change_set.ensure_visible(
+        self.change_set.visibility.ensure_visible(
             self.room_nid, (nid for nid in principal_nids if nid not in self.visibility)
         )
 
     def audience(self, number: int) -> AudienceRow:
         """Return the row of an audience."""
-        return self.audiences.get(number) or self.change_set.audience(self.room_nid, number)
+        return self.audiences.get(number) or self.change_set.visibility.audience(
+            self.room_nid, number
+        )
 
     def stretch(self, low: int, high: int | None) -> Range:
         """Return the topological range of the audiences in ``[low, high)``.
@@ -121,7 +124,7 @@ class EventChanges:
     def set_visible(self, rows: Mapping[int, VisibilityRow]) -> None:
         """Set rows of principals. Excess older ranges move to rows of `past_visibility`."""
         for principal, row in rows.items():
-            gone, kept = row.cut() if self.change_set.cuts(row) else ([], row)
+            gone, kept = row.cut() if self.change_set.visibility.cuts(row) else ([], row)
             self.visibility[principal] = kept
             self._set_past(principal, gone)
 
@@ -151,7 +154,7 @@ class EventChanges:
             for _, high in row.audiences
             if high is not None
         }
-        self.change_set.ensure_audiences(
+        self.change_set.visibility.ensure_audiences(
             self.room_nid,
             (block for block in blocks - self.audiences.keys() if block <= self.current_audience),
         )
@@ -168,20 +171,20 @@ class EventChanges:
         for (principal, _), row in self.past.items():
             if principal == principal_nid and row.tells_of(number):
                 return row
-        return self.change_set.past_row(self.room_nid, principal_nid, number)
+        return self.change_set.visibility.past_row(self.room_nid, principal_nid, number)
 
     def commit(self) -> None:
         """Move all changes into the change set."""
-        self.change_set.add_groups(self.room, self.groups.values())
+        self.change_set.states.add_groups(self.room, self.groups.values())
         self.room.merged.update(self.merged)
-        self.change_set.reserved_groups.clear()
-        self.change_set.resolving.clear()
+        self.change_set.states.reserved_groups.clear()
+        self.change_set.states.resolving.clear()
         for principal, visible in self.visibility.items():
-            self.change_set.set_visibility((self.room_nid, principal), visible)
+            self.change_set.visibility.set_visibility((self.room_nid, principal), visible)
         for (principal, _), past in self.past.items():
-            self.change_set.set_past((self.room_nid, principal), past)
+            self.change_set.visibility.set_past((self.room_nid, principal), past)
         for number, row in self.audiences.items():
-            self.change_set.set_audience((self.room_nid, number), row)
+            self.change_set.visibility.set_audience((self.room_nid, number), row)
         self.room.next_audience = self.next_audience
         self.room.current = self.main
         self.room.audience = self.current_audience

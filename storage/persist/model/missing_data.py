@@ -1,6 +1,6 @@
 """Exceptions of planning when it cannot continue: data to load, or the end of the time slice."""
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Container, Hashable, Iterable
 from typing import Any, Final
 
 ABSENT: Final[Any] = None  # looked up in the database, and absent
@@ -20,3 +20,15 @@ class TimeSliceOver(MissingData):
 
     def __init__(self) -> None:
         super().__init__("turn", ())
+
+
+def ensure(
+    kind: str,
+    keys: Iterable[Any],
+    overlay: Container[Any],
+    cache: Container[Any],
+) -> None:
+    """Raise `MissingData` for the keys that neither the batch nor a cache knows."""
+    unknown = [key for key in keys if key not in overlay and key not in cache]
+    if unknown:
+        raise MissingData(kind, unknown)

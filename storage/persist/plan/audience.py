@@ -44,7 +44,7 @@ def history_visibility(change_set: ChangeSet, group: Group | None) -> str:
     nid = None if group is None else group.entries.get(KEY_HISTORY_VISIBILITY)
     if nid is None:
         return MISSING
-    value = change_set.events_of((nid,))[nid].content.get("history_visibility")
+    value = change_set.events.events_of((nid,))[nid].content.get("history_visibility")
     return value if isinstance(value, str) and value in RANKS else MISSING
 
 
@@ -122,7 +122,7 @@ def branch(changes: EventChanges, base: Group, target: Group) -> int:
     reached = {
         principal: _plus(counts[principal], moved.get(principal, (0, 0))) for principal in concerned
     }
-    changes.change_set.counts[target.state_group] = counts.update(reached)
+    changes.change_set.states.counts[target.state_group] = counts.update(reached)
     for principal in concerned:
         standing = admits(after, reached[principal])
         if standing is not admits(before, counts[principal]):
@@ -196,11 +196,11 @@ def _alone(changes: EventChanges, base: int, differs: dict[int, PrincipalStandin
     end = number + audience_numbering.UNIT[0]
     written = {
         principal
-        for room, principal in changes.change_set.new_visibility
+        for room, principal in changes.change_set.visibility.new_visibility
         if room == changes.room_nid
     }
     for principal in {
-        *changes.change_set.answer(("principals", changes.room_nid)),
+        *changes.change_set.answers.answer(("principals", changes.room_nid)),
         *written,
         *changes.visibility,
         *differs,
@@ -249,15 +249,19 @@ def _memberships(
 ) -> list[tuple[str, int | None, int | None]]:
     """Return (user, membership in ``base``, membership in ``target``) for the member keys."""
     keys = list(keys)
-    change_set.ensure_state_key_names(keys)
+    change_set.names.ensure_state_key_names(keys)
     members = {
-        key: name[1] for key in keys if (name := change_set.state_key_name(key))[0] == TYPE_MEMBER
+        key: name[1]
+        for key in keys
+        if (name := change_set.names.state_key_name(key))[0] == TYPE_MEMBER
     }
     if not members:
         return []
     entries = [target.entries] if base is None else [base.entries, target.entries]
-    change_set.ensure_rows(nid for key in members for state in entries if (nid := state.get(key)))
-    change_set.ensure_principals(
+    change_set.events.ensure_rows(
+        nid for key in members for state in entries if (nid := state.get(key))
+    )
+    change_set.names.ensure_principals(
         name for user in members.values() for name in _principal_names(change_set, user)
     )
     return [
@@ -271,7 +275,7 @@ def _memberships(
 
 
 def _membership(change_set: ChangeSet, nid: int | None) -> int | None:
-    return None if nid is None else change_set.row_of(nid).membership
+    return None if nid is None else change_set.events.row_of(nid).membership
 
 
 def principals_of(change_set: ChangeSet, user: str) -> list[int]:
@@ -279,7 +283,7 @@ def principals_of(change_set: ChangeSet, user: str) -> list[int]:
 
     They are the user's server and, for a local user, the user as well.
     """
-    return [change_set.principal_nid(name) for name in _principal_names(change_set, user)]
+    return [change_set.names.principal_nid(name) for name in _principal_names(change_set, user)]
 
 
 def _principal_names(change_set: ChangeSet, user: str) -> list[str]:
@@ -297,7 +301,7 @@ def _counts(changes: EventChanges, group: Group, principals: Iterable[int]) -> M
     main = changes.main_group()
     is_current = main is None or main.state_group == group.state_group
     known: Map[int, Counts] = (
-        Map() if is_current else changes.change_set.counts_of(group.state_group)
+        Map() if is_current else changes.change_set.states.counts_of(group.state_group)
     )
     lacking = [principal for principal in principals if principal not in known]
     if lacking:
@@ -308,7 +312,7 @@ def _counts(changes: EventChanges, group: Group, principals: Iterable[int]) -> M
                 for principal in lacking
             }
         )
-        changes.change_set.counts[group.state_group] = known
+        changes.change_set.states.counts[group.state_group] = known
     return known
 
 
@@ -338,7 +342,7 @@ def _invited(
         principal
         for key in keys
         for principal in principals_of(
-            changes.change_set, changes.change_set.state_key_name(key)[1]
+            changes.change_set, changes.change_set.names.state_key_name(key)[1]
         )
     }
 
@@ -346,19 +350,19 @@ def _invited(
 def _invited_keys(change_set: ChangeSet, group: Group) -> set[int]:
     """Return the state keys of the invited users of a state: new, cached and stored ones."""
     new = {
-        nid: change_set.new_events[nid].row
+        nid: change_set.events.new_events[nid].row
         for nid in group.entries.values()
-        if nid in change_set.new_events
+        if nid in change_set.events.new_events
     }
     held = frozenset(nid for nid in group.entries.values() if nid not in new)
-    known = {nid: row for nid in held if (row := change_set.known_row(nid)) is not None}
+    known = {nid: row for nid in held if (row := change_set.events.known_row(nid)) is not None}
     found = {
         row.state_key_nid
         for row in known.values()
         if row.membership == INVITE and row.state_key_nid is not None
     }
     held = frozenset(nid for nid in held if nid not in known)
-    found |= set(change_set.answer(("invited", held))) if held else set()
+    found |= set(change_set.answers.answer(("invited", held))) if held else set()
     return found | {
         row.state_key_nid
         for row in new.values()
@@ -373,7 +377,7 @@ def note_join(changes: EventChanges, user: str, order: int) -> None:
     """
     if server_name_of(user) != changes.change_set.server_name:
         return
-    principal = changes.change_set.principal_nid(user)
+    principal = changes.change_set.names.principal_nid(user)
     row = changes.visible(principal)
     if row.last_join_topological is None or row.last_join_topological < order:
         changes.visibility[principal] = row._replace(last_join_topological=order)
@@ -430,7 +434,7 @@ def _seen_here(changes: EventChanges, number: int) -> bool:
     A local user is in an audience only if the server is. The members of a number never change.
     """
     concerned = (
-        changes.change_set.principal_nid(changes.change_set.server_name),
+        changes.change_set.names.principal_nid(changes.change_set.server_name),
         PRINCIPAL_EVERYBODY,
         PRINCIPAL_SHARED,
     )

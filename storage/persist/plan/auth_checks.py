@@ -15,7 +15,8 @@ from storage.database.names import TYPE_CREATE
 from storage.errors import AuthDenied
 from storage.event import Event
 from storage.ids import EventId, StateKey
-from storage.persist.model.change_set import ChangeSet, RoomChanges
+from storage.persist.model.change_set import ChangeSet
+from storage.persist.model.changes import RoomChanges
 from storage.persist.model.rows import EventRow
 from storage.persist.plan.out_of_band import usable
 from storage.state.groups import Group
@@ -40,8 +41,8 @@ def auth_rows_of(change_set: ChangeSet, event: Event) -> tuple[list[EventRow], l
     if event.room_version.create_room_id and event.type != "m.room.create":
         create_id = EventId("$" + event.room_id[1:])
         ids += [] if create_id in ids else [create_id]
-    change_set.ensure_ids(ids)
-    rows = [usable(change_set.row(one)) for one in ids]
+    change_set.events.ensure_ids(ids)
+    rows = [usable(change_set.events.row(one)) for one in ids]
     return [row for row in rows if row is not None], [
         one for one, row in zip(ids, rows, strict=True) if row is None
     ]
@@ -71,7 +72,7 @@ def auth_result(
     ``current`` it cannot be soft-failed.
     """
     rows = list(auth_rows)
-    events = change_set.events_of(row.event_nid for row in rows)
+    events = change_set.events.events_of(row.event_nid for row in rows)
     claimed = {one.event_id: one for one in events.values()}
     rejected = {EventId(row.event_id) for row in rows if row.rejected is not None}
     has_state = before is not None and event.type != CREATE_KEY[0]
@@ -104,12 +105,12 @@ def _first_create(change_set: ChangeSet, room: RoomChanges, event: Event) -> str
         return None
     new = (
         one.row
-        for one in change_set.new_events.values()
+        for one in change_set.events.new_events.values()
         if one.row.room_nid == room.row.room_nid and one.row.type_nid == TYPE_CREATE
     )
     known = [row.event_id for row in new if row.rejected is None]
     if room.row.write_version:
-        known += change_set.answer(("create", room.row.room_nid))
+        known += change_set.answers.answer(("create", room.row.room_nid))
     return next((one for one in known if one != event.event_id), None)
 
 
@@ -136,14 +137,14 @@ def auth_state(
         nid = state_nid(change_set, group, key)
         if nid is not None:
             nids[key] = nid
-    events = change_set.events_of(nids.values())
+    events = change_set.events.events_of(nids.values())
     return {key: events[nid] for key, nid in nids.items()}
 
 
 def state_nid(change_set: ChangeSet, group: Group, key: StateKey) -> int | None:
     """Return the event nid of a state under a key, or None."""
-    type_nid = change_set.find_type(key[0])
-    key_nid = None if type_nid is None else change_set.find_state_key(type_nid, key[1])
+    type_nid = change_set.names.find_type(key[0])
+    key_nid = None if type_nid is None else change_set.names.find_state_key(type_nid, key[1])
     return None if key_nid is None else group.entries.get(key_nid)
 
 

@@ -93,7 +93,7 @@ def _apart(
     change_set: ChangeSet, nids: Collection[int], everywhere: "EveryChain", common: "CommonReach"
 ) -> set[int]:
     """Return those of these events that are not in the auth chains of all states."""
-    change_set.ensure_standing(nids)
+    change_set.auth_graph.ensure_standing(nids)
     apart = {nid for nid in nids if not everywhere.has(change_set, nid)}
     return apart - common.reached(apart)
 
@@ -139,7 +139,7 @@ def lowest_of(change_set: ChangeSet, nids: Iterable[int]) -> dict[int, int]:
     """Return the lowest number of these events on each chain of the chain cover."""
     lowest: dict[int, int] = {}
     for nid in nids:
-        place = change_set.places.get(nid) or change_set.caches.places.get(nid)
+        place = change_set.auth_graph.places.get(nid) or change_set.caches.places.get(nid)
         # the event being planned may have no position yet; then nothing reaches it
         if place is not None:
             lowest[place.chain_nid] = min(
@@ -178,8 +178,8 @@ def _leads(closure: Closure, lowest: Mapping[int, int]) -> bool:
 
 def _parents(change_set: ChangeSet, nids: Collection[int]) -> set[int]:
     """Return the auth events of these events."""
-    change_set.ensure_rows(nids)
-    return {auth for nid in nids for auth in change_set.row_of(nid).auth_events}
+    change_set.events.ensure_rows(nids)
+    return {auth for nid in nids for auth in change_set.events.row_of(nid).auth_events}
 
 
 def _closures(change_set: ChangeSet, nids: Iterable[int]) -> dict[int, Closure]:
@@ -203,7 +203,7 @@ class EveryChain:
 
     def has(self, change_set: ChangeSet, nid: int) -> bool:
         """Return whether the event is in the auth chain of each set."""
-        chain_nid, number = change_set.place(nid)
+        chain_nid, number = change_set.auth_graph.place(nid)
         upto = self._upto.get(chain_nid)
         if upto is None:
             farthest = (
@@ -240,7 +240,7 @@ class CommonReach:
                 self._change_set,
                 self._state,
                 self._keys,
-                {nid for nid in left if nid not in self._change_set.new_places},
+                {nid for nid in left if nid not in self._change_set.auth_graph.new_places},
             )
         return set(nids) - left
 
@@ -250,9 +250,9 @@ class CommonReach:
 
     def _near(self, nids: Collection[int]) -> Iterator[int]:
         """Yield the common entries under the events' own keys."""
-        self._change_set.ensure_rows(nids)
+        self._change_set.events.ensure_rows(nids)
         for nid in nids:
-            key = self._change_set.row_of(nid).state_key_nid
+            key = self._change_set.events.row_of(nid).state_key_nid
             entry = None if key is None or key in self._keys else self._entries.get(key)
             if entry is not None:
                 yield entry
@@ -262,20 +262,20 @@ class CommonReach:
         if self._is_small:
             yield from (nid for key, nid in self._entries.items() if key not in self._keys)
             return
-        new = self._change_set.new_places
+        new = self._change_set.auth_graph.new_places
         if len(self._entries) < len(new):
             yield from (
                 nid for key, nid in self._entries.items() if nid in new and key not in self._keys
             )
             return
         for nid in reversed(new):
-            key = self._change_set.row_of(nid).state_key_nid
+            key = self._change_set.events.row_of(nid).state_key_nid
             if key is not None and key not in self._keys and self._entries.get(key) == nid:
                 yield nid
 
     def _reached_from(self, entries: Iterable[int], nids: Collection[int]) -> set[int]:
         """Return those of ``nids`` that one of these entries reaches."""
-        left = {nid: self._change_set.place(nid) for nid in nids}
+        left = {nid: self._change_set.auth_graph.place(nid) for nid in nids}
         others: list[int] = []
         for nid in entries:  # closures in memory first: usually they suffice
             closure = known(self._change_set, nid)
@@ -319,9 +319,9 @@ class ChainReach:
         The likeliest entries are tried first: power levels, ``first``, and the event's own key.
         """
         change_set = self._change_set
-        change_set.ensure_standing((nid,))
-        place = change_set.place(nid)
-        key = change_set.row_of(nid).state_key_nid
+        change_set.auth_graph.ensure_standing((nid,))
+        place = change_set.auth_graph.place(nid)
+        key = change_set.events.row_of(nid).state_key_nid
         near = _closures(
             change_set,
             self._entries({KEY_POWER_LEVELS, *self._first, *(() if key is None else (key,))}),

@@ -65,9 +65,9 @@ def _reached_by_common(
         [
             nid
             for key, nid in state.entries.items()
-            if key not in keys and nid in change_set.new_events
+            if key not in keys and nid in change_set.events.new_events
         ]
-        if change_set.new_places
+        if change_set.auth_graph.new_places
         else []
     )
     found = reach(auth_graph(change_set, new), new) & nids
@@ -87,7 +87,7 @@ def asked(
     limit = PLACES_AT_ONCE
     left = frozenset(nids)
     while left:
-        reaching = change_set.answer(("reaching", left, limit))
+        reaching = change_set.answers.answer(("reaching", left, limit))
         found |= {
             one for one, nid, key in reaching if key not in keys and state.entries.get(key) == nid
         }
@@ -110,14 +110,14 @@ def auth_graph(change_set: ChangeSet, nids: Iterable[int]) -> Graph:
         nid = front.pop()
         if nid in graph or nid in committed:
             continue
-        row = change_set.known_row(nid)
+        row = change_set.events.known_row(nid)
         if row is None:
             committed.add(nid)
         else:
             graph[nid] = row.auth_events
             front.extend(row.auth_events)
     if committed:
-        graph.update(change_set.answer(("auth_graph", frozenset(committed))))
+        graph.update(change_set.answers.answer(("auth_graph", frozenset(committed))))
     if lost := {auth for auths in graph.values() for auth in auths if auth not in graph}.union(
         committed - graph.keys()
     ):
@@ -175,7 +175,7 @@ def closures(change_set: ChangeSet, nids: Iterable[int]) -> dict[int, Closure] |
             closure = _closure(change_set, nid, lacking)
         if closure is not None:
             found[nid] = closure
-    if not lacking.isdisjoint(change_set.loose):
+    if not lacking.isdisjoint(change_set.auth_graph.loose):
         return None
     if lacking:
         raise MissingData("closures", lacking)
@@ -205,9 +205,9 @@ def _closure(change_set: ChangeSet, nid: int, lacking: set[int]) -> Closure | No
             continue
         front.pop()
         if row is not None and stuck.isdisjoint(row.auth_events):
-            change_set.closures[one] = closure_of(
+            change_set.auth_graph.closures[one] = closure_of(
                 [
-                    (change_set.place(auth), own)
+                    (change_set.auth_graph.place(auth), own)
                     for auth in row.auth_events
                     if (own := known(change_set, auth)) is not None
                 ]
@@ -224,7 +224,7 @@ def known(change_set: ChangeSet, nid: int) -> Closure | None:
 
     None means only that it is not in memory.
     """
-    closure = change_set.closures.get(nid)
+    closure = change_set.auth_graph.closures.get(nid)
     return change_set.caches.closures.get(nid) if closure is None else closure
 
 
@@ -233,7 +233,11 @@ def _placed_row(change_set: ChangeSet, nid: int) -> EventRow | None:
 
     Then its auth events have positions, too. Return None if that is unknown here.
     """
-    row = change_set.known_row(nid)
-    if row is change_set.pending or nid in change_set.places or nid in change_set.caches.places:
+    row = change_set.events.known_row(nid)
+    if (
+        row is change_set.events.pending
+        or nid in change_set.auth_graph.places
+        or nid in change_set.caches.places
+    ):
         return row
     return None

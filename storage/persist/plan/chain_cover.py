@@ -14,12 +14,14 @@ def cover_event(change_set: ChangeSet, row: EventRow) -> ChainEntry | None:
     if row.state_key_nid is None or row.rejected is not None:
         return None
     # keep the name until it is written together with the position
-    change_set.state_key_names[row.state_key_nid] = change_set.state_key_name(row.state_key_nid)
-    change_set.ensure_places(row.auth_events)
+    change_set.names.state_key_names[row.state_key_nid] = change_set.names.state_key_name(
+        row.state_key_nid
+    )
+    change_set.auth_graph.ensure_places(row.auth_events)
     # no MissingData here: `auth_rows_of` has looked them up by their ids
-    rows = [change_set.row_of(nid) for nid in row.auth_events]
+    rows = [change_set.events.row_of(nid) for nid in row.auth_events]
     parents = [
-        ChainParent(auth.event_nid, change_set.place(auth.event_nid), auth.auth_events)
+        ChainParent(auth.event_nid, change_set.auth_graph.place(auth.event_nid), auth.auth_events)
         for auth in rows
     ]
     own = [
@@ -28,5 +30,5 @@ def cover_event(change_set: ChangeSet, row: EventRow) -> ChainEntry | None:
         if auth.state_key_nid == row.state_key_nid
     ]
     predecessor = max(own, default=None)
-    chain = None if predecessor is None else change_set.chain(predecessor.chain_nid)
-    return enter(predecessor, chain, change_set.chain_nid_for(row.event_nid), parents)
+    chain = None if predecessor is None else change_set.auth_graph.chain(predecessor.chain_nid)
+    return enter(predecessor, chain, change_set.auth_graph.chain_nid_for(row.event_nid), parents)

@@ -14,13 +14,8 @@ from storage.errors import InvalidEvent
 from storage.event import Event
 from storage.graph.chains import ChainEntry
 from storage.ids import EventId
-from storage.persist.model.change_set import (
-    ChangeSet,
-    MembershipChange,
-    RoomChanges,
-    StateDelta,
-    room_of,
-)
+from storage.persist.model.change_set import ChangeSet, room_of
+from storage.persist.model.changes import MembershipChange, RoomChanges, StateDelta
 from storage.persist.model.event_changes import EventChanges
 from storage.persist.model.incoming import IncomingEvent
 from storage.persist.model.results import AppendResult, Origin, stored
@@ -73,8 +68,8 @@ def plan_event(change_set: ChangeSet, incoming: IncomingEvent) -> AppendResult:
 def plan_whole(change_set: ChangeSet, incoming: IncomingEvent) -> AppendResult:
     """Plan any event without the fast path; the result is that of `plan_event`."""
     event = incoming.event
-    change_set.pending = change_set.pending_event = None
-    row = change_set.row(event.event_id)
+    change_set.events.pending = change_set.events.pending_event = None
+    row = change_set.events.row(event.event_id)
     if row is not None and not _goes_on(row, incoming.origin):
         return AppendResult(
             event.event_id, "duplicate", None, row.stream_ordering, row.topological_ordering
@@ -87,7 +82,7 @@ def plan_whole(change_set: ChangeSet, incoming: IncomingEvent) -> AppendResult:
         return _plan_out_of_band(change_set, room, incoming)
     if row is not None:
         # an outlier keeps the bytes that arrived first
-        event = change_set.events_of([row.event_nid])[row.event_nid]
+        event = change_set.events.events_of([row.event_nid])[row.event_nid]
         incoming = incoming._replace(event=event)
     auth_rows, missing = auth_rows_of(change_set, event)
     parents = parents_of(change_set, room, event)
@@ -172,17 +167,17 @@ def _plan_out_of_band(
         nid=_nid(change_set, event, None),
     )
     own = out_of_band.membership_of(change_set, row, event.state_key or "")
-    change_set.add_event(row, event)
+    change_set.events.add_event(row, event)
     _store_membership(change_set, own)
     if incoming.stripped_state is not None:
-        change_set.stripped[own.principal_nid, own.room_nid] = incoming.stripped_state
+        change_set.members.stripped[own.principal_nid, own.room_nid] = incoming.stripped_state
     room.changed = True
     return stored(event)
 
 
 def _store_membership(change_set: ChangeSet, one: MembershipChange) -> None:
-    change_set.stripped.pop((one.principal_nid, one.room_nid), None)
-    change_set.memberships[one.principal_nid, one.room_nid] = one
+    change_set.members.stripped.pop((one.principal_nid, one.room_nid), None)
+    change_set.members.memberships[one.principal_nid, one.room_nid] = one
 
 
 def _unknown_state(
@@ -193,8 +188,8 @@ def _unknown_state(
         return []
     if incoming.state_before is None:
         return [EventId(one) for one in parents.missing]
-    change_set.ensure_ids(incoming.state_before)
-    rows = [(one, out_of_band.usable(change_set.row(one))) for one in incoming.state_before]
+    change_set.events.ensure_ids(incoming.state_before)
+    rows = [(one, out_of_band.usable(change_set.events.row(one))) for one in incoming.state_before]
     return [
         one
         for one, row in rows
@@ -221,9 +216,9 @@ def _plan_outlier(
     membership = _own_membership(changes, row, event) if held is None else None
     entry = cover_event(change_set, row)
     if entry is not None:
-        change_set.add_place(row.event_nid, entry)
+        change_set.auth_graph.add_place(row.event_nid, entry)
     if held is None:
-        change_set.add_event(row, event)
+        change_set.events.add_event(row, event)
     else:
         change_set.authorise(row, event)
     if membership is not None:
@@ -236,8 +231,8 @@ def _nid(change_set: ChangeSet, event: Event, row: EventRow | None) -> int:
     """Return the nid of the outlier or of the missing event under this id, or a new one."""
     if row is not None:
         return row.event_nid
-    gap = change_set.missing_row(event.event_id)
-    return change_set.nid_for(event.event_id) if gap is None else gap.event_nid
+    gap = change_set.events.missing_row(event.event_id)
+    return change_set.events.nid_for(event.event_id) if gap is None else gap.event_nid
 
 
 def _own_membership(changes: EventChanges, row: EventRow, event: Event) -> MembershipChange | None:
@@ -252,11 +247,15 @@ def _own_membership(changes: EventChanges, row: EventRow, event: Event) -> Membe
         return None
     if (
         changes.room.current is not None
-        and changes.visible(change_set.principal_nid(change_set.server_name)).joined_count
+        and changes.visible(change_set.names.principal_nid(change_set.server_name)).joined_count
     ):
         return None
     return MembershipChange(
-        change_set.principal_nid(event.state_key), row.room_nid, row.membership, row.event_nid, None
+        change_set.names.principal_nid(event.state_key),
+        row.room_nid,
+        row.membership,
+        row.event_nid,
+        None,
     )
 
 
@@ -281,7 +280,7 @@ def _decide(
     judged = auth_result(change_set, room, event, auth_rows, before=before, current=current)
     row = _row(changes, incoming, auth_rows, judged, nid=nid, placement=placement, before=before)
     # so that lookups by nid find the event while its effects are worked out
-    change_set.pending, change_set.pending_event = row, event
+    change_set.events.pending, change_set.events.pending_event = row, event
     ends = _ends(changes, row, parents, placement, live=live)
     after, current, ends = _states(changes, row, before, ends)
     if row.membership == JOIN and row.accepted:
@@ -347,11 +346,11 @@ def _states(
 
 def _note_moves(changes: EventChanges, placement: Placement) -> None:
     for nid, order in placement.moves.items():
-        row = changes.change_set.row_of(nid)
+        row = changes.change_set.events.row_of(nid)
         audience.note_place(changes, row.audience or 0, order)
         if row.membership == JOIN and row.accepted and row.state_key_nid is not None:
             audience.note_join(
-                changes, changes.change_set.state_key_name(row.state_key_nid)[1], order
+                changes, changes.change_set.names.state_key_name(row.state_key_nid)[1], order
             )
 
 
@@ -367,8 +366,10 @@ def _row(
 ) -> EventRow:
     """Return the event's row before its effects are known; without a placement, an outlier's."""
     change_set, event = changes.change_set, incoming.event
-    type_nid = change_set.type_nid(event.type)
-    change_set.stored_columns(event)  # raises MissingData for missing names now, not in _store
+    type_nid = change_set.names.type_nid(event.type)
+    change_set.events.stored_columns(
+        event
+    )  # raises MissingData for missing names now, not in _store
     return EventRow(
         event_nid=nid,
         event_id=event.event_id,
@@ -381,11 +382,11 @@ def _row(
         state_group_after=None,
         audience=None,
         redacted_by=None,
-        sender_nid=change_set.principal_nid(event.sender),
+        sender_nid=change_set.names.principal_nid(event.sender),
         type_nid=type_nid,
         state_key_nid=None
         if event.state_key is None
-        else change_set.state_key_nid(type_nid, event.state_key),
+        else change_set.names.state_key_nid(type_nid, event.state_key),
         membership=None
         if event.state_key is None or type_nid != TYPE_MEMBER
         else membership_code(event.content.get("membership")),
@@ -412,43 +413,45 @@ def _store(changes: EventChanges, decision: EventDecision, event: Event) -> None
         decision.row,
         decision.placement,
     )
-    change_set.pending = change_set.pending_event = None
+    change_set.events.pending = change_set.events.pending_event = None
     # read before commit() replaces it: the deltas below compare old and new
     old = room.current
     changes.commit()
     if decision.entry is not None:
-        change_set.add_place(row.event_nid, decision.entry)
+        change_set.auth_graph.add_place(row.event_nid, decision.entry)
     _store_event(change_set, decision, event)
     if placement.missing and not row.backfilled:
-        change_set.after_gaps.add(row.event_nid)
+        change_set.events.after_gaps.add(row.event_nid)
     for gap in placement.missing:
-        change_set.add_missing(gap._replace(superseded=gap.superseded or decision.ends is not None))
+        change_set.events.add_missing(
+            gap._replace(superseded=gap.superseded or decision.ends is not None)
+        )
     for gap in decision.ends.superseded if decision.ends is not None else ():
-        change_set.add_missing(gap)
+        change_set.events.add_missing(gap)
     if placement.arrived is not None:
-        change_set.drop_missing(placement.arrived)
+        change_set.events.drop_missing(placement.arrived)
     for nid, order in placement.moves.items():
-        change_set.move_up(change_set.row_of(nid), order)
+        change_set.events.move_up(change_set.events.row_of(nid), order)
     room.max_order = max(room.max_order, placement.order, *placement.moves.values())
     room.changed = True
     redactions.store(change_set, decision.redactions, row)
     if decision.ends is not None:
         room.extremities = decision.ends.extremities
-        change_set.dropped.update(dict.fromkeys(decision.ends.dropped, room.row.room_nid))
+        change_set.rooms.dropped.update(dict.fromkeys(decision.ends.dropped, room.row.room_nid))
     _store_overruled(change_set, decision)
     if decision.current is not None:
         _store_current(
             change_set,
             room,
             row.event_nid,
-            None if old is None else change_set.group(old),
+            None if old is None else change_set.states.group(old),
             decision.current,
         )
 
 
 def _store_event(change_set: ChangeSet, decision: EventDecision, event: Event) -> None:
     if decision.held is None:
-        change_set.add_event(decision.row, event)
+        change_set.events.add_event(decision.row, event)
         return
     if decision.held.is_out_of_band:
         change_set.authorise(decision.row, event)
@@ -458,7 +461,7 @@ def _store_event(change_set: ChangeSet, decision: EventDecision, event: Event) -
 def _store_overruled(change_set: ChangeSet, decision: EventDecision) -> None:
     for one in decision.overruled:
         _store_membership(change_set, one.membership)
-        change_set.overruled.append((decision.row.room_nid, one.state_key_nid, one.user))
+        change_set.members.overruled.append((decision.row.room_nid, one.state_key_nid, one.user))
 
 
 def _store_current(
@@ -469,12 +472,12 @@ def _store_current(
     for key in sorted(set(new.entries) if old is None else changed_keys(old, new)):
         before = None if old is None else old.entries.get(key)
         nid = new.entries.get(key)
-        membership = None if nid is None else change_set.row_of(nid).membership
-        change_set.deltas.append(StateDelta(room_nid, cause_nid, key, nid, before))
-        change_set.current_changes[room_nid, key] = (nid or 0, membership)
-        type_nid, user = change_set.state_key_name(key)
+        membership = None if nid is None else change_set.events.row_of(nid).membership
+        change_set.states.deltas.append(StateDelta(room_nid, cause_nid, key, nid, before))
+        change_set.states.current_changes[room_nid, key] = (nid or 0, membership)
+        type_nid, user = change_set.names.state_key_name(key)
         if type_nid == TYPE_MEMBER and user.endswith(":" + change_set.server_name):
-            principal = change_set.principal_nid(user)
+            principal = change_set.names.principal_nid(user)
             _store_membership(
                 change_set,
                 MembershipChange(principal, room_nid, membership or 0, nid or 0, cause_nid),

@@ -45,12 +45,14 @@ def kept_extremities(
     limit = changes.change_set.extremities_max
     if limit is None or len(extremities) <= limit:
         return dict(extremities)
-    changes.change_set.ensure_rows(extremities)
+    changes.change_set.events.ensure_rows(extremities)
     groups = {
-        nid: after if nid == row.event_nid else changes.group(changes.change_set.row_of(nid).after)
+        nid: after
+        if nid == row.event_nid
+        else changes.group(changes.change_set.events.row_of(nid).after)
         for nid in extremities
     }
-    ordered = sorted(extremities, key=lambda nid: changes.change_set.row_of(nid).order)
+    ordered = sorted(extremities, key=lambda nid: changes.change_set.events.row_of(nid).order)
     left = _without_covered(changes, groups, _without_doubles(groups, ordered, limit), limit)
     if (
         len(left) > limit

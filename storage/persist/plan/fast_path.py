@@ -21,7 +21,8 @@ from typing import Final
 from storage.auth import CONTENT_MATTERS
 from storage.database.names import KEY_CREATE, KEY_POWER_LEVELS, TYPE_MEMBER
 from storage.event import Event
-from storage.persist.model.change_set import ChangeSet, RoomChanges, room_of
+from storage.persist.model.change_set import ChangeSet, room_of
+from storage.persist.model.changes import RoomChanges
 from storage.persist.model.event_changes import EventChanges
 from storage.persist.model.results import AppendResult, stored
 from storage.persist.model.rows import AuthorisedBefore, EventRow
@@ -49,7 +50,10 @@ def plan_message(change_set: ChangeSet, event: Event) -> AppendResult | None:
         or room.row.room_version != event.room_version.identifier
     ):
         return None
-    before, current = change_set.group(parents[0].after), change_set.group(room.current)
+    before, current = (
+        change_set.states.group(parents[0].after),
+        change_set.states.group(room.current),
+    )
     allowed = _allowed(change_set, room, event, before, current)
     if allowed is None:
         return None
@@ -57,7 +61,7 @@ def plan_message(change_set: ChangeSet, event: Event) -> AppendResult | None:
     order = max([parent.order for parent in parents]) + 1
     out_of_range = _out_of_range(change_set, room, number, order)
     row = EventRow(  # positional on purpose: keyword arguments are measurably slower here
-        change_set.nid_for(event.event_id),
+        change_set.events.nid_for(event.event_id),
         event.event_id,
         room.row.room_nid,
         None,
@@ -81,7 +85,7 @@ def plan_message(change_set: ChangeSet, event: Event) -> AppendResult | None:
         allowed.auth_events,
         False,
     )
-    change_set.add_event(row, event)
+    change_set.events.add_event(row, event)
     for parent in parents:
         room.extremities.pop(parent.event_nid, None)
     room.extremities[row.event_nid] = None
@@ -97,10 +101,10 @@ def _is_new(change_set: ChangeSet, event_id: str) -> bool:
     It looks at what is in memory only. If nothing was loaded, the answer is False.
     """
     return (
-        change_set.rows.get(event_id, UNKNOWN) is None
-        and change_set.missing.get(event_id, UNKNOWN) is None
-        and change_set.waiting.get(event_id) == ()
-        and not change_set.new_waiting
+        change_set.events.rows.get(event_id, UNKNOWN) is None
+        and change_set.events.missing.get(event_id, UNKNOWN) is None
+        and change_set.events.waiting.get(event_id) == ()
+        and not change_set.events.new_waiting
     )
 
 
@@ -112,7 +116,7 @@ def _parents(change_set: ChangeSet, room: RoomChanges, event: Event) -> list[Eve
     """
     rows = []
     for parent_id in event.prev_event_ids:
-        row = change_set.rows.get(parent_id) or change_set.caches.rows.get(parent_id)
+        row = change_set.events.rows.get(parent_id) or change_set.caches.rows.get(parent_id)
         if (
             row is None
             or row.room_nid != room.row.room_nid
@@ -132,7 +136,7 @@ def _parents(change_set: ChangeSet, room: RoomChanges, event: Event) -> list[Eve
     return (
         rows
         if count < limit
-        and any(change_set.row_of(nid).after == rows[0].after for nid in room.extremities)
+        and any(change_set.events.row_of(nid).after == rows[0].after for nid in room.extremities)
         else None
     )
 
@@ -164,7 +168,7 @@ def _allowed(
     """
     # all that the auth rules read of the event
     like = (event.sender, event.type, event.auth_event_ids, event.room_id)
-    known = change_set.caches.allowed.get(like) or change_set.allowed.get(like)
+    known = change_set.caches.allowed.get(like) or change_set.auth_graph.allowed.get(like)
     if (
         known is not None
         and _is_like(known, before)
@@ -175,7 +179,7 @@ def _allowed(
         None if event.type in CONTENT_MATTERS else _judged(change_set, room, event, before, current)
     )
     if judged is not None:
-        change_set.allowed[like] = judged
+        change_set.auth_graph.allowed[like] = judged
     return judged
 
 
@@ -201,8 +205,8 @@ def _judged(
         or auth_result(change_set, room, event, rows, before=before, current=current) != ALLOWED
     ):
         return None
-    member_key = change_set.find_state_key(TYPE_MEMBER, event.sender)
+    member_key = change_set.names.find_state_key(TYPE_MEMBER, event.sender)
     if member_key is None:
         return None
-    nids = change_set.principal_nid(event.sender), change_set.type_nid(event.type)
+    nids = change_set.names.principal_nid(event.sender), change_set.names.type_nid(event.type)
     return AuthorisedBefore(*nids, auth_nids(event, rows), member_key, _state(before, member_key))

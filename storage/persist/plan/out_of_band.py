@@ -20,7 +20,8 @@ from typing import NamedTuple
 from storage.database.names import INVITE, JOIN, MEMBERSHIPS, membership_code
 from storage.event import Event
 from storage.ids import server_name_of
-from storage.persist.model.change_set import ChangeSet, MembershipChange, RoomChanges
+from storage.persist.model.change_set import ChangeSet
+from storage.persist.model.changes import MembershipChange, RoomChanges
 from storage.persist.model.event_changes import EventChanges
 from storage.persist.model.rows import EventRow
 from storage.state.groups import Group
@@ -54,8 +55,8 @@ def is_resident(change_set: ChangeSet, room: RoomChanges) -> bool:
     """Return whether a local user is joined to the room, by its current state."""
     return (
         room.current is not None
-        and change_set.visible(
-            room.row.room_nid, change_set.principal_nid(change_set.server_name)
+        and change_set.visibility.visible(
+            room.row.room_nid, change_set.names.principal_nid(change_set.server_name)
         ).joined_count
         > 0
     )
@@ -96,8 +97,8 @@ def _refused_end(
         return f"{event.state_key} is neither invited nor knocking"
     if is_own:
         return None
-    row = change_set.row_of(held.event_nid)
-    ended = change_set.events_of((row.event_nid,))[row.event_nid]
+    row = change_set.events.row_of(held.event_nid)
+    ended = change_set.events.events_of((row.event_nid,))[row.event_nid]
     if event.sender == ended.sender or ended.event_id in event.auth_event_ids:
         return None
     return (
@@ -107,13 +108,17 @@ def _refused_end(
 
 def held_by(change_set: ChangeSet, room: RoomChanges, user: str) -> StoredMembership:
     """Return a local user's membership in the room, with the changes of this batch."""
-    principal = change_set.find_principal(user)
-    new = None if principal is None else change_set.memberships.get((principal, room.row.room_nid))
+    principal = change_set.names.find_principal(user)
+    new = (
+        None
+        if principal is None
+        else change_set.members.memberships.get((principal, room.row.room_nid))
+    )
     if new is not None:
         return StoredMembership(new.membership, new.event_nid)
-    if principal is None or principal in change_set.newcomers or not room.row.write_version:
+    if principal is None or principal in change_set.names.newcomers or not room.row.write_version:
         return StoredMembership(0, 0)
-    found = change_set.answer(("membership", room.row.room_nid, principal))
+    found = change_set.answers.answer(("membership", room.row.room_nid, principal))
     return StoredMembership(0, 0) if found is None else StoredMembership(*found)
 
 
@@ -133,7 +138,7 @@ def brings_back(change_set: ChangeSet, room: RoomChanges, event: Event) -> bool:
 def membership_of(change_set: ChangeSet, row: EventRow, user: str) -> MembershipChange:
     """Return the membership that an event out of band gives a local user."""
     return MembershipChange(
-        change_set.principal_nid(user), row.room_nid, row.membership or 0, row.event_nid, None
+        change_set.names.principal_nid(user), row.room_nid, row.membership or 0, row.event_nid, None
     )
 
 
@@ -153,7 +158,7 @@ def overruled(
     Return none unless this event makes the server join the room.
     """
     names, change_set = changes.change_set.caches.names, changes.change_set
-    server = names.principals.get(change_set.server_name) or change_set.principals.get(
+    server = names.principals.get(change_set.server_name) or change_set.names.principals.get(
         change_set.server_name
     )
     changed = None if server is None else changes.visibility.get(server)
@@ -170,9 +175,13 @@ def overruled(
 def _out_of_band(changes: EventChanges) -> Iterator[MembershipChange]:
     """Yield the room's out-of-band memberships: stored ones and those of this batch."""
     change_set, room_nid = changes.change_set, changes.room_nid
-    new = {key: one for key, one in change_set.memberships.items() if one.room_nid == room_nid}
+    new = {
+        key: one for key, one in change_set.members.memberships.items() if one.room_nid == room_nid
+    }
     if changes.room.row.write_version:
-        for principal, membership, event_nid in change_set.answer(("out_of_band", room_nid)):
+        for principal, membership, event_nid in change_set.answers.answer(
+            ("out_of_band", room_nid)
+        ):
             if (principal, room_nid) not in new:
                 yield MembershipChange(principal, room_nid, membership, event_nid, None)
     yield from (one for one in new.values() if one.cause_nid is None)
@@ -182,11 +191,11 @@ def _by_state(
     changes: EventChanges, current: Group, one: MembershipChange, cause_nid: int
 ) -> OverruledMembership:
     # without a membership event in the current state, membership and event nid become 0
-    key = changes.change_set.row_of(one.event_nid).state_key_nid or 0
+    key = changes.change_set.events.row_of(one.event_nid).state_key_nid or 0
     nid = current.entries.get(key, 0)
-    membership = changes.change_set.row_of(nid).membership if nid else None
+    membership = changes.change_set.events.row_of(nid).membership if nid else None
     now = one._replace(membership=membership or 0, event_nid=nid, cause_nid=cause_nid)
-    return OverruledMembership(now, key, changes.change_set.state_key_name(key)[1])
+    return OverruledMembership(now, key, changes.change_set.names.state_key_name(key)[1])
 
 
 def usable(row: EventRow | None) -> EventRow | None:

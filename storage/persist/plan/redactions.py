@@ -47,11 +47,11 @@ def find(changes: EventChanges, row: EventRow, event: Event, before: Group) -> R
 
     The event may be the target of waiting redactions, a redaction itself, or both.
     """
-    waiting: tuple[int, ...] = changes.change_set.waiting_for(event.event_id)
+    waiting: tuple[int, ...] = changes.change_set.events.waiting_for(event.event_id)
     if not waiting and row.type_nid != TYPE_REDACTION:
         return NONE
     applying = [
-        changes.change_set.row_of(one)
+        changes.change_set.events.row_of(one)
         for one in waiting
         if row.accepted and _applies(changes, one, row)
     ]
@@ -64,7 +64,7 @@ def find(changes: EventChanges, row: EventRow, event: Event, before: Group) -> R
         return found
     if event.redacts is None:
         return found._replace(ineffective=True)
-    target = changes.change_set.row(event.redacts)
+    target = changes.change_set.events.row(event.redacts)
     if target is None or target.outlier:
         return found._replace(ineffective=True, waits_for=event.redacts)
     if (
@@ -79,18 +79,18 @@ def find(changes: EventChanges, row: EventRow, event: Event, before: Group) -> R
 def store(change_set: ChangeSet, found: RedactionEffects, row: EventRow) -> None:
     """Write the effects to the change set."""
     for changed in found.changed:
-        change_set.change_event(changed)
+        change_set.events.change_event(changed)
     if found.waits_for is not None:
-        change_set.new_waiting[row.event_nid] = (row.room_nid, found.waits_for)
+        change_set.events.new_waiting[row.event_nid] = (row.room_nid, found.waits_for)
     for nid in found.settled:
-        if change_set.new_waiting.pop(nid, None) is None:
-            change_set.gone_waiting[nid] = None
+        if change_set.events.new_waiting.pop(nid, None) is None:
+            change_set.events.gone_waiting[nid] = None
 
 
 def _redacted(changes: EventChanges, row: EventRow, target: EventRow) -> tuple[EventRow, ...]:
     """Return the target's row with this redaction; none if a lower rank redacts it already."""
     if target.redacted_by is not None and _rank(
-        changes.change_set.row_of(target.redacted_by)
+        changes.change_set.events.row_of(target.redacted_by)
     ) <= _rank(row):
         return ()
     return (target._replace(redacted_by=row.event_nid),)
@@ -98,10 +98,10 @@ def _redacted(changes: EventChanges, row: EventRow, target: EventRow) -> tuple[E
 
 def _applies(changes: EventChanges, redaction_nid: int, target: EventRow) -> bool:
     """Return whether a redaction that waited may redact its target, which arrives now."""
-    redaction = changes.change_set.row_of(redaction_nid)
+    redaction = changes.change_set.events.row_of(redaction_nid)
     if redaction.room_nid != target.room_nid or redaction.state_group_before is None:
         return False
-    event = changes.change_set.events_of((redaction_nid,))[redaction_nid]
+    event = changes.change_set.events.events_of((redaction_nid,))[redaction_nid]
     return _allowed(changes, redaction, event, changes.group(redaction.state_group_before), target)
 
 
@@ -111,7 +111,7 @@ def _allowed(
     """Return whether the state before the redaction permits it for this target."""
     state = auth_state(changes.change_set, before, keys_needed(event))
     own = row.sender_nid == target.sender_nid  # the usual case, in which the target is not read
-    sender = event.sender if own else changes.change_set.sender_of(target)
+    sender = event.sender if own else changes.change_set.events.sender_of(target)
     return redaction_allowed(event, sender, state, event.room_version)
 
 

@@ -34,7 +34,7 @@ class ResolutionEvents(Mapping[EventId, Event]):
         """Raise `MissingData` unless these are in memory; record those not stored as ``absent``."""
         lacking = []
         for event_id in ids:
-            if self._change_set.rows.get(event_id, UNKNOWN) is None:
+            if self._change_set.events.rows.get(event_id, UNKNOWN) is None:
                 self.absent.add(event_id)
             elif self.get(event_id) is None:
                 lacking.append(event_id)
@@ -47,7 +47,7 @@ class ResolutionEvents(Mapping[EventId, Event]):
         return event or self._look(event_id) or default
 
     def _look(self, event_id: EventId) -> Event | None:
-        found = self._change_set.at_hand(event_id)
+        found = self._change_set.events.at_hand(event_id)
         if found is None:
             return None
         row, event = found
@@ -78,8 +78,10 @@ class UnconflictedState(Mapping[StateKey, EventId]):
         self._conflicted = conflicted
 
     def __getitem__(self, key: StateKey) -> EventId:
-        type_nid = self._change_set.find_type(key[0])
-        key_nid = None if type_nid is None else self._change_set.find_state_key(type_nid, key[1])
+        type_nid = self._change_set.names.find_type(key[0])
+        key_nid = (
+            None if type_nid is None else self._change_set.names.find_state_key(type_nid, key[1])
+        )
         if key_nid is None or key_nid in self._conflicted or key_nid not in self._group.entries:
             raise KeyError(key)
         return event_id_of(self._change_set, self._group.entries[key_nid])
@@ -125,7 +127,7 @@ class ResolutionState:
         """Return an event; None if it is not stored, or not in memory."""
         event: Event | None = self._loaded.get(event_id)
         if event is None and event_id not in self._loaded.absent:
-            if self._change_set.rows.get(event_id, UNKNOWN) is None:
+            if self._change_set.events.rows.get(event_id, UNKNOWN) is None:
                 self._loaded.absent.add(event_id)
             else:
                 self._cited.add(event_id)
@@ -149,20 +151,20 @@ class ResolutionState:
 
 def text_key(change_set: ChangeSet, key_nid: int) -> StateKey:
     """Return the (type, state_key) of a state key nid."""
-    type_nid, state_key = change_set.state_key_name(key_nid)
-    return change_set.type_name(type_nid), state_key
+    type_nid, state_key = change_set.names.state_key_name(key_nid)
+    return change_set.names.type_name(type_nid), state_key
 
 
 def event_id_of(change_set: ChangeSet, nid: int) -> EventId:
     """Return the id of a stored event."""
-    return EventId(change_set.row_of(nid).event_id)
+    return EventId(change_set.events.row_of(nid).event_id)
 
 
 def nid_of(change_set: ChangeSet, event_id: EventId | None) -> int:
     """Return the nid of the event that a resolution chose; `REMOVED` if it chose none."""
     if event_id is None:
         return REMOVED
-    row = change_set.row(event_id)
+    row = change_set.events.row(event_id)
     if row is None:
         raise StorageCorrupt(
             "state resolution chose an event that is not stored", event_id=event_id

@@ -58,7 +58,9 @@ def current_after(
     Return its group. ``nid`` is the event being planned, and ``after`` the state after it.
     """
     others = [
-        changes.group(changes.change_set.row_of(one).after) for one in extremities if one != nid
+        changes.group(changes.change_set.events.row_of(one).after)
+        for one in extremities
+        if one != nid
     ]
     current = merged(changes, [after, *others] if nid in extremities else others)
     audience.advance(changes, current)
@@ -101,7 +103,7 @@ def _given(changes: EventChanges, given: tuple[EventId, ...], parents: ParentEve
     parent.
     """
     change_set = changes.change_set
-    rows = [row for one in given if (row := change_set.row(one)) is not None]
+    rows = [row for one in given if (row := change_set.events.row(one)) is not None]
     entries = Map(
         {row.state_key_nid: row.event_nid for row in rows if row.state_key_nid is not None}
     )
@@ -128,8 +130,8 @@ def _new(
     changes: EventChanges, base: Group, change: Mapping[int, int], *, becomes_current: bool
 ) -> Group:
     """Add a group for the state that differs from ``base`` by ``change``, with its audience."""
-    group = derive(base, change, changes.change_set.group_nid_for(base, change), NOTHING)
-    changes.change_set.ensure_state_key_names(group.steps[-1].delta)
+    group = derive(base, change, changes.change_set.states.group_nid_for(base, change), NOTHING)
+    changes.change_set.names.ensure_state_key_names(group.steps[-1].delta)
     if not becomes_current:
         return changes.add_group(group._replace(audience=audience.branch(changes, base, group)))
     if changes.main is None:

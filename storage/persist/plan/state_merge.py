@@ -42,9 +42,9 @@ def resolution(changes: EventChanges, states: Sequence[Group]) -> dict[int, int]
     if len(states) == 1:
         return {}
     change_set, question = changes.change_set, frozenset(group.state_group for group in states)
-    work = change_set.resolving.get(question)
+    work = change_set.states.resolving.get(question)
     if work is None:
-        work = change_set.resolving[question] = StateResolution(
+        work = change_set.states.resolving[question] = StateResolution(
             change_set, changes.room.row, states
         )
     return work.run(change_set)
@@ -105,7 +105,7 @@ def same_state(changes: EventChanges, wanted: Group) -> Group | None:
         *changes.room.group_digests.get(digest, ()),
         *(group.state_group for group in changes.groups.values()),
     ]
-    candidates += changes.change_set.answer(("digest", changes.room_nid, digest))
+    candidates += changes.change_set.answers.answer(("digest", changes.room_nid, digest))
     for number in candidates:
         group = changes.group(number)
         if group.digest == digest and not changed_keys(group, wanted):

@@ -78,8 +78,8 @@ class StateResolution:
         finally:
             seconds = time.thread_time() - worked
             self.seconds += seconds
-            change_set.resolving_seconds[self._room_id] = (
-                change_set.resolving_seconds.get(self._room_id, 0) + seconds
+            change_set.states.resolving_seconds[self._room_id] = (
+                change_set.states.resolving_seconds.get(self._room_id, 0) + seconds
             )
             if self._result is not None:
                 change_set.caches.resolutions.add(self.seconds)
@@ -111,7 +111,7 @@ def _resolved(
     conflict = StateGroupConflict(
         change_set, version, {group.state_group: group for group in states}
     )
-    known = change_set.records_of(room.room_nid)
+    known = change_set.states.records_of(room.room_nid)
     record = _nearest(known, conflict.states)
     try:
         if record is None:
@@ -307,7 +307,7 @@ class StateGroupConflict:
 
     def _ids(self, nids: Collection[int]) -> list[EventId]:
         """Return the ids of these events."""
-        self._change_set.ensure_rows(nids)
+        self._change_set.events.ensure_rows(nids)
         return [event_id_of(self._change_set, nid) for nid in nids]
 
     def values(self, record: ResolutionRecord) -> dict[int, int]:
@@ -332,7 +332,7 @@ class StateGroupConflict:
         if event_id is None:
             record.decided.pop(key, None)
             return
-        row = self._change_set.row(event_id)
+        row = self._change_set.events.row(event_id)
         if row is None or row.state_key_nid is None:
             raise StorageCorrupt(
                 "state resolution chose an event that is not stored", event_id=event_id
@@ -358,7 +358,7 @@ def _version_1(
     """Resolve the states by version 1; return the value of each conflicted key."""
     keys = set[int]().union(*(changed_keys(states[0], other) for other in states[1:]))
     values = {key: {group.entries[key] for group in states if key in group.entries} for key in keys}
-    yield from asking(lambda: change_set.ensure_rows(set().union(*values.values())))
+    yield from asking(lambda: change_set.events.ensure_rows(set().union(*values.values())))
     names = yield from asking(lambda: {key: text_key(change_set, key) for key in keys})
     conflicted = {
         names[key]: {event_id_of(change_set, nid) for nid in nids} for key, nids in values.items()

@@ -15,7 +15,8 @@ from typing import NamedTuple
 from storage.errors import InvalidEvent
 from storage.event import Event
 from storage.graph import topological_ordering
-from storage.persist.model.change_set import ChangeSet, RoomChanges
+from storage.persist.model.change_set import ChangeSet
+from storage.persist.model.changes import RoomChanges
 from storage.persist.model.rows import EventRow, MissingRow
 
 SWEEP_ROWS = 512  # events read first when events have to be reordered; later reads are larger
@@ -55,10 +56,10 @@ def parents_of(change_set: ChangeSet, room: RoomChanges, event: Event) -> Parent
 
     An event of another room counts as missing.
     """
-    change_set.ensure_ids(event.prev_event_ids)
+    change_set.events.ensure_ids(event.prev_event_ids)
     parents = ParentEvents([], [])
     for event_id in dict.fromkeys(event.prev_event_ids):
-        row = change_set.row(event_id)
+        row = change_set.events.row(event_id)
         if row is None or row.outlier or row.room_nid != room.row.room_nid:
             parents.missing.append(event_id)
         else:
@@ -73,7 +74,7 @@ def placement_of(
 
     Nothing is changed yet. Raise `InvalidEvent` if the event closes a cycle of prev_events.
     """
-    arrived = change_set.missing_row(event.event_id)
+    arrived = change_set.events.missing_row(event.event_id)
     if arrived is None and not parents.missing:
         ordering = topological_ordering.above(parent.order for parent in parents.held)
         return Placement(
@@ -107,8 +108,8 @@ def _children(change_set: ChangeSet, arrived: MissingRow | None) -> list[EventRo
     """Return the rows of the events that wait for this one as their parent."""
     if arrived is None:
         return []
-    change_set.ensure_rows(arrived.child_nids)
-    return [change_set.row_of(child) for child in arrived.child_nids]
+    change_set.events.ensure_rows(arrived.child_nids)
+    return [change_set.events.row_of(child) for child in arrived.child_nids]
 
 
 def _gap(change_set: ChangeSet, room: RoomChanges, event_id: str, child_nid: int) -> MissingRow:
@@ -116,11 +117,11 @@ def _gap(change_set: ChangeSet, room: RoomChanges, event_id: str, child_nid: int
 
     An outlier keeps its nid; any other new missing event gets the nid that it will be stored under.
     """
-    known = change_set.missing_row(event_id)
+    known = change_set.events.missing_row(event_id)
     if known is not None:
         return known._replace(child_nids=(*known.child_nids, child_nid))
-    outlier = change_set.row(event_id)
-    nid = change_set.nid_for(event_id) if outlier is None else outlier.event_nid
+    outlier = change_set.events.row(event_id)
+    nid = change_set.events.nid_for(event_id) if outlier is None else outlier.event_nid
     return MissingRow(nid, event_id, room.row.room_nid, superseded=False, child_nids=(child_nid,))
 
 
@@ -134,7 +135,9 @@ def _moves(
     """
     limit = SWEEP_ROWS
     while True:
-        held: list[EventRow] = change_set.answer(("order", room.row.room_nid, lowest, limit))
+        held: list[EventRow] = change_set.answers.answer(
+            ("order", room.row.room_nid, lowest, limit)
+        )
         complete = len(held) < limit
         rows = _in_order(change_set, room, held, lowest, upto=None if complete else held[-1].order)
         # enough: nothing above these rows has to move
@@ -156,9 +159,9 @@ def _in_order(
     ``held`` are rows from the database. Rows at ``upto`` and above are left out: at that position
     the database may have more events than were read.
     """
-    latest = {row.event_nid: change_set.rows.get(row.event_id) or row for row in held}
-    added = [new.row for new in change_set.new_events.values()] + list(
-        change_set.changed_events.values()
+    latest = {row.event_nid: change_set.events.rows.get(row.event_id) or row for row in held}
+    added = [new.row for new in change_set.events.new_events.values()] + list(
+        change_set.events.changed_events.values()
     )
     latest.update(
         (row.event_nid, row)
@@ -225,8 +228,8 @@ def is_extremity_again(
     """
     if not (gap.superseded and room.row.removals and _may_end(row)):
         return False
-    change_set.ensure_rows(gap.child_nids)
-    children = (change_set.find_row(nid) for nid in gap.child_nids)
+    change_set.events.ensure_rows(gap.child_nids)
+    children = (change_set.events.find_row(nid) for nid in gap.child_nids)
     return not any(
         child is not None and not child.outlier and _may_end(child) for child in children
     )
@@ -242,10 +245,10 @@ def _above(change_set: ChangeSet, row: EventRow, superseded: list[MissingRow]) -
 
     Add its missing parents to ``superseded``.
     """
-    change_set.ensure_rows(row.prev_events)
-    found = [(nid, change_set.find_row(nid)) for nid in row.prev_events]
+    change_set.events.ensure_rows(row.prev_events)
+    found = [(nid, change_set.events.find_row(nid)) for nid in row.prev_events]
     for nid, parent in found:
-        gap = change_set.gap(nid) if parent is None or parent.outlier else None
+        gap = change_set.events.gap(nid) if parent is None or parent.outlier else None
         if gap is not None and not gap.superseded:
             superseded.append(gap._replace(superseded=True))
     return [parent for _, parent in found if parent is not None and not parent.outlier]

@@ -184,12 +184,12 @@ async def write_around(
     rooms that begin in this transaction: nobody has seen an event that is reordered in it, so no
     reordering is stored.
     """
-    new_events, change_set.new_events = change_set.new_events, {}
-    change_set.moved.clear()
+    new_events, change_set.events.new_events = change_set.events.new_events, {}
+    change_set.events.moved.clear()
     try:
         return await _write_all(conn, change_set, author, received_ts)
     finally:
-        change_set.new_events = new_events
+        change_set.events.new_events = new_events
 
 
 async def _write_all(

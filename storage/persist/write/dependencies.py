@@ -38,29 +38,29 @@ class Dependencies(NamedTuple):
 
 def dependencies_of(change_set: ChangeSet) -> Dependencies:
     """Return the dependencies of a change set, without its own rows and what no purge deletes."""
-    rows = [new.row for new in change_set.new_events.values()]
-    changed = change_set.changed_events.values()
-    own = change_set.new_events.keys() | change_set.placed.keys()
-    gaps = [*change_set.new_missing.values(), *change_set.gone_missing.values()]
+    rows = [new.row for new in change_set.events.new_events.values()]
+    changed = change_set.events.changed_events.values()
+    own = change_set.events.new_events.keys() | change_set.events.placed.keys()
+    gaps = [*change_set.events.new_missing.values(), *change_set.events.gone_missing.values()]
     waited_for = {gap.event_nid for gap in gaps}
     ends = chain.from_iterable(
-        room.row.forward_extremities for room in change_set.room_changes.values()
+        room.row.forward_extremities for room in change_set.rooms.room_changes.values()
     )
     parents = _together(row.prev_events for row in chain(rows, changed)).difference(
         waited_for, ends
     )
     standing = parents.union(
-        change_set.changed_events,
-        change_set.gone_waiting,
+        change_set.events.changed_events,
+        change_set.events.gone_waiting,
         *(gap.child_nids for gap in gaps),
         _targets(change_set, rows),
     )
     held = _together(row.auth_events for row in rows).union(
-        _entries(change_set), change_set.changed_events, _authorised_by(change_set)
+        _entries(change_set), change_set.events.changed_events, _authorised_by(change_set)
     )
     return Dependencies(
         list(standing - own),
-        list(held - change_set.new_events.keys()),
+        list(held - change_set.events.new_events.keys()),
         list(_groups(change_set, [*rows, *changed])),
     )
 
@@ -70,7 +70,9 @@ def _together(lists: Iterable[tuple[int, ...]]) -> set[int]:
 
 
 def _authorised_by(change_set: ChangeSet) -> set[int]:
-    return _together(change_set.row_of(nid).auth_events for nid in change_set.authorised)
+    return _together(
+        change_set.events.row_of(nid).auth_events for nid in change_set.events.authorised
+    )
 
 
 def _targets(change_set: ChangeSet, rows: Sequence[EventRow]) -> set[int]:
@@ -80,12 +82,12 @@ def _targets(change_set: ChangeSet, rows: Sequence[EventRow]) -> set[int]:
     went.
     """
     redacted = (
-        change_set.events[row.event_nid].redacts
+        change_set.events.parsed[row.event_nid].redacts
         for row in rows
         if row.type_nid == TYPE_REDACTION and not row.outlier
     )
     targets = (
-        change_set.rows.get(one) or change_set.caches.rows.get(one)
+        change_set.events.rows.get(one) or change_set.caches.rows.get(one)
         for one in redacted
         if one is not None
     )
@@ -96,7 +98,7 @@ def _entries(change_set: ChangeSet) -> set[int]:
     """Return the events that new state groups add to the groups before them."""
     return {
         nid
-        for group in change_set.new_groups.values()
+        for group in change_set.states.new_groups.values()
         for nid in group.steps[-1].delta.values()
         if nid
     }
@@ -104,6 +106,8 @@ def _entries(change_set: ChangeSet) -> set[int]:
 
 def _groups(change_set: ChangeSet, rows: Sequence[EventRow]) -> set[int]:
     groups = {row.state_group_before for row in rows} | {row.state_group_after for row in rows}
-    groups |= {room.current for room in change_set.room_changes.values() if room.changed}
-    groups |= {step.state_group for group in change_set.new_groups.values() for step in group.steps}
-    return {group for group in groups if group is not None} - change_set.new_groups.keys()
+    groups |= {room.current for room in change_set.rooms.room_changes.values() if room.changed}
+    groups |= {
+        step.state_group for group in change_set.states.new_groups.values() for step in group.steps
+    }
+    return {group for group in groups if group is not None} - change_set.states.new_groups.keys()

@@ -8,7 +8,8 @@ append binds each column by one call, not each value.
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from storage.persist.model.change_set import ChangeSet, StoredColumns
+from storage.persist.model.change_set import ChangeSet
+from storage.persist.model.event_view import StoredColumns
 from storage.persist.model.rows import EventRow
 
 SET_BY_STATEMENT = "stream_ordering"
@@ -17,7 +18,7 @@ SET_BY_STATEMENT = "stream_ordering"
 
 def new_event_columns(change_set: ChangeSet) -> dict[str, Sequence[Any]]:
     """Return the columns of the new events, their bytes among them; empty if there is none."""
-    new = change_set.new_events
+    new = change_set.events.new_events
     if not new:
         return {}
     rows, raw, stored = zip(*new.values(), strict=True)
@@ -34,7 +35,7 @@ def new_event_columns(change_set: ChangeSet) -> dict[str, Sequence[Any]]:
 
 def after_gap_column(change_set: ChangeSet, nids: Iterable[int]) -> Sequence[Any]:
     """Return the column `after_gap` of these events."""
-    return _sparse([nid in change_set.after_gaps or None for nid in nids])
+    return _sparse([nid in change_set.events.after_gaps or None for nid in nids])
 
 
 def _sparse(column: Sequence[Any]) -> Sequence[Any]:

@@ -96,30 +96,30 @@ dropped_extremity AS (
 
 def event_values(change_set: ChangeSet) -> dict[str, ColumnValues]:
     """Return new and changed events, gaps, and redactions that wait for their targets."""
-    filled = [gap.event_nid for gap in change_set.gone_missing.values()]
+    filled = [gap.event_nid for gap in change_set.events.gone_missing.values()]
     return {
         "new_event": new_event_columns(change_set),
         "changed_event": _changed_events(change_set),
-        "new_gap": by_column(MissingRow._fields, change_set.new_missing.values()),
+        "new_gap": by_column(MissingRow._fields, change_set.events.new_missing.values()),
         "filled_gap": {"event_nid": filled},
         "new_waiting": by_column(
             ("redaction_nid", "room_nid", "target_event_id"),
-            ((nid, *value) for nid, value in change_set.new_waiting.items()),
+            ((nid, *value) for nid, value in change_set.events.new_waiting.items()),
         ),
-        "settled": {"redaction_nid": list(change_set.gone_waiting)},
-        "dropped": by_column(("event_nid", "room_nid"), change_set.dropped.items()),
+        "settled": {"redaction_nid": list(change_set.events.gone_waiting)},
+        "dropped": by_column(("event_nid", "room_nid"), change_set.rooms.dropped.items()),
     }
 
 
 def _changed_events(change_set: ChangeSet) -> ColumnValues:
-    changed = change_set.changed_events
+    changed = change_set.events.changed_events
     if not changed:
         return {}
     columns = by_column(EventRow._fields, changed.values())
     return {name: columns[name] for name in CHANGED_EVENT.columns} | {
         "after_gap": after_gap_column(change_set, changed),
         "auth_events": [
-            row.auth_events if nid in change_set.authorised else None
+            row.auth_events if nid in change_set.events.authorised else None
             for nid, row in changed.items()
         ],
     }

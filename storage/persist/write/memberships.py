@@ -4,7 +4,8 @@ from typing import Final, LiteralString
 
 from storage.database.columns import MEMBERSHIPS
 from storage.database.placeholders import ColumnValues, by_column
-from storage.persist.model.change_set import ChangeSet, MembershipChange
+from storage.persist.model.change_set import ChangeSet
+from storage.persist.model.changes import MembershipChange
 
 SET_MEMBERSHIP: Final = MEMBERSHIPS.rows(
     "set_membership",
@@ -50,9 +51,9 @@ overruled AS (
 
 def membership_values(change_set: ChangeSet) -> dict[str, ColumnValues]:
     """Return the new memberships of local users."""
-    changes = change_set.memberships
+    changes = change_set.members.memberships
     if not changes:
         return {"set_membership": {}}
     columns = dict(by_column(MembershipChange._fields, changes.values()))
-    columns["stripped_state"] = [change_set.stripped.get(key) for key in changes]
+    columns["stripped_state"] = [change_set.members.stripped.get(key) for key in changes]
     return {"set_membership": columns}

@@ -124,27 +124,27 @@ class MessagePositionRow(NamedTuple):
 def has_messages_only(change_set: ChangeSet) -> bool:
     """Return whether the change set has nothing but such events."""
     others = (
-        change_set.new_rooms,
-        change_set.new_types,
-        change_set.new_state_keys,
-        change_set.new_principals,
-        change_set.changed_events,
-        change_set.new_missing,
-        change_set.gone_missing,
-        change_set.new_groups,
-        change_set.current_changes,
-        change_set.memberships,
-        change_set.new_visibility,
-        change_set.new_audiences,
-        change_set.new_waiting,
-        change_set.gone_waiting,
-        change_set.new_places,
-        change_set.dropped,
-        change_set.moved,
+        change_set.rooms.new_rooms,
+        change_set.names.new_types,
+        change_set.names.new_state_keys,
+        change_set.names.new_principals,
+        change_set.events.changed_events,
+        change_set.events.new_missing,
+        change_set.events.gone_missing,
+        change_set.states.new_groups,
+        change_set.states.current_changes,
+        change_set.members.memberships,
+        change_set.visibility.new_visibility,
+        change_set.visibility.new_audiences,
+        change_set.events.new_waiting,
+        change_set.events.gone_waiting,
+        change_set.auth_graph.new_places,
+        change_set.rooms.dropped,
+        change_set.events.moved,
     )
-    if any(others) or len(change_set.placed) != len(change_set.new_events):
+    if any(others) or len(change_set.events.placed) != len(change_set.events.new_events):
         return False
-    rows = (new.row for new in change_set.new_events.values())
+    rows = (new.row for new in change_set.events.new_events.values())
     are_messages = all(
         row.state_key_nid is None
         and row.accepted
@@ -154,7 +154,7 @@ def has_messages_only(change_set: ChangeSet) -> bool:
     )
     return are_messages and all(
         room.current == room.row.current_state_group and room.out_of_range == room.row.out_of_range
-        for room in change_set.room_changes.values()
+        for room in change_set.rooms.room_changes.values()
     )
 
 
@@ -172,7 +172,7 @@ def arguments(change_set: ChangeSet, author: Author, received_ts: int) -> list[o
 
 
 def _rooms(change_set: ChangeSet) -> ColumnValues:
-    rooms = [room for room in change_set.room_changes.values() if room.changed]
+    rooms = [room for room in change_set.rooms.room_changes.values() if room.changed]
     return {
         "room_nid": [room.row.room_nid for room in rooms],
         "write_version": [room.row.write_version for room in rooms],

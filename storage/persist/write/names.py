@@ -29,10 +29,12 @@ new_principal AS (
 def name_values(change_set: ChangeSet) -> dict[str, ColumnValues]:
     """Return the new names with their nids."""
     return {
-        "new_type": by_column(("type", "type_nid"), change_set.new_types.items()),
+        "new_type": by_column(("type", "type_nid"), change_set.names.new_types.items()),
         "new_state_key": by_column(
             ("type_nid", "state_key", "state_key_nid"),
-            ((*key, nid) for key, nid in change_set.new_state_keys.items()),
+            ((*key, nid) for key, nid in change_set.names.new_state_keys.items()),
         ),
-        "new_principal": by_column(("name", "principal_nid"), change_set.new_principals.items()),
+        "new_principal": by_column(
+            ("name", "principal_nid"), change_set.names.new_principals.items()
+        ),
     }

@@ -4,7 +4,8 @@ from typing import Final, LiteralString
 
 from storage.database.columns import REORDERED_EVENTS, ROOMS
 from storage.database.placeholders import ColumnValues, InputRows, by_column
-from storage.persist.model.change_set import ChangeSet, RoomChanges
+from storage.persist.model.change_set import ChangeSet
+from storage.persist.model.changes import RoomChanges
 from storage.visibility import multirange
 
 LOCKED: Final = InputRows.own("lock", room_nid="int")
@@ -116,8 +117,8 @@ reordered_event AS (
 
 def room_values(change_set: ChangeSet) -> dict[str, ColumnValues]:
     """Return the rooms, the events that take positions, and those that a new order moved."""
-    changed = [room for room in change_set.room_changes.values() if room.changed]
-    placed = map(change_set.row_of, change_set.placed)
+    changed = [room for room in change_set.rooms.room_changes.values() if room.changed]
+    placed = map(change_set.events.row_of, change_set.events.placed)
     return {
         "lock": {"room_nid": [room.row.room_nid for room in changed]},
         "placed": by_column(
@@ -128,7 +129,7 @@ def room_values(change_set: ChangeSet) -> dict[str, ColumnValues]:
         "old_room": _old_rooms([room for room in changed if room.row.write_version]),
         "reordered": by_column(
             ("event_nid", "room_nid", "topological_before"),
-            ((nid, *where) for nid, where in change_set.moved.items()),
+            ((nid, *where) for nid, where in change_set.events.moved.items()),
         ),
     }
 

@@ -11,7 +11,8 @@ from storage.database.columns import (
 )
 from storage.database.names import TYPE_MEMBER
 from storage.database.placeholders import ColumnValues, InputRows, by_column
-from storage.persist.model.change_set import ChangeSet, StateDelta
+from storage.persist.model.change_set import ChangeSet
+from storage.persist.model.changes import StateDelta
 from storage.state.rows import GroupRow, row_of
 
 NEW_GROUP: Final = STATE_GROUPS.rows("new_group")
@@ -60,7 +61,7 @@ new_link AS (
 
 def state_values(change_set: ChangeSet) -> dict[str, ColumnValues]:
     """Return new state groups, what changes in current states, and new events' chain positions."""
-    current = change_set.current_changes
+    current = change_set.states.current_changes
     return {
         "new_group": by_column(GroupRow._fields, _groups(change_set)),
         "set_state": by_column(
@@ -70,19 +71,19 @@ def state_values(change_set: ChangeSet) -> dict[str, ColumnValues]:
         "removed_state": by_column(
             ("room_nid", "state_key_nid"), (key for key, value in current.items() if not value[0])
         ),
-        "new_delta": by_column(StateDelta._fields, change_set.deltas),
+        "new_delta": by_column(StateDelta._fields, change_set.states.deltas),
         "new_chain_position": by_column(
             ("chain_nid", "sequence_number", "event_nid", "event_id", "state_key"),
             (
                 (*entry.place, nid, *_auth_event(change_set, nid))
-                for nid, entry in change_set.new_places.items()
+                for nid, entry in change_set.auth_graph.new_places.items()
             ),
         ),
         "new_link": by_column(
             ("chain_nid", "sequence_number", "target_chain_nid", "target_sequence_number"),
             (
                 (*entry.place, *link)
-                for entry in change_set.new_places.values()
+                for entry in change_set.auth_graph.new_places.values()
                 for link in entry.links.items()
             ),
         ),
@@ -91,11 +92,11 @@ def state_values(change_set: ChangeSet) -> dict[str, ColumnValues]:
 
 def _groups(change_set: ChangeSet) -> list[GroupRow]:
     def is_member(key: int) -> bool:
-        return change_set.state_key_name(key)[0] == TYPE_MEMBER
+        return change_set.names.state_key_name(key)[0] == TYPE_MEMBER
 
-    return [row_of(group, is_member) for group in change_set.new_groups.values()]
+    return [row_of(group, is_member) for group in change_set.states.new_groups.values()]
 
 
 def _auth_event(change_set: ChangeSet, nid: int) -> tuple[str, str]:
-    row = change_set.row_of(nid)
-    return row.event_id, change_set.state_key_name(row.state_key_nid or 0)[1]
+    row = change_set.events.row_of(nid)
+    return row.event_id, change_set.names.state_key_name(row.state_key_nid or 0)[1]

@@ -42,11 +42,11 @@ set_audience AS (
 def visibility_values(change_set: ChangeSet) -> dict[str, ColumnValues]:
     """Return the rows of audiences, and those of principals, that are new or changed."""
     return {
-        "set_visibility": _visibility(change_set.new_visibility),
-        "set_past": _past(change_set.new_past),
+        "set_visibility": _visibility(change_set.visibility.new_visibility),
+        "set_past": _past(change_set.visibility.new_past),
         "set_audience": by_column(
             ("room_nid", "audience", *AudienceRow._fields),
-            ((*key, *row) for key, row in change_set.new_audiences.items()),
+            ((*key, *row) for key, row in change_set.visibility.new_audiences.items()),
         ),
     }
 

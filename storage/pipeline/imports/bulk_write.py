@@ -18,7 +18,8 @@ from storage.database.connection import Connection
 from storage.database.names import InternedNames
 from storage.database.placeholders import ColumnValues, InputValue, NumberedStatement, compose
 from storage.errors import DatabaseConflict
-from storage.persist.model.change_set import ChangeSet, NidBlocks
+from storage.persist.model.change_set import ChangeSet
+from storage.persist.model.nid_blocks import NidBlocks
 from storage.persist.model.results import AppendResult
 from storage.persist.write.all_tables import WriteResult, write_around
 from storage.persist.write.event_columns import new_event_columns
@@ -142,7 +143,7 @@ class BulkWriter:
                 raise CannotPlan
         for version, lines in bundled.lines(LINES):
             await planner.plan(room, version, lines)
-            if len(planner.change_set.new_events) >= self._part:
+            if len(planner.change_set.events.new_events) >= self._part:
                 written = await self._write(planner)
         planner.end(room)
         return written
@@ -171,7 +172,7 @@ async def write_planned(
         "loaded_event": _events(change_set, planner, written),
     }
     tag = await planner.connection.execute(SQL_LOAD_EVENTS, *LOAD_EVENTS.bind(given))
-    if int(tag.rpartition(" ")[2]) != len(change_set.new_events):
+    if int(tag.rpartition(" ")[2]) != len(change_set.events.new_events):
         raise DatabaseConflict(stages.GONE)
     if not is_last:
         planner.wrote(written.positions)
@@ -183,7 +184,7 @@ def _events(change_set: ChangeSet, planner: RoomPlanner, written: WriteResult) -
     if not columns:
         return {}
     del columns["json"]
-    rows = [new.row for new in change_set.new_events.values()]
+    rows = [new.row for new in change_set.events.new_events.values()]
     columns["stream_ordering"] = [
         None if row.outlier else written.positions[row.event_nid] for row in rows
     ]

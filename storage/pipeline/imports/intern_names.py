@@ -18,7 +18,7 @@ from storage.persist.load.names import (
     StateKeyRow,
     fill_blocks,
 )
-from storage.persist.model.change_set import NidBlocks
+from storage.persist.model.nid_blocks import NidBlocks
 
 SQL_NEW_PRINCIPALS: Final[LiteralString] = """
 INSERT INTO principals (principal_nid, name)

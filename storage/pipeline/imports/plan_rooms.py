@@ -21,10 +21,13 @@ from storage.errors import StorageCorrupt
 from storage.event import Event
 from storage.persist.commit.publish import absorb, place
 from storage.persist.load.by_kind import load
+from storage.persist.model.answers import Answers
 from storage.persist.model.caches import WriterCaches
-from storage.persist.model.change_set import ChangeSet, NidBlocks, RoomChanges
+from storage.persist.model.change_set import ChangeSet
+from storage.persist.model.changes import RoomChanges
 from storage.persist.model.incoming import IncomingEvent
 from storage.persist.model.missing_data import MissingData
+from storage.persist.model.nid_blocks import NidBlocks
 from storage.persist.model.results import AppendResult
 from storage.persist.plan.event import plan_event
 from storage.pipeline.imports.intern_names import intern, members_known
@@ -65,25 +68,22 @@ class Waiting:
     result: AppendResult
 
 
-class NewRoomChangeSet(ChangeSet):
-    """A change set for rooms of which the database has no rows.
+class NewRoomAnswers(Answers):
+    """Answers for rooms of which the database holds nothing.
 
-    If ``is_first`` is False, it has only those that this transaction wrote.
+    ``is_first`` False: it holds what this transaction wrote.
     """
 
-    is_first = True
+    def __init__(self, *, is_first: bool) -> None:
+        super().__init__()
+        self.is_first = is_first
 
     def answer(self, question: Hashable) -> Any:
-        """Return the answer of the database, which is empty.
-
-        The change set knows all equal states.
-        """
-        kind = question[0]  # type: ignore[index]  # queries are tuples
-        return (
-            NO_ANSWER[kind]
-            if kind in NO_ANSWER and (self.is_first or kind == "digest")
-            else super().answer(question)
-        )
+        """Return "nothing" without a query. The change set itself knows all equal states."""
+        kind = question[0]  # type: ignore[index]  # questions are tuples
+        if kind in NO_ANSWER and (self.is_first or kind == "digest"):
+            return NO_ANSWER[kind]
+        return super().answer(question)
 
 
 @dataclass(slots=True)
@@ -139,24 +139,27 @@ class RoomPlanner:
         self.failed: list[tuple[SlimEvent, AppendResult]] = []
         self.change_set = self._fresh()
 
-    def _fresh(self) -> NewRoomChangeSet:
-        change_set = self._new_draft()
-        change_set.is_first = not self._written
-        change_set.fresh_rooms |= self._fresh_rooms
-        change_set.rooms.update(
+    def _fresh(self) -> ChangeSet:
+        change_set = self._new_change_set(NewRoomAnswers(is_first=not self._written))
+        change_set.rooms.fresh_rooms |= self._fresh_rooms
+        change_set.rooms.known.update(
             (room_id, None) for room_id in self._announced if room_id not in self._caches.rooms
         )
         return change_set
 
-    def _new_draft(self) -> NewRoomChangeSet:
-        return NewRoomChangeSet(
-            self._caches, self._blocks, self._server_name, extremities_max=self._extremities_max
+    def _new_change_set(self, answers: Answers) -> ChangeSet:
+        return ChangeSet(
+            self._caches,
+            self._blocks,
+            self._server_name,
+            extremities_max=self._extremities_max,
+            answers=answers,
         )
 
     def begin(self, room_id: str) -> PlannedRoom:
         """Begin a room that the store does not have."""
         self._announced.add(room_id)
-        self.change_set.rooms[room_id] = None
+        self.change_set.rooms.known[room_id] = None
         return PlannedRoom(room_id)
 
     async def plan(self, room: PlannedRoom, version: str, lines: Sequence[SlimEvent]) -> None:
@@ -167,7 +170,7 @@ class RoomPlanner:
             for key in await members_known(
                 aside, self._caches.names, {event.sender for event in events}
             ):
-                self.change_set.state_keys.setdefault(key, None)
+                self.change_set.names.state_keys.setdefault(key, None)
             await self._know(aside, events, lines)
         for one, event in zip(lines, events, strict=True):
             room.turn += 1
@@ -183,23 +186,23 @@ class RoomPlanner:
     def wrote(self, positions: dict[int, int]) -> None:
         """Go on with an empty change set, after this one was written."""
         change_set = self.change_set
-        self._written |= {new.row.event_id for new in change_set.new_events.values()}
-        for nid, (_, target) in change_set.new_waiting.items():
+        self._written |= {new.row.event_id for new in change_set.events.new_events.values()}
+        for nid, (_, target) in change_set.events.new_waiting.items():
             self._redactions[target] = (*self._redactions.get(target, ()), nid)
         for target, nids in list(self._redactions.items()):
-            left = tuple(nid for nid in nids if nid not in change_set.gone_waiting)
+            left = tuple(nid for nid in nids if nid not in change_set.events.gone_waiting)
             if left != nids:
                 self._redactions[target] = left
-        self._fresh_rooms |= change_set.fresh_rooms
+        self._fresh_rooms |= change_set.rooms.fresh_rooms
         absorb(self._caches, change_set)
         place(self._caches, change_set, positions)
         self.places.clear()
         self.change_set = self._fresh()
-        for room_id, room in change_set.room_changes.items():
+        for room_id, room in change_set.rooms.room_changes.items():
             if room.changed:
                 again = RoomChanges.of(self._caches.rooms[room_id])
                 again.group_digests = room.group_digests
-                self.change_set.room_changes[room_id] = again
+                self.change_set.rooms.room_changes[room_id] = again
 
     # ---------------------------------------------------------------------------------------------
     # one line
@@ -267,7 +270,7 @@ class RoomPlanner:
 
     def _is_known(self, event_id: str) -> bool:
         return (
-            event_id in self.change_set.rows
+            event_id in self.change_set.events.rows
             or event_id in self._caches.rows
             or event_id in self._written
         )
@@ -275,6 +278,6 @@ class RoomPlanner:
     def _absent(self, event_ids: Iterable[str]) -> None:
         change_set = self.change_set
         for event_id in event_ids:
-            change_set.rows[event_id] = None
-            change_set.missing[event_id] = self._caches.missing.get(event_id)
-            change_set.waiting[event_id] = self._redactions.get(event_id, ())
+            change_set.events.rows[event_id] = None
+            change_set.events.missing[event_id] = self._caches.missing.get(event_id)
+            change_set.events.waiting[event_id] = self._redactions.get(event_id, ())

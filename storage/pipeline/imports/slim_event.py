@@ -17,7 +17,7 @@ from storage.auth import CONTENT_MATTERS
 from storage.event import ROOM_VERSIONS, Event, load, relation_of
 from storage.event.model import make_event
 from storage.event.ndjson import Origin
-from storage.persist.model.change_set import CONTENT_KEYS
+from storage.persist.model.event_view import CONTENT_KEYS
 
 NOTHING: Final[dict[str, Any]] = {}
 
@@ -71,7 +71,7 @@ def slim(
 
 
 def _reduced(event: Event) -> dict[str, Any]:
-    """Return the part of a content that `ChangeSet.stored_columns` reads."""
+    """Return the part of a content that `EventView.stored_columns` reads."""
     content = event.content
     left: dict[str, Any] = {key: None for key in CONTENT_KEYS if key in content}
     if "m.relates_to" in content and (relation := relation_of(event)) is not None:

@@ -44,10 +44,10 @@ class Matching:
         """
         self._left.update(
             (number, Size(group.digest, len(group.entries)))
-            for number, group in change_set.new_groups.items()
+            for number, group in change_set.states.new_groups.items()
         )
-        rows = [new.row for new in change_set.new_events.values()] + list(
-            change_set.changed_events.values()
+        rows = [new.row for new in change_set.events.new_events.values()] + list(
+            change_set.events.changed_events.values()
         )
         await self._compare(reader, _pairs(rows, arrived))
 

@@ -5,6 +5,7 @@ If it came before its parents, a caller gave the state before it; that is read f
 states.
 """
 
+from collections import ChainMap
 from collections.abc import Iterable, Sequence
 from typing import Final
 
@@ -13,10 +14,12 @@ from storage.database.names import InternedNames
 from storage.event import Event
 from storage.ids import EventId
 from storage.maintenance.room_states import RoomStates
-from storage.persist.model.change_set import NidBlocks
+from storage.persist.model.answers import Answers
+from storage.persist.model.change_set import ChangeSet
 from storage.persist.model.incoming import IncomingEvent
+from storage.persist.model.nid_blocks import NidBlocks
 from storage.persist.model.results import AppendResult
-from storage.pipeline.imports.plan_rooms import NewRoomChangeSet, PlannedRoom, RoomPlanner
+from storage.pipeline.imports.plan_rooms import PlannedRoom, RoomPlanner
 from storage.pipeline.imports.slim_event import event_of
 from storage.pipeline.rebuilding.arrivals import (
     ArrivalRow,
@@ -37,21 +40,6 @@ class Numbers:
     def __init__(self) -> None:
         self.events: dict[str, int] = {}
         self.chains: dict[int, int] = {}
-
-
-class NumberedChangeSet(NewRoomChangeSet):
-    """A change set whose new events and chains keep the nids of the live tables."""
-
-    is_live = False
-    numbers: Numbers
-
-    def nid_for(self, event_id: str) -> int:
-        """Return the nid of an event, stored or missing; a new one if the live tables have none."""
-        return self.numbers.events.get(event_id) or super().nid_for(event_id)
-
-    def chain_nid_for(self, event_nid: int) -> int:
-        """Return the nid of the chain that the event begins, as in the live tables."""
-        return self.numbers.chains.get(event_nid) or super().chain_nid_for(event_nid)
 
 
 class RoomReplan(RoomPlanner):
@@ -97,11 +85,12 @@ class RoomReplan(RoomPlanner):
         await self.plan(room, version, [row.line(version) for row in rows])
         self.results.clear()
 
-    def _new_draft(self) -> NumberedChangeSet:
-        change_set = NumberedChangeSet(
-            self._caches, self._blocks, self._server_name, extremities_max=self._extremities_max
-        )
-        change_set.numbers = self._numbers
+    def _new_change_set(self, answers: Answers) -> ChangeSet:
+        """New events and chains get the numbers of the live tables, where these have any."""
+        change_set = super()._new_change_set(answers)
+        change_set.is_live = False
+        change_set.events.reserved = ChainMap({}, self._numbers.events)
+        change_set.auth_graph.reserved_chains = ChainMap({}, self._numbers.chains)
         return change_set
 
     async def _held(self, aside: Connection, event_ids: set[str]) -> set[str]:
@@ -139,7 +128,7 @@ class RoomReplan(RoomPlanner):
 
     def _is_absent(self, event_id: str) -> bool:
         return (
-            self.change_set.rows.get(event_id) is None
+            self.change_set.events.rows.get(event_id) is None
             and event_id not in self._caches.rows
             and event_id not in self._written
         )

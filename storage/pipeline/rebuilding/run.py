@@ -231,7 +231,7 @@ class _Work:
     async def _plan(self, nids: Sequence[int], *, outliers: bool = False) -> None:
         for start in range(0, len(nids), CHUNK):
             await self.replay.take(self._room, nids[start : start + CHUNK], outliers=outliers)
-            if len(self.replay.change_set.new_events) >= PART:
+            if len(self.replay.change_set.events.new_events) >= PART:
                 await self._write()
         await self._write()
         self.planned += len(nids)

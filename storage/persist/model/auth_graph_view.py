@@ -1,0 +1,81 @@
+"""The chain cover of the auth graph, and auth checks that were done before.
+
+A view reads through to the caches of the process, and collects what the batch adds and changes.
+"""
+
+from collections.abc import Iterable, MutableMapping
+
+from storage.graph.chains import Chain, ChainEntry, ChainPosition, Closure, extended
+from storage.persist.model.caches import WriterCaches
+from storage.persist.model.event_view import EventView
+from storage.persist.model.missing_data import MissingData, ensure
+from storage.persist.model.nid_blocks import NidBlocks
+from storage.persist.model.rows import (
+    AuthorisedBefore,
+)
+
+
+class AuthGraphView:
+    """The chain cover of the auth graph, and auth checks that were done before."""
+
+    def __init__(self, caches: WriterCaches, blocks: NidBlocks, events: EventView) -> None:
+        self.caches = caches
+        self.blocks = blocks
+        self.events = events
+        self.places: dict[int, ChainPosition] = {}
+        self.chains: dict[int, Chain] = {}
+        self.closures: dict[int, Closure] = {}
+        self.loose: set[int] = set()  # events without a chain position in the database
+        self.allowed: dict[tuple[object, ...], AuthorisedBefore] = {}
+        self.new_places: dict[int, ChainEntry] = {}
+        self.reserved_chains: MutableMapping[int, int] = {}
+
+    def place(self, event_nid: int) -> ChainPosition:
+        """Return the chain position of an accepted state event."""
+        place = self.places.get(event_nid) or self.caches.places.get(event_nid)
+        if place is None:
+            raise MissingData("places", (event_nid,))
+        return place
+
+    def chain(self, chain_nid: int) -> Chain:
+        """Return a chain of the chain cover."""
+        chain = self.chains.get(chain_nid) or self.caches.chains.get(chain_nid)
+        if chain is None:
+            raise MissingData("chains", (chain_nid,))
+        return chain
+
+    def ensure_places(self, event_nids: Iterable[int]) -> None:
+        """Raise `MissingData` unless the chain positions of these events are loaded."""
+        ensure("places", event_nids, self.places, self.caches.places)
+
+    def ensure_standing(self, event_nids: Iterable[int]) -> None:
+        """Raise `MissingData` unless the chain positions and rows of these events are loaded.
+
+        They are the starting points of a walk over auth chains.
+        """
+        unknown = [
+            nid
+            for nid in event_nids
+            if (nid not in self.places and nid not in self.caches.places)
+            or self.events.known_row(nid) is None
+        ]
+        if unknown:
+            raise MissingData("standing", unknown)
+
+    def chain_nid_for(self, event_nid: int) -> int:
+        """Return the nid reserved for a chain that starts at an event.
+
+        Repeated calls in one change set return the same nid.
+        """
+        nid = self.reserved_chains.get(event_nid)
+        if nid is None:
+            nid = self.reserved_chains[event_nid] = self.blocks.take("auth_chain_nids")
+        return nid
+
+    def add_place(self, event_nid: int, entry: ChainEntry) -> None:
+        """Set the chain position of a new event."""
+        self.new_places[event_nid] = entry
+        self.places[event_nid] = entry.place
+        chain_nid = entry.place.chain_nid
+        known = None if entry.place.sequence_number == 1 else self.chain(chain_nid)
+        self.chains[chain_nid] = extended(known, entry)
