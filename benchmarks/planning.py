@@ -18,8 +18,8 @@ from benchmarks.harness import Bench, show
 from storage.database import Connection
 from storage.event import Event
 from storage.persist import receive
-from storage.persist.load.by_kind import load
 from storage.persist.load.names import fill_blocks
+from storage.persist.load.on_demand import load
 from storage.persist.load.prefetch import prefetch
 from storage.persist.model.change_set import ChangeSet
 from storage.persist.model.incoming import IncomingEvent

@@ -5,7 +5,7 @@ rules.py        `check`: one event against a state (create, membership, third_pa
                 power_levels, redaction: a topic each)
 auth_events.py  `check_auth_events`: an event against the auth events it cites
 selection.py    the state keys that an event's auth check needs
-levels.py       which JSON values are power levels
+level_lookup.py       which JSON values are power levels
 resolution/     state resolution
 """
 

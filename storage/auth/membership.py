@@ -9,7 +9,7 @@ Source: room versions 1 to 12, authorization rules, rule "If type is m.room.memb
 
 from collections.abc import Mapping
 
-from storage.auth.levels import PowerLevels, creator_of
+from storage.auth.level_lookup import PowerLevels, creator_of
 from storage.auth.state_keys import CREATE, JOIN_RULES, MEMBER, denied, is_user_id
 from storage.auth.third_party import check_third_party_invite
 from storage.event import Event, RoomVersion

@@ -12,7 +12,7 @@ Source: room versions 1 to 12, authorization rules, rule "If type is m.room.powe
 from collections.abc import Mapping
 from typing import Any, Final
 
-from storage.auth.levels import DEFAULTS, Level, is_privileged_creator, read_level
+from storage.auth.level_lookup import DEFAULTS, Level, is_privileged_creator, read_level
 from storage.auth.state_keys import CREATE, POWER_LEVELS, denied, is_user_id
 from storage.event import Event, RoomVersion
 from storage.ids import StateKey

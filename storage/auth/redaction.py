@@ -5,7 +5,7 @@ Source: room versions 1 and 2, authorization rule 11; room version 3, "Handling 
 
 from collections.abc import Mapping
 
-from storage.auth.levels import PowerLevels
+from storage.auth.level_lookup import PowerLevels
 from storage.auth.state_keys import denied, domain_of
 from storage.event import Event, RoomVersion
 from storage.event.versions import version_of

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from storage.auth.create import check_create
-from storage.auth.levels import PowerLevels
+from storage.auth.level_lookup import PowerLevels
 from storage.auth.membership import check_member, require_joined
 from storage.auth.power_levels import check_power_levels
 from storage.auth.redaction import check_redaction

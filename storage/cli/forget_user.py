@@ -8,7 +8,7 @@ import typer
 from storage import arguments as args
 from storage.cli.common import DsnOption, JsonOption, print_json, run
 from storage.cli.maintaining import maintained
-from storage.persist.erasure import erase_user, restore_user
+from storage.persist.user_erasure import erase_user, restore_user
 
 
 def command(

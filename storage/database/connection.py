@@ -26,8 +26,8 @@ from typing import Any, Final, Literal, LiteralString, NamedTuple, Protocol, Sel
 import asyncpg
 
 from storage.config import Config
-from storage.database.guard import Guard
 from storage.database.pool import Pool
+from storage.database.replacement_check import Guard
 from storage.database.session import Session, connect
 from storage.database.translate import DRIVER_ERRORS, translate
 from storage.errors import (

@@ -507,7 +507,7 @@ COMMENT ON COLUMN state_groups.back IS
     'The path, the groups to fold: the difference of this group''s number to each of theirs. Root '
     'first, this group (0) last. See path_of.';
 COMMENT ON COLUMN state_groups.runs IS
-    'The number of rows of the path at each level (pack in storage/state/levels.py).';
+    'The number of rows of the path at each level (pack in storage/state/delta_levels.py).';
 COMMENT ON COLUMN state_groups.key_nids IS 'NULL: member keys only.';
 COMMENT ON COLUMN state_groups.event_nids IS '0 removes the key.';
 COMMENT ON COLUMN state_groups.member_key_nids IS 'NULL: no member.';

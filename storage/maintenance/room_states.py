@@ -12,7 +12,7 @@ from typing import Final, LiteralString, NamedTuple
 from immutables import Map
 
 from storage.database.connection import Connection
-from storage.state import levels
+from storage.state import delta_levels
 from storage.state.groups import DeltaRow, Group, applied, digest_of, entry_digest, signed
 from storage.state.rows import GroupRow, entries_of
 
@@ -93,7 +93,7 @@ class RoomStates:
             row.room_nid,
             folded.entries,
             steps,
-            levels.unpack(row.runs),
+            delta_levels.unpack(row.runs),
             folded.digest,
             row.audience,
         )

@@ -30,7 +30,7 @@ from pyarrow import fs
 from pyspark.sql import SparkSession
 
 from storage.config import Config
-from storage.database.arrow import ArrowConnection, arrow_snapshot
+from storage.database.arrow_results import ArrowConnection, arrow_snapshot
 from storage.errors import InputError, StorageCorrupt
 from storage.pipeline.failures import executor_errors
 from storage.pipeline.imports.lines import opened

@@ -19,7 +19,7 @@ import uvloop
 from pyspark.sql import DataFrame, SparkSession
 
 from storage.config import Config
-from storage.database.arrow import arrow_snapshot
+from storage.database.arrow_results import arrow_snapshot
 from storage.database.connection import Database
 from storage.errors import StorageCorrupt, UnknownRoom
 from storage.maintenance.indexes import Lie, lies, prove_indexes

@@ -1,6 +1,6 @@
 """The state before or after events: whole, or of some types or keys; any number of events at once.
 
-A state is read by folding the rows of its group's path (storage/state/levels.py). The request
+A state is read by folding the rows of its group's path (storage/state/delta_levels.py). The request
 decides how:
 
 * For types without members, or a few keys, Postgres returns the entries. Without a member key it

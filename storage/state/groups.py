@@ -4,7 +4,7 @@ A `Group` has its whole state as a persistent map (a change costs O(log n)) and 
 path. So a child can be written as a delta. Two groups are compared by the rows after their common
 ancestor, not by their size.
 
-Keys are state key nids and values event nids; see `storage.state.levels`.
+Keys are state key nids and values event nids; see `storage.state.delta_levels`.
 """
 
 from collections.abc import Iterable, Mapping
@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 
 from immutables import Map
 
-from storage.state import levels
+from storage.state import delta_levels
 
 REMOVED: Final = 0  # the value that removes a key in a delta
 # largest distance to a row of the path: the table stores the difference in four bytes
@@ -92,7 +92,7 @@ def root_group(state_group: int, room_nid: int, entries: State, audience: int) -
         room_nid,
         entries,
         (step,),
-        levels.root(len(entries)).runs,
+        delta_levels.root(len(entries)).runs,
         digest_of(entries),
         audience,
     )
@@ -102,7 +102,7 @@ def derive(parent: Group, change: Mapping[int, int], state_group: int, audience:
     """Return the group of the parent's state with a change applied, at the level that fits."""
     entries = applied(parent.entries, change)
     digest = _digest_after(parent, change)
-    for place in levels.candidates(parent.runs, len(entries)):
+    for place in delta_levels.candidates(parent.runs, len(entries)):
         kept = parent.steps[: place.keep]
         if not kept:
             break
@@ -110,7 +110,9 @@ def derive(parent: Group, change: Mapping[int, int], state_group: int, audience:
         delta.update(change)
         if any(abs(state_group - step.state_group) > FARTHEST for step in kept):
             break
-        if levels.affordable(sum(len(step.delta) for step in kept[1:]), len(delta), len(entries)):
+        if delta_levels.affordable(
+            sum(len(step.delta) for step in kept[1:]), len(delta), len(entries)
+        ):
             return Group(
                 state_group,
                 parent.room_nid,
@@ -131,7 +133,7 @@ def derive(parent: Group, change: Mapping[int, int], state_group: int, audience:
         parent.room_nid,
         entries,
         (step,),
-        levels.root(len(entries)).runs,
+        delta_levels.root(len(entries)).runs,
         digest,
         audience,
     )

@@ -7,7 +7,7 @@ from immutables import Map
 
 from storage.database.connection import Connection
 from storage.errors import StorageCorrupt
-from storage.state import levels
+from storage.state import delta_levels
 from storage.state.groups import DeltaRow, Group, State, applied
 from storage.state.rows import GroupRow, entries_of
 
@@ -79,7 +79,7 @@ def group_of(
         row.room_nid,
         entries,
         steps,
-        levels.unpack(row.runs),
+        delta_levels.unpack(row.runs),
         row.digest,
         row.audience,
     )

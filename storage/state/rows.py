@@ -9,7 +9,7 @@ are one number, and arrays without entries are NULL. 62,088 groups of a room of 
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
-from storage.state import levels
+from storage.state import delta_levels
 from storage.state.groups import Group
 
 
@@ -52,7 +52,7 @@ def row_of(group: Group, is_member: Callable[[int], bool]) -> GroupRow:
         group.audience,
         group.room_nid,
         len(group.entries),
-        levels.pack(group.runs),
+        delta_levels.pack(group.runs),
         [group.state_group - step.state_group for step in group.steps],
         list(others) or None,
         list(others.values()) or None,

@@ -18,7 +18,7 @@ from storage.store.facade import Store
 from storage.streams import startup
 from storage.streams.identity import Identity
 from storage.streams.position_poller import follow
-from storage.streams.reentry import DatabaseEntry, stay_entered
+from storage.streams.reenter_database import DatabaseEntry, stay_entered
 from storage.streams.registry import STREAMS, Streams
 
 

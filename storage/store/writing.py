@@ -6,7 +6,7 @@ from time import time_ns
 from storage import arguments as args
 from storage.ids import EventId
 from storage.observability.instrument import measured
-from storage.persist import AppendResult, Origin, erasure
+from storage.persist import AppendResult, Origin, user_erasure
 from storage.persist import append as persist
 from storage.persist.receive import Pdu, VerifyKeys
 from storage.persist.stripped_state import StrippedState
@@ -43,11 +43,11 @@ async def erase_user(store: StoreCore, user_id: str) -> None:
     """
     user = args.user(user_id)
     async with store.database.connection() as conn:
-        await erasure.erase_user(conn, user, time_ns() // 1_000_000)
+        await user_erasure.erase_user(conn, user, time_ns() // 1_000_000)
 
 
 async def restore_user(store: StoreCore, user_id: str) -> None:
     """Take `erase_user` back. It does nothing for a user who is not erased. `InvalidIdentifier`."""
     user = args.user(user_id)
     async with store.database.connection() as conn:
-        await erasure.restore_user(conn, user)
+        await user_erasure.restore_user(conn, user)

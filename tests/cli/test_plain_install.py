@@ -98,7 +98,7 @@ import json; print(json.dumps(lacking))
     lacking = json.loads(run(plain / "python", "-c", program, cwd=plain).stdout)
     rest = {name: what for name, what in lacking.items() if not name.startswith("storage.pipeline")}
     assert rest == {
-        "storage.database.arrow": "pyarrow",
+        "storage.database.arrow_results": "pyarrow",
         "storage.replication.redis_transport": "redis",
     }
 

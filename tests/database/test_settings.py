@@ -328,7 +328,7 @@ async def test_the_session_of_a_migration_is_pinned(
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("level", LEVELS)
 async def test_the_session_of_spark_is_pinned(server: SpoiltServer, level: Level) -> None:
-    arrow = pytest.importorskip("storage.database.arrow", exc_type=ImportError)
+    arrow = pytest.importorskip("storage.database.arrow_results", exc_type=ImportError)
 
     def seen(dsn: str) -> list[list[dict[str, Any]]]:
         names = json.dumps({name.lower(): "" for name in (*WRONG, *SINCE_17)})

@@ -3,7 +3,7 @@
 from typing import Any
 
 from storage import Store
-from storage.persist.load.by_kind import load
+from storage.persist.load.on_demand import load
 from storage.persist.model.change_set import ChangeSet
 from storage.persist.model.incoming import IncomingEvent
 from storage.persist.model.missing_data import MissingData

@@ -19,9 +19,9 @@ from storage.database import Connection
 from storage.errors import StorageCorrupt
 from storage.event import Event, parse
 from storage.persist.commit.publish import absorb
-from storage.persist.load.by_kind import load
 from storage.persist.load.lookups import AuthGraphRow
 from storage.persist.load.names import fill_blocks
+from storage.persist.load.on_demand import load
 from storage.persist.model.change_set import ChangeSet
 from storage.persist.model.incoming import IncomingEvent
 from storage.persist.model.missing_data import MissingData

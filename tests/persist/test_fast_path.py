@@ -11,7 +11,7 @@ import pytest
 import storage
 from storage.database import Connection
 from storage.event import parse
-from storage.persist.load.by_kind import load
+from storage.persist.load.on_demand import load
 from storage.persist.load.prefetch import prefetch
 from storage.persist.model.change_set import ChangeSet
 from storage.persist.model.incoming import IncomingEvent

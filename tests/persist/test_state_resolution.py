@@ -18,10 +18,10 @@ from storage.maintenance.verify import verify
 from storage.persist.commit import retry
 from storage.persist.commit.requests import AppendRequest, WriteBatch
 from storage.persist.commit.slow_rooms import SlowRooms
-from storage.persist.model import time_slice
+from storage.persist.model import planning_time
 from storage.persist.model.change_set import ChangeSet
+from storage.persist.model.planning_time import TimeSlice
 from storage.persist.model.resolution_records import ResolutionRecord
-from storage.persist.model.time_slice import TimeSlice
 from storage.persist.plan import state_resolution
 from storage.testing import BuiltEvent, RoomBuilder
 
@@ -369,7 +369,7 @@ async def test_an_append_behind_a_heavy_one_is_written_at_once(
         )
         assert {result.outcome for results in answers for result in results} == {"stored"}
     assert sizes[-1] == 60
-    assert max(sizes[:-1]) <= time_slice.SLOW_ROOM_EVENTS_MIN
+    assert max(sizes[:-1]) <= planning_time.SLOW_ROOM_EVENTS_MIN
 
 
 async def test_a_heavy_room_of_two_stores_is_stored_whole(

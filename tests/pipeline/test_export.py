@@ -7,7 +7,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 import storage
-from storage.database.arrow import arrow_snapshot
+from storage.database.arrow_results import arrow_snapshot
 from storage.pipeline import export_parquet, import_archive
 from storage.pipeline.export import last_export
 from storage.pipeline.imports.archive_files import literal

@@ -12,7 +12,7 @@ pytest.importorskip("pyspark")
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
 import storage
-from storage.database.arrow import ArrowConnection
+from storage.database.arrow_results import ArrowConnection
 from storage.errors import ResyncNeeded
 from storage.pipeline.source.options import Options
 from storage.pipeline.source.reader import EventReader

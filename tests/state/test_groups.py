@@ -11,7 +11,7 @@ from immutables import Map
 
 from storage.database.connection import Connection
 from storage.errors import StorageCorrupt
-from storage.state import levels
+from storage.state import delta_levels
 from storage.state.groups import (
     FARTHEST,
     REMOVED,
@@ -56,10 +56,11 @@ def checked(group: Group, expected: Mapping[int, int]) -> None:
     }
     assert group.steps[-1].state_group == group.state_group
     assert len(group.steps) == 1 + sum(group.runs)
-    assert max(group.runs) < levels.RADIX
+    assert max(group.runs) < delta_levels.RADIX
     assert len({step.state_group for step in group.steps}) == len(group.steps)
     assert (
-        sum(len(step.delta) for step in group.steps[1:]) < max(len(expected), 1) * levels.FACTOR
+        sum(len(step.delta) for step in group.steps[1:])
+        < max(len(expected), 1) * delta_levels.FACTOR
         or len(group.steps) == 1
     )
 
@@ -100,7 +101,7 @@ def test_a_long_line_has_a_short_path(length: int, seed: int) -> None:
         assert (
             kept == before.steps[: len(kept)]
         )  # a row of the path is immutable, and stands where it stood
-    assert len(group.steps) <= levels.level_count(600) * (levels.RADIX - 1) + 1
+    assert len(group.steps) <= delta_levels.level_count(600) * (delta_levels.RADIX - 1) + 1
 
 
 class WatchedState(Mapping[int, int]):
@@ -159,17 +160,19 @@ def test_a_row_too_far_back_is_no_part_of_a_path() -> None:
     checked(far, {**dict(base.entries), 1: 2})
 
 
-@given(st.lists(st.integers(0, levels.RADIX - 1), min_size=1, max_size=levels.LEVELS_MAX))
+@given(
+    st.lists(st.integers(0, delta_levels.RADIX - 1), min_size=1, max_size=delta_levels.LEVELS_MAX)
+)
 def test_runs_are_packed_into_four_bytes(runs: list[int]) -> None:
-    packed = levels.pack(tuple(runs))
+    packed = delta_levels.pack(tuple(runs))
     assert 0 < packed < 1 << 31
-    assert levels.unpack(packed) == tuple(runs)
+    assert delta_levels.unpack(packed) == tuple(runs)
 
 
 def test_levels_have_an_end() -> None:
-    assert levels.level_count(1) == 1
-    assert levels.level_count(levels.RADIX**3 + 1) == 4
-    assert levels.level_count(1 << 60) == levels.LEVELS_MAX
+    assert delta_levels.level_count(1) == 1
+    assert delta_levels.level_count(delta_levels.RADIX**3 + 1) == 4
+    assert delta_levels.level_count(1 << 60) == delta_levels.LEVELS_MAX
 
 
 @pytest.mark.parametrize("seed", range(5))

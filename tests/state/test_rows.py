@@ -4,6 +4,7 @@ import pytest
 from immutables import Map
 
 from storage.errors import StorageCorrupt
+from storage.state.delta_levels import pack
 from storage.state.groups import (
     DeltaRow,
     changed_keys,
@@ -14,7 +15,6 @@ from storage.state.groups import (
     root_group,
     signed,
 )
-from storage.state.levels import pack
 from storage.state.read import group_of, groups_of
 from storage.state.rows import GroupRow, entries_of, row_of
 

@@ -16,7 +16,7 @@ An event whose auth check needs a missing event is skipped; it never stops a res
 from storage.auth.resolution.conflicts import split_conflicts
 from storage.auth.resolution.graph import auth_chain, auth_difference, conflicted_subgraph
 from storage.auth.resolution.incremental import Change, Resolution
-from storage.auth.resolution.ledger import EventSource
+from storage.auth.resolution.incremental_checks import EventSource
 from storage.auth.resolution.needed import needed_events
 from storage.auth.resolution.resolve import resolve, resolve_conflicts
 

@@ -9,7 +9,7 @@ on the whole new set:
 - If the citations between events change, or events leave, the power events are ordered again.
 - The other events are ordered again along the mainline. It reads each event once, and repeats no
   check of events that stay in order.
-- The checks are those of `storage.auth.resolution.ledger`.
+- The checks are those of `storage.auth.resolution.incremental_checks`.
 
 The work is done in small steps: `change` yields after each, True if something has to be loaded
 before the next.
@@ -20,7 +20,7 @@ Source: room version 2, room version 12, "State resolution".
 from collections.abc import Collection, Iterable
 from typing import Final, NamedTuple
 
-from storage.auth.resolution.ledger import EventSource, Ledger
+from storage.auth.resolution.incremental_checks import EventSource, Ledger
 from storage.auth.resolution.lookup import power_parent
 from storage.auth.resolution.mainline import Mainline
 from storage.auth.resolution.power_order import PowerKey, Steps, in_power_order, power_key

@@ -7,7 +7,7 @@ from collections.abc import Collection, Generator, Mapping
 from heapq import heapify, heappop, heappush
 from typing import TypeVar
 
-from storage.auth.levels import Level, PowerLevels
+from storage.auth.level_lookup import Level, PowerLevels
 from storage.auth.resolution.lookup import Lookup, cited, create_cited
 from storage.auth.state_keys import POWER_LEVELS
 from storage.event import Event

@@ -32,7 +32,7 @@ from storage.maintenance.repair.room_planner import new_caches
 from storage.maintenance.verify.auth_results import wrongly_rejected
 from storage.maintenance.verify.room import VerifiedRoom
 from storage.maintenance.verify.version import version_of_id
-from storage.persist.load.by_kind import load as load_needs
+from storage.persist.load.on_demand import load as load_needs
 from storage.persist.model.change_set import ChangeSet
 from storage.persist.model.incoming import IncomingEvent
 from storage.persist.model.missing_data import MissingData

@@ -13,7 +13,7 @@ from typing import Any, Final, LiteralString, NamedTuple
 from storage.database.array_text import transposed
 from storage.database.connection import Connection
 from storage.database.names import JOIN
-from storage.maintenance.repair.main_line import main_line
+from storage.maintenance.repair.audience_main_line import main_line
 from storage.maintenance.repair.room_planner import RepairPlanner, new_caches, stored_room
 from storage.maintenance.room_states import RoomStates
 from storage.persist.model.answers import Answers

@@ -1,6 +1,6 @@
 """Plan for a locked room as the live path does: same pure functions and loading, separate writes.
 
-Missing data is loaded from the tables (`storage.persist.load.by_kind`). States are the exception:
+Missing data is loaded from the tables (`storage.persist.load.on_demand`). States are the exception:
 the thousands of a room share their entries (`storage.maintenance.room_states`). None of it enters
 the caches of a writer.
 """
@@ -12,7 +12,7 @@ from storage.database.connection import Connection
 from storage.database.names import TYPE_MEMBER
 from storage.errors import StorageCorrupt
 from storage.maintenance.room_states import RoomStates
-from storage.persist.load.by_kind import load
+from storage.persist.load.on_demand import load
 from storage.persist.model.caches import WriterCaches
 from storage.persist.model.change_set import ChangeSet
 from storage.persist.model.changes import RoomChanges

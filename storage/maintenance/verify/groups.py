@@ -6,7 +6,7 @@ from typing import Final, LiteralString, NamedTuple
 from storage.database.connection import Connection
 from storage.maintenance.verify.finding import Finding
 from storage.maintenance.verify.room import BATCH, VerifiedRoom
-from storage.state import levels
+from storage.state import delta_levels
 from storage.state.groups import Group
 
 SQL_GROUPS: Final[LiteralString] = """
@@ -114,8 +114,8 @@ def _path(room: VerifiedRoom, row: GroupFactsRow) -> Iterator[tuple[str, str]]:
         yield f"path {row.path}", f"{[*(row.ancestor_path or []), row.state_group]}"
     elif before and row.ancestor_room_nid != room.nid:
         yield f"path {row.path}", "groups of the same room"
-    if 1 + sum(levels.unpack(row.runs)) != len(row.path):
-        yield f"runs {levels.unpack(row.runs)}", f"{len(row.path) - 1} rows after the root"
+    if 1 + sum(delta_levels.unpack(row.runs)) != len(row.path):
+        yield f"runs {delta_levels.unpack(row.runs)}", f"{len(row.path) - 1} rows after the root"
 
 
 def _facts(row: GroupFactsRow, group: Group | None) -> Iterator[tuple[str, str]]:

@@ -26,7 +26,7 @@ from storage.persist.commit.publish import absorb
 from storage.persist.commit.requests import AppendRequest, WriteBatch
 from storage.persist.commit.retry import OutcomeUnknown, Part, WriteAttempts
 from storage.persist.commit.slow_rooms import SlowRooms, has_known_names, share_new_names
-from storage.persist.load.by_kind import load, tells_of
+from storage.persist.load.on_demand import load, tells_of
 from storage.persist.model.caches import WriterCaches
 from storage.persist.model.change_set import ChangeSet
 from storage.persist.model.incoming import IncomingEvent

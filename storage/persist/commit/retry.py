@@ -27,20 +27,20 @@ from storage.errors import ConstraintViolated, DatabaseConflict, DatabaseError, 
 from storage.observability.opentelemetry import some, tracing
 from storage.persist.commit.publish import absorb, place, publish
 from storage.persist.commit.requests import AppendRequest, WriteBatch
-from storage.persist.load.by_kind import load
+from storage.persist.load.on_demand import load
 from storage.persist.load.prefetch import Load, PendingPrefetch, prefetch
 from storage.persist.model.caches import WriterCaches
 from storage.persist.model.change_set import ChangeSet
 from storage.persist.model.incoming import IncomingEvent
 from storage.persist.model.missing_data import MissingData, TimeSliceOver
 from storage.persist.model.nid_blocks import NidBlocks
-from storage.persist.model.results import AppendResult
-from storage.persist.model.time_slice import (
+from storage.persist.model.planning_time import (
     HEAVY_SECONDS,
     SLICE_SECONDS,
     SLOW_ROOM_EVENTS_MIN,
     TimeSlice,
 )
+from storage.persist.model.results import AppendResult
 from storage.persist.plan.event import plan_event
 from storage.persist.write.all_tables import WriteResult, write
 from storage.streams.in_flight import LOST, InFlight

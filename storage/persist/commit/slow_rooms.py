@@ -21,7 +21,7 @@ from storage.persist.commit.retry import WriteAttempts
 from storage.persist.load.prefetch import Load
 from storage.persist.model.change_set import ChangeSet
 from storage.persist.model.incoming import IncomingEvent
-from storage.persist.model.time_slice import TimeSlice
+from storage.persist.model.planning_time import TimeSlice
 
 SLOW_ROOM_SLICE_SECONDS: Final = 0.005
 # Events planned and written together, or `SLOW_ROOM_EVENTS_MIN` if they are heavy.

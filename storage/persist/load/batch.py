@@ -2,7 +2,7 @@
 
 A small statement is enough if only names are missing. Rows of all kinds come in the same columns
 (`storage.persist.load.packing`). Each kind has a function that puts them into the change set. If
-planning needs more, `storage.persist.load.by_kind` loads it.
+planning needs more, `storage.persist.load.on_demand` loads it.
 """
 
 from collections.abc import Callable, Sequence

@@ -8,7 +8,7 @@ from storage.database.names import InternedNames
 from storage.event import Event
 from storage.graph.chains import Chain, ChainPosition, Closure
 from storage.observability.counters import Distribution
-from storage.persist.model.bounded import BoundedCache
+from storage.persist.model.bounded_cache import BoundedCache
 from storage.persist.model.resolution_records import RECORDED_EVENTS_MAX, ResolutionRecord
 from storage.persist.model.rows import (
     AudienceRow,

@@ -22,12 +22,12 @@ from storage.persist.model.changes import MembershipChange, RoomChanges
 from storage.persist.model.event_view import EventView
 from storage.persist.model.name_view import NameView
 from storage.persist.model.nid_blocks import NidBlocks
+from storage.persist.model.planning_time import TimeSlice
 from storage.persist.model.room_view import RoomView
 from storage.persist.model.rows import (
     EventRow,
 )
 from storage.persist.model.state_view import StateView
-from storage.persist.model.time_slice import TimeSlice
 from storage.persist.model.visibility_view import VisibilityView
 
 

@@ -17,7 +17,7 @@ import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 
-from storage.database.arrow import arrow_session
+from storage.database.arrow_results import arrow_session
 from storage.errors import InputError
 from storage.pipeline.imports import stage as stages
 from storage.pipeline.imports.append_events import Loader, StoreTarget, TaskAttempt

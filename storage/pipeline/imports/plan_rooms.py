@@ -20,7 +20,7 @@ from storage.database.names import InternedNames
 from storage.errors import StorageCorrupt
 from storage.event import Event
 from storage.persist.commit.publish import absorb, place
-from storage.persist.load.by_kind import load
+from storage.persist.load.on_demand import load
 from storage.persist.model.answers import Answers
 from storage.persist.model.caches import WriterCaches
 from storage.persist.model.change_set import ChangeSet

@@ -35,7 +35,7 @@ from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as f
 from signedjson.types import VerifyKey
 
-from storage.database.arrow import arrow_snapshot
+from storage.database.arrow_results import arrow_snapshot
 from storage.persist.receive import note_created
 from storage.pipeline.failures import executor_errors
 from storage.pipeline.imports.append_events import PART, StoreTarget, TaskAttempt, spare_collector

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Final, LiteralString
 
-from storage.database.arrow import ArrowConnection, arrow_session
+from storage.database.arrow_results import ArrowConnection, arrow_session
 from storage.database.connection import Connection
 from storage.errors import DatabaseConflict, DatabaseError
 

@@ -16,7 +16,7 @@ from typing import Any, Final, LiteralString, Self
 import pyarrow as pa
 import uvloop
 
-from storage.database.arrow import ArrowConnection
+from storage.database.arrow_results import ArrowConnection
 from storage.database.connection import Connection, Database
 from storage.errors import DatabaseConflict, InvalidEvent
 from storage.event import Event

@@ -18,7 +18,7 @@ from pyspark.sql.datasource import (
     LessThanOrEqual,
 )
 
-from storage.database.arrow import ArrowConnection
+from storage.database.arrow_results import ArrowConnection
 from storage.database.template import fill
 from storage.pipeline.source.token_bounds import Bounds
 

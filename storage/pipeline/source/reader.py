@@ -29,7 +29,7 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from storage.config import Config
-from storage.database.arrow import ArrowConnection, arrow_snapshot
+from storage.database.arrow_results import ArrowConnection, arrow_snapshot
 from storage.pipeline.imports.data_frame_writer import EventWriter
 from storage.pipeline.source.dsn_redaction import redact_dsns
 from storage.pipeline.source.filters import (

@@ -14,7 +14,7 @@ from typing import Any, Final, LiteralString
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from storage.database.arrow import ArrowConnection
+from storage.database.arrow_results import ArrowConnection
 
 IDS: Final = pa.list_(pa.string())
 ARROW_SCHEMA: Final = pa.schema(

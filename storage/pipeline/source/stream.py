@@ -23,7 +23,7 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
-from storage.database.arrow import ArrowConnection, arrow_snapshot
+from storage.database.arrow_results import ArrowConnection, arrow_snapshot
 from storage.pipeline.source.filters import Chosen, by_position, nth_position, split
 from storage.pipeline.source.options import Options
 from storage.pipeline.source.rows import read_rows

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, LiteralString, NamedTuple
 
-from storage.database.arrow import ArrowConnection
+from storage.database.arrow_results import ArrowConnection
 from storage.errors import InputError
 from storage.streams import SyncToken, VectorPosition
 from storage.streams.restore_detection import LostPositions, RestoreGap

@@ -26,7 +26,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from storage.config import Config
-from storage.database.arrow import arrow_snapshot
+from storage.database.arrow_results import arrow_snapshot
 from storage.errors import InputError
 from storage.pipeline.failures import executor_errors
 from storage.pipeline.imports.archive_files import literal

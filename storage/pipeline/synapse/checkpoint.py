@@ -14,7 +14,7 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
-from storage.database.arrow import arrow_snapshot
+from storage.database.arrow_results import arrow_snapshot
 from storage.errors import InputError
 from storage.pipeline.imports.run import ImportSummary, import_archive
 from storage.pipeline.source.token_bounds import deployment_of

@@ -21,7 +21,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, LiteralString, NamedTuple
 
-from storage.database.arrow import arrow_snapshot
+from storage.database.arrow_results import arrow_snapshot
 from storage.errors import InputError, InvalidEvent
 from storage.event import glance
 from storage.event.ndjson import Origin

@@ -12,7 +12,7 @@ from typing import Final, LiteralString, NamedTuple
 
 from storage.database.connection import Connection
 from storage.errors import StorageCorrupt
-from storage.state.levels import pack, root, unpack
+from storage.state.delta_levels import pack, root, unpack
 
 SQL_MAKE_ROOT: Final[LiteralString] = """
 WITH entry AS (
