@@ -1,4 +1,4 @@
-"""Load everything that a batch of events needs by one statement: see `storage.persist.load.prefetch`.
+"""Load all that a batch of events needs by one statement (`storage.persist.load.prefetch`).
 
 A small statement is enough if only names are missing. Rows of all kinds come in the same columns
 (`storage.persist.load.packing`). Each kind has a function that puts them into the change set. If

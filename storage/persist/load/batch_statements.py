@@ -194,4 +194,4 @@ LOAD_NAMES: Final[NumberedStatement] = compose(
     fill(TEMPLATE_LOAD_NAMES, columns=PART_COLUMNS, names=PART_NAME_ROWS), NAMES, VISIBLE
 )
 SQL_LOAD_NAMES: Final[LiteralString] = LOAD_NAMES.sql
-"""Without rooms and events: enough if somebody new comes to a known room, for a third of the cost."""
+"""The load without rooms and events. It is enough if a new user comes to a known room."""

@@ -157,7 +157,7 @@ async def load_events(conn: Connection, change_set: ChangeSet, keys: Collection[
 
 
 async def load_cited(conn: Connection, change_set: ChangeSet, keys: Collection[str]) -> None:
-    """Load the auth events that an event names: rows, contents, and the ancestors on their chains."""
+    """Load the auth events of an event: rows, contents, and the ancestors on their chains."""
     if unknown := [
         key
         for key in keys

@@ -64,7 +64,7 @@ class StateKeyRow(NamedTuple):
 
 
 async def fill_blocks(conn: Connection, blocks: NidBlocks, wanted: dict[str, int]) -> None:
-    """Take blocks of nids until there are ``wanted`` ones of each sequence; no statement if there are."""
+    """Take blocks of nids until each sequence has its ``wanted`` number of them."""
     lacking = [max(0, wanted.get(name, 0) - blocks.left(name)) for name in BLOCK_LENGTHS]
     if not any(lacking):
         return

@@ -50,7 +50,7 @@ async def load(conn: Connection, change_set: ChangeSet, needs: MissingData) -> N
 
 
 def tells_of(needs: MissingData, change_set: ChangeSet) -> bool:
-    """Return whether the database knows this while a change set is written that the caches already have."""
+    """Return whether the database has this while the caches are ahead by a change set."""
     if needs.kind == "questions":
         return False
     if needs.kind == "past":

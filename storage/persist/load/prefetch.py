@@ -169,9 +169,8 @@ def _look_at_parents(
     caches = change_set.caches
     for event_id in event.prev_event_ids:
         row = caches.rows.get(event_id) or change_set.events.rows.get(event_id)
-        if (
-            row is None or row.outlier
-        ):  # another writer may have made it more than an outlier, and nothing is written then that would tell
+        # Another writer may have given an outlier its position. Such a write leaves no trace here.
+        if row is None or row.outlier:
             _want(change_set, event_id, own, lacking, lacking.parents)
         elif row.after not in caches.groups and row.after not in change_set.states.groups:
             lacking.groups.add(row.after)

@@ -60,7 +60,7 @@ class ChangeSet:
         extremities_max: int | None = None,
         answers: Answers | None = None,
     ) -> None:
-        """``extremities_max``: limit of a room (`storage.persist.plan.extremity_limit`), or None."""
+        """``extremities_max``: limit of a room (`plan.extremity_limit`), or None."""
         self.caches = caches
         self.blocks = blocks
         self.server_name = server_name

@@ -440,13 +440,8 @@ def _store(changes: EventChanges, decision: EventDecision, event: Event) -> None
         change_set.rooms.dropped.update(dict.fromkeys(decision.ends.dropped, room.row.room_nid))
     _store_overruled(change_set, decision)
     if decision.current is not None:
-        _store_current(
-            change_set,
-            room,
-            row.event_nid,
-            None if old is None else change_set.states.group(old),
-            decision.current,
-        )
+        before = None if old is None else change_set.states.group(old)
+        _store_current(change_set, room, row.event_nid, before, decision.current)
 
 
 def _store_event(change_set: ChangeSet, decision: EventDecision, event: Event) -> None:

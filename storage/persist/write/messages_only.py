@@ -1,4 +1,4 @@
-"""The write of a change set that has only messages: new events on known parents that change no state.
+"""Write a change set of messages only: new events on known parents that change no state.
 
 Most appends are such. The checks are those of `storage.persist.write.all_tables`; the parts for
 which such a change set has no rows are left out. A statement with a fifth of the parts is executed

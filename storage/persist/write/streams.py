@@ -1,4 +1,4 @@
-"""The parts of the write for the streams: facts of the stream "caches", and this writer's positions."""
+"""The parts of the write for streams: facts of the stream "caches", and positions."""
 
 from collections.abc import Sequence
 from typing import Final, LiteralString

@@ -108,7 +108,7 @@ class RoomReplan(RoomPlanner):
             await self._aside.copy_foreign(foreign)
         return foreign
 
-    # -------------------------------------------------------------------------------------------------
+    # ----------------------------------------------------------------------------------------------
     # what comes early
 
     async def _planned(self, incoming: IncomingEvent) -> AppendResult:

@@ -96,7 +96,7 @@ class Rebuilder:
     async def opened(
         cls, dsn: str, server_name: str, config: Config | None = None
     ) -> AsyncIterator[Self]:
-        """Open a rebuilder with its own connections. ``config``: by default from the environment."""
+        """Open a rebuilder with its own connections; ``config`` None: the environment's."""
         config = replace(
             config or Config.from_env(),
             statement_timeout_ms=STATEMENT_TIMEOUT_MS,
@@ -143,7 +143,7 @@ class Rebuilder:
             self._rooms_aside.clear()
 
     async def _wrong_groups(self, room_id: str) -> frozenset[int]:
-        """Return the state groups of a room that are unreadable, or contradict their own columns."""
+        """Return the state groups of a room that are unreadable or contradict their columns."""
         async with self._database.transaction(isolation="repeatable_read", readonly=True) as conn:
             row = await conn.fetchrow(SQL_ROOM, room_id, row=VerifiedRoomRow)
             if row is None:

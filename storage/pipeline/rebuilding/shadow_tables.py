@@ -134,7 +134,7 @@ class ShadowTables:
         await self.conn.execute(SQL_SET_PATH, self._path, "off")
 
     async def check(self) -> None:
-        """Raise `StorageCorrupt` unless plain names are shadow tables. Call it before each write."""
+        """Raise `StorageCorrupt` unless plain names are shadow tables. Call before each write."""
         if not await self.conn.fetchval(SQL_IS_ASIDE):
             raise StorageCorrupt("a session has lost its shadow tables")
 
