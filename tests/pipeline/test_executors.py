@@ -104,14 +104,14 @@ from storage.pipeline import RoomEvents
 from tests.pipeline.java import QUICK
 
 conf = dict(pair.split("=", 1) for pair in sys.argv[2:])
-builder = SparkSession.builder.master("local[1]").config("spark.driver.memory",
-    "600m").config("spark.driver.extraJavaOptions", QUICK)
+builder = SparkSession.builder.master("local[1]").config("spark.driver.memory", "600m")
+builder = builder.config("spark.driver.extraJavaOptions", QUICK)
 for key, value in conf.items():
     builder = builder.config(key, value)
 spark = builder.getOrCreate()
 spark.dataSource.register(RoomEvents)
-spark.sql(f"CREATE TEMPORARY VIEW events USING room_events OPTIONS (dsn '{sys.argv[1]}',
-    columns 'event_id')")
+options = f"dsn '{sys.argv[1]}', columns 'event_id'"
+spark.sql(f"CREATE TEMPORARY VIEW events USING room_events OPTIONS ({options})")
 print(spark.sql("SELECT count(*) FROM events").collect())
 spark.sql("EXPLAIN EXTENDED SELECT * FROM events").show(truncate=False)
 print(spark.conf.get("spark.sql.redaction.options.regex"))
