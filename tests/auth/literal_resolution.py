@@ -105,7 +105,7 @@ def create_by_room_id(room: LiteralRoom, event: Event) -> EventId | None:
     return EventId("$" + event.room_id[1:]) if room.number >= 12 else None
 
 
-# ----------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # version 1
 
 
@@ -173,7 +173,7 @@ def pick_normal(room: LiteralRoom, ids: set[EventId], result: State) -> EventId 
     return ordered[0].event_id if ordered else None
 
 
-# ---------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # version 2 and 2.1
 
 
@@ -239,7 +239,7 @@ def auth_difference(
 
 
 def subgraph(room: LiteralRoom, conflicted: set[EventId]) -> set[EventId]:
-    """On a path from conflicted A to conflicted B: an ancestor of A (or A) of which B is an ancestor (or which is B)."""
+    """On a path from conflicted A to conflicted B: A or its ancestor, and B or its descendant."""
     found: set[EventId] = set()
     for a in conflicted:
         reached = chain(room, a)
@@ -287,7 +287,10 @@ def sender_power(room: LiteralRoom, event: Event) -> float:
 
 
 def power_ordering(room: LiteralRoom, ids: set[EventId]) -> list[EventId]:
-    """Kahn: of those whose cited events (among these) are all placed, the smallest by power, time and id."""
+    """Order by Kahn: among events whose cited events are all placed, take the smallest.
+
+    Only cited events in `ids` count. Compare by power, time and id.
+    """
 
     def order(event_id: EventId) -> tuple[float, int, str]:
         event = room.events[event_id]
@@ -308,7 +311,10 @@ def power_ordering(room: LiteralRoom, ids: set[EventId]) -> list[EventId]:
 
 
 def power_line(room: LiteralRoom, event: Event) -> list[EventId]:
-    """The power levels event in the auth events, the one in its auth events, and so on; without the event itself."""
+    """Return the power levels event in the auth events, the one in its auth events, and so on.
+
+    The event itself is left out.
+    """
     line: list[EventId] = []
     found = auth_event_under(room, event, POWER)
     while found is not None and found.event_id not in line:

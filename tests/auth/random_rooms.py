@@ -1,7 +1,8 @@
-"""Small rooms that disagree with themselves: forks of forks, bans against power level changes, events that should not be there.
+"""Small rooms with conflicts: nested forks, bans against power level changes, illegal events.
 
-A room is built from random steps. Every step takes a place in the room (an earlier point, or a mixture of two that no resolution
-made), and adds one event with the auth events of that place, some of them wrong on purpose.
+A room is built from random steps. Every step takes a point in the room: an earlier one, or a
+mixture of two that no resolution made. It adds one event with the auth events of that point, some
+of them wrong on purpose.
 """
 
 from dataclasses import dataclass, field
@@ -249,7 +250,7 @@ def random_step(random: Random) -> ForkStep:
 
 
 def build_conflict(versions: tuple[str, ...], number: int, length: int) -> RandomConflict:
-    """States of one random room that are to be resolved; in some, events are not held, or count as rejected."""
+    """States of one random room to resolve. In some, events are missing, or count as rejected."""
     random = Random(number)
     room = RandomRoom(random.choice(versions), random.randrange(64))
     room.begin()

@@ -1,7 +1,8 @@
-"""The authorisation rules a second time, as tables: rows of (versions, verdict, condition); the first row that holds decides.
+"""The authorisation rules a second time, as tables; the first row whose condition holds decides.
 
-Written from the rules of the room versions, read from top to bottom; shares nothing with storage.auth. A verdict is a rule's slug,
-or ALLOW. What the conditions take (levels, memberships) is computed from the raw contents by `RuleCase`.
+A row is (versions, auth result, condition). The tables follow the rules of the room versions from
+top to bottom and share nothing with storage.auth. An auth result is a rule's slug, or ALLOW.
+`RuleCase` computes the values for the conditions (levels, memberships) from the raw contents.
 """
 
 import re
@@ -357,7 +358,7 @@ REDACTION: list[Row] = [
 
 
 def malformed(c: RuleCase) -> bool:
-    """Single levels and objects of levels; `notifications` counts where the version speaks of it."""
+    """Check single levels and objects of levels; `notifications` if the version has them."""
     if any(name in c.content and c.number(c.content[name]) is None for name in SINGLE):
         return True
     groups = ["events", "users"] + (["notifications"] if c.v >= 6 else [])
@@ -371,7 +372,10 @@ def malformed(c: RuleCase) -> bool:
 
 
 def alterations(c: RuleCase, group: str | None) -> list[tuple[str, int | None, int | None]]:
-    """(name, old, new) of what was added, changed or removed; unreadable old values do not exist."""
+    """Return (name, old, new) of each addition, change and removal.
+
+    Unreadable old values do not exist.
+    """
     old = c.found("m.room.power_levels") or {}
     new = c.content
     if group is None:

@@ -1,6 +1,7 @@
-"""`check_auth_events` against a second statement of what auth events must be: rows from top to bottom, the first that holds decides.
+"""`check_auth_events` against a second statement of the rules: the first row that holds decides.
 
-The lists are those that an event should have, mutated: entries left out, added, doubled, of another room, rejected, not held.
+The lists are those that an event should have, mutated: entries missing, added, doubled, of another
+room, rejected, not stored.
 """
 
 from collections import Counter
@@ -35,7 +36,10 @@ class Cited:
     v: int
 
     def may_be(self, one: Event) -> bool:
-        """Whether an event of this type and state key has a place among the auth events: one row for each kind that has."""
+        """Return whether an event of this type and state key may be an auth event.
+
+        There is one row for each kind that may.
+        """
         event, content = self.event, self.event.content
         is_member, membership = event.type == "m.room.member", content.get("membership")
         signed = (

@@ -1,4 +1,7 @@
-"""What a conflict comes to, by hand: ties of version 1, the power events, the conflicted set of each version, events not held."""
+"""Results of conflicts, by hand: ties of version 1, the power events, missing events.
+
+Also the conflicted set of each version.
+"""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Graphs of auth events: long chains, circles, parts that are not held, and work that does not grow with the room."""
+"""Graphs of auth events: long chains, circles, missing parts; work does not grow with the room."""
 
 from collections.abc import Iterator, Mapping
 
@@ -106,7 +106,10 @@ class CountedEvents(dict[EventId, Event]):
 def fork(
     version: str, members: int
 ) -> tuple[dict[EventId, Event], dict[StateKey, EventId], dict[StateKey, EventId]]:
-    """A room with many members and changes of power, and two states that differ in ten topics' worth of state."""
+    """Return a room with many members and power changes, and two states.
+
+    The states differ in ten topics' worth of state.
+    """
     events = power_chain(version, members)
     create = events[EventId("$create:a")]
     power = f"$p{members - 1}:a"
@@ -210,7 +213,10 @@ def test_sets_of_any_graph(edges: list[tuple[int, int]], states: list[set[int]])
 def test_circles_of_auth_events_end(
     version: str, edges: list[tuple[int, int]], picks: list[set[int]]
 ) -> None:
-    """Ids chosen by their senders can cite each other in a circle; the result still does not depend on the order of the states."""
+    """Ids chosen by their senders can cite each other in a circle.
+
+    The result still does not depend on the order of the states.
+    """
     create = make_create(version)
     events = {create.event_id: create}
     for n in range(12):

@@ -1,4 +1,4 @@
-"""Resolution that goes on from what it decided before, against resolution of the whole, on random rooms; and how much work it is."""
+"""Incremental resolution against resolution of the whole, on random rooms; and its work."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
@@ -260,7 +260,7 @@ def chains(
 def test_the_work_for_an_event_does_not_grow_with_the_chain(
     version: str, later: bool, at_once: int
 ) -> None:
-    """An event more is an auth check or two more, however long the chains are, wherever it stands between them."""
+    """One more event costs one or two auth checks, for any chain length and any position."""
     work = {}
     for length in (20, 200):
         events, states = chains(version, length, later=later)
@@ -284,7 +284,10 @@ def test_the_work_for_an_event_does_not_grow_with_the_chain(
 
 
 def small(version: str) -> tuple[dict[EventId, Event], State, Callable[..., EventId]]:
-    """Return a room with a moderator, its state, and what adds an event that cites this state, and others."""
+    """Return a room with a moderator, its state, and a function that adds an event.
+
+    The event cites this state and the given events.
+    """
     creator = "@0:a"
     events: dict[EventId, Event] = {}
     state: State = {}

@@ -1,4 +1,7 @@
-"""The kept auth checks against checks of everything, with a rule that is easy to foresee; and that no more is checked than has to be."""
+"""The kept auth checks against checks of everything, with a simple rule.
+
+No more is checked than has to be.
+"""
 
 from collections.abc import Iterator, Mapping
 from random import Random
@@ -111,7 +114,10 @@ def changes(random: Random, names: Iterator[int]) -> tuple[str, Event]:
 def test_comes_to_what_checks_of_everything_come_to(
     monkeypatch: pytest.MonkeyPatch, seed: int, gap: int
 ) -> None:
-    """Also where there is no number left between two places, and a check is due while places move."""
+    """Also where two positions have no number left between them.
+
+    A check is due while positions move.
+    """
     monkeypatch.setattr(module, "GAP", gap)
     random, names, ledger = Random(seed), iter(range(1000)), Ledger()
     order: dict[int, list[Event]] = {FIRST: [], SECOND: []}
@@ -160,7 +166,10 @@ def filled(*events: Event) -> tuple[Ledger, LazySource]:
 
 
 def test_a_value_changes_only_the_checks_up_to_the_next_one() -> None:
-    """Of three events that need a key, the one behind the next event that sets it is left alone; that one itself is checked if it needs it."""
+    """Of three events that need a key, one comes after the next event that sets it: no check there.
+
+    The setter itself is checked if it needs the key.
+    """
     key, other = KEYS[0], KEYS[1]
     near, setter = event("$b", other, (key,)), event("$d", key, (key,))
     assert is_allowed(setter, ("$s",))
@@ -222,6 +231,6 @@ def test_an_event_that_left_is_not_checked() -> None:
 
 
 def test_events_of_the_same_keys_share_them() -> None:
-    """A long chain of power levels does not give the garbage collector as many sets to go through."""
+    """A long chain of power levels adds no set per event for the garbage collector to scan."""
     ledger, _ = filled(*(event(f"${number}", KEYS[0], (KEYS[0], KEYS[1])) for number in range(5)))
     assert len({id(keys) for keys in ledger._keys.values()}) == 1

@@ -19,7 +19,10 @@ STATE: dict[StateKey, EventId] = {
 
 
 def room(version: str) -> dict[EventId, Event]:
-    """Return a room with two topics: the first one cites power levels that the second one's have replaced."""
+    """Return a room with two topics.
+
+    The first one cites power levels that those of the second one have replaced.
+    """
     create = make_create(version)
 
     def sent(event_id: str, kind: str, state_key: str, *auth: str) -> Event:

@@ -1,4 +1,4 @@
-"""The two orders of state resolution by hand: the reverse topological power ordering, and the mainline."""
+"""The two orders of state resolution by hand: reverse topological power ordering, and mainline."""
 
 from math import inf
 
@@ -19,7 +19,7 @@ POWER = "m.room.power_levels"
 
 
 def events_of(**citing: str) -> dict[EventId, Event]:
-    """Return events by id: each cites the ids named, and was sent at the time that its place among them gives."""
+    """Return events by id: each cites the ids named, and its timestamp is its index among them."""
     made = [
         make_event(
             "10",
@@ -39,7 +39,7 @@ def events_of(**citing: str) -> dict[EventId, Event]:
 def in_order(
     events: dict[EventId, Event], keys: dict[str, int]
 ) -> tuple[list[str], bool, list[bool]]:
-    """Return the order of the events with keys, whether there is a circle, and what the steps yielded."""
+    """Return the order of the events with keys, whether there is a circle, the yielded steps."""
     order: list[EventId] = []
     given: dict[EventId, PowerKey] = {
         EventId(f"${name}"): (0, key, EventId(f"${name}")) for name, key in keys.items()

@@ -18,7 +18,9 @@ from tests.vectors import vectors
 DIFFERENCES = {
     "Missing state_key/m.room.create": "the rules for a create event do not look at its state key",
     "The state_key is not empty": "the rules for a create event do not look at its state key",
-    "The sender doesn't match the joining user": "rule 'only previous event is the create event' asks for the state key only",
+    "The sender doesn't match the joining user": (
+        "rule 'only previous event is the create event' asks for the state key only"
+    ),
     "Invalid redacts event ID": "versions 1 and 2: whoever has the redact level may name anything",
     "Missing redacts event ID": "versions 1 and 2: whoever has the redact level may name anything",
 }

@@ -1,4 +1,4 @@
-"""The fast resolution against the literal one, on random rooms; and that those rooms would show mistakes."""
+"""The fast resolution against the literal one, on random rooms that would reveal mistakes."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -78,7 +78,10 @@ class SingleKeyState(dict[StateKey, EventId]):
 @thorough
 @given(conflicts())
 def test_the_live_path_comes_to_the_same(conflict: RandomConflict) -> None:
-    """From an auth difference and a subgraph of an index, loading events in rounds, never walking the unconflicted state."""
+    """Resolve from an auth difference and a subgraph of an index, and load events in rounds.
+
+    Never walk the unconflicted state.
+    """
     unconflicted, conflicted = split_conflicts(conflict.states)
     difference = auth_difference([state.values() for state in conflict.states], conflict.events)
     subgraph = conflicted_subgraph(set().union(*conflicted.values()), conflict.events)
@@ -130,7 +133,10 @@ IN_VERSIONS = {
 
 @pytest.mark.parametrize("mistake", [field.name for field in fields(Variant)])
 def test_the_random_rooms_show_mistakes(mistake: str) -> None:
-    """Each wrong variant of the algorithm differs from the right one in some random room: the comparison above can fail."""
+    """Each wrong variant of the algorithm differs from the right one in some random room.
+
+    So the comparison above can fail.
+    """
     wrong = Variant(**{mistake: True})
     rooms = (
         build_conflict(IN_VERSIONS.get(mistake, ("2", "6", "10", "12")), number, 40)
@@ -182,7 +188,10 @@ HARD = {
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_the_random_rooms_are_hard(algorithm: str) -> None:
-    """Each of the hard parts is in one of twenty rooms at least, whatever the algorithm: the comparisons above are about them."""
+    """Each of the hard parts is in at least one of twenty rooms, whatever the algorithm.
+
+    So the comparisons above exercise them.
+    """
     found = Counter(
         part
         for number in range(300)

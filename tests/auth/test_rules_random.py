@@ -116,7 +116,10 @@ def test_check_asks_for_no_other_keys_than_those_needed(case: RuleCase) -> None:
 
 
 def test_every_rule_decides_some_of_the_random_cases() -> None:
-    """The comparison reaches every rule, both the refusing ones and what each family allows; and there is no other slug."""
+    """The comparison reaches every rule: the refusals and what each family allows.
+
+    There is no other slug.
+    """
     found: dict[str, set[str]] = {}
     for number in range(30_000):
         case = build_case(number)

@@ -133,7 +133,10 @@ def test_the_topic_based_on_later_power_levels_wins(version: str) -> None:
 
 
 def test_an_unconflicted_membership_does_not_judge_the_past() -> None:
-    """MSC4297: with version 2 a membership that all states share judges older events of the conflict; 2.1 starts from nothing."""
+    """MSC4297: with version 2 a membership that all states share authorises older conflict events.
+
+    Version 2.1 starts from nothing.
+    """
     outcomes = {}
     for version in ("11", "12"):
         story = RoomScenario(version)

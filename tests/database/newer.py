@@ -1,4 +1,7 @@
-"""A release after this one, as far as the database sees it: the migrations of today and four steps more, in a folder of its own."""
+"""A later release, as far as the database sees it.
+
+A folder of its own has the migrations of today and four steps more.
+"""
 
 import shutil
 from pathlib import Path
@@ -37,7 +40,10 @@ from storage.database.steps import require_job
 revision, down_revision, phase = "9004", "9003", "post"
 def upgrade():
     require_job("fill json_bytes")
-    op.execute("ALTER TABLE events ADD CONSTRAINT events_json_bytes_check CHECK (json_bytes IS NOT NULL) NOT VALID")
+    op.execute(
+        "ALTER TABLE events ADD CONSTRAINT events_json_bytes_check"
+        " CHECK (json_bytes IS NOT NULL) NOT VALID"
+    )
 '''
 JOB, LAST_PRE, HEAD = "fill json_bytes", "9003", "9004"
 

@@ -58,7 +58,7 @@ async def kill(database: Database, pid: int) -> None:
         assert await conn.fetchval("SELECT pg_terminate_backend($1::int, 10000)", pid)
 
 
-# ------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # rows
 
 
@@ -108,7 +108,7 @@ async def test_execute_answers_the_tag_and_copy_the_number_of_rows(conn: Connect
     assert await conn.fetchval(COUNT) == 3
 
 
-# ----------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # transactions
 
 
@@ -220,7 +220,7 @@ async def test_a_commit_lost_on_the_wire_is_of_unknown_outcome(
         await database.run(lambda conn: conn.execute(INSERT, 5001, "b"))
 
 
-# ---------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # retries
 
 
@@ -425,7 +425,10 @@ async def test_nobody_answers(bad: str) -> None:
 
 
 async def test_a_connection_that_the_driver_is_at_odds_with_is_not_used_again(dsn: str) -> None:
-    """So it is between the last words of a session that Postgres ended while it was idle and its end: nothing was sent."""
+    """A session that Postgres ended while idle raises this between its last message and its end.
+
+    Nothing was sent.
+    """
     confused = RecordingObserver(
         "SELECT 1",
         asyncpg.InternalClientError(
@@ -460,7 +463,10 @@ async def test_a_dsn_that_cannot_be_read(bad: str) -> None:
 async def test_a_connection_that_is_lost_between_two_steps_of_the_driver_is_unavailable(
     dsn: str,
 ) -> None:
-    """asyncpg asks the server about the types of a statement that is new; when the connection goes meanwhile, it has no settings any more."""
+    """asyncpg queries the types of a new statement.
+
+    When the connection is lost meanwhile, it has no settings any more.
+    """
     driver = await asyncpg.connect(dsn)
 
     async def lost(_: str) -> object:

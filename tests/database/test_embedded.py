@@ -132,7 +132,7 @@ def is_alive(pid: int | None) -> bool:
     )
 
 
-# -------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # life of a server
 
 
@@ -211,7 +211,7 @@ async def test_the_context_manager_gives_a_dsn_and_leaves(place: Path) -> None:
     assert server_in(place).pid is None
 
 
-# -----------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # sharing
 
 
@@ -246,7 +246,11 @@ def test_the_server_outlives_a_killed_starter_and_the_next_user_finds_it(place: 
 
 
 def test_many_processes_that_start_at_once_get_one_server(place: Path) -> None:
-    with_many = [subprocess.Popen([sys.executable, "-c", USER, str(place), "", "0"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT) for _ in range(4)]  # fmt: skip
+    command = [sys.executable, "-c", USER, str(place), "", "0"]
+    pipe = subprocess.PIPE
+    with_many = [
+        subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, cwd=ROOT) for _ in range(4)
+    ]
     said = {process.stdout.readline() for process in with_many if process.stdout}
     assert len(said) == 1
     for process in with_many:
@@ -341,7 +345,7 @@ def test_an_account_reaches_what_the_permission_bits_say(place: Path) -> None:
     assert Account(os.geteuid(), os.getegid(), switch=True).reaches(place / "file")
 
 
-# -------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # paths and failures
 
 
@@ -397,7 +401,10 @@ def test_the_data_directory_comes_from_the_environment() -> None:
 def test_the_users_data_of_another_first_migration_are_in_nobodys_way(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Until the first release it is rewritten; what was made by another one cannot be brought up to date."""
+    """Until the first release the first migration is rewritten.
+
+    A database that another form of it made cannot be upgraded.
+    """
     (tmp_path / "versions").mkdir()
     monkeypatch.setattr("storage.database.embedded.scripts_directory", lambda: tmp_path)
     found = []

@@ -1,4 +1,4 @@
-"""Migrations arrive at exactly schema.sql, online and as a script, from the source and from a wheel."""
+"""Migrations arrive at exactly schema.sql, online and as a script, from the source and a wheel."""
 
 import asyncio
 import os
@@ -71,7 +71,10 @@ async def test_migrations_arrive_at_the_schema(
         "COMMENT ON TABLE events IS 'other'",
         "COMMENT ON INDEX events_room_stream_idx IS NULL",
         "ALTER SEQUENCE event_nids INCREMENT 7",
-        "CREATE OR REPLACE FUNCTION refuse_stale_plan(detail text) RETURNS bigint LANGUAGE sql AS 'SELECT 1::bigint'",
+        (
+            "CREATE OR REPLACE FUNCTION refuse_stale_plan(detail text) RETURNS bigint LANGUAGE sql"
+            " AS 'SELECT 1::bigint'"
+        ),
         "DELETE FROM event_types WHERE type_nid = 18",
         "GRANT DELETE ON events TO room_storage_reader",
         "GRANT UPDATE (json) ON events TO room_storage_runtime",
@@ -119,7 +122,10 @@ async def test_the_revision_is_checked(empty_dsn: str) -> None:
 
 @pytest.mark.parametrize("left", ["'first schema 0123'", "NULL"])
 async def test_a_database_of_another_first_migration_is_refused(dsn: str, left: str) -> None:
-    """Whatever the revision says: until the first release the first migration is rewritten, and each form of it is called 0001."""
+    """Whatever the revision says.
+
+    Until the first release the first migration is rewritten, and each form of it is called 0001.
+    """
     await run_script(dsn, f"COMMENT ON TABLE alembic_version IS {left}")
     assert await migrate(dsn) == HEAD_REVISION, "there is nothing to do"
     with pytest.raises(

@@ -1,4 +1,7 @@
-"""Sessions are lent out in the order of asking, none is lost, and where Postgres accepts no more, callers wait for those that are open."""
+"""The pool lends sessions in the order of requests and loses none.
+
+Where Postgres accepts no more sessions, callers wait for the open ones.
+"""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -48,7 +51,7 @@ async def pid(database: Database) -> int:
         return int(await conn.fetchval("SELECT pg_backend_pid()"))
 
 
-# ----------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # refused
 
 
@@ -161,7 +164,7 @@ async def test_syncs_and_appends_wait_while_max_connections_is_exhausted(tmp_pat
         server.stop()
 
 
-# -------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # lent out in turn
 
 

@@ -1,4 +1,4 @@
-"""Each role does what it is for, and nothing else may be done under it: sessions are logged in as members of the roles."""
+"""Each role can do its task and nothing else: sessions log in as members of the roles."""
 
 import asyncio
 import itertools
@@ -66,7 +66,8 @@ async def logins(dsn: str, worker_id: str) -> AsyncIterator[Logins]:
     try:
         for role, name in names.items():
             await connection.execute(
-                f"CREATE ROLE {name} LOGIN PASSWORD 'x' IN ROLE room_storage_{role.removeprefix('other_')}"
+                f"CREATE ROLE {name} LOGIN PASSWORD 'x'"
+                f" IN ROLE room_storage_{role.removeprefix('other_')}"
             )
         yield Logins(owner=dsn, **{role: as_user(dsn, name) for role, name in names.items()})
     finally:
@@ -84,12 +85,12 @@ async def filled(store: Store) -> RoomBuilder:
     return room
 
 
-# ----------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # runtime
 
 
 async def test_a_homeserver_runs_as_runtime(logins: Logins) -> None:
-    """Appends of every kind, all streams, what is read, a second process under another login, and workers that follow."""
+    """All kinds of appends, all streams, reads, a second process under another login, workers."""
     async with (
         storage.open(logins.runtime, server_name=SERVER, config=QUICK) as store,
         storage.open(
@@ -125,19 +126,26 @@ async def test_a_homeserver_runs_as_runtime(logins: Logins) -> None:
             await store.append([event.pdu for event in more.events])
             async with asyncio.timeout(30):
                 until = store.streams["events"].current().min
-                while second.streams["events"].current().min < until:  # noqa: ASYNC110  # its end is what is waited for
+                # the loop waits for its end
+                while second.streams["events"].current().min < until:  # noqa: ASYNC110
                     await asyncio.sleep(0.01)
         assert await findings(second) == []
 
 
 async def test_each_sees_that_the_other_is_alive(logins: Logins) -> None:
-    """The positions of a writer are moved along only if its sessions are gone: so they must be seen from another login."""
+    """A writer's positions advance without it only if its sessions are gone.
+
+    So another login must see the sessions.
+    """
     async with (
         storage.open(logins.runtime, server_name=SERVER, config=QUICK),
         await Database.open(logins.other_runtime) as other,
         other.connection() as conn,
     ):
-        alive = "SELECT EXISTS (SELECT FROM pg_stat_activity a WHERE a.datname = current_database() AND is_session_of(a.application_name, 'main'))"
+        alive = (
+            "SELECT EXISTS (SELECT FROM pg_stat_activity a"
+            " WHERE a.datname = current_database() AND is_session_of(a.application_name, 'main'))"
+        )
         assert await conn.fetchval(alive)
 
 
@@ -199,7 +207,7 @@ async def test_runtime_authorises_what_came_out_of_band(logins: Logins) -> None:
         assert await findings(store) == []
 
 
-# -----------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # reader
 
 
@@ -224,10 +232,12 @@ async def test_a_reader_verifies_counts_and_explains(logins: Logins) -> None:
 async def test_a_reader_writes_nothing(logins: Logins) -> None:
     async with await Database.open(logins.owner) as owner, owner.connection() as conn:
         tables = await conn.fetchvals(
-            "SELECT relname FROM pg_class WHERE relnamespace = 'public'::regnamespace AND relkind = 'r'"
+            "SELECT relname FROM pg_class"
+            " WHERE relnamespace = 'public'::regnamespace AND relkind = 'r'"
         )
         sequences = await conn.fetchvals(
-            "SELECT relname FROM pg_class WHERE relnamespace = 'public'::regnamespace AND relkind = 'S'"
+            "SELECT relname FROM pg_class"
+            " WHERE relnamespace = 'public'::regnamespace AND relkind = 'S'"
         )
     assert len(tables) > 25
     async with await Database.open(logins.reader) as database, database.connection() as conn:
@@ -249,7 +259,7 @@ async def test_a_reader_writes_nothing(logins: Logins) -> None:
         await storage.open(logins.reader, server_name=SERVER).__aenter__()
 
 
-# -----------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # purger
 
 
@@ -291,7 +301,8 @@ async def test_a_purger_collects_and_mends(logins: Logins) -> None:
         assert await findings(store) == []
         async with database.transaction() as conn:
             await conn.execute(
-                "UPDATE events SET json = json WHERE event_nid = (SELECT min(event_nid) FROM events)"
+                "UPDATE events SET json = json"
+                " WHERE event_nid = (SELECT min(event_nid) FROM events)"
             )
             await conn.execute(
                 "DELETE FROM events WHERE event_nid = (SELECT max(event_nid) FROM events)"
@@ -331,7 +342,7 @@ async def test_a_purger_purges_and_censors(logins: Logins) -> None:
     assert (done.returncode, "permission denied" in done.stderr) == (3, True), done.stderr
 
 
-# ------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # making the roles
 
 
@@ -355,8 +366,10 @@ async def test_no_table_is_forgotten(dsn: str) -> None:
     """Every table and sequence of the schema is in grants.sql: a reader may read it."""
     async with await Database.open(dsn) as database, database.connection() as conn:
         forgotten = await conn.fetchvals(
-            "SELECT relname FROM pg_class WHERE relnamespace = 'public'::regnamespace AND relkind IN ('r', 'v', 'S')"
-            " AND NOT CASE relkind WHEN 'S' THEN has_sequence_privilege('room_storage_reader', oid, 'SELECT')"
+            "SELECT relname FROM pg_class"
+            " WHERE relnamespace = 'public'::regnamespace AND relkind IN ('r', 'v', 'S')"
+            " AND NOT CASE relkind"
+            " WHEN 'S' THEN has_sequence_privilege('room_storage_reader', oid, 'SELECT')"
             " ELSE has_table_privilege('room_storage_reader', oid, 'SELECT') END"
         )
         assert forgotten == []
@@ -375,8 +388,8 @@ async def test_who_may_not_make_roles_is_told_how(
         with caplog.at_level(logging.WARNING):
             await migrate(as_user(empty_dsn, owner), how=MigrationOptions(role_prefix=prefix))
         assert (
-            f"the roles {prefix}_runtime, {prefix}_reader, {prefix}_purger do not exist and {owner} may not make them"
-            in caplog.text
+            f"the roles {prefix}_runtime, {prefix}_reader, {prefix}_purger do not exist"
+            f" and {owner} may not make them" in caplog.text
         )
         assert (
             f"CREATE ROLE {prefix}_runtime NOLOGIN; CREATE ROLE {prefix}_reader NOLOGIN;"
@@ -411,7 +424,8 @@ async def test_grants_are_exactly_these_whatever_was_before(dsn: str) -> None:
     connection = await asyncpg.connect(dsn)
     try:
         await connection.execute(
-            "GRANT ALL ON events TO room_storage_reader; GRANT UPDATE (json) ON events TO room_storage_runtime"
+            "GRANT ALL ON events TO room_storage_reader;"
+            " GRANT UPDATE (json) ON events TO room_storage_runtime"
         )
         done = room_storage("migrate", "--grants", "--json", "--dsn", dsn)
         assert (done.returncode, done.stdout) == (0, '{"warnings": "none"}\n')

@@ -1,4 +1,7 @@
-"""Settings of the server, the role or the database change no answer and lose nothing: each session pins what could."""
+"""Settings of the server, the role or the database change no answer and lose nothing.
+
+Each session pins the settings that could.
+"""
 
 import asyncio
 import json
@@ -76,7 +79,10 @@ SINCE_17: Final[Mapping[str, str]] = {"transaction_timeout": "700"}
 
 HARMLESS: Final[Mapping[str, str]] = {
     # names, or categories, and why no session needs them pinned
-    "Query Tuning": "a plan, and no answer: statements that need an order say ORDER BY; the operator's own business",
+    "Query Tuning": (
+        "a plan, and no answer: statements that need an order say ORDER BY;"
+        " the operator's own business"
+    ),
     "Resource Usage": "how much memory, or which workers",
     "Reporting and Logging": "the log",
     "Statistics": "what Postgres counts",
@@ -103,7 +109,9 @@ HARMLESS: Final[Mapping[str, str]] = {
     "transaction_isolation": "of one transaction: each begins with the default",
     "transaction_read_only": "of one transaction: each begins with the default",
     "deadlock_timeout": "when a deadlock is looked for",
-    "escape_string_warning": "a warning about what standard_conforming_strings changes, which is pinned",
+    "escape_string_warning": (
+        "a warning about what standard_conforming_strings changes, which is pinned"
+    ),
     "lo_compat_privileges": "there are no large objects",
     "synchronize_seqscans": "the order of rows where no statement asks for one",
     "commit_delay": "how long commits wait for each other",
@@ -165,7 +173,8 @@ class SpoiltServer:
                 f"CREATE ROLE {role} LOGIN CREATEROLE {'SUPERUSER' if superuser else ''}"
             )
             await driver.execute(
-                f"CREATE DATABASE {name} OWNER {role} TEMPLATE template0 ENCODING '{encoding}' LOCALE 'C'"
+                f"CREATE DATABASE {name} OWNER {role} TEMPLATE template0"
+                f" ENCODING '{encoding}' LOCALE 'C'"
             )
             try:
                 yield Spoilt(self, name, role)
@@ -237,7 +246,7 @@ async def wrong_for(conn: Any) -> dict[str, str]:
     }
 
 
-# ------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # pinned
 
 
@@ -317,7 +326,8 @@ async def test_the_session_of_a_migration_is_pinned(
                 names = [name.lower() for name in (*WRONG, *SINCE_17)]
                 seen.append(
                     await driver.fetch(
-                        "SELECT name, setting FROM seen WHERE lower(name) = ANY($1::text[]) ORDER BY name",
+                        "SELECT name, setting FROM seen"
+                        " WHERE lower(name) = ANY($1::text[]) ORDER BY name",
                         names,
                     )
                 )
@@ -336,7 +346,8 @@ async def test_the_session_of_spark_is_pinned(server: SpoiltServer, level: Level
         for connected in (arrow.arrow_session, arrow.arrow_snapshot):
             with connected(dsn) as conn:
                 rows = conn.rows(
-                    "SELECT name, setting FROM pg_settings WHERE lower(name) IN (SELECT json_object_keys($1::text::json))",
+                    "SELECT name, setting FROM pg_settings"
+                    " WHERE lower(name) IN (SELECT json_object_keys($1::text::json))",
                     names,
                 )
                 found.append(sorted(rows, key=lambda row: str(row["name"])))
@@ -406,7 +417,8 @@ async def test_config_says_what_a_commit_waits_for_and_where_the_tables_are(
         await story(spoilt.dsn, config)
         async with server.admin(spoilt.name) as driver:
             rows = await driver.fetch(
-                "SELECT DISTINCT schemaname FROM pg_tables WHERE tablename IN ('events', 'alembic_version')"
+                "SELECT DISTINCT schemaname FROM pg_tables"
+                " WHERE tablename IN ('events', 'alembic_version')"
             )
             assert [row[0] for row in rows] == ["Rooms of S1"]
         async with (
@@ -419,7 +431,8 @@ async def test_config_says_what_a_commit_waits_for_and_where_the_tables_are(
 def test_a_value_that_no_commit_knows_is_refused() -> None:
     with pytest.raises(
         InputError,
-        match=r"synchronous_commit \(STORAGE_SYNCHRONOUS_COMMIT\) is 'perhaps': it must be one of remote_apply, on, ",
+        match=r"synchronous_commit \(STORAGE_SYNCHRONOUS_COMMIT\) is 'perhaps':"
+        r" it must be one of remote_apply, on, ",
     ):
         Config(synchronous_commit="perhaps")
 
@@ -428,7 +441,9 @@ async def test_each_setting_of_a_session_is_pinned_or_harmless(database: Databas
     """A new version of Postgres brings new ones: look at each, then pin it, or say here why not."""
     async with database.connection() as conn:
         rows = await conn._driver.fetch(
-            "SELECT name, category FROM pg_settings WHERE context IN ('user', 'superuser', 'backend', 'superuser-backend') AND name NOT LIKE '%.%'"
+            "SELECT name, category FROM pg_settings"
+            " WHERE context IN ('user', 'superuser', 'backend', 'superuser-backend')"
+            " AND name NOT LIKE '%.%'"
         )
     known = {name.lower() for name in (*WRONG, *FOR_SUPERUSERS, *SINCE_17)}
     unknown = [
@@ -445,7 +460,7 @@ def test_what_is_pinned_is_spoilt_by_these_tests() -> None:
     assert all(WRONG[name] != value for name, value in PINNED.items())
 
 
-# ----------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # encoding
 
 
@@ -464,7 +479,9 @@ async def test_a_database_of_another_encoding_is_refused(
                     pytest.fail("it was opened")
         process = await asyncio.create_subprocess_exec(
             client_programs() / "psql", "-X", "-v", "ON_ERROR_STOP=1", other.dsn,
-            stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
         )  # fmt: skip
         _, said = await process.communicate(migration_sql().encode())
         assert process.returncode != 0

@@ -1,4 +1,7 @@
-"""Migrations as operators meet them: beside running servers, interrupted, blocked, printed; and old code on a newer schema."""
+"""Migrations as operators meet them: beside running servers, interrupted, blocked, printed.
+
+Also old code on a newer schema.
+"""
 
 import asyncio
 import logging
@@ -80,7 +83,7 @@ def chat(messages: int, seed: int = 1) -> RoomBuilder:
     return room
 
 
-# ------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # a release
 
 
@@ -174,7 +177,7 @@ def test_the_tests_of_this_release_pass_on_the_schema_of_the_next(newer: Migrati
     assert " passed" in done.stdout
 
 
-# -------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # obstacles
 
 
@@ -187,7 +190,8 @@ async def test_a_lock_that_is_not_given_ends_the_step_with_advice(
         quick = MigrationOptions(scripts=how.scripts, lock_timeout_ms=100)
         with pytest.raises(
             DatabaseConflict,
-            match=rf"lock timeout; the schema is {HEAD_REVISION} now, run the migration again .*--lock-timeout-ms",
+            match=rf"lock timeout; the schema is {HEAD_REVISION} now,"
+            " run the migration again .*--lock-timeout-ms",
         ):
             await migrate(dsn, how=quick)
         async with asyncio.timeout(10):  # nobody waits behind it any more
@@ -228,8 +232,8 @@ async def test_an_index_build_that_was_killed_is_found_and_built_again(
     with caplog.at_level(logging.WARNING):
         assert await migrate(dsn, how=how) == "9002"
     assert (
-        "events_depth_idx was left invalid by a build that was interrupted: it is dropped and built again"
-        in caplog.text
+        "events_depth_idx was left invalid by a build that was interrupted:"
+        " it is dropped and built again" in caplog.text
     )
     assert await conn.fetchval(IS_VALID) is True
 
@@ -315,7 +319,7 @@ async def test_the_printed_script_does_the_same(
     assert told[0] == told[1]
 
 
-# -------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # background jobs
 
 

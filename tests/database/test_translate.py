@@ -20,7 +20,8 @@ SELECT relname FROM pg_class JOIN pg_index ON indexrelid = oid
 
 async def raise_in_postgres(conn: Connection, sqlstate: str, constraint: str = "") -> None:
     await conn.execute(
-        f"DO $$ BEGIN RAISE EXCEPTION 'made up' USING ERRCODE = '{sqlstate}', CONSTRAINT = '{constraint}'; END $$"
+        f"DO $$ BEGIN RAISE EXCEPTION 'made up'"
+        f" USING ERRCODE = '{sqlstate}', CONSTRAINT = '{constraint}'; END $$"
     )
 
 

@@ -45,7 +45,10 @@ def signed_pdu(version: str, **changes: Any) -> dict[str, Any]:
 
 
 def encoded(pdu: dict[str, Any], **lexemes: str) -> bytes:
-    """JSON as no canonical encoder writes it; `lexemes` replaces string values "@name@" by a lexeme as it stands."""
+    """Return JSON as no canonical encoder writes it.
+
+    `lexemes` replaces each string value "@name@" by a lexeme, verbatim.
+    """
     text = json.dumps(pdu, indent=1)
     for name, lexeme in lexemes.items():
         text = text.replace(f'"@{name}@"', lexeme)

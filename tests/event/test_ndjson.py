@@ -38,7 +38,10 @@ def test_the_bytes_are_those_of_the_line(name: str) -> None:
 
 def test_an_envelope_says_how_to_store() -> None:
     line = read_line(
-        f'{{"state_before":["$a","$b"],"room_version":"4","pdu":{PDU},"origin":"backfill","received":5}}'.encode()
+        (
+            f'{{"state_before":["$a","$b"],"room_version":"4","pdu":{PDU},'
+            '"origin":"backfill","received":5}'
+        ).encode()
     )
     assert line == Line(PDU.encode(), "4", "backfill", ("$a", "$b"))
     assert (line.room_id, line.depth) == (None, None)
@@ -226,7 +229,10 @@ def test_an_envelope_holds_the_pdu_as_it_is_and_what_is_known_of_it() -> None:
     line = envelope(b"{}", None, "out_of_band", None, stripped)
     assert (
         line
-        == '{"pdu":{},"origin":"out_of_band","stripped_state":[{"type":"m.room.name","content":{"name":"é"}}]}'.encode()
+        == (
+            '{"pdu":{},"origin":"out_of_band",'
+            '"stripped_state":[{"type":"m.room.name","content":{"name":"é"}}]}'
+        ).encode()
     )
     assert read_line(line) == Line(b"{}", None, "out_of_band", None, tuple(stripped))
     assert read_line(b'{"pdu":{},"stripped_state":null}') == Line(b"{}")

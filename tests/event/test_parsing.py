@@ -79,8 +79,8 @@ def test_events_are_values() -> None:
     )
     named = parse(signed_pdu("11", state_key="x"), "11")
     assert (
-        repr(named)
-        == f"<Event {named.event_id} m.room.message state_key='x' sender=@alice:example.org room=!room:example.org>"
+        repr(named) == f"<Event {named.event_id} m.room.message state_key='x'"
+        " sender=@alice:example.org room=!room:example.org>"
     )
     with pytest.raises(AttributeError):
         one.depth = 3  # type: ignore[misc]
@@ -211,7 +211,7 @@ def test_an_empty_type_is_a_type() -> None:
     assert parse(signed_pdu("11", type=""), "11").type == ""
 
 
-# --------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # refused
 
 WANTED = {
@@ -225,23 +225,33 @@ SIGILS = (("room_id", "!"), ("sender", "@"))
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
     *((f"{key} missing", {key: ...}, f"{key} is missing") for key in unsigned_pdu("11")),
     *((f"{key} null", {key: None}, f"{key} is not {wanted}") for key, wanted in WANTED.items()),
-    *((f"{key} list", {key: [[]]}, f"{key} is not {wanted}") for key, wanted in WANTED.items() if wanted != "a list"),
-    *((f"{key} number", {key: 5}, f"{key} is not a string") for key in ("type", "room_id", "sender", "state_key")),
-    *((f"{key} text", {key: "5"}, f"{key} is not an integer") for key in ("depth", "origin_server_ts")),
-    *((f"{key} true", {key: True}, f"{key} is not an integer") for key in ("depth", "origin_server_ts")),
-    *((f"{key} empty", {key: ""}, f"{key} is not an id that starts with {sigil}") for key, sigil in SIGILS),
-    *((f"{key} only sigil", {key: sigil}, f"{key} is not an id that starts with {sigil}") for key, sigil in SIGILS),
-    *((f"{key} other sigil", {key: "#x:y"}, f"{key} is not an id that starts with {sigil}") for key, sigil in SIGILS),
+    *((f"{key} list", {key: [[]]}, f"{key} is not {wanted}")
+      for key, wanted in WANTED.items() if wanted != "a list"),
+    *((f"{key} number", {key: 5}, f"{key} is not a string")
+      for key in ("type", "room_id", "sender", "state_key")),
+    *((f"{key} text", {key: "5"}, f"{key} is not an integer")
+      for key in ("depth", "origin_server_ts")),
+    *((f"{key} true", {key: True}, f"{key} is not an integer")
+      for key in ("depth", "origin_server_ts")),
+    *((f"{key} empty", {key: ""}, f"{key} is not an id that starts with {sigil}")
+      for key, sigil in SIGILS),
+    *((f"{key} only sigil", {key: sigil}, f"{key} is not an id that starts with {sigil}")
+      for key, sigil in SIGILS),
+    *((f"{key} other sigil", {key: "#x:y"}, f"{key} is not an id that starts with {sigil}")
+      for key, sigil in SIGILS),
     ("sender without server", {"sender": "@alice"}, "sender has no server name"),
     ("sender with empty server", {"sender": "@alice:"}, "sender has no server name"),
     *((f"{key} NUL", {key: value}, f"{key} holds a NUL") for key, value in
       (("type", "a\0"), ("state_key", "\0"), ("room_id", "!a\0:b"), ("sender", "@a\0:b"))),
     *((f"{key} long", {key: value}, f"{key} is longer than 255 bytes") for key, value in
-      (("type", "t" * 256), ("state_key", "é" * 128), ("room_id", "!" + "r" * 255), ("sender", "@a:" + "日" * 85))),
+      (("type", "t" * 256), ("state_key", "é" * 128),
+       ("room_id", "!" + "r" * 255), ("sender", "@a:" + "日" * 85))),
     ("21 prev_events", {"prev_events": [ID] * 21}, "21 prev_events, more than 20"),
     ("11 auth_events", {"auth_events": [ID] * 11}, "11 auth_events, more than 10"),
-    *((f"{key} of {name}", {key: [ID, bad]}, f"{key} holds something else than event ids") for key in ("prev_events", "auth_events") for name, bad in
-      (("number", 1), ("null", None), ("empty", ""), ("NUL", "$a\0"), ("long", "$" + "a" * 255), ("no sigil", "abc"), ("pair", [ID, {}]))),
+    *((f"{key} of {name}", {key: [ID, bad]}, f"{key} holds something else than event ids")
+      for key in ("prev_events", "auth_events") for name, bad in
+      (("number", 1), ("null", None), ("empty", ""), ("NUL", "$a\0"),
+       ("long", "$" + "a" * 255), ("no sigil", "abc"), ("pair", [ID, {}]))),
     ("prev_events object", {"prev_events": {}}, "prev_events is not a list"),
 ]  # fmt: skip
 

@@ -256,7 +256,7 @@ def test_a_content_that_redaction_shortens_inside_is_hashed_in_its_redacted_form
     assert fits_and_id(pdu, ROOM_VERSIONS[version], exact=True) == (True, event_id(pdu, version))
 
 
-# ---------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # hostile input
 
 

@@ -1,4 +1,4 @@
-"""The two readers of JSON: which one reads what, the limits of both, and the words of what they refuse."""
+"""The two readers of JSON: the choice between them, the limits of both, and their error texts."""
 
 from typing import Any
 

@@ -55,8 +55,9 @@ def test_versions_1_and_2_keep_the_event_id_they_are_given(version: str) -> None
 
 @pytest.mark.parametrize(
     "signatures",
-    [..., None, [], {}, {SERVER: None}, {SERVER: {}}, {SERVER: {"ed25519:1": 5}}, {SERVER: {"ed25519:1": "?"}},
-     {SERVER: {"ed25519:1": "é"}}, {SERVER: {"ed25519:1": "AAAA"}}, {SERVER: {"ed25519:1": "A" * 86}}, {SERVER: {"ed25519:2": "A" * 86}}],
+    [..., None, [], {}, {SERVER: None}, {SERVER: {}}, {SERVER: {"ed25519:1": 5}},
+     {SERVER: {"ed25519:1": "?"}}, {SERVER: {"ed25519:1": "é"}}, {SERVER: {"ed25519:1": "AAAA"}},
+     {SERVER: {"ed25519:1": "A" * 86}}, {SERVER: {"ed25519:2": "A" * 86}}],
 )  # fmt: skip
 def test_broken_signatures(signatures: object) -> None:
     pdu = {**signed_pdu("11"), "signatures": signatures}
@@ -106,7 +107,7 @@ def test_an_event_that_was_read_verifies_as_its_dict_does(
 
 
 def test_a_good_signature_is_not_looked_at_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The slow way is for what does not fit, and for numbers that another encoding would write otherwise."""
+    """The slow path is for values that do not fit, and numbers that encodings write differently."""
     asked: list[str] = []
     monkeypatch.setattr(
         signatures, "verify", lambda _, version, *__: asked.append(version.identifier)

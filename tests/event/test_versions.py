@@ -113,7 +113,10 @@ def test_content_that_a_redaction_keeps(table: Mapping[str, RoomVersion]) -> Non
 
 
 def test_common_keys_are_those_that_a_redaction_keeps_and_unsigned() -> None:
-    """An event that has no other key loses none at its top; its id is not counted, as later versions write it nowhere."""
+    """An event with no other key loses none at its top level.
+
+    Its id is not counted, because later versions do not write it.
+    """
     made = replace(ROOM_VERSIONS["11"], redaction_keys=frozenset({"event_id", "type", "depth"}))
     assert made.common_keys == {"type", "depth", "unsigned"}
 

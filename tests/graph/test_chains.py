@@ -1,4 +1,4 @@
-"""The chain cover by hand: where an event begins a chain or continues one, which links it needs, and what it reaches."""
+"""The chain cover by hand: begin or continue a chain, which links an event needs, its reach."""
 
 from immutables import Map
 

@@ -1,4 +1,4 @@
-"""The topological ordering of one event, by hand: between its parents and its children, whatever depth it claims."""
+"""The topological ordering of one event: between its parents and children, whatever its depth."""
 
 import pytest
 
@@ -16,7 +16,10 @@ def test_the_depth_has_no_say_where_all_parents_are_stored() -> None:
 
 @pytest.mark.parametrize("depth", [7, 8, 1_000])
 def test_an_event_after_a_gap_stays_below_its_lowest_child(depth: int) -> None:
-    """A depth at or above the child's ordering gives the last place below the child, never the child's own."""
+    """A depth at or above the child's ordering gives the last position below the child.
+
+    It never gives the child's own.
+    """
     assert ordering([3], complete=False, depth=depth, children=[9, 7], room_max=20) == 6
 
 
@@ -42,7 +45,10 @@ def test_a_boldly_claimed_depth_ends_a_slack_above_the_room() -> None:
 
 
 def test_only_the_events_that_must_move_do() -> None:
-    """1 moves to 5: its child 2 to 6 and its grandchild 3 to 7; 4 is no descendant, 5 lies far enough above."""
+    """1 moves to 5: its child 2 to 6, its grandchild 3 to 7.
+
+    4 is no descendant, and 5 is already high enough.
+    """
     rows = [(2, 4, [1]), (4, 4, []), (3, 5, [2, 4]), (5, 9, [3])]
     assert moved_up({1: 5}, rows) == ({2: 6, 3: 7}, True)
 

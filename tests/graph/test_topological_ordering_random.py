@@ -1,6 +1,7 @@
-"""A child sorts after its parents: under any order of arrival, with gaps, history, outliers, and whatever depth is claimed.
+"""A child sorts after its parents: any order of arrival, with gaps, history and outliers.
 
-Rooms are graphs of messages, so that nothing but the order is at stake; tests/oracle does the same with all kinds of events.
+Any depth may be claimed. Rooms are graphs of messages, so that only the order matters. tests/oracle
+does the same with all kinds of events.
 """
 
 from collections.abc import Iterator, Mapping

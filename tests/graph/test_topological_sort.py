@@ -1,4 +1,4 @@
-"""Which comes when, where some wait for others: against the plain statement, tried out position by position."""
+"""The topological sort against the plain statement, compared position by position."""
 
 from hypothesis import given
 from hypothesis import strategies as st

@@ -34,7 +34,7 @@ from tests.oracle.worlds import (
 
 
 class DeliveringMachine(RuleBasedStateMachine):
-    """One or two rooms, of one version or of two, of five users on three servers, an oracle, and the subject."""
+    """One or two rooms of one or two versions, five users on three servers, oracle, subject."""
 
     versions: ClassVar[Sequence[str]] = VERSIONS
     audience: ClassVar[Audience] = AUDIENCE
@@ -91,7 +91,7 @@ class DeliveringMachine(RuleBasedStateMachine):
             event for event in in_turn if event is not None
         ]  # so that batches hold both rooms
 
-    # -------------------------------------------------------------------------------------------------------
+    # ----------------------------------------------------------------------------------------------
     # writing
 
     @rule(data=st.data(), count=st.integers(1, 4))
@@ -127,7 +127,10 @@ class DeliveringMachine(RuleBasedStateMachine):
     @precondition(lambda self: "redact" in self.on)
     @rule(data=st.data(), one=st.sampled_from(USERS), refused=st.booleans())
     def redact(self, data: st.DataObject, one: str, *, refused: bool) -> None:
-        """Any event; or, to have enough of these, one that was rejected or soft-failed, by whoever has the power."""
+        """Pick any event or, to get enough of them, a rejected or soft-failed one.
+
+        A user with enough power acts on it.
+        """
         branch = pick(data, self.branches)
         targets = self._refused_in(branch) if refused else []
         if refused and not targets and "refused" in self.on and branch.membership(one) != "join":
@@ -155,7 +158,7 @@ class DeliveringMachine(RuleBasedStateMachine):
         edits=st.booleans(),
     )
     def relate(self, data: st.DataObject, one: str, rel_type: str, *, edits: bool) -> None:
-        """A message that relates to any event of any room and branch, which may come before or after it."""
+        """Send a message that relates to any event of any room and branch, earlier or later."""
         branch = pick(data, self.branches)
         target = pick(data, [event for other in self.branches for event in other.events])
         content = {"body": "*", "m.relates_to": {"rel_type": rel_type, "event_id": target.event_id}}
@@ -196,7 +199,7 @@ class DeliveringMachine(RuleBasedStateMachine):
         speaker = next((user for user in USERS if one.membership(user) == "join"), USERS[0])
         self._write(lambda more: one.message(speaker, **more))
 
-    # ----------------------------------------------------------------------------------------------------
+    # ----------------------------------------------------------------------------------------------
     # delivering
 
     def append(
@@ -216,7 +219,11 @@ class DeliveringMachine(RuleBasedStateMachine):
             self.compare(room_id)
 
     def _named_version(self, events: Sequence[BuiltEvent]) -> str | None:
-        """Return what the caller says: the version of the one unknown room, or any or none where it must not matter, or nothing."""
+        """Return the version that the caller names, or None.
+
+        With one unknown room it is that room's version. Where it must not matter, it is any
+        version or None.
+        """
         self.calls += 1
         known = self.oracle.versions.keys() | {
             event.room_id for event in events if event.type == "m.room.create"

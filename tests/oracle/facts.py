@@ -1,4 +1,7 @@
-"""What two servers that heard the same must agree on about a room, as plain values, and where they differ."""
+"""Facts of a room that two servers with the same events must agree on, as plain values.
+
+Also the differences between two servers.
+"""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,7 +27,10 @@ class Audience:
 
 
 class Subject(Protocol):
-    """What runs beside the oracle: a store, behind an adapter that runs its coroutines to their end."""
+    """The subject of the comparison: a store behind an adapter.
+
+    The adapter runs its coroutines to their end.
+    """
 
     def append(
         self,
@@ -50,7 +56,10 @@ class Subject(Protocol):
         wanted: SyncFilter,
         ignored: Collection[str] = (),
     ) -> Answer:
-        """As `tests.oracle.syncing.sync`; `next_batch` is what the next call gets as `since`, of any type."""
+        """Sync like `tests.oracle.syncing.sync`.
+
+        `next_batch`, of any type, is `since` of the next call.
+        """
 
     def send(self, user_id: str, device_id: str, bodies: Sequence[str]) -> None:
         """As `Inboxes.send`."""
@@ -72,7 +81,10 @@ class Subject(Protocol):
 def oracle_facts(
     oracle: Oracle, room_id: RoomId, audience: Audience, known: Collection[EventId] = ()
 ) -> Facts:
-    """Everything about a room; of the ``known`` events nothing that never changes once they are in the timeline."""
+    """Return everything about a room.
+
+    Of the ``known`` events leave out facts that never change once they are in the timeline.
+    """
     timeline = oracle.timeline(room_id)
     new = [event_id for event_id in timeline if event_id not in known]
     return {
@@ -210,15 +222,17 @@ def differences(expected: Facts, found: Facts, path: str = "") -> list[str]:
 def order_violations(
     oracle: Oracle, room_id: RoomId, positions: Mapping[EventId, Position], *, exact: bool
 ) -> list[str]:
-    """What must hold of any store's order: a position for each timeline event, parents first, arrivals in stream order.
+    """Check the order of any store: every timeline event has a position, parents come first.
 
-    `exact`: the room never had a gap, so its topological order is that of the oracle.
+    Arrivals are in stream order. `exact`: the room never had a gap, so its topological order is
+    that of the oracle.
     """
     timeline = oracle.timeline(room_id)
     if set(positions) != set(timeline):
         return [f"positions of {sorted(set(positions) ^ set(timeline))}"]
     lines = [
-        f"{event_id} at {positions[event_id]} is not after its parent {parent} at {positions[parent]}"
+        f"{event_id} at {positions[event_id]} is not after"
+        f" its parent {parent} at {positions[parent]}"
         for event_id, held in timeline.items()
         for parent in held.event.prev_event_ids
         if parent in positions and positions[parent][0] >= positions[event_id][0]

@@ -10,7 +10,7 @@ from storage import EventFilter
 
 
 def passes(wanted: EventFilter, kind: str, sender: str, content: Mapping[str, Any]) -> bool:
-    """Whether somebody wants an event of this type, sender and content (that of its redacted form, if it is redacted)."""
+    """Return whether the filter wants this type, sender and content (redacted, if the event is)."""
     if wanted.types is not None and not any(matches(pattern, kind) for pattern in wanted.types):
         return False
     if wanted.not_types is not None and any(matches(pattern, kind) for pattern in wanted.not_types):

@@ -1,4 +1,7 @@
-"""To-device messages as the oracle keeps them: each waits until its device comes back with a token of a sync that included it."""
+"""To-device messages of the oracle.
+
+Each waits until its device returns the token of a sync that included it.
+"""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -21,7 +24,7 @@ class Inboxes:
             self.waiting[user_id, device_id].append((self.last, body))
 
     def receive(self, user_id: str, device_id: str, since: int | None) -> tuple[list[str], int]:
-        """Delete what the device had by this token; return what waits, and the token that includes it."""
+        """Delete the messages up to this token; return the rest and a token that includes it."""
         inbox = self.waiting[user_id, device_id] = [
             one for one in self.waiting[user_id, device_id] if one[0] > (since or 0)
         ]

@@ -1,11 +1,13 @@
-"""A hypothesis state machine that writes rooms, delivers them in every bad way, and compares a subject with the oracle.
+"""A hypothesis state machine that writes rooms, delivers them badly, and compares with the oracle.
 
-To put a store beside the oracle: derive from `RoomMachine`, return the adapter of `tests.oracle.facts.Subject` from
-`open_subject`, close it in `close_subject`, and hand the class to `run_machine`.
+To compare a store with the oracle: derive from `RoomMachine`, return the adapter of
+`tests.oracle.facts.Subject` from `open_subject`, close it in `close_subject`, and pass the class
+to `run_machine`.
 
-Writing and delivering are apart: rooms grow on branches of a builder, and what was written waits in `undelivered` until a
-delivery picks it, so that order, batch size and origin are free. Each run switches some operations off (swarm testing):
-bugs that one kind of operation would wash away need runs without it.
+Writing and delivering are apart: rooms grow on branches of a builder, and new events wait in
+`undelivered` until a delivery picks them. So order, batch size and origin are free. Each run
+switches some operations off (swarm testing): bugs that one kind of operation would hide need runs
+without it.
 """
 
 import itertools
@@ -31,7 +33,7 @@ from tests.oracle.worlds import DEVICES, EVENT_FILTERS, USERS, pick
 class RoomMachine(DeliveringMachine):
     """The whole machine: it also syncs, pages, and receives messages for devices."""
 
-    # ----------------------------------------------------------------------------------------------------------
+    # ----------------------------------------------------------------------------------------------
     # sync
 
     @precondition(lambda self: self.syncing)
@@ -168,7 +170,7 @@ class RoomMachine(DeliveringMachine):
         assert found == expected
 
     def teardown(self) -> None:
-        """In the end all is delivered, and every event has the state before it that its builder knows."""
+        """Deliver the rest; then every event has the state before it that its builder knows."""
         if not hasattr(self, "subject"):
             return
         try:
@@ -189,7 +191,10 @@ class AbsenceMachine(RoomMachine):
     @precondition(lambda self: "after a gap" in self.on and self.syncing)
     @rule(data=st.data(), count=st.integers(0, 4), limit=st.sampled_from([3, 100]))
     def absence(self, data: st.DataObject, count: int, limit: int) -> None:
-        """A user leaves or was never there, things happen that nobody here hears of, and the user joins over another server."""
+        """Let a user be away, then join over another server.
+
+        The user leaves or was never there, and this server gets no event in between.
+        """
         branch, user = pick(data, self.branches), pick(data, self.syncing)
         if branch.membership(user) == "join":
             self.undelivered.append(branch.leave(user))

@@ -58,7 +58,7 @@ class Oracle(Receiver):
             for _, event_id in sorted((self.position(event_id), event_id) for event_id in set(ids))
         ]
 
-    # ----------------------------------------------------------------------------------------------------
+    # ----------------------------------------------------------------------------------------------
     # visibility
 
     def membership_in(self, state: State, user_id: str) -> str | None:
@@ -161,7 +161,10 @@ class Oracle(Receiver):
         return server_sees(sight, ever_joined=held.event.room_id in joined)
 
     def ever_joined(self, room_id: RoomId, server_name: str) -> bool:
-        """A user of the server is joined in the state before or after some event of the timeline."""
+        """Return whether a user of the server is joined at some event of the timeline.
+
+        The state before the event counts, and the state after it.
+        """
         states = [
             state
             for event_id in self.timeline(room_id)
@@ -176,13 +179,13 @@ class Oracle(Receiver):
     def sent(
         self, server_name: str, room_id: RoomId, found: Iterable[EventId]
     ) -> dict[EventId, bool]:
-        """What the server gets of the events that a read has found; whether it is the redacted form."""
+        """Return the found events that the server gets, and whether each is in redacted form."""
         found = list(found)
         visible = self.visible_to_server(server_name, found)
         shown = found if self.ever_joined(room_id, server_name) else visible
         return {event_id: event_id not in visible for event_id in shown}
 
-    # ---------------------------------------------------------------------------------------------------------
+    # ----------------------------------------------------------------------------------------------
     # pages
 
     def messages(
@@ -210,7 +213,10 @@ class Oracle(Receiver):
     def page_back(
         self, room_id: RoomId, user_id: str, below: EventId | None = None
     ) -> tuple[list[EventId], EventId | None]:
-        """All that the user may see below an event (None: all), newest first; and below which event to go on, if history is missing there."""
+        """Return the events below an event (None: all) that the user may see, newest first.
+
+        Also return the event below which to go on, if history is missing there.
+        """
         room = {event_id: self.position(event_id) for event_id in self.timeline(room_id)}
         room = {
             event_id: at
@@ -237,7 +243,10 @@ class Oracle(Receiver):
         direction: str,
         wanted: EventFilter,
     ) -> list[EventId]:
-        """The same between two syncs: what came live in since < arrival <= upto; and all history, if there was none before."""
+        """Return the same between two syncs: live events with since < arrival <= upto.
+
+        With no sync before, return all history too.
+        """
         found = self.messages(room_id, user_id, direction=direction, wanted=wanted)
         live = [event_id for event_id in found if self.get(event_id).origin == "live"]
         told = {event_id for event_id in live if (since or 0) < self.get(event_id).arrival}
@@ -261,7 +270,10 @@ class Oracle(Receiver):
     def context(
         self, event_id: EventId, user_id: str, limit: int
     ) -> tuple[list[EventId], list[EventId], State] | None:
-        """(before, newest first; after, oldest first; the state after the last of all); None if the user may not see the event."""
+        """Return (before, newest first; after, oldest first; the state after the last of all).
+
+        Return None if the user may not see the event.
+        """
         if not self.visible_to_user(user_id, [event_id]):
             return None
         oldest_first = self.messages(self.get(event_id).event.room_id, user_id, direction="f")
@@ -275,7 +287,10 @@ class Oracle(Receiver):
     def event_near(
         self, room_id: RoomId, user_id: str, timestamp_ms: int, direction: str
     ) -> EventId | None:
-        """Of what the user may see the nearest by what senders claim; at one time the lowest ("f") or highest ("b") in the order."""
+        """Return the visible event whose claimed time is nearest.
+
+        At one time, return the topologically lowest ("f") or highest ("b").
+        """
         seen = self.visible_to_user(user_id, self.timeline(room_id))
         places = sorted(
             (self.get(event_id).event.origin_server_ts, *self.position(event_id), event_id)
@@ -287,13 +302,13 @@ class Oracle(Receiver):
             (event_id for at, _, _, event_id in reversed(places) if at <= timestamp_ms), None
         )
 
-    # -----------------------------------------------------------------------------------------------------
+    # ----------------------------------------------------------------------------------------------
     # relations
 
     def relations(
         self, event_id: EventId, user_id: str, *, rel_type: str | None = None, recurse: bool = False
     ) -> list[EventId] | None:
-        """What the user is told to relate to an event, oldest first; None if they may not see the event."""
+        """Return the relations the user gets, oldest first; None if they may not see the event."""
         if not self.visible_to_user(user_id, [event_id]):
             return None
         found: set[EventId] = set()
@@ -365,7 +380,7 @@ class Oracle(Receiver):
             self._related(event_id, user_id, "m.reference"),
         )
 
-    # ----------------------------------------------------------------------------------------------------
+    # ----------------------------------------------------------------------------------------------
     # federation
 
     def _ancestors(self, ids: Iterable[EventId]) -> set[EventId]:
@@ -402,7 +417,7 @@ class Oracle(Receiver):
         limit: int = 10,
         min_depth: int = 0,
     ) -> list[EventId]:
-        """What lies between `earliest` and `latest`, both left out: found from `latest` back, answered oldest first."""
+        """Walk from `latest` back to `earliest`; return the events between them, oldest first."""
         stop, start = set(earliest), list(latest)
         timeline = self.timeline(room_id)
         seen = stop | set(start)
@@ -418,7 +433,7 @@ class Oracle(Receiver):
         return self._by_position(found[:limit])
 
     def auth_chain(self, ids: Iterable[EventId]) -> set[EventId]:
-        """The auth events of the events, and theirs, recursively; an event itself only if another cites it."""
+        """Return the auth chain of the events; it has one of them only if another one cites it."""
         found: set[EventId] = set()
         todo = [cited for event_id in ids for cited in self.get(event_id).event.auth_event_ids]
         while todo:

@@ -80,7 +80,7 @@ class Receiver:
         ] = []  # every change: (arrival, room, state from then on)
         self._arrivals = 0
 
-    # -----------------------------------------------------------------------------------------------------
+    # ----------------------------------------------------------------------------------------------
     # receiving
 
     def append(
@@ -164,7 +164,10 @@ class Receiver:
         return event.is_state and event.room_id == room_id
 
     def _brings_back(self, event: Event, current: State) -> bool:
-        """A local user joins with a given state where no local user is joined: the current state is of when this server left."""
+        """Return whether a local user joins with a given state while no local user is joined.
+
+        The current state dates from when this server left.
+        """
         if (
             event.type != "m.room.member"
             or event.content.get("membership") != "join"
@@ -232,7 +235,7 @@ class Receiver:
             return False
         return True
 
-    # ---------------------------------------------------------------------------------------------------------
+    # ----------------------------------------------------------------------------------------------
     # state
 
     def _rejected(self) -> frozenset[EventId]:
@@ -285,7 +288,7 @@ class Receiver:
         ]
         return dict(states[-1]) if states else {}
 
-    # -----------------------------------------------------------------------------------------------
+    # ----------------------------------------------------------------------------------------------
     # edges and order
 
     def get(self, event_id: EventId) -> OracleEvent:
@@ -301,7 +304,10 @@ class Receiver:
         return event_id in self.held and not self.held[event_id].outlier
 
     def timeline(self, room_id: RoomId) -> dict[EventId, OracleEvent]:
-        """The events of a room that are no outliers, rejected and soft-failed ones among them, in order of arrival."""
+        """Return the events of a room but its outliers, in order of arrival.
+
+        Rejected and soft-failed events are among them.
+        """
         return {
             event_id: held
             for event_id, held in self.held.items()
@@ -309,7 +315,10 @@ class Receiver:
         }
 
     def forward_extremities(self, room_id: RoomId) -> set[EventId]:
-        """Accepted live events that no accepted live event has as a parent, not even behind events that can be no extremity."""
+        """Return the accepted live events that no accepted live event has as an ancestor.
+
+        The path to the ancestor may go through events that can be no extremity.
+        """
         self._known_room(room_id)
         return self._extremities(room_id)
 
@@ -326,7 +335,10 @@ class Receiver:
         )
 
     def _drop_extremities(self, room_id: RoomId, newest: EventId) -> None:
-        """Equal states first, then what does not matter to the resolution, at last the newest; the lowest in the order first."""
+        """Drop extremities: first equal states, then those without effect on the resolution.
+
+        The newest is dropped last. Within each group the topologically lowest goes first.
+        """
         if self.extremities_max is None or len(self._extremities(room_id)) <= self.extremities_max:
             return
         orders = self.topological_orderings(room_id)
@@ -390,7 +402,7 @@ class Receiver:
         return reached
 
     def backward_extremities(self, room_id: RoomId) -> set[EventId]:
-        """Parents of timeline events that are not in the timeline: not held, or held as outliers."""
+        """Return the prev_events of timeline events that are missing or outliers."""
         self._known_room(room_id)
         return {
             parent
@@ -423,11 +435,14 @@ class Receiver:
     def topological_ordering(self, event_id: EventId) -> int:
         return self.topological_orderings(self.get(event_id).event.room_id)[event_id]
 
-    # ----------------------------------------------------------------------------------------------------
+    # ----------------------------------------------------------------------------------------------
     # redactions
 
     def redacted_by(self, event_id: EventId) -> EventId | None:
-        """Of the accepted redactions of this accepted event that its sender may not refuse, the first by (origin_server_ts, id)."""
+        """Return the first redaction of this accepted event by (origin_server_ts, id).
+
+        Only accepted redactions count whose sender may redact the event.
+        """
         if not self.get(event_id).accepted:
             return None
         target = self.get(event_id).event
@@ -443,7 +458,10 @@ class Receiver:
         return min(found)[1] if found else None
 
     def is_ineffective(self, event_id: EventId) -> bool:
-        """A redaction that redacts nothing: nothing is named, or accepted in the timeline of the room, or its sender may not."""
+        """Return whether a redaction redacts nothing.
+
+        It names no event, or none accepted in the room's timeline, or its sender may not redact it.
+        """
         redaction = self.get(event_id)
         if redaction.event.type != "m.room.redaction":
             return False

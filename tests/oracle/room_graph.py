@@ -1,4 +1,4 @@
-"""Events and rooms as the oracle knows them: what it holds of an event, versions, and the order of causes."""
+"""Events and rooms of the oracle: its record of an event, versions, and the causal order."""
 
 import json
 from collections.abc import Mapping
@@ -64,7 +64,10 @@ def said_version(read: Mapping[str, Any]) -> str | None:
 
 
 def version_of(pdu: Pdu, versions: Mapping[RoomId, str], named: str | None) -> str:
-    """That of the room (known, or by its create event in the batch), of a create event its own, else what the caller names."""
+    """Return the room's version, known or from its create event in the batch.
+
+    A create event has its own version. For an unknown room it is the version the caller names.
+    """
     read = read_pdu(pdu)
     version = versions.get(read.get("room_id", ""), said_version(read) or named)
     if version is None:
@@ -73,14 +76,20 @@ def version_of(pdu: Pdu, versions: Mapping[RoomId, str], named: str | None) -> s
 
 
 def cited(event: Event) -> tuple[EventId, ...]:
-    """The auth events, and from room version 12 on the create event that the room id names instead."""
+    """Return the auth events; from room version 12 on also the create event.
+
+    There the room id names the create event.
+    """
     if event.room_version.create_room_id and event.type != CREATE[0]:
         return (*event.auth_event_ids, EventId("$" + event.room_id[1:]))
     return event.auth_event_ids
 
 
 def in_causal_order(events: Mapping[int, Event]) -> list[int]:
-    """The places of a batch: again and again the first whose parents and auth events in the batch have all had their turn."""
+    """Return the positions of a batch in causal order.
+
+    Repeatedly take the first event whose prev_events and auth events in the batch are all taken.
+    """
     waiting = dict(events)
     ordered: list[int] = []
     while waiting:

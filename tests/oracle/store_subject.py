@@ -1,4 +1,4 @@
-"""A real store in the place of the subject: each example has rooms of its own in a database of the test's own."""
+"""A real store as the subject: each example has its own rooms, each test its own database."""
 
 import asyncio
 import itertools
@@ -185,7 +185,10 @@ class StoreSubject:
     async def _joined_up(
         self, room_id: RoomId, user_id: str, timeline: storage.Timeline, wanted: EventFilter
     ) -> None:
-        """Followed to the beginning, prev_batch leads to all that is visible and not in the timeline, once, children before parents."""
+        """Follow prev_batch to the beginning.
+
+        It returns all visible events outside the timeline, once each, children before parents.
+        """
         found: list[StoredEvent] = []
         at: str | None = timeline.prev_batch
         while at is not None:

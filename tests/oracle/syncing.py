@@ -109,7 +109,10 @@ def sync(
 def _left(
     oracle: Oracle, room_id: RoomId, asked: OracleSyncRequest, since: int, upto: int
 ) -> RoomAnswer:
-    """A room that was joined since then is returned from its beginning; limited, as the client may hold the timeline of an earlier stay."""
+    """Return a room that was joined since then from its beginning.
+
+    It is limited, because the client may have the timeline of an earlier stay.
+    """
     if oracle.membership_in(oracle.current_state_at(room_id, since), asked.user_id) == "join":
         return _room(oracle, room_id, asked, since, upto, is_new=False)
     later = [
@@ -125,7 +128,10 @@ def _left(
 
 
 def _only(told: RoomAnswer, key: tuple[str, str]) -> RoomAnswer:
-    """Who was invited and declined, or was refused, never was in the room: its state is none of their business."""
+    """Return only the own member event: the user never was in the room.
+
+    They declined an invitation, or the room refused them. They get no other state.
+    """
     state, state_after = (
         {one: event_id for one, event_id in state.items() if one == key}
         for state in (told.state, told.state_after)
@@ -134,7 +140,10 @@ def _only(told: RoomAnswer, key: tuple[str, str]) -> RoomAnswer:
 
 
 def own_member_event(oracle: Oracle, room_id: RoomId, user_id: str, at: int) -> OracleEvent | None:
-    """In the current state then; or what came later as an outlier while the server was not in the room: an invite or knock, or its end."""
+    """Return the user's member event: from the current state then, or a later outlier.
+
+    Such an outlier arrived while the server was not in the room: an invite or knock, or its end.
+    """
     key = ("m.room.member", user_id)
     own = [
         held
@@ -238,7 +247,10 @@ def _room(
 
 @dataclass(frozen=True)
 class _Knowing:
-    """A client that knew the state `then` (or, of a room that is new to it, nothing), and who matters to the timeline it gets."""
+    """A client that knows the state `then`, and the users that its timeline mentions.
+
+    Of a room that is new to it the client knows no state.
+    """
 
     oracle: Oracle
     then: State
@@ -338,7 +350,10 @@ def _says(oracle: Oracle, event_id: EventId | None, word: str) -> bool:
 
 
 def _state_before(oracle: Oracle, event_id: EventId) -> State:
-    """What the room's state was without what an event says itself: what its arrival changed besides is older, as after a gap."""
+    """Return the room's state without the changes that an event makes itself.
+
+    Other changes on its arrival are older, as after a gap.
+    """
     event = oracle.get(event_id)
     room_id, key = event.event.room_id, event.event.key if event.event.is_state else None
     then, now = (

@@ -1,4 +1,7 @@
-"""What is dropped of more forward extremities than a room may have: the store against the oracle, in rooms that fork all the time."""
+"""Forward extremities above the maximum are dropped: the store against the oracle.
+
+The rooms fork all the time.
+"""
 
 from collections import Counter
 from random import Random

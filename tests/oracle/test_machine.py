@@ -1,6 +1,7 @@
-"""The machine against the oracle itself: once right, fed one PDU at a time, and once with each of some well-known mistakes.
+"""The machine against the oracle itself.
 
-A machine that does not notice a mistake is a defect of the machine.
+It runs with a correct oracle, with one that takes one PDU at a time, and with each of some
+well-known mistakes. A machine that does not notice a mistake is a defect of the machine.
 """
 
 import json
@@ -102,7 +103,7 @@ def machine_with(
 
 
 class OneByOne(Oracle):
-    """Gets every PDU in a call of its own, in the order that a batch is received in: that must change nothing else."""
+    """Append every PDU by its own call, in the batch's causal order: nothing else may change."""
 
     def append(self, pdus: Iterable[Any], **how: Any) -> list[tuple[EventId | None, Outcome]]:
         batch = list(pdus)
@@ -122,7 +123,10 @@ class OneByOne(Oracle):
 
 
 class TakesAnyCreateEvent(Oracle):
-    """A room that nothing is known of has the version that the first create event of the batch says, and so has each of version 12."""
+    """Give an unknown room the version of the first create event of the batch.
+
+    So also in each room of version 12.
+    """
 
     def append(
         self, pdus: Iterable[Any], *, room_version: str | None = None, **how: Any

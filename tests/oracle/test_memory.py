@@ -139,7 +139,8 @@ async def _hear_of(store: Store, stream_name: str) -> None:
     """Catch up with the others in one stream only."""
     async with store.database.connection() as conn:
         rows = await conn.fetchvals(
-            "SELECT instance_name || ' ' || stream_id FROM stream_positions WHERE stream_name = $1::text AND instance_name <> $2::text",
+            "SELECT instance_name || ' ' || stream_id FROM stream_positions"
+            " WHERE stream_name = $1::text AND instance_name <> $2::text",
             stream_name,
             store.instance_name,
         )

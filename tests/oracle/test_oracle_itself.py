@@ -21,7 +21,7 @@ VISIBILITIES = ["world_readable", "shared", "invited", "joined", None, "friends"
 MEMBERSHIPS = ["join", "invite", "knock", "leave", "ban", None]
 
 
-# -------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # receiving
 
 
@@ -268,7 +268,7 @@ def test_a_wrong_content_hash_shows_the_redacted_form() -> None:
     assert oracle.visible_to_user(admin, ids(damaged)) == set(ids(damaged))
 
 
-# ------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # redactions
 
 
@@ -320,7 +320,7 @@ def test_a_soft_failed_redaction_does_not_apply() -> None:
     assert oracle.redacted_by(target.event_id) is None
 
 
-# ------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # visibility
 
 
@@ -396,7 +396,7 @@ def test_a_change_of_visibility_and_servers() -> None:
 
 
 def test_joined_now_counts_as_joined_later_wherever_the_join_lies() -> None:
-    """The join is on another branch, no later in topological order than what was said without it."""
+    """The join is on another branch, and its topological order is no later than that message's."""
     room, admin, _ = new_room()
     guest = room.user(3)
     ours, theirs = room.fork(2)

@@ -6,7 +6,7 @@ from tests.oracle.handmade import filled, ids, new_room, outcomes
 from tests.oracle.oracle import Oracle
 from tests.oracle.syncing import OracleClient, sync
 
-# ------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # federation reads
 
 
@@ -61,7 +61,7 @@ def test_auth_chains_and_state_ids() -> None:
     assert oracle.auth_chain_difference([ids(join), ids(power)]) == set(ids(join))
 
 
-# ------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # sync
 
 

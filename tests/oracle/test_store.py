@@ -1,4 +1,4 @@
-"""The store beside the oracle: everything they can be asked, after every delivery (hypothesis, swarm testing).
+"""The store beside the oracle: every query after every delivery (hypothesis, swarm testing).
 
 `STORAGE_EXAMPLES` says how many rooms; the default is for every day.
 """
@@ -39,7 +39,10 @@ def test_the_store_agrees_with_the_oracle(
     *,
     slack: bool,
 ) -> None:
-    """Without slack every event that crosses its audience's bounds is a stray of its own, in small rooms too. Ranges are cut into rows early then."""
+    """Without slack every event that crosses its audience's bounds is an out-of-range event.
+
+    This holds in small rooms too. Ranges are cut into rows early then.
+    """
     if not slack:
         monkeypatch.setattr(audience_ranges, "SLACK", 0)
         monkeypatch.setattr(audience_ranges, "AROUND", 1)
@@ -103,7 +106,10 @@ def test_with_one_extremity(server_dsn: str, template_name: str, worker_id: str)
 
 @pytest.mark.timeout(0)
 def test_with_two_writers(server_dsn: str, template_name: str, worker_id: str) -> None:
-    """Two stores on one database write and answer in turn; a client goes on with the tokens of one at the other. With refused events and redactions."""
+    """Two stores on one database write and answer in turn, with refused events and redactions.
+
+    A client passes the tokens of one store to the other.
+    """
 
     class Machine(AbsenceMachine):
         audience = Audience(LOCAL, SERVERS)

@@ -1,7 +1,8 @@
-"""Who may see what, in many more rooms than the whole machine has time for: visibility alone, and one database for all rooms.
+"""Visibility alone, in many more rooms than the whole machine has time for, on one database.
 
-After every delivery each (event, user) and (event, server) is compared with the oracle; at the end of a room also its pages in both
-directions, the surroundings of some events, and which events are withheld, as some senders were erased. `STORAGE_ROOMS` says how many rooms; the default is for every day.
+After every delivery each (event, user) and (event, server) is compared with the oracle. The end of
+a room also compares its pages in both directions, context of some events, and withheld events,
+because some senders were erased. `STORAGE_ROOMS` says how many rooms; the default is for every day.
 """
 
 import asyncio
@@ -28,10 +29,9 @@ SERVER = "s2.test"
 LOCAL = tuple(user for user in USERS if server_name_of(user) == SERVER)
 ERASED = {USERS[0], USERS[2]}
 LIMIT = 1_000
-SLACKS = [
-    0,
-    2,
-]  # none: every crossing is a stray; little: rooms have none, and what is small beside a whole page still shows
+# 0: every crossing event is out of range. 2: rooms have no out-of-range events, and small effects
+# beside a whole page still show.
+SLACKS = [0, 2]
 FEW = 12  # one of so many events is looked at together with its surroundings
 
 SQL_SEEN = """
@@ -97,7 +97,10 @@ def sights(oracle: Oracle, room_id: RoomId, audience: Audience) -> Facts:
 
 
 def withheld(oracle: Oracle, event_id: EventId, principal: str) -> bool:
-    """Of an erased sender, and the reader was not joined, neither at the event nor (it being the reader's membership) after it."""
+    """Return whether the sender is erased and the reader was not joined at the event.
+
+    If it is the reader's own membership, they were not joined after it either.
+    """
     event = oracle.get(event_id).event
     states = [oracle.state_before(event_id)]
     target = event.state_key if event.type == "m.room.member" and event.state_key else None
@@ -122,7 +125,10 @@ class SeenEventsRow(NamedTuple):
 
 
 class SightSubject(StoreSubject):
-    """Asks for nothing but visibility: of everybody in one statement while a room grows, as reads do in the end."""
+    """Query visibility alone.
+
+    While a room grows, one statement covers all readers; at its end, the reads do.
+    """
 
     def __init__(self, dsn: str, *, server_name: str) -> None:
         super().__init__(dsn, server_name=server_name)

@@ -1,7 +1,8 @@
-"""The rule of history visibility once more, for the oracle: by the sentences of the specification, in their order.
+"""The rule of history visibility for the oracle: the specification's sentences, in their order.
 
-storage/visibility/rule.py asks one question over all combinations of before and after; here an event's own change is looked
-at only where it changes what is asked about. That both agree is a test.
+storage/visibility/rule.py makes one query over all combinations of before and after. This module
+looks at an event's own change only where it changes the subject of the query. A test checks that
+both agree.
 """
 
 from dataclasses import dataclass
@@ -9,7 +10,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Sight:
-    """What matters about an event for one who asks: (before, after) of the history visibility and of their membership."""
+    """Inputs of the rule: (before, after) of history visibility and reader's membership."""
 
     changes_visibility: bool
     changes_membership: bool
@@ -17,7 +18,7 @@ class Sight:
     membership: tuple[str | None, str | None]
 
     def cases(self) -> list[tuple[str, str | None]]:
-        """(visibility, membership) at the event: before it, and also after it if it changes one of them."""
+        """Return (visibility, membership) before the event, and after it if it changes one."""
         at = [(self.visibility[0], self.membership[0])]
         if self.changes_visibility:
             at.append((self.visibility[1], self.membership[0]))
@@ -57,7 +58,7 @@ def _user_allowed(visibility: str, membership: str | None, joined_later: bool) -
 
 
 def server_sees(sight: Sight, *, ever_joined: bool = True) -> bool:
-    """A server that was never joined reads as the world does, whatever the rule says of memberships."""
+    """A server that was never joined gets what the world gets, whatever its memberships."""
     if not ever_joined:
         return any(visibility == "world_readable" for visibility, _ in sight.cases())
     return any(_server_allowed(visibility, membership) for visibility, membership in sight.cases())

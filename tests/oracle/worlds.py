@@ -104,7 +104,10 @@ EVENT_FILTERS: Final = st.builds(
 
 
 def deepest(version: str) -> int:
-    """The largest depth that a PDU may claim: below 2^63 - 1, from version 6 on what canonical JSON allows."""
+    """Return the largest depth that a PDU may claim.
+
+    It is below 2^63 - 1, and from version 6 on the limit of canonical JSON.
+    """
     return 2**63 - 2 if int(version) < 6 else 2**53 - 1
 
 

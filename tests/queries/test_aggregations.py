@@ -1,4 +1,4 @@
-"""What is told of events together with them: the latest valid edit, threads, references, to whom they may be told."""
+"""Bundled aggregations: the latest valid edit, threads, references, and their readers."""
 
 from typing import Any
 

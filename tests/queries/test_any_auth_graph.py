@@ -1,6 +1,6 @@
-"""What an event reaches, auth chains and their difference, asked of the database about graphs that no auth rule would allow.
+"""Auth chains and their difference over graphs that no auth rule would allow.
 
-Only the tables that these questions read are there, for one connection.
+One connection has only the tables that these queries read.
 """
 
 import os
@@ -20,7 +20,11 @@ from tests.persist.random_auth_graphs import SERVER, AuthGraphWorld, caches, cha
 
 EXAMPLES = int(os.environ.get("STORAGE_EXAMPLES", "0"))
 TABLES = """
-CREATE TEMPORARY TABLE events (event_nid bigint PRIMARY KEY, event_id text COLLATE "C" UNIQUE, auth_events bigint[]);
+CREATE TEMPORARY TABLE events (
+  event_nid bigint PRIMARY KEY,
+  event_id text COLLATE "C" UNIQUE,
+  auth_events bigint[]
+);
 CREATE TEMPORARY TABLE auth_chains (LIKE public.auth_chains INCLUDING ALL);
 CREATE TEMPORARY TABLE auth_chain_links (LIKE public.auth_chain_links INCLUDING ALL)
 """

@@ -1,7 +1,7 @@
-"""Every public method of a store with every bad argument: `InputError`, and nothing was sent to Postgres.
+"""Call every public method of a store with every bad argument: `InputError`, no statement sent.
 
-The table below has an entry for each parameter of each public method; a method that is new fails until it has them. `Store.append`
-has tests of its own (tests/persist).
+The table below has an entry for each parameter of each public method. A new method fails until it
+has its entries. `Store.append` has tests of its own (tests/persist).
 """
 
 import inspect
@@ -62,8 +62,9 @@ NO_POSITIONS: Final = (*NO_NUMBERS, *BEYOND, -1)
 NO_LOCAL_USERS: Final = (*no_ids("@"), "@none", REMOTE)
 NO_TOKENS: Final = (*NO_TEXTS, "", "nonsense")
 NO_CONTENTS: Final = (
-    None, 7, "text", b"bytes", ["list"], [("a", 1)], {7: 1}, {None: 1}, {"a": "\ud800"}, {"\ud800": 1}, {"a": 1 << 64}, {"a": -(10**30)},
-    {"a": float("nan")}, {"a": [{"b": (None, float("-inf"))}]}, {"a": object()}, {"a": {1, 2}}, {"a": b"bytes"},
+    None, 7, "text", b"bytes", ["list"], [("a", 1)], {7: 1}, {None: 1}, {"a": "\ud800"},
+    {"\ud800": 1}, {"a": 1 << 64}, {"a": -(10**30)}, {"a": float("nan")},
+    {"a": [{"b": (None, float("-inf"))}]}, {"a": object()}, {"a": {1, 2}}, {"a": b"bytes"},
 )  # fmt: skip
 NO_KEYS: Final = (
     "ab",
@@ -194,7 +195,7 @@ def public_methods() -> Iterator[tuple[type, str]]:
 
 
 def parameters(owner: type, method: str) -> list[str]:
-    """Their names, without the object itself: `self`, or `store` in the modules of `storage.store`."""
+    """Return the names without the object: `self`, or `store` in modules of `storage.store`."""
     return list(inspect.signature(getattr(owner, method)).parameters)[1:]
 
 

@@ -1,4 +1,7 @@
-"""Auth chains and their difference against a walk over the auth events: any order of arrival, outliers, rejected events, messages."""
+"""Auth chains and their difference, compared with a walk over the auth events.
+
+The rooms have any order of arrival, outliers, rejected events and messages.
+"""
 
 import random
 from collections.abc import Iterable
@@ -40,7 +43,7 @@ class Walk:
 
 
 async def stored(store: Store, seed: int, version: str) -> tuple[RoomBuilder, Walk]:
-    """A room of forks and oddities, arrived in some order: late, or with a gap and outliers; in batches."""
+    """A room of forks and oddities that arrives in batches: late, or with a gap and outliers."""
     rng = random.Random(seed)
     shape = SHAPES["small_chat"].replaced(
         fork_rate=0.1, members=15, odd=ODD, mix={**SHAPES["small_chat"].mix, "power_levels": 0.05}
@@ -139,7 +142,10 @@ async def test_a_message_among_the_auth_events_of_a_rejected_event(store: Store)
 
 @pytest.mark.parametrize("size", [3, 1_100])
 async def test_events_without_a_place_in_a_large_common_part(store: Store, size: int) -> None:
-    """What a rejected event or a message of all the sets reaches is in no difference; one in a single set counts like any other."""
+    """An event that a rejected event or a message of every set reaches is in no difference.
+
+    A rejected event or a message in a single set counts like any other event.
+    """
     room = new_room(members=[LOCAL, REMOTE])
     rejected = room.topic(LOCAL, "no", expected="rejected")
     message = room.message(REMOTE)

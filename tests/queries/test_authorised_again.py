@@ -10,7 +10,10 @@ from tests.queries.rooms import ADMIN, LOCAL, OTHER, append, ids, new_room
 
 
 async def test_an_outlier_is_shown_once_it_is_accepted_in_the_timeline(store: Store) -> None:
-    """An outlier is judged by its auth events alone and shown to nobody; placed in the timeline it is judged by the state, and shown."""
+    """An outlier is authorised by its auth events alone and visible to nobody.
+
+    In the timeline it is authorised by the state, and visible.
+    """
     room = new_room(members=[LOCAL])
     await append(store, *room.events)
     join = room.join(OTHER)
@@ -27,7 +30,10 @@ async def test_an_outlier_is_shown_once_it_is_accepted_in_the_timeline(store: St
 async def test_a_rejected_outlier_is_judged_again_in_the_timeline_by_the_same_auth_events(
     store: Store, again: str
 ) -> None:
-    """Those are part of the event, so it is rejected again; and stays hidden, with the history that it would have opened."""
+    """Auth events are part of the event, so the event is rejected again.
+
+    It stays hidden, and so does the history that it would have opened.
+    """
     room = new_room(visibility="shared", members=[LOCAL])
     said = room.message(ADMIN)
     room.ban(ADMIN, OTHER)
@@ -47,7 +53,10 @@ async def test_a_rejected_outlier_is_judged_again_in_the_timeline_by_the_same_au
 async def test_a_rejected_event_of_the_timeline_stays_rejected_whatever_the_room_comes_to(
     store: Store,
 ) -> None:
-    """After the pardon the same event is a duplicate; a new join is accepted, and shows what it shows. The refused one never is shown."""
+    """After the pardon the same event is a duplicate and stays hidden.
+
+    A new join is accepted and makes visible what a join makes visible.
+    """
     room = new_room(visibility="shared", members=[LOCAL])
     said = room.message(ADMIN)
     room.ban(ADMIN, OTHER)
@@ -67,7 +76,7 @@ async def test_a_rejected_event_of_the_timeline_stays_rejected_whatever_the_room
 async def test_a_guest_sees_what_is_world_readable_until_they_join(
     store: Store, guest_access: str | None
 ) -> None:
-    """A guest is a user id like any other here: whether guests may join does not say what is seen."""
+    """A guest is a user id like any other: `guest_access` does not change visibility."""
     room = new_room(visibility="world_readable")
     guest = "@123:s1.test"
     if guest_access is not None:

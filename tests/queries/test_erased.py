@@ -1,4 +1,4 @@
-"""Of a sender who was erased, only those who were in the room then get more than the redacted form."""
+"""Only readers who were in the room then get more of an erased sender than the redacted form."""
 
 import pytest
 
@@ -109,7 +109,10 @@ async def test_an_invitation_shows_history_but_who_was_invited_only_was_not_ther
 
 
 async def test_every_other_read_that_knows_its_reader_follows(store: Store) -> None:
-    """Relations, aggregations and first syncs, too; a state is told whole, as it is the room's: its name does not vanish."""
+    """Also in relations, aggregations and first syncs.
+
+    State events are returned whole, because they belong to the room: its name does not vanish.
+    """
     room = new_room(members=[OTHER])
     root = room.message(ADMIN)
     threaded = room.threaded(OTHER, root, "my name is Rose")

@@ -1,4 +1,4 @@
-"""Every question with every bad argument: a typed error or a documented clamp, never an error of the driver."""
+"""Every query with every bad argument: a typed error or a documented clamp, no driver error."""
 
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -50,7 +50,7 @@ async def room(store: Store) -> RoomBuilder:
     return made
 
 
-# -------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # ids
 
 OF_ROOM: dict[str, Ask] = {
@@ -144,7 +144,10 @@ OF_USER: dict[str, Callable[[Store, RoomBuilder, Any], Awaitable[Any]]] = {
 
 @pytest.mark.parametrize("question", OF_USER)
 async def test_users(store: Store, room: RoomBuilder, question: str) -> None:
-    """Who was never there is told nothing, and no error says more: where an event is asked for, it is unknown to them."""
+    """A user who was never in the room gets nothing, and no error says more.
+
+    A query for an event reports it as unknown to them.
+    """
     ask = OF_USER[question]
     assert await ask(store, room, LOCAL) is not None
     for stranger in (OTHER, "@never:s1.test"):
@@ -185,7 +188,7 @@ async def test_servers(store: Store, room: RoomBuilder, question: str) -> None:
             await ask(store, room, wrong)
 
 
-# ---------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # numbers
 
 OF_LIMIT: dict[str, Callable[[Store, RoomBuilder, Any], Awaitable[Any]]] = {
@@ -269,7 +272,7 @@ async def test_directions(store: Store, room: RoomBuilder) -> None:
                 await asked
 
 
-# ----------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # tokens
 
 OF_TOKEN: dict[str, Callable[[Store, RoomBuilder, Any], Awaitable[Any]]] = {
@@ -340,7 +343,7 @@ async def test_a_token_of_another_room_is_a_place_in_this_one(
     assert (await store.messages(other.room_id, LOCAL, from_=own)).chunk == []
 
 
-# ---------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # other texts
 
 TEXTS: dict[str, Callable[[Store, RoomBuilder, Any], Awaitable[Any]]] = {

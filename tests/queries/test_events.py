@@ -1,4 +1,4 @@
-"""An event that was read: its bytes are looked into when somebody asks, and it is a plain value otherwise."""
+"""An event that was read: its bytes are parsed on demand, otherwise it is a plain value."""
 
 import copy
 import pickle

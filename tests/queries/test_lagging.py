@@ -1,4 +1,7 @@
-"""Tokens of a sync of a time when a writer was behind: what they cover of a room ends where that writer was, in pages as in relations."""
+"""Sync tokens of a time when a writer was behind.
+
+In a room they cover what lies up to that writer's position, for pages as for relations.
+"""
 
 from collections.abc import AsyncIterator
 from typing import NamedTuple
@@ -98,7 +101,10 @@ async def test_relations_between_them_are_exact(
 
 
 async def test_what_may_still_be_committed_is_not_covered(scene: LaggingRelations) -> None:
-    """A page is read after the places were found: the writer that is behind may have committed below the other one's position by then."""
+    """A page is read after the positions were found.
+
+    By then the writer that is behind may have committed below the other one's position.
+    """
     position = scene.store.positions_of(scene.later)["events"]
     asked = between(scene.later, None, "b", 10, scene.store.deployment_id)
     async with scene.store.database.connection() as conn:

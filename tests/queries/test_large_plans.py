@@ -1,9 +1,10 @@
-"""How every hot question is answered among a million events: by which indexes, in how many statements, and how few rows it looks at.
+"""Plans of every hot query among a million events: indexes, number of statements, rows read.
 
-The database is made once, by benchmarks/crowd_build.py, with the names of many more rooms and users, as nothing may
-depend on these, and with relations. Each question of `storage.queries.catalogue` has a line in `EXPECTED`. Plans for the given
-arguments and generic ones, which a session may keep, must both do. What is looked at is bounded by what is answered: the same questions in a
-database of a hundredth of the events look at as many rows.
+benchmarks/crowd_build.py makes the database once. It adds relations and the names of many more
+rooms and users, because no plan may depend on these. Each query of `storage.queries.catalogue` has
+a line in `EXPECTED`. Both plans must do: the one for the given arguments, and the generic one that
+a session may keep. The size of the answer bounds the rows read: in a database with a hundredth
+of the events the same queries read as many rows.
 """
 
 import asyncio
@@ -30,7 +31,10 @@ NAMES = 30_000
 LIMIT = 20
 BEHIND = 50
 
-SQL_BIG_TABLES = "SELECT relname FROM pg_class WHERE relkind = 'r' AND relnamespace = 'public'::regnamespace AND reltuples > 1000"
+SQL_BIG_TABLES = """
+SELECT relname FROM pg_class
+WHERE relkind = 'r' AND relnamespace = 'public'::regnamespace AND reltuples > 1000
+"""
 SQL_NAMES = """
 WITH
 key AS (
@@ -68,7 +72,7 @@ BY_ID, BY_NID, BY_RELATION = "events_event_id_key", "events_pkey", "events_relat
 
 
 class Expected(NamedTuple):
-    """Of a question: the most statements, indexes that it must use, and the most rows that it looks at for what it answers with."""
+    """Limits of a query: most statements, indexes it must use, most rows read per answer."""
 
     statements: int
     indexes: set[str]
@@ -255,7 +259,11 @@ GROWING = {
     "relations-indirect",
     "aggregations",
 }
-"""The user is in three times as many rooms in the large one; rooms have other events within the answer; only there events relate to others."""
+"""Queries that read more rows in the large database, for one of three reasons.
+
+In the large one the user is in three times as many rooms, rooms have other events within the
+answer, and only there events have relations.
+"""
 
 
 OURS = {"sync-timelines": 2}

@@ -1,4 +1,7 @@
-"""A state that cannot be read is `StorageCorrupt`, however it is read: never an unknown event, never a state that lacks entries."""
+"""Every read of an unreadable state raises `StorageCorrupt`.
+
+It never reports an unknown event or returns a state that lacks entries.
+"""
 
 from collections.abc import Awaitable, Callable
 
@@ -23,7 +26,10 @@ READS: dict[str, Callable[[Store, EventId], Awaitable[object]]] = {
 }
 LOSSES = {
     "group": "DELETE FROM state_groups WHERE state_group = $1::bigint",
-    "part of the path": "DELETE FROM state_groups WHERE state_group = (SELECT state_group - back[1] FROM state_groups WHERE state_group = $1::bigint)",
+    "part of the path": (
+        "DELETE FROM state_groups WHERE state_group ="
+        " (SELECT state_group - back[1] FROM state_groups WHERE state_group = $1::bigint)"
+    ),
 }
 
 
@@ -93,7 +99,10 @@ async def test_members_are_not_loaded_lazily_of_a_state_that_lost_a_row(
 async def test_the_state_before_a_timeline_that_lost_a_row_is_corrupt(
     store: Store, loss: str
 ) -> None:
-    """A timeline begins after a gap, with a topic: the topic before it is read from the state that was given."""
+    """A timeline begins after a gap, with a topic.
+
+    The topic before it is read from the state that was given.
+    """
     room = new_room(members=[LOCAL, *(f"@crowd{n}:s2.test" for n in range(30))])
     for number in range(5):
         room.topic(ADMIN, str(number))
@@ -147,7 +156,9 @@ async def test_a_key_that_was_removed_is_not_lost(store: Store) -> None:
             "SELECT state_key_nid FROM state_keys WHERE type_nid = 10 AND state_key = ''"
         )
         await conn.execute(
-            "UPDATE state_groups SET event_nids = array_replace(event_nids, event_nids[array_position(key_nids, $2::int)], 0) WHERE state_group = $1::bigint",
+            "UPDATE state_groups SET event_nids ="
+            " array_replace(event_nids, event_nids[array_position(key_nids, $2::int)], 0)"
+            " WHERE state_group = $1::bigint",
             group,
             topic,
         )

@@ -135,7 +135,10 @@ async def walk(
 
 
 async def two_branches(store: Store) -> tuple[RoomBuilder, str]:
-    """A long branch, a sync token that includes it, then events of a short branch below its end, and one above both; (the room, the token)."""
+    """Return a room and a sync token that includes its long branch.
+
+    After the token come events of a short branch below the end of the long one, and one above both.
+    """
     room = new_room(members=[LOCAL])
     short = room.fork(1)[0]
     for number in range(4):
@@ -205,7 +208,10 @@ async def test_walks_from_and_to_the_pages_of_such_a_walk_share_nothing_and_lack
 
 
 async def test_a_walk_backwards_from_a_timeline_turns_around_at_its_place(store: Store) -> None:
-    """What lies below that place and is in the timeline, or arrived later, is after it, too; what is neither is not."""
+    """Timeline events below that position, and events that arrived later, are after the token, too.
+
+    Any other event is not.
+    """
     room, _ = await two_branches(store)
     timeline = (await store.sync(LOCAL, timeline_limit=4)).join[room.room_id].timeline
     assert messages_in(timeline.events) == ["new 0", "new 1", "new 2", "last"]
@@ -263,7 +269,10 @@ async def test_a_gap_belongs_to_one_page(store: Store) -> None:
 
 
 async def only_the_last(store: Store) -> tuple[RoomBuilder, list[EventId]]:
-    """A room of which only the last event is held, as after a join over federation, and the missing messages before it."""
+    """Return a room and its missing messages.
+
+    Only the last event is stored, as after a federated join.
+    """
     room = new_room(members=[LOCAL])
     missing = [room.message(ADMIN, str(number)) for number in range(3)]
     last = room.message(ADMIN, "last")
@@ -379,7 +388,7 @@ async def test_bad_questions_are_refused(store: Store) -> None:
     assert len((await store.messages(room.room_id, LOCAL, limit=10**9)).chunk) == len(room.events)
 
 
-# ----------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # context
 
 
@@ -413,7 +422,7 @@ async def test_context_of_what_one_may_not_see_is_unknown(store: Store) -> None:
     assert (await store.context(hidden.event_id, ADMIN, limit=0)).events_before == []
 
 
-# ------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # nearest event
 
 

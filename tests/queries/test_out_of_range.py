@@ -1,4 +1,7 @@
-"""Events that stand elsewhere in the order than their audience: pages find them all the same, as they are remembered as strays."""
+"""Out-of-range events: their topological position lies outside the range of their audience.
+
+Pages find them all the same, because the room's `out_of_range` records them.
+"""
 
 import pytest
 
@@ -16,7 +19,10 @@ HOW: tuple[object, ...] = (*ALL, *NONE, 100, [], *ANY_EVENT.arguments, *EDGE, LA
 
 
 async def paged(store: Store) -> tuple[set[str], set[str]]:
-    """What one who left sees by pages, and by the filter, of a room in which a server was cut off for longer than the slack."""
+    """A server was cut off from the room for longer than the slack.
+
+    A user who left gets the same events by pages as by the filter.
+    """
     room = new_room(visibility="joined", members=[LOCAL])
     main, cut_off = room.fork(2)
     main.leave(LOCAL)
@@ -52,11 +58,15 @@ async def test_the_comparison_sees_strays_that_were_forgotten(
     assert pages < visible
 
 
-SQL_STRAYS = "SELECT COALESCE(sum(upper(part) - lower(part)), 0) FROM rooms CROSS JOIN unnest(out_of_range) AS part WHERE room_id = $1::text"
+SQL_STRAYS = """
+SELECT COALESCE(sum(upper(part) - lower(part)), 0)
+FROM rooms CROSS JOIN unnest(out_of_range) AS part
+WHERE room_id = $1::text
+"""
 
 
 async def joined_over_a_gap(store: Store, visibility: str) -> tuple[RoomBuilder, list[BuiltEvent]]:
-    """A room that a local user has joined without its history, which then comes by backfill: (the room, the history)."""
+    """Return a room and its history, which is backfilled after a local user has joined."""
     room = RoomBuilder("11", sign=False)
     room.start(REMOTE, history_visibility=visibility)
     history = [room.message(REMOTE) for _ in range(3 * audience_ranges.AROUND)]

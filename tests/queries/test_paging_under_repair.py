@@ -1,8 +1,10 @@
-"""Paging while history arrives: what a client sees who goes through a room page by page, when events come in between.
+"""Paging while history arrives: a client reads a room page by page while events are inserted.
 
-It sees what was there when it began, and what arrives ahead of it, each once, and parents before children, or children before parents. Where
-depths are forged, filling a gap moves events up (storage/graph/topological_ordering.py), past the place of the client, and again. New events that come to stand behind
-it are not due; nor, forwards, are the parents of what lies behind it.
+It gets each event once: those stored when it began, and those that arrive ahead of it. Parents come
+before children, or children before parents. Where depths are forged, filling a gap
+reorders events (storage/graph/topological_ordering.py) past the client's position, also repeatedly.
+Two kinds of event are skipped on purpose: new events inserted behind the cursor and, when paging
+forwards, a parent that arrives after its child was returned.
 """
 
 import os
@@ -47,7 +49,7 @@ async def order_of(store: Store, room: RoomBuilder) -> Order:
 
 
 def in_thread(room: RoomBuilder, number: int) -> dict[str, object]:
-    """Everything said is of one thread, below the beginning of the room, so that it makes pages of `relations`, too."""
+    """Every message is in one thread, below the room's beginning: `relations` has pages too."""
     return {
         "body": str(number),
         "m.relates_to": {"rel_type": "m.thread", "event_id": room.events[0].event_id},
@@ -145,7 +147,10 @@ class PagingReader:
         self.due -= self.covered
 
     async def begin_turned(self, limit: int, before: Order) -> None:
-        """Begin forwards where a walk back from a timeline is after a page: above that, or in the timeline or after it, wherever."""
+        """Begin forwards at the position of a walk that went back from a timeline by a page.
+
+        Events above that position are due, and those in the timeline or after it, at any position.
+        """
         timeline = (
             (await self.store.sync(LOCAL, timeline_limit=limit)).join[self.room.room_id].timeline
         )
@@ -186,7 +191,7 @@ class PagingReader:
 
 
 class Course(NamedTuple):
-    """How it went: what had to be seen and what was, what moved, how many earlier places a token held."""
+    """The result: events due, returned and reordered, and earlier positions in a token."""
 
     due: set[EventId]
     seen: list[EventId]
@@ -214,7 +219,10 @@ async def course(
     question: Question = "messages",
     beside: Literal["token", "turned"] | None = None,
 ) -> Course:
-    """One room: some of it is held, the rest arrives while it is paged through; from the beginning, or forwards from beside a timeline."""
+    """Page through a room of which part is stored, while the rest arrives.
+
+    Start at the beginning of the room, or go forwards from a position beside a timeline.
+    """
     chance = random.Random(f"{seed} {direction} {honest}")
     room, said = grown(chance, 2 * seed + honest + 1_000 * (direction == "f"), honest=honest)
     late = {event.event_id for event in said[:-1] if chance.random() < 0.5}
@@ -392,7 +400,10 @@ async def walk(
 
 
 async def test_what_moves_up_after_a_sync_is_met_from_its_prev_batch(store: Store) -> None:
-    """Above everything that there was when the token was made: its first page begins above everything that there is."""
+    """The reordered event is above all events of the token's time.
+
+    So the first page begins above all events that the room has now.
+    """
     room = new_room(members=[LOCAL])
     held = len(room.events)
     missing = [room.message(ADMIN, f"missing {number}") for number in range(20)]

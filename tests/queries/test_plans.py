@@ -1,6 +1,7 @@
-"""How the hot queries are run: by which index, how many rows of `events` they touch, and that shared functions are put into them.
+"""Plans of the hot queries: index, rows of `events` read, and that shared functions are inlined.
 
-A room of 4,000 messages and another that nobody asks for; the planner has their statistics. Rows are counted while running.
+One room has 4,000 messages; no query reads the other. The planner has their statistics. Rows are
+counted while the query runs.
 """
 
 import json
@@ -159,7 +160,10 @@ async def test_pages(filled: Filled) -> None:
 
 
 async def test_pages_across_what_is_hidden(store: Store) -> None:
-    """One who was away for all but the ends of a room: what is hidden is not looked at, and the page is what the filter alone gives."""
+    """The reader was away for all but the ends of a room: hidden events are not read.
+
+    The page has the same events as the filter alone.
+    """
     room = new_room(visibility="joined", members=[LOCAL])
     seen = [room.message(ADMIN)]
     room.leave(LOCAL)
@@ -357,6 +361,7 @@ async def test_the_comparison_sees_a_scan(filled: Filled) -> None:
         await plan_of(filled.store, "SELECT count(*) FROM events WHERE depth = 0")
     slow = await plan_of(
         filled.store,
-        "SELECT s.* FROM rooms r CROSS JOIN LATERAL visibility_of(r.room_nid + random()::int, 1) AS s",
+        "SELECT s.* FROM rooms r"
+        " CROSS JOIN LATERAL visibility_of(r.room_nid + random()::int, 1) AS s",
     )
     assert not is_inlined(slow)

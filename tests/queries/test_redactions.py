@@ -1,4 +1,4 @@
-"""A redaction is shown to users once it has taken effect, and not before; servers get it as any event."""
+"""A redaction is visible to users once it has taken effect. Servers get it as any event."""
 
 from typing import Any
 
@@ -74,7 +74,7 @@ async def test_one_of_what_is_in_no_room_of_ours_or_in_another_is_not_shown(stor
 
 
 def refused_target(how: str) -> tuple[RoomBuilder, BuiltEvent, list[BuiltEvent]]:
-    """A room, an event in it that a store rejects or soft-fails, and the events that have to come before that."""
+    """Return a room, an event that a store rejects or soft-fails, and the events it depends on."""
     room = new_room(members=[LOCAL, OTHER, REMOTE])
     if how == "rejected":
         first = room.events
@@ -88,7 +88,7 @@ def refused_target(how: str) -> tuple[RoomBuilder, BuiltEvent, list[BuiltEvent]]
 
 
 def redacting(room: RoomBuilder, target: BuiltEvent, related: BuiltEvent, **how: Any) -> BuiltEvent:
-    """A redaction that also says to be in a thread, so that relations and aggregations could tell of it."""
+    """A redaction that claims to be in a thread: relations and aggregations could return it."""
     content = {
         "redacts": target.event_id,
         "m.relates_to": {"rel_type": "m.thread", "event_id": related.event_id},

@@ -1,4 +1,7 @@
-"""What relates to an event: which events, in which order, by pages, directly and not; and what is no relation."""
+"""Relations to an event: which events, in which order, by pages, direct and indirect.
+
+Also events that are no relation.
+"""
 
 from functools import partial
 from typing import Any
@@ -242,7 +245,7 @@ async def test_senders_who_are_ignored_or_erased(store: Store) -> None:
 
 
 async def test_what_comes_before_its_target(store: Store) -> None:
-    """The target is unknown, then an outlier, then history: the relation stands all the time and names no gap."""
+    """The target is unknown, then an outlier, then history: the relation stays and names no gap."""
     room = new_room(members=[LOCAL])
     side = room.fork(1)[0]
     target = side.message(ADMIN)

@@ -1,4 +1,7 @@
-"""How the questions about relations are run among thousands of relations to one event: by their index, reading what they answer with."""
+"""Plans of the relation queries among thousands of relations to one event.
+
+They use their index and read no more than the rows of the answer.
+"""
 
 from typing import NamedTuple
 

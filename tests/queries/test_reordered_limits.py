@@ -1,4 +1,7 @@
-"""A pagination token since which more has moved than may be read is refused: whoever pages begins anew. Others are read as ever."""
+"""A pagination token is refused once more events were reordered than a read may take.
+
+The client begins again. Other tokens are read as before.
+"""
 
 from contextlib import nullcontext
 from dataclasses import replace

@@ -1,6 +1,8 @@
-"""How a page is read across whose place events have moved: by the indexes of an ordinary page, and besides its rows those that have moved.
+"""Plans of a page whose position reordered events have crossed.
 
-A room of thousands of replies to one event, many of which have moved up, among thousands of other rooms, with generic plans.
+It uses the indexes of an ordinary page and reads, besides its rows, only the reordered events. The
+room has thousands of replies to one event, many of them reordered, and stands among thousands of
+other rooms. The plans are generic.
 """
 
 from dataclasses import replace
@@ -40,7 +42,10 @@ RETURNING r.moves
 
 
 class ReorderedRoom(NamedTuple):
-    """A room in which what stands on an event has moved; a place in the middle, as of when half of the moves were to come."""
+    """Return a room in which an event's descendants were reordered, and a position in the middle.
+
+    The position dates from when half of the reorderings were still to come.
+    """
 
     store: Store
     room_id: str

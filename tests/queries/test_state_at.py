@@ -1,4 +1,7 @@
-"""The state at events: many at once, whole or filtered, against the builder's states and against filtering afterwards."""
+"""The state at events: many at once, whole or filtered.
+
+It is compared with the builder's states and with a filter applied afterwards.
+"""
 
 import random
 

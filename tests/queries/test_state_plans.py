@@ -1,4 +1,7 @@
-"""How states and auth chains are read: by which index, among many other states; and that a filter without members reads no member array."""
+"""Plans of states and auth chains among many other states: their index and rows read.
+
+A filter without members reads no member array.
+"""
 
 import json
 
@@ -96,7 +99,10 @@ async def test_the_state_at_an_event(crowded: Filled) -> None:
 
 
 async def test_the_members_of_a_large_state_are_left_alone(crowded: Filled) -> None:
-    """40,000 numbers out of line take dozens of pages; what does not ask for members sees none of them."""
+    """40,000 out-of-line numbers take dozens of pages.
+
+    A query without members reads none of them.
+    """
     event_id = crowded.last_event_id
 
     async def looked_at() -> tuple[int, int, int]:

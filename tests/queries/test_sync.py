@@ -1,4 +1,4 @@
-"""Sync: which rooms are told, their timelines and states, tokens, parts, and the number of statements."""
+"""Sync: returned rooms, their timelines and states, tokens, parts, and the number of statements."""
 
 import pytest
 
@@ -26,7 +26,7 @@ def keys(events: list[storage.StoredEvent]) -> set[tuple[str, str]]:
     return {(event.type, event.state_key or "") for event in events}
 
 
-# -------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # joined rooms
 
 
@@ -91,7 +91,7 @@ async def test_a_limited_timeline_has_the_state_up_to_its_start(store: Store) ->
 
 
 async def test_paging_back_from_a_limited_timeline_meets_everything_else_once(store: Store) -> None:
-    """Also what arrived early and stands late in the topological order, and what was backfilled since."""
+    """Also events that arrived early and sort late topologically, and those backfilled since."""
     room = new_room(members=[LOCAL])
     early, late = room.fork(2)
     for number in range(4):
@@ -183,7 +183,7 @@ async def test_a_new_profile_is_no_new_join(store: Store) -> None:
 
 
 async def test_a_key_that_resolution_takes_away_is_told(store: Store) -> None:
-    """On one branch a guest joins, on the other the room is closed: resolution takes the join away."""
+    """On one branch a guest joins, on the other the room is closed: resolution removes the join."""
     room = new_room(members=[LOCAL])
     left, right = room.fork(2)
     closed, joined = left.join_rules(ADMIN, "invite"), right.join(REMOTE)
@@ -239,7 +239,7 @@ async def test_a_redacted_event_is_told_pruned(store: Store) -> None:
     assert b"secret" in told.raw
 
 
-# -----------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # in parts
 
 

@@ -5,7 +5,10 @@ from tests.queries.rooms import ADMIN, LOCAL, append, deliver, ids, messages_in,
 
 
 async def test_a_room_joined_again_is_told_whole(store: Store) -> None:
-    """Also if the leave and the join lie between two syncs: the client knows the room, and hears of it once."""
+    """Also if the leave and the join lie between two syncs.
+
+    The client knows the room and gets the join once.
+    """
     room = new_room(visibility="joined", members=[LOCAL])
     await deliver(store, room)
     stayed = (await store.sync(LOCAL)).next_batch

@@ -204,7 +204,7 @@ async def test_what_another_store_commits_is_a_candidate_before_it_is_heard_of(
 async def test_news_that_comes_in_that_very_moment_takes_a_statement_more_and_no_fifth(
     dsn: str, store: Store, statements: StatementLog
 ) -> None:
-    """The store has heard of nothing, and another one has written: a timeline, an invite, a knock, a leave."""
+    """Another store has written a timeline, an invite, a knock, a leave, without notification."""
     rooms = [new_room(seed=seed, members=[LOCAL] if seed < 2 else []) for seed in range(3)]
     knocked = new_room(seed=3, join_rule="knock")
     for room in (*rooms, knocked):
@@ -232,7 +232,10 @@ async def test_news_that_comes_in_that_very_moment_takes_a_statement_more_and_no
 async def test_whoever_waits_in_that_moment_asks_no_fifth_either(
     dsn: str, store: Store, statements: StatementLog
 ) -> None:
-    """What came is nothing to tell, so the wait goes on, for rooms that this process has not heard of, too."""
+    """No new event is to be returned, so the wait goes on.
+
+    It also covers rooms that this process has no notification of.
+    """
     room, joined = new_room(members=[LOCAL]), new_room(seed=1)
     await deliver(store, room)
     await deliver(store, joined)

@@ -1,4 +1,7 @@
-"""Timelines that would cross what is missing, or too much that is hidden: they are limited, and paging back meets the rest."""
+"""Timelines that would cross a gap or too many hidden events are limited.
+
+Paging back returns the rest.
+"""
 
 import pytest
 
@@ -106,7 +109,10 @@ async def test_too_much_that_is_hidden_limits_a_timeline(dsn: str) -> None:
 
 
 async def test_what_a_sparse_filter_passes_over_is_behind_prev_batch(dsn: str) -> None:
-    """More is passed over than is looked at: the timeline is limited though it might be full, and pages go on from it."""
+    """The timeline skips more than it may read: it is limited though it might be full.
+
+    Pages go on from it.
+    """
     async with storage.open(
         dsn, server_name="s1.test", config=Config(traversal_rows_max=20)
     ) as store:
@@ -134,7 +140,7 @@ async def test_what_a_sparse_filter_passes_over_is_behind_prev_batch(dsn: str) -
 
 
 async def test_state_that_came_with_history_is_returned_with_the_next_event(store: Store) -> None:
-    """The topic in the gap has the older time, so the one before the gap wins until the gap is filled."""
+    """The topic in the gap is older, so the one before the gap wins until the gap is filled."""
     room, other = new_room(members=[LOCAL]), new_room(members=[LOCAL], seed=1)
     before = room.topic(ADMIN, "before")
     await deliver(store, room)

@@ -1,4 +1,4 @@
-"""A sync that waits: woken by what concerns its user and by nothing else, whoever wrote it and whenever it came."""
+"""A sync that waits: only events of its user's concern wake it, from any writer and at any time."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
@@ -17,7 +17,7 @@ LONG_MS = 60_000
 
 
 class Wait:
-    """Does something between the moment a sync has looked and the moment it waits; knows how often it came to that."""
+    """Run a step between a sync's read and its wait, and count how often that happened."""
 
     def __init__(
         self,
@@ -130,7 +130,10 @@ async def test_other_rooms_wake_nobody(store: Store, statements: StatementLog) -
 
 
 async def test_old_news_does_not_wake(store: Store) -> None:
-    """What a token covers is no news, though it is told late: the table was faster than the feed."""
+    """An event that a token covers is not new, though its notification is late.
+
+    The table was faster than the feed.
+    """
     stream = store.streams["events"]
     token = SyncToken.of({"events": stream.current().advance("far", 100)})
     asleep = asyncio.create_task(store.notifier.wait([LOCAL], after=token, timeout_ms=LONG_MS))
@@ -146,7 +149,10 @@ async def test_old_news_does_not_wake(store: Store) -> None:
 async def test_a_membership_that_resolution_gives_back_wakes_its_user(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A moderator who was demoted on another branch kicked them: the kick falls, and no event names the user."""
+    """A moderator who was demoted on another branch kicked them.
+
+    The kick loses resolution, and no event names the user.
+    """
     room = new_room(members=[OTHER, LOCAL])
     room.power_levels(ADMIN, users={ADMIN: 100, OTHER: 50})
     left, right = room.fork(2)

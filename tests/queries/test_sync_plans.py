@@ -22,7 +22,10 @@ WHERE p.name = $1::text
 async def test_a_room_that_changed_is_looked_up_alone_among_all_that_the_user_is_in(
     store: Store,
 ) -> None:
-    """Also where another writer is behind; and whatever Postgres expects: nearly all users are in one room, this one in 401."""
+    """Also where another writer is behind, and whatever Postgres estimates.
+
+    Nearly all users are in one room, this one is in 401.
+    """
     room = new_room(members=[LOCAL])
     message = room.message(ADMIN)
     await deliver(store, room)

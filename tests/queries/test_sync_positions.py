@@ -55,7 +55,8 @@ async def test_a_message_to_a_device_alone_moves_the_token_and_asks_for_no_room(
             if text.lstrip().startswith(("SELECT", "WITH")) and "pg_sequence_last_value" not in text
         ]
         assert len(asked) == 1, (
-            "the positions; not what the store asks now and then by itself (storage/streams/position_poller.py)"
+            "the positions;"
+            " not what the store asks now and then by itself (storage/streams/position_poller.py)"
         )
 
 

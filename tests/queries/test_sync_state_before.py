@@ -1,4 +1,7 @@
-"""Timelines that begin at an event given with `state_before`: `state` has what changed where history is missing."""
+"""Timelines that begin at an event given with `state_before`.
+
+`state` has the changes in the missing history.
+"""
 
 from collections.abc import Iterable
 
@@ -154,7 +157,7 @@ async def test_a_membership_that_the_first_event_replaces_is_as_before_it(store:
 
 
 async def test_what_was_said_here_meanwhile_is_not_taken_back(store: Store) -> None:
-    """The other side of the gap has not heard of it; the room's state has it, and so does the client."""
+    """The other side of the gap lacks it. The room's state has it, and so does the client."""
     room = remote_room(LOCAL, ADMIN)
     await deliver(store, room)
     here, there = room.fork(2)

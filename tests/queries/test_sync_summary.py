@@ -50,7 +50,7 @@ async def test_a_room_without_a_name_is_called_by_its_members(store: Store) -> N
 async def test_a_name_is_one_that_the_content_has_however_the_event_is_written(
     store: Store,
 ) -> None:
-    """Blanks, escapes that Postgres refuses as text, and names that stand elsewhere in the event."""
+    """Blanks, escapes that Postgres refuses as text, and names elsewhere in the event."""
     room = new_room(members=[LOCAL])
     await deliver(store, room)
     answer = await store.sync(LOCAL)
@@ -133,7 +133,10 @@ async def test_members_are_loaded_lazily(store: Store) -> None:
 
 
 async def test_whoever_speaks_and_then_changes_is_known_as_they_were(store: Store) -> None:
-    """The client is in the room and may not know a member who changes within the timeline: the state at its start has them."""
+    """The client is in the room and may not know a member who changes within the timeline.
+
+    The state at the start of the timeline has them.
+    """
     room = new_room(members=[LOCAL, REMOTE])
     await deliver(store, room)
     since = (await store.sync(LOCAL, filter=LAZY, timeline_limit=1)).next_batch

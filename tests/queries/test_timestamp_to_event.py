@@ -1,4 +1,4 @@
-"""The event nearest to a time, and context, where much is hidden: what is read stays bounded, whatever lies between."""
+"""The event nearest to a time, and context, among many hidden events: reads stay bounded."""
 
 from typing import Any, LiteralString
 
@@ -18,7 +18,10 @@ ROWS = 2 * audience_ranges.SLACK
 
 
 async def away(store: Store) -> tuple[RoomBuilder, BuiltEvent, BuiltEvent, BuiltEvent]:
-    """A room that a user left and joined again after long: (it, the last thing seen, the middle of the hidden part, the first thing seen again)."""
+    """Return a room that a user left and joined again much later, and three of its events.
+
+    They are the last visible one, the middle of the hidden part, and the first visible one again.
+    """
     room = new_room(visibility="joined", members=[LOCAL])
     room.message(ADMIN, "seen")
     last = room.leave(LOCAL)

@@ -1,4 +1,7 @@
-"""Reads for servers: one that was never joined to the room gets world-readable events alone; no copy holds what it must not show."""
+"""Reads for servers that were never joined to the room return only world-readable events.
+
+No copy contains an event that it must not.
+"""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Who may see what, asked of the store: the rules, leaving and rejoining, flags, servers, and bad questions."""
+"""Visibility as the store reports it: rules, leaving and rejoining, flags, servers, bad queries."""
 
 from collections.abc import Mapping
 
@@ -305,7 +305,10 @@ async def test_history_from_before_the_first_local_user_and_after_the_last(store
 async def test_a_room_that_all_local_users_leave_and_come_back_to(
     store: Store, visibility: str, *, sees_what_was_missed: bool
 ) -> None:
-    """While nobody of ours is there nothing is kept of who may see it but by the rule; what comes back then is by the rule as well."""
+    """While no local user is in the room, the store keeps no visibility beyond the rule.
+
+    History that is backfilled then also follows the rule.
+    """
     room = RoomBuilder("11", sign=False)
     room.start(REMOTE, history_visibility=visibility)
     room.join(LOCAL)
@@ -356,7 +359,10 @@ async def test_pages_and_syncs_are_refused_to_users_of_other_servers(store: Stor
 async def test_a_late_event_of_a_branch_is_seen_by_those_who_were_in_that_branch(
     store: Store,
 ) -> None:
-    """Another server goes on as if nobody had left; what it sends late is no window into what is said now."""
+    """Another server goes on as if nobody had left.
+
+    Its late events make nothing visible of what is sent now.
+    """
     room = new_room(visibility="joined", members=[LOCAL, OTHER])
     ours, theirs = room.fork(2)
     ours.leave(LOCAL)
@@ -373,7 +379,10 @@ async def test_a_late_event_of_a_branch_is_seen_by_those_who_were_in_that_branch
 
 
 async def test_a_join_that_is_refused_or_unplaced_shows_nothing(store: Store) -> None:
-    """Joins that are rejected, soft-failed or outliers are no joins; shared history stays hidden from who sent them."""
+    """Rejected, soft-failed and outlier joins are no joins.
+
+    Shared history stays hidden from their senders.
+    """
     room = new_room(visibility="shared", members=[LOCAL])
     said = room.message(ADMIN)
     ours, theirs = room.fork(2)

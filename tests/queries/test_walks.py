@@ -1,4 +1,7 @@
-"""Walks over hostile graphs: what they read, and that they give the same as a walk without cleverness; rooms are kept apart."""
+"""Walks over hostile graphs: rows read, and the same results as a naive walk.
+
+Rooms are kept apart.
+"""
 
 import random
 from collections.abc import Sequence
@@ -58,7 +61,7 @@ def braided(layers: int) -> tuple[RoomBuilder, BuiltEvent]:
 
 
 def combed(teeth: int) -> tuple[RoomBuilder, BuiltEvent]:
-    """A chain in which each event names 19 long branches besides: the front grows with each step."""
+    """A chain in which each event has 19 long branches as prev_events: each step widens it."""
     room = new_room(members=[LOCAL])
     for _ in range(teeth):
         branches = room.fork(PARENTS)
@@ -108,10 +111,9 @@ async def test_what_is_read_is_bounded_by_what_is_asked_for_and_by_the_limit_of_
             )
             <= most
         )
-    for rows_max in (
-        10,
-        60,
-    ):  # at most that many looked up as parents; each is looked up again when it is told, and for its own parents
+    # A walk looks up at most rows_max events as parents. It looks up each again when it is
+    # returned, and for its own parents.
+    for rows_max in (10, 60):
         most = 4 * (rows_max + PARENTS) + 10
         assert (
             await rows_read(
@@ -200,12 +202,15 @@ async def test_no_more_than_two_statements_with_nothing_cached(
     assert len(statements.take()) <= 2
 
 
-# ---------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # several rooms
 
 
 async def two_rooms(store: Store) -> tuple[RoomBuilder, RoomBuilder, BuiltEvent, BuiltEvent]:
-    """A secret in one room, and in the other an event that names it as its parent; (secret's room, other room, secret, event)."""
+    """Return (secret's room, other room, secret, event).
+
+    The event in the other room names the secret as its parent.
+    """
     secret_room, room = new_room(visibility="joined"), new_room(seed=1)
     secret = secret_room.message(ADMIN, "secret")
     await deliver(store, secret_room)

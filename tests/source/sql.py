@@ -134,7 +134,10 @@ PYTHON_TYPES = {
 
 
 def fields_of(row: Any) -> dict[str, type | None]:
-    """Field name to the plain type it is annotated with (NewTypes and None taken away); None where it is something else."""
+    """Map each field name to its plain annotated type, without NewTypes and None.
+
+    Any other type maps to None.
+    """
     return {name: _plain(hint) for name, hint in get_type_hints(row).items() if name in row._fields}
 
 

@@ -1,4 +1,7 @@
-"""Every statement is valid against the migrated schema, and fits the row type it is read into (convention: tests/source/sql.py)."""
+"""Every statement is valid against the migrated schema and fits its row type.
+
+tests/source/sql.py describes the convention.
+"""
 
 from types import ModuleType
 from typing import NamedTuple

@@ -1,4 +1,4 @@
-"""The shape of the source: small files and functions, flat classes, SQL in constants, nothing left over."""
+"""The shape of the source: small files and functions, flat classes, SQL in constants."""
 
 import ast
 import re
@@ -63,7 +63,7 @@ def trees(paths: list[Path]) -> Iterator[tuple[str, ast.Module]]:
         yield name_of(path), ast.parse(path.read_text(encoding="utf-8"))
 
 
-# -----------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # checks
 
 
@@ -204,7 +204,7 @@ def is_filled_by_constants(node: ast.AST) -> bool:
     )
 
 
-# ------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # tests
 
 

@@ -1,4 +1,7 @@
-"""State groups as levelled deltas: against plain dicts, in any order of changes, forks and merges; and through the table."""
+"""State groups as levelled deltas, against plain dicts and through the table.
+
+The changes, forks and merges come in any order.
+"""
 
 import random
 from collections.abc import Iterator, Mapping
@@ -211,7 +214,8 @@ async def test_what_is_read_from_the_table_is_what_was_written(conn: Connection,
             group.state_group,
         ) == [step.state_group for step in group.steps]
         entries = await conn._driver.fetch("SELECT * FROM state_entries($1)", group.state_group)
-        assert {key: event for key, event in entries} == dict(group.entries)  # noqa: C416  # records are no pairs
+        # records are no pairs
+        assert {key: event for key, event in entries} == dict(group.entries)  # noqa: C416
 
 
 async def test_a_lost_row_is_corruption(conn: Connection) -> None:

@@ -1,4 +1,4 @@
-"""Where reads look for the events of an audience, and the ranges around those that lie elsewhere."""
+"""The ranges that reads scan for an audience's events, and those around out-of-range events."""
 
 from storage.visibility.audience_ranges import (
     AROUND,

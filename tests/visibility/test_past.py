@@ -1,4 +1,7 @@
-"""Ranges that are cut into rows tell what they told before: the same room in a store that cuts early, and in one that never does."""
+"""Ranges that are cut into rows give the same answers as before.
+
+Compare one room in a store that cuts early with one in a store that never cuts.
+"""
 
 import random
 from collections.abc import AsyncIterator
@@ -40,7 +43,10 @@ NEVER: Final = 1_000_000
 async def opened(
     dsn: str, monkeypatch: pytest.MonkeyPatch, ranges_max: int
 ) -> AsyncIterator[Store]:
-    """A store that cuts rows at so many ranges, looks nowhere in vain, and walks by time through few events only."""
+    """Open a store that cuts rows at so many ranges and scans no range without result.
+
+    Its walks by time read few events only.
+    """
     monkeypatch.setattr(past, "RANGES_MAX", ranges_max)
     monkeypatch.setattr(audience_ranges, "SLACK", 0)
     monkeypatch.setattr(audience_ranges, "AROUND", 1)
@@ -50,7 +56,7 @@ async def opened(
 
 
 def flapping(seed: int, steps: int = 100) -> RoomBuilder:
-    """Members who come and go, also on forks from far back, and a history visibility that changes."""
+    """Return a room with changing members, also on old forks, and changing history visibility."""
     rng = random.Random(seed)
     room = RoomBuilder("11", seed=seed, sign=False)
     room.start(ADMIN, history_visibility=rng.choice(VISIBILITIES))
@@ -205,7 +211,10 @@ async def test_cut_rows_tell_what_whole_rows_do(
 
 
 def bridge(flaps: int) -> RoomBuilder:
-    """A user, and the only one of another server, who have come and gone so many times, and are there."""
+    """Return a room in which two users came and went so many times, and are joined.
+
+    One of them is the only user of another server.
+    """
     room = RoomBuilder("11", sign=False)
     room.start(ADMIN, history_visibility="joined")
     for _ in range(flaps):
@@ -302,7 +311,10 @@ async def test_verify_finds_what_is_wrong_in_old_rows(dsn: str, damage: str, che
 
 
 async def test_the_job_cuts_what_the_release_before_has_written(dsn: str, another_dsn: str) -> None:
-    """While code may be at work that does not know the table, nothing is cut; then the job does it, beside a writer that remembers the rows."""
+    """While code that does not know the table may run, no range is cut.
+
+    Later the job cuts them, concurrently with a writer that remembers the rows.
+    """
     room = bridge(60)
     more = [room.leave(FLAPPER), room.join(FLAPPER)]
     pdus = room.pdus
@@ -320,7 +332,8 @@ async def test_the_job_cuts_what_the_release_before_has_written(dsn: str, anothe
         async with store.database.connection() as conn:
             await conn.execute("UPDATE schema_compatibility SET code_revision = '0005'")
             await conn.execute(
-                "INSERT INTO background_jobs (name, revision, registered_ts) VALUES ($1, '0005', 0)",
+                "INSERT INTO background_jobs (name, revision, registered_ts)"
+                " VALUES ($1, '0005', 0)",
                 job.name,
             )
         assert [row.state async for row in run_jobs(store.database, {job.name: job}, pause=0)][

@@ -1,7 +1,8 @@
-"""Whole pages of readers whose ranges have every form, with little slack in the order: as the rule says, also after a rebuild.
+"""Whole pages of readers whose ranges have every form, with little slack, also after a rebuild.
 
-Random rooms come to some of these forms seldom; here each is made on purpose, and everything that `tests.oracle.test_visibility` looks at
-in the end is compared: pages in both directions, surroundings, the nearest by time, what servers are sent, what is withheld.
+The result is that of the rule. Random rooms seldom reach some of these forms; here each is made on
+purpose. At the end everything that `tests.oracle.test_visibility` looks at is compared: pages in
+both directions, context, the nearest by time, events sent to servers, withheld events.
 """
 
 from collections.abc import Callable
@@ -40,7 +41,10 @@ def begin(visibility: str, seed: int) -> RoomBuilder:
 
 
 def left_while_the_world_could_read(room: RoomBuilder) -> list[Delivery]:
-    """Their own range goes on in that of the world, so that they see one range without an end; and what was shared before it."""
+    """The reader's own range continues in that of the world, so they see one range without an end.
+
+    They also see history that was shared before it.
+    """
     room.history_visibility(HOST, "joined")
     speak(room)
     room.history_visibility(HOST, "shared")
@@ -83,7 +87,10 @@ def came_and_went_and_stays(room: RoomBuilder) -> list[Delivery]:
 
 
 def invited_and_then_joined(room: RoomBuilder) -> list[Delivery]:
-    """Under "invited" one range without an end, which begins with an invitation: what the erased sent until the join is withheld."""
+    """Under "invited" there is one range without an end, which begins with an invitation.
+
+    Events of the erased sender up to the join are withheld.
+    """
     for user in (READER, OTHER):
         room.invite(HOST, user)
     speak(room)
