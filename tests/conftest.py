@@ -1,14 +1,19 @@
-"""Fixtures for everybody: a real Postgres, a fresh database in 30 ms, a connection that is rolled back, and no stray exceptions.
+"""Fixtures for all tests: a real Postgres, a fresh database in 30 ms, a connection that rolls back.
 
-Which Postgres: STORAGE_DSN (a server where databases may be created), else STORAGE_TEST_POSTGRES=debian (the programs in
-/usr/lib/postgresql/15/bin), else the embedded one. One server per session, shared by the workers of xdist; fsync is off.
+They also fail a test on stray exceptions.
 
-STORAGE_TEST_MIGRATIONS: the migrations of a later release, whose "pre" steps are taken, to see that this release serves there.
+Which Postgres: STORAGE_DSN (a server where databases may be created), else
+STORAGE_TEST_POSTGRES=debian (the programs in /usr/lib/postgresql/15/bin), else the embedded one.
+There is one server per session, shared by the workers of xdist; fsync is off.
 
-* `dsn`: a migrated database of the test's own, made from a template and dropped afterwards (22 + 8 ms measured; the strategy
-  wal_log, as file_copy costs two checkpoints). `database`: a `Database` on it. For commits, locks, several connections.
-* `conn`: a connection in a transaction that is rolled back. For everything else.
-* `empty_dsn`: a database of the test's own without any table.
+STORAGE_TEST_MIGRATIONS: the migrations of a later release. The tests run their "pre" steps and
+check that this release works on the result.
+
+* `dsn`: the test's own migrated database, made from a template and dropped afterwards.
+  That takes 22 + 8 ms with the strategy wal_log; file_copy costs two checkpoints.
+  `database`: a `Database` on it. Use it for commits, locks, several connections.
+* `conn`: a connection in a transaction that is rolled back. Use it for everything else.
+* `empty_dsn`: the test's own database without any table.
 """
 
 import asyncio
@@ -39,7 +44,7 @@ SERVER_CONFIG = Config(
 _numbers = itertools.count(1)
 
 
-# ------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # the server
 
 
@@ -68,19 +73,19 @@ def server_dsn(
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Remove the cluster when all workers are done: pytest keeps its temporary folders for three sessions."""
+    """Remove the cluster when all workers are done: pytest keeps its folders for 3 sessions."""
     if not hasattr(session.config, "workerinput"):
         base = session.config._tmp_path_factory.getbasetemp()  # type: ignore[attr-defined]
         shutil.rmtree(base / "postgres", ignore_errors=True)
 
 
-# ---------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # the databases
 
 
 @pytest.fixture(scope="session")
 def template_name(server_dsn: str) -> str:
-    """The migrated database that the others are copies of, made once per server and set of migrations."""
+    """Return the template database's name; it is made once per server and set of migrations."""
     return asyncio.run(_make_template(server_dsn))
 
 
@@ -119,7 +124,8 @@ async def _fresh_database(server_dsn: str, template: str, worker_id: str) -> Asy
     connection = await asyncpg.connect(server_dsn)
     try:
         await connection.execute(
-            f"CREATE DATABASE {name} TEMPLATE {template} ENCODING 'UTF8' LOCALE 'C' STRATEGY wal_log"
+            f"CREATE DATABASE {name} TEMPLATE {template} ENCODING 'UTF8' "
+            "LOCALE 'C' STRATEGY wal_log"
         )
         try:
             yield with_database(server_dsn, name)
@@ -182,7 +188,7 @@ async def conn(shared_dsn: str) -> AsyncIterator[Connection]:
         await driver.close()
 
 
-# ---------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # names of cases
 
 
@@ -199,7 +205,7 @@ def pytest_make_parametrize_id(val: object) -> str | None:
     return hashlib.sha256(written).hexdigest()[:8]
 
 
-# ------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # stray exceptions
 
 
@@ -215,7 +221,10 @@ class _Stray(logging.Handler):
 
 
 def pytest_collection_finish() -> None:
-    """What is imported by now stays: take it out of the collections after each test, which cost little then."""
+    """Take all objects imported so far out of the collections after each test.
+
+    They stay for the session; the collections cost little then.
+    """
     gc.collect()
     gc.freeze()
 

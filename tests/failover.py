@@ -30,7 +30,10 @@ CONFIG = Config(embedded_fsync=False, embedded_shared_buffers_mb=16, embedded_co
 
 
 class ReplicatedPair:
-    """Two servers of Postgres; the second replicates the first asynchronously until it is detached or promoted."""
+    """Two Postgres servers: the second replicates the first asynchronously.
+
+    It does so until it is detached or promoted.
+    """
 
     def __init__(self, config: Config = CONFIG) -> None:
         self._config = config
@@ -128,7 +131,7 @@ class ReplicatedPair:
             pass
 
     async def detach(self) -> None:
-        """The standby receives nothing more: what is committed from now on is lost if it is promoted."""
+        """Cut the standby off: commits from now on are lost if it is promoted."""
         await ask(
             self.standby.dsn, "ALTER SYSTEM SET primary_conninfo = ''", "SELECT pg_reload_conf()"
         )
@@ -140,9 +143,10 @@ class ReplicatedPair:
         await asyncio.to_thread(self.primary.stop)
 
     async def back_to_the_copy(self) -> None:
-        """The second server serves in the place of the first as a restored backup does: it was never a standby, and nothing was promoted.
+        """Replace the first server by the second, as a restored backup does.
 
-        Again: the same backup is restored once more.
+        The second was never a standby, and nothing was promoted. A second call restores the same
+        backup once more.
         """
         await self.stop_primary()
         await asyncio.to_thread(self.standby.stop)

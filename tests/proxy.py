@@ -30,7 +30,10 @@ class CommitEater:
         self._target = (host, port)
         self._folder = Path(tempfile.mkdtemp(prefix="proxy-"))
         user = f"{parts.username}{f':{parts.password}' if parts.password else ''}"
-        self.dsn = f"postgresql://{user}@{parts.path}?host={quote(str(self._folder), safe='')}&port=5432&sslmode=disable"
+        self.dsn = (
+            f"postgresql://{user}@{parts.path}"
+            f"?host={quote(str(self._folder), safe='')}&port=5432&sslmode=disable"
+        )
         self.eaten = 0
         self._next: Literal["answer", "request"] | None = None
 
@@ -43,7 +46,7 @@ class CommitEater:
         shutil.rmtree(self._folder)
 
     def eat(self, what: Literal["answer", "request"]) -> None:
-        """Lose the next COMMIT's answer, or the COMMIT itself; the connection ends in both cases."""
+        """Lose the next COMMIT's response, or the COMMIT itself; the connection ends either way."""
         self._next = what
 
     async def _serve(

@@ -120,7 +120,10 @@ def test_both_ends_of_a_range_are_allowed(name: str) -> None:
         ),
         (
             {"retention_lifetime_ms_max": 5},
-            "retention_lifetime_ms_max .* is 5: it must be 0, or at least retention_lifetime_ms_min",
+            (
+                "retention_lifetime_ms_max .* is 5: "
+                "it must be 0, or at least retention_lifetime_ms_min"
+            ),
         ),
     ],
 )
@@ -139,7 +142,7 @@ def test_the_environment_is_checked_too() -> None:
 
 
 async def test_the_least_sizes_work(dsn: str) -> None:
-    """What counts something is as small as it may be; times are left as they are, as statements take some."""
+    """Every count has its smallest value; times stay as they are, as statements take some."""
     sizes: dict[str, Any] = {
         name: at.least
         for name, (_, at) in module.ALLOWED.items()

@@ -1,4 +1,7 @@
-"""That tests which share something costly run in one worker: releases of pytest and pytest-xdist may not go together."""
+"""Tests that share something costly run in one worker.
+
+Releases of pytest and pytest-xdist may not go together.
+"""
 
 import pytest
 

@@ -1,15 +1,20 @@
--- Who may what: three roles without login, for logins to be members of; whoever migrates owns everything. Run by migration 0002, and again by
--- `room-storage migrate --grants`. It leaves exactly these privileges, whatever there was before.
+-- Roles and privileges: three roles without login. Make the login roles members of them.
+-- The role that migrates owns the whole schema.
+-- Migration 0002 creates the roles; `room-storage migrate --grants` runs this script again.
+-- Afterwards the roles have exactly these privileges, whatever they had before.
 --
---   PREFIX_runtime  a homeserver's processes: INSERT and SELECT, UPDATE of what may change. No event is deleted, no bytes change.
+--   PREFIX_runtime  the processes of a homeserver: INSERT, SELECT, and UPDATE of mutable columns.
+--                   They cannot delete events or change event bytes.
 --   PREFIX_reader   SELECT: room-storage stats, verify, explain.
---   PREFIX_purger   what takes away or mends: purge, censor, gc, verify --repair, rebuild-visibility.
+--   PREFIX_purger   deletions and repairs: purge, censor, gc, verify --repair, rebuild-visibility.
 --
--- The prefix is the setting room_storage.role_prefix; "none": no roles.
+-- The setting room_storage.role_prefix is the prefix; with "none" there are no roles.
 
 DO $$
 DECLARE
-    prefix text := COALESCE(NULLIF(current_setting('room_storage.role_prefix', true), ''), 'room_storage');
+    prefix text := COALESCE(
+        NULLIF(current_setting('room_storage.role_prefix', true), ''), 'room_storage'
+    );
     runtime text := prefix || '_runtime';
     reader text := prefix || '_reader';
     purger text := prefix || '_purger';
@@ -25,15 +30,20 @@ BEGIN
         BEGIN
             EXECUTE format('CREATE ROLE %I NOLOGIN', role);
         EXCEPTION
-            WHEN duplicate_object OR unique_violation THEN NULL;  -- another database of this server does the same at this moment
+            -- Another database of this server creates the role at the same time.
+            WHEN duplicate_object OR unique_violation THEN NULL;
             WHEN insufficient_privilege THEN missing := missing || role;
         END;
     END LOOP;
     IF missing <> '{}' THEN
-        RAISE WARNING 'the roles % do not exist and % may not make them: the schema serves without, its owner may everything',
+        RAISE WARNING 'the roles % do not exist and % may not make them: '
+            'the schema serves without, its owner may everything',
             array_to_string(missing, ', '), current_user
-            USING HINT = format('as a role with CREATEROLE: %s; then run `room-storage migrate --grants` as %s',
-                (SELECT string_agg(format('CREATE ROLE %I NOLOGIN', m), '; ') FROM unnest(missing) AS m), current_user);
+            USING HINT = format(
+                'as a role with CREATEROLE: %s; then run `room-storage migrate --grants` as %s',
+                (SELECT string_agg(format('CREATE ROLE %I NOLOGIN', m), '; ')
+                    FROM unnest(missing) AS m),
+                current_user);
         RETURN;
     END IF;
     FOREACH role IN ARRAY ARRAY[runtime, reader, purger] LOOP
@@ -47,42 +57,63 @@ BEGIN
             ('alembic_version', 'SELECT', 'SELECT'),
             ('schema_compatibility', 'SELECT', 'SELECT'),
             ('background_jobs', 'SELECT', 'SELECT'),
-            ('deployment', 'SELECT, INSERT, UPDATE (server_name, incarnation)', 'SELECT, UPDATE (incarnation)'),
+            ('deployment',
+                'SELECT, INSERT, UPDATE (server_name, incarnation)',
+                'SELECT, UPDATE (incarnation)'),
             ('principals', 'SELECT, INSERT', 'SELECT, INSERT'),
             ('event_types', 'SELECT, INSERT', 'SELECT, INSERT'),
             ('state_keys', 'SELECT, INSERT', 'SELECT, INSERT'),
             ('rooms',
-                'SELECT, INSERT, UPDATE (write_version, next_audience, current_state_group, last_stream_ordering, max_topological_ordering, '
-                'current_audience, moves, joined_count, invited_count, forward_extremities, out_of_range)',
+                'SELECT, INSERT, UPDATE (write_version, next_audience, current_state_group, '
+                'last_stream_ordering, max_topological_ordering, '
+                'current_audience, moves, joined_count, invited_count, forward_extremities, '
+                'out_of_range)',
                 'SELECT, UPDATE, DELETE'),
             ('events',
-                'SELECT, INSERT, UPDATE (stream_ordering, topological_ordering, state_group_before, state_group_after, audience, redacted_by, '
-                'writer_nid, outlier, backfilled, soft_failed, ineffective, after_gap, rejected, prev_events, auth_events)',
+                'SELECT, INSERT, UPDATE (stream_ordering, topological_ordering, '
+                'state_group_before, state_group_after, audience, redacted_by, '
+                'writer_nid, outlier, backfilled, soft_failed, ineffective, after_gap, rejected, '
+                'prev_events, auth_events)',
                 'SELECT, UPDATE, DELETE'),
             ('reordered_events', 'SELECT, INSERT', 'SELECT, INSERT, UPDATE, DELETE'),
-            ('missing_events', 'SELECT, INSERT, UPDATE (superseded, child_nids), DELETE', 'SELECT, INSERT, UPDATE, DELETE'),
+            ('missing_events',
+                'SELECT, INSERT, UPDATE (superseded, child_nids), DELETE',
+                'SELECT, INSERT, UPDATE, DELETE'),
             ('gap_failures', 'SELECT, INSERT, UPDATE, DELETE', 'SELECT, INSERT, UPDATE, DELETE'),
             ('dropped_extremities', 'SELECT, INSERT', 'SELECT, INSERT, UPDATE, DELETE'),
             ('waiting_redactions', 'SELECT, INSERT, DELETE', 'SELECT, INSERT, UPDATE, DELETE'),
             ('state_groups', 'SELECT, INSERT', 'SELECT, INSERT, UPDATE, DELETE'),
-            ('current_state', 'SELECT, INSERT, UPDATE (event_nid, membership), DELETE', 'SELECT, INSERT, UPDATE, DELETE'),
+            ('current_state',
+                'SELECT, INSERT, UPDATE (event_nid, membership), DELETE',
+                'SELECT, INSERT, UPDATE, DELETE'),
             ('state_deltas', 'SELECT, INSERT', 'SELECT, INSERT, UPDATE, DELETE'),
-            ('memberships', 'SELECT, INSERT, UPDATE (stream_ordering, event_nid, writer_nid, membership)', 'SELECT, INSERT, UPDATE, DELETE'),
-            ('out_of_band_memberships', 'SELECT, INSERT, UPDATE (event_nid, stripped_state), DELETE', 'SELECT, INSERT, UPDATE, DELETE'),
+            ('memberships',
+                'SELECT, INSERT, UPDATE (stream_ordering, event_nid, writer_nid, membership)',
+                'SELECT, INSERT, UPDATE, DELETE'),
+            ('out_of_band_memberships',
+                'SELECT, INSERT, UPDATE (event_nid, stripped_state), DELETE',
+                'SELECT, INSERT, UPDATE, DELETE'),
             ('outlier_memberships', 'SELECT, INSERT', 'SELECT, INSERT, UPDATE, DELETE'),
             ('auth_chains', 'SELECT, INSERT', 'SELECT, INSERT, UPDATE, DELETE'),
             ('auth_chain_links', 'SELECT, INSERT', 'SELECT, INSERT, UPDATE, DELETE'),
             ('visibility',
-                'SELECT, INSERT, UPDATE (last_join_topological, joined_count, invited_count, audiences, invited_audiences, '
+                'SELECT, INSERT, UPDATE (last_join_topological, joined_count, invited_count, '
+                'audiences, invited_audiences, '
                 'first_audience)',
                 'SELECT, INSERT, UPDATE, DELETE'),
-            ('past_visibility', 'SELECT, INSERT, UPDATE (audiences, invited_audiences, topological_ranges)', 'SELECT, INSERT, UPDATE, DELETE'),
-            ('audiences', 'SELECT, INSERT, UPDATE (branches, continued)', 'SELECT, INSERT, UPDATE, DELETE'),
+            ('past_visibility',
+                'SELECT, INSERT, UPDATE (audiences, invited_audiences, topological_ranges)',
+                'SELECT, INSERT, UPDATE, DELETE'),
+            ('audiences',
+                'SELECT, INSERT, UPDATE (branches, continued)',
+                'SELECT, INSERT, UPDATE, DELETE'),
             ('erased_users', 'SELECT, INSERT, DELETE', 'SELECT'),
             ('stream_positions', 'SELECT, INSERT, UPDATE', 'SELECT, INSERT, UPDATE'),
             ('lost_positions', 'SELECT, INSERT', 'SELECT, INSERT'),
             ('purged_streams', 'SELECT', 'SELECT, INSERT, UPDATE'),
-            ('writers', 'SELECT, INSERT, UPDATE (schema_revision)', 'SELECT, INSERT, UPDATE (schema_revision)'),
+            ('writers',
+                'SELECT, INSERT, UPDATE (schema_revision)',
+                'SELECT, INSERT, UPDATE (schema_revision)'),
             ('account_data', 'SELECT, INSERT, UPDATE', 'SELECT, INSERT, UPDATE, DELETE'),
             ('to_device', 'SELECT, INSERT, DELETE', 'SELECT, INSERT, UPDATE, DELETE'),
             ('receipts', 'SELECT, INSERT, UPDATE', 'SELECT, INSERT, UPDATE, DELETE'),
@@ -102,12 +133,16 @@ BEGIN
     END LOOP;
     FOR one IN
         SELECT c.oid::regclass AS name
-        FROM unnest(ARRAY['principal_nids', 'type_nids', 'state_key_nids', 'room_nids', 'event_nids', 'events_stream', 'state_group_nids',
-            'auth_chain_nids', 'writer_nids', 'account_data_stream', 'to_device_stream', 'receipts_stream', 'caches_stream',
-            'import_numbers', 'purge_job_ids']) AS s (name)
+        FROM unnest(ARRAY[
+            'principal_nids', 'type_nids', 'state_key_nids', 'room_nids', 'event_nids',
+            'events_stream', 'state_group_nids', 'auth_chain_nids', 'writer_nids',
+            'account_data_stream', 'to_device_stream', 'receipts_stream', 'caches_stream',
+            'import_numbers', 'purge_job_ids'
+        ]) AS s (name)
         JOIN pg_class c ON c.oid = to_regclass(quote_ident(s.name))
     LOOP
-        EXECUTE format('GRANT USAGE, SELECT, UPDATE ON SEQUENCE %s TO %I, %I', one.name, runtime, purger);
+        EXECUTE format(
+            'GRANT USAGE, SELECT, UPDATE ON SEQUENCE %s TO %I, %I', one.name, runtime, purger);
         EXECUTE format('GRANT SELECT ON SEQUENCE %s TO %I', one.name, reader);
     END LOOP;
 END

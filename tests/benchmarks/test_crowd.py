@@ -1,4 +1,7 @@
-"""The large database of the benchmarks is what the engine would have written, and its bytes are those of valid events."""
+"""The benchmarks' large database is one that the engine could have written.
+
+Its bytes are those of valid events.
+"""
 
 import json
 import subprocess

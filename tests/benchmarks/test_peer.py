@@ -1,4 +1,7 @@
-"""This side of the comparison with Synapse, at the smallest size, and that both sides speak of the same commands. The peer itself is not run here."""
+"""Our side of the comparison with Synapse, at the smallest size.
+
+Both sides must have the same commands. These tests do not run the peer itself.
+"""
 
 import ast
 import inspect

@@ -1,4 +1,4 @@
-"""The soak sees what is wrong: a client that knows otherwise than the server, an event told twice."""
+"""The soak detects errors: a client that differs from the server, an event reported twice."""
 
 import pytest
 

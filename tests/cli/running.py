@@ -1,4 +1,4 @@
-"""`room-storage` as a process of its own: forked from one that has imported everything already, or started anew."""
+"""Run `room-storage` as a process: forked after all imports, or from scratch."""
 
 import functools
 import multiprocessing
@@ -15,7 +15,8 @@ NOBODY = "postgresql://postgres@127.0.0.1:1/nowhere"
 STREAMS = ("stdin", "stdout", "stderr")
 INTERRUPTIBLE = """
 import runpy, signal
-signal.signal(signal.SIGINT, signal.default_int_handler)  # what a shell runs in the background ignores it, and so does what that starts
+# A shell's background jobs ignore SIGINT, and so do their children.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 runpy.run_module("storage", run_name="__main__", alter_sys=True)
 """
 

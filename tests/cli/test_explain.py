@@ -1,4 +1,7 @@
-"""room-storage explain: the plans of a hot question on a database, for people and for programs; what is lacking is said."""
+"""room-storage explain: plans of a hot query on a database, as text and as JSON.
+
+It names each index that is missing.
+"""
 
 import asyncio
 import json

@@ -1,4 +1,7 @@
-"""`room-storage export`, and importing what it wrote: an equal store, from NDJSON and from Parquet; and what can go wrong."""
+"""`room-storage export`: importing its output gives an equal store; and how it can fail.
+
+The output is NDJSON or Parquet.
+"""
 
 import json
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Importing: any order, any spelling; bad lines and broken imports; what is there when it was interrupted."""
+"""Import: any order, any spelling, bad lines, broken imports, the state after an interrupt."""
 
 import asyncio
 import base64
@@ -64,7 +64,8 @@ async def tables(store: storage.Store) -> list[object]:
     async with store.database.connection() as conn:
         return [
             await conn.fetchvals(
-                "SELECT format('%s %s %s %s %s %s', event_id, json, rejected, soft_failed, outlier, topological_ordering) FROM events ORDER BY 1"
+                "SELECT format('%s %s %s %s %s %s', event_id, json, rejected, soft_failed, "
+                "outlier, topological_ordering) FROM events ORDER BY 1"
             ),
             await conn.fetchvals(
                 """
@@ -77,7 +78,7 @@ async def tables(store: storage.Store) -> list[object]:
         ]
 
 
-# ------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # what gets in
 
 
@@ -162,7 +163,7 @@ async def test_what_builds_on_a_later_file_waits_for_it(
     assert (outcomes, rejects) == ({"stored": 60}, [])
 
 
-# ---------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # what does not
 
 
@@ -239,12 +240,15 @@ async def test_a_file_that_cannot_be_read_ends_it(store: storage.Store, tmp_path
         await imported(store, str(tmp_path))
 
 
-# -------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # interruptions
 
 
 class Interrupting:
-    """An observer that does something at the n-th write; an error stays until `back` is called, for every statement."""
+    """An observer that acts at the n-th write.
+
+    An error stays for every statement until `back` is called.
+    """
 
     def __init__(self, at: int, what: "asyncio.Event | Exception") -> None:
         self.left = at

@@ -1,4 +1,7 @@
-"""`room-storage import` as it is called: exit codes, output, the rejects file, an interrupt, and everything that can be missing."""
+"""`room-storage import` as users call it: exit codes, output, the rejects file, an interrupt.
+
+Also each thing that can be missing.
+"""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""verify, gc, rebuild-visibility and explain-visibility as processes: exit codes, JSON, sentences."""
+"""verify, gc, rebuild-visibility and explain-visibility as processes: exit codes, JSON, text."""
 
 import json
 
@@ -66,7 +66,10 @@ async def test_what_cannot_be_repaired_is_left(dsn: str) -> None:
 
 
 async def test_verify_finds_and_authorises_again(dsn: str) -> None:
-    """A room that an earlier release rejected, all but its create event, as the batch began with a room of another version."""
+    """An earlier release rejected all of a room but its create event.
+
+    The batch began with a room of another version.
+    """
     first, room = RoomBuilder("11", seed=1, sign=False), RoomBuilder("12", seed=2, sign=False)
     for one in (first, room):
         one.start(one.user(1))
@@ -96,7 +99,8 @@ async def test_gc_rebuild_and_explain(dsn: str) -> None:
     assert room_storage("gc", "--dsn", dsn).stdout == "0 state groups freed\n"
     await damage(
         dsn,
-        "DELETE FROM visibility WHERE principal_nid <> (SELECT min(principal_nid) FROM principals WHERE name LIKE '@%:s1.test')",
+        "DELETE FROM visibility WHERE principal_nid <> (SELECT min(principal_nid) "
+        "FROM principals WHERE name LIKE '@%:s1.test')",
     )
     assert room_storage("rebuild-visibility", room.room_id, "--dsn", dsn).returncode == 0
     assert room_storage("verify", "--dsn", dsn).returncode == 0

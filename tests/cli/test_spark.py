@@ -30,7 +30,10 @@ def test_a_setting_has_a_name_and_a_value() -> None:
 
 
 def test_an_error_of_an_executor_is_told_by_its_name() -> None:
-    trace = "org.apache.spark.SparkException: …\nTraceback:\n  File x\nstorage.errors.DatabaseUnavailable: no route (SQLSTATE 08001)\n\n"
+    trace = (
+        "org.apache.spark.SparkException: …\nTraceback:\n  File x\n"
+        "storage.errors.DatabaseUnavailable: no route (SQLSTATE 08001)\n\n"
+    )
     assert "DatabaseUnavailable in an executor: no route" in str(of_text(trace))
     assert isinstance(of_text(trace), DatabaseUnavailable)
     assert (

@@ -1,4 +1,7 @@
-"""`room-storage stats`: the counts are right, the sizes are Postgres' own, an empty database has them too."""
+"""`room-storage stats`: the counts are right, the sizes are those of Postgres.
+
+An empty database has them too.
+"""
 
 import json
 

@@ -1,4 +1,4 @@
-"""The bag of waiting lines: whatever is put in comes out by depth, from memory, from disk, and while more is put in."""
+"""The queue of waiting lines returns them by depth, from memory and disk, while it is filled."""
 
 from hypothesis import given
 from hypothesis import strategies as st

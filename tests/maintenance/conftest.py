@@ -1,4 +1,7 @@
-"""A store for the tests of maintenance; a file that wants other settings has a fixture ``config`` of its own."""
+"""A store for the maintenance tests.
+
+A file that needs other settings has its own fixture ``config``.
+"""
 
 from collections.abc import AsyncIterator
 

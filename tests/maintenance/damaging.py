@@ -1,4 +1,4 @@
-"""Indexes damaged by hand: rows that an index never learned of, entries in another order, entries of other rows."""
+"""Indexes damaged by hand: missing rows, entries in another order, entries of other rows."""
 
 import re
 from collections.abc import AsyncIterator, Iterable
@@ -31,7 +31,10 @@ CHECKED: Final = {
 SQL_TABLE: Final = (
     "SELECT indrelid::regclass::text FROM pg_index WHERE indexrelid = $1::text::regclass"
 )
-SQL_PREDICATE: Final = "SELECT COALESCE(pg_get_expr(indpred, indrelid), 'true') FROM pg_index WHERE indexrelid = $1::text::regclass"
+SQL_PREDICATE: Final = (
+    "SELECT COALESCE(pg_get_expr(indpred, indrelid), 'true') FROM pg_index "
+    "WHERE indexrelid = $1::text::regclass"
+)
 SQL_COLUMNS: Final = """
 SELECT a.attname::text AS name, format_type(a.atttypid, NULL) AS type
 FROM pg_attribute a
@@ -41,7 +44,7 @@ WHERE a.attrelid = $1::text::regclass AND a.attnum > 0 AND NOT a.attisdropped AN
 
 
 async def blind(conn: asyncpg.Connection, index: str) -> int:
-    """Write all rows of an index's table again while the index takes none in; how many rows it lacks."""
+    """Rewrite all rows of a table while this index takes none; return how many rows it lacks."""
     table = await conn.fetchval(SQL_TABLE, index)
     async with conn.transaction():
         await conn.execute(
@@ -74,16 +77,18 @@ async def _make_up(conn: asyncpg.Connection, table: str) -> None:
         for name, kind in columns
     ]
     await conn.execute(
-        f"INSERT INTO {table} ({', '.join(name for name, _ in columns)}) VALUES ({', '.join(values)})"
+        f"INSERT INTO {table} ({', '.join(name for name, _ in columns)}) "
+        f"VALUES ({', '.join(values)})"
     )
 
 
 async def exchange(conn: asyncpg.Connection, index: str, definition: str) -> None:
-    """Put another index, ``ON table (…)``, in the place of this one: its file under the other's name."""
+    """Replace this index by another, ``ON table (…)``: swap their files."""
     await conn.execute(f"CREATE INDEX exchanged ON {definition}")
     await conn.execute(
         "UPDATE pg_class c SET relfilenode = other.relfilenode FROM pg_class other "
-        "WHERE (c.oid, other.oid) IN (($1::text::regclass, 'exchanged'::regclass), ('exchanged'::regclass, $1::text::regclass))",
+        "WHERE (c.oid, other.oid) IN (($1::text::regclass, 'exchanged'::regclass), "
+        "('exchanged'::regclass, $1::text::regclass))",
         index,
     )
     await conn.execute("DROP INDEX exchanged")
@@ -91,7 +96,7 @@ async def exchange(conn: asyncpg.Connection, index: str, definition: str) -> Non
 
 @asynccontextmanager
 async def not_ready(conn: Connection, indexes: Iterable[str]) -> AsyncIterator[None]:
-    """Rows that are written in the block are not taken in by these indexes, which are read all the same afterwards."""
+    """Keep rows written in the block out of these indexes, which are still read afterwards."""
     names = list(indexes)
     await conn.execute(
         "UPDATE pg_index SET indisready = false WHERE indexrelid = ANY($1::text[]::regclass[])",
@@ -105,12 +110,16 @@ async def not_ready(conn: Connection, indexes: Iterable[str]) -> AsyncIterator[N
 
 
 async def rows_of_all_tables(conn: Connection) -> dict[str, str]:
-    """What every table has, read without an index; but for positions, which an open store moves along."""
+    """Return the content of each table, read without an index.
+
+    Positions are left out, as an open store advances them.
+    """
     async with begun(conn):
         for way in INDEX_SCANS:
             await conn.execute(f"SET LOCAL {way} = off")
         names = await conn.fetchvals(
-            "SELECT relname::text FROM pg_class WHERE relkind = 'r' AND relnamespace = 'public'::regnamespace AND relname <> 'stream_positions'"
+            "SELECT relname::text FROM pg_class WHERE relkind = 'r' "
+            "AND relnamespace = 'public'::regnamespace AND relname <> 'stream_positions'"
         )
         return {
             name: await conn.fetchval(

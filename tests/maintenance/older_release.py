@@ -1,4 +1,7 @@
-"""Stores as an earlier release left them: it read every event of a batch by the version of the batch's first create event."""
+"""Stores as an earlier release left them.
+
+It read each event of a batch by the version of the batch's first create event.
+"""
 
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager

@@ -1,4 +1,4 @@
-"""What tests of purges share: a room, a look at a value, a purge, and a purge that stands still somewhere."""
+"""Helpers of the purge tests: a room, a look at a value, a purge, and a purge that stops midway."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable

@@ -1,4 +1,4 @@
-"""Censoring: what a redaction took away is gone from the tables, and everything else stays as it was."""
+"""Censoring: redacted content is gone from the tables, and everything else stays as it was."""
 
 import asyncio
 import json
@@ -135,7 +135,10 @@ async def test_what_is_still_read_is_left(store: Store, version: str) -> None:
 
 
 async def test_its_time_has_to_come(dsn: str, store: Store) -> None:
-    """Seven days after the redaction arrived, or after its target if that came later; off if a negative time is configured."""
+    """Censoring is due seven days after the redaction or its target arrived, whichever is later.
+
+    A negative time turns it off.
+    """
     room, gone = redacted_room()
     await store.append(room.pdus)
     async with store.database.connection() as conn:
@@ -145,7 +148,8 @@ async def test_its_time_has_to_come(dsn: str, store: Store) -> None:
             "UPDATE events SET received_ts = received_ts + 5 WHERE event_id = $1::text", gone[0]
         )
         await conn.execute(
-            "UPDATE events SET received_ts = received_ts + 7 WHERE event_nid = (SELECT redacted_by FROM events WHERE event_id = $1::text)",
+            "UPDATE events SET received_ts = received_ts + 7 WHERE event_nid = "
+            "(SELECT redacted_by FROM events WHERE event_id = $1::text)",
             gone[1],
         )
     week = received + 7 * DAY_MS
@@ -241,7 +245,10 @@ async def test_caches_are_told_once(dsn: str) -> None:
 async def test_rooms_go_on_as_if_nothing_had_been_censored(
     dsn: str, another_dsn: str, version: str, seed: int
 ) -> None:
-    """Half of a random room, censored, then the rest, in a store that remembers nothing; beside it the same without censoring."""
+    """Censor half of a random room, then the rest, in a store without caches.
+
+    Compare with the same room without censoring.
+    """
     shape = LIVELY.replaced(
         mix={**LIVELY.mix, "redaction": 25, "power": 3},
         odd=Odd(content_hash=0.03, early_redaction=0.03, rejected=0.02),
@@ -286,11 +293,18 @@ async def test_an_export_of_censored_events_is_stored_again(store: Store, anothe
 @pytest.mark.parametrize(
     "sql",
     [
-        "UPDATE events SET encoding = 1 WHERE event_id = (SELECT max(event_id) FROM events WHERE redacted_by IS NULL AND type_nid = 2)",
+        (
+            "UPDATE events SET encoding = 1 WHERE event_id = (SELECT max(event_id) FROM events "
+            "WHERE redacted_by IS NULL AND type_nid = 2)"
+        ),
         "UPDATE events SET encoding = 0 WHERE encoding = 1",
         "UPDATE events SET encoding = 7 WHERE encoding = 1",
         "UPDATE events SET redacted_by = NULL, redacted_form = false WHERE encoding = 1",
-        "UPDATE events SET json = convert_to(replace(convert_from(json, 'UTF8'), '{', '{ '), 'UTF8') WHERE encoding = 1",
+        (
+            "UPDATE events SET "
+            "json = convert_to(replace(convert_from(json, 'UTF8'), '{', '{ '), 'UTF8') "
+            "WHERE encoding = 1"
+        ),
     ],
 )
 async def test_verify_finds_what_is_censored_wrongly(store: Store, sql: str) -> None:
@@ -303,7 +317,7 @@ async def test_verify_finds_what_is_censored_wrongly(store: Store, sql: str) -> 
 
 
 async def test_what_is_to_be_done_is_found_by_its_index(store: Store) -> None:
-    """However many events there are: only those that are redacted and not censored yet are looked at."""
+    """The query reads only redacted events not censored yet, however many events there are."""
     room, gone = redacted_room()
     for _ in range(1_000):
         room.message(BOB)

@@ -1,4 +1,7 @@
-"""One row damaged by hand: the check that should find it does, no other complains, and a repair mends what is derived."""
+"""One row damaged by hand: the right check finds it, and no other complains.
+
+A repair mends derived data.
+"""
 
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -23,16 +26,27 @@ class Damage(NamedTuple):
     mended: bool
 
 
-ONE_MESSAGE = "(SELECT event_nid FROM events WHERE type_nid = 8 AND NOT outlier AND rejected IS NULL ORDER BY event_nid DESC LIMIT 1)"
-ONE_TOPIC = "(SELECT event_nid FROM events WHERE type_nid = 10 AND state_group_after IS NOT NULL ORDER BY event_nid LIMIT 1)"
-ONE_MEMBER = "(SELECT event_nid FROM events WHERE membership = 5 AND state_group_after IS NOT NULL ORDER BY event_nid LIMIT 1 OFFSET 3)"
+ONE_MESSAGE = (
+    "(SELECT event_nid FROM events WHERE type_nid = 8 AND NOT outlier AND rejected IS NULL "
+    "ORDER BY event_nid DESC LIMIT 1)"
+)
+ONE_TOPIC = (
+    "(SELECT event_nid FROM events WHERE type_nid = 10 AND state_group_after IS NOT NULL "
+    "ORDER BY event_nid LIMIT 1)"
+)
+ONE_MEMBER = (
+    "(SELECT event_nid FROM events WHERE membership = 5 AND state_group_after IS NOT NULL "
+    "ORDER BY event_nid LIMIT 1 OFFSET 3)"
+)
 ONE_LOCAL = (
     "(SELECT principal_nid FROM principals WHERE name LIKE '@%:s1.test' ORDER BY name LIMIT 1)"
 )
 
 DAMAGES = {
     "bytes": Damage(
-        f"UPDATE events SET json = convert_to(replace(convert_from(json, 'UTF8'), 'm.text', 'm.test'), 'UTF8') WHERE event_nid = {ONE_MESSAGE}",
+        "UPDATE events SET "
+        "json = convert_to(replace(convert_from(json, 'UTF8'), 'm.text', 'm.test'), 'UTF8') "
+        f"WHERE event_nid = {ONE_MESSAGE}",
         {"bytes"},
         mended=False,
     ),
@@ -60,19 +74,22 @@ DAMAGES = {
         mended=False,
     ),
     "order": Damage(
-        f"UPDATE events SET topological_ordering = topological_ordering - 1 WHERE event_nid = {ONE_TOPIC}",
+        "UPDATE events SET topological_ordering = topological_ordering - 1 "
+        f"WHERE event_nid = {ONE_TOPIC}",
         {"topological_ordering"},
         mended=False,
     ),
     "latest position": Damage("UPDATE rooms SET last_stream_ordering = 1", {"rooms"}, mended=True),
     "move of nothing": Damage(
-        "INSERT INTO reordered_events (room_nid, moves, event_nid, topological_before) SELECT room_nid, 1, 999999, 1 FROM rooms",
+        "INSERT INTO reordered_events (room_nid, moves, event_nid, topological_before) "
+        "SELECT room_nid, 1, 999999, 1 FROM rooms",
         {"reordered_events", "rooms"},
         mended=True,
     ),
     "move down": Damage(
         f"INSERT INTO reordered_events (room_nid, moves, event_nid, topological_before) "
-        f"SELECT room_nid, 1, event_nid, topological_ordering FROM events WHERE event_nid = {ONE_TOPIC}",
+        "SELECT room_nid, 1, event_nid, topological_ordering FROM events "
+        f"WHERE event_nid = {ONE_TOPIC}",
         {"reordered_events", "rooms"},
         mended=True,
     ),
@@ -100,29 +117,35 @@ DAMAGES = {
         mended=True,
     ),
     "dropped what was no extremity": Damage(
-        "INSERT INTO dropped_extremities SELECT event_nid, room_nid FROM events WHERE rejected IS NOT NULL LIMIT 1",
+        "INSERT INTO dropped_extremities SELECT event_nid, room_nid FROM events "
+        "WHERE rejected IS NOT NULL LIMIT 1",
         {"dropped_extremities"},
         mended=True,
     ),
     "digest": Damage(
-        "UPDATE state_groups SET digest = digest + 1 WHERE state_group = (SELECT max(state_group) FROM state_groups)",
+        "UPDATE state_groups SET digest = digest + 1 WHERE state_group = "
+        "(SELECT max(state_group) FROM state_groups)",
         {"state_groups"},
         mended=False,
     ),
     "entry count": Damage(
-        "UPDATE state_groups SET entry_count = entry_count + 1 WHERE state_group = (SELECT max(state_group) FROM state_groups)",
+        "UPDATE state_groups SET entry_count = entry_count + 1 WHERE state_group = "
+        "(SELECT max(state_group) FROM state_groups)",
         {"state_groups"},
         mended=False,
     ),
     "members not apart": Damage(
-        "UPDATE state_groups SET key_nids = key_nids || member_key_nids, event_nids = event_nids || member_event_nids, "
+        "UPDATE state_groups SET key_nids = key_nids || member_key_nids, "
+        "event_nids = event_nids || member_event_nids, "
         "member_key_nids = '{}', member_event_nids = '{}' WHERE state_group = "
-        "(SELECT state_group FROM state_groups WHERE cardinality(member_key_nids) > 0 ORDER BY 1 LIMIT 1)",
+        "(SELECT state_group FROM state_groups WHERE cardinality(member_key_nids) > 0 "
+        "ORDER BY 1 LIMIT 1)",
         {"state_groups"},
         mended=False,
     ),
     "state before": Damage(
-        f"UPDATE events SET state_group_before = (SELECT state_group_before FROM events WHERE event_nid = {ONE_TOPIC}) "
+        "UPDATE events SET state_group_before = (SELECT state_group_before FROM events "
+        f"WHERE event_nid = {ONE_TOPIC}) "
         f"WHERE event_nid = {ONE_MESSAGE}",
         {"state_before", "visibility"},
         mended=False,
@@ -138,12 +161,14 @@ DAMAGES = {
         mended=True,
     ),
     "accepted": Damage(
-        "UPDATE events SET rejected = NULL WHERE event_nid = (SELECT max(event_nid) FROM events WHERE rejected IS NOT NULL)",
+        "UPDATE events SET rejected = NULL WHERE event_nid = (SELECT max(event_nid) FROM events "
+        "WHERE rejected IS NOT NULL)",
         {"rejected", "forward_extremities"},
         mended=False,
     ),
     "current group": Damage(
-        f"UPDATE rooms SET current_state_group = (SELECT state_group_before FROM events WHERE event_nid = {ONE_TOPIC})",
+        "UPDATE rooms SET current_state_group = (SELECT state_group_before FROM events "
+        f"WHERE event_nid = {ONE_TOPIC})",
         {"current_state_group", "current_state", "memberships", "visibility", "visibility_counts"},
         mended=True,
     ),
@@ -201,7 +226,8 @@ DAMAGES = {
         mended=True,
     ),
     "redaction that took effect": Damage(
-        "UPDATE events SET ineffective = NOT ineffective WHERE type_nid = 7 AND rejected IS NULL AND NOT outlier",
+        "UPDATE events SET ineffective = NOT ineffective "
+        "WHERE type_nid = 7 AND rejected IS NULL AND NOT outlier",
         {"ineffective"},
         mended=True,
     ),
@@ -221,12 +247,14 @@ DAMAGES = {
         mended=True,
     ),
     "relation to something else": Damage(
-        "UPDATE events SET relates_to = relates_to + 1, rel_type_nid = 22, replaces = NULL WHERE relates_to IS NOT NULL",
+        "UPDATE events SET relates_to = relates_to + 1, rel_type_nid = 22, replaces = NULL "
+        "WHERE relates_to IS NOT NULL",
         {"relations"},
         mended=True,
     ),
     "relation invented": Damage(
-        f"UPDATE events SET relates_to = 7, rel_type_nid = 19, replaces = true WHERE event_nid = {ONE_TOPIC}",
+        "UPDATE events SET relates_to = 7, rel_type_nid = 19, replaces = true "
+        f"WHERE event_nid = {ONE_TOPIC}",
         {"relations"},
         mended=True,
     ),
@@ -236,7 +264,8 @@ DAMAGES = {
         mended=True,
     ),
     "audience of a state": Damage(
-        f"UPDATE state_groups SET audience = 1::bigint << 40 WHERE state_group = (SELECT state_group_before FROM events WHERE event_nid = {ONE_MESSAGE})",
+        "UPDATE state_groups SET audience = 1::bigint << 40 WHERE state_group = "
+        f"(SELECT state_group_before FROM events WHERE event_nid = {ONE_MESSAGE})",
         {"visibility"},
         mended=True,
     ),
@@ -267,7 +296,8 @@ DAMAGES = {
         mended=True,
     ),
     "count of the joined": Damage(
-        "UPDATE visibility SET joined_count = joined_count + 1 WHERE principal_nid = (SELECT max(principal_nid) FROM visibility)",
+        "UPDATE visibility SET joined_count = joined_count + 1 WHERE principal_nid = "
+        "(SELECT max(principal_nid) FROM visibility)",
         {"visibility_counts"},
         mended=True,
     ),
@@ -365,7 +395,8 @@ async def test_nothing_is_derived_from_states_whose_keys_have_no_names(
 ) -> None:
     async with database.connection() as conn:
         await conn.execute(
-            f"DELETE FROM state_keys WHERE state_key_nid = (SELECT state_key_nid FROM events WHERE event_nid = {ONE_MEMBER})"
+            "DELETE FROM state_keys WHERE state_key_nid = (SELECT state_key_nid FROM events "
+            f"WHERE event_nid = {ONE_MEMBER})"
         )
     found = await findings(database)
     assert any("without a row in state_keys" in finding.found for finding in found)

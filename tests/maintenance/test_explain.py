@@ -66,7 +66,8 @@ async def test_the_reasons(store: Store) -> None:
         ": the history visibility was invited, and they were invited."
     )
     assert (await said(hidden, other)).startswith(
-        f"{other} may not see {hidden.event_id}: the history visibility was invited, and they were gone"
+        f"{other} may not see {hidden.event_id}: "
+        "the history visibility was invited, and they were gone"
     )
     assert (await said(opening, other)).endswith(
         ": the history visibility was invited before it and world_readable after it."

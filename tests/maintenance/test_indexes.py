@@ -1,4 +1,4 @@
-"""Indexes that lie: each one of the schema in turn is found and named, and no sound fact is blamed."""
+"""Corrupt indexes: the check finds and names each one of the schema, and reports no sound data."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator, Sequence

@@ -1,4 +1,4 @@
-"""Whoever deletes or mends refuses to go by an index that lies: nothing changes, and the error says REINDEX."""
+"""Deletions and repairs refuse a corrupt index: nothing changes, and the error says REINDEX."""
 
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
@@ -133,7 +133,8 @@ async def test_gc_without_the_proof_deletes_states_that_are_in_use(dsn: str, sto
     room = await lying(store, LIARS["all of a room"])
     async with store.database.connection() as conn:
         await conn.execute(
-            "DO $$ BEGIN EXECUTE format('ALTER DATABASE %I SET enable_seqscan = off', current_database()); END $$"
+            "DO $$ BEGIN EXECUTE format('ALTER DATABASE %I SET enable_seqscan = off', "
+            "current_database()); END $$"
         )
     await others_ended(store.database)
     async with await Database.open(dsn) as database:

@@ -1,4 +1,7 @@
-"""Purging by hand-made rooms: the point, what comes back, interruptions, beside writers, whole rooms, retention."""
+"""Purging hand-made rooms: the purge point, returning events, interruptions, concurrent writers.
+
+Also whole rooms and retention.
+"""
 
 import asyncio
 import time
@@ -253,7 +256,7 @@ class FullDiskObserver:
 
 
 async def test_a_full_disk_at_any_statement(dsn: str, store: Store) -> None:
-    """The error is ours, the room is whole, the reason stands in the job's row, and the next call goes on."""
+    """The error is ours, the room is whole, the job has the reason, and the next call resumes."""
     room = build_room(LIVELY, 60, seed=3, sign=False)
     await store.append(room.pdus, room_version=room.version)
     failures, reasons = 0, set[str | None]()
@@ -323,7 +326,10 @@ A purge takes care of each of these.
 
 
 async def test_calls_keep_their_order_while_a_room_is_taken_again_and_again(store: Store) -> None:
-    """A purge refuses the plans of writers, and they forget what they know: even then a child is never looked at before its parent."""
+    """A child is never planned before its parent.
+
+    This holds although a purge refuses the plans of writers and makes them drop their caches.
+    """
     room = chat(400)
     await store.append(room.pdus[:20])
     held = 0

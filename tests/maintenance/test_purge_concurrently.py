@@ -1,4 +1,7 @@
-"""Plans that are under way while a batch of a purge commits: written as they are, or refused if they build on what has gone; nothing is lost."""
+"""Plans that are in flight while a batch of a purge commits: nothing is lost.
+
+They are written as they are, or refused if they depend on purged rows.
+"""
 
 import asyncio
 import os
@@ -31,7 +34,10 @@ from tests.maintenance.rooms import LIVELY, SERVER, findings
 ROOMS = int(os.environ.get("STORAGE_ROOMS", "6"))
 ALONE = Config(purge_batch_max=100, purge_pause_ms=0, follow_ms=3_600_000)
 TIMELINE = "SELECT count(*) FROM events WHERE NOT outlier"
-WAITING = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND wait_event = 'advisory' AND datname = current_database()"
+WAITING = (
+    "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' "
+    "AND wait_event = 'advisory' AND datname = current_database()"
+)
 
 
 @pytest.fixture
@@ -54,7 +60,7 @@ class Forgets:
 
 
 class Batch(Stop):
-    """The first batch of a purge, stopped before its commit: what it has taken is gone as soon as it may go on."""
+    """The first batch of a purge, stopped before its commit: its deletions commit once released."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         super().__init__(monkeypatch, history, "publish_removed")
@@ -84,7 +90,10 @@ class HeldBackPurge(Stop):
     async def beside(
         self, purging: Awaitable[Any], append: Awaitable[list[AppendResult]], *, wait: bool = True
     ) -> list[AppendResult]:
-        """The answers to an append that was written meanwhile; or (not ``wait``) begun, as it wants what the purge has taken."""
+        """Return the results of an append written meanwhile.
+
+        Without ``wait`` it is only begun, as it needs the purge's locks.
+        """
         async with self.during(purging):
             answers = asyncio.ensure_future(append)
             await asyncio.wait([answers], timeout=None if wait else 0.1)
@@ -138,7 +147,7 @@ async def test_nobody_waits_while_the_rows_of_a_batch_go(
 async def test_a_batch_that_something_comes_to_need_is_done_again(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A rejected event cites what was going: that stays, with the whole of what its batch was to be."""
+    """A rejected event cites one that was being purged: that stays, with the rest of its batch."""
     room = chat(30)
     await store.append(room.pdus)
     point, cited = room.events[25], room.events[24]
@@ -207,7 +216,7 @@ async def test_a_redaction_of_what_goes_meanwhile_waits_for_it(
 async def test_what_goes_and_is_sent_again_meanwhile_has_its_old_number(
     dsn: str, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another process plans it as something new, as it remembers all that it names, but not the event itself."""
+    """Another process plans the event as new: its caches have all that it names, but not itself."""
     room = chat(30)
     await store.append(room.pdus)
     point, again = room.events[25], room.events[24]
@@ -282,7 +291,7 @@ async def test_what_comes_back_after_the_news_is_no_duplicate(
 
 
 class WriterPair:
-    """Two stores; each event is appended by one of them, which may have heard of what has gone or not."""
+    """Two stores: one of them appends each event, and may or may not have heard of the purge."""
 
     def __init__(self, stores: Sequence[Store], rng: random.Random) -> None:
         self.outcomes: dict[str, int] = {}
@@ -350,7 +359,7 @@ async def test_two_writers_beside_a_purge_in_any_order(dsn: str, seed: int) -> N
 
 
 async def test_what_a_purge_has_shown_no_crash_takes_back(tmp_path: Path) -> None:
-    """Whoever has seen that history is gone must not find it there again: clients would lack it for ever."""
+    """Purged history, once seen as gone, must not come back: clients would lack it for ever."""
     server = EmbeddedPostgres(tmp_path / "server", config=Config(embedded_fsync=False))
     dsn = server.start()
     try:

@@ -70,7 +70,10 @@ async def test_a_redaction_of_what_was_purged_is_done_again(store: Store) -> Non
 
 
 async def test_who_saw_what_is_gone_is_forgotten(store: Store) -> None:
-    """Audiences and ranges go with the events they speak of; what stays is seen by whom it was seen, and so is what comes, or comes back."""
+    """Audiences and ranges are deleted with their events; all other visibility stays as it was.
+
+    This also holds for events that arrive later, or come back.
+    """
     room = RoomBuilder("11")
     room.start(ALICE, name="The pantry")
     room.history_visibility(ALICE, "joined")
@@ -141,7 +144,10 @@ async def test_a_server_that_left_before_the_cut_is_still_no_stranger(store: Sto
 
 
 async def test_what_came_back_and_is_an_extremity_stays(store: Store) -> None:
-    """Set aside by one purge, sent again, with nothing on top of it; the next purge may not take it for a leaving of the first."""
+    """A purge set the event aside, and it was sent again: now it is a forward extremity.
+
+    The next purge must not take it for a retained event of the first.
+    """
     room = RoomBuilder("11")
     room.start(ALICE, name="The pantry")
     back = room.message(ALICE, "jam")

@@ -1,4 +1,4 @@
-"""The end of a purge, beside a writer that comes to need what nothing needed at the first look: it stays."""
+"""The end of a purge, while a writer begins to need rows that nothing needed before: they stay."""
 
 from typing import Any
 
@@ -18,12 +18,18 @@ def config() -> Config:
 
 
 def looked(monkeypatch: pytest.MonkeyPatch) -> Stop:
-    """The sweep of a purge, where it has looked up who needs what, and has deleted nothing: the first turn is that of the look."""
+    """Stop the sweep of a purge after its query for needed rows, before it deletes any.
+
+    The first turn is that of the query.
+    """
     return Stop(monkeypatch, sweep, "lock_room_keeping_plans", turn=2)
 
 
 class Pantry:
-    """A room whose topic was set twice before the point of the purge: nothing needs the first once its state groups are gone."""
+    """A room whose topic was set twice before the purge point.
+
+    Nothing needs the first topic once its state groups are gone.
+    """
 
     def __init__(self) -> None:
         self.room = RoomBuilder("11", sign=False)
@@ -58,7 +64,10 @@ async def test_the_first_topic_is_a_leaving(store: Store) -> None:
 async def test_what_has_gone_is_forgotten_and_nothing_else(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What an event reaches takes long to ask for: a writer forgets it of what a sweep took, and keeps it of all that stays."""
+    """The set of events that an event reaches is slow to query.
+
+    A writer drops it for events that a sweep deleted, and keeps it for all others.
+    """
     pantry = Pantry()
     room, caches = pantry.room, store.writer.caches
     room.at(room.events[-1].event_id).topic(ALICE, "figs")

@@ -31,10 +31,14 @@ async def referring(store: Store) -> dict[str, list[str]]:
     """The tables of the catalogue with such columns."""
     async with store.database.connection() as conn:
         rows: list[str] = await conn.fetchvals(
-            "SELECT c.relname || '.' || a.attname FROM pg_attribute a JOIN pg_class c ON c.oid = a.attrelid "
-            "WHERE c.relkind = 'r' AND c.relnamespace = current_schema()::regnamespace AND a.attnum > 0 AND NOT a.attisdropped "
-            "AND (a.attname ~ '(room|event|redaction|child|chain)_nids?$' OR a.attname ~ '^state_group(_|$)' OR a.attname ~ 'audience'"
-            "  OR a.attname IN ('prev_events', 'auth_events', 'forward_extremities', 'redacted_by', 'room_id', 'event_id'))"
+            "SELECT c.relname || '.' || a.attname FROM pg_attribute a "
+            "JOIN pg_class c ON c.oid = a.attrelid "
+            "WHERE c.relkind = 'r' AND c.relnamespace = current_schema()::regnamespace "
+            "AND a.attnum > 0 AND NOT a.attisdropped "
+            "AND (a.attname ~ '(room|event|redaction|child|chain)_nids?$' "
+            "OR a.attname ~ '^state_group(_|$)' OR a.attname ~ 'audience'"
+            "  OR a.attname IN ('prev_events', 'auth_events', 'forward_extremities', "
+            "'redacted_by', 'room_id', 'event_id'))"
         )
     tables: dict[str, list[str]] = {}
     for row in rows:
@@ -44,7 +48,7 @@ async def referring(store: Store) -> dict[str, list[str]]:
 
 
 async def test_no_table_with_a_reference_is_forgotten(store: Store) -> None:
-    """Whoever adds a table that refers to rooms or events adds it to the purge, and to this list."""
+    """If you add a table that refers to rooms or events, add it to the purge and to this list."""
     assert set(await referring(store)) == FOLLOWED
 
 
@@ -151,7 +155,10 @@ async def test_rooms_keep_what_their_policy_says(store: Store) -> None:
 
 
 async def test_a_whole_room_without_users_leaves_tokens_of_others_good(store: Store) -> None:
-    """A client that has been told of the last change of membership in it has nothing to hear; one that has not begins anew."""
+    """A client that already has the room's last membership change gets nothing.
+
+    A client without it must sync again from the start.
+    """
     room, other = chat(5), RoomBuilder("11", seed=1)
     other.start(ALICE, name="Elsewhere")
     await store.append([*other.pdus, *room.pdus])

@@ -1,4 +1,7 @@
-"""Events that an earlier release rejected for good are found and authorised again: afterwards the store is as one that never erred."""
+"""Events that an earlier release rejected by mistake are found and authorised again.
+
+Afterwards the store equals one without that mistake.
+"""
 
 import itertools
 from collections.abc import AsyncIterator, Callable, Collection, Iterable
@@ -106,7 +109,7 @@ async def test_a_room_rejected_by_the_version_of_another(
 
 
 async def test_ids_of_another_version(dsn: str, fresh: Store) -> None:
-    """Events that name them were never stored, as their parents were missing: they are appended afterwards."""
+    """Events that name them were never stored, as their parents were missing: append them later."""
     first, room = room_of("10", 1), RoomBuilder("12", seed=2, sign=False)
     admin = room.user(1)
     room.create(admin)
@@ -148,7 +151,7 @@ async def test_a_room_under_the_version_that_a_caller_gave(dsn: str, fresh: Stor
     await assert_version_repaired(dsn, fresh, room, "10")
 
 
-async def test_a_room_of_version_12_that_an_earlier_release_knew_under_another_is_left_alone_until_it_is_repaired(
+async def test_a_room_of_version_12_stored_under_another_waits_for_its_repair(
     dsn: str, fresh: Store
 ) -> None:
     room = room_of("12", 1)

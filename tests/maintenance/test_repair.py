@@ -1,4 +1,4 @@
-"""A repair changes nothing in a room that is sound, writers go on beside it, and everybody hears of it."""
+"""A repair changes nothing in a sound room; writers continue meanwhile, all stores hear of it."""
 
 import asyncio
 
@@ -47,7 +47,7 @@ async def test_a_sound_room_stays_what_it_is(dsn: str, shape: str, version: str)
 
 
 async def test_a_room_goes_on_after_a_rebuild(dsn: str) -> None:
-    """The numbers of audiences are new; the writer that had the old ones in its caches plans again."""
+    """The audiences have new numbers; a writer with the old ones in its caches plans again."""
     room = build_room(LIVELY, 240, seed=9, sign=False)
     events = list(deliver_late(room, 4).events)
     async with storage.open(dsn, server_name=SERVER) as store:

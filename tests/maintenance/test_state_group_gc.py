@@ -28,11 +28,16 @@ async def count(store: Store) -> int:
 
 
 async def forget_events(store: Store, events: int) -> None:
-    """Take the state from the latest events, as if they had been purged: their groups are garbage then, but for what others fold."""
+    """Remove the state of the latest events, as a purge would.
+
+    Their groups are then garbage, unless other groups fold them.
+    """
     async with store.database.connection() as conn:
         await conn.execute(
-            "UPDATE events SET state_group_before = (SELECT min(state_group_before) FROM events WHERE NOT outlier), state_group_after = NULL "
-            "WHERE event_nid IN (SELECT event_nid FROM events WHERE NOT outlier ORDER BY stream_ordering LIMIT $1::int)",
+            "UPDATE events SET state_group_before = (SELECT min(state_group_before) FROM events "
+            "WHERE NOT outlier), state_group_after = NULL "
+            "WHERE event_nid IN (SELECT event_nid FROM events WHERE NOT outlier "
+            "ORDER BY stream_ordering LIMIT $1::int)",
             events,
         )
 
@@ -74,7 +79,7 @@ async def test_the_room_goes_on_after_collecting(store: Store, room: RoomBuilder
 
 
 async def test_collecting_beside_appends(dsn: str, room: RoomBuilder) -> None:
-    """There is garbage from the beginning, so that something is freed however the collector and the writer take turns."""
+    """There is garbage from the start: some is freed in whatever order collector and writer run."""
     appended = asyncio.Event()
 
     async def collecting(store: Store) -> int:
@@ -102,7 +107,7 @@ async def test_collecting_beside_appends(dsn: str, room: RoomBuilder) -> None:
 async def test_a_group_that_was_taken_up_again_since_the_look_is_kept(
     store: Store, room: RoomBuilder
 ) -> None:
-    """The second look, under the room's lock: an event refers to a group that was garbage in the snapshot."""
+    """The second look, under the room's lock: an event now has a group that was garbage before."""
     await deliver(store, room.generated(), batch=1)
     await others_ended(store.database)
     garbage = await find(store.database, room.room_id)
@@ -133,18 +138,21 @@ async def test_a_group_that_was_taken_up_again_since_the_look_is_kept(
 async def test_what_a_group_folds_that_was_written_since_is_kept(
     store: Store, room: RoomBuilder
 ) -> None:
-    """As by a merge that was overtaken: no event refers to it, but whoever reads it needs its path."""
+    """As by a merge that was overtaken: no event has the group, but its readers need its path."""
     await deliver(store, room.generated(), batch=1)
     await others_ended(store.database)
     garbage = await find(store.database, room.room_id)
     async with store.database.connection() as conn:
         path: list[int] = await conn.fetchval(
-            "SELECT path_of(state_group, back) FROM state_groups WHERE state_group = ANY($1::bigint[]) ORDER BY cardinality(back) DESC LIMIT 1",
+            "SELECT path_of(state_group, back) FROM state_groups "
+            "WHERE state_group = ANY($1::bigint[]) ORDER BY cardinality(back) DESC LIMIT 1",
             garbage.state_groups,
         )
         new = await conn.fetchval("SELECT max(state_group) + 1 FROM state_groups")
         await conn.execute(
-            "INSERT INTO state_groups SELECT $2::bigint, digest, audience, room_nid, entry_count, runs, $3::int[], NULL, NULL, NULL, NULL "
+            "INSERT INTO state_groups "
+            "SELECT $2::bigint, digest, audience, room_nid, entry_count, runs, "
+            "$3::int[], NULL, NULL, NULL, NULL "
             "FROM state_groups WHERE state_group = $1::bigint",
             path[-1],
             new,
@@ -166,7 +174,9 @@ async def test_states_stay_the_same_when_a_group_becomes_a_root(
     async with store.database.transaction() as conn:
         await lock_room(conn, room.room_id)
         middle = await conn.fetchvals(
-            "SELECT g.state_group FROM state_groups g JOIN (SELECT state_group - unnest(back[2:]) AS state_group FROM state_groups) AS u USING (state_group) "
+            "SELECT g.state_group FROM state_groups g JOIN "
+            "(SELECT state_group - unnest(back[2:]) AS state_group "
+            "FROM state_groups) AS u USING (state_group) "
             "GROUP BY g.state_group HAVING count(*) > 2 ORDER BY count(*) DESC, 1 LIMIT 8"
         )
         assert len(middle) == 8
@@ -194,7 +204,8 @@ async def test_roots_instead_of_purged_ancestors(store: Store, room: RoomBuilder
     async with store.database.transaction() as conn:
         await lock_room(conn, room.room_id)
         oldest: list[int] = await conn.fetchvals(
-            "SELECT DISTINCT state_group_before FROM events WHERE event_id = ANY($1::text[]) ORDER BY 1",
+            "SELECT DISTINCT state_group_before FROM events WHERE event_id = ANY($1::text[]) "
+            "ORDER BY 1",
             kept,
         )
         await make_roots(conn, oldest[:10])

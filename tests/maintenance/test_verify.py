@@ -1,4 +1,4 @@
-"""Verification finds nothing in rooms as they come, whatever shape they have and however they were delivered."""
+"""Verification finds nothing in rooms of any shape, however they were delivered."""
 
 import pytest
 

@@ -129,7 +129,10 @@ def words_of(value: object) -> Iterator[str]:
 async def test_nothing_that_was_said_is_logged(
     dsn: str, store: Store, records: LogRecords, seed: int
 ) -> None:
-    """A random room with much that is refused, lost, out of order and cut off; writers that meet, replication, a database that goes away."""
+    """A random room with many refused, lost, reordered and cut-off events.
+
+    Writers conflict, replication runs, and the database goes away.
+    """
     rng = random.Random(seed)
     room = build_room(LIVELY.replaced(odd=ODD), 150, seed=seed, sign=False)
     pdus = [event.pdu for event in room.events]

@@ -94,7 +94,10 @@ async def test_calls_name_rooms_and_events(store: Store, spans: InMemorySpanExpo
 async def test_a_write_is_linked_to_all_its_appends(
     store: Store, spans: InMemorySpanExporter, provider: TracerProvider
 ) -> None:
-    """And stands alone, whatever span was open when the store was opened; calls are within that of their caller."""
+    """The span has no parent, whatever span was open at open().
+
+    Spans of calls are children of their caller's span.
+    """
     room = small_room()
     await store.append(room.pdus)
     spans.clear()

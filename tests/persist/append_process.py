@@ -1,4 +1,7 @@
-"""A writer in a process of its own, to be killed: appends a room's messages until it dies, a line on standard output per commit."""
+"""A writer process for tests that kill it: it appends a room's messages until it dies.
+
+It prints a line on standard output per commit.
+"""
 
 import asyncio
 import sys

@@ -1,14 +1,14 @@
-"""A proxy in front of Postgres that loses connections at chosen moments, with whatever was on its way.
+"""A proxy in front of Postgres that loses connections at chosen moments, with the data on the way.
 
     async with AnswerEater(dsn) as eater:
         async with storage.open(eater.dsn, observer=eater) as store:
-            eater.eat(SQL)       # the next time this statement is sent, the server does it, and nobody learns of it
-            eater.delay(SQL)     # the next time it is sent its connection ends before it arrives; `deliver` brings it to the server
+            eater.eat(SQL)       # lose the next response to this statement; the server runs it
+            eater.delay(SQL)     # cut its next connection before it arrives; `deliver` sends it
             eater.cut()          # all connections end; the server may not notice
             eater.away = True    # new connections are refused
 
-As the observer of the store it knows when the statement is sent. The statement must have been prepared before: then what follows is
-its execution, whose answer ends with ReadyForQuery.
+As the store's observer it knows when the statement is sent. The statement must have been prepared
+before: then the next message is its execution, whose response ends with ReadyForQuery.
 """
 
 import asyncio
@@ -30,7 +30,10 @@ class AnswerEater:
         query = parse_qs(parts.query)
         self._target = f"{query['host'][0]}/.s.PGSQL.{query.get('port', ['5432'])[0]}"
         self._folder = Path(tempfile.mkdtemp(prefix="eater-"))
-        self.dsn = f"postgresql://{parts.username}@{parts.path}?host={quote(str(self._folder), safe='')}&port=5432&sslmode=disable"
+        self.dsn = (
+            f"postgresql://{parts.username}@{parts.path}"
+            f"?host={quote(str(self._folder), safe='')}&port=5432&sslmode=disable"
+        )
         self.away = False
         self.eaten = asyncio.Event()
         self.delayed = asyncio.Event()

@@ -1,4 +1,8 @@
-"""PDUs with one or more places changed: values that no table, number or text can hold, fields of other forms, bytes that are no JSON."""
+"""PDUs with one or more changed values.
+
+They hold values that fit no table, number or text, fields of other types, and bytes that are not
+JSON.
+"""
 
 import json
 import math
@@ -13,8 +17,10 @@ from storage.event import content_hash
 Json = dict[str, Any]
 
 TEXTS: Final = (
-    "", "\0", "a\0b", "$\0", "!\0:s1.test", "@\0:s1.test", "\ud800", "x\udfff", "$\ud800", "!\ud800:s1.test", "😀" * 80, "x" * 256, "y" * 70_000,
-    "$" + "e" * 254, "$x", "!", "@", "@a", ":", "@a:", "!unknown:s9.test", "@nobody:s9.test", "\u202e", "null", "__proto__", "*everybody",
+    "", "\0", "a\0b", "$\0", "!\0:s1.test", "@\0:s1.test", "\ud800", "x\udfff", "$\ud800",
+    "!\ud800:s1.test", "😀" * 80, "x" * 256, "y" * 70_000, "$" + "e" * 254, "$x", "!", "@", "@a",
+    ":", "@a:", "!unknown:s9.test", "@nobody:s9.test", "\u202e", "null", "__proto__",
+    "*everybody",
 )  # fmt: skip
 NUMBERS: Final = (
     0,
@@ -52,17 +58,22 @@ OTHERS: Final[tuple[Any, ...]] = (
     [["$x"]],
 )
 FIELDS: Final = (
-    "room_id", "sender", "type", "state_key", "content", "depth", "origin_server_ts", "prev_events", "auth_events", "hashes", "signatures",
-    "unsigned", "redacts", "event_id", "origin", "\0", "\ud800",
+    "room_id", "sender", "type", "state_key", "content", "depth", "origin_server_ts",
+    "prev_events", "auth_events", "hashes", "signatures", "unsigned", "redacts", "event_id",
+    "origin", "\0", "\ud800",
 )  # fmt: skip
 CONTENT: Final = (
-    "membership", "room_version", "users", "events", "users_default", "state_default", "ban", "kick", "invite", "redact", "notifications",
-    "history_visibility", "join_rule", "allow", "join_authorised_via_users_server", "third_party_invite", "creator", "additional_creators",
-    "predecessor", "m.federate", "redacts", "url", "body", "m.relates_to", "m.new_content", "displayname", "name", "alias", "type", "\0",
+    "membership", "room_version", "users", "events", "users_default", "state_default", "ban",
+    "kick", "invite", "redact", "notifications", "history_visibility", "join_rule", "allow",
+    "join_authorised_via_users_server", "third_party_invite", "creator", "additional_creators",
+    "predecessor", "m.federate", "redacts", "url", "body", "m.relates_to", "m.new_content",
+    "displayname", "name", "alias", "type", "\0",
 )  # fmt: skip
 TYPES: Final = (
-    "m.room.create", "m.room.member", "m.room.power_levels", "m.room.join_rules", "m.room.history_visibility", "m.room.third_party_invite",
-    "m.room.redaction", "m.room.message", "m.room.name", "m.room.aliases", "m.room.server_acl", "m.room.encrypted", "org.example.\0", "",
+    "m.room.create", "m.room.member", "m.room.power_levels", "m.room.join_rules",
+    "m.room.history_visibility", "m.room.third_party_invite", "m.room.redaction",
+    "m.room.message", "m.room.name", "m.room.aliases", "m.room.server_acl", "m.room.encrypted",
+    "org.example.\0", "",
 )  # fmt: skip
 
 
@@ -112,7 +123,10 @@ def _content(rng: random.Random, pdu: Json) -> None:
 
 
 def _nested(rng: random.Random, pdu: Json) -> None:
-    """A value inside of what the engine reads: relations, power levels, a third-party invite, an allow rule."""
+    """Change a nested value that the engine reads.
+
+    It is in relations, power levels, a third-party invite or an allow rule.
+    """
     value, other = _value(rng), _value(rng)
     name = value if isinstance(value, str) else "@a:s1.test"
     content: Json = pdu["content"] if isinstance(pdu.get("content"), dict) else {}

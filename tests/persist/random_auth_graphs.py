@@ -1,4 +1,4 @@
-"""Auth graphs of any shape, whatever the auth rules would say of them, with their places in the chain cover."""
+"""Auth graphs of any shape, valid by the auth rules or not, with their chain cover positions."""
 
 from collections.abc import Collection, Mapping, Sequence
 from random import Random
@@ -13,7 +13,10 @@ from storage.pipeline.imports.plan_rooms import NewRoomAnswers
 
 SERVER = "s1.test"
 KEYS = 8
-"""State keys of the graphs below: 1 of the create event, 2 of the power levels, the others of members and what they set."""
+"""State keys of the graphs below.
+
+1 is the create event's, 2 the power levels', the others are those of members and their state.
+"""
 
 Graph = Mapping[int, Sequence[int]]
 
@@ -50,8 +53,9 @@ class AuthGraphWorld:
         self.cited: list[int] = []
 
     def add(self, nid: int, key: int, auth: Collection[int], *, rejected: bool = False) -> None:
-        row = EventRow(nid, f"${nid}", 1, None, 1, 1, 1, 1, None, None, None, 1, 1, key, None, False, False, False, False,
-                       "no" if rejected else None, (), tuple(auth), False)  # fmt: skip
+        row = EventRow(nid, f"${nid}", 1, None, 1, 1, 1, 1, None, None, None, 1, 1, key,
+                       None, False, False, False, False, "no" if rejected else None, (),
+                       tuple(auth), False)  # fmt: skip
         self.change_set.events.rows[row.event_id], self.change_set.events.row_ids[nid] = (
             row,
             row.event_id,
@@ -69,7 +73,10 @@ class AuthGraphWorld:
 
 
 def world_of(rng: Random, runs: int, *, rejected: bool) -> AuthGraphWorld:
-    """Events that cite any events that are there; in runs, each with the one before it; with nids in any order."""
+    """Return a graph of events that cite any earlier ones.
+
+    Events come in runs, each cites the one before it, and nids are in any order.
+    """
     world = AuthGraphWorld()
     nids = iter(rng.sample(range(1, 100 * runs), 14 * runs + 1))
     world.add(next(nids), 1, ())

@@ -1,4 +1,7 @@
-"""The tables of a store in the terms of the protocol: what must be equal whatever the numbers and the order of arrival."""
+"""The tables of a store in the terms of the protocol.
+
+They must be equal whatever the numbers and the order of arrival.
+"""
 
 from typing import Any
 
@@ -63,10 +66,14 @@ SQL_LOGICAL = {
     "seen_since": """
         SELECT r.room_id, p.name, v.last_join_topological, v.joined_count, v.invited_count
         FROM visibility v JOIN rooms r USING (room_nid) JOIN principals p USING (principal_nid)
-        WHERE v.last_join_topological IS NOT NULL OR v.joined_count > 0 OR v.invited_count > 0 ORDER BY 1, 2""",
-    "missing_events": "SELECT m.event_id, m.superseded, cardinality(m.child_nids) FROM missing_events m ORDER BY 1",
+        WHERE v.last_join_topological IS NOT NULL OR v.joined_count > 0 OR v.invited_count > 0
+        ORDER BY 1, 2""",
+    "missing_events": """
+        SELECT m.event_id, m.superseded, cardinality(m.child_nids)
+        FROM missing_events m ORDER BY 1""",
     "waiting_redactions": """
-        SELECT w.target_event_id, e.event_id FROM waiting_redactions w JOIN events e ON e.event_nid = w.redaction_nid ORDER BY 1, 2""",
+        SELECT w.target_event_id, e.event_id
+        FROM waiting_redactions w JOIN events e ON e.event_nid = w.redaction_nid ORDER BY 1, 2""",
 }
 
 COUNTED = (

@@ -99,7 +99,10 @@ async def test_a_dict_is_stored_as_canonical_json(store: Store) -> None:
 
 @pytest.mark.parametrize("seed", range(6))
 async def test_order_and_batch_size_do_not_matter(store: Store, dsn: str, seed: int) -> None:
-    """Without gaps, every delivery with parents first gives the same tables (soft failure aside, which depends on arrival)."""
+    """Without gaps, every delivery with parents first gives the same tables.
+
+    Soft failure is excepted, as it depends on arrival.
+    """
     shape = SHAPES["small_chat"].replaced(fork_rate=0.0)
     room = build_room(shape, 120, seed=seed)
     await store.append(room.pdus)
@@ -223,7 +226,7 @@ async def test_a_wrong_content_hash_stores_the_redacted_form(store: Store) -> No
 
 
 async def test_two_stores_on_one_room(store: Store, dsn: str) -> None:
-    """Two processes' worth of writers on the same rooms: nothing lost, nothing twice, one line of states."""
+    """Two processes write to the same rooms: no event is lost or doubled, states form one line."""
     room = build_room(SHAPES["small_chat"], 200, seed=5)
     async with storage.open(dsn, server_name="s1.test", instance_name="second") as second:
         for at, pdu in enumerate(room.pdus):
@@ -263,7 +266,7 @@ class FailAt:
 
 
 async def test_failure_at_any_statement_changes_nothing(dsn: str) -> None:
-    """Fail at statement n for every n, until the call succeeds; before that nothing may have changed."""
+    """Fail at statement n for every n, until the call succeeds: before that nothing has changed."""
     room = small_room("12")
     observer = FailAt()
     quiet = storage.Config(follow_ms=3_600_000)  # nobody else's statements are counted

@@ -1,4 +1,4 @@
-"""The auth difference and the conflicted subgraph, found by closures, against the chains themselves."""
+"""The auth difference and the conflicted subgraph by closures, compared with whole chains."""
 
 import os
 from collections import Counter
@@ -66,14 +66,17 @@ def known_state(entries: int) -> Iterator[None]:
         yield
 
 
-# -------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # said without cleverness
 
 
 def literal(
     graph: Graph, states: Sequence[Mapping[int, int]], conflicted: Collection[int]
 ) -> AuthChains:
-    """The difference of whole chains; of the events in conflict those between two of them, and all that reach one and are reached by one."""
+    """Return the difference of whole chains, and the conflicted subgraph.
+
+    The subgraph has the events between two in conflict: all that reach one and are reached by one.
+    """
     every = [chain(graph, set(state.values())) for state in states]
     between = {
         nid for nid in chain(graph, conflicted) if not chain(graph, [nid]).isdisjoint(conflicted)
@@ -87,7 +90,7 @@ def differing(states: Sequence[Mapping[int, int]]) -> set[int]:
     return {key for key in set().union(*states) if len({state.get(key) for state in states}) > 1}
 
 
-# -----------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # any graph at all
 
 
@@ -105,7 +108,10 @@ def states_of(rng: Random, world: AuthGraphWorld) -> list[dict[int, int]]:
 
 @pytest.mark.parametrize("known,rejected", [(0, False), (500, False), (500, True)])
 def test_any_graph(*, known: int, rejected: bool) -> None:
-    """As whole chains tell; and so does the walk, which is taken where a rejected event is in a state."""
+    """The result equals that of whole chains.
+
+    So does the walk, which is used where a state has a rejected event.
+    """
     found: Counter[str] = Counter()
 
     @settings(max_examples=EXAMPLES or 80, deadline=None, database=None, derandomize=not EXAMPLES)
@@ -147,7 +153,10 @@ def watched(found: Counter[str]) -> Iterator[None]:
 
 
 def test_a_long_chain_is_not_walked() -> None:
-    """Of 2,500 changes of the power levels the last two are in conflict: once closures are at hand, hardly more than these are looked at."""
+    """The last two of 2,500 changes of the power levels are in conflict.
+
+    Once closures are cached, the plan reads hardly more events than these.
+    """
     world = AuthGraphWorld()
     world.add(1, 1, ())
     world.add(2, 3, (1,))
@@ -185,14 +194,17 @@ def test_a_long_chain_is_not_walked() -> None:
         assert len(looked_at) == 2_500  # the walk would not pass
 
 
-# -----------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # in the database
 
 
 @pytest.mark.parametrize("known", [0, 500])
 @pytest.mark.parametrize("version", ["6", "12"])
 async def test_rooms_in_the_database(dsn: str, version: str, known: int) -> None:
-    """States of a room, of which much is stored and the rest is planned: asked by a process that remembers all, something or nothing."""
+    """States of a room, partly stored, partly planned.
+
+    The process that queries them has all of them in its caches, some, or none.
+    """
     rng = Random(known)
     async with storage.open(dsn, server_name=SERVER) as store:
         for seed in range(EXAMPLES or 2):

@@ -1,4 +1,7 @@
-"""Planning ahead: few round trips, warm and cold; what is planned on a write that is not done after all is planned again."""
+"""Planning ahead: few round trips, warm and cold.
+
+A plan on top of a write that fails is made again.
+"""
 
 import asyncio
 from itertools import chain
@@ -36,9 +39,10 @@ COLD_ROUND_TRIPS_MAX = (
 
 @pytest.mark.parametrize("rooms", [1, 20])
 async def test_a_warm_batch_takes_few_round_trips(dsn: str, rooms: int) -> None:
-    """Rooms that the process has written before, with joins of newcomers, redactions and forks: a lookup of names, and the write.
+    """Rooms that the process has written before: one lookup of names, and the write.
 
-    Where branches meet in a state that none of them has, it is asked for by its digest besides, once each.
+    They get joins of newcomers, redactions and forks. Where branches meet in a state that none of
+    them has, one more query finds it by its digest.
     """
     sent = AnsweredStatements()
     count = writes = 0
@@ -63,7 +67,10 @@ async def test_a_warm_batch_takes_few_round_trips(dsn: str, rooms: int) -> None:
 
 
 async def test_a_cold_batch_takes_few_round_trips(dsn: str) -> None:
-    """A process that has just begun, and 500 events of a room: where the room stands, what they name, and the writes."""
+    """A process that has just begun, and 500 events of a room.
+
+    It loads the room's position and the names, and then writes.
+    """
     sent = AnsweredStatements()
     room = [event.pdu for event in generate_room(SHAPES["small_chat"], 1_000, seed=7)]
     async with storage.open(dsn, server_name="s1.test", config=QUIET) as store:
@@ -76,7 +83,10 @@ async def test_a_cold_batch_takes_few_round_trips(dsn: str) -> None:
 
 
 async def test_who_comes_to_a_room_at_hand_is_asked_for_by_the_small_statement(dsn: str) -> None:
-    """A member comes back and a stranger joins: the process knows the room, but not who sees what in it. The first stay is not forgotten."""
+    """A member comes back and a stranger joins: the process caches the room, not their visibility.
+
+    The first stay is not forgotten.
+    """
     sent = AnsweredStatements()
     room = room_of(1, 0)
     back, stranger = room.user(2, "s1.test"), room.user(3, "s1.test")
@@ -98,7 +108,10 @@ async def test_who_comes_to_a_room_at_hand_is_asked_for_by_the_small_statement(d
 
 
 async def test_what_was_planned_on_a_refused_write_is_planned_again(dsn: str) -> None:
-    """Three appends one on the other: while the first is being written the others are planned, and then it is refused."""
+    """Three appends depend on each other: while the first is written the others are planned.
+
+    Then the first is refused.
+    """
     sent = AnsweredStatements()
     room = room_of(1, 6)
     async with (
@@ -148,7 +161,10 @@ async def test_a_duplicate_of_what_is_being_written_has_its_position(dsn: str) -
 
 
 async def test_the_beginning_of_a_large_batch_may_be_stored(dsn: str) -> None:
-    """The end of it cannot be: the error is raised, what is stored is whole, and repeating is safe."""
+    """The end of the batch cannot be stored: the error is raised, and the stored part is whole.
+
+    Repeating the call is safe.
+    """
     room = RoomBuilder("11", seed=1, sign=False)
     room.start(room.user(1))
     for _ in range(3 * BATCH_EVENTS_MAX):
@@ -160,7 +176,8 @@ async def test_the_beginning_of_a_large_batch_may_be_stored(dsn: str) -> None:
     ):
         await admin.execute(REFUSE)
         await admin.execute(
-            f"CREATE TRIGGER refuse BEFORE INSERT ON events FOR EACH ROW WHEN (NEW.event_id = '{bad}') EXECUTE FUNCTION refuse()"
+            "CREATE TRIGGER refuse BEFORE INSERT ON events "
+            f"FOR EACH ROW WHEN (NEW.event_id = '{bad}') EXECUTE FUNCTION refuse()"
         )
         with pytest.raises(ConstraintViolated):
             await store.append(room.pdus)

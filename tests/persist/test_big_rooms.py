@@ -1,4 +1,7 @@
-"""What a change costs in a big room: counted, as clocks say little here. benchmarks/resolve.py and benchmarks/state.py have the times and sizes."""
+"""The cost of a change in a big room, in counts, as times vary too much here.
+
+benchmarks/resolve.py and benchmarks/state.py measure times and sizes.
+"""
 
 import sys
 from collections.abc import Callable
@@ -20,7 +23,7 @@ FROM state_groups
 
 
 class Work:
-    """An observer of statements that counts, as a trace function, the steps of the interpreter within the engine as well."""
+    """An observer that counts statements and, as trace function, the interpreter's steps."""
 
     def __init__(self) -> None:
         self.statements = self.steps = 0
@@ -55,7 +58,10 @@ async def deliver(store: Store, pdus: list[bytes]) -> None:
 
 
 async def cost(store: Store, work: Work, write: Callable[[int], BuiltEvent]) -> tuple[float, float]:
-    """Statements and steps of one change, the median of many: now and then several changes are folded into one row."""
+    """Return the median statements and steps of one change.
+
+    A median, because now and then several changes are folded into one row.
+    """
     costs = []
     for number in range(25):
         pdu = write(number).pdu
@@ -92,7 +98,7 @@ async def test_a_state_change_costs_the_same_whatever_the_number_of_members(dsn:
 
 
 async def test_joins_and_leaves_of_newcomers_grow_with_their_number_only(dsn: str) -> None:
-    """Nobody stays, nothing is ever said twice: three times as many take no more than three times the entries."""
+    """Nobody stays and nothing repeats: three times as many take at most thrice the entries."""
     async with storage.open(dsn, server_name=SERVER) as store:
         room = of_members(50)
         await deliver(store, room.pdus)

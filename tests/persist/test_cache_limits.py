@@ -1,6 +1,7 @@
-"""What a writer remembers of states is bounded by their entries, as a state of a large room is a thousand times one of a small room.
+"""A writer's caches of states are bounded by their entries, not by their number.
 
-Of events it remembers what later ones are judged by, and not the objects that were read.
+The state of a large room is a thousand times that of a small one. Of an event a writer caches what
+authorises later events, and not the objects that it read.
 """
 
 from immutables import Map
@@ -93,7 +94,10 @@ def test_names_are_bounded_whatever_they_name() -> None:
 
 
 def test_a_batch_of_a_thousand_joins_adds_little_to_a_large_room() -> None:
-    """States are trimmed between batches only: within one, each change adds a handful of entries, however many members there are."""
+    """States are trimmed between batches only.
+
+    Within a batch, each change adds a handful of entries, however many members there are.
+    """
     groups = [room(1, 50_000)]
     for join in range(1, 1_001):
         groups.append(

@@ -1,4 +1,7 @@
-"""Rooms with more forward extremities than they may have: what is dropped, and that nothing is lost by it (storage/persist/plan/extremity_limit.py)."""
+"""Rooms above the limit of forward extremities: which are dropped, and that nothing is lost by it.
+
+The limit is in storage/persist/plan/extremity_limit.py.
+"""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -97,7 +100,7 @@ async def test_of_equal_states_the_furthest_on_stays(opened: Opened) -> None:
 
 
 async def test_old_states_are_covered(opened: Opened) -> None:
-    """Messages sent on top of every state that the room ever had: each differs, none adds anything."""
+    """Messages on top of every state that the room had: each state differs, none adds anything."""
     store, room = await opened(LIMIT), begun()
     topics = [room.topic(room.user(1), f"topic {number}") for number in range(8)]
     await append(store, room.events)

@@ -1,4 +1,7 @@
-"""The short plan of ordinary messages: wherever it decides, it decides as the whole one does (storage/persist/plan/fast_path.py)."""
+"""The fast path of ordinary messages: its results equal those of the whole plan.
+
+The fast path is in storage/persist/plan/fast_path.py.
+"""
 
 import copy
 from collections.abc import Iterable
@@ -84,7 +87,10 @@ def decided(change_set: ChangeSet) -> dict[str, Any]:
 async def decide(
     conn: Connection, change_set: ChangeSet, incoming: IncomingEvent
 ) -> tuple[ChangeSet, bool]:
-    """The change set after the event, and whether the short plan decided about it; then both have decided the same."""
+    """Return the change set after the event, and whether the fast path decided.
+
+    If it did, check that the whole plan decides the same.
+    """
     while True:
         whole, short = copied(change_set), copied(change_set)
         try:
@@ -138,7 +144,10 @@ async def test_the_short_plan_decides_as_the_whole_one(
 
 
 async def test_what_an_auth_event_allowed_is_forgotten_when_it_is_rejected(dsn: str) -> None:
-    """An outlier that its own auth events allow is named as auth event; then it arrives in the timeline, where it is not allowed."""
+    """An auth event that is an outlier is allowed by its own auth events.
+
+    Then it arrives in the timeline, where it is not allowed.
+    """
     room = RoomBuilder("11", seed=1, checked=False)
     admin, other = room.user(1), room.user(2)
     room.start(admin)

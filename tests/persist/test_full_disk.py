@@ -1,4 +1,4 @@
-"""A disk that fills up: a clear error, nothing half stored, and the same append again once there is room."""
+"""A full disk: a clear error, no partial writes, the same append succeeds once space is freed."""
 
 import os
 import subprocess
@@ -47,7 +47,8 @@ async def small_dsn(
     try:
         await connection.execute(f"CREATE TABLESPACE {name} LOCATION '{inside}'")
         await connection.execute(
-            f"CREATE DATABASE {name} TEMPLATE {template_name} ENCODING 'UTF8' LOCALE 'C' TABLESPACE {name} STRATEGY wal_log"
+            f"CREATE DATABASE {name} TEMPLATE {template_name} ENCODING 'UTF8' "
+            f"LOCALE 'C' TABLESPACE {name} STRATEGY wal_log"
         )
         yield with_database(server_dsn, name)
     finally:

@@ -1,4 +1,7 @@
-"""The writer: many appends in few writes, one that fails answered alone, nothing lost at a close, a cancellation or a cut connection."""
+"""The writer: many appends in few writes, and a failing one fails alone.
+
+A close, a cancellation or a cut connection loses nothing.
+"""
 
 import asyncio
 from itertools import chain
@@ -24,7 +27,7 @@ from tests.persist.writing import (
     waiting_write,
 )
 
-# ------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # group commit
 
 
@@ -144,7 +147,8 @@ async def test_one_that_fails_is_answered_alone(dsn: str) -> None:
             await store.append(room.pdus[:-1])
         await admin.execute(REFUSE)
         await admin.execute(
-            f"CREATE TRIGGER refuse BEFORE INSERT ON events FOR EACH ROW WHEN (NEW.event_id = '{bad}') EXECUTE FUNCTION refuse()"
+            "CREATE TRIGGER refuse BEFORE INSERT ON events "
+            f"FOR EACH ROW WHEN (NEW.event_id = '{bad}') EXECUTE FUNCTION refuse()"
         )
         answers = await asyncio.gather(
             *(store.append(room.pdus[-1:]) for room in rooms), return_exceptions=True
@@ -217,18 +221,21 @@ async def test_a_cancelled_caller_harms_nobody(dsn: str) -> None:
         assert outcomes(await store.append(room.pdus)) == {"duplicate"}
 
 
-# ---------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # lost connections
 
 
-# -----------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # many processes
 
 
 async def test_calls_are_stored_in_their_order_where_the_room_must_be_looked_up_first(
     dsn: str,
 ) -> None:
-    """Each on a connection of its own, the look-ups would end in any order, and a child would come before its parent."""
+    """On connections of their own, the look-ups could end in any order.
+
+    A child would then come before its parent.
+    """
     room = RoomBuilder("11")
     room.start("@alice:s1.test")
     async with storage.open(dsn, server_name="s1.test") as store:

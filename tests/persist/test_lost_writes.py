@@ -55,7 +55,7 @@ async def test_a_backend_that_is_killed_in_mid_write(dsn: str) -> None:
 
 
 async def test_a_write_whose_answer_is_lost_was_done(dsn: str) -> None:
-    """The outcome is looked up: the answers are those that the write would have given, and its facts are told once."""
+    """The outcome is looked up: the results are the write's, and its facts are published once."""
     room = room_of(1, 10)
     async with lossy(dsn) as (eater, store), admin_of(dsn) as admin:
         await store.append(room.pdus[:-10])
@@ -92,7 +92,10 @@ async def test_a_lost_commit_under_the_locks(dsn: str) -> None:
 
 
 async def test_nobody_to_ask_what_became_of_it(dsn: str) -> None:
-    """A clear error; the ids stay held until it is known, then the facts are told; repeating answers "duplicate"."""
+    """A clear error: the ids stay locked until the outcome is known, then the facts are published.
+
+    Repeating the append returns "duplicate".
+    """
     room = room_of(1, 10)
     async with lossy(dsn) as (eater, store), admin_of(dsn) as admin:
         await store.append(room.pdus[:-10])
@@ -116,7 +119,10 @@ async def test_nobody_to_ask_what_became_of_it(dsn: str) -> None:
 
 
 async def test_a_backend_still_at_work_after_its_connection_is_gone(dsn: str) -> None:
-    """Until it has ended, no position may pass what it may have taken; so it is ended, and the write made again."""
+    """Until the backend has ended, no position may pass its ids.
+
+    So the store ends it, and writes again.
+    """
     room = room_of(1, 10)
     async with lossy(dsn) as (eater, store), admin_of(dsn) as admin:
         await store.append(room.pdus[:-10])
@@ -163,7 +169,10 @@ async def _append_all(
 
 
 async def test_two_writers_in_one_room(dsn: str) -> None:
-    """Each builds on what it knows; the other's writes make its plans stale, and every append succeeds all the same."""
+    """Each plans on what it knows.
+
+    The other's writes make its plans stale, and every append succeeds all the same.
+    """
     room = RoomBuilder("11", seed=1, sign=False)
     one, other = room.user(1), room.user(2)
     room.start(one)
@@ -207,7 +216,7 @@ async def test_two_writers_in_one_room(dsn: str) -> None:
 
 
 async def _kill_and_restart(dsn: str, number: int, rng: random.Random) -> int:
-    """An appending process that is killed three times; how many of its events it said to be stored."""
+    """Kill an appending process three times; return how many events it reported as stored."""
     at = 0
     for _ in range(3):
         process = await asyncio.create_subprocess_exec(
@@ -230,7 +239,10 @@ async def _kill_and_restart(dsn: str, number: int, rng: random.Random) -> int:
 
 @pytest.mark.timeout(300)
 async def test_a_killed_process(dsn: str) -> None:
-    """No committed event is missing from the stream, and none is told that is not stored; what was answered is stored."""
+    """No committed event is missing from the stream, and it has only stored events.
+
+    Every event that was reported as stored is stored.
+    """
     config = storage.Config(follow_ms=50)
     async with (
         storage.open(dsn, server_name="s1.test", instance_name="reader", config=config) as reader,

@@ -70,7 +70,7 @@ async def is_sound(store: Store) -> None:
 async def test_a_circle_of_auth_events_is_never_complete(
     store: Store, version: str, origin: Origin
 ) -> None:
-    """Each waits for the other to be held first, in one batch or in several; the rest of the room goes on."""
+    """Each waits for the other to be stored, in one batch or several; the room's rest goes on."""
     room = begun(version)
     await store.append(room.pdus, room_version=version)
     before = await row_counts(store.database)
@@ -221,7 +221,10 @@ async def test_more_parents_than_an_event_may_have(
 
 
 async def test_an_outlier_keeps_the_bytes_that_came_first(dsn: str) -> None:
-    """In versions 1 and 2 senders choose the ids of events, so the bytes that come later may be others, or of another room."""
+    """In versions 1 and 2 senders choose event ids.
+
+    The bytes that come later may be others, or of another room.
+    """
     rooms = [
         RoomBuilder(version, seed=seed, sign=False) for seed, version in enumerate(("1", "2"), 1)
     ]

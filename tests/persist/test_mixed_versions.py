@@ -1,4 +1,4 @@
-"""Batches with rooms of different versions: each event is read and authorised by the version of its own room."""
+"""Batches with rooms of several versions: each event is read and authorised by its own room's."""
 
 import asyncio
 import itertools
@@ -108,7 +108,10 @@ async def test_a_stored_room_outranks_what_the_batch_says(store: Store) -> None:
 
 
 async def test_nobody_claims_the_id_of_a_room_of_version_12(store: Store) -> None:
-    """The id is made of its create event; another create event that names it in ``room_id`` says nothing about its version."""
+    """The id is that of its create event.
+
+    Another create event that names it in ``room_id`` says nothing about its version.
+    """
     room, other = room_of("12"), room_of("9", 2)
     claim = {**other.events[0].json, "room_id": room.room_id}
     results = await store.append([claim, *room.pdus])
@@ -127,7 +130,10 @@ async def test_a_create_event_that_cannot_be_stored_says_nothing(store: Store) -
 
 
 async def test_a_room_that_becomes_known_while_another_call_waits(store: Store) -> None:
-    """The version that a caller guesses is compared with the room's: an event that was read by another is invalid, and can come again."""
+    """The version that a caller guesses is compared with the room's.
+
+    An event that was read by another version is invalid, and can come again.
+    """
     for seed, guess in enumerate(("1", "10", "11"), 1):
         room = room_of("12", seed)
         [*calls, first] = await asyncio.gather(
@@ -153,7 +159,10 @@ async def test_a_room_that_becomes_known_while_another_call_waits(store: Store) 
 async def test_a_room_of_version_12_is_never_known_under_another(
     store: Store, guess: str, origin: Origin
 ) -> None:
-    """The id proves that the caller guesses wrong: the room gets its version from the first event that is read by the right one."""
+    """The id proves that the caller's guess is wrong.
+
+    The room gets its version from the first event that is read by the right one.
+    """
     room = room_of("12")
     joins = [event.pdu for event in room.events if event.type == "m.room.member"]
     results = await store.append(joins, room_version=guess, origin=origin)

@@ -1,4 +1,4 @@
-"""A cache of names that is full forgets all of them at once, also between the plan of a batch and its write."""
+"""A full name cache drops all names at once, also between the plan of a batch and its write."""
 
 import asyncio
 

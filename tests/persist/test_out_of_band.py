@@ -57,7 +57,7 @@ async def out_of_band(
 
 
 async def joined(store: Store, room: RoomBuilder, join: BuiltEvent) -> None:
-    """As a homeserver does after send_join: the state and its auth events as outliers, then the join."""
+    """Store the state and auth events as outliers, then the join, as servers do after send_join."""
     at = [event.event_id for event in room.events].index(join.event_id)
     state = set(join.state_before.values())
     await store.append(

@@ -1,4 +1,4 @@
-"""What is decided about an event, in words: the answer, its row, the gaps, the extremities, the current state and memberships."""
+"""The plan of an event: its result and row, gaps, extremities, current state, memberships."""
 
 from collections.abc import AsyncIterator
 
@@ -36,7 +36,10 @@ SELECT e.event_id, m.topological_before, e.topological_ordering FROM reordered_e
     JOIN events e USING (event_nid) ORDER BY e.topological_ordering
 """
 SQL_DROPPED = "SELECT e.event_id FROM dropped_extremities d JOIN events e USING (event_nid)"
-SQL_EXTREMITIES = "SELECT e.event_id FROM rooms r, unnest(r.forward_extremities) AS n JOIN events e ON e.event_nid = n"
+SQL_EXTREMITIES = (
+    "SELECT e.event_id FROM rooms r, unnest(r.forward_extremities) AS n "
+    "JOIN events e ON e.event_nid = n"
+)
 
 
 @pytest.fixture
@@ -310,7 +313,10 @@ async def test_an_event_after_a_gap_is_soft_failed_by_the_current_state(store: S
 
 
 async def test_what_a_merge_takes_out_of_the_current_state(store: Store) -> None:
-    """On one side a moderator sets a topic and invites a local user, on the other the moderator is banned."""
+    """On one branch a moderator sets a topic and invites a local user.
+
+    On the other the moderator is banned.
+    """
     room = RoomBuilder("11", seed=1, sign=False)
     admin, moderator, guest = room.user(1, SERVER), room.user(2, "s2.test"), room.user(3, SERVER)
     room.start(admin, users={moderator: 50})

@@ -21,7 +21,7 @@ async def store(dsn: str) -> AsyncIterator[Store]:
         yield opened
 
 
-async def test_an_invite_as_an_outlier_is_a_membership_of_a_local_user_where_this_server_is_not_in_the_room(
+async def test_an_outlier_invite_to_a_room_without_this_server_is_a_membership(
     store: Store,
 ) -> None:
     room = RoomBuilder("11", seed=1, sign=False)

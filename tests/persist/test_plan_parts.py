@@ -1,4 +1,7 @@
-"""The parts of a decision that need no store: numbers that fit, events that fit their room, and rows that become more than they are."""
+"""The parts of a decision that need no store.
+
+They are numbers that fit, events that fit their room, and rows that gain values.
+"""
 
 from typing import Any
 

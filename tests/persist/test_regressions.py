@@ -40,7 +40,10 @@ async def test_an_event_without_parents_is_judged_by_the_empty_state(store: Stor
 async def test_the_first_membership_of_a_user_beyond_the_last_branch_of_audiences(
     store: Store,
 ) -> None:
-    """Where the numbers near a branch are used up, a state is told by a number of its own, also for those never heard of."""
+    """Where the numbers near a branch are used up, a state gets an audience number of its own.
+
+    This includes states that are new to the store.
+    """
     room = RoomBuilder("11", seed=3)
     admin = room.user(1)
     room.start(admin, history_visibility="invited")
@@ -61,7 +64,10 @@ async def test_the_first_membership_of_a_user_beyond_the_last_branch_of_audience
 
 
 async def test_a_room_whose_row_was_forgotten_takes_nothing_stale_with_it(dsn: str) -> None:
-    """More rooms than the cache holds, and two writers: what one remembers of a room is not guarded by a version it reads later."""
+    """More rooms than the cache holds, and two writers.
+
+    A version that a writer reads later does not guard what it cached of a room before.
+    """
     config = storage.Config(cache_rooms_max=2)
     async with (
         storage.open(dsn, server_name="s1.test", instance_name="one", config=config) as one,

@@ -1,4 +1,7 @@
-"""State resolution in the writer: the same as resolution of the whole states, in little work for an event more, and in turns."""
+"""State resolution in the writer equals resolution of the whole states.
+
+It takes little work for each further event, and runs in turns.
+"""
 
 import asyncio
 import sys
@@ -82,7 +85,10 @@ def grown(version: str, seed: int, length: int) -> RoomBuilder:
 
 
 def batches(events: list[BuiltEvent], rng: Random) -> Iterator[list[BuiltEvent]]:
-    """The events in any order in which parents and auth events come first, a few at a time, branches for a while each."""
+    """Yield the events a few at a time, parents and auth events first.
+
+    The order is random, and stays on a branch for a while.
+    """
     left = {event.event_id: event for event in events}
     while left:
         batch: list[BuiltEvent] = []
@@ -106,7 +112,10 @@ def batches(events: list[BuiltEvent], rng: Random) -> Iterator[list[BuiltEvent]]
 async def test_comes_to_what_resolution_of_the_whole_states_comes_to(
     dsn: str, monkeypatch: pytest.MonkeyPatch, version: str, *, aside: bool
 ) -> None:
-    """The state before each event, and the current state after each batch; also where each resolution makes its room a heavy one."""
+    """Compare the state before each event, and the current state after each batch.
+
+    Also where each resolution makes its room a heavy one.
+    """
     if aside:
         monkeypatch.setattr(retry, "HEAVY_SECONDS", 0.0)
     gone_on = 0
@@ -133,7 +142,10 @@ def records(store: Store) -> list[ResolutionRecord]:
 
 
 def chains(length: int, *, first: int) -> tuple[list[bytes], list[bytes]]:
-    """The beginning of a room, and two chains of power levels: some of the first one, then both in turn, then the rest of the second."""
+    """Return the beginning of a room, and two chains of power levels.
+
+    Some of the first come first, then both in turn, then the rest of the second.
+    """
     room = RoomBuilder("11", seed=1, sign=False, exact=False)
     room.start(ADMIN)
     beginning = len(room.events)
@@ -231,7 +243,10 @@ async def calls(dsn: str, length: int) -> int:
 async def test_the_work_for_a_ban_does_not_grow_with_the_banned(
     dsn: str, another_dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each ban is merged with nineteen states that do not have it, and the audiences of its branch are far from the current one."""
+    """Each ban is merged with 19 states without it.
+
+    The audiences of its branch are far from the current one.
+    """
     monkeypatch.setattr(retry, "HEAVY_SECONDS", 3600.0)
     monkeypatch.setattr(retry, "SLICE_SECONDS", 3600.0)
     few, many = await calls(dsn, 100), await calls(another_dsn, 300)
@@ -242,7 +257,10 @@ async def test_the_work_for_a_ban_does_not_grow_with_the_banned(
 async def test_a_resolution_lets_others_have_the_event_loop(
     dsn: str, monkeypatch: pytest.MonkeyPatch, turn: float, least: int, most: int
 ) -> None:
-    """The first event of the second chain has the whole first one to resolve: in turns without length, others come after each step."""
+    """The first event of the second chain must resolve the whole first one.
+
+    With turns of no length, other appends run after each step.
+    """
     seen: list[ChangeSet] = []
 
     async def counted(change_set: ChangeSet) -> None:
@@ -266,7 +284,10 @@ async def test_a_resolution_lets_others_have_the_event_loop(
 async def test_other_rooms_go_on_while_one_is_heavy(
     dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An append to another room is answered while many events are left of the heavy one; those of the heavy room keep their order."""
+    """An append to another room returns while the heavy room has many events left.
+
+    The heavy room's events keep their order.
+    """
     monkeypatch.setattr(retry, "HEAVY_SECONDS", 0.0)
     beginning, attack = chains(80, first=40)
     other = RoomBuilder("11", seed=2, sign=False)
@@ -293,7 +314,10 @@ async def test_other_rooms_go_on_while_one_is_heavy(
 async def test_names_of_an_event_that_is_left_for_the_lane_are_stored(
     dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its user got a number before the resolution of the current state began, in a plan that has nothing to write without the event."""
+    """Its user got a nid before resolution of the current state began.
+
+    Without the event that plan has nothing to write.
+    """
     monkeypatch.setattr(retry, "HEAVY_SECONDS", 0.0)
     monkeypatch.setattr(TimeSlice, "is_over", True)
     monkeypatch.setattr(TimeSlice, "is_long", lambda *_: True)
@@ -375,7 +399,10 @@ async def test_an_append_behind_a_heavy_one_is_written_at_once(
 async def test_a_heavy_room_of_two_stores_is_stored_whole(
     dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Plans of the lane are refused as others are, and made again; new users in both rooms at once, too."""
+    """Plans of the lane are refused as others are, and made again.
+
+    Both rooms have new users at once.
+    """
     monkeypatch.setattr(retry, "HEAVY_SECONDS", 0.0)
     rooms = [begun("11", seed) for seed in (1, 2)]
     branches = [room.fork(2) for room in rooms]

@@ -1,4 +1,7 @@
-"""What a writer remembers may be old, as others write too: where it writes it is refused, and where it does not, it must not matter."""
+"""A writer's caches may be stale, as others write too.
+
+If it writes by them it is refused, and if it does not write, they must not matter.
+"""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -63,10 +66,14 @@ async def test_an_outlier_that_another_store_has_made_live_is_a_duplicate(dsn: s
 
 
 class OldEnds:
-    """An event arrives on which another store has put the room's only end: by what this one remembers the room would have no end left.
+    """An event arrives that is prev_event of the room's only extremity, which another store wrote.
 
-    What makes this one ask the database about the event, which tells of the gap but not of the room, is another event: one whose parent is
-    of another room, which the first plan answers and the second looks up, under the locks; or unknown, which the first plan looks up.
+    By its caches this store would leave the room without an extremity. Another event makes it
+    query the event, which returns the gap but not the room. The parent of that other event is one
+    of two kinds:
+
+    * in another room: the first plan answers it, and the second looks it up, under the locks;
+    * unknown: the first plan looks it up.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""What keeping who may see what costs a write: rows in proportion to what changed, whatever the size of the room."""
+"""The cost of visibility per write: rows in proportion to the change, whatever the room's size."""
 
 from collections.abc import AsyncIterator
 from typing import NamedTuple

@@ -1,4 +1,4 @@
-"""What tests of the writer share: statements that are counted, a connection that loses answers, what is stored."""
+"""Helpers of the writer tests: statement counts, a connection that loses results, stored rows."""
 
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
@@ -25,7 +25,10 @@ WRITES = (SQL_WRITE, SQL_WRITE_MESSAGES)
 STORED = "SELECT event_id, stream_ordering FROM events WHERE NOT outlier ORDER BY stream_ordering"
 
 
-WAITING = "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND wait_event = 'advisory'"
+WAITING = (
+    "SELECT pid FROM pg_stat_activity WHERE datname = current_database() "
+    "AND wait_event = 'advisory'"
+)
 
 
 HOLD = "SELECT pg_advisory_lock(1919905645, room_nid) FROM rooms"

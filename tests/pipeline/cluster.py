@@ -61,7 +61,10 @@ def executors(workers: list[psutil.Process]) -> list[psutil.Process]:
 
 
 def is_executor(process: psutil.Process) -> bool:
-    """Whether it is one, and has not ended: while one looks, the shell that has started it may go away, and so may any other child."""
+    """Return whether the process is an executor that has not ended.
+
+    Meanwhile the shell that started it may go away, and so may any other child.
+    """
     try:
         return process.name() == "java" and EXECUTOR in " ".join(process.cmdline())
     except psutil.Error:

@@ -1,4 +1,7 @@
-"""What the Java machines of the tests are told: classes are not verified once more, which is a fifth of what it costs to start Spark."""
+"""The tests' Java options: classes are not verified again.
+
+Verification is a fifth of the cost of starting Spark.
+"""
 
 from typing import Final
 
@@ -7,7 +10,7 @@ from storage.pipeline.session import LOCAL_SETTINGS
 UNVERIFIED: Final = "-XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
 QUICK: Final = f"{LOCAL_SETTINGS['spark.driver.extraJavaOptions']} {UNVERIFIED}"
 EXECUTOR: Final = f"-XX:TieredStopAtLevel=1 {UNVERIFIED}"
-"""Of the smallest that Spark lets run: with the serial collector it would have less of its memory than that."""
+"""As small as Spark allows: with the serial collector it would have less of its memory."""
 COMMAND: Final = (
     "--conf",
     "spark.driver.memory=600m",

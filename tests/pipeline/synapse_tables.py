@@ -1,4 +1,4 @@
-"""A database with the few tables of Synapse that an import reads, and generated rooms in them as Synapse keeps them."""
+"""A database with the Synapse tables that an import reads, and generated rooms in them."""
 
 import json
 from collections.abc import AsyncIterator, Iterable
@@ -10,25 +10,42 @@ from storage.testing import GeneratedEvent
 from tests.conftest import _fresh_database
 
 TABLES = """
-CREATE TABLE rooms (room_id text PRIMARY KEY, is_public boolean, creator text, room_version text, has_auth_chain_index boolean);
+CREATE TABLE rooms (
+    room_id text PRIMARY KEY, is_public boolean, creator text, room_version text,
+    has_auth_chain_index boolean
+);
 CREATE TABLE events (
-    topological_ordering bigint NOT NULL, event_id text NOT NULL UNIQUE, type text NOT NULL, room_id text NOT NULL, content text,
-    unrecognized_keys text, processed boolean NOT NULL, outlier boolean NOT NULL, depth bigint DEFAULT 0 NOT NULL, origin_server_ts bigint,
-    received_ts bigint, sender text, contains_url boolean, instance_name text, stream_ordering bigint UNIQUE, state_key text,
-    rejection_reason text
+    topological_ordering bigint NOT NULL, event_id text NOT NULL UNIQUE, type text NOT NULL,
+    room_id text NOT NULL, content text, unrecognized_keys text, processed boolean NOT NULL,
+    outlier boolean NOT NULL, depth bigint DEFAULT 0 NOT NULL, origin_server_ts bigint,
+    received_ts bigint, sender text, contains_url boolean, instance_name text,
+    stream_ordering bigint UNIQUE, state_key text, rejection_reason text
 );
 CREATE TABLE event_json (
-    event_id text NOT NULL UNIQUE, room_id text NOT NULL, internal_metadata text NOT NULL, json text NOT NULL, format_version int
+    event_id text NOT NULL UNIQUE, room_id text NOT NULL, internal_metadata text NOT NULL,
+    json text NOT NULL, format_version int
 );
-CREATE TABLE event_edges (event_id text NOT NULL, prev_event_id text NOT NULL, room_id text, is_state boolean DEFAULT false NOT NULL);
-CREATE TABLE rejections (event_id text NOT NULL UNIQUE, reason text NOT NULL, last_check text NOT NULL);
-CREATE TABLE redactions (event_id text NOT NULL UNIQUE, redacts text NOT NULL, have_censored boolean DEFAULT false NOT NULL, received_ts bigint);
+CREATE TABLE event_edges (
+    event_id text NOT NULL, prev_event_id text NOT NULL, room_id text,
+    is_state boolean DEFAULT false NOT NULL
+);
+CREATE TABLE rejections (
+    event_id text NOT NULL UNIQUE, reason text NOT NULL, last_check text NOT NULL
+);
+CREATE TABLE redactions (
+    event_id text NOT NULL UNIQUE, redacts text NOT NULL,
+    have_censored boolean DEFAULT false NOT NULL, received_ts bigint
+);
 CREATE TABLE event_to_state_groups (event_id text NOT NULL UNIQUE, state_group bigint NOT NULL);
 CREATE TABLE state_group_edges (state_group bigint NOT NULL, prev_state_group bigint NOT NULL);
-CREATE TABLE state_groups_state (state_group bigint NOT NULL, room_id text NOT NULL, type text NOT NULL, state_key text NOT NULL,
-    event_id text NOT NULL);
-CREATE TABLE ex_outlier_stream (event_stream_ordering bigint PRIMARY KEY, event_id text NOT NULL, state_group bigint NOT NULL,
-    instance_name text);
+CREATE TABLE state_groups_state (
+    state_group bigint NOT NULL, room_id text NOT NULL, type text NOT NULL,
+    state_key text NOT NULL, event_id text NOT NULL
+);
+CREATE TABLE ex_outlier_stream (
+    event_stream_ordering bigint PRIMARY KEY, event_id text NOT NULL, state_group bigint NOT NULL,
+    instance_name text
+);
 """
 
 
@@ -76,7 +93,8 @@ async def persist(
             pdu.get("state_key"),
         )
         await connection.execute(
-            "INSERT INTO events (topological_ordering, event_id, type, room_id, processed, outlier, depth, stream_ordering, state_key)"
+            "INSERT INTO events (topological_ordering, event_id, type, room_id, processed, "
+            "outlier, depth, stream_ordering, state_key)"
             " VALUES ($5, $1, $2, $3, true, $4, $5, $6, $7)",
             *values,
         )
@@ -97,7 +115,11 @@ async def persist(
 async def _state_group(
     connection: asyncpg.Connection, event: GeneratedEvent, at: int, pdu: dict[str, object]
 ) -> None:
-    """The state after the event: a group with half of it on top of one with the rest, and with a value for the event's own key."""
+    """Store the state after the event.
+
+    Its group has half of the state, and a value for the event's own key, on top of a group with the
+    rest.
+    """
     group = abs(at) * 10
     rows = await connection.fetch(
         "SELECT event_id, type, state_key FROM events WHERE event_id = ANY($1)",

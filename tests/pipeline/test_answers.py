@@ -1,4 +1,7 @@
-"""Answers of /backfill in files: stored as appending them one by one would; what is malformed is told with its file and number."""
+"""Responses of /backfill in files give the same store as appending their events one by one.
+
+The report of a malformed one has its file and number.
+"""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -51,7 +54,10 @@ def test_small_files_are_read_together(tmp_path: Path) -> None:
 async def test_the_tables_are_those_of_appending_as_history(
     spark: SparkSession, dsn: str, another_dsn: str, tmp_path: Path
 ) -> None:
-    """Of one room the store has the beginning; the other comes whole, newest first, its create event in the last answer."""
+    """The store has the beginning of one room.
+
+    The other room comes whole, newest first, with its create event in the last response.
+    """
     known = generate_room(SHAPES["small_chat"], 50, seed=6, sign=False)
     new = generate_room(SHAPES["fork_heavy"], 40, seed=7, version="6", sign=False)
     for target in (dsn, another_dsn):

@@ -1,4 +1,4 @@
-"""What is seen of an archive before it is examined: how many lines a stretch has, and the versions of the rooms that are created in it."""
+"""The first look at an archive: its number of lines per range, the versions of its new rooms."""
 
 from pathlib import Path
 

@@ -41,7 +41,7 @@ def test_what_another_import_left_goes(tmp_path: Path) -> None:
 
 
 def test_a_bundle_that_is_not_there_or_cut_off(tmp_path: Path) -> None:
-    """As where executors see another folder under that name, or one of them lost its machine while it wrote."""
+    """As if executors see another folder by that name, or one lost its machine while it wrote."""
     cleared(str(tmp_path))
     with BundleWriter(str(tmp_path)) as writer:
         place = writer.put(b"0123456789")
@@ -70,7 +70,7 @@ def test_a_folder_that_cannot_be_written_to(tmp_path: Path) -> None:
 def test_an_error_is_not_hidden_by_that_of_closing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A disk that is full fails twice: when the last bundle is written, or something else goes wrong, and when the file is closed."""
+    """A full disk fails twice: at the last bundle or another error, and when the file closes."""
     cleared(str(tmp_path))
 
     class Full(io.BytesIO):

@@ -8,7 +8,7 @@ from tests.pipeline.cluster import end_all, executors, family_of, is_executor
 
 
 def test_processes_that_have_ended_are_passed_over() -> None:
-    """As the children of a worker do at any moment: the shell that starts an executor, the one that finds out its home."""
+    """Children of a worker end at any moment: shells that start an executor or find its home."""
     started = subprocess.Popen(["sleep", "60"])
     process = psutil.Process(started.pid)
     assert not is_executor(process)

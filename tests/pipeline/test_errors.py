@@ -1,4 +1,7 @@
-"""What goes wrong in executors comes back as one error of ours that says what is lacking; nothing is half done, and the same again completes it."""
+"""A failure in an executor becomes one error of ours that says what is missing.
+
+Nothing is half done, and running the same again completes it.
+"""
 
 import subprocess
 import tempfile
@@ -39,7 +42,7 @@ async def test_executors_that_do_not_reach_the_database(
     rooms: Sequence[GeneratedRoom],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The DSN names no host: the driver is told by its environment, which the executors do not have."""
+    """The DSN names no host: the driver's environment has it, that of the executors does not."""
     parts = urlsplit(dsn)
     query = parse_qs(parts.query)
     monkeypatch.setenv("PGHOST", query["host"][0])
@@ -82,7 +85,8 @@ async def test_too_few_connections(
         import_archive(spark, [str(tmp_path / "rooms.ndjson")], by_few, server_name=SERVER)
     assert (
         await few.fetchval(
-            "SELECT count(*) FROM (SELECT room_id FROM rooms JOIN events USING (room_nid) GROUP BY 1 HAVING count(*) <> 60) r"
+            "SELECT count(*) FROM (SELECT room_id FROM rooms JOIN events USING (room_nid) "
+            "GROUP BY 1 HAVING count(*) <> 60) r"
         )
         == 0
     )
@@ -115,7 +119,7 @@ async def test_a_full_disk_between_the_stages(
     rooms: Sequence[GeneratedRoom],
     small_disk: Path,
 ) -> None:
-    """What goes from one stage to the next finds no room; with more of it the same import completes."""
+    """The data between two stages does not fit; with more space the same import completes."""
     with pytest.raises(StorageError, match="No space left on device"):
         import_archive(
             spark, [str(tmp_path / "rooms.ndjson")], dsn, server_name=SERVER, work=str(small_disk)

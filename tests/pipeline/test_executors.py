@@ -1,4 +1,7 @@
-"""Executors: attempts at one task do not meet each other, the driver's config goes with them, and no password is left behind."""
+"""Executors: attempts at one task do not conflict, and they get the driver's config.
+
+No password is left behind.
+"""
 
 import sys
 from asyncio.subprocess import PIPE, STDOUT, create_subprocess_exec
@@ -66,7 +69,7 @@ def test_names_run_out(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_executors_have_the_config_of_the_driver(
     spark: SparkSession, empty_dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The executors began before the environment named the schema: they would look for tables in another one."""
+    """The executors began before the environment named the schema: they would use another one."""
     monkeypatch.setenv("STORAGE_DATABASE_SCHEMA", "apart")
     connection = await asyncpg.connect(empty_dsn)
     await connection.execute("CREATE SCHEMA apart")

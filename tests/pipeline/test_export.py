@@ -1,4 +1,7 @@
-"""What is exported is what is stored; an export that goes on has what is new; importing an export gives an equal store."""
+"""An export has exactly the stored events; a resumed one adds the new events.
+
+Importing an export gives an equal store.
+"""
 
 import json
 from pathlib import Path

@@ -26,14 +26,20 @@ from tests.pipeline.stores import SERVER, fill
 pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.timeout(300)]
 ROOMS, EVENTS = 20, 100
 DAY_MS = 86_400_000
-OTHERS = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid() AND backend_type = 'client backend'"
+OTHERS = (
+    "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() "
+    "AND pid <> pg_backend_pid() AND backend_type = 'client backend'"
+)
 ROWS_READ = "SELECT seq_tup_read + idx_tup_fetch FROM pg_stat_user_tables WHERE relname = 'events'"
-SPREAD = f"UPDATE events SET received_ts = 1600000000000 + COALESCE(stream_ordering / {ROOMS} * {DAY_MS}, 0)"
+SPREAD = (
+    "UPDATE events "
+    f"SET received_ts = 1600000000000 + COALESCE(stream_ordering / {ROOMS} * {DAY_MS}, 0)"
+)
 
 
 @pytest.fixture
 async def rooms(dsn: str) -> Sequence[GeneratedRoom]:
-    """Twenty rooms, received in a hundred days, twenty events a day; and one more room with outliers only."""
+    """Twenty rooms, received in 100 days, 20 events a day, and one more room with outliers only."""
     made = [
         generate_room(SHAPES["small_chat"], EVENTS, seed=seed, sign=False) for seed in range(ROOMS)
     ]

@@ -1,4 +1,7 @@
-"""Importing through Spark and appending event by event give the same tables, row for row, with numbers and positions mapped."""
+"""Importing through Spark gives the same tables as appending event by event.
+
+They are equal row for row, with numbers and positions mapped.
+"""
 
 import asyncio
 import os
@@ -255,7 +258,7 @@ def test_a_parquet_file_that_is_damaged_within_is_named_and_the_rest_is_stored(
 async def test_an_import_as_the_role_of_a_homeserver(
     spark: SparkSession, logins: Logins, another_dsn: str, tmp_path: Path
 ) -> None:
-    """It may do all that an import needs, into a new room and one that is there; and nothing more than before."""
+    """The role may do all that an import needs, into a new or a known room, and nothing more."""
     rooms = [
         generate_room(SHAPES["small_chat"].replaced(odd=ODD_SOME), 40, seed=seed, sign=False)
         for seed in range(3)
@@ -300,7 +303,10 @@ async def test_a_task_enters_when_a_long_write_of_another_is_over(
     assert (await importing).outcomes["stored"] == 10
 
 
-WAITED_FOR = "SELECT EXISTS (SELECT FROM pg_locks WHERE NOT granted AND relation = 'stream_positions'::regclass)"
+WAITED_FOR = (
+    "SELECT EXISTS (SELECT FROM pg_locks WHERE NOT granted "
+    "AND relation = 'stream_positions'::regclass)"
+)
 
 
 def test_large_rooms_go_to_who_has_least_to_do() -> None:

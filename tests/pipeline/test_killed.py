@@ -1,4 +1,7 @@
-"""An import whose driver, executor or database is killed in mid-load: done at last, the tables are those of one that was not disturbed."""
+"""An import whose driver, executor or database is killed midway completes at last.
+
+Its tables are those of an undisturbed import.
+"""
 
 import asyncio
 import sys
@@ -24,7 +27,8 @@ from tests.pipeline.stores import SERVER, tables
 pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.timeout(600)]
 
 TELL = """
-CREATE FUNCTION tell() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN PERFORM pg_notify(''loaded'', ''''); RETURN NULL; END';
+CREATE FUNCTION tell() RETURNS trigger LANGUAGE plpgsql AS
+    'BEGIN PERFORM pg_notify(''loaded'', ''''); RETURN NULL; END';
 CREATE TRIGGER tell AFTER INSERT ON events FOR EACH STATEMENT EXECUTE FUNCTION tell();
 LISTEN loaded
 """

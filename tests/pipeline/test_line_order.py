@@ -36,7 +36,10 @@ def test_a_line_waits_for_what_it_needs_and_no_longer() -> None:
 
 
 def test_an_outlier_is_no_parent() -> None:
-    """The child of an outlier waits for the line that brings it into the timeline; as an auth event the outlier will do."""
+    """The child of an outlier waits for the line that brings it into the timeline.
+
+    As an auth event the outlier is enough.
+    """
     lines = [
         LineWithoutPdu("a", True, []),
         LineWithoutPdu("b", False, ["^a"]),

@@ -1,4 +1,7 @@
-"""A bundle that is gone, or cut off, when its room is to be loaded: nothing of the room is stored, and the import is run again."""
+"""A bundle is missing or cut off when its room is to be loaded: nothing of the room is stored.
+
+Running the import again completes it.
+"""
 
 import asyncio
 from pathlib import Path
@@ -19,7 +22,7 @@ SERVER = "s1.test"
 
 
 def imported(archive: Path, dsn: str, work: Path, *, cut: bool) -> int:
-    """Both stages, one after the other in this process; how many rows tell what became of the lines."""
+    """Run both stages in this process; return the number of rows that report on lines."""
     cleared(str(work))
     with staging(dsn) as number:
         looked = [(stretch, *looked_over(stretch)) for stretch in found([str(archive)]).ranges(1)]

@@ -1,4 +1,7 @@
-"""A rebuild from the received bytes gives what was there, mends what is damaged, and disturbs nobody; the oracle agrees after each."""
+"""A rebuild from the received bytes restores the same store, mends damage and disturbs nobody.
+
+The oracle agrees after each.
+"""
 
 import asyncio
 import os
@@ -55,7 +58,7 @@ UNMENDED = {"event id"}
 """An event that is another one."""
 
 CHANGED = {"bytes"}
-"""Received bytes that do not fit their hash any more: then the event is what is left of it in redacted form."""
+"""Received bytes that no longer fit their hash: the event is then kept in redacted form."""
 
 
 async def rebuilt(dsn: str, room_id: str) -> int:
@@ -110,7 +113,10 @@ def room() -> RoomBuilder:
 
 @pytest.mark.parametrize("name", IN_ROOMS if EXAMPLES >= 30 else SOME)
 async def test_damage_is_mended(dsn: str, room: RoomBuilder, name: str) -> None:
-    """Also what no repair mends, as that goes by the states and flags of events, which follow from the bytes as well."""
+    """Includes damage that no repair mends.
+
+    A repair goes by the states and flags of events, which a rebuild derives from the bytes.
+    """
     async with storage.open(dsn, server_name=SERVER) as store:
         delivery = deliver_with_gap(room, 60, 70)
         await deliver(
@@ -134,7 +140,10 @@ async def test_damage_is_mended(dsn: str, room: RoomBuilder, name: str) -> None:
 
 
 async def test_numbers_that_a_repair_gave_are_given_anew(dsn: str) -> None:
-    """A repair numbers audiences in another order: then every event and every state changes, and all is as it was at first."""
+    """A repair numbers audiences in another order.
+
+    The rebuild then changes every event and state, and restores them all as they were at first.
+    """
     room = build_room(LIVELY, 240, seed=9, sign=False)
     async with storage.open(dsn, server_name=SERVER) as store:
         await deliver(store, deliver_late(room, 4))
@@ -161,7 +170,8 @@ async def test_beside_appends_and_readers(dsn: str) -> None:
         seen = set(await store.visible_to_user(creator, ids))
         async with store.database.connection() as conn:
             await conn.execute(
-                "DELETE FROM visibility; UPDATE rooms SET current_audience = 0, next_audience = 1::bigint << 45"
+                "DELETE FROM visibility; UPDATE rooms "
+                "SET current_audience = 0, next_audience = 1::bigint << 45"
             )
             await conn.execute("UPDATE current_state SET membership = 1 WHERE membership = 5")
         told: list[set[EventId]] = []
@@ -246,12 +256,12 @@ async def test_a_room_of_outliers_alone(dsn: str) -> None:
         assert await tables(dsn) == before
 
 
-# -------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # killed
 
 
 async def test_killed_at_any_moment(dsn: str) -> None:
-    """By itself, before its n-th statement; whatever n is, the store is as it was, or as it is to be."""
+    """The process ends itself before its n-th statement: the store is as before, or complete."""
     room = build_room(LIVELY, 80, seed=5, sign=False)
     async with storage.open(dsn, server_name=SERVER) as store:
         await deliver(store, deliver_with_gap(room, 30, 36))
@@ -274,12 +284,13 @@ async def test_killed_at_any_moment(dsn: str) -> None:
 async def damage(store: Store) -> None:
     async with store.database.connection() as conn:
         await conn.execute(
-            "DELETE FROM visibility; DELETE FROM current_state; UPDATE events SET redacted_by = NULL; DELETE FROM auth_chains"
+            "DELETE FROM visibility; DELETE FROM current_state; UPDATE events "
+            "SET redacted_by = NULL; DELETE FROM auth_chains"
         )
 
 
 async def process(dsn: str, room_id: str, number: int) -> str:
-    """A rebuild in a process of its own that ends before its n-th statement (0: never); what it says."""
+    """Rebuild in a process that ends before its n-th statement (0: never); return its output."""
     script = str(Path(__file__).with_name("rebuild_process.py"))
     started = await asyncio.create_subprocess_exec(
         sys.executable,
@@ -296,7 +307,7 @@ async def process(dsn: str, room_id: str, number: int) -> str:
     return output.decode()
 
 
-# -------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # oracle
 
 

@@ -1,4 +1,7 @@
-"""Tokens and streams across a restore: positions go on far higher, nothing between is looked through, and what is lost is not taken for known."""
+"""Tokens and streams across a restore: positions continue far higher, and readers skip the gap.
+
+Lost facts do not count as known.
+"""
 
 import os
 from collections.abc import AsyncIterator
@@ -30,7 +33,10 @@ STATEMENTS_MAX = 12
 async def restored(
     dsn: str, server_dsn: str, worker_id: str
 ) -> AsyncIterator[tuple[str, GeneratedRoom, str]]:
-    """A copy of a database in which there are 20 events of a room, the room, and the last offset of the original, where 10 more came."""
+    """Yield a copy of a database with 20 events of a room, the room, the original's last offset.
+
+    The original got 10 more events.
+    """
     room = generate_room(SHAPES["direct_chat"], 40, seed=5, sign=False)
     await fill(dsn, part_of(room, 20))
     copy = f"storage_test_restored_{os.getpid()}_{worker_id}"
@@ -112,7 +118,10 @@ async def test_a_stream_goes_on_above_the_gap(
 
 
 async def test_a_stream_in_small_batches_passes_a_writer_that_fell_behind(dsn: str) -> None:
-    """A query without a checkpoint reads what is of before a restore: its offsets are of today, though writers had lost positions there."""
+    """A query without a checkpoint also reads facts from before a restore.
+
+    Its offsets are current, though writers had lost positions there.
+    """
     room = generate_room(SHAPES["direct_chat"], 40, seed=5, sign=False)
     await fill(dsn, part_of(room, 10), "one")
     connection = await asyncpg.connect(dsn)
@@ -120,7 +129,8 @@ async def test_a_stream_in_small_batches_passes_a_writer_that_fell_behind(dsn: s
         one: int = await connection.fetchval("SELECT max(stream_ordering) FROM events")
         await fill(dsn, part_of(room, 20), "two")
         await connection.execute(
-            "UPDATE stream_positions SET stream_id = $1 WHERE instance_name = 'one' AND stream_name = 'events'",
+            "UPDATE stream_positions SET stream_id = $1 "
+            "WHERE instance_name = 'one' AND stream_name = 'events'",
             one,
         )
         await connection.execute("UPDATE deployment SET incarnation = 'another'")

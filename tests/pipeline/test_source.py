@@ -1,4 +1,7 @@
-"""The data source: what is read is what is stored, in parts, filtered and followed; what is written is appended."""
+"""The data source: reads return the stored rows, in parts, filtered and followed.
+
+Writes append.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -174,7 +177,10 @@ async def test_rooms_that_span_partitions_are_copied_whole(
 
 
 async def logical(dsn: str) -> dict[str, Any]:
-    """All tables, without what only the history of how events arrived has left: groups of states that outliers had, positions that moved."""
+    """Return all tables, without traces of the order of arrival.
+
+    Those are state groups that outliers had, and positions that were reordered.
+    """
     found = await tables(dsn)
     return {
         **found,

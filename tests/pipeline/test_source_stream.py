@@ -1,4 +1,7 @@
-"""The trigger availableNow: batches of the size that was asked for, up to where the streams were, and the same after a kill."""
+"""The trigger availableNow: batches of the requested size, up to the streams' positions at start.
+
+The same holds after a kill.
+"""
 
 import asyncio
 import json
@@ -70,7 +73,10 @@ async def test_batches_end_where_the_streams_were(dsn: str, rooms: Sequence[Gene
 async def test_a_killed_command_goes_on_where_it_was(
     spark: SparkSession, dsn: str, tmp_path: Path, rooms: Sequence[GeneratedRoom]
 ) -> None:
-    """It is killed after some batches, with one that was written and not committed: all rows are there in the end, each once."""
+    """The query is killed after some batches, one of them written but not committed.
+
+    In the end each row is there once.
+    """
     await append(dsn, rooms, 0, EVENTS)
     path, commits = tmp_path / "out", tmp_path / "out" / "_checkpoint" / "commits"
     arguments = [

@@ -1,4 +1,4 @@
-"""Staged bytes belong to one import: they are removed when it ends or fails, and no other import touches them."""
+"""Staged bytes belong to one import: its end or failure removes them, no other touches them."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -18,8 +18,14 @@ from tests.pipeline.stores import SERVER
 
 pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.timeout(600)]
 STAGED = "SELECT array_agg(DISTINCT import_number ORDER BY import_number) FROM import_events"
-DRIVER = "SELECT pg_terminate_backend(pid) FROM pg_locks WHERE locktype = 'advisory' AND objid = 1919905646"
-PEAK = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND backend_type = 'client backend' AND pid <> pg_backend_pid()"
+DRIVER = (
+    "SELECT pg_terminate_backend(pid) FROM pg_locks "
+    "WHERE locktype = 'advisory' AND objid = 1919905646"
+)
+PEAK = (
+    "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() "
+    "AND backend_type = 'client backend' AND pid <> pg_backend_pid()"
+)
 
 
 @pytest.fixture
@@ -50,7 +56,7 @@ async def test_a_failed_import_leaves_nothing(
 async def test_a_second_import_leaves_the_rows_of_one_at_work_alone(
     database: Database, dsn: str, watcher: asyncpg.Connection
 ) -> None:
-    """The first driver has lost its session, and with it the lock on imports; a task of it is at work."""
+    """The first driver lost its session, and so the import lock, while one of its tasks runs."""
     with pytest.raises(DatabaseUnavailable), staging(dsn) as killed:
         await stage(database, killed)
         await watcher.execute(DRIVER)

@@ -15,7 +15,10 @@ from tests.pipeline.stores import SERVER, fill, tables
 
 
 async def logical(dsn: str) -> dict[str, Any]:
-    """All tables, without what only the history of how events arrived has left: groups of states that outliers had, positions that moved."""
+    """Return all tables, without traces of the order of arrival.
+
+    Those are state groups that outliers had, and positions that were reordered.
+    """
     found = await tables(dsn)
     return {
         **found,
@@ -27,7 +30,7 @@ async def logical(dsn: str) -> dict[str, Any]:
 
 
 def copied(source: str, target: str, partitions: int) -> None:
-    """What Spark does: read in parts, write each part by a task, and end the write on the driver."""
+    """Do what Spark does: read parts, write each part by a task, end the write on the driver."""
     reader = EventReader(Options(source, partitions=partitions))
     writer = EventWriter(Options(target, server_name=SERVER), COLUMNS, overwrite=False)
     messages = []

@@ -1,4 +1,7 @@
-"""Statistics are what a dumb count over the deliveries gives; the page says the same, and whoever is named in it stays text."""
+"""Statistics equal a naive count over the deliveries; the page has the same figures.
+
+Names in it stay text.
+"""
 
 import base64
 import json
@@ -235,7 +238,10 @@ async def test_what_others_have_named_stays_text(
 
 
 async def test_what_is_written_meanwhile_is_not_counted(dsn: str) -> None:
-    """Another writer has handed out the numbers behind: what the first writes later lies among those that are looked through."""
+    """Another writer has allocated the numbers behind.
+
+    What the first writer stores later lies within the range that is scanned.
+    """
     early, late, other = (
         generate_room(SHAPES["direct_chat"], 8, seed=seed, sign=False) for seed in (1, 2, 3)
     )

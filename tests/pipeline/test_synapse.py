@@ -1,4 +1,4 @@
-"""The database of a Synapse, and answers of /backfill: the tables are those of appending the same events one by one."""
+"""A Synapse database and /backfill responses give the tables of appending the events one by one."""
 
 import json
 from collections.abc import Sequence

@@ -1,4 +1,7 @@
-"""A Synapse is followed until the switch: each import takes what is new, and in the end the tables are those of appending one by one."""
+"""A Synapse is followed until the swap: each import takes the new events.
+
+In the end the tables are those of appending one by one.
+"""
 
 import json
 from pathlib import Path
@@ -24,7 +27,10 @@ pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.timeout(600)]
 async def test_until_the_switch(
     spark: SparkSession, server_dsn: str, worker_id: str, dsn: str, another_dsn: str, tmp_path: Path
 ) -> None:
-    """A room with a gap, whose outliers join the timeline with the history: at positions that no event has, the last one of all."""
+    """A room with a gap, whose outliers join the timeline with the history.
+
+    They get positions that no event has, the last one of all.
+    """
     gap = deliver_with_gap(
         build_room(SHAPES["fork_heavy"], 50, seed=4, version="10", sign=False), 15, 30
     )
@@ -80,7 +86,10 @@ async def test_until_the_switch(
 async def test_what_lacked_something_is_tried_again_however_far_back(
     spark: SparkSession, server_dsn: str, worker_id: str, dsn: str, another_dsn: str, tmp_path: Path
 ) -> None:
-    """An event came without its parent, which Synapse has fetched since: it is tried again, 30,000 positions back."""
+    """An event came without its parent, which Synapse has fetched since.
+
+    The import tries it again, 30,000 positions back.
+    """
     room = generate_room(SHAPES["direct_chat"], 30, seed=2, sign=False)
     other = generate_room(SHAPES["direct_chat"], 5, seed=3, sign=False)
     events = list(room)

@@ -1,4 +1,7 @@
-"""Processes that write facts and follow each other's, without all of a store: the stream "caches", whose table is the plainest."""
+"""Processes that write facts and follow each other's, without a whole store.
+
+Their stream is "caches", as its table is the simplest.
+"""
 
 import asyncio
 import time

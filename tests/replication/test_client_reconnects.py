@@ -152,7 +152,10 @@ async def test_a_database_that_goes_away_while_a_hole_is_filled(main: Process, d
 
 
 async def test_connections_that_break_anywhere(dsn: str) -> None:
-    """Three writers that also give up ids, a server each, connections that break after a random number of bytes."""
+    """Three writers that also give up ids, with a server each.
+
+    Connections break after a random number of bytes.
+    """
     chance = random.Random(7)
     async with await Database.open(dsn, config=QUICK) as database, AsyncExitStack() as stack:
         writers = [await Process.start(database, f"writer{number}") for number in range(3)]

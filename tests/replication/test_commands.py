@@ -42,7 +42,10 @@ OF_THE_DOCUMENT = [
     ("POSITION backfill master 1 1", Position("backfill", "master", 1, 1)),
     ("POSITION caches master 1 1", Position("caches", "master", 1, 1)),
     (
-        'RDATA caches master 2 ["get_user_by_id",["@01register-user:localhost:8823"],1490197670513]',
+        (
+            "RDATA caches master 2 "
+            '["get_user_by_id",["@01register-user:localhost:8823"],1490197670513]'
+        ),
         Rdata(
             "caches",
             "master",
@@ -51,7 +54,10 @@ OF_THE_DOCUMENT = [
         ),
     ),
     (
-        'RDATA events master 14 ["$149019767112vOHxz:localhost:8823", "!AFDCvgApUmpdfVjIXm:localhost:8823","m.room.guest_access","",null]',
+        (
+            'RDATA events master 14 ["$149019767112vOHxz:localhost:8823", '
+            '"!AFDCvgApUmpdfVjIXm:localhost:8823","m.room.guest_access","",null]'
+        ),
         Rdata(
             "events",
             "master",
@@ -149,8 +155,8 @@ def test_json_is_written_without_spaces_and_in_ascii() -> None:
 
 
 def test_every_command_of_the_protocol_is_known() -> None:
-    names = """SERVER RDATA POSITION ERROR PING NAME REPLICATE USER_SYNC CLEAR_USER_SYNC FEDERATION_ACK REMOTE_SERVER_UP USER_IP
-    LOCK_RELEASED NEW_ACTIVE_TASK CANCEL_TASK"""
+    names = """SERVER RDATA POSITION ERROR PING NAME REPLICATE USER_SYNC CLEAR_USER_SYNC
+    FEDERATION_ACK REMOTE_SERVER_UP USER_IP LOCK_RELEASED NEW_ACTIVE_TASK CANCEL_TASK"""
     assert {kind.NAME for kind in commands.COMMANDS} == set(names.split())
 
 
@@ -158,7 +164,7 @@ def test_an_access_token_is_not_shown() -> None:
     assert "secret" not in repr(UserIp("@a:b.c", "secret", "::1", "curl", None, 7))
 
 
-# ------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # bad lines
 
 
@@ -259,7 +265,7 @@ def test_any_reason_can_be_told_as_an_error() -> None:
     assert line.count("\n") == 1
 
 
-# -----------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # round trips
 
 words = st.text(

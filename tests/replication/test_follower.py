@@ -1,5 +1,8 @@
 # ruff: noqa: ARG002 - the log has the follower's target's interface
-"""The follower beside a log that is read straight: random advances, links that break anywhere, batches, holes, pages."""
+"""The follower, compared with a log that is read directly.
+
+Cases: random advances, links that break anywhere, batches, holes, pages.
+"""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -41,7 +44,7 @@ class LinesOnTheirWay:
 
 
 class Log:
-    """The facts of two writers in one stream: what a table is to a follower, and the follower's target as well."""
+    """The facts of two writers in one stream: the follower's table and target at the same time."""
 
     def __init__(self) -> None:
         self.facts: list[Fact] = []
@@ -248,7 +251,7 @@ async def test_a_failure_that_is_not_the_databases_ends_the_link() -> None:
     await follower.close()
 
 
-# -------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # announcing
 
 counts_of_rows = st.lists(st.integers(0, 4), min_size=1, max_size=8)
@@ -256,7 +259,7 @@ counts_of_rows = st.lists(st.integers(0, 4), min_size=1, max_size=8)
 
 @given(st.integers(0, 100), counts_of_rows)
 def test_an_advance_is_told_without_gaps(previous: int, counts: list[int]) -> None:
-    """Each token says where the one before was, by being told right after it; batches end with the token of their facts."""
+    """Each token leaves no gap to the one before; batches end with the token of their facts."""
     facts = [
         Fact(previous + number, "w", [row])
         for number, count in enumerate(counts, 1)

@@ -1,9 +1,12 @@
-"""A database that is away for a minute, for real: it is killed amid appends, messages and syncs, and started again after `OUTAGE_S`.
+"""A database that is away for a minute: it is killed while appends, messages and syncs run.
 
-Three processes' stores, which look at no table now and then but for one: the first writes, another follows it over TCP, another over Redis,
-the last by looking. Just before, the TCP connection is cut and Redis is killed; when they are back, the others see that they have missed
-something, and there is no database to read it from. Every call says soon that the database is away; afterwards everything goes on by itself, and each event is told once and
-comes down each sync once.
+It starts again after `OUTAGE_S`. There are four stores, and only the last polls the tables: the
+first writes, one follows it over TCP, one over Redis, the last by polling.
+
+Just before, the test cuts the TCP connection and kills Redis. When they are back, the others see
+that they have missed facts, and there is no database to read them from. Each call soon raises
+that the database is away. Afterwards all stores recover by themselves: each event is published
+once and is in each sync once.
 """
 
 import asyncio
@@ -78,7 +81,7 @@ def mortal() -> Iterator[Mortal]:
 
 
 class Tried:
-    """Calls that may find the database away: how often they did, and how long the slowest of those took to say so."""
+    """Calls that may find the database away: how often, and the longest time until they raised."""
 
     def __init__(self) -> None:
         self.away = 0
@@ -247,7 +250,10 @@ async def processes(mortal: Mortal) -> AsyncIterator[Processes]:
 
 
 async def outage(mortal: Mortal, processes: Processes, appender: Appender) -> None:
-    """Before it some events are stored of which the others do not hear; during it they learn that they have missed something."""
+    """Before the outage, store some events that the others do not receive.
+
+    During it they learn that they have missed some.
+    """
     await processes.lose_each_other()
     await appender.stores(5)
     mortal.kill()

@@ -1,4 +1,4 @@
-"""A database that goes away: every question says so, everything comes back by itself, and nothing is lost or told twice."""
+"""A database that goes away: each call raises, then all recovers, no fact is lost or doubled."""
 
 import asyncio
 from collections.abc import Sequence

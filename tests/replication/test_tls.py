@@ -20,7 +20,7 @@ def openssl(folder: Path, *arguments: str) -> None:
 
 @pytest.fixture(scope="session")
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An authority, a server's and a client's certificate signed by it, and one that signed itself."""
+    """Make an authority, server and client certificates that it signed, and a self-signed one."""
     if shutil.which("openssl") is None:
         pytest.skip("the program openssl makes the certificates")
     folder = tmp_path_factory.mktemp("certificates")

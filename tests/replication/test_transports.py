@@ -1,4 +1,4 @@
-"""What every transport must do, and what it takes for nothing to be lost over it: one suite for all three."""
+"""What each transport must do so that nothing is lost over it: one suite for all three."""
 
 import asyncio
 import re
@@ -161,7 +161,7 @@ async def check_complete(reader: Process, *writers: Process) -> None:
         assert reader.seen.ids(writer.instance_name) == await writer.written()
 
 
-# -------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # facts
 
 
@@ -237,7 +237,7 @@ async def test_a_row_that_is_not_as_it_should_be_does_no_lasting_harm(
     assert worker.seen.ids("main", "events") == []
 
 
-# ----------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # commands
 
 
@@ -332,7 +332,7 @@ async def test_one_that_has_left_says_and_hears_nothing(
     await leaving.close()
 
 
-# -------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # of Redis alone
 
 

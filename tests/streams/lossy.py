@@ -1,4 +1,7 @@
-"""What the tests of failovers and restored backups share: a room whose end is lost, and what a store is told of it."""
+"""Helpers of the tests of failovers and restored backups: a room that loses its last events.
+
+Also the reports that a store gets about it.
+"""
 
 import asyncio
 from contextlib import AbstractAsyncContextManager

@@ -1,4 +1,4 @@
-"""Readers of the stream "to_device": by the linear position, by a transport, and the naive one that misses facts."""
+"""Readers of the stream "to_device": by linear position, by transport, and a naive lossy one."""
 
 import asyncio
 
@@ -51,7 +51,10 @@ class NaiveReader:
 
 
 class Listener:
-    """Writes nothing and looks for nothing: it knows what replication brings, and reads the table where it has missed something."""
+    """A reader that writes and polls nothing.
+
+    It knows what replication brings, and reads the table where it has missed something.
+    """
 
     server_name = "s1.test"
 

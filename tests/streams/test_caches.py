@@ -1,4 +1,4 @@
-"""Caches: bounded, never stale after the news, filled only by what is still true; the rows of their stream."""
+"""Caches: bounded, never stale after the news, filled with current values only; and stream rows."""
 
 import random
 from collections.abc import AsyncIterator
@@ -74,7 +74,10 @@ def test_last_changes_never_deny_a_change(seed: int) -> None:
 
 
 def test_what_has_changed_is_told_from_the_end() -> None:
-    """A writer that is behind brings smaller positions later: what it changed counts as changed at the largest so far."""
+    """A writer that lags brings smaller positions later.
+
+    What it changed counts as changed at the largest position so far.
+    """
     changes = LastChange(10, 10)
     for key, position in zip("abca", (20, 30, 25, 31), strict=True):
         changes.note(key, position)
@@ -103,7 +106,10 @@ def test_entries_have_a_weight() -> None:
 
 
 async def test_each_cache_forgets_by_name_key_or_whole(store: Store) -> None:
-    """Rows of the stream as they come: a key, null for the whole cache, cs_cache_fake for all that depends on a room's current state."""
+    """Rows of the stream: a key, null for the whole cache, or cs_cache_fake.
+
+    The last is for all that depends on a room's current state.
+    """
     caches = store.caches
 
     def filled(*rows: tuple[str, list[str] | None]) -> list[tuple[bool, bool, bool]]:
@@ -197,7 +203,10 @@ async def test_reads_come_from_memory_until_something_happens(store: Store) -> N
 
 
 async def test_a_state_that_resolution_changed_is_told(store: Store, dsn: str) -> None:
-    """A ban takes away what the banned user set on another branch: no event of the stream says so, a row of the caches does."""
+    """A ban removes what the banned user set on another branch.
+
+    No event of the stream says so, a row of the caches does.
+    """
     room = RoomBuilder("11", seed=2)
     admin, other = room.user(1), room.user(4)
     room.start(admin)
@@ -219,7 +228,7 @@ async def test_a_state_that_resolution_changed_is_told(store: Store, dsn: str) -
 
 
 async def test_a_purge_is_one_row(store: Store, dsn: str) -> None:
-    """Whoever throws away events says so once; every process forgets them all, and none of its states."""
+    """A purge writes one row: every process drops the purged events, and keeps its states."""
     room = RoomBuilder("11", seed=3)
     admin = room.user(1)
     room.start(admin)

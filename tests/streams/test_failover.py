@@ -99,11 +99,15 @@ async def test_who_waits_for_news_is_told_of_the_loss(pair: ReplicatedPair) -> N
 async def committed_late(
     pair: ReplicatedPair, late: Store, room: FailoverRoom, soon: Store, other: FailoverRoom
 ) -> tuple[list[EventId], list[EventId]]:
-    """An event of one store that has the smaller position and is lost, and one of another that was committed before it and is kept."""
+    """Append an event that is lost, and one of another store that is kept.
+
+    The lost one has the smaller position; the kept one was committed before it.
+    """
     holds = await asyncpg.connect(pair.rooms(pair.primary))
     async with holds.transaction():
         await holds.execute(
-            "SELECT FROM stream_positions WHERE instance_name = $1 AND stream_name = 'events' FOR UPDATE",
+            "SELECT FROM stream_positions WHERE instance_name = $1 "
+            "AND stream_name = 'events' FOR UPDATE",
             late.streams.instance_name,
         )
         writing = asyncio.create_task(room.write(late, 1))
@@ -259,7 +263,10 @@ async def test_a_write_without_an_answer_is_done_once(
 async def test_the_beginning_of_a_batch_that_is_lost_is_not_reported_as_stored(
     pair: ReplicatedPair,
 ) -> None:
-    """A large batch takes several writes: of the first the answer was here, then it was lost with the primary."""
+    """A large batch takes several writes.
+
+    The first returned here, and was then lost with the primary.
+    """
     room, silence = FailoverRoom(), Silence(pair)
     config = replace(SELDOM, pool_size_max=1)
     async with storage.open(
@@ -295,7 +302,10 @@ async def test_the_beginning_of_a_batch_that_is_lost_is_not_reported_as_stored(
 
 @pytest.mark.parametrize("is_split", [False, True], ids=["primary gone", "primary lives on"])
 async def test_a_store_behind_replication_hears_of_it(pair: ReplicatedPair, is_split: bool) -> None:
-    """The worker looks into the tables once in an hour: it has to learn from a leap of the positions that a restore lies between."""
+    """The worker polls the tables once an hour.
+
+    It must learn of a restore from a leap of the positions.
+    """
     room, other = FailoverRoom(), await pair.address()
     async with (
         opened(pair, "a", SELDOM) as a,
@@ -331,7 +341,10 @@ async def test_a_store_behind_replication_hears_of_it(pair: ReplicatedPair, is_s
 
 
 async def test_a_failover_that_loses_nothing_is_a_pause(pair: ReplicatedPair) -> None:
-    """Events and messages are written all the while, each is there once, and no client has to begin again."""
+    """Events and messages are written throughout, and each is there once.
+
+    No client has to begin again.
+    """
     room, count = FailoverRoom(), 150
     async with opened(pair, "a") as a, opened(pair, "b") as b, await Database.open(pair.dsn) as job:
         told = FeedRecorder(b)

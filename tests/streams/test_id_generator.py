@@ -1,4 +1,4 @@
-"""The id generator, case by case: the seed's worked example, failures, cancellation, several writers."""
+"""The id generator: the specification's worked example, failures, cancellation, several writers."""
 
 import asyncio
 import itertools
@@ -36,7 +36,7 @@ def shared(numbers: Iterator[int]) -> IdGenerator:
 
 
 def currents(generator: IdGenerator) -> set[int]:
-    """All senses of "current" at once: for a single writer whose ids have no gaps, they are one number."""
+    """Return all kinds of "current": they are equal for a single writer whose ids have no gaps."""
     return {
         generator.current(),
         generator.maximum(),
@@ -91,7 +91,7 @@ async def test_an_exception_completes_and_passes_through(generator: IdGenerator)
 
 
 async def test_minimum_and_maximum_differ_where_ids_are_missing() -> None:
-    """Another writer took 3 to 9 and is at 5: writer a, with 10 in flight, is somewhere from 2 to 5."""
+    """Another writer took 3 to 9 and is at 5: writer a, with 10 in flight, is from 2 to 5."""
     generator = IdGenerator(from_sequence(iter([2, 10])), "a", {"a": 1, "b": 1})
     async with generator.reserve():
         pass
@@ -157,7 +157,10 @@ async def test_an_announcement_of_this_writer_itself_does_not_pass_what_is_in_fl
 async def test_an_id_in_flight_is_not_completed_by_an_announcement_of_itself(
     shared: IdGenerator,
 ) -> None:
-    """An echo of this writer's position may name the very id that is in flight: it is not complete before its block ends."""
+    """An echo of this writer's position may name an id in flight.
+
+    That id is not complete before its block ends.
+    """
     async with shared.reserve() as ids:
         shared.advance("a", ids[0], completed=False)
         assert shared.current() == ids[0] - 1
@@ -261,7 +264,10 @@ async def start(
 
 
 async def test_an_id_that_is_on_its_way_holds_the_position() -> None:
-    """2 was taken from the sequence first but arrives last: 3 completes, and another writer's 4, and neither may pass it."""
+    """Id 2 was taken from the sequence first but arrives last.
+
+    3 completes, and another writer's 4, and neither may pass it.
+    """
     gate = Gate()
     generator = IdGenerator(gate.allocate, "a", {"a": 1, "b": 1})
     first, first_entered, first_leave = await start(gate, generator)
@@ -296,7 +302,7 @@ async def test_cancelled_while_the_id_is_on_its_way() -> None:
 
 
 async def test_cancelled_when_the_answer_is_already_there() -> None:
-    """The answer and the cancellation arrive in the same turn of the loop: whoever wins, nothing stays in flight."""
+    """Result and cancellation arrive in one loop turn: whichever wins, no id stays in flight."""
     gate = Gate()
     generator = IdGenerator(gate.allocate)
     for answer_first in (True, False):
@@ -367,7 +373,10 @@ async def test_an_answer_that_is_not_n_increasing_ids_is_refused(answer: list[in
 
 
 async def test_a_sequence_behind_its_table_is_refused() -> None:
-    """After a restore the sequence gives ids again that are in the table: readers are past them and would skip the facts."""
+    """After a restore the sequence returns ids again that are in the table.
+
+    Readers are past them and would skip the facts.
+    """
     generator = IdGenerator(from_sequence(itertools.count(40)), "main", {"main": 53})
     with pytest.raises(StorageCorrupt, match="behind its table") as caught:
         async with generator.reserve():
@@ -391,7 +400,7 @@ async def test_a_reservation_is_for_at_least_one_id_and_for_one_use(generator: I
 async def test_what_is_held_keeps_ids_of_others_from_counting_as_completed(
     generator: IdGenerator,
 ) -> None:
-    """While a statement takes ids by itself, none above the largest that was known before has completed."""
+    """While a statement takes ids by itself, none above the largest known id has completed."""
     generator.advance("b", 5)
     busy = [generator.is_busy]
     with generator.holding():

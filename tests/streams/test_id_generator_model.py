@@ -164,7 +164,7 @@ class ModelWriters(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def crash_and_restart(self, data: st.DataObject) -> None:
-        """What was in flight is rolled back; the new process has only the positions in the database."""
+        """Roll back what was in flight; the new process has only the positions in the database."""
         writer = data.draw(st.sampled_from(self.names))
         for lost in [use for use in self.uses if use.writer == writer]:
             self.uses.remove(lost)
@@ -201,7 +201,10 @@ class ModelWriters(RuleBasedStateMachine):
 
     @invariant()
     def the_currents_are_the_largest_that_the_writer_can_know(self) -> None:
-        """The seed's definitions, over what this process was told; an id not yet answered may be any unknown number."""
+        """Check the definitions of "current" by what this process knows.
+
+        An id not yet returned may be any unknown number.
+        """
         for name, generator in self.generators.items():
             told = self.told[name]
             if any(use.writer == name and not use.inside for use in self.uses):
@@ -231,7 +234,7 @@ class ModelWriters(RuleBasedStateMachine):
         )
 
     def teardown(self) -> None:
-        """When all have ended and announced twice, all agree, and nobody is held back by an idle writer."""
+        """When all ended and announced twice, all agree, and no idle writer holds another back."""
         if not hasattr(self, "names"):
             return
         for ended in list(self.uses):
@@ -260,7 +263,7 @@ class LastCompleted(IdGenerator):
 
 
 class ForgetsWhatIsOnItsWay(IdGenerator):
-    """The nearly right generator: it looks at the ids it was given, not at those it has asked for."""
+    """A nearly right generator: it checks the ids that it has, not those that it has requested."""
 
     def _bound(self) -> int:
         return min(

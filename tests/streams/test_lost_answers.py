@@ -1,4 +1,7 @@
-"""A write is done once, whatever becomes of its connection: slow at its end, late on its way, or of a process that was replaced."""
+"""A write is done once, whatever happens to its connection.
+
+It may be slow at its end, late on its way, or of a process that was replaced.
+"""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
@@ -40,7 +43,8 @@ COMMITTING = (
 COUNTED = {
     "to_device": "SELECT convert_from(content, 'UTF8') FROM to_device ORDER BY stream_id",
     "account_data": "SELECT convert_from(content, 'UTF8') FROM account_data ORDER BY stream_id",
-    "events": "SELECT convert_from(json, 'UTF8')::json -> 'content' ->> 'body' FROM events WHERE type_nid = 8 ORDER BY stream_ordering",
+    "events": "SELECT convert_from(json, 'UTF8')::json -> 'content' ->> 'body' FROM events "
+    "WHERE type_nid = 8 ORDER BY stream_ordering",
 }
 SENT: dict[str, tuple[str, ...]] = {
     "to_device": (to_device.SQL_SEND,),
@@ -128,7 +132,10 @@ async def slow_commit(admin: asyncpg.Connection) -> int:
 async def test_a_connection_that_is_lost_while_the_server_commits(
     dsn: str, stream_name: str, hidden: bool
 ) -> None:
-    """The commit is waited for; a backend that can be found is ended before it, and the write is made again."""
+    """The store waits for the commit.
+
+    It ends a backend that it can find first, and makes the write again.
+    """
     async with sending(dsn, stream_name) as (eater, sender, admin):
         await make_commits_slow(admin, stream_name)
         if hidden:
@@ -147,7 +154,10 @@ async def test_a_connection_that_is_lost_while_the_server_commits(
 
 @pytest.mark.parametrize("stream_name", COUNTED)
 async def test_a_write_that_arrives_after_it_was_given_up(dsn: str, stream_name: str) -> None:
-    """Its connection is lost, it is found not to be done, and made again; then it arrives, and is refused."""
+    """The write's connection is lost, so the store looks it up and makes it again.
+
+    Then the first arrives, and is refused.
+    """
     async with sending(dsn, stream_name) as (eater, sender, admin):
         await hide_session(sender.store)
         eater.delay(*SENT[stream_name])
@@ -190,7 +200,7 @@ async def test_nobody_to_ask_is_said_and_found_out_later(dsn: str) -> None:
 
 
 async def test_an_epoch_whose_own_answer_is_lost(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Finding out is cut off as well, after it has begun the new epoch: the next one to ask knows it for its own."""
+    """The look-up is cut off too, after it began the new epoch: the next one sees it as its own."""
     lost: list[str] = []
 
     def lose(statement: str, seconds: float) -> None:

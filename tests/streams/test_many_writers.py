@@ -1,8 +1,11 @@
-"""Sixteen writers, with delays between taking an id and committing, rollbacks, killed processes, and connections that break while they commit.
+"""Sixteen writers with delays, rollbacks, killed processes, and connections that break in COMMIT.
 
-Every committed fact is seen exactly once, in order per writer and by the linear view: by readers that poll, one behind a TCP connection
-that breaks anywhere, and one on a Redis that is killed and started again. A reader that asks for `id > last` misses facts under the
-same load, so the load is hard enough. And each message that was sent is there once, each that failed not at all.
+The delays are between taking an id and committing. Readers see each committed fact exactly once,
+in order per writer and by the linear position. Some readers poll. One is behind a TCP connection
+that breaks anywhere, and one on a Redis that is killed and started again.
+
+A reader that queries `id > last` misses facts under the same load, so the load is hard enough.
+Each message that was sent is there once, and no message that failed.
 """
 
 import asyncio
@@ -56,7 +59,10 @@ CREATE CONSTRAINT TRIGGER be_slow_to_commit AFTER INSERT ON to_device DEFERRABLE
 FOR EACH ROW EXECUTE FUNCTION be_slow_to_commit();
 """
 
-COMMITTED = "SELECT a.stream_id, w.instance_name FROM to_device a JOIN writers w USING (writer_nid) ORDER BY a.stream_id"
+COMMITTED = (
+    "SELECT a.stream_id, w.instance_name FROM to_device a JOIN writers w USING (writer_nid) "
+    "ORDER BY a.stream_id"
+)
 NUMBERS = """
 SELECT w.instance_name, convert_from(a.content, 'UTF8') FROM to_device a
     JOIN writers w USING (writer_nid) ORDER BY a.stream_id
@@ -127,7 +133,10 @@ async def _run(
 async def _kill_and_restart(
     dsn: str, name: str, redis: str, sent: SentMessages, rng: random.Random
 ) -> None:
-    """A writer process that is killed in the middle of its work, again and again, and comes back under its name; at last it stays."""
+    """Kill a writer process during its work and restart it under its name, again and again.
+
+    The last one stays.
+    """
     done = sent.done.setdefault(name, [])
     for incarnation in range(KILLS_EACH):
         async with _run(dsn, name, redis, incarnation * INCARNATION, -1) as process:
@@ -176,7 +185,7 @@ async def _read_and_cut(
     work: "asyncio.Future[list[None]]",
     rng: random.Random,
 ) -> None:
-    """A reader that stalls now and then, and connections that are cut, from either end, until the work is done."""
+    """Stall a reader now and then and cut connections from either end, until the work is done."""
     while not work.done():
         await linear.read()
         if rng.random() < 0.1:

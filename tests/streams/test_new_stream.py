@@ -1,4 +1,4 @@
-"""A stream that is added: a table, a declaration, a statement that writes; then everything else works for it."""
+"""A new stream: a table, a declaration and a write statement; then all else works for it."""
 
 import asyncio
 from collections.abc import AsyncIterator

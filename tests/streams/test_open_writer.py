@@ -1,4 +1,4 @@
-"""A writer without a reader: of what others write it is told how far they are, and what has gone."""
+"""A writer without a reader: it gets the positions of other writers, and the deletions."""
 
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Vector positions are a lattice of sets of facts: every operation is compared with the sets themselves."""
+"""Vector positions are a lattice of sets of facts: each operation is compared with the sets."""
 
 import pytest
 from hypothesis import given

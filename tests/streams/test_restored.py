@@ -1,4 +1,7 @@
-"""Gaps that restores leave in a stream: which tokens are refused, and where the positions of writers go on. Pure."""
+"""Gaps that restores leave in a stream: refused tokens, and where writers' positions continue.
+
+Without a database.
+"""
 
 import pytest
 
@@ -86,7 +89,10 @@ def test_a_writer_inside_its_gap() -> None:
 
 
 def test_what_is_covered_stays_covered_outside_of_gaps() -> None:
-    """A read of the past goes on position by position, also where a writer has a gap: nobody else goes back."""
+    """A read of the past goes on position by position, also where a writer has a gap.
+
+    No other writer goes back.
+    """
     assert LOST.outside(at(80)) == at(60, b=80, c=80)
     assert LOST.outside(at(101)) == at(60, b=101, c=101)
     assert LOST.outside(at(101, b=UPTO + 3)) == at(60, b=UPTO + 3, c=101)

@@ -1,4 +1,4 @@
-"""A backup is restored under open stores: neither the cluster nor its timeline differ, only writes are gone."""
+"""A backup is restored under open stores: cluster and timeline are the same, writes are gone."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -24,7 +24,7 @@ async def pair() -> AsyncIterator[ReplicatedPair]:
 
 
 async def test_a_backup_comes_back_under_open_stores(pair: ReplicatedPair) -> None:
-    """A copy of the disks from earlier: neither the cluster nor its timeline differ, the writes since are gone."""
+    """An earlier copy of the disks: same cluster and timeline, but the writes since are gone."""
     room = FailoverRoom()
     async with opened(pair, "a") as a, opened(pair, "b") as b:
         kept = await room.write(a, 5)
@@ -50,7 +50,10 @@ async def test_a_backup_comes_back_under_open_stores(pair: ReplicatedPair) -> No
 
 
 async def test_several_stores_leave_one_gap(pair: ReplicatedPair) -> None:
-    """A restored backup is known by the writes that are gone: of several stores that find out at once the first leaves the gap."""
+    """A store detects a restored backup by the missing writes.
+
+    Of several stores that detect it at once the first leaves the gap.
+    """
     rooms = [FailoverRoom(seed) for seed in range(3)]
     patient = replace(CONFIG, lock_timeout_ms=60_000, statement_timeout_ms=60_000)
     async with AsyncExitStack() as stack:
@@ -70,7 +73,8 @@ async def test_several_stores_leave_one_gap(pair: ReplicatedPair) -> None:
         async with holds.transaction():
             await holds.execute("LOCK TABLE stream_positions IN SHARE MODE")
             while await holds.fetchval(
-                "SELECT count(*) FROM pg_locks WHERE NOT granted AND relation = 'stream_positions'::regclass"
+                "SELECT count(*) FROM pg_locks WHERE NOT granted "
+                "AND relation = 'stream_positions'::regclass"
             ) < len(stores):
                 pass
         await holds.close()
@@ -118,7 +122,10 @@ async def test_a_store_that_wrote_nothing_knows_a_restored_backup_by_the_writes_
 
 @pytest.mark.parametrize("is_open", [True, False], ids=["open", "opened after it"])
 async def test_a_backup_is_restored_twice(pair: ReplicatedPair, is_open: bool) -> None:
-    """What was written after the first time is lost, too; its positions were given above the first gap."""
+    """What was written after the first restore is lost, too.
+
+    Its positions were above the first gap.
+    """
     room = FailoverRoom()
     async with opened(pair, "a", SELDOM) as a:
         kept = await room.write(a, 5)

@@ -1,4 +1,7 @@
-"""Facts of a stream, page by page: the same as at once, wherever a page ends, and whatever kinds of rows it is made of."""
+"""Facts of a stream page by page equal those read at once.
+
+This holds wherever a page ends, and for all kinds of rows.
+"""
 
 import pytest
 
@@ -30,7 +33,10 @@ async def in_pages(stream: Stream, size: int, writer: str | None) -> list[Fact]:
 
 
 async def filled(store: Store) -> None:
-    """Live events, invites of rooms that this server is not in (outliers, told of in the same stream), and history, in turns."""
+    """Store live events, invites to rooms without this server, and history, in turns.
+
+    The invites are outliers in the same stream.
+    """
     room = RoomBuilder("11", seed=1)
     room.start("@admin:s1.test")
     await store.append(room.pdus)

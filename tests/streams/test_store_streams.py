@@ -1,4 +1,7 @@
-"""Streams of a real store: facts, positions, writers that come, idle, and vanish; small stores; wake-ups."""
+"""Streams of a real store: facts, positions, writers that come, idle and vanish, wake-ups.
+
+Also small stores.
+"""
 
 import asyncio
 import json
@@ -92,7 +95,7 @@ async def test_an_idle_writer_holds_nobody_back(store: Store, second: Store) -> 
 
 
 async def test_nine_idle_writers_hold_a_busy_one_back_for_one_look_at_the_table(dsn: str) -> None:
-    """Each looks every `follow_ms`, a quarter of a second: the linear position follows within two of them."""
+    """Each polls every `follow_ms`, 250 ms: the linear position follows within two polls."""
     assert storage.Config().follow_ms <= 250
     async with AsyncExitStack() as stack:
         stores = [
@@ -114,7 +117,10 @@ async def test_nine_idle_writers_hold_a_busy_one_back_for_one_look_at_the_table(
 
 
 async def test_the_linear_position_follows_a_busy_writer_within_a_second(dsn: str) -> None:
-    """Ten processes as they are by default, which nobody tells anything: by the clock, as the busy one and an idle one know it."""
+    """Ten processes with default settings and no replication, by the clock.
+
+    Both the busy one and an idle one are checked.
+    """
     async with AsyncExitStack() as stack:
         stores = [
             await stack.enter_async_context(
@@ -197,7 +203,10 @@ async def test_a_sequence_behind_its_table_is_set_forward(
 async def test_a_sequence_whose_facts_are_gone_is_set_forward_too(
     dsn: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The device has received its message, so the table is empty; readers are past it all the same, and would never see a smaller id."""
+    """The device has received its message, so the table is empty.
+
+    Readers are past it all the same, and would never see a smaller id.
+    """
     reader = storage.UserId("@user1:s1.test")
     async with storage.open(dsn, server_name="s1.test", config=QUIET) as before:
         last = await before.to_device.send({reader: {"device": {"n": 1}}})
@@ -274,7 +283,10 @@ async def test_a_page_of_an_inbox_is_deleted_by_its_last_message(store: Store) -
 async def test_messages_of_a_writer_that_is_behind_are_not_deleted(
     store: Store, second: Store
 ) -> None:
-    """A token covers those of a writer that is ahead, and not yet what another has taken a smaller id for."""
+    """A token covers facts of a writer that is ahead.
+
+    It excludes those for which another writer has taken a smaller id.
+    """
     user = storage.UserId("@user1:s1.test")
     first = await store.to_device.send({user: {"A": {"n": 1}}})
     unread = await store.to_device.send({user: {"A": {"n": 2}}})

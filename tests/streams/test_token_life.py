@@ -1,4 +1,7 @@
-"""Tokens that clients keep: they say the same after a restart, after states were stored anew, and after old events were taken away."""
+"""Tokens that clients keep: they keep their meaning.
+
+They survive a restart, new state groups for the same states, and purged events.
+"""
 
 import asyncio
 
@@ -55,7 +58,10 @@ async def test_tokens_outlive_restart_compression_and_purge(dsn: str) -> None:
 
 
 async def test_a_token_from_before_an_upgrade_brings_what_the_new_stream_has(dsn: str) -> None:
-    """It names fewer streams than there are now: the others count as unread, and nothing of those it names comes again."""
+    """The token names fewer streams than there are now.
+
+    The others count as unread, and nothing of those it names comes again.
+    """
     room = RoomBuilder("11", seed=6)
     room.start(READER)
     async with storage.open(dsn, server_name="s1.test", config=QUIET) as store:

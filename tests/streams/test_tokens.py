@@ -1,4 +1,7 @@
-"""Tokens: what is printed is read back, anything else is refused, and sync tokens are ordered as their positions are."""
+"""Tokens: a printed token parses back, anything else is refused.
+
+Sync tokens are ordered as their positions are.
+"""
 
 import string
 from urllib.parse import quote
@@ -127,7 +130,7 @@ def test_pagination_tokens_are_in_topological_order_then_stream_order(
 
 
 def test_the_printed_forms_stay_as_they_are() -> None:
-    """Clients keep tokens for months: a change of the form needs a new version, and this test a second case."""
+    """Clients keep tokens for months: a changed form needs a new version and a second case here."""
     token = SyncToken.of(
         {
             "account_data": VectorPosition(7),

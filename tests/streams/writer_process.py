@@ -1,4 +1,4 @@
-"""A writer in a process of its own, to be killed: sends numbered messages, and prints the number of each once it is sent.
+"""A writer process for tests that kill it: it sends numbered messages and prints each number.
 
 Arguments: DSN, instance name, URL of a Redis, the first number, and how many (endless if negative).
 """

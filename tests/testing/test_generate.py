@@ -1,4 +1,4 @@
-"""Generated rooms: valid where they should be, odd where they should be, the same bytes every time."""
+"""Generated rooms: valid and odd where they should be, the same bytes every time."""
 
 import hashlib
 import os
@@ -227,7 +227,8 @@ import hashlib
 from storage.testing import ODD_SOME, SHAPES, stream_room
 digest = hashlib.sha256()
 for version in ("1", "6", "12"):
-    for event in stream_room(SHAPES["fork_heavy"].replaced(odd=ODD_SOME), 400, seed=9, version=version):
+    room = stream_room(SHAPES["fork_heavy"].replaced(odd=ODD_SOME), 400, seed=9, version=version)
+    for event in room:
         digest.update(event.pdu)
 print(digest.hexdigest())
 """

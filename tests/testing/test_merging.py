@@ -1,4 +1,4 @@
-"""States at merges: the quick way against the whole of state resolution, and what must cost nothing."""
+"""States at merges: the fast path against whole state resolution, and merges that must be free."""
 
 import pytest
 
