@@ -6,9 +6,9 @@ second statement of its own in rule_table.py. Each deviation from an algorithm i
 `Variant`, so that a test can show that the random rooms would notice it.
 
 Where the text is silent:
-* An event that is not held is never allowed. An event that needs a key that neither the state nor
-  the auth events it cites and that are held give, while it also cites events that are not held,
-  cannot be judged and is not allowed.
+* An event that is not stored is never allowed.
+* An event may need a key that neither the state nor its stored auth events give. If it also cites
+  events that are not stored, it cannot be authorised and is not allowed.
 * Version 1: under one key where nothing passes, the event with the lowest depth stays; each key of
   a phase is resolved against what the phases before came to.
 """
@@ -31,7 +31,7 @@ RULES = ("m.room.join_rules", "")
 
 @dataclass(frozen=True)
 class Variant:
-    """What a wrong implementation would do."""
+    """A mistake that a wrong implementation would make."""
 
     without_auth_difference: bool = False
     without_subgraph: bool = False

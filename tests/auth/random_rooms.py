@@ -39,7 +39,7 @@ class ForkStep:
 
 @dataclass
 class RandomConflict:
-    """What is to be resolved: events held, states, and the ids that count as rejected."""
+    """A conflict to resolve: stored events, states, and the ids that count as rejected."""
 
     version: str
     events: dict[EventId, Event]

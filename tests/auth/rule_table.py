@@ -32,7 +32,7 @@ SINGLE = {
 
 @dataclass(frozen=True)
 class RuleCase:
-    """One event and the state it is judged by, with the words that the rules use."""
+    """One event and the state that authorises it, with the terms that the rules use."""
 
     event: Event
     state: Mapping[tuple[str, str], Event]

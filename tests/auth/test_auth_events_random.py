@@ -69,7 +69,7 @@ class Cited:
         return False
 
     def fault(self, at: int) -> str | None:
-        """What is wrong with the auth event at this place, those before it being right."""
+        """Return the fault of the auth event at this index, if those before it are right."""
         ids = self.event.auth_event_ids
         one = self.held.get(ids[at])
         if one is None:

@@ -137,7 +137,7 @@ def test_unreadable_levels_count_as_absent() -> None:
 
 
 def changed(version: str, old: dict[str, object], new: dict[str, object]) -> str | None:
-    """What refuses the change when a user with level 50 makes it."""
+    """Return the rule that refuses the change when a user with level 50 makes it."""
     mod = "@mod:a"
     state = power_state(version, {"users": {mod: 50}, "state_default": 0} | old, mod)
     room_id = state["m.room.create", ""].room_id

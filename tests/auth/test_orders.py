@@ -135,7 +135,7 @@ POSITIONS = {
 
 @pytest.mark.parametrize("first", POSITIONS)
 def test_the_mainline_position_is_that_of_the_closest_ancestor(first: str) -> None:
-    """Whatever was looked for before."""
+    """The result does not depend on earlier lookups."""
     mainline = Mainline(EventId("$p5"), LINE.get)
     for name in (first, *POSITIONS, *reversed(POSITIONS)):
         assert mainline.position(citing(name)) == POSITIONS[name], name

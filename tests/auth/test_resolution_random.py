@@ -146,7 +146,7 @@ def test_the_random_rooms_show_mistakes(mistake: str) -> None:
 
 
 def hard_parts(conflict: RandomConflict) -> Iterator[str]:
-    """What makes a room hard to resolve."""
+    """Return the features that make a room hard to resolve."""
     room = LiteralRoom(conflict.version, conflict.events, conflict.rejected)
     _, conflicted = split(room, conflict.states)
     difference = literal_difference(room, conflict.states)

@@ -30,7 +30,7 @@ class TypeRow(NamedTuple):
 
 
 class RecordingObserver:
-    """Keeps what it is told, and raises `error` before the statement that starts with `at`."""
+    """Record the statements, and raise `error` before the one that starts with `at`."""
 
     def __init__(self, at: str = "", error: BaseException | None = None) -> None:
         self.statements: list[str] = []

@@ -122,7 +122,7 @@ async def test_the_revision_is_checked(empty_dsn: str) -> None:
 
 @pytest.mark.parametrize("left", ["'first schema 0123'", "NULL"])
 async def test_a_database_of_another_first_migration_is_refused(dsn: str, left: str) -> None:
-    """Whatever the revision says.
+    """The revision does not matter.
 
     Until the first release the first migration is rewritten, and each form of it is called 0001.
     """

@@ -239,7 +239,7 @@ async def settings_of(conn: Connection) -> dict[str, str]:
 
 
 async def wrong_for(conn: Any) -> dict[str, str]:
-    """What can be spoilt in this version of Postgres."""
+    """Return the settings that can be spoilt in this version of Postgres."""
     return {
         **WRONG,
         **(SINCE_17 if int(await conn.fetchval("SHOW server_version_num")) >= 170_000 else {}),
@@ -369,7 +369,7 @@ async def test_the_session_of_spark_is_pinned(server: SpoiltServer, level: Level
 async def test_the_settings_are_wrong_where_nobody_pins_them(
     server: SpoiltServer, level: Level
 ) -> None:
-    """What the tests above would not see, if it were not so."""
+    """Without pinning, the settings are wrong: otherwise the tests above would show nothing."""
     async with server.database(superuser=True) as spoilt, server.admin() as driver:
         wrong = {**await wrong_for(driver), **FOR_SUPERUSERS}
         outranked = (

@@ -100,9 +100,7 @@ async def test_a_release_from_pre_to_post_beside_running_servers(
             "pre",
             "post",
         ]
-        with pytest.raises(
-            MigrationBlocked, match=r"older release are at work \(main\).*migrate --pre"
-        ):
+        with pytest.raises(MigrationBlocked, match=r"older release run \(main\).*migrate --pre"):
             await migrate(dsn, how=newer)
         assert await revision_of(dsn) == migrating.HEAD_REVISION, (
             "nothing is done where not all can be"

@@ -1,4 +1,4 @@
-"""What holds for every event, found by hypothesis."""
+"""Properties of every event, checked with hypothesis."""
 
 import contextlib
 import json

@@ -1,4 +1,4 @@
-"""What an event relates to: of any content at all something or nothing, never an error."""
+"""The relation of an event: any content gives a relation or none, never an error."""
 
 from typing import Any
 

@@ -267,7 +267,7 @@ class DeliveringMachine(RuleBasedStateMachine):
         self.compared[room_id] = set(self.oracle.timeline(room_id))
 
     def expected(self, room_id: RoomId, known: Collection[EventId]) -> Facts:
-        """What the subject's `facts` must be."""
+        """Return the facts that the subject must report."""
         return oracle_facts(self.oracle, room_id, self.audience, known)
 
     @precondition(lambda self: self.undelivered)

@@ -20,7 +20,7 @@ EVERYTHING = 1_000_000
 
 @dataclass(frozen=True)
 class Audience:
-    """Whose view is compared."""
+    """The user and servers whose view is compared."""
 
     users: Sequence[str]
     servers: Sequence[str]

@@ -1,4 +1,4 @@
-"""The oracle's answering half: who may see what, pages, federation reads, sync.
+"""The oracle's answering half: visibility, pages, federation reads, sync.
 
 Every answer is found by looking at every event. Where a store may know better which order events
 have (gaps: the claimed depth is a hint there), the caller sets `positions`, and the oracle uses
@@ -13,8 +13,8 @@ Where the rules leave a choice:
 * `min_depth` is about the depth that the sender claims; the walk goes on through events that it
   leaves out.
 * The walk of `missing_events` is breadth first, parents in the order in which the event names them.
-* Indirect relations are found three levels deep, and only behind events that are themselves told to
-  the user.
+* Indirect relations are found three levels deep, and only behind events that the user gets
+  themselves.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -444,7 +444,7 @@ class Oracle(Receiver):
         return found
 
     def auth_chain_difference(self, sets: Iterable[Iterable[EventId]]) -> set[EventId]:
-        """What is in the auth chains of some of the sets, but not of all."""
+        """Return the events in the auth chains of some of the sets, but not of all."""
         chains = [self.auth_chain(ids) for ids in sets]
         return set().union(*chains) - set(chains[0]).intersection(*chains) if chains else set()
 

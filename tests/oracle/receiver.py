@@ -1,28 +1,27 @@
 """The oracle's receiving half: PDUs come in, and everything that follows from the graph alone.
 
-A room is a dict of held events in order of arrival; every answer is computed from it anew, as the
-specification defines it: no index, no cache, no database. Slow on purpose, and written without a
-look at the store. It shares with it storage.event (what an event is) and the authorisation rules of
-storage.auth; state resolution is the literal twin.
+A room is a dict of stored events in order of arrival. Every answer is computed from it again, as
+the specification defines it: no index, no cache, no database. It is slow on purpose, and written
+without a look at the store. It shares with the store storage.event (what an event is) and the
+authorisation rules of storage.auth; state resolution is the literal twin.
 
 Where the rules leave a choice, the oracle takes the first of these:
 
 * A batch is received in the order of its input, but an event waits for its own parents and auth
   events in the batch.
-* An event that is held as an outlier keeps its first bytes when it comes again.
+* An event that is stored as an outlier keeps its first bytes when it comes again.
 * From room version 12 on, the create event that the room id names is missed like an auth event.
-* An id in `state_before` that is no state event of the room is missed like one that is not held.
-* `state_before` is looked at only if a parent is not held (or held as an outlier).
+* An id in `state_before` that is no state event of the room is missed like one that is not stored.
+* `state_before` is read only if a parent is not stored (or stored as an outlier).
 * A live event that comes after its own live child is no forward extremity: the child already names
   it.
 * An extremity ceases to be one also behind a backfilled parent of a live event, as behind a
   rejected or soft-failed one.
-* A redaction waits for its target to arrive in the timeline: what is held as an outlier is not
-  redacted yet.
-* What was rejected or soft-failed is not redacted at all.
-* What backfill brings never becomes an extremity, so a room of backfill alone has none, and its
+* A redaction waits for its target to arrive in the timeline: an outlier is not redacted yet.
+* A rejected or soft-failed event is not redacted at all.
+* A backfilled event never becomes an extremity, so a room of backfill alone has none, and its
   current state is empty.
-* With a limit of extremities, what is beyond it is dropped as
+* With a limit of extremities, those beyond it are dropped as
   storage/persist/plan/extremity_limit.py says.
 """
 
@@ -114,7 +113,7 @@ class Receiver:
         return [outcomes[place] for place in range(len(batch))]
 
     def _versions_in(self, batch: Sequence[Pdu]) -> dict[RoomId, str]:
-        """What the create events of a batch say about their rooms."""
+        """Return the versions that the create events of a batch give their rooms."""
         versions: dict[RoomId, str] = {}
         for pdu in batch:
             try:

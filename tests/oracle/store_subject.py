@@ -405,7 +405,7 @@ class StoreSubject:
     async def _sent(
         self, server: str, room_id: RoomId, latest: list[EventId]
     ) -> dict[EventId, bool]:
-        """What the server gets of all history; whether it is the redacted form."""
+        """Return the events of all history that the server gets, and whether each is redacted."""
         limit = self.store.database.config.page_limit_max
         found = (
             await self.store.backfill(room_id, latest, limit, server_name=server) if latest else []

@@ -1,13 +1,12 @@
-"""/sync as the oracle would answer it, and a client that believes nothing but what it was sent.
+"""/sync as the oracle answers it, and a client that believes only the answers.
 
 Positions are arrivals (the oracle's stream ordering); `since=0` with `initial=True` is a first
-sync. Only what rules.md section 8 and the specification leave no choice in is modelled; where a
-room has nothing new, it is left out.
+sync. Only behaviour that rules.md section 8 and the specification leave no choice in is modelled. A
+room without news is left out.
 
-Filters: what a timeline or state leaves out is as if it were not there, so limits count what is
-left; keys that were taken away are told whatever is filtered. Members loaded lazily: of those who
-matter to a timeline the client is taken to know nothing; of the others a client who knows nothing
-is told nothing.
+Filters: limits count only the events that the filter leaves. Removed keys are returned under any
+filter. Lazily loaded members: of the users who matter to a timeline, the client is taken to know
+nothing. Of the others, a client that knows nothing gets nothing.
 """
 
 from collections.abc import Collection
@@ -71,11 +70,11 @@ def sync(
     wanted: SyncFilter = ANY_ROOM,
     ignored: Collection[str] = (),
 ) -> Answer:
-    """What this user is told who has heard everything up to `since` (None: nothing).
+    """Return the sync of a user who has everything up to `since` (None: nothing).
 
-    News of the own membership is that another event (or none) says it than at `since`: an old one
-    may, by resolution. Of an `ignored` user neither invites nor events of timelines are returned,
-    but for state.
+    The own membership is new if another event (or none) sets it than at `since`. By resolution
+    this may be an old event. Invites and timeline events of an `ignored` user are left out, except
+    state.
     """
     asked = OracleSyncRequest(user_id, since, limit, wanted, ignored)
     answer = Answer(max((held.arrival for held in oracle.held.values()), default=0))
@@ -178,7 +177,7 @@ def _server_is_in(oracle: Oracle, room_id: RoomId, server_name: str, at: int) ->
 
 
 def _joined(oracle: Oracle, answer: Answer, room_id: RoomId, asked: OracleSyncRequest) -> None:
-    """A room that was not joined at `since` is told from its beginning, and in any case."""
+    """Return a room that was not joined at `since` from its beginning, and in any case."""
     then = {} if asked.since is None else oracle.current_state_at(room_id, asked.since)
     is_new = asked.since is None or oracle.membership_in(then, asked.user_id) != "join"
     start = 0 if is_new else asked.since or 0
@@ -273,7 +272,7 @@ class _Knowing:
 
 
 def _who_matters(oracle: Oracle, timeline: list[EventId], user_id: str) -> set[str]:
-    """Who speaks in a timeline, who is spoken of in its memberships, and the user."""
+    """Return the senders of a timeline, the targets of its memberships, and the user."""
     events = [oracle.get(event_id).event for event_id in timeline]
     members = {
         event.state_key
@@ -386,7 +385,7 @@ class OracleClient:
         self.timelines: dict[RoomId, list[EventId]] = {}
 
     def hear(self, answer: Answer) -> None:
-        """Apply one answer. AssertionError if an event is told twice."""
+        """Apply one answer. Raise AssertionError if an event is returned twice."""
         for room_id, told in answer.join.items():
             state = self.states.setdefault(room_id, {})
             state.update(told.state_after)

@@ -194,7 +194,7 @@ class RedactsWhatWasRefused(Oracle):
 
 
 class ForgetsSharedHistory(Oracle):
-    """Who left has lost what was shared."""
+    """Users who left lose access to shared history."""
 
     def joined_later(self, event_id: EventId, user_id: str) -> bool:
         return self.membership(self.get(event_id).event.room_id, user_id) == "join"
@@ -246,7 +246,7 @@ class ShowsIgnoredInvites(Oracle):
 
 
 class ReturnsAHundred(Inboxes):
-    """Whose token covers all messages."""
+    """The token covers all messages, though at most a hundred are returned."""
 
     def receive(self, user_id: str, device_id: str, since: int | None) -> tuple[list[str], int]:
         found, token = super().receive(user_id, device_id, since)

@@ -1,8 +1,8 @@
-"""Syncs by what processes remember, beside syncs that look at everything and beside the oracle.
+"""Syncs from what processes remember, beside syncs that read everything and beside the oracle.
 
-Two stores write to one database, and both are asked. Their caches are tiny, or not; each hears of
-the other now and then, or of one stream only, and one of them is opened anew now and then.
-`STORAGE_EXAMPLES` says how many rooms.
+Two stores write to one database, and both are queried. Their caches are tiny, or not. Each gets
+notifications of the other now and then, or of one stream only, and one of them is reopened now and
+then. `STORAGE_EXAMPLES` says how many rooms.
 """
 
 import asyncio

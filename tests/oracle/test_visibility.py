@@ -56,14 +56,14 @@ WHERE r.room_id = $1::text
 
 
 def seen(oracle: Oracle, room_id: RoomId, audience: Audience) -> dict[str, set[EventId]]:
-    """What each user and server sees."""
+    """Return the events that are visible to each user and server."""
     held = [event_id for event_id, one in oracle.held.items() if one.event.room_id == room_id]
     users = {user: oracle.visible_to_user(user, held) for user in audience.users}
     return users | {server: oracle.visible_to_server(server, held) for server in audience.servers}
 
 
 def sights(oracle: Oracle, room_id: RoomId, audience: Audience) -> Facts:
-    """What is seen, by pages as well, and what of it is withheld."""
+    """Return visible events, pages, and which of the events are withheld."""
     timeline = oracle.timeline(room_id)
     latest = sorted(oracle.forward_extremities(room_id))
     some = sorted(timeline)[::FEW]
@@ -118,7 +118,7 @@ def withheld(oracle: Oracle, event_id: EventId, principal: str) -> bool:
 
 
 class SeenEventsRow(NamedTuple):
-    """What a user or server sees of a room."""
+    """The events of a room that are visible to one user or server."""
 
     principal: str
     event_ids: list[str]

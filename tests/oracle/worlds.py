@@ -1,4 +1,4 @@
-"""Who writes what in the random rooms of the oracle, and the helpers that draw from it."""
+"""Users, servers and contents of the oracle's random rooms, and the helpers that draw from them."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, TypeVar

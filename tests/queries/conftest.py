@@ -1,4 +1,4 @@
-"""Stores of s1.test on a database of the test's own, told of every statement."""
+"""Stores of s1.test on a database of the test's own, with a log of every statement."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -19,10 +19,10 @@ class StatementLog:
         self.sent.append((asyncio.current_task(), statement))
 
     def after(self, statement: str, seconds: float) -> None:
-        """Not of interest."""
+        """Ignore it."""
 
     def take(self) -> list[str]:
-        """What this task has sent since the last time, without BEGIN and COMMIT."""
+        """Return this task's statements since the last call, without BEGIN and COMMIT."""
         sent, self.sent = self.sent, []
         own = [statement for task, statement in sent if task is asyncio.current_task()]
         return [statement for statement in own if not statement.startswith(("BEGIN", "COMMIT"))]

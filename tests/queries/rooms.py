@@ -51,12 +51,12 @@ def ids(events: Iterable[StoredEvent | BuiltEvent]) -> list[EventId]:
 
 
 def bodies(events: Iterable[StoredEvent]) -> list[str]:
-    """What messages say, in order; "" for what is none."""
+    """Return the `body` of each event, in order; "" if it has none."""
     return [str(event.content.get("body", "")) for event in events]
 
 
 def messages_in(events: Iterable[StoredEvent]) -> list[str]:
-    """What the messages among them say."""
+    """Return the `body` of each message among the events."""
     return [
         str(event.content.get("body", "")) for event in events if event.type == "m.room.message"
     ]

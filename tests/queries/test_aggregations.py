@@ -14,7 +14,7 @@ from tests.queries.test_relations import relate
 
 
 async def told(store: Store, event: BuiltEvent, user: str = LOCAL, **how: Any) -> Aggregations:
-    """What is told of one event; nothing at all is `Aggregations()`."""
+    """Return the aggregations of one event; `Aggregations()` if there are none."""
     return (await store.aggregations(user, [event.event_id], **how)).get(
         event.event_id, Aggregations()
     )

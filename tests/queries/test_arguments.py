@@ -104,7 +104,7 @@ NO_MESSAGES: Final[tuple[Any, ...]] = (
 
 
 class ArgumentCase(NamedTuple):
-    """What is right for a parameter, or how to find it, and what is wrong."""
+    """A valid value for a parameter, or how to find it, and invalid values."""
 
     right: Any
     wrong: tuple[Any, ...]

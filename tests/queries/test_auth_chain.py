@@ -37,7 +37,7 @@ class Walk:
         return found
 
     def difference(self, sets: list[set[EventId]]) -> set[EventId]:
-        """What is in some chains and not in all."""
+        """Return the events that are in some chains but not in all."""
         chains = [self.chain(one) for one in sets]
         return set[EventId]().union(*chains) - chains[0].intersection(*chains[1:])
 
@@ -98,7 +98,7 @@ async def test_chains_and_differences_are_those_of_a_walk(
 async def test_differences_of_states(
     store: Store, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
-    """With so small a stretch looked at that it has to be looked at again."""
+    """The range that a read looks at is so small that several reads are needed."""
     monkeypatch.setattr(auth_chain, "LATER_MAX", 1 + seed % 2)
     _, walk = await stored(store, seed, "11")
     rng = random.Random(seed)

@@ -1,4 +1,4 @@
-"""Events that come again: what is judged anew, what stays, and what users see before and after.
+"""Events that come again: which are authorised again, which stay, and their visibility.
 
 And guests.
 """

@@ -1,4 +1,4 @@
-"""What other servers are given: history, missing events, states and auth chains."""
+"""Reads for other servers: history, missing events, states and auth chains."""
 
 import pytest
 

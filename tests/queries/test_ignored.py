@@ -1,4 +1,4 @@
-"""What ignored users have sent is left out of reads, but for state."""
+"""Reads leave out events of ignored users, except state."""
 
 from storage import Store
 from storage.ids import UserId

@@ -126,7 +126,7 @@ EXPECTED = {
 
 
 class CrowdedDatabase(NamedTuple):
-    """A crowd's database, and what questions about it are told."""
+    """A crowd's database, the arguments of its queries, and its big tables."""
 
     dsn: str
     given: QueryArguments
@@ -235,7 +235,7 @@ async def test_among_a_million_events(large: CrowdedDatabase, name: str, generic
 async def test_lazy_members_have_no_plan_that_reads_all_state_keys(
     large: CrowdedDatabase, name: str, generic: bool
 ) -> None:
-    """Nor one that happened not to run, as no room was told whole this time."""
+    """Also no plan with such a branch that did not run, because no room was returned whole."""
     planned = [
         node
         for plan in await plans_of(large, name, told_of(name, large.given), generic=generic)

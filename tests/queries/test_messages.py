@@ -122,7 +122,7 @@ async def test_a_sync_token_is_a_place(store: Store) -> None:
 async def walk(
     store: Store, room: RoomBuilder, direction: Direction, from_: str | None, to: str | None = None
 ) -> list[str]:
-    """What the messages say, by pages of one event."""
+    """Return the bodies of the messages, by pages of one event."""
     found: list[str] = []
     while True:
         page = await store.messages(

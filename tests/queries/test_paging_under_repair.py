@@ -335,7 +335,7 @@ async def test_from_beside_a_timeline_each_event_after_it_is_seen_once_and_none_
 
 
 async def test_walks_that_meet_at_a_token_share_nothing_and_lack_nothing(store: Store) -> None:
-    """Whatever moves after the token was made, both ways."""
+    """Also with events reordered after the token was made, both ways."""
     for seed in range(ROOMS):
         chance = random.Random(seed)
         room, said = grown(chance, 5_000 + seed, honest=False)

@@ -96,7 +96,7 @@ async def filled(store: Store) -> Filled:
 
 
 class MeasuredPlan(NamedTuple):
-    """What EXPLAIN ANALYZE told."""
+    """Figures of EXPLAIN ANALYZE."""
 
     text: str
     indexes: set[str]

@@ -155,9 +155,9 @@ async def test_states_given_out_are_the_callers_own(store: Store) -> None:
 async def test_a_state_asked_for_again_is_remembered(
     store: Store, statements: StatementLog
 ) -> None:
-    """By its group: so is that before another event that has the same.
+    """The cache key is the state group: the state before another event of the group is cached too.
 
-    What was given out is the caller's, and may be changed.
+    The returned dict belongs to the caller, who may change it.
     """
     room = new_room(members=[LOCAL])
     one, other = room.message(ADMIN).event_id, room.message(ADMIN).event_id

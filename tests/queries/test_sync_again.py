@@ -1,4 +1,4 @@
-"""What a sync tells of events that come again, and to those who do."""
+"""Sync with events that come again, and with users who come again."""
 
 from storage import Store
 from tests.queries.rooms import ADMIN, LOCAL, append, deliver, ids, messages_in, new_room

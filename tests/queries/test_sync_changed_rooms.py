@@ -120,9 +120,9 @@ async def test_timelines_and_more_than_was_heard_of_take_one_snapshot(
 async def test_state_that_was_not_heard_of_as_such_takes_one_snapshot(
     store: Store, statements: StatementLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As by what resolution changes.
+    """For example, state that resolution changes.
 
-    It is never told by a second statement without a transaction.
+    No second statement outside a transaction returns it.
     """
     room = new_room(members=[LOCAL])
     await deliver(store, room)

@@ -13,7 +13,7 @@ from tests.queries.rooms import ADMIN, LOCAL, append, bodies, deliver, ids, mess
 async def paged(
     store: Store, room_id: storage.RoomId, at: str, to: str | None = None
 ) -> list[storage.StoredEvent]:
-    """What lies before, by pages of three."""
+    """Return the events before, by pages of three."""
     found: list[storage.StoredEvent] = []
     end: str | None = at
     while end is not None:
@@ -24,7 +24,10 @@ async def paged(
 
 
 async def test_a_timeline_does_not_cross_a_gap(store: Store) -> None:
-    """Nor once the gap is filled: what was missing comes by paging back, and never as new."""
+    """It does not once the gap is filled either: paging back returns the missing events.
+
+    They are never returned as new.
+    """
     room = new_room(members=[LOCAL])
     await deliver(store, room)
     since = (await store.sync(LOCAL)).next_batch

@@ -1,4 +1,4 @@
-"""One sync token tells where each stream is, also one that an older release made."""
+"""One sync token holds the position of each stream, also a token that an older release made."""
 
 import asyncio
 
@@ -77,7 +77,10 @@ async def test_a_wait_ends_with_a_message_to_a_device(store: Store) -> None:
 
 
 async def test_a_token_of_an_older_release_is_taken(store: Store) -> None:
-    """It names the events alone. The answer names the rest, and nothing is lost or told twice."""
+    """The token names the events alone.
+
+    The answer names the rest, and nothing is lost or returned twice.
+    """
     room = new_room(members=[LOCAL])
     await deliver(store, room)
     now = store.positions_of((await store.sync(LOCAL)).next_batch)

@@ -249,7 +249,7 @@ async def test_what_lies_in_another_room_is_as_if_unknown(store: Store) -> None:
 
 
 async def test_the_auth_chain_of_a_refused_event_stays_in_its_room(store: Store) -> None:
-    """Who sends an event that cites another room's events does not get those."""
+    """The sender of an event that cites another room's events does not get those."""
     secret_room, room, _, _ = await two_rooms(store)
     cited = [secret_room.events[0].event_id, *secret_room.state.values()]
     wrong = room.message(ADMIN, "wrong", extra={"auth_events": cited[:3]})

@@ -120,7 +120,7 @@ def joined_twice_on_a_fork(room: RoomBuilder) -> list[Delivery]:
 
 
 def a_server_was_cut_off(room: RoomBuilder, *, leaves: bool = False) -> list[Delivery]:
-    """A long branch from before others came, and sent after that: strays."""
+    """A long branch from before others joined, sent after that: out-of-range events."""
     room.join(READER)
     begun = room.events
     main, side = room.fork(2)
