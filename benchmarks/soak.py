@@ -147,7 +147,9 @@ class Soak:
             process = psutil.Process(self.server.pid)
             process.send_signal(signal.SIGQUIT if crash else signal.SIGINT)
             # polled, because it is another program's process
-            while process.is_running() and process.status() != psutil.STATUS_ZOMBIE:  # noqa: ASYNC110
+            while (  # noqa: ASYNC110
+                process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+            ):
                 await asyncio.sleep(0.05)
             await asyncio.to_thread(self.server.start)
         self.counts["Postgres restarts"] += 1

@@ -103,9 +103,8 @@ async def main(dsn: str, name: str, *, first: int, writers: int, index: int) -> 
                         [event for at, event in enumerate(events) if at // RUN % writers == index],
                         chance,
                     ):
-                        await write_pair(
-                            store, events, chance
-                        )  # the others are dead, or at another pair
+                        # The other writers are dead, or write another pair.
+                        await write_pair(store, events, chance)
                     first = number
         except storage.DatabaseError:
             await asyncio.sleep(PAUSE_SECONDS)

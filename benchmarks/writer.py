@@ -199,9 +199,8 @@ async def _measure(
         gc.collect()
         gc.freeze()  # the collector then handles only the store's objects
         size = len(batches) // rounds
-        await _clients(
-            store, scenario.clients, iter(batches[: size // 10]), []
-        )  # warms up the statements of both sides
+        # Warm up the statements of both sides.
+        await _clients(store, scenario.clients, iter(batches[: size // 10]), [])
         measured = []
         for number in range(rounds):
             part = batches[number * size : (number + 1) * size]

@@ -99,7 +99,8 @@ def test_both_ends_of_a_range_are_allowed(name: str) -> None:
             ("replication_ping_ms", allowed.most),
             ("replication_timeout_ms", allowed.least),
         }:  # the two never meet
-            assert getattr(Config(**{**small, **large, name: value}), name) == value  # type: ignore[arg-type]
+            config = Config(**{**small, **large, name: value})  # type: ignore[arg-type]
+            assert getattr(config, name) == value
 
 
 @pytest.mark.parametrize(

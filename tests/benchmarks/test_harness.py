@@ -33,9 +33,8 @@ def test_a_profile_names_what_is_hot() -> None:
         hot()
     told = harness.hot_functions(sampler, 1)
     assert "hot.<locals>.<genexpr>" in told.splitlines()[2]
-    assert (
-        sampler.own.total() >= sampler.together[hot.__code__] > 0.8 * sampler.own.total()
-    )  # the last look may come after the work
+    # The last sample may come after the work.
+    assert sampler.own.total() >= sampler.together[hot.__code__] > 0.8 * sampler.own.total()
 
 
 @pytest.mark.slow

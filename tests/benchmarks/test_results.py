@@ -44,18 +44,20 @@ def spread(low: float, median: float, high: float) -> dict[str, float]:
         ("events_per_second", spread(90, 100, 110), spread(45, 50, 55), True),
         ("events_per_second", spread(90, 100, 110), spread(190, 200, 210), False),
         ("events_per_second", spread(90, 100, 110), spread(75, 80, 85), False),  # within a quarter
+        # A itself was as low.
         (
             "events_per_second",
             spread(40, 100, 160),
             spread(45, 50, 55),
             False,
-        ),  # A itself was as low
+        ),
+        # B reached it, too.
         (
             "events_per_second",
             spread(90, 100, 110),
             spread(45, 50, 105),
             False,
-        ),  # B reached it, too
+        ),
         ("python_us_per_event", spread(9, 10, 11), spread(19, 20, 21), True),
         ("python_us_per_event", spread(9, 10, 11), spread(4, 5, 6), False),
         (

@@ -64,7 +64,8 @@ def _command(arguments: Sequence[str], environ: Mapping[str, str], folder: str) 
         descriptor = os.open(Path(folder, name), os.O_RDWR | os.O_CREAT, 0o600)
         os.dup2(descriptor, number)
         os.close(descriptor)
-    sys.stdin, sys.stdout, sys.stderr = open(0), open(1, "w"), open(2, "w")  # noqa: SIM115  # they end with the process
+    # The files end with the process.
+    sys.stdin, sys.stdout, sys.stderr = open(0), open(1, "w"), open(2, "w")  # noqa: SIM115
     from storage.cli import main  # noqa: PLC0415  # it is there already
 
     sys.exit(main(arguments))

@@ -263,7 +263,8 @@ class Interrupting:
         """The database is there again."""
         self.what = asyncio.Event()
 
-    def after(self, statement: str, seconds: float) -> None:  # noqa: ARG002  # the observer's interface
+    # The observer's interface sets the arguments.
+    def after(self, statement: str, seconds: float) -> None:  # noqa: ARG002
         if (
             "INSERT INTO events" in statement
             and self.left <= 0

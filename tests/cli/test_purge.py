@@ -80,9 +80,8 @@ async def test_one_that_is_killed_goes_on(dsn: str) -> None:
     killed = 0
     async with await Database.open(dsn) as database, database.connection() as conn:
         while True:
-            process = subprocess.Popen(
-                command, env=environ, stdout=subprocess.DEVNULL
-            )  # killed soon
+            # Killed soon.
+            process = subprocess.Popen(command, env=environ, stdout=subprocess.DEVNULL)
             deleted = await conn.fetchval("SELECT COALESCE(sum(deleted_count), 0) FROM purge_jobs")
             while process.poll() is None and killed < 3:
                 if (

@@ -47,9 +47,8 @@ async def blind(conn: asyncpg.Connection, index: str) -> int:
     """Rewrite all rows of a table while this index takes none; return how many rows it lacks."""
     table = await conn.fetchval(SQL_TABLE, index)
     async with conn.transaction():
-        await conn.execute(
-            "SET LOCAL session_replication_role = replica"
-        )  # no foreign key deletes anything
+        # With this role no foreign key deletes rows.
+        await conn.execute("SET LOCAL session_replication_role = replica")
         for way in INDEX_SCANS:
             await conn.execute(f"SET LOCAL {way} = off")
         await conn.execute(

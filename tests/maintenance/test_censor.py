@@ -120,9 +120,8 @@ async def test_what_is_still_read_is_left(store: Store, version: str) -> None:
         room.redact(ALICE, target)
     await store.append(room.pdus, room_version=version)
     done = await censor(store.database, older_than_ms=0)
-    left = (
-        2 if version != "11" else 1
-    )  # from version 11 on a redaction keeps what it redacts, and levels keep `invite`
+    # From version 11 on redactions keep `redacts`, and power levels keep `invite`.
+    left = 2 if version != "11" else 1
     assert done == Censored(censored=3 - left, left=left)
     assert await findings(store) == []
     assert (await store.events([said.event_id]))[said.event_id].redacted_by == redaction.event_id

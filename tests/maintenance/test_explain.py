@@ -47,7 +47,8 @@ async def test_the_reasons(store: Store) -> None:
     await store.append(room.pdus)
 
     async def said(event: object, whom: str) -> str:
-        return (await store.explain_visibility(event.event_id, whom)).sentence  # type: ignore[attr-defined]
+        event_id = event.event_id  # type: ignore[attr-defined]
+        return (await store.explain_visibility(event_id, whom)).sentence
 
     join = next(event for event in room.events if event.state_key == other)
     shared = "the history visibility was shared"

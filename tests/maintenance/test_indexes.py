@@ -126,11 +126,12 @@ async def test_an_index_that_lacks_rows_is_named(
 @pytest.mark.parametrize(
     "index,definition,found",
     [
+        # As after a change of collation.
         (
             "events_event_id_key",
             "events (event_id DESC) INCLUDE (event_nid)",
             "entries out of order",
-        ),  # as after a change of collation
+        ),
         ("rooms_room_id_key", "rooms ((room_id || 'x'))", "not those of the rows"),
         ("state_groups_digest_idx", "state_groups ((digest - digest % 1000))", "entries"),
         ("events_pkey", "events (event_nid) WHERE event_nid % 7 <> 0", "entries for"),

@@ -381,9 +381,8 @@ async def test_what_a_purge_has_shown_no_crash_takes_back(tmp_path: Path) -> Non
             while (seen := await watcher.fetchval(TIMELINE)) == before:
                 assert not purging.done()
             postgres = psutil.Process(server.pid)
-            postgres.send_signal(
-                signal.SIGQUIT
-            )  # an immediate shutdown, as Postgres calls it: nothing is written any more
+            # Postgres' immediate shutdown: it writes nothing more.
+            postgres.send_signal(signal.SIGQUIT)
             purging.cancel()
             await asyncio.gather(purging, return_exceptions=True)
         watcher.terminate()

@@ -45,9 +45,8 @@ async def forget_events(store: Store, events: int) -> None:
 async def test_what_nothing_refers_to_goes_and_every_answer_stays(
     store: Store, room: RoomBuilder
 ) -> None:
-    await deliver(
-        store, room.generated(), batch=1
-    )  # one at a time: every merge on the way leaves a group
+    # One at a time: every merge on the way leaves a group.
+    await deliver(store, room.generated(), batch=1)
     before, tables = await count(store), await logical_tables(store.database)
     seen = await everything_seen(store, room, [event.event_id for event in room.events])
     await others_ended(store.database)

@@ -86,14 +86,25 @@ async def test_a_state_change_costs_the_same_whatever_the_number_of_members(dsn:
             await deliver(store, room.pdus)
             admin, other = room.user(1), room.user(3)
             found[members] = [
-                await cost(store, work, lambda number: room.topic(admin, f"topic {number}")),  # noqa: B023
-                await cost(store, work, lambda number: room.join(other, displayname=f"{number}")),  # noqa: B023
-                await cost(store, work, lambda number: room.join(f"@new{number}:s9.test")),  # noqa: B023
+                await cost(
+                    store,
+                    work,
+                    lambda number: room.topic(admin, f"topic {number}"),  # noqa: B023
+                ),
+                await cost(
+                    store,
+                    work,
+                    lambda number: room.join(other, displayname=f"{number}"),  # noqa: B023
+                ),
+                await cost(
+                    store,
+                    work,
+                    lambda number: room.join(f"@new{number}:s9.test"),  # noqa: B023
+                ),
             ]
     for small, big in zip(found[20], found[1_000], strict=True):
-        assert (
-            big[0] <= small[0] + 1
-        )  # numbers are taken in blocks, so the median may fall beside a whole number
+        # Nids come in blocks, so the median may lie beside a whole number.
+        assert big[0] <= small[0] + 1
         assert big[1] <= 1.3 * small[1], found
 
 

@@ -86,10 +86,11 @@ def test_names_are_bounded_whatever_they_name() -> None:
     assert len(names.types) < 150
     for number in range(1_000):
         names.learn()
+        # By its nid alone, as a reader queries it.
         names.state_key_names[2_000 + number] = (
             2_000,
             "key",
-        )  # by its number alone, as a reader asks
+        )
     assert len(names.state_key_names) < 150
 
 

@@ -75,9 +75,10 @@ def decided(change_set: ChangeSet) -> dict[str, Any]:
         for name, value in vars(getattr(change_set, view)).items()
         if name not in NOT_DECIDED
     }
+    # A repeated resolution is not a decision.
     rooms = {
         room_id: replace(room, merged={}) for room_id, room in change_set.rooms.room_changes.items()
-    }  # what was resolved once more is no decision
+    }
     return found | {
         "rooms": rooms,
         "left": {name: change_set.blocks.left(name) for name in ("event_nids", "state_group_nids")},

@@ -81,9 +81,8 @@ async def test_a_lost_commit_under_the_locks(dsn: str) -> None:
     room = room_of(1, 10)
     async with lossy(dsn) as (eater, store), admin_of(dsn) as admin:
         await store.append(room.pdus[:-10])
-        await admin.execute(
-            "UPDATE rooms SET write_version = write_version + 1"
-        )  # the first way is refused
+        # The first write is refused.
+        await admin.execute("UPDATE rooms SET write_version = write_version + 1")
         eater.eat("COMMIT")
         results = await store.append(room.pdus[-10:])
         assert eater.eaten.is_set()

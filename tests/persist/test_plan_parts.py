@@ -96,7 +96,8 @@ def test_an_outlier_goes_on_into_the_timeline_and_what_came_out_of_band_as_an_ou
         "backfill": [True, True, False],
         "outlier": [True, False, False],
     }.items():
-        assert [_goes_on(row, origin) for row in (out_of_band, outlier, placed)] == wanted  # type: ignore[arg-type]
+        rows = (out_of_band, outlier, placed)
+        assert [_goes_on(row, origin) for row in rows] == wanted  # type: ignore[arg-type]
     assert [_goes_on(row, "out_of_band") for row in (out_of_band, outlier, placed)] == [
         False,
         False,

@@ -314,7 +314,7 @@ async def test_other_rooms_go_on_while_one_is_heavy(
 async def test_names_of_an_event_that_is_left_for_the_lane_are_stored(
     dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its user got a nid before resolution of the current state began.
+    """The event's user got a nid before resolution of the current state began.
 
     Without the event that plan has nothing to write.
     """

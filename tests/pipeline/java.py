@@ -10,7 +10,7 @@ from storage.pipeline.session import LOCAL_SETTINGS
 UNVERIFIED: Final = "-XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
 QUICK: Final = f"{LOCAL_SETTINGS['spark.driver.extraJavaOptions']} {UNVERIFIED}"
 EXECUTOR: Final = f"-XX:TieredStopAtLevel=1 {UNVERIFIED}"
-"""As small as Spark allows: with the serial collector it would have less of its memory."""
+"""For the smallest executor that Spark allows: the serial collector would leave it less memory."""
 COMMAND: Final = (
     "--conf",
     "spark.driver.memory=600m",

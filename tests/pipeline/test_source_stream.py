@@ -94,7 +94,8 @@ async def test_a_killed_command_goes_on_where_it_was(
         "--json",
     ]
     process = Popen([sys.executable, "-m", "storage", *arguments], stdout=PIPE, stderr=PIPE)
-    while not (commits / "2").exists() and process.poll() is None:  # noqa: ASYNC110  # another program's file
+    # Another program writes the file.
+    while not (commits / "2").exists() and process.poll() is None:  # noqa: ASYNC110
         await asyncio.sleep(0.01)
     command = psutil.Process(process.pid)
     family = [command, *family_of(command)]

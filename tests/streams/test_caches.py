@@ -119,7 +119,8 @@ async def test_each_cache_forgets_by_name_key_or_whole(store: Store) -> None:
                 cache.forget((key,))
                 ticket = cache.get(key)
                 assert isinstance(ticket, Ticket)
-                cache.fill(ticket, RoomsOf({}, 0))  # type: ignore[arg-type]  # what it is does not matter
+                # The value does not matter.
+                cache.fill(ticket, RoomsOf({}, 0))  # type: ignore[arg-type]
         facts = [Fact(number, "far", [name, key, 0]) for number, (name, key) in enumerate(rows, 1)]
         caches.told(Advance("caches", "far", 0, len(rows), facts, local=False))
         kinds = (caches.events, caches.current_state, caches.rooms_of)
