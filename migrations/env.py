@@ -1,6 +1,6 @@
 """Alembic's environment: `alembic upgrade head`, with STORAGE_DSN or `-x dsn=…`.
 
-With `--sql` no database is needed. Each step is a separate transaction (storage/database/steps.py).
+With `--sql` no database is needed. Each step is a separate transaction (storage/database/migration_steps.py).
 A session lock keeps two processes that start together from colliding. A process waits for the lock
 by polling outside of a transaction, because an index that is built concurrently would wait for a
 waiting transaction.
@@ -24,12 +24,12 @@ from sqlalchemy.pool import NullPool
 
 from storage.config import Config
 from storage.database.migrate import SQL_HAS_REVISION, SQL_REVISION
+from storage.database.migration_steps import applied, lock_timeout_ms, setting, steps_between
 from storage.database.roles import checked_prefix
 from storage.database.session import check_driver, migration_settings
-from storage.database.steps import applied, lock_timeout_ms, setting, steps_between
 from storage.errors import MigrationBlocked
 
-logger = logging.getLogger("storage.database.steps")
+logger = logging.getLogger("storage.database.migration_steps")
 
 TRY_LOCK: Final = "SELECT pg_try_advisory_lock(hashtextextended('room-event-storage migration', 0))"
 LOOK_AGAIN_SECONDS: Final = 0.1

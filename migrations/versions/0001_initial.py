@@ -12,7 +12,7 @@ from alembic import op
 from alembic.util import CommandError
 
 from storage.database.migrate import first_schema
-from storage.database.steps import Phase, run_script
+from storage.database.migration_steps import Phase, run_script
 
 revision: Final = "0001"
 down_revision: Final = None

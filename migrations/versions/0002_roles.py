@@ -7,7 +7,7 @@ without them. `room-storage migrate --grants` runs this again.
 from pathlib import Path
 from typing import Final
 
-from storage.database.steps import Phase, run_script
+from storage.database.migration_steps import Phase, run_script
 
 revision: Final = "0002"
 down_revision: Final = "0001"

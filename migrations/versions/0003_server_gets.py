@@ -7,7 +7,7 @@ from typing import Final
 
 from alembic import op
 
-from storage.database.steps import Phase, run_script
+from storage.database.migration_steps import Phase, run_script
 
 revision: Final = "0003"
 down_revision: Final = "0002"

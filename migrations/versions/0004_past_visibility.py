@@ -6,7 +6,7 @@ The statements are in 0004_past_visibility.sql.
 from pathlib import Path
 from typing import Final
 
-from storage.database.steps import Phase, run_script
+from storage.database.migration_steps import Phase, run_script
 
 revision: Final = "0004"
 down_revision: Final = "0003"

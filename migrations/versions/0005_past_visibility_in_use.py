@@ -7,7 +7,7 @@ from typing import Final
 
 from alembic import op
 
-from storage.database.steps import Job, Phase, background_job
+from storage.database.migration_steps import Job, Phase, background_job
 
 revision: Final = "0005"
 down_revision: Final = "0004"
@@ -23,7 +23,7 @@ OLD: Final = (
 )
 
 # Room by room, because the place of a job is one number. It does the same as
-# storage/visibility/past.py at the next write of such a row: of more than 16 ranges the oldest go
+# storage/visibility/past_visibility.py at the next write of such a row: of more than 16 ranges the oldest go
 # to rows of 8. It skips principals with as many ranges by invitation alone; that code handles them.
 BATCH: Final = """
 WITH

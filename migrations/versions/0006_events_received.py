@@ -4,7 +4,7 @@ from typing import Final
 
 from alembic import op
 
-from storage.database.steps import Phase, index_concurrently
+from storage.database.migration_steps import Phase, index_concurrently
 
 revision: Final = "0006"
 down_revision: Final = "0005"

@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from storage.database.steps import Phase, run_script
+from storage.database.migration_steps import Phase, run_script
 
 revision: Final = "0008"
 down_revision: Final = "0007"

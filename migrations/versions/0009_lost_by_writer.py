@@ -5,7 +5,7 @@ Code before this revision reads only the gap of the furthest writer.
 
 from typing import Final
 
-from storage.database.steps import Phase, run_script
+from storage.database.migration_steps import Phase, run_script
 
 revision: Final = "0009"
 down_revision: Final = "0008"

@@ -7,7 +7,7 @@ old names, so the step is refused while one of them runs.
 from pathlib import Path
 from typing import Final
 
-from storage.database.steps import Phase, run_script
+from storage.database.migration_steps import Phase, run_script
 
 revision: Final = "0010"
 down_revision: Final = "0009"

@@ -238,7 +238,7 @@ COMMENT ON COLUMN state_groups.back IS
     'The path, the groups to fold: the difference of this group''s number to each of theirs. Root '
     'first, this group (0) last. See path_of.';
 COMMENT ON COLUMN state_groups.runs IS
-    'The number of rows of the path at each level (pack in storage/state/levels.py).';
+    'The number of rows of the path at each level (pack in storage/state/delta_levels.py).';
 COMMENT ON COLUMN state_groups.key_nids IS 'NULL: member keys only.';
 COMMENT ON INDEX state_groups_room_idx IS
     'Serves: the groups of a room: garbage, purge, verification.';
@@ -330,7 +330,7 @@ COMMENT ON CONSTRAINT visibility_pkey ON visibility IS
     'Serves: the join of every read that filters.';
 COMMENT ON TABLE past_visibility IS
     'The older ranges of a principal that has joined and left often, a few per row '
-    '(storage/visibility/past.py). A row covers the audiences from first_audience up to the next '
+    '(storage/visibility/past_visibility.py). A row covers the audiences from first_audience up to the next '
     'row''s, the last one up to visibility.first_audience.';
 COMMENT ON COLUMN past_visibility.opened_topological IS
     'The maximum of the topological order when first_audience was opened. It grows with '

@@ -4,11 +4,12 @@ Pure: no I/O.
 rules.py        `check`: one event against a state (create, membership, third_party,
                 power_levels, redaction: a topic each)
 auth_events.py  `check_auth_events`: an event against the auth events it cites
-selection.py    the state keys that an event's auth check needs
+auth_event_selection.py    the state keys that an event's auth check needs
 level_lookup.py       which JSON values are power levels
 resolution/     state resolution
 """
 
+from storage.auth.auth_event_selection import auth_event_keys, keys_needed
 from storage.auth.auth_events import check_auth_events
 from storage.auth.redaction import redaction_allowed
 from storage.auth.resolution import (
@@ -24,7 +25,6 @@ from storage.auth.resolution import (
     split_conflicts,
 )
 from storage.auth.rules import CONTENT_MATTERS, check
-from storage.auth.selection import auth_event_keys, keys_needed
 from storage.errors import AuthDenied
 
 __all__ = [

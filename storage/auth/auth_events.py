@@ -7,8 +7,8 @@ rule 2 of version 12).
 from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 
+from storage.auth.auth_event_selection import auth_event_keys
 from storage.auth.rules import check
-from storage.auth.selection import auth_event_keys
 from storage.auth.state_keys import CREATE, create_id_of, denied
 from storage.event import Event
 from storage.ids import EventId, StateKey

@@ -12,7 +12,7 @@ from storage.database.background import JobRow, jobs, run_jobs
 from storage.database.migrate import script_directory
 
 if TYPE_CHECKING:
-    from storage.database.steps import Job
+    from storage.database.migration_steps import Job
 
 
 def command(
@@ -57,6 +57,6 @@ async def _to_the_end(progress: AsyncIterator[JobRow]) -> None:
 
 
 def _known() -> "dict[str, Job]":
-    from storage.database.steps import jobs_of  # noqa: PLC0415  # alembic is slow to import
+    from storage.database.migration_steps import jobs_of  # noqa: PLC0415  # alembic is slow to import
 
     return {job.name: job for job in jobs_of(script_directory())}

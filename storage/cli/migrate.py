@@ -18,7 +18,7 @@ from storage.database.migrate import (
 from storage.database.roles import grant, grants_sql
 
 if TYPE_CHECKING:
-    from storage.database.steps import MigrationStep
+    from storage.database.migration_steps import MigrationStep
 
 
 def command(

@@ -1,6 +1,6 @@
 """Background jobs: the long data steps of migrations, in small batches while servers run.
 
-A step of a migration registers a job (storage/database/steps.py). `run_jobs` runs it, on any
+A step of a migration registers a job (storage/database/migration_steps.py). `run_jobs` runs it, on any
 machine, now or later. A batch is one statement in a transaction of its own that also advances the
 job's row. A killed process loses one batch, which is done again. Several runners on one job take
 turns. A batch has the number of rows that takes about BATCH_SECONDS, and is followed by a pause of
@@ -16,7 +16,7 @@ from storage.database.connection import Connection, Database
 from storage.errors import StorageCorrupt, StorageError
 
 if TYPE_CHECKING:
-    from storage.database.steps import Job
+    from storage.database.migration_steps import Job
 
 BATCH_SECONDS: Final = 0.2
 BATCH_ROWS_MAX: Final = 10_000

@@ -27,7 +27,7 @@ import asyncpg
 
 from storage.config import Config
 from storage.database.pool import Pool
-from storage.database.replacement_check import Guard
+from storage.database.replaced_database import Guard
 from storage.database.session import Session, connect
 from storage.database.translate import DRIVER_ERRORS, translate
 from storage.errors import (

@@ -1,7 +1,7 @@
 """The schema's revision: check it, migrate, print the SQL.
 
 The scripts are alembic's, in `migrations/` of the source or inside the installed package;
-`storage/database/steps.py` defines a step. Checking does not import alembic, which is slow to
+`storage/database/migration_steps.py` defines a step. Checking does not import alembic, which is slow to
 import: the table `alembic_version` holds the one revision.
 
 This package serves the schemas from OLDEST_REVISION to HEAD_REVISION. It also serves later ones
@@ -35,7 +35,7 @@ from storage.errors import (
 if TYPE_CHECKING:
     from alembic.script import ScriptDirectory
 
-    from storage.database.steps import MigrationStep
+    from storage.database.migration_steps import MigrationStep
 
 HEAD_REVISION: Final = "0010"
 """The latest that this package knows; `migrate` migrates to it."""
@@ -47,7 +47,7 @@ ONE_CONNECTION: Final = Config(pool_size_max=1, instance_name="migrate")
 """No writer has this name, so that a migration does not count as a live writer."""
 
 JOB_WAITING: Final = "RS003"
-"""SQLSTATE of a step whose background job is not done (storage/database/steps.py)."""
+"""SQLSTATE of a step whose background job is not done (storage/database/migration_steps.py)."""
 
 SQL_HAS_REVISION: Final[LiteralString] = "SELECT to_regclass('alembic_version') IS NOT NULL"
 SQL_REVISION: Final[LiteralString] = "SELECT version_num FROM alembic_version"
@@ -142,7 +142,7 @@ async def migrate_before(dsn: str, *, how: MigrationOptions | None = None) -> st
 
 async def pending(dsn: str, *, how: MigrationOptions | None = None) -> "list[MigrationStep]":
     """Return the steps that `migrate` would run, in order."""
-    from storage.database.steps import steps_between  # noqa: PLC0415  # alembic is slow to import
+    from storage.database.migration_steps import steps_between  # noqa: PLC0415  # alembic is slow to import
 
     async with await _opened(dsn, how) as database, database.connection() as conn:
         current = await current_revision(conn)

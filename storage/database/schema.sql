@@ -710,7 +710,7 @@ CREATE TABLE past_visibility (
 );
 COMMENT ON TABLE past_visibility IS
     'The older ranges of a principal that has joined and left often, a few per row '
-    '(storage/visibility/past.py). A row covers the audiences from first_audience up to the next '
+    '(storage/visibility/past_visibility.py). A row covers the audiences from first_audience up to the next '
     'row''s, the last one up to visibility.first_audience.';
 COMMENT ON COLUMN past_visibility.opened_topological IS
     'The maximum of the topological order when first_audience was opened. It grows with '

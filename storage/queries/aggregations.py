@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Final, LiteralString, NamedTuple, TypeVar
 
 from storage.database.connection import Connection
-from storage.database.template import fill
+from storage.database.sql_template import fill
 from storage.ids import EventId, UserId
 from storage.queries.context import Context
 from storage.queries.events import Aggregations, StoredEvent, ThreadSummary, stored_of

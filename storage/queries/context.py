@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final, LiteralString, NamedTuple
 
 from storage.database.connection import Connection
-from storage.database.template import fill
+from storage.database.sql_template import fill
 from storage.errors import UnknownEvent
 from storage.ids import EventId, UserId
 from storage.queries.events import StoredEvent, StoredEventRow, stored, stored_of

@@ -10,21 +10,13 @@ from dataclasses import replace
 from typing import Final, LiteralString, NamedTuple
 
 from storage.database.connection import Connection
-from storage.database.template import fill
+from storage.database.sql_template import fill
 from storage.errors import UnknownRoom
 from storage.ids import EventId, RoomId, UserId
 from storage.queries.events import StoredEvent, stored_of
 from storage.queries.filters import ANY_EVENT, EventFilter
 from storage.queries.pagination.fetch import fetch_page
 from storage.queries.pagination.page import Direction, Gap, Page, PageRange, end_of_page, page_of
-from storage.queries.pagination.parts import (
-    PART_LEFT_OUT,
-    PART_NONE_LEFT_OUT,
-    PART_NOT_LEFT_OUT,
-    PART_OR_BROUGHT,
-    TEMPLATE_NOT_LEFT_OUT_LIVE,
-    TEMPLATE_REORDERED,
-)
 from storage.queries.pagination.reordering import (
     Reorderings,
     above,
@@ -33,6 +25,14 @@ from storage.queries.pagination.reordering import (
     lower_end,
     numbers,
     upper_end,
+)
+from storage.queries.pagination.sql_parts import (
+    PART_LEFT_OUT,
+    PART_NONE_LEFT_OUT,
+    PART_NOT_LEFT_OUT,
+    PART_OR_BROUGHT,
+    TEMPLATE_NOT_LEFT_OUT_LIVE,
+    TEMPLATE_REORDERED,
 )
 from storage.queries.pagination.sync_tokens import exact
 from storage.streams import PaginationToken

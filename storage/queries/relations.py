@@ -11,20 +11,12 @@ from dataclasses import dataclass
 from typing import Final, LiteralString, NamedTuple
 
 from storage.database.connection import Connection
-from storage.database.template import fill
+from storage.database.sql_template import fill
 from storage.errors import InputError, UnknownEvent
 from storage.ids import EventId, UserId
 from storage.queries.events import stored_of
 from storage.queries.pagination.fetch import fetch_page
 from storage.queries.pagination.page import Direction, Page, PageRange, page_of
-from storage.queries.pagination.parts import (
-    PART_LEFT_OUT,
-    PART_NONE_LEFT_OUT,
-    PART_NOT_LEFT_OUT,
-    PART_OR_BROUGHT,
-    TEMPLATE_NOT_LEFT_OUT_LIVE,
-    TEMPLATE_REORDERED,
-)
 from storage.queries.pagination.reordering import (
     Reorderings,
     above,
@@ -32,6 +24,14 @@ from storage.queries.pagination.reordering import (
     lower_end,
     numbers,
     upper_end,
+)
+from storage.queries.pagination.sql_parts import (
+    PART_LEFT_OUT,
+    PART_NONE_LEFT_OUT,
+    PART_NOT_LEFT_OUT,
+    PART_OR_BROUGHT,
+    TEMPLATE_NOT_LEFT_OUT_LIVE,
+    TEMPLATE_REORDERED,
 )
 from storage.queries.pagination.sync_tokens import exact
 from storage.queries.relation_visibility import TEMPLATE_RELATION_IS_VISIBLE

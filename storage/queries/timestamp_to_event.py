@@ -11,7 +11,7 @@ from typing import Final, LiteralString
 
 from storage.database.connection import Connection
 from storage.database.rooms import require_room
-from storage.database.template import fill
+from storage.database.sql_template import fill
 from storage.errors import InputError
 from storage.ids import RoomId, UserId
 from storage.queries.events import StoredEvent, stored_of

@@ -4,7 +4,8 @@ Each call is a function of the module of its subject. It checks its arguments, t
 or a snapshot, and calls one function of a layer below.
 """
 
-from storage.store import federation, missing, pages, reading, states, syncing, writing
+from storage.store import federation, pages, reading, states, syncing, writing
+from storage.store import missing_events as missing
 from storage.store.core import StoreCore
 
 

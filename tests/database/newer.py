@@ -15,13 +15,13 @@ def upgrade():
     op.execute("ALTER TABLE events ADD COLUMN json_bytes int")
 '''
 INDEX = '''"""An index on what is there."""
-from storage.database.steps import index_concurrently
+from storage.database.migration_steps import index_concurrently
 revision, down_revision, phase = "9002", "9001", "pre"
 def upgrade():
     index_concurrently("events_depth_idx", "ON events (depth)")
 '''
 DATA = '''"""What fills the column."""
-from storage.database.steps import Job, background_job
+from storage.database.migration_steps import Job, background_job
 revision, down_revision, phase = "9003", "9002", "pre"
 BATCH = """
 WITH part AS (SELECT event_nid FROM events WHERE event_nid > $1::bigint ORDER BY event_nid
@@ -36,7 +36,7 @@ def upgrade():
 '''
 DEMAND = '''"""What old code does not write is wanted from here on."""
 from alembic import op
-from storage.database.steps import require_job
+from storage.database.migration_steps import require_job
 revision, down_revision, phase = "9004", "9003", "post"
 def upgrade():
     require_job("fill json_bytes")

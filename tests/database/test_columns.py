@@ -5,8 +5,8 @@ import pytest
 
 from storage.database import columns
 from storage.database.columns import EVENTS, STATE_GROUPS, VISIBILITY, Table
-from storage.persist.model.changes import MembershipChange, StateDelta
 from storage.persist.model.event_view import StoredColumns
+from storage.persist.model.row_changes import MembershipChange, StateDelta
 from storage.persist.model.rows import AudienceRow, EventRow, MissingRow, RoomRow, VisibilityRow
 from storage.state.rows import GroupRow
 

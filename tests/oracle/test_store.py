@@ -11,7 +11,7 @@ from typing import Any
 import asyncpg
 import pytest
 
-from storage.visibility import audience_ranges, past
+from storage.visibility import audience_ranges, past_visibility
 from tests.conftest import _fresh_database
 from tests.oracle.facts import Audience
 from tests.oracle.machine import AbsenceMachine, run_machine
@@ -46,7 +46,7 @@ def test_the_store_agrees_with_the_oracle(
     if not slack:
         monkeypatch.setattr(audience_ranges, "SLACK", 0)
         monkeypatch.setattr(audience_ranges, "AROUND", 1)
-        monkeypatch.setattr(past, "RANGES_MAX", 1)
+        monkeypatch.setattr(past_visibility, "RANGES_MAX", 1)
 
     class Machine(AbsenceMachine):
         audience = Audience(LOCAL, SERVERS)

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import strategies as st
 
 from storage.ids import EventId, RoomId, UserId, server_name_of
-from storage.visibility import audience_ranges, past
+from storage.visibility import audience_ranges, past_visibility
 from tests.conftest import _fresh_database
 from tests.oracle.facts import Audience, Facts, near
 from tests.oracle.machine import RoomMachine, run_machine
@@ -238,7 +238,7 @@ def with_slack(dsn: str, monkeypatch: pytest.MonkeyPatch, slack: int) -> None:
     """
     monkeypatch.setattr(audience_ranges, "SLACK", slack)
     monkeypatch.setattr(audience_ranges, "AROUND", 1)
-    monkeypatch.setattr(past, "RANGES_MAX", 1)
+    monkeypatch.setattr(past_visibility, "RANGES_MAX", 1)
     asyncio.run(_execute(dsn, SQL_NO_SLACK.replace("0::", f"{slack}::")))
 
 

@@ -11,8 +11,8 @@ import pytest
 import storage
 from storage.errors import ConstraintViolated
 from storage.persist.commit.group_commit import BATCH_EVENTS_MAX
-from storage.persist.load.batch_statements import SQL_LOAD_BATCH, SQL_LOAD_NAMES
 from storage.persist.load.lookups import SQL_DIGEST
+from storage.persist.load.prefetch_statements import SQL_LOAD_BATCH, SQL_LOAD_NAMES
 from storage.testing import SHAPES, RoomBuilder, generate_room
 from tests.persist.writing import (
     HOLD,

@@ -16,8 +16,8 @@ from collections.abc import Set as AbstractSet
 from heapq import heappop, heappush
 from typing import Final, Protocol
 
+from storage.auth.auth_event_selection import keys_needed
 from storage.auth.resolution.iterate import allowed, auth_state_for
-from storage.auth.selection import keys_needed
 from storage.event import Event
 from storage.ids import EventId, StateKey
 

@@ -8,10 +8,10 @@ from collections.abc import Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from typing import Protocol
 
+from storage.auth.auth_event_selection import keys_needed
 from storage.auth.resolution.conflicts import StateMap
 from storage.auth.resolution.lookup import Lookup
 from storage.auth.rules import check
-from storage.auth.selection import keys_needed
 from storage.auth.state_keys import create_id_of
 from storage.errors import AuthDenied
 from storage.event import Event

@@ -16,12 +16,12 @@ sides until they meet.
 from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 
+from storage.auth.auth_event_selection import keys_needed
 from storage.auth.resolution import graph
 from storage.auth.resolution.conflicts import StateMap
 from storage.auth.resolution.graph import Events
 from storage.auth.resolution.lookup import RecordingLookup
 from storage.auth.resolution.v2 import conflict_of, power_phase, power_phase_events, remaining_order
-from storage.auth.selection import keys_needed
 from storage.auth.state_keys import POWER_LEVELS, create_id_of
 from storage.event import RoomVersion
 from storage.event.versions import version_of

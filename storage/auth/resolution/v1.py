@@ -14,10 +14,10 @@ from collections.abc import Set as AbstractSet
 from hashlib import sha1
 from typing import NamedTuple
 
+from storage.auth.auth_event_selection import keys_needed
 from storage.auth.resolution.conflicts import StateMap
 from storage.auth.resolution.lookup import Lookup
 from storage.auth.rules import check
-from storage.auth.selection import keys_needed
 from storage.auth.state_keys import JOIN_RULES, MEMBER, POWER_LEVELS
 from storage.errors import AuthDenied
 from storage.event import Event

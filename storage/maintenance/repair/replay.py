@@ -16,13 +16,13 @@ from storage.database.names import JOIN
 from storage.maintenance.repair.audience_main_line import main_line
 from storage.maintenance.repair.room_planner import RepairPlanner, new_caches, stored_room
 from storage.maintenance.room_states import RoomStates
-from storage.persist.model.answers import Answers
 from storage.persist.model.caches import WriterCaches
 from storage.persist.model.change_set import ChangeSet
-from storage.persist.model.changes import RoomChanges
+from storage.persist.model.database_answers import Answers
 from storage.persist.model.event_changes import EventChanges
 from storage.persist.model.missing_data import MissingData
 from storage.persist.model.nid_blocks import NidBlocks
+from storage.persist.model.row_changes import RoomChanges
 from storage.persist.model.rows import UNSEEN, AudienceRow, EventRow, VisibilityRow
 from storage.persist.model.state_view import StateView
 from storage.persist.model.visibility_view import VisibilityView

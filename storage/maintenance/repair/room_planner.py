@@ -15,10 +15,10 @@ from storage.maintenance.room_states import RoomStates
 from storage.persist.load.on_demand import load
 from storage.persist.model.caches import WriterCaches
 from storage.persist.model.change_set import ChangeSet
-from storage.persist.model.changes import RoomChanges
 from storage.persist.model.event_changes import EventChanges
 from storage.persist.model.missing_data import MissingData
 from storage.persist.model.nid_blocks import NidBlocks
+from storage.persist.model.row_changes import RoomChanges
 from storage.persist.model.rows import RoomRow
 from storage.state.rows import GROUP_COLUMNS, row_of
 

@@ -10,9 +10,9 @@ from typing import Any, Final, LiteralString, NamedTuple
 from storage.database.connection import Connection
 from storage.persist.load import events, names, visibility
 from storage.persist.load.auth_closures import load_closures
-from storage.persist.load.batch import load_batch
 from storage.persist.load.lookups import LOOKUPS
 from storage.persist.load.prefetch import BatchRequest
+from storage.persist.load.prefetch_rows import load_batch
 from storage.persist.model.change_set import ChangeSet
 from storage.persist.model.missing_data import MissingData
 from storage.persist.model.rows import RoomRow

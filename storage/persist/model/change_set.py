@@ -15,15 +15,15 @@ still there.
 from dataclasses import dataclass, field
 
 from storage.event import Event
-from storage.persist.model.answers import Answers
 from storage.persist.model.auth_graph_view import AuthGraphView
 from storage.persist.model.caches import WriterCaches
-from storage.persist.model.changes import MembershipChange, RoomChanges
+from storage.persist.model.database_answers import Answers
 from storage.persist.model.event_view import EventView
 from storage.persist.model.name_view import NameView
 from storage.persist.model.nid_blocks import NidBlocks
 from storage.persist.model.planning_time import TimeSlice
 from storage.persist.model.room_view import RoomView
+from storage.persist.model.row_changes import MembershipChange, RoomChanges
 from storage.persist.model.rows import (
     EventRow,
 )

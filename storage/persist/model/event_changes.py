@@ -6,7 +6,7 @@ They reach the change set only when the decision is complete.
 from collections.abc import Iterable, Mapping, Sequence
 
 from storage.persist.model.change_set import ChangeSet
-from storage.persist.model.changes import RoomChanges
+from storage.persist.model.row_changes import RoomChanges
 from storage.persist.model.rows import AudienceRow, PastRow, PrincipalStanding, VisibilityRow
 from storage.state.groups import Group
 from storage.visibility import audience_numbering, audience_ranges, multirange

@@ -10,10 +10,10 @@ from storage.errors import StorageCorrupt
 from storage.event import Event, relation_of
 from storage.event.relation import target_key
 from storage.persist.model.caches import WriterCaches
-from storage.persist.model.changes import Reordering
 from storage.persist.model.missing_data import MissingData, ensure
 from storage.persist.model.name_view import NameView
 from storage.persist.model.nid_blocks import NidBlocks
+from storage.persist.model.row_changes import Reordering
 from storage.persist.model.rows import (
     EventRow,
     MissingRow,

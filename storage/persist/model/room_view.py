@@ -4,9 +4,9 @@ A view reads through to the caches of the process, and collects what the batch a
 """
 
 from storage.persist.model.caches import WriterCaches
-from storage.persist.model.changes import RoomChanges
 from storage.persist.model.missing_data import MissingData
 from storage.persist.model.nid_blocks import NidBlocks
+from storage.persist.model.row_changes import RoomChanges
 from storage.persist.model.rows import (
     RoomRow,
 )

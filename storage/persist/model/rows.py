@@ -5,7 +5,7 @@ from typing import NamedTuple, Self
 
 from storage.database.names import JOIN
 from storage.errors import StorageCorrupt
-from storage.visibility import past
+from storage.visibility import past_visibility
 from storage.visibility.multirange import EMPTY, Ranges, add, contains, remove, unending
 
 
@@ -156,7 +156,7 @@ class VisibilityRow(NamedTuple):
     def cut(self) -> "tuple[list[PastRow], Self]":
         """Return rows for excess older ranges, and this row with the newer ones.
 
-        See `storage.visibility.past`.
+        See `storage.visibility.past_visibility`.
         """
         *gone, last = PastRow(
             self.first_audience or 0, None, self.audiences, self.invited_audiences
@@ -199,16 +199,20 @@ class PastRow(NamedTuple):
     def cut(self) -> "list[PastRow]":
         """Return the row, split into several if it has too many ranges."""
         rows, row = [], self
-        while (number := past.boundary(row.audiences, row.invited_audiences)) is not None:
+        while (
+            number := past_visibility.boundary(row.audiences, row.invited_audiences)
+        ) is not None:
             rows.append(
                 PastRow(
                     row.first_audience,
                     number,
-                    *past.below(number, row.audiences, row.invited_audiences),
+                    *past_visibility.below(number, row.audiences, row.invited_audiences),
                 )
             )
             row = PastRow(
-                number, row.end, *past.beginning(number, row.audiences, row.invited_audiences)
+                number,
+                row.end,
+                *past_visibility.beginning(number, row.audiences, row.invited_audiences),
             )
         return [*rows, row]
 

@@ -8,10 +8,10 @@ from collections.abc import Hashable, Iterable, Mapping
 from immutables import Map
 
 from storage.persist.model.caches import WriterCaches
-from storage.persist.model.changes import PendingResolution, RoomChanges, StateDelta
 from storage.persist.model.missing_data import MissingData
 from storage.persist.model.nid_blocks import NidBlocks
 from storage.persist.model.resolution_records import ResolutionRecord
+from storage.persist.model.row_changes import PendingResolution, RoomChanges, StateDelta
 from storage.persist.model.rows import (
     Counts,
 )

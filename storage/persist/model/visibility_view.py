@@ -5,8 +5,8 @@ A view reads through to the caches of the process, and collects what the batch a
 
 from collections.abc import Iterable
 
-from storage.persist.model.answers import Answers
 from storage.persist.model.caches import WriterCaches
+from storage.persist.model.database_answers import Answers
 from storage.persist.model.missing_data import MissingData, ensure
 from storage.persist.model.name_view import NameView
 from storage.persist.model.room_view import RoomView
@@ -16,7 +16,7 @@ from storage.persist.model.rows import (
     PastRow,
     VisibilityRow,
 )
-from storage.visibility import past
+from storage.visibility import past_visibility
 
 
 class VisibilityView:
@@ -99,7 +99,7 @@ class VisibilityView:
         That needs two conditions: the row has too many ranges, and every running version knows the
         table.
         """
-        if past.boundary(row.audiences, row.invited_audiences) is None:
+        if past_visibility.boundary(row.audiences, row.invited_audiences) is None:
             return False
         return self.caches.has_past or bool(self.answers.answer(("has_past",)))
 

@@ -16,7 +16,7 @@ from storage.errors import AuthDenied
 from storage.event import Event
 from storage.ids import EventId, StateKey
 from storage.persist.model.change_set import ChangeSet
-from storage.persist.model.changes import RoomChanges
+from storage.persist.model.row_changes import RoomChanges
 from storage.persist.model.rows import EventRow
 from storage.persist.plan.out_of_band import usable
 from storage.state.groups import Group

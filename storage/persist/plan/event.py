@@ -15,10 +15,10 @@ from storage.event import Event
 from storage.graph.chains import ChainEntry
 from storage.ids import EventId
 from storage.persist.model.change_set import ChangeSet, room_of
-from storage.persist.model.changes import MembershipChange, RoomChanges, StateDelta
 from storage.persist.model.event_changes import EventChanges
 from storage.persist.model.incoming import IncomingEvent
 from storage.persist.model.results import AppendResult, Origin, stored
+from storage.persist.model.row_changes import MembershipChange, RoomChanges, StateDelta
 from storage.persist.model.rows import EventRow
 from storage.persist.plan import audience, extremity_limit, fast_path, out_of_band, redactions
 from storage.persist.plan.auth_checks import AuthResult, auth_nids, auth_result, auth_rows_of

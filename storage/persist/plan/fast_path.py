@@ -22,9 +22,9 @@ from storage.auth import CONTENT_MATTERS
 from storage.database.names import KEY_CREATE, KEY_POWER_LEVELS, TYPE_MEMBER
 from storage.event import Event
 from storage.persist.model.change_set import ChangeSet, room_of
-from storage.persist.model.changes import RoomChanges
 from storage.persist.model.event_changes import EventChanges
 from storage.persist.model.results import AppendResult, stored
+from storage.persist.model.row_changes import RoomChanges
 from storage.persist.model.rows import AuthorisedBefore, EventRow
 from storage.persist.plan import audience
 from storage.persist.plan.auth_checks import AuthResult, auth_nids, auth_result, auth_rows_of

@@ -21,8 +21,8 @@ from storage.database.names import INVITE, JOIN, MEMBERSHIPS, membership_code
 from storage.event import Event
 from storage.ids import server_name_of
 from storage.persist.model.change_set import ChangeSet
-from storage.persist.model.changes import MembershipChange, RoomChanges
 from storage.persist.model.event_changes import EventChanges
+from storage.persist.model.row_changes import MembershipChange, RoomChanges
 from storage.persist.model.rows import EventRow
 from storage.state.groups import Group
 

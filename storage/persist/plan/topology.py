@@ -16,7 +16,7 @@ from storage.errors import InvalidEvent
 from storage.event import Event
 from storage.graph import topological_ordering
 from storage.persist.model.change_set import ChangeSet
-from storage.persist.model.changes import RoomChanges
+from storage.persist.model.row_changes import RoomChanges
 from storage.persist.model.rows import EventRow, MissingRow
 
 SWEEP_ROWS = 512  # events read first when events have to be reordered; later reads are larger

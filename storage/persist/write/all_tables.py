@@ -14,7 +14,7 @@ from typing import Final, LiteralString, NamedTuple
 
 from storage.database.connection import Connection
 from storage.database.placeholders import NumberedStatement, compose
-from storage.database.template import fill
+from storage.database.sql_template import fill
 from storage.persist.model.change_set import ChangeSet
 from storage.persist.write import messages_only
 from storage.persist.write.dependencies import DEPENDENCIES, dependencies_of

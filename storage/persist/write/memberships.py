@@ -5,7 +5,7 @@ from typing import Final, LiteralString
 from storage.database.columns import MEMBERSHIPS
 from storage.database.placeholders import ColumnValues, by_column
 from storage.persist.model.change_set import ChangeSet
-from storage.persist.model.changes import MembershipChange
+from storage.persist.model.row_changes import MembershipChange
 
 SET_MEMBERSHIP: Final = MEMBERSHIPS.rows(
     "set_membership",

@@ -5,7 +5,7 @@ from typing import Final, LiteralString
 from storage.database.columns import REORDERED_EVENTS, ROOMS
 from storage.database.placeholders import ColumnValues, InputRows, by_column
 from storage.persist.model.change_set import ChangeSet
-from storage.persist.model.changes import RoomChanges
+from storage.persist.model.row_changes import RoomChanges
 from storage.visibility import multirange
 
 LOCKED: Final = InputRows.own("lock", room_nid="int")

@@ -12,7 +12,7 @@ from storage.database.columns import (
 from storage.database.names import TYPE_MEMBER
 from storage.database.placeholders import ColumnValues, InputRows, by_column
 from storage.persist.model.change_set import ChangeSet
-from storage.persist.model.changes import StateDelta
+from storage.persist.model.row_changes import StateDelta
 from storage.state.rows import GroupRow, row_of
 
 NEW_GROUP: Final = STATE_GROUPS.rows("new_group")

@@ -21,14 +21,14 @@ from storage.errors import StorageCorrupt
 from storage.event import Event
 from storage.persist.commit.publish import absorb, place
 from storage.persist.load.on_demand import load
-from storage.persist.model.answers import Answers
 from storage.persist.model.caches import WriterCaches
 from storage.persist.model.change_set import ChangeSet
-from storage.persist.model.changes import RoomChanges
+from storage.persist.model.database_answers import Answers
 from storage.persist.model.incoming import IncomingEvent
 from storage.persist.model.missing_data import MissingData
 from storage.persist.model.nid_blocks import NidBlocks
 from storage.persist.model.results import AppendResult
+from storage.persist.model.row_changes import RoomChanges
 from storage.persist.plan.event import plan_event
 from storage.pipeline.imports.intern_names import intern, members_known
 from storage.pipeline.imports.slim_event import SlimEvent, event_of

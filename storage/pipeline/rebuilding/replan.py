@@ -14,8 +14,8 @@ from storage.database.names import InternedNames
 from storage.event import Event
 from storage.ids import EventId
 from storage.maintenance.room_states import RoomStates
-from storage.persist.model.answers import Answers
 from storage.persist.model.change_set import ChangeSet
+from storage.persist.model.database_answers import Answers
 from storage.persist.model.incoming import IncomingEvent
 from storage.persist.model.nid_blocks import NidBlocks
 from storage.persist.model.results import AppendResult

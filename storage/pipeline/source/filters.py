@@ -19,7 +19,7 @@ from pyspark.sql.datasource import (
 )
 
 from storage.database.arrow_results import ArrowConnection
-from storage.database.template import fill
+from storage.database.sql_template import fill
 from storage.pipeline.source.token_bounds import Bounds
 
 PART_EVENTS: Final[LiteralString] = """

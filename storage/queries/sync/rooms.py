@@ -20,7 +20,7 @@ from typing import Any, Final, LiteralString, NamedTuple
 
 from storage.database.connection import Connection
 from storage.database.names import JOIN
-from storage.database.template import fill
+from storage.database.sql_template import fill
 from storage.ids import RoomId, UserId
 from storage.queries.events import StoredEvent, event_of_room
 from storage.queries.filters import ANY_ROOM, SyncFilter

@@ -22,7 +22,7 @@ from typing import Any, Final, LiteralString, NamedTuple
 import orjson
 
 from storage.database.connection import Connection
-from storage.database.template import fill
+from storage.database.sql_template import fill
 from storage.errors import StorageCorrupt
 from storage.ids import RoomId, StateKey, UserId
 from storage.queries.events import StoredEvent, event_of_room

@@ -16,7 +16,7 @@ from storage.config import Config
 from storage.database.background import run_jobs
 from storage.database.connection import Connection
 from storage.database.migrate import script_directory
-from storage.database.steps import jobs_of
+from storage.database.migration_steps import jobs_of
 from storage.ids import EventId, UserId
 from storage.maintenance.purge import purge_history
 from storage.maintenance.repair import rebuild_visibility
@@ -24,7 +24,7 @@ from storage.queries import context as contexts
 from storage.queries import messages
 from storage.queries.pagination.page import Direction, between
 from storage.testing import BuiltEvent, RoomBuilder
-from storage.visibility import audience_ranges, past
+from storage.visibility import audience_ranges, past_visibility
 from tests.maintenance.rooms import findings
 from tests.oracle.test_store import SQL_NO_SLACK, _execute
 
@@ -47,7 +47,7 @@ async def opened(
 
     Its walks by time read few events only.
     """
-    monkeypatch.setattr(past, "RANGES_MAX", ranges_max)
+    monkeypatch.setattr(past_visibility, "RANGES_MAX", ranges_max)
     monkeypatch.setattr(audience_ranges, "SLACK", 0)
     monkeypatch.setattr(audience_ranges, "AROUND", 1)
     await _execute(dsn, SQL_NO_SLACK)
@@ -273,7 +273,7 @@ async def test_rows_stay_short_and_reads_look_up_no_more(dsn: str) -> None:
                         await conn.fetchval(SQL_PROBES) - before
                     )
         async with store.database.connection() as conn:
-            assert await conn.fetchval(SQL_LONGEST) <= 2 * past.RANGES_MAX
+            assert await conn.fetchval(SQL_LONGEST) <= 2 * past_visibility.RANGES_MAX
     for few, many in probes.values():
         assert many <= 1.5 * few, probes
 
@@ -345,7 +345,7 @@ async def test_the_job_cuts_what_the_release_before_has_written(dsn: str, anothe
         assert await whole(store) == expected
         assert await findings(store) == []
         async with store.database.connection() as conn:
-            assert await conn.fetchval(SQL_LONGEST) <= 2 * past.RANGES_MAX
+            assert await conn.fetchval(SQL_LONGEST) <= 2 * past_visibility.RANGES_MAX
 
 
 SQL_KEPT: Final = (

@@ -1,7 +1,7 @@
 """Load all that a batch of events needs by one statement (`storage.persist.load.prefetch`).
 
 A small statement is enough if only names are missing. Rows of all kinds come in the same columns
-(`storage.persist.load.packing`). Each kind has a function that puts them into the change set. If
+(`storage.persist.load.column_packing`). Each kind has a function that puts them into the change set. If
 planning needs more, `storage.persist.load.on_demand` loads it.
 """
 
@@ -18,7 +18,10 @@ from storage.database.names import (
 from storage.database.placeholders import by_column
 from storage.event import load as load_event
 from storage.graph.chains import Chain, ChainPosition
-from storage.persist.load.batch_statements import (
+from storage.persist.load.column_packing import PackedRow
+from storage.persist.load.lookups import keep_rows
+from storage.persist.load.prefetch import STANDING, BatchRequest
+from storage.persist.load.prefetch_statements import (
     EVENT,
     GAP,
     GROUP,
@@ -32,9 +35,6 @@ from storage.persist.load.batch_statements import (
     VISIBLE,
     WAITING,
 )
-from storage.persist.load.lookups import keep_rows
-from storage.persist.load.packing import PackedRow
-from storage.persist.load.prefetch import STANDING, BatchRequest
 from storage.persist.model.change_set import ChangeSet
 from storage.persist.model.nid_blocks import BLOCK_LENGTHS
 from storage.persist.model.rows import UNSEEN, EventRow, MissingRow, RoomRow, VisibilityRow

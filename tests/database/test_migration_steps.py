@@ -37,7 +37,7 @@ from storage.database.migrate import (
     pending,
     script_directory,
 )
-from storage.database.steps import Job, jobs_of
+from storage.database.migration_steps import Job, jobs_of
 from storage.ids import UserId
 from storage.testing import RoomBuilder
 from tests.database.catalogue import catalogue_of
@@ -279,7 +279,8 @@ async def test_a_revision_says_its_phase_and_builds_an_index_alone(
     with pytest.raises(CommandError, match="the revision 9001 does not define its phase"):
         await migrate(dsn, how=silent)
     both = COLUMN + INDEX.split("def upgrade():\n")[1].replace(
-        "    index", "    from storage.database.steps import index_concurrently\n    index"
+        "    index",
+        "    from storage.database.migration_steps import index_concurrently\n    index",
     )
     mixed = newer_release(tmp_path / "mixed", **{"9001_both": both})
     with pytest.raises(CommandError, match="give it a step of its own"):

@@ -1,4 +1,4 @@
-"""The statements that load what a batch of events needs: see `storage.persist.load.batch`."""
+"""The statements that load what a batch of events needs: see `storage.persist.load.prefetch_rows`."""
 
 from dataclasses import replace
 from typing import Final, LiteralString
@@ -13,8 +13,8 @@ from storage.database.columns import (
     WAITING_REDACTIONS,
 )
 from storage.database.placeholders import InputRows, NumberedStatement, compose
-from storage.database.template import fill
-from storage.persist.load.packing import PART_COLUMNS, packed
+from storage.database.sql_template import fill
+from storage.persist.load.column_packing import PART_COLUMNS, packed
 from storage.persist.model.rows import EventRow, MissingRow, RoomRow, VisibilityRow
 from storage.state.rows import GroupRow
 

@@ -1,6 +1,6 @@
 """Rows of several tables in one result: how their columns are packed, and unpacked again.
 
-The statements of `storage.persist.load.batch` return rows of every kind in the same columns. Each
+The statements of `storage.persist.load.prefetch_rows` return rows of every kind in the same columns. Each
 kind puts its texts into one array and its numbers into another; flags become 0 and 1. The SQL that
 packs a row and the function that unpacks it follow from the types that `storage.database.columns`
 declares.
