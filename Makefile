@@ -10,7 +10,7 @@ DEBIAN := /usr/lib/postgresql/15/bin
 BENCH  ?= --quick
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-spark test lint mutants bench lock format
+.PHONY: help demo demo-spark test soak lint mutants bench lock format
 
 help: ## show this text
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -26,6 +26,10 @@ test: .venv/.dev ## run all tests on the embedded Postgres, and some on Debian's
 	@if [ -x $(DEBIAN)/postgres ]; \
 	then STORAGE_TEST_POSTGRES=debian $(BIN)/python -m pytest -q -n 2 -m every_postgres; \
 	else echo "Postgres 15 is not installed: skipped the tests for the oldest version"; fi
+
+soak: .venv/.dev ## run long random tests, then MINUTES= of kills and restarts; takes hours
+	STORAGE_EXAMPLES=200 STORAGE_FUZZ=100000 $(BIN)/python -m pytest -n 2 --timeout 0 tests/oracle tests/persist/test_fuzz.py
+	$(BIN)/python -m benchmarks.soak --minutes $(or $(MINUTES),30)
 
 lint: .venv/.dev ## check formatting, ruff, mypy strict, layers
 	$(BIN)/ruff format --check .
