@@ -53,7 +53,7 @@ held AS (  -- plans with cached copies of the rows are refused from here on
     RETURNING r.room_nid
 ),
 piece AS MATERIALIZED (
-    SELECT p.room_nid, p.principal_nid, v.audiences, v.invited_audiences, p.place, p.first,
+    SELECT v.room_nid, v.principal_nid, v.audiences, v.invited_audiences, p.place, p.first,
         p.pieces,
         lead(p.first) OVER (PARTITION BY v.room_nid, v.principal_nid ORDER BY p.place) AS next
     FROM long

@@ -120,7 +120,7 @@ async def test_one_of_what_was_refused_takes_no_effect_and_is_hidden_from_all_re
         assert (await store.relations(root.event_id, LOCAL, recurse=recurse)).chunk == []
     assert await store.aggregations(LOCAL, [root.event_id]) == {}
     assert (
-        "took no effect"
+        "without effect"
         in (await store.explain_visibility(redaction.event_id, UserId(LOCAL))).sentence
     )
     assert await store.visible_to_server("s2.test", [redaction.event_id]) == {redaction.event_id}
