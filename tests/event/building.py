@@ -18,7 +18,7 @@ LENIENT = ("1", "2", "3", "4", "5")
 STRICT = tuple(v for v in VERSIONS if v not in LENIENT)
 
 
-def unsigned_pdu(version: str, **changes: Any) -> dict[str, Any]:
+def unsigned_pdu(version: str, /, **changes: Any) -> dict[str, Any]:
     """A message before it is hashed and signed; a change to `...` takes the key away."""
     ids: list[Any] = ["$parent:example.org" if version in PAIRED else "$" + "p" * 43]
     if version in PAIRED:
@@ -39,7 +39,7 @@ def unsigned_pdu(version: str, **changes: Any) -> dict[str, Any]:
     return {key: value for key, value in pdu.items() if value is not ...}
 
 
-def signed_pdu(version: str, **changes: Any) -> dict[str, Any]:
+def signed_pdu(version: str, /, **changes: Any) -> dict[str, Any]:
     """A message with its hash and a signature of example.org."""
     return sign(unsigned_pdu(version, **changes), version, SERVER, KEY)
 
