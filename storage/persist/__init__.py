@@ -2,12 +2,12 @@
 
 append.py            the entry point: PDUs in, results out
 receive.py           bytes to events: room version, parsing, signatures, order within a batch
-model/               rows, caches, `CacheView` (what a batch reads), `ChangeSet` (what a write
-                     changes), `EventChanges` (what one event changes)
+model/               rows, caches, the views of a batch over them (`*_view.py`), `ChangeSet`
+                     (all views of a batch), `EventChanges` (the changes of one event)
 plan/                decide what an event changes, without I/O: event.py for any event, fast_path.py
                      for an ordinary message
-load/                load what planning lacks: prefetch.py before a batch is planned, by_kind.py
-                     when planning raises `MissingData`
+load/                load what planning lacks: prefetch.py before a batch is planned,
+                     on_demand.py when planning raises `MissingData`
 write/               write a `ChangeSet` in one statement: all_tables.py, made of a part per file,
                      or messages_only.py for ordinary messages
 commit/              group_commit.py batches appends and pipelines plan and write; retry.py handles

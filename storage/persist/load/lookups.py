@@ -1,4 +1,4 @@
-"""Lookups that only the database can do, one statement each: see `CacheView.answer`."""
+"""Lookups that only the database can do, one statement each: see `Answers.answer`."""
 
 from collections.abc import Awaitable, Callable, Hashable, Iterable
 from typing import Any, Final, LiteralString, NamedTuple

@@ -1,6 +1,6 @@
 """Load what a decision lacks: one statement per kind of thing, whatever the number of keys.
 
-The rows go where `storage.persist.model.cache_view.CacheView` looks for them. A row that does not
+The rows go where the views of `storage.persist.model` look for them. A row that does not
 exist is remembered as absent, for the current batch only.
 """
 
