@@ -1,6 +1,7 @@
 """Alembic's environment: `alembic upgrade head`, with STORAGE_DSN or `-x dsn=…`.
 
-With `--sql` no database is needed. Each step is a separate transaction (storage/database/migration_steps.py).
+With `--sql` no database is needed. Each step is a separate transaction
+(storage/database/migration_steps.py).
 A session lock keeps two processes that start together from colliding. A process waits for the lock
 by polling outside of a transaction, because an index that is built concurrently would wait for a
 waiting transaction.

@@ -22,9 +22,10 @@ OLD: Final = (
     "stretches_of(int, int, int8multirange)",
 )
 
-# Room by room, because the place of a job is one number. It does the same as
-# storage/visibility/past_visibility.py at the next write of such a row: of more than 16 ranges the oldest go
-# to rows of 8. It skips principals with as many ranges by invitation alone; that code handles them.
+# Room by room, because the place of a job is one number. It does what
+# storage/visibility/past_visibility.py does at the next write of such a row: of more than 16 ranges
+# the oldest go to rows of 8. It skips principals with as many ranges by invitation alone; that code
+# handles them.
 BATCH: Final = """
 WITH
 part AS MATERIALIZED (

@@ -1,10 +1,10 @@
 """Background jobs: the long data steps of migrations, in small batches while servers run.
 
-A step of a migration registers a job (storage/database/migration_steps.py). `run_jobs` runs it, on any
-machine, now or later. A batch is one statement in a transaction of its own that also advances the
-job's row. A killed process loses one batch, which is done again. Several runners on one job take
-turns. A batch has the number of rows that takes about BATCH_SECONDS, and is followed by a pause of
-the same length.
+A step of a migration registers a job (storage/database/migration_steps.py). `run_jobs` runs it, on
+any machine, now or later. A batch is one statement in a transaction of its own that also advances
+the job's row. A killed process loses one batch, which is done again. Several runners on one job
+take turns. A batch has the number of rows that takes about BATCH_SECONDS, and is followed by a
+pause of the same length.
 """
 
 import asyncio

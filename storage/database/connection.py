@@ -66,10 +66,10 @@ class Observer(Protocol):
     """
 
     def before(self, statement: str) -> None:
-        """Called before the statement is sent."""
+        """Handle a statement that is about to be sent."""
 
     def after(self, statement: str, seconds: float) -> None:
-        """Called when its result has arrived, not for a statement that failed."""
+        """Handle a statement whose result has arrived; one that failed is not reported."""
 
 
 class Connection:

@@ -1,8 +1,8 @@
 """The schema's revision: check it, migrate, print the SQL.
 
 The scripts are alembic's, in `migrations/` of the source or inside the installed package;
-`storage/database/migration_steps.py` defines a step. Checking does not import alembic, which is slow to
-import: the table `alembic_version` holds the one revision.
+`storage/database/migration_steps.py` defines a step. Checking does not import alembic, which is
+slow to import: the table `alembic_version` holds the one revision.
 
 This package serves the schemas from OLDEST_REVISION to HEAD_REVISION. It also serves later ones
 until a "post" step that ends the support of its release (`schema_compatibility`). Revisions are

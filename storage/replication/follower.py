@@ -11,7 +11,7 @@ once, not a thousand times.
 
     known 10   POSITION events w 12 14     hole: fetch 11..14, then live
     known 10   POSITION events w 9 14      nothing was written in 10..14: known 14, live
-    known 10   RDATA events w 11 […]       live: known 11. Not live yet: fetch up to 11, then live
+    known 10   RDATA events w 11 […]       live: known 11. Still behind: fetch to 11, then live
     known 10   RDATA events w 8 […]        known already, over another link
     known 10   POSITION events w 10 2^30   a gap that a restore left: fetch, and check first
                                            whether the database is the same

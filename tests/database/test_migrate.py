@@ -25,7 +25,10 @@ from storage.database.migrate import (
 )
 from storage.database.roles import grants_sql
 from storage.errors import SchemaOutOfDate
+from storage.ids import UserId, server_name_of
+from storage.testing import RoomBuilder
 from tests.database.catalogue import catalogue_of
+from tests.maintenance.rooms import findings
 from tests.postgres import with_database
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -84,6 +87,34 @@ async def test_the_comparison_sees_a_difference(dsn: str, change: str) -> None:
     before = await catalogue_of(dsn)
     await run_script(dsn, change)
     assert await catalogue_of(dsn) != before
+
+
+@pytest.mark.every_postgres
+async def test_rows_survive_the_names_of_the_field_and_back(dsn: str) -> None:
+    """The newest migration renames tables, columns and functions: a room is the same after it."""
+    room = RoomBuilder("11", seed=3)
+    user = UserId(room.user(1))
+    room.start(user)
+    side = room.fork(1)[0]
+    for branch in (room, side):
+        branch.topic(user, "one of two")
+    room.merge(side)
+    room.message(user)
+    async with storage.open(dsn, server_name=server_name_of(user)) as store:
+        await store.append(room.pdus)
+        before = await store.current_state(room.room_id), await store.messages(room.room_id, user)
+    environment = {**os.environ, "STORAGE_DSN": dsn}
+    for step in (["downgrade", "0009"], ["upgrade", "head"]):
+        command = [sys.executable, "-m", "alembic", *step]
+        await asyncio.to_thread(subprocess.run, command, cwd=ROOT, env=environment, check=True)
+        if step[0] == "downgrade":
+            with pytest.raises(SchemaOutOfDate):
+                async with storage.open(dsn):
+                    pass
+    async with storage.open(dsn) as store:
+        after = await store.current_state(room.room_id), await store.messages(room.room_id, user)
+        assert after == before
+        assert await findings(store) == []
 
 
 @pytest.mark.every_postgres

@@ -6,12 +6,17 @@ import pytest
 
 from storage import InvalidToken, Store
 from storage.ids import UserId
+from storage.queries.sync.positions import PART_STREAMS, STREAMS
 from storage.streams import SyncToken
 from tests.queries.conftest import StatementLog
 from tests.queries.rooms import ADMIN, LOCAL, append, deliver, ids, new_room
 
 USER = UserId(LOCAL)
 LONG_MS = 60_000
+
+
+def test_the_streams_are_the_same_as_names_and_as_sql() -> None:
+    assert PART_STREAMS.replace("'", "").split(", ") == ["events", "caches", *STREAMS[1:]]
 
 
 async def test_a_token_holds_the_positions_of_all_streams(store: Store) -> None:

@@ -212,7 +212,7 @@ class VisibilityReplay(ChangeSet):
 
 
 async def replay(conn: Connection, room_id: str, server_name: str, states: RoomStates) -> None:
-    """Number the audiences of a locked room, and write which principals may see them."""
+    """Give numbers to the audiences of a locked room, and write which principals may see them."""
     change_set = VisibilityReplay(server_name)
     row = await stored_room(conn, room_id)
     fresh = row._replace(

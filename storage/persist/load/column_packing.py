@@ -1,9 +1,9 @@
 """Rows of several tables in one result: how their columns are packed, and unpacked again.
 
-The statements of `storage.persist.load.prefetch_rows` return rows of every kind in the same columns. Each
-kind puts its texts into one array and its numbers into another; flags become 0 and 1. The SQL that
-packs a row and the function that unpacks it follow from the types that `storage.database.columns`
-declares.
+The statements of `storage.persist.load.prefetch_rows` return rows of every kind in the same
+columns. Each kind puts its texts into one array and its numbers into another; flags become 0 and 1.
+The SQL that packs a row and the function that unpacks it follow from the types that
+`storage.database.columns` declares.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,7 +20,7 @@ SELECT NULL::text AS kind, NULL::text[] AS texts, NULL::bigint[] AS numbers,
     NULL::int[] AS ints_1, NULL::int[] AS ints_2, NULL::int[] AS ints_3, NULL::bytea AS data
 WHERE false
 """
-"""What a statement begins with: the names and types of the columns, and no row."""
+"""The beginning of a statement: the names and types of the columns, and no row."""
 
 
 class PackedRow(NamedTuple):

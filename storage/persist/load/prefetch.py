@@ -27,7 +27,7 @@ Load = Callable[[ChangeSet, MissingData], Awaitable[None]]
 
 @dataclass(slots=True, eq=False)
 class BatchRequest:
-    """The request for `storage.persist.load.prefetch_rows`: ids and names, and nids if they are known."""
+    """The request for `prefetch_rows`: ids and names, and nids if they are known."""
 
     rooms: set[str] = field(default_factory=set)
     events: set[str] = field(default_factory=set)

@@ -1,8 +1,8 @@
 """Load all that a batch of events needs by one statement (`storage.persist.load.prefetch`).
 
 A small statement is enough if only names are missing. Rows of all kinds come in the same columns
-(`storage.persist.load.column_packing`). Each kind has a function that puts them into the change set. If
-planning needs more, `storage.persist.load.on_demand` loads it.
+(`storage.persist.load.column_packing`). Each kind has a function that puts them into the change
+set. If planning needs more, `storage.persist.load.on_demand` loads it.
 """
 
 from collections.abc import Callable, Sequence

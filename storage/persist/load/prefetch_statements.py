@@ -1,4 +1,4 @@
-"""The statements that load what a batch of events needs: see `storage.persist.load.prefetch_rows`."""
+"""The statements that load what a batch of events needs (`prefetch_rows` sends them)."""
 
 from dataclasses import replace
 from typing import Final, LiteralString

@@ -86,7 +86,7 @@ class RoomReplan(RoomPlanner):
         self.results.clear()
 
     def _new_change_set(self, answers: Answers) -> ChangeSet:
-        """New events and chains get the numbers of the live tables, where these have any."""
+        """Use the numbers of the live tables for new events and chains, where these have any."""
         change_set = super()._new_change_set(answers)
         change_set.is_live = False
         change_set.events.reserved = ChainMap({}, self._numbers.events)

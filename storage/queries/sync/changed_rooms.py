@@ -25,8 +25,10 @@ from sys import intern
 from typing import Final, LiteralString, NamedTuple
 
 from storage.database.connection import Connection
+from storage.database.sql_template import fill
 from storage.ids import RoomId, UserId
 from storage.queries.sync.positions import (
+    PART_STREAMS,
     PURGED,
     STREAMS,
     WRITER,
@@ -45,14 +47,14 @@ CACHES: Final = "caches"
 FOLLOWED: Final = ("events", "caches")  # the streams that invalidate the caches
 FAR: Final = 5_000  # positions: a process further behind reads all rooms
 
-SQL_NEWS: Final[LiteralString] = """
+TEMPLATE_NEWS: Final[LiteralString] = """
 WITH
 writer AS MATERIALIZED (
     SELECT p.stream_name, p.instance_name, p.stream_id, COALESCE(s.stream_id, p.entered_at) AS seen
     FROM stream_positions p
     LEFT JOIN unnest($1::text[], $2::text[], $3::bigint[]) AS s (stream_name, instance_name,
         stream_id) USING (stream_name, instance_name)
-    WHERE p.stream_name IN ('events', 'caches', 'account_data', 'receipts', 'to_device')
+    WHERE p.stream_name IN ({streams})
 ),
 behind AS MATERIALIZED (  -- writers that are ahead of the position seen
     SELECT w.writer_nid, p.seen, p.stream_id
@@ -102,6 +104,7 @@ JOIN memberships m USING (principal_nid)
 JOIN rooms r USING (room_nid)
 WHERE p.name = $4::text
 """
+SQL_NEWS: Final[LiteralString] = fill(TEMPLATE_NEWS, streams=PART_STREAMS)
 
 
 class NewsRow(NamedTuple):

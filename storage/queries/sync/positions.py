@@ -27,6 +27,9 @@ BESIDE: Final = ("account_data", "receipts", "to_device")
 STREAMS: Final = ("events", *BESIDE)
 """The streams of a sync token."""
 
+PART_STREAMS: Final[LiteralString] = "'events', 'caches', 'account_data', 'receipts', 'to_device'"
+"""The same, and the caches that a sync reads, for statements that read positions with rooms."""
+
 WRITER: Final = "writer"
 PURGED: Final = "purged"
 

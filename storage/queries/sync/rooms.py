@@ -24,7 +24,7 @@ from storage.database.sql_template import fill
 from storage.ids import RoomId, UserId
 from storage.queries.events import StoredEvent, event_of_room
 from storage.queries.filters import ANY_ROOM, SyncFilter
-from storage.queries.sync.positions import WriterRow
+from storage.queries.sync.positions import PART_STREAMS, WriterRow
 from storage.queries.sync.room_ranges import PART_CHANGED_ROOMS
 from storage.streams import VectorPosition
 
@@ -103,12 +103,12 @@ CROSS JOIN LATERAL (
 WHERE r.membership NOT IN (3, 4) {writers}
 """
 
-PART_WRITERS: Final[LiteralString] = """
+TEMPLATE_WRITERS: Final[LiteralString] = """
 UNION ALL
 SELECT 'writer', NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
     NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, stream_name, instance_name, stream_id
 FROM stream_positions
-WHERE stream_name IN ('events', 'caches', 'account_data', 'receipts', 'to_device')
+WHERE stream_name IN ({streams})
 UNION ALL
 SELECT 'purged', NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
     NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, stream_name, NULL, purged_upto
@@ -129,7 +129,7 @@ SQL_ROOMS_AND_WRITERS: Final[LiteralString] = fill(
     changed_rooms=PART_CHANGED_ROOMS,
     writer_columns=", NULL AS stream_name, NULL AS instance_name, NULL::bigint AS position",
     no_writer=", NULL, NULL, NULL",
-    writers=PART_WRITERS,
+    writers=fill(TEMPLATE_WRITERS, streams=PART_STREAMS),
 )
 """Also returns the rows of `positions.SQL_POSITIONS`, in the same snapshot."""
 

@@ -42,8 +42,8 @@ class JoinedRoom:
     """One room that the user is in.
 
     ``state`` leads from what the client knows to the start of the timeline, ``state_after`` to its
-    end: state events that are new or changed, or all of them where the client knows nothing. What
-    changed inside a gap before the timeline is in ``state``. ``state_removed`` are the keys that
+    end: state events that are new or changed, or all of them where the client knows nothing. A
+    change inside a gap before the timeline is in ``state``. ``state_removed`` are the keys that
     state resolution took away altogether, as of the end. ``summary`` is None where it has not
     changed.
     """
