@@ -7,10 +7,12 @@ LOCK   := .ci/requirements.lock
 PIP    := $(BIN)/python -m pip --quiet --disable-pip-version-check
 DEBIAN := /usr/lib/postgresql/15/bin
 
+MKDOCS := NO_MKDOCS_2_WARNING=true $(BIN)/mkdocs build --quiet --strict
+
 BENCH  ?= --quick
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-spark test soak lint mutants bench lock format
+.PHONY: help demo demo-spark test soak lint docs mutants bench lock format
 
 help: ## show this text
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -31,11 +33,15 @@ soak: .venv/.dev ## run long random tests, then MINUTES= of kills and restarts; 
 	STORAGE_EXAMPLES=200 STORAGE_FUZZ=100000 $(BIN)/python -m pytest -n 2 --timeout 0 tests/oracle tests/persist/test_fuzz.py
 	$(BIN)/python -m benchmarks.soak --minutes $(or $(MINUTES),30)
 
-lint: .venv/.dev ## check formatting, ruff, mypy strict, layers
+lint: .venv/.dev ## check formatting, ruff, mypy strict, layers, links of the documentation
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(MKDOCS)
+
+docs: .venv/.dev ## build the documentation site in build/site
+	$(MKDOCS)
 
 mutants: .venv/.mutants ## mutate the pure layers and run the tests; takes hours, resumes
 	$(BIN)/python .ci/mutants.py $(MUTANTS)
