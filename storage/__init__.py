@@ -11,6 +11,7 @@ from storage.errors import (
     DatabaseFull,
     DatabaseReplaced,
     DatabaseUnavailable,
+    ExtraMissing,
     InputError,
     InstanceNameTaken,
     InvalidEvent,
@@ -55,6 +56,7 @@ from storage.queries.sync import (
 )
 from storage.store.facade import Store
 from storage.store.open import open_store as open  # noqa: A004  # storage.open is the public name
+from storage.version import __version__
 
 __all__ = [
     "Aggregations",
@@ -71,6 +73,7 @@ __all__ = [
     "DatabaseUnavailable",
     "EventFilter",
     "EventId",
+    "ExtraMissing",
     "Gap",
     "InputError",
     "InstanceNameTaken",
@@ -114,6 +117,7 @@ __all__ = [
     "UnknownUser",
     "UserId",
     "WrongServerName",
+    "__version__",
     "auth",
     "event",
     "open",

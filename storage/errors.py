@@ -12,6 +12,7 @@ StorageError
 │  ├─ UnknownUser
 │  ├─ StateUnknown            the event is stored, the state at it is not
 │  ├─ WrongServerName         the database belongs to another homeserver
+│  ├─ ExtraMissing            a feature needs packages of an extra that is not installed
 │  ├─ PurgeRefused            the purge is impossible, or not now
 │  │  └─ PurgeRunning         another purge of the room is running
 │  ├─ InvalidToken            a sync or page token cannot be used
@@ -175,6 +176,18 @@ class WrongServerName(InputError):
         )
         self.server_name = server_name
         self.found = found
+
+
+class ExtraMissing(InputError):
+    """A feature needs packages that a plain install lacks: install the extra, then try again."""
+
+    def __init__(self, feature: str, extra: str, *, otherwise: str | None = None) -> None:
+        super().__init__(
+            f"{feature} needs an extra: pip install 'room-storage[{extra}]'"
+            + (f", or {otherwise}" if otherwise else "")
+        )
+        self.feature = feature
+        self.extra = extra
 
 
 class PurgeRefused(InputError):

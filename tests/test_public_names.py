@@ -5,12 +5,13 @@ import storage
 NAMES = """
 Aggregations AppendResult AuthDenied CommitUnknown Config ConstraintViolated Context
 DatabaseConflict DatabaseError DatabaseFull DatabaseReplaced DatabaseUnavailable EventFilter EventId
-Gap InputError InstanceNameTaken InvalidEvent InvalidIdentifier InvalidSignature InvalidToken
-InvitedRoom JoinedRoom KnockedRoom LeftRoom MigrationBlocked OpenGap Page PermissionRefused
-ProtocolError PurgeRefused PurgeRunning RelationsPage ResyncNeeded RoomId RoomSummary
-SchemaOutOfDate SchemaTooNew ServerName StateIds StateKey StateUnknown StorageClosed StorageCorrupt
-StorageError Store StoredEvent Sync SyncFilter ThreadSummary Timeline UnknownEvent UnknownRoom
-UnknownRoomVersion UnknownUser UserId WrongServerName auth event open replication streams visibility
+ExtraMissing Gap InputError InstanceNameTaken InvalidEvent InvalidIdentifier InvalidSignature
+InvalidToken InvitedRoom JoinedRoom KnockedRoom LeftRoom MigrationBlocked OpenGap Page
+PermissionRefused ProtocolError PurgeRefused PurgeRunning RelationsPage ResyncNeeded RoomId
+RoomSummary SchemaOutOfDate SchemaTooNew ServerName StateIds StateKey StateUnknown StorageClosed
+StorageCorrupt StorageError Store StoredEvent Sync SyncFilter ThreadSummary Timeline UnknownEvent
+UnknownRoom UnknownRoomVersion UnknownUser UserId WrongServerName __version__ auth event open
+replication streams visibility
 """
 
 

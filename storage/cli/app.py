@@ -6,6 +6,7 @@ A traceback is never shown. To add a command, add a module of this package with 
 
 import sys
 from collections.abc import Sequence
+from typing import Annotated
 
 import typer
 
@@ -29,6 +30,7 @@ from storage.cli import (
 )
 from storage.cli.common import ExitCode, print_json
 from storage.errors import DatabaseError, StorageCorrupt, StorageError
+from storage.version import __version__
 
 app = typer.Typer(
     name="room-storage",
@@ -43,9 +45,25 @@ app = typer.Typer(
 )
 
 
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"room-storage {__version__}")
+        raise typer.Exit
+
+
 @app.callback()
-def room_storage() -> None:
-    """Make typer expect a command even while there is only one."""
+def room_storage(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version",
+            help="Print the version and exit.",
+            callback=_print_version,
+            is_eager=True,
+        ),
+    ] = False,
+) -> None:
+    """Accept the options that stand before a command."""
 
 
 app.command("demo")(demo.command)

@@ -15,7 +15,7 @@ from prometheus_client import REGISTRY, start_http_server
 
 from storage.cli.common import DsnOption, JsonOption, ServerNameOption, print_json, run
 from storage.config import Config
-from storage.errors import InputError
+from storage.errors import ExtraMissing, InputError
 from storage.observability.prometheus import expose
 from storage.replication import ReplicationPeer, Server
 from storage.replication.tls import server_context
@@ -145,10 +145,8 @@ def _over_redis(store: Store, url: str, config: Config) -> ReplicationPeer:
     try:
         # redis-py is an extra
         from storage.replication.redis_transport import RedisTransport  # noqa: PLC0415
-    except ImportError as error:
-        raise InputError(
-            f"--redis needs the extra: pip install 'room-event-storage[redis]' ({error})"
-        ) from None
+    except ImportError:
+        raise ExtraMissing("--redis", "redis") from None
     return ReplicationPeer(store, RedisTransport(url, store.server_name, config))
 
 

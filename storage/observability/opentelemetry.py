@@ -1,6 +1,6 @@
 """Optional tracing by OpenTelemetry.
 
-Install it with `pip install 'room-event-storage[tracing]'`, then call
+Install it with `pip install 'room-storage[tracing]'`, then call
 `storage.observability.opentelemetry.enable()`.
 
 Each call of the store is a span, for instance ``storage.append`` or ``storage.sync``. Each write of
@@ -15,7 +15,8 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
-from storage.errors import InputError
+from storage.errors import ExtraMissing
+from storage.version import __version__
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Span, SpanContext, Tracer, TracerProvider
@@ -36,15 +37,13 @@ class Tracing:
     def enable(self, tracer_provider: "TracerProvider | None" = None) -> None:
         """Make spans with this provider from now on, or with that of the process.
 
-        Raise `InputError` without the package.
+        Raise `ExtraMissing` without the package.
         """
         try:
             from opentelemetry import trace  # noqa: PLC0415  # an extra
-        except ImportError as error:
-            raise InputError(
-                f"tracing needs the extra: pip install 'room-event-storage[tracing]' ({error})"
-            ) from None
-        self.tracer = trace.get_tracer("room-event-storage", tracer_provider=tracer_provider)
+        except ImportError:
+            raise ExtraMissing("tracing", "tracing") from None
+        self.tracer = trace.get_tracer("room-storage", __version__, tracer_provider=tracer_provider)
 
     def disable(self) -> None:
         """Make no more spans."""

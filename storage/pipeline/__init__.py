@@ -18,13 +18,18 @@ Only this package imports pyspark; it needs the extra `spark` and Java 17.
   session.py     a Spark session with settings for one machine
 """
 
-from storage.pipeline.export import Export, export_parquet
-from storage.pipeline.imports.run import ImportSummary, import_archive
-from storage.pipeline.source.reader import RoomEvents
-from storage.pipeline.stats.aggregate import Statistics, statistics
-from storage.pipeline.synapse.checkpoint import import_synapse
-from storage.pipeline.synapse.source import Synapse
-from storage.pipeline.verify_rooms import rebuild, verify
+from storage.errors import ExtraMissing
+
+try:
+    from storage.pipeline.export import Export, export_parquet
+    from storage.pipeline.imports.run import ImportSummary, import_archive
+    from storage.pipeline.source.reader import RoomEvents
+    from storage.pipeline.stats.aggregate import Statistics, statistics
+    from storage.pipeline.synapse.checkpoint import import_synapse
+    from storage.pipeline.synapse.source import Synapse
+    from storage.pipeline.verify_rooms import rebuild, verify
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(str(ExtraMissing("Spark", "spark")), name=error.name) from error
 
 __all__ = [
     "Export",

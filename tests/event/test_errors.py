@@ -21,6 +21,7 @@ SAMPLES: list[StorageError] = [
     errors.StateUnknown("$a"),
     errors.InvalidToken("t", "damaged"),
     errors.WrongServerName("s2.test", found="s1.test"),
+    errors.ExtraMissing("tracing", "tracing"),
     errors.ResyncNeeded("t", "too old"),
     errors.PurgeRunning("a purge is under way", room_id="!r:s"),
     errors.ProtocolError("no such command", line="X"),

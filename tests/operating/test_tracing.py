@@ -163,5 +163,5 @@ def test_without_the_package_everything_else_works() -> None:
     done = subprocess.run(
         [sys.executable, "-c", program], check=True, capture_output=True, text=True
     )
-    assert "pip install 'room-event-storage[tracing]'" in done.stdout
+    assert "pip install 'room-storage[tracing]'" in done.stdout
     assert InputError.__name__

@@ -288,7 +288,7 @@ def test_without_the_plotting_library_it_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(aggregate, "find_spec", lambda _: None)
-    with pytest.raises(InputError, match=r"room-event-storage\[spark\]"):
+    with pytest.raises(InputError, match=r"room-storage\[spark\]"):
         aggregate.check_plots()
 
 

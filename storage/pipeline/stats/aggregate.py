@@ -27,7 +27,7 @@ from pyspark.sql import functions as f
 
 from storage.config import Config
 from storage.database.arrow_results import arrow_snapshot
-from storage.errors import InputError
+from storage.errors import ExtraMissing
 from storage.pipeline.failures import executor_errors
 from storage.pipeline.imports.archive_files import literal
 from storage.pipeline.imports.lines import opened
@@ -175,7 +175,7 @@ def statistics(
 
     Existing files are overwritten. At most ``partitions`` tasks read at once, with one connection
     each. ``top``: rooms of each list, and types. ``stage`` is called with the name of each stage.
-    Raise `InputError` if no store was ever opened, or matplotlib is missing. Raise `DatabaseError`.
+    Raise `InputError` if no store was ever opened, `ExtraMissing`, or `DatabaseError`.
     """
     check_plots()
     folder = path.rstrip("/")
@@ -190,9 +190,9 @@ def statistics(
 
 
 def check_plots() -> None:
-    """Raise `InputError` with what to install, unless matplotlib is installed."""
+    """Raise `ExtraMissing` unless matplotlib is installed."""
     if find_spec("matplotlib") is None:
-        raise InputError("matplotlib is not installed: pip install 'room-event-storage[spark]'")
+        raise ExtraMissing("drawing", "spark")
 
 
 # ------------------------------------------------------------------------------------------------
