@@ -4,16 +4,18 @@ import asyncio
 import ipaddress
 import re
 import signal
-from collections.abc import Iterator
-from contextlib import AsyncExitStack, contextmanager
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from ssl import SSLContext
 from typing import Annotated
 
 import typer
-from prometheus_client import REGISTRY, start_http_server
+from prometheus_client import REGISTRY
 
 from storage.cli.common import DsnOption, JsonOption, ServerNameOption, print_json, run
+from storage.cli.http_endpoints import served
+from storage.cli.readiness import Readiness
 from storage.config import Config
 from storage.errors import ExtraMissing, InputError
 from storage.observability.prometheus import expose
@@ -50,10 +52,15 @@ def command(
             show_default=False,
         ),
     ] = None,
-    metrics_port: Annotated[
+    http_port: Annotated[
         int | None,
         typer.Option(
-            help="Serve metrics for Prometheus on this port of the same address. 0: any free one.",
+            "--http-port",
+            "--metrics-port",
+            help=(
+                "Serve /livez, /readyz and /metrics on this port of the same address."
+                " 0: any free one."
+            ),
             min=0,
             max=65535,
             show_default=False,
@@ -74,7 +81,7 @@ def command(
             " see --tls-certificate",
             err=True,
         )
-    metrics = None if metrics_port is None else (host, metrics_port)
+    http = None if http_port is None else (host, http_port)
     run(
         _serve(
             dsn,
@@ -82,7 +89,7 @@ def command(
             instance_name,
             (host, port, context) if tcp else None,
             redis,
-            metrics=metrics,
+            http=http,
             as_json=as_json,
         )
     )
@@ -95,7 +102,7 @@ async def _serve(
     listen: tuple[str, int, SSLContext | None] | None,
     redis: str | None,
     *,
-    metrics: tuple[str, int] | None,
+    http: tuple[str, int] | None,
     as_json: bool,
 ) -> None:
     config = Config.from_env()
@@ -105,14 +112,16 @@ async def _serve(
             open_store(dsn, server_name=server_name, instance_name=instance_name, config=config)
         )
         places: dict[str, object] = {}
+        peer: ReplicationPeer | None = None
         if redis is not None:
-            await stack.enter_async_context(_over_redis(store, redis, config))
+            peer = await stack.enter_async_context(_over_redis(store, redis, config))
             places["redis"] = _without_password(redis)
         if listen is not None:
             server = await stack.enter_async_context(await _listening(store, *listen))
             places |= {"host": server.address[0], "port": server.port, "tls": listen[2] is not None}
-        if metrics is not None:
-            places["metrics"] = stack.enter_context(_scraped(store, *metrics))
+        if http is not None:
+            url = await stack.enter_async_context(_over_http(store, peer, *http))
+            places |= {"http": url, "metrics": f"{url}/metrics"}
         _print_places(places, as_json=as_json)
         await stopped.wait()
 
@@ -124,21 +133,17 @@ async def _listening(store: Store, host: str, port: int, context: SSLContext | N
         raise InputError(f"cannot listen on {host}:{port}: {error.strerror or error}") from None
 
 
-@contextmanager
-def _scraped(store: Store, host: str, port: int) -> Iterator[str]:
-    """Serve metrics of the store and of this process over HTTP; yield the URL."""
-    try:
-        server, thread = start_http_server(port, host, REGISTRY)
-    except OSError as error:
-        raise InputError(f"cannot listen on {host}:{port}: {error.strerror or error}") from None
+@asynccontextmanager
+async def _over_http(
+    store: Store, redis: ReplicationPeer | None, host: str, port: int
+) -> AsyncIterator[str]:
+    """Serve health and metrics of the store and of this process; yield the URL."""
     collector = expose(store, REGISTRY)
     try:
-        yield f"http://{host}:{server.server_port}/metrics"
+        async with served(host, port, Readiness(store, redis), REGISTRY) as url:
+            yield url
     finally:
         REGISTRY.unregister(collector)
-        server.shutdown()
-        server.server_close()
-        thread.join()
 
 
 def _over_redis(store: Store, url: str, config: Config) -> ReplicationPeer:
@@ -168,8 +173,8 @@ def _print_places(places: dict[str, object], *, as_json: bool) -> None:
         )
     if "redis" in places:
         typer.echo(f"publishing on {places['redis']}")
-    if "metrics" in places:
-        typer.echo(f"metrics at {places['metrics']}")
+    if "http" in places:
+        typer.echo(f"health and metrics at {places['http']}: /livez, /readyz, /metrics")
 
 
 def _tls(certificate: Path | None, key: Path | None, authorities: Path | None) -> SSLContext | None:

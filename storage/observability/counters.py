@@ -6,6 +6,7 @@ loop adds to them. Other threads may read them at any time, and may find a value
 not yet in the sum.
 """
 
+import time
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Sequence
@@ -80,6 +81,8 @@ class Measures:
         """Seconds until the pool lent out a connection, if none was idle; opening one counts."""
         self.database_errors: Counter[str] = Counter()
         """Errors of Postgres, by class, including those that were retried."""
+        self.streams_polled_at = time.monotonic()
+        """When the positions of all writers were last read, on the monotonic clock."""
 
     def call(self, name: str) -> Distribution:
         """Return the seconds of a call."""

@@ -7,7 +7,7 @@
 
 Counters and timings come from `storage.observability.counters`. Current values (queues, positions,
 caches, connections) are looked up at the scrape: a store that nobody scrapes does nothing for this.
-`room-storage serve --metrics-port` serves them by itself. Labels are names of calls, outcomes,
+`room-storage serve --http-port` serves them by itself. Labels are names of calls, outcomes,
 classes of errors, caches, streams and writers; never users, rooms or events. One store per
 registry: a second one needs a registry of its own.
 

@@ -14,6 +14,7 @@ from typing import Self
 
 from storage.config import Config
 from storage.errors import ProtocolError, StorageClosed, StorageError
+from storage.observability.outages import Outage
 from storage.replication.backoff import Backoff
 from storage.replication.commands import Command, Error, Name, Ping, ServerCommand
 from storage.replication.connection import CHUNK_BYTES, LineConnection
@@ -48,6 +49,7 @@ class ClientTransport:
         self._config = config
         self._ssl = ssl
         self._subscribers = Subscribers()
+        self._outage = Outage(logger, f"the connection with {host}:{port}")
         self._backoff = Backoff.of(config)
         self._connection: LineConnection | None = None
         self._greeted = False
@@ -111,11 +113,9 @@ class ClientTransport:
                         *self._address, ssl=self._ssl, limit=CHUNK_BYTES
                     )
             except OSError as error:  # TimeoutError and TLS errors are subclasses
-                logger.warning(
-                    "no connection with %s:%d: %s",
-                    *self._address,
-                    str(error) or type(error).__name__,
-                )
+                host, port = self._address
+                reason = str(error) or type(error).__name__
+                self._outage.failed(f"no connection with {host}:{port}: {reason}")
                 self._tell_waiting(error)
             else:
                 await self._converse(*streams)
@@ -153,6 +153,7 @@ class ClientTransport:
             raise error
         connection.peer_name = f"{command.server_name} at {connection.peer_name}"
         self._greeted = True
+        self._outage.recovered()
         self._backoff.reset()
         self._tell_waiting(None)
 

@@ -23,6 +23,7 @@ from typing import Final
 
 from storage.config import Config
 from storage.errors import ExtraMissing, InputError, ProtocolError, StorageClosed
+from storage.observability.outages import Outage
 from storage.replication.backoff import Backoff
 from storage.replication.commands import Command, Ping, UserIp, encode, is_known, parse
 from storage.replication.transport import Link, Subscriber, Subscribers
@@ -67,6 +68,7 @@ class RedisTransport:
         self._config = config
         self._subscribers = Subscribers()
         self._backoff = Backoff.of(config)
+        self._outage = Outage(logger, "Redis")
         self._queue: deque[tuple[str, bytes]] = deque()
         self._queue_bytes = 0
         self._too_slow = False
@@ -143,7 +145,8 @@ class RedisTransport:
                 if not self._closed:  # redis-py may lose a cancellation while it connects
                     await self._session(listener, speaker)
             except (RedisError, OSError) as error:
-                logger.warning("no connection with Redis: %s", str(error) or type(error).__name__)
+                reason = str(error) or type(error).__name__
+                self._outage.failed(f"no connection with Redis: {reason}")
             finally:
                 self._end()
                 await listener.disconnect(nowait=True)
@@ -160,6 +163,7 @@ class RedisTransport:
         for _ in channels:
             await listener.read_response()
         link = self._link = RedisLink(self)
+        self._outage.recovered()
         self._subscribers.connected(link)
         self._tell_waiting()
 

@@ -9,11 +9,13 @@ The sequence is read first, so a writer that starts in between takes a larger id
 
 import asyncio
 import logging
+import time
 from collections.abc import Collection, Iterable, Sequence
 from typing import Final, LiteralString, NamedTuple
 
 from storage.database.connection import Connection, Database
 from storage.errors import DatabaseError
+from storage.observability.outages import Outage
 from storage.streams.feed import Fact, whole_ids
 from storage.streams.registry import STREAMS, Streams
 
@@ -73,16 +75,21 @@ async def follow(
 ) -> None:
     """Poll until cancelled.
 
-    After a database error, poll again the next time.
+    After a database error, poll again the next time. `Measures.streams_polled_at` has the time of
+    the last poll that ended well.
 
     ``told_of`` are the streams whose facts are read; of the others only positions are read.
     """
+    outage = Outage(logger, "the database")
     while True:
         await asyncio.sleep(every_ms / 1000)
         try:
             await follow_once(database, streams, told_of)
         except DatabaseError as error:
-            logger.warning("the positions of the streams could not be followed: %s", error)
+            outage.failed(f"the positions of the streams cannot be read: {error}")
+        else:
+            outage.recovered()
+            database.measures.streams_polled_at = time.monotonic()
 
 
 async def follow_once(

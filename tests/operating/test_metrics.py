@@ -228,7 +228,7 @@ def test_serve_has_a_port_for_metrics(dsn: str) -> None:
         "serve",
         "--port",
         "0",
-        "--metrics-port",
+        "--http-port",
         "0",
         "--json",
         "--server-name",
@@ -242,6 +242,7 @@ def test_serve_has_a_port_for_metrics(dsn: str) -> None:
             now = samples(answer.read().decode())
         assert now['room_storage_stream_lag{stream="events",writer="serve"}'] == 0
         assert now["process_cpu_seconds_total"] > 0
+        assert places["metrics"] == places["http"] + "/metrics"
         taken = started(
             "serve",
             "--no-tcp",
