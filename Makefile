@@ -12,7 +12,7 @@ MKDOCS := NO_MKDOCS_2_WARNING=true $(BIN)/mkdocs build --quiet --strict
 BENCH  ?= --quick
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-spark test soak lint docs mutants bench lock format
+.PHONY: help demo demo-spark test soak lint docs pictures mutants bench lock format
 
 help: ## show this text
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -39,6 +39,9 @@ lint: .venv/.dev ## check formatting, ruff, mypy strict, layers, links of the do
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(MKDOCS)
+
+pictures: .venv/.dev ## draw the pictures of the documentation again
+	$(BIN)/python -m docs.pictures
 
 docs: .venv/.dev ## build the documentation site in build/site
 	$(MKDOCS)
