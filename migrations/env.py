@@ -19,16 +19,19 @@ from typing import Any, Final
 
 import asyncpg
 from alembic import context
-from sqlalchemy import Connection
+from alembic.runtime.migration import MigrationContext
+from alembic.util import CommandError
+from sqlalchemy import Connection, MetaData
 from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.pool import NullPool
 
 from storage.config import Config
-from storage.database.migrate import SQL_HAS_REVISION, SQL_REVISION
+from storage.database.migrate import current_revision, is_later, later_sentence, translated
 from storage.database.migration_steps import applied, lock_timeout_ms, setting, steps_between
 from storage.database.roles import checked_prefix
+from storage.database.schema_check import differences
 from storage.database.session import check_driver, migration_settings
-from storage.errors import MigrationBlocked
+from storage.errors import MigrationBlocked, StorageError
 
 logger = logging.getLogger("storage.database.migration_steps")
 
@@ -87,14 +90,25 @@ async def _wait_for_turn(driver: Any) -> None:
         await asyncio.sleep(LOOK_AGAIN_SECONDS)
 
 
-async def _refuse_old_writers(driver: Any) -> None:
+def _target() -> str | None:
+    """Return the revision to migrate to; None for a command that migrates nothing."""
+    try:
+        target = context.get_revision_argument()
+    except KeyError:  # `alembic current` and `check` have none
+        return None
+    if isinstance(target, tuple):  # `heads`
+        [target] = target
+    return target or "base"
+
+
+def _command() -> str:
+    """Return the command of alembic that runs; `migrate` of this package only upgrades."""
+    chosen = getattr(context.config.cmd_opts, "cmd", None)
+    return str(chosen[0].__name__) if chosen else "upgrade"
+
+
+async def _refuse_old_writers(driver: Any, current: str, target: str) -> None:
     """Raise `MigrationBlocked` if a pending step must wait for old processes, and one runs."""
-    current = (
-        await driver.fetchval(SQL_REVISION) if await driver.fetchval(SQL_HAS_REVISION) else None
-    )
-    target = context.get_revision_argument()
-    if current is None or not isinstance(target, str):
-        return
     for step in steps_between(context.script, current, target):
         if step.phase == "post" and (old := await _old_writers(driver, step.revision)):
             reason = (
@@ -102,6 +116,16 @@ async def _refuse_old_writers(driver: Any) -> None:
                 f"`room-storage migrate --pre` runs the steps that are possible now"
             )
             raise MigrationBlocked(reason, revision=step.revision)
+
+
+def _refuse_final_steps(current: str | None, target: str) -> None:
+    """Raise `CommandError` if a downgrade would meet a step that cannot be undone."""
+    for script in context.script.iterate_revisions(current, target):
+        if not hasattr(script.module, "downgrade"):
+            raise CommandError(
+                f"the step {script.revision} cannot be undone: nothing has changed; "
+                f"restore a backup that is older than the step"
+            )
 
 
 async def _old_writers(driver: Any, revision: str) -> list[str]:
@@ -117,12 +141,49 @@ async def _old_writers(driver: Any, revision: str) -> list[str]:
         await asyncio.sleep(LOOK_AGAIN_SECONDS)
 
 
+def _nothing(*_: object) -> bool:
+    return False
+
+
+def _compare(migration: MigrationContext, *_: object) -> None:
+    """Raise `CommandError` if the database differs from schema.sql.
+
+    alembic calls it for `check`.
+    """
+    connection: Any = migration.connection
+    if found := connection.connection.dbapi_connection.run_async(differences):
+        raise CommandError(f"the database differs from schema.sql: {'; '.join(found)}")
+
+
 def _run(connection: Connection) -> None:
     context.configure(
-        connection=connection, transaction_per_migration=True, on_version_apply=applied
+        connection=connection,
+        transaction_per_migration=True,
+        on_version_apply=applied,
+        # The schema is SQL: alembic compares no tables of SQLAlchemy, and `_compare` does it.
+        target_metadata=MetaData(),
+        include_name=_nothing,
+        process_revision_directives=_compare,
     )
     with context.begin_transaction():
         context.run_migrations()
+
+
+async def _is_ready(driver: Any) -> bool:
+    """Wait for the turn of a migration, and return whether there is anything to run."""
+    target, command = _target(), _command()
+    if target is not None:
+        await _wait_for_turn(driver)
+    current = await current_revision(driver)
+    head = context.script.get_current_head() or ""
+    if command in {"upgrade", "current"} and await is_later(driver, current, head):
+        context.config.print_stdout(later_sentence(str(current), head))
+        return False
+    if command == "downgrade":
+        _refuse_final_steps(current, target or "base")
+    elif command == "upgrade" and current is not None and target is not None:
+        await _refuse_old_writers(driver, current, target)
+    return True
 
 
 async def _online() -> None:
@@ -140,10 +201,9 @@ async def _online() -> None:
     try:
         async with engine.connect() as connection:
             driver = (await connection.get_raw_connection()).driver_connection
-            await _wait_for_turn(driver)
-            await _refuse_old_writers(driver)
-            await connection.run_sync(_run)
-            await connection.commit()
+            if await _is_ready(driver):
+                await connection.run_sync(_run)
+                await connection.commit()
     finally:
         await engine.dispose()
 
@@ -173,7 +233,27 @@ def _offline() -> None:
         context.run_migrations()
 
 
-if context.is_offline_mode():
-    _offline()
-else:
-    asyncio.run(_online())
+def _main() -> None:
+    if context.is_offline_mode():
+        _offline()
+    else:
+        asyncio.run(_online())
+
+
+def _failure(error: Exception) -> str | None:
+    """Return the sentence of an error that is no defect of a revision; None for others."""
+    ours = error if isinstance(error, StorageError) else translated(error)
+    return None if ours is None else str(ours)
+
+
+if context.config.cmd_opts is None:
+    _main()
+else:  # alembic's own command shows a `CommandError` as a sentence, and others as a traceback
+    try:
+        _main()
+    except CommandError:
+        raise
+    except Exception as error:
+        if (failure := _failure(error)) is None:
+            raise
+        raise CommandError(failure) from error

@@ -4,7 +4,7 @@ from typing import Final
 
 from alembic import op
 
-from storage.database.steps import Phase
+from storage.database.migration_steps import Phase
 
 revision: Final = "${up_revision}"
 down_revision: Final = ${repr(down_revision)}

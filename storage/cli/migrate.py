@@ -10,10 +10,12 @@ from storage.config import Config
 from storage.database.migrate import (
     HEAD_REVISION,
     MigrationOptions,
+    current_and_pending,
+    later_sentence,
     migrate,
     migrate_before,
     migration_sql,
-    pending,
+    scripts_directory,
 )
 from storage.database.roles import grant, grants_sql
 
@@ -59,32 +61,46 @@ def command(
             "--sql", help="Print the statements for an empty database instead of running them."
         ),
     ] = False,
+    alembic_config: Annotated[
+        bool,
+        typer.Option(
+            "--alembic-config",
+            help="Print the path of alembic's settings: ALEMBIC_CONFIG=PATH alembic current.",
+        ),
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Upgrade the schema of the database to the revision that this version needs."""
     logging.getLogger("alembic").setLevel(logging.WARNING)
     how = MigrationOptions(lock_timeout_ms=lock_timeout_ms, role_prefix=role_prefix)
-    if sql:
+    if alembic_config:
+        typer.echo(scripts_directory() / "alembic.ini")
+    elif sql:
         typer.echo(grants_sql(role_prefix) if grants else migration_sql(how=how), nl=False)
     elif listed:
         _list(dsn, how, as_json=as_json)
     elif grants:
         print_values({"warnings": run(_grant(dsn, role_prefix))}, as_json=as_json)
     else:
-        print_values(
-            {"revision": run(_migrate(dsn, how, pre=pre)), "wanted": HEAD_REVISION}, as_json=as_json
-        )
+        _print_revision(run(_migrate(dsn, how, pre=pre)), as_json=as_json)
+
+
+def _print_revision(found: str | None, *, as_json: bool) -> None:
+    if not as_json and found is not None and found > HEAD_REVISION:
+        typer.echo(later_sentence(found, HEAD_REVISION))
+    else:
+        print_values({"revision": found, "wanted": HEAD_REVISION}, as_json=as_json)
 
 
 def _list(dsn: str | None, how: MigrationOptions, *, as_json: bool) -> None:
-    steps = run(_pending(dsn, how))
+    current, steps = run(_pending(dsn, how))
     rows = [
         (step.revision, step.phase, step.title, step.job.name if step.job else None)
         for step in steps
     ]
     print_rows("Steps", ["revision", "phase", "step", "background job"], rows, as_json=as_json)
     if not steps and not as_json:
-        typer.echo(f"nothing to do: the schema is {HEAD_REVISION}")
+        typer.echo(f"nothing to do: the schema is {current}")
 
 
 async def _migrate(dsn: str | None, how: MigrationOptions, *, pre: bool) -> str | None:
@@ -92,9 +108,11 @@ async def _migrate(dsn: str | None, how: MigrationOptions, *, pre: bool) -> str 
         return await (migrate_before if pre else migrate)(target, how=how)
 
 
-async def _pending(dsn: str | None, how: MigrationOptions) -> "list[MigrationStep]":
+async def _pending(
+    dsn: str | None, how: MigrationOptions
+) -> "tuple[str | None, list[MigrationStep]]":
     async with database_dsn(dsn, Config.from_env()) as target:
-        return await pending(target, how=how)
+        return await current_and_pending(target, how=how)
 
 
 async def _grant(dsn: str | None, prefix: str | None) -> str:

@@ -18,7 +18,7 @@ import threading
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, LiteralString
+from typing import TYPE_CHECKING, Any, Final, LiteralString, Protocol
 
 from storage.config import Config
 from storage.database.connection import Connection, Database
@@ -70,17 +70,42 @@ class MigrationOptions:
     scripts: Path | None = None
 
 
+class Queries(Protocol):
+    """A connection of `Database`, or of the driver."""
+
+    async def fetchval(self, sql: str, /) -> Any:
+        """Return the first column of the first row, or None."""
+
+
 async def check_schema(conn: Connection) -> None:
     """Raise `SchemaOutOfDate` or `SchemaTooNew` unless this package can serve the database."""
     found = await current_revision(conn)
     if found is None or found < OLDEST_REVISION:
         raise SchemaOutOfDate(found=found, wanted=HEAD_REVISION)
-    if found > HEAD_REVISION:
-        needed: str = await conn.fetchval(SQL_NEEDED)
-        if needed > HEAD_REVISION:
-            raise SchemaTooNew(found=found, wanted=HEAD_REVISION, needed=needed)
+    await is_later(conn, found, HEAD_REVISION)
     if await conn.fetchval(SQL_FIRST) != first_schema(scripts_directory()):
         raise SchemaOutOfDate(found=found, wanted=HEAD_REVISION, rewritten=True)
+
+
+async def is_later(conn: Queries, found: str | None, head: str) -> bool:
+    """Return whether a later release than that of ``head`` has migrated the database.
+
+    Raise `SchemaTooNew` if a "post" step of it has ended the support of that of ``head``.
+    """
+    if found is None or found <= head:
+        return False
+    needed: str = await conn.fetchval(SQL_NEEDED)
+    if needed > head:
+        raise SchemaTooNew(found=found, wanted=head, needed=needed)
+    return True
+
+
+def later_sentence(found: str, head: str) -> str:
+    """Return the sentence for a later schema that the release of ``head`` can serve."""
+    return (
+        f"nothing to do: the schema is {found}, of a later release; "
+        f"this release has the revisions to {head}, and can serve it"
+    )
 
 
 @functools.cache
@@ -94,7 +119,7 @@ def first_digest(scripts: Path) -> str:
     return sha256((scripts / "versions" / "0001_initial.sql").read_bytes()).hexdigest()
 
 
-async def current_revision(conn: Connection) -> str | None:
+async def current_revision(conn: Queries) -> str | None:
     """Return the revision of the database; None if it was never migrated."""
     if not await conn.fetchval(SQL_HAS_REVISION):
         return None
@@ -107,18 +132,23 @@ async def migrate(
 ) -> str | None:
     """Run `alembic upgrade` on the database; return the revision afterwards.
 
-    Several processes may do so at once.
+    Several processes may do so at once. Where a later release has migrated the database, there is
+    nothing to do; raise `SchemaTooNew` if this one cannot serve it.
 
     Each step is a transaction of its own: where one fails, those before it stay done. Raise
     `DatabaseConflict` where one has waited too long for a lock, `MigrationBlocked` where it may not
     be run yet, and other `DatabaseError`s. In each case the same call continues from there.
     """
     async with await _opened(dsn, how) as database:
+        async with database.connection() as conn:
+            current = await current_revision(conn)
+            if await is_later(conn, current, _head(how)):
+                return current
         try:
             # alembic runs an event loop of its own
             await asyncio.to_thread(_upgrade, dsn, revision, how or MigrationOptions())
         except Exception as error:
-            ours = _translated(error)
+            ours = translated(error)
             if ours is None:
                 raise
             async with database.connection() as conn:
@@ -132,21 +162,29 @@ async def migrate_before(dsn: str, *, how: MigrationOptions | None = None) -> st
 
     They can run while processes of the release before are live.
     """
-    steps = await pending(dsn, how=how)
+    current, steps = await current_and_pending(dsn, how=how)
     first_post = next((at for at, step in enumerate(steps) if step.phase == "post"), len(steps))
     if first_post == 0:
-        async with await _opened(dsn, how) as database, database.connection() as conn:
-            return await current_revision(conn)
+        return current
     return await migrate(dsn, revision=steps[first_post - 1].revision, how=how)
 
 
 async def pending(dsn: str, *, how: MigrationOptions | None = None) -> "list[MigrationStep]":
     """Return the steps that `migrate` would run, in order."""
+    return (await current_and_pending(dsn, how=how))[1]
+
+
+async def current_and_pending(
+    dsn: str, *, how: MigrationOptions | None = None
+) -> "tuple[str | None, list[MigrationStep]]":
+    """Return the revision of the database, and the steps that `migrate` would run."""
     from storage.database.migration_steps import steps_between  # noqa: PLC0415  # alembic is slow to import
 
     async with await _opened(dsn, how) as database, database.connection() as conn:
         current = await current_revision(conn)
-    return steps_between(script_directory((how or MigrationOptions()).scripts), current, "head")
+        await is_later(conn, current, _head(how))
+    scripts = script_directory((how or MigrationOptions()).scripts)
+    return current, steps_between(scripts, current, "head")
 
 
 def migration_sql(revision: str = "head", *, how: MigrationOptions | None = None) -> str:
@@ -180,6 +218,10 @@ async def _opened(dsn: str, how: MigrationOptions | None) -> Database:
     return await Database.open(dsn, config=replace(ONE_CONNECTION, database_schema=schema))
 
 
+def _head(how: MigrationOptions | None) -> str:
+    return script_directory((how or MigrationOptions()).scripts).get_current_head() or ""
+
+
 def _upgrade(dsn: str, revision: str, how: MigrationOptions) -> None:
     _run_alembic(revision, sql=False, dsn=dsn, how=how)
 
@@ -205,7 +247,7 @@ def _run_alembic(revision: str, *, sql: bool, dsn: str | None, how: MigrationOpt
     return output.getvalue()
 
 
-def _translated(error: BaseException | None) -> DatabaseError | None:
+def translated(error: BaseException | None) -> DatabaseError | None:
     """Find the driver's error below SQLAlchemy's and return our error for it.
 
     None if there is none.

@@ -208,7 +208,9 @@ def steps_between(
 
     None means an empty database. The result is empty if it is at the target or past it.
     """
-    wanted = [step_of(script.module) for script in scripts.iterate_revisions(target, "base")]
+    # a relative target, as +1, counts from here
+    known = current if current and target.startswith("+") else "base"
+    wanted = [step_of(script.module) for script in scripts.iterate_revisions(target, known)]
     return [step for step in reversed(wanted) if current is None or step.revision > current]
 
 

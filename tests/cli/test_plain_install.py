@@ -130,6 +130,23 @@ def test_it_works_with_a_postgres_of_the_user(plain: Path, empty_dsn: str) -> No
     assert run(plain / "room-storage", "verify", "--dsn", empty_dsn, "--json", cwd=plain).stdout
 
 
+def test_alembic_works_with_the_installed_wheel(plain: Path, empty_dsn: str) -> None:
+    path = run(plain / "room-storage", "migrate", "--alembic-config", cwd=plain).stdout.strip()
+    assert Path(path).is_relative_to(plain.parent)
+
+    def alembic(*arguments: str) -> str:
+        command = (plain / "alembic", *arguments)
+        return run(*command, cwd=plain, ALEMBIC_CONFIG=path, STORAGE_DSN=empty_dsn).stdout
+
+    assert alembic("upgrade", "head", "--sql").count("COMMIT;") > 5
+    alembic("upgrade", "head")
+    alembic("downgrade", "-1")
+    assert alembic("current") == "0009\n"
+    alembic("upgrade", "head")
+    assert alembic("current").endswith(" (head)\n")
+    assert alembic("check") == "No new upgrade operations detected.\n"
+
+
 @pytest.mark.parametrize(
     "arguments,said",
     [

@@ -1,0 +1,243 @@
+"""alembic's own command, as operators call it, in the source tree.
+
+tests/cli/test_plain_install.py runs it with the installed wheel.
+"""
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import asyncpg
+import pytest
+
+from storage.database.migrate import HEAD_REVISION, migration_sql, scripts_directory
+from tests.cli.running import NOBODY, ROOT, environment, room_storage
+from tests.database.catalogue import catalogue_of
+from tests.database.newer import COLUMN, newer_release
+
+POST = COLUMN.replace("9001", "9002").replace(f'"{HEAD_REVISION}", "pre"', '"9001", "post"')
+POST = POST.replace("json_bytes", "json_more")
+
+
+def alembic(
+    *arguments: str,
+    dsn: str | None,
+    status: int = 0,
+    cwd: Path = ROOT,
+    environ: Mapping[str, str] | None = None,
+) -> "subprocess.CompletedProcess[str]":
+    """Run the command; a failure is one line, without a traceback."""
+    variables = environment(**environ or {}, **({} if dsn is None else {"STORAGE_DSN": dsn}))
+    done = subprocess.run(
+        [sys.executable, "-m", "alembic", *arguments],
+        cwd=cwd,
+        env=variables,
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert done.returncode == status, done
+    assert "Traceback" not in done.stderr
+    if status:
+        assert done.stdout.startswith("FAILED: ") != done.stderr.startswith("FAILED: ")
+        assert len((done.stdout + done.stderr).splitlines()) == 1
+    return done
+
+
+async def executed(dsn: str, *statements: str) -> None:
+    connection = await asyncpg.connect(dsn)
+    try:
+        for statement in statements:
+            await connection.execute(statement)
+    finally:
+        await connection.close()
+
+
+@pytest.mark.slow
+async def test_the_commands_of_an_operator(empty_dsn: str, dsn: str) -> None:
+    assert alembic("current", dsn=empty_dsn).stdout == ""
+    alembic("upgrade", "0009", dsn=empty_dsn)
+    assert alembic("current", dsn=empty_dsn).stdout == "0009\n"
+    assert "not up to date" in said(alembic("check", dsn=empty_dsn, status=255))
+    alembic("upgrade", "+1", dsn=empty_dsn)
+    assert alembic("current", dsn=empty_dsn).stdout == f"{HEAD_REVISION} (head)\n"
+    assert alembic("check", dsn=empty_dsn).stdout == "No new upgrade operations detected.\n"
+    assert await catalogue_of(empty_dsn) == await catalogue_of(dsn)
+    alembic("downgrade", "-1", dsn=empty_dsn)
+    assert alembic("current", dsn=empty_dsn).stdout == "0009\n"
+    alembic("upgrade", "heads", dsn=empty_dsn)
+    assert await catalogue_of(empty_dsn) == await catalogue_of(dsn)
+
+
+def said(done: "subprocess.CompletedProcess[str]") -> str:
+    return done.stdout + done.stderr
+
+
+async def test_a_downgrade_past_a_step_that_cannot_be_undone_changes_nothing(dsn: str) -> None:
+    failure = said(alembic("downgrade", "base", dsn=dsn, status=255))
+    assert "the step 0006 cannot be undone: nothing has changed" in failure
+    assert alembic("current", dsn=dsn).stdout == f"{HEAD_REVISION} (head)\n"
+
+
+def test_a_part_can_be_printed_both_ways() -> None:
+    up = alembic("upgrade", "0009:0010", "--sql", dsn=None).stdout
+    down = alembic("downgrade", "0010:0009", "--sql", dsn=None).stdout
+    assert "SET version_num='0010'" in up
+    assert "SET version_num='0009'" in down
+    assert up.strip() == migration_sql("0009:0010").strip()
+
+
+def test_the_settings_beside_the_revisions_do_the_same(tmp_path: Path) -> None:
+    printed = room_storage("migrate", "--alembic-config").stdout.strip()
+    assert printed == str(scripts_directory() / "alembic.ini")
+    config = {"ALEMBIC_CONFIG": printed}
+    here = alembic("upgrade", "head", "--sql", dsn=None).stdout
+    assert (
+        alembic("upgrade", "head", "--sql", dsn=None, cwd=tmp_path, environ=config).stdout == here
+    )
+    assert alembic("heads", dsn=None, cwd=tmp_path, environ=config).stdout == (
+        f"{HEAD_REVISION} (head)\n"
+    )
+
+
+async def test_check_names_the_difference(dsn: str) -> None:
+    """A further index, table or function is the operator's own; the rest is not."""
+    await executed(
+        dsn,
+        "CREATE INDEX mine ON events (depth)",
+        "CREATE TABLE mine_too (n int NOT NULL)",
+        "CREATE FUNCTION mine() RETURNS int LANGUAGE sql AS 'SELECT 1'",
+    )
+    alembic("check", dsn=dsn)
+    await executed(
+        dsn,
+        "DROP INDEX events_room_stream_idx",
+        "ALTER TABLE events ALTER COLUMN depth SET DEFAULT 0",
+        "ALTER TABLE events ADD COLUMN theirs int",
+        "ALTER TABLE rooms ADD CONSTRAINT small CHECK (room_nid < 1000000)",
+        "ALTER TABLE rooms DROP CONSTRAINT rooms_extremities_check",
+        "ALTER TABLE events DISABLE TRIGGER events_auth_events_once",
+        "ALTER TABLE rooms SET (fillfactor = 71)",
+        "CREATE OR REPLACE FUNCTION order_slack() RETURNS bigint LANGUAGE sql"
+        " AS 'SELECT 7::bigint'",
+        "ALTER SEQUENCE event_nids INCREMENT 7",
+    )
+    failure = said(alembic("check", dsn=dsn, status=255)).strip()
+    assert failure == (
+        "FAILED: the database differs from schema.sql: column events.depth differs; "
+        "column events.theirs is not of this release; "
+        "constraint rooms.rooms_extremities_check is missing; "
+        "constraint rooms.small is not of this release; function order_slack() differs; "
+        "index events_room_stream_idx is missing; sequence event_nids differs; "
+        "table rooms differs; trigger events.events_auth_events_once differs"
+    )
+    connection = await asyncpg.connect(dsn)
+    assert (
+        await connection.fetchval("SELECT count(*) FROM pg_namespace WHERE nspname ~ 'check'") == 0
+    )
+    await connection.close()
+
+
+async def test_check_finds_the_tables_in_another_schema(empty_dsn: str) -> None:
+    await executed(empty_dsn, 'CREATE SCHEMA "the rooms"')
+    variables = {"STORAGE_DATABASE_SCHEMA": "the rooms"}
+    alembic("upgrade", "head", dsn=empty_dsn, environ=variables)
+    alembic("check", dsn=empty_dsn, environ=variables)
+    await executed(empty_dsn, 'DROP VIEW "the rooms".whole_visibility')
+    failure = said(alembic("check", dsn=empty_dsn, status=255, environ=variables))
+    assert "table whole_visibility is missing; view whole_visibility is missing" in failure
+
+
+def test_failures_are_one_sentence(server_dsn: str) -> None:
+    assert "no database: set STORAGE_DSN" in alembic_without_dsn()
+    assert "Connect call failed" in said(alembic("current", dsn=NOBODY, status=255))
+    assert "cannot begin the name of a role" in said(
+        alembic("-x", "role_prefix=No!", "current", dsn=server_dsn, status=255)
+    )
+
+
+def alembic_without_dsn() -> str:
+    command = [sys.executable, "-m", "alembic", "current"]
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment(), check=False, capture_output=True, text=True
+    )
+    assert done.returncode == 1
+    return done.stderr
+
+
+async def test_a_new_revision_is_made_from_the_template(tmp_path: Path) -> None:
+    how = newer_release(tmp_path / "newer", **{"9001_column": COLUMN})
+    assert how.scripts is not None
+    done = subprocess.run(
+        [sys.executable, "-m", "alembic", "revision", "--rev-id", "9002", "-m", "a step"],
+        cwd=tmp_path,
+        env={**os.environ, "ALEMBIC_CONFIG": str(how.scripts / "alembic.ini")},
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    assert "9002_a_step.py" in done.stdout
+    made = how.scripts / "versions" / "9002_a_step.py"
+    subprocess.run([sys.executable, made], cwd=ROOT, check=True)
+
+
+# --------------------------------------------------------------------------------------------------
+# a schema of a later release
+
+
+async def later(dsn: str, folder: Path, **steps: str) -> None:
+    """Migrate with the revisions of a later release, in a folder of its own."""
+    scripts = newer_release(folder, **steps).scripts
+    assert scripts is not None
+    alembic(
+        "upgrade",
+        "head",
+        dsn=dsn,
+        cwd=folder,
+        environ={"ALEMBIC_CONFIG": str(scripts / "alembic.ini")},
+    )
+
+
+@pytest.mark.parametrize("arguments", [(), ("--pre",)])
+async def test_migrate_of_the_old_release_leaves_a_later_schema_alone(
+    dsn: str, tmp_path: Path, arguments: tuple[str, ...]
+) -> None:
+    """A process that restarts during a rollout runs `migrate` of the old release again."""
+    await later(dsn, tmp_path / "newer", **{"9001_column": COLUMN})
+    done = room_storage("migrate", "--dsn", dsn, *arguments)
+    assert done.returncode == 0, done
+    assert done.stdout == (
+        "nothing to do: the schema is 9001, of a later release; "
+        f"this release has the revisions to {HEAD_REVISION}, and can serve it\n"
+    )
+    assert done.stderr == ""
+    assert room_storage("migrate", "--dsn", dsn, "--json", *arguments).stdout == (
+        f'{{"revision": "9001", "wanted": "{HEAD_REVISION}"}}\n'
+    )
+
+
+async def test_other_commands_of_the_old_release_work_on_a_later_schema(
+    dsn: str, tmp_path: Path
+) -> None:
+    await later(dsn, tmp_path / "newer", **{"9001_column": COLUMN})
+    sentence = room_storage("migrate", "--dsn", dsn).stdout
+    assert alembic("upgrade", "head", dsn=dsn).stdout == sentence
+    assert alembic("current", dsn=dsn).stdout == sentence
+    assert (
+        "nothing to do: the schema is 9001"
+        in room_storage("migrate", "--list", "--dsn", dsn).stdout
+    )
+    assert room_storage("stats", "--dsn", dsn, "--json").returncode == 0
+
+
+async def test_the_old_release_is_refused_after_the_post_step(dsn: str, tmp_path: Path) -> None:
+    await later(dsn, tmp_path / "newer", **{"9001_column": COLUMN, "9002_post": POST})
+    for arguments in (("migrate",), ("migrate", "--pre"), ("migrate", "--list"), ("stats",)):
+        done = room_storage(*arguments, "--dsn", dsn)
+        assert done.returncode == 2, done
+        assert done.stderr.startswith("error: the schema is 9002, and needs code that knows 9002")
+        assert len(done.stderr.splitlines()) == 1
+    assert "needs code that knows 9002" in said(alembic("upgrade", "head", dsn=dsn, status=255))
