@@ -41,7 +41,7 @@ async def open_store(
     migrate: bool = False,
     observer: Observer | None = None,
 ) -> AsyncIterator[Store]:
-    """Open a store for the length of the block (api.md, "Opening").
+    """Open a store for the length of the block.
 
     ``dsn`` None starts the embedded Postgres and migrates it; with a DSN the schema must be there
     unless ``migrate`` is set. The first store that opens a database sets its ``server_name``.

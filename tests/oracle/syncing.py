@@ -1,8 +1,8 @@
 """/sync as the oracle answers it, and a client that believes only the answers.
 
 Positions are arrivals (the oracle's stream ordering); `since=0` with `initial=True` is a first
-sync. Only behaviour that rules.md section 8 and the specification leave no choice in is modelled. A
-room without news is left out.
+sync. Only behaviour that the specification leaves no choice in is modelled. A room without news is
+left out.
 
 Filters: limits count only the events that the filter leaves. Removed keys are returned under any
 filter. Lazily loaded members: of the users who matter to a timeline, the client is taken to know

@@ -33,6 +33,9 @@ LEFT_OVER = re.compile(r"\b(TODO|FIXME|XXX|HACK)\b|NotImplementedError|\bxfail\(
 SLEEP_IS_POLLING = {"storage/database/embedded.py", "tests/pipeline/cluster.py"}
 """Waiting for another process that tells nobody when it is done."""
 
+OUTSIDE_PAGE = re.compile(r"\b(design|api|rules|streams)\.md\b")
+"""Pages that the package does not have: a reader could not follow the reference."""
+
 LOCAL_PATH = re.compile(r"(?<![\w.])/(work|root|home)/\w")
 
 
@@ -274,6 +277,16 @@ def test_no_file_knows_the_machine_it_was_written_on() -> None:
         for path in texts
         for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
         if LOCAL_PATH.search(line)
+    ]
+    assert found == []
+
+
+def test_the_package_cites_no_page_outside_of_it() -> None:
+    found = [
+        f"{name_of(path)}:{number} {line.strip()}"
+        for path in files_below("storage", "migrations")
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
+        if OUTSIDE_PAGE.search(line)
     ]
     assert found == []
 

@@ -1,8 +1,9 @@
-"""The prose of the package: plain sentences, as readers of Matrix and Postgres expect them.
+"""The prose of the package and its pages: plain sentences, with the words of Matrix and Postgres.
 
-Docstrings, comments and comments of the schema do not begin a sentence with a free relative clause
-("What is stored …") or with a negation ("Nor …"), and use the field's words. Function docstrings
-begin with an imperative (ruff, D401); lines have at most 100 columns (ruff, E501).
+Docstrings, comments, comments of the schema and paragraphs of pages do not begin a sentence with a
+free relative clause ("What is stored …") or with a negation ("Nor …"), and use the field's words.
+Function docstrings begin with an imperative (ruff, D401); lines have at most 100 columns (ruff,
+E501).
 """
 
 import ast
@@ -14,11 +15,19 @@ from pathlib import Path
 
 import pytest
 
+from tests.docs.markdown import paragraphs as paragraphs_of_page
 from tests.source.test_tidy import ROOT, files_below, name_of
 
 OPENING = re.compile(r"(?:^|(?<=[.!?]) )(Who|What|Whoever|Whose|Nor|Not)\b[^?]*?(?=[.!?]( |$)|$)")
 IMAGES = re.compile(r"\b(amid|anew|lest|likewise|in vain|leavings|footing|elders)\b", re.IGNORECASE)
+OF_THE_HOUSE = re.compile(
+    r"\b(tells?|told|telling|sight|stretch(?:es)?|judged|stands? on|comes? to stand|strays?)\b",
+    re.IGNORECASE,
+)
+WORDS_MAX = 25
+LONG_SENTENCES_MAX = 1 / 1000  # of the words of all pages
 PYTHON = files_below("storage", suffix=".py")
+PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *files_below("docs", suffix=".md")]
 MIGRATED = {"Not shown to users; decided again when the target"}  # needs a migration to change
 
 
@@ -52,6 +61,31 @@ def test_the_schema_is_written_plainly() -> None:
     said = re.findall(r"--+ ?(.*)|'((?:[^']|'')*)'", text)
     found = {fault for comment, literal in said for fault in faults(comment or literal)}
     assert found == MIGRATED
+
+
+@pytest.mark.parametrize("path", PAGES, ids=name_of)
+def test_a_page_is_written_plainly(path: Path) -> None:
+    said = list(paragraphs_of_page(path.read_text("utf-8")))
+    assert [(line, fault) for line, prose in said for fault in faults(prose)] == []
+    assert [(line, word) for line, prose in said for word in OF_THE_HOUSE.findall(prose)] == []
+
+
+def test_sentences_of_pages_are_short() -> None:
+    lengths = {
+        (name_of(path), line, sentence): len(re.findall(r"[A-Za-z']+", sentence))
+        for path in PAGES
+        for line, prose in paragraphs_of_page(path.read_text("utf-8"))
+        for sentence in re.split(r"(?<=[.!?;:])\s+", prose)
+    }
+    long = [place for place, words in lengths.items() if words > WORDS_MAX]
+    assert len(long) <= LONG_SENTENCES_MAX * sum(lengths.values()), long
+
+
+def test_a_fault_of_a_page_is_found() -> None:
+    page = "# What it is\n\n- Rows.\n- Not\n  read.\n\n| What |\n\n```text\nWho\n```\n"
+    said = list(paragraphs_of_page(page))
+    assert said == [(3, "Rows."), (4, "Not read.")]
+    assert faults(said[1][1]) == ["Not read"]
 
 
 def test_a_fault_is_found() -> None:

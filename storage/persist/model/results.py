@@ -13,7 +13,17 @@ Outcome = Literal[
 
 
 class AppendResult(NamedTuple):
-    """The outcome for one PDU (api.md, "Writing").
+    """The outcome for one PDU.
+
+    ``outcome`` is one of:
+
+    - ``stored``
+    - ``duplicate``: it was stored before, and nothing changed
+    - ``rejected``: it is stored and flagged, because the auth rules refuse it
+    - ``soft_failed``: it is stored and flagged, because the current state refuses it
+    - ``redacted``: it is stored, but its content hash is wrong: only the redacted form counts
+    - ``missing_parents``: it is not stored; fetch ``missing``, or give ``state_before``
+    - ``invalid``: it is not stored, because it is malformed, too large, or has a bad signature
 
     ``event_id`` is None only if the PDU could not be read. ``reason`` is set if something was
     refused. Both orderings are None for outliers and for events that were not stored. ``missing``

@@ -3,7 +3,7 @@
 An audience is a set of principals, and a function of a state. Its members are the principals with
 joined users and, if the history visibility is "invited", those with invited users. Two special
 principals stand for "shared" and "world readable". `storage.visibility.audience_numbering` says how
-numbers are chosen; design.md section 6 gives the reasons.
+numbers are chosen, and why.
 
 There are two ways to a number: `advance` when the current state changes, and `branch` for any other
 state. Both compare two states only in the keys in which they differ.

@@ -10,7 +10,7 @@ Both walks visit only the events of their result and its border:
 Closures (`storage.persist.load.auth_closures`) answer whether an event is in the auth chain of a
 state: they are those of the state's entries. "Reaches" means by auth events, one or more steps.
 
-Source: room versions, state resolution v2 ("full conflicted set") and v2.1; rules.md, section 7.
+Source: room versions, state resolution v2 ("full conflicted set") and v2.1.
 """
 
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence

@@ -3,7 +3,7 @@
 A redaction whose target is not in the timeline waits for it. The result is the same in either
 order of arrival.
 
-Source: room version 3, "Handling redactions"; rules.md section 6.
+Source: room version 3, "Handling redactions".
 """
 
 from typing import Final, NamedTuple
