@@ -4,6 +4,7 @@ A traceback is never shown. To add a command, add a module of this package with 
 (typer's options), and a line below.
 """
 
+import logging
 import sys
 from collections.abc import Sequence
 from typing import Annotated
@@ -20,6 +21,7 @@ from storage.cli import (
     gc,
     import_files,
     jobs,
+    logs,
     migrate,
     purge,
     rebuild_visibility,
@@ -29,8 +31,11 @@ from storage.cli import (
     verify,
 )
 from storage.cli.common import ExitCode, print_json
+from storage.cli.logs import LogFormat, LogLevel
 from storage.errors import DatabaseError, StorageCorrupt, StorageError
 from storage.version import __version__
+
+logger = logging.getLogger(__name__)
 
 app = typer.Typer(
     name="room-storage",
@@ -53,7 +58,8 @@ def _print_version(wanted: bool) -> None:
 
 @app.callback()
 def room_storage(
-    version: Annotated[
+    context: typer.Context,
+    version: Annotated[  # noqa: ARG001  # its callback prints it
         bool,
         typer.Option(
             "--version",
@@ -62,8 +68,22 @@ def room_storage(
             is_eager=True,
         ),
     ] = False,
+    log_level: Annotated[
+        LogLevel | None,
+        typer.Option(
+            envvar="STORAGE_LOG_LEVEL",
+            help="Log records from this level on; default: info for serve, warning for the others.",
+            show_default=False,
+        ),
+    ] = None,
+    log_format: Annotated[
+        LogFormat,
+        typer.Option(envvar="STORAGE_LOG_FORMAT", help="The lines of the log, on standard error."),
+    ] = LogFormat.TEXT,
 ) -> None:
     """Accept the options that stand before a command."""
+    default = LogLevel.INFO if context.invoked_subcommand == "serve" else LogLevel.WARNING
+    logs.begin(log_level or default, log_format)
 
 
 app.command("demo")(demo.command)
@@ -94,6 +114,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except StorageError as error:
         _report(error, as_json="--json" in given)
         return _exit_code(error)
+    finally:
+        logs.end()
     return ExitCode.DONE
 
 
@@ -104,8 +126,13 @@ def _exit_code(error: StorageError) -> ExitCode:
 
 
 def _report(error: StorageError, *, as_json: bool) -> None:
-    """Report an error: for people on standard error, for programs on standard output."""
+    """Report an error: for people on standard error, for programs on standard output.
+
+    Where the log is JSON, standard error has nothing else.
+    """
     if as_json:
         print_json({"error": type(error).__name__, "message": str(error)})
+    elif logs.is_json():
+        logger.error("%s", error, extra={"error": type(error).__name__})
     else:
         typer.echo(f"error: {error}", err=True)

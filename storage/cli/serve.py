@@ -2,6 +2,7 @@
 
 import asyncio
 import ipaddress
+import logging
 import re
 import signal
 from collections.abc import AsyncIterator
@@ -23,6 +24,8 @@ from storage.replication import ReplicationPeer, Server
 from storage.replication.tls import server_context
 from storage.store.facade import Store
 from storage.store.open import open_store
+
+logger = logging.getLogger(__name__)
 
 DEFAULT_PORT = 9092
 
@@ -76,10 +79,8 @@ def command(
         raise InputError("nothing to do: --no-tcp without --redis")
     context = _tls(tls_certificate, tls_key, tls_client_authorities)
     if context is None and not _is_loopback(host):
-        typer.echo(
-            f"note: on {host} rows are sent unencrypted, and anybody may connect:"
-            " see --tls-certificate",
-            err=True,
+        logger.warning(
+            "on %s rows are sent unencrypted, and anybody may connect: see --tls-certificate", host
         )
     http = None if http_port is None else (host, http_port)
     run(

@@ -59,7 +59,10 @@ def test_it_serves_until_it_is_told_to_stop(dsn: str, how: signal.Signals) -> No
                 continue
             assert line == "ERROR server stopping\n"
         _, errors = process.communicate(timeout=60)
-        assert (process.returncode, errors) == (0, b"")
+        assert process.returncode == 0
+        came, went = errors.decode().splitlines()
+        assert " INFO storage.replication.server: 127.0.0.1:" in came
+        assert went.endswith(" is gone: server stopping")
 
 
 async def test_it_takes_part_over_redis(dsn: str) -> None:

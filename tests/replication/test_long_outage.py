@@ -12,24 +12,20 @@ once and is in each sync once.
 import asyncio
 import json
 import os
-import signal
-import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Iterator
 from contextlib import AsyncExitStack
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 import storage
 from storage import CommitUnknown, Config, DatabaseUnavailable, Store
-from storage.database.embedded import EmbeddedPostgres
 from storage.ids import EventId, UserId
 from storage.replication import Client, ReplicationPeer, Server
 from storage.replication.redis_transport import RedisTransport
 from storage.testing import RoomBuilder
-from tests.postgres import chosen_binaries
+from tests.mortal import Mortal, mortal_postgres
 from tests.replication.processes import Seen
 from tests.replication.proxies import Proxy
 from tests.replication.redis_server import RedisServer
@@ -46,38 +42,12 @@ CONFIG = Config(
     replication_retry_ms_max=PATIENCE_MS,
 )
 LOOKING = replace(CONFIG, follow_ms=100)
-SERVER_CONFIG = Config(embedded_shared_buffers_mb=16, embedded_connections_max=60)
-
-
-class Mortal:
-    """A Postgres of the test's own."""
-
-    def __init__(self, folder: Path) -> None:
-        self._server = EmbeddedPostgres(folder, config=SERVER_CONFIG, binaries=chosen_binaries())
-
-    def start(self) -> str:
-        return self._server.start()
-
-    def kill(self) -> None:
-        """All of it at once, as when the machine goes."""
-        pid = self._server.pid
-        assert pid is not None
-        os.kill(pid, signal.SIGKILL)
-
-    def stop(self) -> None:
-        self._server.stop()
 
 
 @pytest.fixture
 def mortal() -> Iterator[Mortal]:
-    with tempfile.TemporaryDirectory(prefix="mortal-", ignore_cleanup_errors=True) as name:
-        folder = Path(name)
-        folder.chmod(0o755)
-        server = Mortal(folder)
-        try:
-            yield server
-        finally:
-            server.stop()
+    with mortal_postgres() as server:
+        yield server
 
 
 class Tried:
