@@ -5,6 +5,6 @@ python -m benchmarks [names] [--quick] [--profile]
 harness.py     the server, clocks, counters and results; shared by all
 append.py      storing events
 peer.py        a comparison with Synapse; peers/ has its parts
-report.py      a page of results; compare.py finds regressions; readme.py writes the README's
-               tables of the peer; figures.py reads results
+report.py      a page of results; compare.py finds regressions; readme.py writes the tables of
+               the peer; figures.py reads results
 """

@@ -2,7 +2,7 @@
 
 Without names, all run except peer, giant and scaling. Results go to benchmarks/results. Commands on
 results: `python -m benchmarks report` (a page with plots), `compare A.json B.json`, `readme` (the
-README's table of the peer).
+tables of the peer).
 """
 
 import argparse

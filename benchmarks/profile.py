@@ -1,6 +1,8 @@
 """The CPU time of an append by part, of Python and of Postgres, per event.
 
-  python -m benchmarks profile    # benchmarks/results/profile.json and docs/append-profile.md
+  python -m benchmarks profile
+
+It writes benchmarks/results/profile.json and docs/benchmarks/append-profile.md.
 
 Python is sampled by its CPU time (`Sampler`). Each sample counts for the innermost function of the
 engine or the driver, including the C functions it calls. There are some hundreds of samples, so
@@ -22,7 +24,7 @@ from storage.testing import SHAPES, stream_room
 
 SERVER: Final = "s1.test"
 SEED: Final = 8_000
-PAGE: Final = Path(__file__).parents[1] / "docs" / "append-profile.md"
+PAGE: Final = Path(__file__).parents[1] / "docs" / "benchmarks" / "append-profile.md"
 ELSEWHERE: Final = "event loop, benchmark"
 
 

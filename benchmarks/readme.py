@@ -1,6 +1,7 @@
-"""`python -m benchmarks readme`: write the README's table of the comparison with Synapse.
+"""`python -m benchmarks readme`: write the tables of the comparison with Synapse.
 
-The table goes between two markers, and is made from the results.
+They are made from the results. Each page has two markers: docs/benchmarks/synapse.md has all
+tables between them, and the README one short table.
 """
 
 import argparse
@@ -12,10 +13,26 @@ from typing import Any, Final
 from benchmarks.figures import read
 from benchmarks.harness import RESULTS, note
 
-README: Final = Path(__file__).parents[1] / "README.md"
+ROOT: Final = Path(__file__).parents[1]
+README: Final = ROOT / "README.md"
+PAGE: Final = ROOT / "docs" / "benchmarks" / "synapse.md"
 BEGIN: Final = "<!-- from benchmarks/results/peer.json, by python -m benchmarks readme -->"
 END: Final = "<!-- end -->"
-WIDTH: Final = 100  # columns of a paragraph in the README
+WIDTH: Final = 100  # columns of a paragraph
+SHORT_WRITES: Final = {
+    "one at a time, small rooms": "messages, one at a time",
+    "8 rooms at once": "messages, 8 rooms at once",
+    "joins and leaves, one at a time": "joins and leaves, one at a time",
+}
+"""The writes that the README shows, and their names there."""
+SHORT_READS: Final = {
+    "incremental sync, 10 of 100 rooms changed": "sync, 10 of 100 rooms changed",
+    "initial sync, 100 rooms, 20 events each": "first sync of 100 rooms",
+    "a page of 100": "page of 100",
+    "state ids with auth chain": "state ids, 5,000 members",
+    "state before an old event": "state of 5,000 members at an old event",
+}
+"""The reads that the README shows, and their names there."""
 CPU: Final = ("python_us_per_event", "postgres_us_per_event")
 COUNTS: Final = ("statements_per_event", "transactions_per_event")
 BYTES: Final = ("wal_bytes_per_event", "bytes_per_event")
@@ -56,27 +73,52 @@ CROWDED: Final = (
 
 
 def main(arguments: list[str]) -> int:
-    """Write the table."""
+    """Write the tables."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks readme", description=__doc__)
     parser.parse_args(arguments)
     if not (RESULTS / "peer.json").exists():
         parser.error("there is no benchmarks/results/peer.json: run the peer first, in full")
-    text = README.read_text(encoding="utf-8")
-    README.write_text(with_table(text, read(RESULTS / "peer.json")), encoding="utf-8")
-    note(f"written to {README}")
+    document = read(RESULTS / "peer.json")
+    for path, text in ((PAGE, rendered(document)), (README, short(document))):
+        path.write_text(with_table(path.read_text(encoding="utf-8"), text), encoding="utf-8")
+        note(f"written to {path}")
     return 0
 
 
-def with_table(text: str, document: dict[str, Any]) -> str:
-    """Return the README with the table of these results."""
+def with_table(page: str, text: str) -> str:
+    """Return the page with this text between its markers."""
     pattern = re.compile(f"{re.escape(BEGIN)}\n.*?{re.escape(END)}", re.DOTALL)
-    if len(pattern.findall(text)) != 1:
-        raise ValueError("the README has not both markers, once each")
-    return pattern.sub(lambda _: f"{BEGIN}\n{rendered(document)}\n{END}", text)
+    if len(pattern.findall(page)) != 1:
+        raise ValueError("the page has not both markers, once each")
+    return pattern.sub(lambda _: f"{BEGIN}\n\n{text}\n\n{END}", page)
+
+
+def short(document: dict[str, Any]) -> str:
+    """Return the table of the README: events a second, milliseconds, and times as fast.
+
+    Reads are compared with Synapse's caches emptied, and with its caches warm.
+    """
+    writes, reads = (document["results"][part] for part in ("writes", "reads"))
+    lines = [
+        "| | room-storage | Synapse | times as fast | its caches warm |",
+        "|---|---|---|---|---|",
+    ]
+    for name, shown in SHORT_WRITES.items():
+        rates = [
+            f"{writes[name][side]['events_per_second']['median']:,.0f} events/s"
+            for side in ("ours", "synapse")
+        ]
+        times = _times(writes[name]["ratio"]["events_per_second"])
+        lines.append(_row([shown, *rates, times], ""))
+    for name, shown in SHORT_READS.items():
+        waits = [f"{_ms(reads[name][side])} ms" for side in ("ours", "synapse_cold")]
+        times, warm = (_times(reads[name][key]) for key in ("ratio_cold", "ratio_warm"))
+        lines.append(_row([shown, *waits, times], warm))
+    return "\n".join([*lines, "", _where(document)])
 
 
 def rendered(document: dict[str, Any]) -> str:
-    """Return the text between the markers: environment, writes, reads, limits."""
+    """Return the text of the page: environment, writes, reads, limits."""
     results = document["results"]
     parts = [_where(document), _writes(results["writes"]), _costs(results["writes"])]
     if "disk" in results:  # a run that ended early lacks it, and what follows
@@ -241,5 +283,10 @@ def _ratio(spread: dict[str, float]) -> str:
     return f"{spread['median']:.1f} ({spread['min']:.1f} to {spread['max']:.1f})"
 
 
+def _times(spread: dict[str, float]) -> str:
+    times = spread["median"]
+    return f"{times:.1f}" if times < 10 else f"{times:.0f}"
+
+
 def _ms(side: dict[str, Any]) -> str:
-    return f"{side['ms']['p50']:.2f}" if side["ms"]["p50"] < 10 else f"{side['ms']['p50']:.0f}"
+    return f"{side['ms']['p50']:.2f}" if side["ms"]["p50"] < 10 else f"{side['ms']['p50']:,.0f}"
