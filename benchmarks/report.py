@@ -1,39 +1,47 @@
-"""`python -m benchmarks report [--results FOLDER]`: write a static page of all results, with plots.
+"""`python -m benchmarks report [--results FOLDER]`: write a page of all results.
 
-The page has no scripts and loads nothing. For each file it has the environment, a plot for each
-figure that several scenarios share, and all figures in a table.
+The page loads nothing. It begins with the verdict of the comparison with Synapse, then has six
+comparisons as bars and a list of contents. The other figures are folded, with their units.
 """
 
 import argparse
+import ast
 from collections import defaultdict
-from collections.abc import Iterable
-from html import escape
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from benchmarks.figures import Figure, figures, read
 from benchmarks.harness import RESULTS, note
+from benchmarks.numbers import quantity, unit_of
+from benchmarks.verdict import Comparison, Side, comparisons, verdict
 
-WIDTH: Final = 900
-LABELS: Final = 340
-BAR: Final = 16
-COLOURS: Final = {
-    "ours": "#2a6f97",
-    "ours_again": "#89b4cf",
-    "synapse": "#c9742e",
-    "synapse_cold": "#c9742e",
-    "synapse_warm": "#e3b07c",
+SIDES: Final = {
+    "ours": "here",
+    "ours_again": "here, caches warm",
+    "synapse": "Synapse",
+    "synapse_cold": "Synapse",
+    "synapse_warm": "Synapse, caches warm",
 }
-PLAIN: Final = "#2a6f97"
-STYLE: Final = """
-body { font: 15px/1.45 system-ui, sans-serif; max-width: 940px; margin: 2em auto; padding: 0 1em;
-  color: #222 }
-h2 { margin-top: 2.5em; border-top: 1px solid #ccc; padding-top: 1em }
-h3 { margin: 1.6em 0 .3em; font-size: 1em }
-table { border-collapse: collapse; font-size: 13px }
-td, th { padding: 1px 10px 1px 0; text-align: left } td.n { text-align: right }
-p.on { color: #666; font-size: 13px } svg text { font: 12px system-ui, sans-serif; fill: #222 }
-"""
+"""Names of engines in the results, and how the page calls them."""
+
+TEMPLATES: Final = Environment(
+    loader=FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=StrictUndefined,
+    trim_blocks=True, lstrip_blocks=True,
+)  # fmt: skip
+
+
+class Bar(NamedTuple):
+    """One bar; widths are percent of the room for bars."""
+
+    label: str
+    side: str
+    width: str
+    low: str
+    spread: str
+    text: str
 
 
 def main(arguments: list[str]) -> int:
@@ -58,31 +66,76 @@ def main(arguments: list[str]) -> int:
 
 def page(documents: Iterable[dict[str, Any]]) -> str:
     """Return the whole page."""
-    parts = [section(document) for document in documents]
-    head = f'<meta charset="utf-8"><title>Benchmarks</title><style>{STYLE}</style>'
-    body = f"<body>\n<h1>Benchmarks</h1>\n{''.join(parts)}</body>"
-    return f'<!doctype html>\n<html lang="en"><head>{head}</head>{body}</html>\n'
+    listed = list(documents)
+    peer = next((one for one in listed if one["benchmark"] == "peer" and not one["quick"]), None)
+    return TEMPLATES.get_template("report.html.j2").render(
+        peer=None if peer is None else _peer(peer), sections=[section(one) for one in listed]
+    )
 
 
-def section(document: dict[str, Any]) -> str:
-    """Return the section of one file."""
+def _peer(document: dict[str, Any]) -> dict[str, Any]:
+    results = document["results"]
+    return {
+        "verdict": verdict(results),
+        "where": where(document),
+        "comparisons": [_comparison(one) for one in comparisons(results)],
+    }
+
+
+def _comparison(one: Comparison) -> dict[str, Any]:
+    sides = [("here", "ours", one.ours), ("Synapse", "synapse", one.synapse)]
+    top = max(side.high for _, _, side in sides)
+    better = "as small" if one.unit == "B" else "as fast"
+    return {
+        "title": one.title,
+        "what": one.what,
+        "direction": "more" if one.more_is_better else "less",
+        "factor": f"{quantity(one.factor, '')} times {better}",
+        "bars": [bar(label, name, side, top, one.unit) for label, name, side in sides],
+    }
+
+
+def bar(label: str, name: str, side: Side, top: float, unit: str) -> Bar:
+    """Return a bar for a value, on a scale from zero to ``top``."""
+    width, low, high = (
+        100 * max(value, 0) / (top or 1) for value in (side.value, side.low, side.high)
+    )
+    spread = f"{high - low:.2f}" if side.low != side.high else ""
+    return Bar(label, name, f"{width:.2f}", f"{low:.2f}", spread, quantity(side.value, unit))
+
+
+def section(document: dict[str, Any]) -> dict[str, Any]:
+    """Return the part of one file."""
     name = document["benchmark"] + (", quick" if document["quick"] else "")
     found = list(figures(document).values())
-    plots = "".join(plot(title, bars) for title, bars in shared(found))
-    return f"<h2>{escape(name)}</h2>\n{told_on(document)}\n{plots}{table(found)}\n"
+    return {
+        "name": name,
+        "anchor": name.replace(", ", "-").replace("_", "-"),
+        "about": about(document["benchmark"]),
+        "where": where(document),
+        "plots": [plot(title, bars) for title, bars in shared(found)],
+        "figures": [_row(one) for one in found],
+    }
 
 
-def told_on(document: dict[str, Any]) -> str:
+def about(name: str) -> str:
+    """Return the first sentence of a benchmark's module; "" if there is no such module."""
+    path = Path(__file__).with_name(f"{name}.py")
+    text = ast.get_docstring(ast.parse(path.read_text("utf-8"))) if path.exists() else None
+    sentence = " ".join((text or "").split("\n\n", maxsplit=1)[0].split())
+    return sentence.removeprefix(f"`python -m benchmarks {name}`: ").split(". ", maxsplit=1)[0]
+
+
+def where(document: dict[str, Any]) -> str:
     """Describe the time, the commit and the environment."""
     on, machine = document["on"], document["on"]["machine"]
-    changed = ", with changes" if on["changed_since"] else ""
-    text = (
-        f"{document['when']}; commit {on['commit']}{changed};"
-        f" Python {on['python']}, {on['postgres']}; "
-        f"{machine['processor']}, {machine['cores']} cores, {machine['memory_gb']} GB;"
-        f" load {machine['load'][0]} at the end"
+    changed = " with changes" if on["changed_since"] else ""
+    return (
+        f"{document['when'][:10]}, commit {on['commit']}{changed},"
+        f" Python {on['python']}, {on['postgres']}, "
+        f"{machine['processor']}, {machine['cores']} cores, {machine['memory_gb']} GB,"
+        f" load {machine['load'][0]:.1f} at the end"
     )
-    return f'<p class="on">{escape(text)}</p>'
 
 
 def shared(found: list[Figure]) -> list[tuple[str, list[tuple[str, str, Figure]]]]:
@@ -92,60 +145,50 @@ def shared(found: list[Figure]) -> list[tuple[str, list[tuple[str, str, Figure]]
     """
     plots: dict[str, list[tuple[str, str, Figure]]] = defaultdict(list)
     for one in found:
-        side = next((name for name in one.path if name in COLOURS), "")
+        side = next((name for name in one.path if name in SIDES), "")
         names = [name for name in one.path if name != side]
         if one.better and len(names) > 1:
             group = names[0] if len(names) > 2 else ""
-            plots[" / ".join(filter(None, (group, names[-1])))].append(
-                (" / ".join(names[1 if group else 0 : -1]), side, one)
+            title = written(filter(None, (group, names[-1])))
+            plots[title + (", ratio" if unit_of(one.path) == "x" else "")].append(
+                (written(names[1 if group else 0 : -1]), side, one)
             )
     return [
         (title, bars) for title, bars in plots.items() if len({label for label, _, _ in bars}) > 1
     ]
 
 
-def plot(title: str, bars: list[tuple[str, str, Figure]]) -> str:
-    """Draw horizontal bars from zero, with a line for the spread over rounds."""
-    top = max(one.high for _, _, one in bars) or 1
-    room = WIDTH - LABELS - 90
-    rows, at, last = [], 4, ""
-    for label, side, one in bars:
-        at += 5 if label != last else 0
-        middle = at + BAR - 4
-        text = label if label != last else ""
-        width, low, high = (
-            LABELS + room * max(value, 0) / top for value in (one.value, one.low, one.high)
-        )
-        rows.append(
-            f'<text x="{LABELS - 8}" y="{middle}" text-anchor="end">{escape(_short(text))}</text>'
-        )
-        rows.append(
-            f'<rect x="{LABELS}" y="{at}" width="{width - LABELS:.1f}" height="{BAR - 3}"'
-            f' fill="{COLOURS.get(side, PLAIN)}"/>'
-        )
-        if one.low != one.high:
-            rows.append(f'<path d="M{low:.1f} {at + BAR // 2 - 1}H{high:.1f}" stroke="#222"/>')
-        rows.append(
-            f'<text x="{max(width, high) + 6:.1f}" y="{middle}">'
-            f"{one.value:,.4g}{escape(f' {side}' if side else '')}</text>"
-        )
-        at, last = at + BAR, label
-    drawn = "\n".join(rows)
-    svg = f'<svg width="{WIDTH}" height="{at + 6}" role="img">\n{drawn}\n</svg>'
-    return f"<h3>{escape(title)}</h3>\n{svg}\n"
+def plot(title: str, bars: Sequence[tuple[str, str, Figure]]) -> dict[str, Any]:
+    """Return horizontal bars from zero, with a line for the spread over rounds."""
+    top = max(one.high for _, _, one in bars)
+    return {
+        "title": title,
+        "direction": "more" if bars[0][2].better > 0 else "less",
+        "bars": [
+            bar(
+                f"{label}, {SIDES[side]}" if side else label,
+                side or "ours",
+                Side(one.value, one.low, one.high),
+                top,
+                unit_of(one.path),
+            )
+            for label, side, one in bars
+        ],
+    }
 
 
-def _short(text: str) -> str:
-    return text if len(text) <= 52 else text[:50] + "…"
+def written(names: Iterable[str]) -> str:
+    """Return the names of a path as text."""
+    return ": ".join(name.replace("_", " ") for name in names)
 
 
-def table(found: list[Figure]) -> str:
-    """Return a table of all figures."""
-    rows = []
-    for one in found:
-        spread = "" if one.low == one.high else f"{one.low:,.6g} to {one.high:,.6g}"
-        rows.append(
-            f'<tr><td>{escape(" / ".join(one.path))}</td><td class="n">{one.value:,.6g}</td>'
-            f'<td class="n">{spread}</td></tr>'
-        )
-    return f"<details><summary>All figures</summary><table>{''.join(rows)}</table></details>"
+def _row(one: Figure) -> dict[str, str]:
+    unit = unit_of(one.path)
+    spread = (
+        "" if one.low == one.high else f"{quantity(one.low, unit)} to {quantity(one.high, unit)}"
+    )
+    return {
+        "name": written(SIDES.get(name, name) for name in one.path),
+        "value": quantity(one.value, unit),
+        "spread": spread,
+    }

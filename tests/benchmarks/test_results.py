@@ -2,16 +2,18 @@
 
 import copy
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree as ET
 
 import pytest
 
 from benchmarks import compare, report
-from benchmarks.figures import figures
+from benchmarks.figures import figures, read
+from benchmarks.numbers import quantity, unit_of
+from benchmarks.verdict import verdict
 from tests.cli.running import ROOT
 
 MACHINE = {"processor": "one", "cores": 8, "memory_gb": 4, "load": [0.5, 0.5, 0.5]}
@@ -131,17 +133,57 @@ def test_the_command_fails_on_a_regression_and_only_then(tmp_path: Path) -> None
 
 
 def test_the_page_has_a_plot_for_what_scenarios_share_and_escapes_names() -> None:
-    told = {
+    named = {
         f"<{name}> & rooms": {"events_per_second": spread(1, 2, value)}
         for name, value in (("a", 4), ("b", 8))
     }
-    made = report.page([document(**told)])
-    root = ET.fromstring(made[made.index("<body>") : made.index("</html>")])
-    [plot] = root.findall("svg")
-    assert [bar.get("height") for bar in plot.findall("rect")] == ["13", "13"]
-    assert [text.text for text in plot.findall("text")] == ["<a> & rooms", "2", "<b> & rooms", "2"]
-    assert [heading.text for heading in root.findall("h3")] == ["events_per_second"]
-    assert len(root.findall("details/table/tr")) == 2
+    made = report.page([document(**named)])
+    assert "&lt;a&gt; &amp; rooms" in made
+    assert "<a> & rooms" not in made
+    [plot] = report.section(document(**named))["plots"]
+    assert plot["title"] == "events per second"
+    assert plot["direction"] == "more"
+    assert [(bar.width, bar.low, bar.spread, bar.text) for bar in plot["bars"]] == [
+        ("25.00", "12.50", "37.50", "2/s"),
+        ("25.00", "12.50", "87.50", "2/s"),
+    ]
+
+
+def test_the_page_begins_with_the_verdict_and_six_comparisons() -> None:
+    made = report.page([read(ROOT / "benchmarks/results/peer.json")])
+    assert made.index('class="verdict"') < made.index('id="synapse"') < made.index('id="contents"')
+    assert made.count('class="factor"') == 6
+    assert "times less space" in made
+    assert re.search(r'(src|href)="(https?:)?//', made) is None
+
+
+def test_the_verdict_names_the_slower_scenarios() -> None:
+    writes = {"one": {"ratio": {"events_per_second": spread(2, 3, 4)}}}
+    reads = {"two": {"ratio_cold": spread(5, 6, 7), "ratio_warm": spread(0.5, 0.6, 0.7)}}
+    assert verdict({"writes": writes, "reads": reads}) == (
+        "In 2 of 3 comparisons this engine is faster than Synapse: 3 to 6 times,"
+        " 4.50 times in the median. It is slower in: two, caches warm (0.60x)."
+    )
+
+
+@pytest.mark.parametrize(
+    "path, value, text",
+    [
+        (("sync", "ms", "p50"), 2.7123, "2.71 ms"),
+        (("sync", "ms"), 3654.2, "3.65 s"),
+        (("python_us_per_event",), 642.4, "642 µs"),
+        (("events_per_second",), 8037.4, "8,037/s"),
+        (("bytes_per_event",), 1463, "1,463 B"),
+        (("bytes_per_event",), 38_800_000, "38.8 MB"),
+        (("share_of_limit",), 0.217, "22 %"),
+        (("ratio", "events_per_second"), 14.2, "14.2x"),
+        (("seconds",), 90, "1.50 min"),
+        (("statements",), 1.0, "1"),
+        (("statements_per_event",), 0.021, "0.021"),
+    ],
+)
+def test_figures_have_units(path: tuple[str, ...], value: float, text: str) -> None:
+    assert quantity(value, unit_of(path)) == text
 
 
 def test_sides_stand_in_one_plot() -> None:
@@ -150,7 +192,7 @@ def test_sides_stand_in_one_plot() -> None:
         for name in ("sync", "page")
     }
     [(title, bars)] = report.shared(list(figures(document(reads=told)).values()))
-    assert title == "reads / statements"
+    assert title == "reads: statements"
     assert [(label, side) for label, side, _ in bars] == [
         ("sync", "ours"),
         ("sync", "synapse_cold"),
