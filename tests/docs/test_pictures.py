@@ -24,6 +24,12 @@ def test_a_picture_is_current(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", PICTURES)
+def test_a_picture_is_shown_on_a_page(name: str) -> None:
+    pages = [page.read_text("utf-8") for page in (ROOT / "docs").rglob("*.md")]
+    assert any(f"pictures/{name}.svg)" in page for page in pages)
+
+
+@pytest.mark.parametrize("name", PICTURES)
 def test_its_text_lies_within_it(name: str) -> None:
     picture = ET.fromstring(PICTURES[name]().svg())
     width = float(picture.attrib["width"])
