@@ -33,7 +33,7 @@ TEMPLATES: Final = Environment(
 )  # fmt: skip
 
 
-class Bar(NamedTuple):
+class PlotBar(NamedTuple):
     """One bar; widths are percent of the room for bars."""
 
     label: str
@@ -95,13 +95,13 @@ def _comparison(one: Comparison) -> dict[str, Any]:
     }
 
 
-def bar(label: str, name: str, side: Side, top: float, unit: str) -> Bar:
+def bar(label: str, name: str, side: Side, top: float, unit: str) -> PlotBar:
     """Return a bar for a value, on a scale from zero to ``top``."""
     width, low, high = (
         100 * max(value, 0) / (top or 1) for value in (side.value, side.low, side.high)
     )
     spread = f"{high - low:.2f}" if side.low != side.high else ""
-    return Bar(label, name, f"{width:.2f}", f"{low:.2f}", spread, quantity(side.value, unit))
+    return PlotBar(label, name, f"{width:.2f}", f"{low:.2f}", spread, quantity(side.value, unit))
 
 
 def section(document: dict[str, Any]) -> dict[str, Any]:
