@@ -8,6 +8,7 @@ import pytest
 import storage
 from storage import Store, Sync
 from storage.ids import UserId
+from storage.queries.sync.long_poll import Look, until_news
 from storage.streams import SyncToken
 from storage.streams.feed import Fact
 from tests.queries.conftest import StatementLog
@@ -78,6 +79,22 @@ async def test_what_comes_between_looking_and_waiting_is_not_slept_through(
     answer = await store.sync(LOCAL, since=since, timeout_ms=LONG_MS)
     assert ids(answer.join[room.room_id].timeline.events) == [said.event_id]
     assert wait.times == 1
+
+
+async def test_the_response_covers_news_that_came_after_its_snapshot(store: Store) -> None:
+    since = (await store.sync(LOCAL)).next_batch
+    deployment = store.deployment_id
+    taken: list[str] = []
+
+    async def look() -> Look:
+        answer = await store.sync(LOCAL, since=since)
+        taken.append(answer.next_batch)
+        await store.account_data.set(UserId(LOCAL), "m.test", {"n": len(taken)})
+        return Look(answer, {LOCAL})
+
+    first = SyncToken.parse(since, deployment)
+    answer = await until_news(look, store.notifier, deployment, first, timeout_ms=LONG_MS)
+    assert answer.next_batch == taken[1] != taken[0] == since
 
 
 async def test_an_invite_wakes_who_is_in_no_room(

@@ -45,15 +45,23 @@ async def until_news(
     if timeout_ms <= 0:
         return (await look()).answer
     beside = _beside(since)
+    looked_again = False
     loop = asyncio.get_running_loop()
     deadline = loop.time() + timeout_ms / 1000
     while True:
         resolved = notifier.position(RESOLVED)
         answer, keys = await look()
         left_ms = int((deadline - loop.time()) * 1000)
-        if not answer.is_empty or left_ms <= 0 or notifier.was_told(keys, beside):
+        if not answer.is_empty or left_ms <= 0:
             return answer
         reached = SyncToken.parse(answer.next_batch, deployment)
+        if notifier.was_told(keys, beside):
+            # The news may have come after the snapshot of this response. Look once more then, so
+            # that `next_batch` covers them; only once, as news may never end.
+            if looked_again or not notifier.was_told(keys, _beside(reached)):
+                return answer
+            looked_again = True
+            continue
         beside, after = _beside(reached), reached.advance(RESOLVED, resolved)
         if not await notifier.wait(keys, after=after, timeout_ms=left_ms):
             return answer
