@@ -29,6 +29,7 @@ SETTINGS: Final = {
     "STORAGE_DATA_DIR",
     "STORAGE_DSN",
     "STORAGE_DSN_FILE",
+    "STORAGE_ROLE_PREFIX",
     "STORAGE_SERVER_NAME",
     *(f"STORAGE_{field.name.upper()}" for field in fields(Config)),
 }
