@@ -190,8 +190,9 @@ async def _online() -> None:
     dsn = _dsn()
 
     async def connect(*_: Any, **__: Any) -> Any:
+        name = setting("session_name") or "room-storage migrate"
         driver = await asyncpg.connect(
-            dsn, server_settings=_settings() | {"application_name": "room-storage migrate"}
+            dsn, server_settings=_settings() | {"application_name": name}
         )
         driver.add_log_listener(_told)
         await check_driver(driver)

@@ -31,6 +31,7 @@ from storage.cli import (
     verify,
 )
 from storage.cli.common import ExitCode, print_json
+from storage.cli.interrupt import Interrupted, ignore_signals, interruptible
 from storage.cli.logs import LogFormat, LogLevel
 from storage.errors import DatabaseError, StorageCorrupt, StorageError
 from storage.version import __version__
@@ -41,10 +42,10 @@ app = typer.Typer(
     name="room-storage",
     help=(
         "The rooms of a Matrix homeserver, on Postgres."
-        " Exit codes: 0 done, 1 done with findings, 2 bad usage or input, 3 no database."
+        " Exit codes: 0 done, 1 done with findings, 2 bad usage or input, 3 no database,"
+        " 130 interrupted (SIGINT), 143 (SIGTERM)."
     ),
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -108,7 +109,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code. Typer reports usage errors, with exit code 2."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        app(given, prog_name="room-storage")
+        with interruptible():
+            app(given, prog_name="room-storage")
+    except Interrupted as interrupted:
+        ignore_signals()
+        typer.echo(interrupted.sentence, err=True)
+        return int(str(interrupted.code))
     except SystemExit as exit_:
         return exit_.code if isinstance(exit_.code, int) else ExitCode.DONE
     except StorageError as error:

@@ -4,7 +4,8 @@ from typing import Annotated, Final
 
 import typer
 
-from storage.cli.common import DsnOption, JsonOption, print_json, run
+from storage.cli.common import DsnOption, JsonOption, print_json
+from storage.cli.interrupt import AGAIN, UNCHANGED, run
 from storage.cli.maintaining import maintained
 from storage.maintenance.censor import Censored, censor
 
@@ -30,9 +31,8 @@ def command(
 
     Works in small batches while servers run; run it every day.
     """
-    done = run(
-        _censor(dsn, None if older_than is None else round(older_than * DAY_MS), dry_run=dry_run)
-    )
+    age_ms = None if older_than is None else round(older_than * DAY_MS)
+    done = run(_censor(dsn, age_ms, dry_run=dry_run), UNCHANGED if dry_run else AGAIN)
     if as_json:
         print_json(
             {

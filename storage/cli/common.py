@@ -2,20 +2,17 @@
 
 import json
 import sys
-from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from enum import IntEnum
-from typing import Annotated, Any, Final, TypeVar
+from typing import Annotated, Final
 
 import typer
-import uvloop
 from rich.console import Console
 from rich.table import Table
 
 from storage.config import Config
 from storage.database.embedded import embedded_postgres
-
-T = TypeVar("T")
 
 DsnOption = Annotated[
     str | None,
@@ -63,9 +60,6 @@ MIN_WIDTH: Final = 18
 FILE_WIDTH: Final = 140
 """The width of tables that are not shown on a terminal."""
 
-INTERRUPTED: Final = 130
-"""The code that a shell reports for a program that ended by SIGINT."""
-
 
 @asynccontextmanager
 async def database_dsn(dsn: str | None, config: Config) -> AsyncIterator[str]:
@@ -75,14 +69,6 @@ async def database_dsn(dsn: str | None, config: Config) -> AsyncIterator[str]:
         return
     async with embedded_postgres(config=config) as embedded:
         yield embedded
-
-
-def run(work: Coroutine[Any, Any, T]) -> T:
-    """Run a command's coroutine; an interrupt cancels it, so that it can clean up, and exits."""
-    try:
-        return uvloop.run(work)
-    except KeyboardInterrupt:
-        raise SystemExit(INTERRUPTED) from None
 
 
 def print_json(value: object) -> None:

@@ -7,7 +7,8 @@ from typing import Annotated, Any, Final
 import typer
 
 from storage import arguments as args
-from storage.cli.common import DsnOption, JsonOption, print_json, run
+from storage.cli.common import DsnOption, JsonOption, print_json
+from storage.cli.interrupt import run
 from storage.cli.maintaining import maintained
 from storage.database.connection import BEGIN, Connection
 from storage.database.explained import ExplainingConnection, QueryPlan
@@ -16,11 +17,19 @@ from storage.maintenance.local_server import local_server_name
 from storage.queries.catalogue import QUESTIONS, QueryArguments, ask, deployment_of, token_behind
 
 QUERIES: Final = "\n\n".join(
-    f"{name} ({', '.join(one.needs)}): {one.about}." for name, one in QUESTIONS.items()
+    [
+        "The query, and its arguments.",
+        *(f"{name} ({', '.join(one.needs)}): {one.about}." for name, one in QUESTIONS.items()),
+    ]
 )
 BEHIND: Final = 100
 WARM: Final = 6
 """The number of runs before: a new session reads the catalogue, and plans functions five times."""
+
+
+def _matching(incomplete: str) -> list[str]:
+    """Return the queries that a shell can complete this to."""
+    return [name for name in QUESTIONS if name.startswith(incomplete)]
 
 
 def command(
@@ -28,7 +37,8 @@ def command(
         str,
         typer.Argument(
             metavar="QUERY",
-            help=f"The query, and its arguments.\n\n{QUERIES}",
+            autocompletion=_matching,
+            help=QUERIES,
             show_default=False,
         ),
     ],

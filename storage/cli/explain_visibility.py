@@ -6,7 +6,8 @@ from typing import Annotated
 import typer
 
 from storage import arguments as args
-from storage.cli.common import DsnOption, JsonOption, print_json, run
+from storage.cli.common import DsnOption, JsonOption, print_json
+from storage.cli.interrupt import run
 from storage.cli.maintaining import maintained
 from storage.ids import EventId
 from storage.maintenance.explain import Explanation, explain_visibility

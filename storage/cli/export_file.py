@@ -11,7 +11,8 @@ import typer
 from rich.console import Console
 from rich.progress import track
 
-from storage.cli.common import DsnOption, JsonOption, print_values, run
+from storage.cli.common import DsnOption, JsonOption, print_values
+from storage.cli.interrupt import run
 from storage.cli.maintaining import maintained
 from storage.errors import InputError
 from storage.ids import RoomId
@@ -19,6 +20,9 @@ from storage.importing.reading import STANDARD_INPUT
 from storage.maintenance.archive import archive, rooms_to_archive
 
 STANDARD_OUTPUT: Final = STANDARD_INPUT
+
+NO_FILE: Final = "no file was written"
+PARTIAL: Final = "the export is not complete"
 
 
 class Done(NamedTuple):
@@ -60,7 +64,8 @@ def command(
             f"{file}: this command writes NDJSON; `room-storage spark export` writes Parquet"
         )
     with _opened(file) as target:
-        done = run(_export(target, dsn, None if room is None else [RoomId(one) for one in room]))
+        rooms = None if room is None else [RoomId(one) for one in room]
+        done = run(_export(target, dsn, rooms), PARTIAL if file == STANDARD_OUTPUT else NO_FILE)
     if file != STANDARD_OUTPUT:
         print_values(done._asdict(), as_json=as_json)
 

@@ -6,7 +6,8 @@ from typing import Annotated
 import typer
 
 from storage import arguments as args
-from storage.cli.common import DsnOption, JsonOption, print_json, run
+from storage.cli.common import DsnOption, JsonOption, print_json
+from storage.cli.interrupt import AGAIN, run
 from storage.cli.maintaining import maintained
 from storage.persist.user_erasure import erase_user, restore_user
 
@@ -26,7 +27,7 @@ def command(
 
     Nothing is deleted.
     """
-    changed = run(_forget(dsn, user, undo=undo))
+    changed = run(_forget(dsn, user, undo=undo), AGAIN)
     if as_json:
         print_json({"user": user, "erased": not undo, "changed": changed})
         return

@@ -2,7 +2,8 @@
 
 import typer
 
-from storage.cli.common import DsnOption, JsonOption, print_json, print_rows, run
+from storage.cli.common import DsnOption, JsonOption, print_json, print_rows
+from storage.cli.interrupt import AGAIN, run
 from storage.cli.maintaining import maintained
 from storage.cli.verify import RoomsOption
 from storage.maintenance.indexes import prove_indexes
@@ -16,7 +17,7 @@ def command(
 
     Works in bounded batches while servers run.
     """
-    collected = run(_collect(dsn, room))
+    collected = run(_collect(dsn, room), AGAIN)
     freed = sum(one.state_groups for one in collected)
     if as_json:
         print_json({"state_groups": freed, "rooms": [one._asdict() for one in collected]})

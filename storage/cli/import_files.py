@@ -10,7 +10,8 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
-from storage.cli.common import DsnOption, ExitCode, JsonOption, ServerNameOption, print_values, run
+from storage.cli.common import DsnOption, ExitCode, JsonOption, ServerNameOption, print_values
+from storage.cli.interrupt import AGAIN, run
 from storage.config import Config
 from storage.database.deployment import NO_SERVER
 from storage.errors import InputError
@@ -19,6 +20,7 @@ from storage.importing.reading import check_readable
 from storage.store.open import open_store
 
 INSTANCE_NAME = "import"
+STORED = f"stored events stay; {AGAIN}"
 OUTCOMES = (
     "stored",
     "duplicate",
@@ -64,13 +66,8 @@ def command(
     with ExitStack() as stack:
         target = None if rejects is None else stack.enter_context(_opened(rejects))
         bar = stack.enter_context(Bar(None if None in sizes else sum(size or 0 for size in sizes)))
-        try:
-            summary, seconds = run(
-                _import(files, dsn, (server_name or NO_SERVER, instance_name), Rejects(target), bar)
-            )
-        except SystemExit:  # an interrupt
-            typer.echo("interrupted: stored events stay; run it again to continue", err=True)
-            raise
+        names = (server_name or NO_SERVER, instance_name)
+        summary, seconds = run(_import(files, dsn, names, Rejects(target), bar), STORED)
     print_values(summary_values(summary, seconds), as_json=as_json)
     if findings(summary):
         raise typer.Exit(ExitCode.FINDINGS)

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from storage.cli.common import DsnOption, JsonOption, print_json, print_rows, run
+from storage.cli.common import DsnOption, JsonOption, print_json, print_rows
+from storage.cli.interrupt import AGAIN, run
 from storage.cli.maintaining import maintained
 from storage.database.background import JobRow, jobs, run_jobs
 from storage.database.migrate import script_directory
@@ -27,7 +28,7 @@ def command(
 
     Run it again after an interruption.
     """
-    rows = run(_jobs(dsn, work=not listed))
+    rows = run(_jobs(dsn, work=not listed), "" if listed else AGAIN)
     if as_json:
         print_json([row._asdict() | {"state": row.state} for row in rows])
         return

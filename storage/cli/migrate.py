@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from storage.cli.common import DsnOption, JsonOption, database_dsn, print_rows, print_values, run
+from storage.cli.common import DsnOption, JsonOption, database_dsn, print_rows, print_values
+from storage.cli.interrupt import AGAIN, run
 from storage.config import Config
 from storage.database.migrate import (
     HEAD_REVISION,
@@ -21,6 +22,9 @@ from storage.database.roles import grant, grants_sql
 
 if TYPE_CHECKING:
     from storage.database.migration_steps import MigrationStep
+
+
+DONE = f"the steps before stay done; {AGAIN}"
 
 
 def command(
@@ -80,9 +84,9 @@ def command(
     elif listed:
         _list(dsn, how, as_json=as_json)
     elif grants:
-        print_values({"warnings": run(_grant(dsn, role_prefix))}, as_json=as_json)
+        print_values({"warnings": run(_grant(dsn, role_prefix), AGAIN)}, as_json=as_json)
     else:
-        _print_revision(run(_migrate(dsn, how, pre=pre)), as_json=as_json)
+        _print_revision(run(_migrate(dsn, how, pre=pre), DONE), as_json=as_json)
 
 
 def _print_revision(found: str | None, *, as_json: bool) -> None:

@@ -5,7 +5,8 @@ from typing import Annotated, Any
 
 import typer
 
-from storage.cli.common import DsnOption, JsonOption, ServerNameOption, print_json, print_rows, run
+from storage.cli.common import DsnOption, JsonOption, ServerNameOption, print_json, print_rows
+from storage.cli.interrupt import AGAIN, UNCHANGED, run
 from storage.cli.maintaining import maintained
 from storage.errors import InputError
 from storage.maintenance.local_server import local_server_name
@@ -131,7 +132,7 @@ def command(
                 )
             ]
 
-    _print_purged(run(work()), dry_run=dry_run, as_json=as_json)
+    _print_purged(run(work(), UNCHANGED if dry_run else AGAIN), dry_run=dry_run, as_json=as_json)
 
 
 async def _jobs(dsn: str | None) -> list[PurgeJob]:

@@ -4,7 +4,8 @@ from typing import Annotated
 
 import typer
 
-from storage.cli.common import DsnOption, JsonOption, ServerNameOption, print_values, run
+from storage.cli.common import DsnOption, JsonOption, ServerNameOption, print_values
+from storage.cli.interrupt import UNCHANGED, run
 from storage.cli.maintaining import maintained
 from storage.maintenance.local_server import local_server_name
 from storage.maintenance.repair import rebuild_visibility
@@ -20,7 +21,7 @@ def command(
     as_json: JsonOption = False,
 ) -> None:
     """Rebuild the visibility table of a room from its states. Its writers wait meanwhile."""
-    run(_rebuild(dsn, server_name, room_id))
+    run(_rebuild(dsn, server_name, room_id), UNCHANGED)
     print_values({"rebuilt": room_id}, as_json=as_json)
 
 

@@ -14,8 +14,9 @@ from typing import Annotated
 import typer
 from prometheus_client import REGISTRY
 
-from storage.cli.common import DsnOption, JsonOption, ServerNameOption, print_json, run
+from storage.cli.common import DsnOption, JsonOption, ServerNameOption, print_json
 from storage.cli.http_endpoints import served
+from storage.cli.interrupt import run
 from storage.cli.readiness import Readiness
 from storage.config import Config
 from storage.errors import ExtraMissing, InputError

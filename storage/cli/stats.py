@@ -5,7 +5,8 @@ from typing import Annotated, Any, NamedTuple
 
 import typer
 
-from storage.cli.common import DsnOption, JsonOption, print_json, print_rows, print_values, run
+from storage.cli.common import DsnOption, JsonOption, print_json, print_rows, print_values
+from storage.cli.interrupt import run
 from storage.cli.maintaining import maintained
 from storage.database.connection import Connection
 from storage.maintenance.sizes import (

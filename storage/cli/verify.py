@@ -11,8 +11,8 @@ from storage.cli.common import (
     ServerNameOption,
     print_json,
     print_rows,
-    run,
 )
+from storage.cli.interrupt import AGAIN, UNCHANGED, run
 from storage.cli.maintaining import maintained
 from storage.database.connection import Database
 from storage.maintenance.indexes import prove_indexes
@@ -30,6 +30,9 @@ RoomsOption = Annotated[
         show_default=False,
     ),
 ]
+
+
+REPAIRED = f"repaired rooms stay repaired; {AGAIN}"
 
 
 class ReportedFinding(NamedTuple):
@@ -54,7 +57,7 @@ def command(
 
     Exit code 1 if a difference is left.
     """
-    reported = run(_verify(dsn, server_name, room, mend=mend))
+    reported = run(_verify(dsn, server_name, room, mend=mend), REPAIRED if mend else UNCHANGED)
     left = sum(not one.repaired for one in reported)
     if as_json:
         print_json({"findings": [_document(one) for one in reported], "left": left})

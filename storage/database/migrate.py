@@ -14,6 +14,7 @@ form of it has created is refused, because any column may be missing.
 import asyncio
 import functools
 import io
+import secrets
 import threading
 from dataclasses import dataclass, replace
 from hashlib import sha256
@@ -54,7 +55,15 @@ SQL_REVISION: Final[LiteralString] = "SELECT version_num FROM alembic_version"
 SQL_FIRST: Final[LiteralString] = (
     "SELECT obj_description(to_regclass('alembic_version'), 'pg_class')"
 )
+SQL_END_SESSION: Final[LiteralString] = """
+SELECT count(pg_terminate_backend(pid))
+FROM pg_stat_activity
+WHERE datname = current_database() AND application_name = $1::text
+"""
 SQL_NEEDED: Final[LiteralString] = "SELECT code_revision FROM schema_compatibility"
+
+END_SECONDS: Final = 0.1
+"""A migration that is cancelled may not have its session yet: look for it this often."""
 
 _ONE_AT_A_TIME: Final = threading.Lock()
 """alembic keeps the running migration in module globals."""
@@ -68,6 +77,7 @@ class MigrationOptions:
     database_schema: str | None = None
     role_prefix: str | None = None
     scripts: Path | None = None
+    session_name: str = "room-storage migrate"
 
 
 class Queries(Protocol):
@@ -145,8 +155,7 @@ async def migrate(
             if await is_later(conn, current, _head(how)):
                 return current
         try:
-            # alembic runs an event loop of its own
-            await asyncio.to_thread(_upgrade, dsn, revision, how or MigrationOptions())
+            await _upgraded(database, dsn, revision, how or MigrationOptions())
         except Exception as error:
             ours = translated(error)
             if ours is None:
@@ -222,6 +231,25 @@ def _head(how: MigrationOptions | None) -> str:
     return script_directory((how or MigrationOptions()).scripts).get_current_head() or ""
 
 
+async def _upgraded(database: Database, dsn: str, revision: str, how: MigrationOptions) -> None:
+    """Run alembic, which has an event loop of its own, in a thread.
+
+    A cancellation ends the session of the migration, and waits for the thread. Only the step that
+    runs is lost.
+    """
+    how = replace(how, session_name=f"room-storage migrate {secrets.token_hex(4)}")
+    upgrading = asyncio.create_task(asyncio.to_thread(_upgrade, dsn, revision, how))
+    try:
+        await asyncio.shield(upgrading)
+    except asyncio.CancelledError:
+        while not upgrading.done():
+            async with database.connection() as conn:
+                await conn.fetchval(SQL_END_SESSION, how.session_name)
+            await asyncio.wait([upgrading], timeout=END_SECONDS)
+        upgrading.exception()  # its session was ended
+        raise
+
+
 def _upgrade(dsn: str, revision: str, how: MigrationOptions) -> None:
     _run_alembic(revision, sql=False, dsn=dsn, how=how)
 
@@ -241,6 +269,7 @@ def _run_alembic(revision: str, *, sql: bool, dsn: str | None, how: MigrationOpt
         lock_timeout_ms=how.lock_timeout_ms,
         database_schema=how.database_schema,
         role_prefix=how.role_prefix,
+        session_name=how.session_name,
     )
     with _ONE_AT_A_TIME:
         command.upgrade(config, revision, sql=sql)

@@ -156,11 +156,13 @@ async def censor(
     await prove_indexes(database, "censoring", TABLES)
     await register_writer(database)
     done = Censored()
-    async for part in _batches(database, before_ms, batch, dry_run=False):
-        done += part
-    if done.censored:
-        async with database.transaction() as conn:
-            await invalidate_caches(conn, "events")
+    try:
+        async for part in _batches(database, before_ms, batch, dry_run=False):
+            done += part
+    finally:  # also after an interruption: the batches before it are committed
+        if done.censored:
+            async with database.transaction() as conn:
+                await invalidate_caches(conn, "events")
     logger.info(
         "censored %s events",
         done.censored,

@@ -80,7 +80,7 @@ async def test_an_interrupt_and_a_rerun(dsn: str, file: str) -> None:
     output, errors = await asyncio.to_thread(running.communicate)
     assert (running.returncode, output) == (130, b"")
     assert b"Traceback" not in errors
-    assert b"run it again" in errors
+    assert b"run the same command again" in errors
     done = await asyncio.to_thread(lambda: room_storage(*command, given=b"".join(events)))
     told = json.loads(done.stdout)
     assert (done.returncode, told["duplicate"], told["stored"]) == (0, 50, 150)

@@ -4,11 +4,12 @@ import tempfile
 import time
 from pathlib import Path
 
-from storage.cli.common import DsnOption, JsonOption, run
+from storage.cli.common import DsnOption, JsonOption
 from storage.cli.demo import rooms, scenes
 from storage.cli.demo.teller import TablePrinter
 from storage.cli.demo.timing import StatementTimer, timed
 from storage.cli.import_files import Bar
+from storage.cli.interrupt import run
 from storage.cli.stats import read_stats, table_rows
 from storage.config import Config
 from storage.importing import Import, Rejects

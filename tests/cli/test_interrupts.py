@@ -1,0 +1,200 @@
+"""SIGINT and SIGTERM in the middle of each command: how it ends, and what it leaves behind.
+
+A table that the command needs is locked, so that the signal always comes while a statement runs.
+"""
+
+import asyncio
+import json
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import asyncpg
+import pytest
+
+import storage
+from storage.cli.app import app
+from storage.testing import RoomBuilder, build_room, ndjson_line
+from tests.cli.running import room_storage, started
+from tests.maintenance.rooms import LIVELY, SERVER
+
+GO_ON = "run the same command again to go on"
+COMMANDS = {
+    "verify": ("events", "nothing was changed"),
+    "verify --repair": ("events", f"repaired rooms stay repaired; {GO_ON}"),
+    "gc": ("events", GO_ON),
+    "gc --room {room}": ("events", GO_ON),
+    "censor": ("events", GO_ON),
+    "censor --dry-run": ("events", "nothing was changed"),
+    "purge {room} --before {event}": ("events", GO_ON),
+    "purge {room} --all --force": ("state_groups", GO_ON),
+    "purge --retention": ("events", GO_ON),
+    "purge --resume": ("purge_jobs", GO_ON),
+    "purge --jobs": ("purge_jobs", ""),
+    "rebuild-visibility {room}": ("visibility", "nothing was changed"),
+    "forget-user @user1:s1.test": ("erased_users", GO_ON),
+    "jobs": ("background_jobs", GO_ON),
+    "jobs --list": ("background_jobs", ""),
+    "stats": ("events", ""),
+    "explain sync --user @user1:s1.test": ("events", ""),
+    "explain-visibility {event} s9.test": ("events", ""),
+    "import {file}": ("events", f"stored events stay; {GO_ON}"),
+    "export {folder}/out.ndjson": ("events", "no file was written"),
+    "migrate": ("alembic_version", f"the steps before stay done; {GO_ON}"),
+    "migrate --list": ("alembic_version", ""),
+    "demo": ("deployment", ""),
+}
+OTHERS = {
+    "serve": "a signal is its regular end: test_serve.py",
+    "spark": "test_spark.py",
+}
+
+WAITING = """
+SELECT count(*)
+FROM pg_stat_activity
+WHERE datname = current_database() AND wait_event_type = 'Lock'
+"""
+LEFT = """
+SELECT (SELECT count(*) FROM pg_stat_activity
+        WHERE datname = current_database() AND application_name LIKE 'room-storage%')
+    + (SELECT count(*) FROM pg_locks l JOIN pg_database d ON d.oid = l.database
+        WHERE d.datname = current_database() AND l.locktype = 'advisory')
+    + (SELECT count(*) FROM pg_class WHERE relpersistence = 't')
+"""
+
+
+def test_no_command_is_left_out() -> None:
+    named = {command.name for command in app.registered_commands}
+    named |= {group.name for group in app.registered_groups}
+    assert {line.split()[0] for line in COMMANDS} | set(OTHERS) == named
+
+
+async def filled(dsn: str, events: int = 60) -> RoomBuilder:
+    room = build_room(LIVELY, events, seed=4, sign=False)
+    async with storage.open(dsn, server_name=SERVER) as store:
+        await store.append(room.pdus, room_version=room.version)
+    return room
+
+
+def arguments(line: str, room: RoomBuilder, folder: Path) -> list[str]:
+    file = folder / "in.ndjson"
+    file.write_bytes(b"".join(map(ndjson_line, room.generated())))
+    event = room.events[40].event_id
+    return [
+        part.format(room=room.room_id, event=event, file=file, folder=folder)
+        for part in line.split()
+    ]
+
+
+@asynccontextmanager
+async def locked(dsn: str, table: str) -> AsyncIterator[None]:
+    """Nobody else can read the table; the block begins once somebody waits for it."""
+    conn = await asyncpg.connect(dsn)
+    try:
+        await conn.execute(f"BEGIN; LOCK TABLE {table} IN ACCESS EXCLUSIVE MODE")
+        yield
+    finally:
+        await conn.close()
+
+
+async def until(
+    conn: asyncpg.Connection, sql: str, *, at_least: int = 0, at_most: int = 1 << 30
+) -> None:
+    async with asyncio.timeout(60):
+        while not at_least <= await conn.fetchval(sql) <= at_most:
+            pass
+
+
+async def interrupted(
+    dsn: str, command: list[str], table: str, *signals: signal.Signals
+) -> tuple[int, str, str]:
+    """Run a command until it waits for the table, send the signals; return how it ended."""
+    watcher = await asyncpg.connect(dsn)
+    try:
+        async with locked(dsn, table):
+            running = await asyncio.to_thread(started, *command, STORAGE_DSN=dsn)
+            await until(watcher, WAITING, at_least=1)
+            for one in signals:
+                running.send_signal(one)
+                await asyncio.sleep(0.05)
+            output, errors = await asyncio.to_thread(running.communicate, None, 30)
+        await until(watcher, LEFT, at_most=0)
+    finally:
+        await watcher.close()
+    return running.returncode, output.decode(), errors.decode()
+
+
+@pytest.mark.parametrize("line", COMMANDS)
+async def test_one_interrupt_ends_it(dsn: str, tmp_path: Path, line: str) -> None:
+    room = await filled(dsn)
+    table, advice = COMMANDS[line]
+    command = arguments(line, room, tmp_path)
+    before = sorted(tmp_path.iterdir())
+    code, output, errors = await interrupted(dsn, command, table, signal.SIGINT)
+    said = f"interrupted: {advice}\n" if advice else "interrupted\n"
+    assert (code, errors.splitlines(keepends=True)[-1]) == (130, said)
+    assert "Traceback" not in errors
+    assert output == ""
+    assert sorted(tmp_path.iterdir()) == before
+
+
+@pytest.mark.parametrize(
+    "signals,code",
+    [
+        ([signal.SIGTERM], 143),
+        ([signal.SIGINT, signal.SIGINT], 130),
+        ([signal.SIGINT, signal.SIGTERM, signal.SIGINT, signal.SIGINT], 130),
+    ],
+)
+async def test_other_signals_and_impatience(
+    dsn: str, tmp_path: Path, signals: list[signal.Signals], code: int
+) -> None:
+    room = await filled(dsn)
+    command = arguments("purge {room} --before {event}", room, tmp_path)
+    ended, output, errors = await interrupted(dsn, command, "state_groups", *signals)
+    assert (ended, output) == (code, "")
+    assert "Traceback" not in errors
+
+
+async def test_a_purge_goes_on_after_an_interrupt(dsn: str, tmp_path: Path) -> None:
+    room = await filled(dsn, 300)
+    command = ["purge", room.room_id, "--before", room.events[250].event_id, "--json"]
+    slow = {
+        "STORAGE_PURGE_BATCH_MAX": "10",
+        "STORAGE_PURGE_PAUSE_MS": "200",
+        "STORAGE_DSN": dsn,
+    }
+    watcher = await asyncpg.connect(dsn)
+    running = await asyncio.to_thread(started, *command, **slow)
+    await until(watcher, "SELECT COALESCE(sum(deleted_count), 0) FROM purge_jobs", at_least=20)
+    running.send_signal(signal.SIGINT)
+    output, errors = await asyncio.to_thread(running.communicate, None, 30)
+    assert (running.returncode, output) == (130, b"")
+    assert errors.decode() == f"interrupted: {GO_ON}\n"
+    await until(watcher, LEFT, at_most=0)
+    await watcher.close()
+    done = room_storage(*command, STORAGE_DSN=dsn)
+    [purged] = json.loads(done.stdout)["rooms"]
+    assert (done.returncode, purged["job"]["phase"], purged["job"]["job_id"]) == (0, "done", 1)
+    assert room_storage("verify", STORAGE_DSN=dsn).returncode == 0
+
+
+async def test_the_embedded_postgres_stops(tmp_path: Path) -> None:
+    environ = {
+        "STORAGE_DATA_DIR": str(tmp_path / "data"),
+        "STORAGE_EMBEDDED_SHARED_BUFFERS_MB": "16",
+        "STORAGE_EMBEDDED_FSYNC": "off",
+    }
+    running = await asyncio.to_thread(
+        started, "import", "-", "--server-name", SERVER, "--json", **environ
+    )
+    status = tmp_path / "data" / "postgresql" / "postmaster.pid"
+    async with asyncio.timeout(60):
+        while not (status.exists() and "ready" in status.read_text()):
+            await asyncio.to_thread(running.poll)
+            assert running.returncode is None
+    running.send_signal(signal.SIGINT)
+    _, errors = await asyncio.to_thread(running.communicate, None, 60)
+    assert (running.returncode, b"Traceback" in errors) == (130, False)
+    assert not status.exists()
