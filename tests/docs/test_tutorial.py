@@ -1,6 +1,8 @@
 """The tutorial, typed into `python -m asyncio`: it prints what the page says."""
 
+import itertools
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -8,7 +10,7 @@ from typing import Final
 
 import pytest
 
-from tests.cli.running import ROOT, environment
+from tests.cli.running import ROOT, environment, room_storage
 
 PAGE: Final = (ROOT / "docs" / "tutorial" / "index.md").read_text(encoding="utf-8")
 BLOCK: Final = re.compile(r"^```(python|text|bash)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
@@ -26,6 +28,16 @@ def typed_and_printed() -> tuple[str, list[str]]:
             lines += text.splitlines()
         before = language
     return code, lines
+
+
+def commands() -> list[tuple[list[str], list[str]]]:
+    """Return each command whose output the page shows, with the lines of it."""
+    found = BLOCK.findall(PAGE)
+    return [
+        (shlex.split(code)[1:], text.splitlines())
+        for (language, code), (after, text) in itertools.pairwise(found)
+        if (language, after) == ("bash", "text")
+    ]
 
 
 def session(code: str, folder: Path) -> list[str]:
@@ -48,7 +60,7 @@ def session(code: str, folder: Path) -> list[str]:
 @pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_the_tutorial_prints_what_it_says(tmp_path: Path) -> None:
-    """It runs twice as one process each, on one folder: in the second all events are known."""
+    """Type all of it, then in a new process the part after the restart, then the commands."""
     code, lines = typed_and_printed()
     assert len(lines) > 12
     assert session(code, tmp_path) == lines
@@ -56,6 +68,10 @@ def test_the_tutorial_prints_what_it_says(tmp_path: Path) -> None:
     assert first
     [last] = session(opening + rest, tmp_path)  # after a true restart
     assert last == lines[-1]
+    assert len(commands()) == 3
+    for arguments, shown in commands():
+        done = room_storage(*arguments, STORAGE_DATA_DIR=str(tmp_path / "data"))
+        assert (done.returncode, done.stdout.splitlines()[: len(shown)]) == (0, shown)
 
 
 def test_the_commands_name_an_event_of_the_tutorial() -> None:
