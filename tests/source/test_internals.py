@@ -1,15 +1,13 @@
-"""The pages about the source name only what exists, and each page has its place.
+"""The pages about the source: each has its place, and names files and columns that exist.
 
-A page of docs/internals links to files by their path or, where the folder is clear, by their name.
+Where the folder is clear, a page names a file without it. tests/docs/test_names.py checks paths.
 """
 
 import re
-from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
-from storage.config import Config
 from tests.source.test_tidy import ROOT
 
 DOCS = ROOT / "docs"
@@ -17,15 +15,11 @@ INTERNALS = sorted((DOCS / "internals").glob("*.md"))
 DECISIONS = sorted((DOCS / "decisions").glob("0*.md"))
 PAGES = [*INTERNALS, *DECISIONS, DOCS / "glossary.md"]
 
-CODE = re.compile(r"`([^`\n]+)`")
-FILE = re.compile(r"[\w/.-]+\.(?:py|sql|toml)")
-FOLDER = re.compile(r"(?:storage|tests|benchmarks|docs|migrations)/[\w/.-]*/")
-SETTING = re.compile(r"Config\.(\w+)$")
-
+BARE_NAME = re.compile(r"`([\w-]+\.(?:py|sql|toml))`")
 FOLDERS = ("storage", "tests", "benchmarks", "migrations")
-NAMES = {
-    path.name for folder in FOLDERS for path in (ROOT / folder).rglob("*") if path.is_file()
-} | {"pyproject.toml"}
+FILES = {path.name for folder in FOLDERS for path in (ROOT / folder).rglob("*.*")} | {
+    "pyproject.toml"
+}
 
 
 def name_of(path: Path) -> str:
@@ -33,32 +27,17 @@ def name_of(path: Path) -> str:
 
 
 def missing(text: str) -> list[str]:
-    """Return the files, folders and settings in code marks that do not exist."""
-    settings = {one.name for one in fields(Config)}
-    found = []
-    for code in CODE.findall(text):
-        setting = SETTING.match(code)
-        if (
-            (setting and setting[1] not in settings)
-            or (FOLDER.fullmatch(code) and not (ROOT / code).is_dir())
-            or (FILE.fullmatch(code) and "/" in code and not (ROOT / code).is_file())
-            or (FILE.fullmatch(code) and "/" not in code and code not in NAMES)
-        ):
-            found.append(code)
-    return found
+    """Return the names of files, without a folder, that no file has."""
+    return [name for name in BARE_NAME.findall(text) if name not in FILES]
 
 
 @pytest.mark.parametrize("path", PAGES, ids=name_of)
-def test_a_page_names_only_what_exists(path: Path) -> None:
+def test_a_page_names_only_files_that_exist(path: Path) -> None:
     assert missing(path.read_text("utf-8")) == []
 
 
 def test_a_missing_file_is_found() -> None:
-    assert missing("`storage/event/` `storage/gone/` `graph.py` `gone.py` `Config.gone`") == [
-        "storage/gone/",
-        "gone.py",
-        "Config.gone",
-    ]
+    assert missing("`graph.py` `gone.py` `storage/gone.py`") == ["gone.py"]
 
 
 @pytest.mark.parametrize("folder", ["internals", "decisions"])
