@@ -7,8 +7,8 @@ v2           room versions 2 to 11 (v2) and 12 (v2.1): the phases; power_order, 
              are its three parts
 resolve      the entry points
 needed       the events to load before `resolve_conflicts`
-incremental  versions 2 and 2.1 incrementally, from an earlier result; ledger is its part that
-             checks
+incremental  versions 2 and 2.1 incrementally, from an earlier result; incremental_checks is its
+             part that checks
 
 An event whose auth check needs a missing event is skipped; it never stops a resolution.
 """
