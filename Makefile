@@ -7,7 +7,7 @@ LOCK   := .ci/requirements.lock
 PIP    := $(BIN)/python -m pip --quiet --disable-pip-version-check
 DEBIAN := /usr/lib/postgresql/15/bin
 
-MKDOCS := NO_MKDOCS_2_WARNING=true $(BIN)/mkdocs build --quiet --strict
+MKDOCS := NO_MKDOCS_2_WARNING=true $(BIN)/mkdocs build --strict
 
 BENCH  ?= --quick
 

@@ -1,0 +1,15 @@
+"""The pages that are made from the code, by their path below docs."""
+
+from docs.generate import api, command_line, errors, metrics, schema_page, settings
+
+
+def generated_pages() -> dict[str, str]:
+    """Return all pages. No database is needed."""
+    return {
+        "reference/cli.md": command_line.text(),
+        "reference/config.md": settings.text(),
+        "reference/errors.md": errors.text(),
+        "reference/metrics.md": metrics.text(),
+        "reference/schema.md": schema_page.text(),
+        **{f"reference/api/{name}.md": text for name, text in api.pages().items()},
+    }

@@ -1,0 +1,291 @@
+"""`reference/api/…`: one page for each subject, with directives for mkdocstrings."""
+
+import ast
+import inspect
+from collections.abc import Iterator
+from typing import Final, NamedTuple
+
+import storage.testing
+from docs.generate.markup import one_line, page, table
+from storage.store import facade
+from storage.store.facade import Store
+
+
+class Subject(NamedTuple):
+    """A page: the modules whose calls of `Store` it has, and further names."""
+
+    name: str
+    title: str
+    said: str
+    modules: tuple[str, ...] = ()
+    names: tuple[str, ...] = ()
+
+
+SUBJECTS: Final = (
+    Subject(
+        "opening",
+        "Opening",
+        "`storage.open` is an async context manager. It yields the `Store`, whose calls the other "
+        "pages describe. Several stores may be open on one database, in one process or in many. "
+        "[Configuration](../config.md) lists the fields of `Config`.",
+        names=("open", "Store", "Config", "__version__"),
+    ),
+    Subject(
+        "writing",
+        "Writing",
+        "A PDU is the received JSON, as bytes or as a dict. The bytes are stored as they are; a "
+        "dict is encoded as canonical JSON first.",
+        modules=("writing",),
+        names=(
+            "AppendResult",
+            "persist.append.AppendOptions",
+            "persist.model.results.Origin",
+            "persist.model.results.Outcome",
+            "persist.receive.Pdu",
+            "persist.receive.VerifyKeys",
+            "persist.stripped_state.StrippedState",
+        ),
+    ),
+    Subject(
+        "reading",
+        "Reading",
+        "These calls return events by id, and decide which of them a reader may see.",
+        modules=("reading",),
+        names=("StoredEvent",),
+    ),
+    Subject(
+        "state",
+        "State",
+        "A state map is a dict from (type, state key) to the event id. The state before an event "
+        "does not contain it, and the state after it does.",
+        modules=("states",),
+    ),
+    Subject(
+        "sync",
+        "Sync",
+        "The parts of the client-server API's /sync that are room events.",
+        modules=("syncing",),
+        names=(
+            "SyncFilter",
+            "EventFilter",
+            "Sync",
+            "JoinedRoom",
+            "InvitedRoom",
+            "KnockedRoom",
+            "LeftRoom",
+            "Timeline",
+            "RoomSummary",
+        ),
+    ),
+    Subject(
+        "pages",
+        "Pages",
+        "History in topological order, and what relates to an event.",
+        modules=("pages",),
+        names=("Page", "Gap", "Context", "RelationsPage", "Aggregations", "ThreadSummary"),
+    ),
+    Subject(
+        "federation",
+        "Federation",
+        "Responses to other servers. With a server name, events that the server may not see are "
+        "redacted.",
+        modules=("federation",),
+        names=("StateIds",),
+    ),
+    Subject(
+        "gaps",
+        "Gaps",
+        "Places where history is missing, and when to request it again.",
+        modules=("missing",),
+        names=("OpenGap",),
+    ),
+    Subject(
+        "streams",
+        "Streams",
+        "`store.streams` maps names to streams. `store.account_data`, `store.to_device` and "
+        "`store.receipts` store what clients send besides events. `store.notifier` waits for news. "
+        "[Tokens](../tokens.md) describes positions and tokens.",
+        names=(
+            "streams.registry.Stream",
+            "streams.account_data.AccountData",
+            "streams.to_device.ToDevice",
+            "streams.receipts.Receipts",
+            "streams.notifier.Notifier",
+            "streams.VectorPosition",
+            "streams.SyncToken",
+            "streams.PaginationToken",
+            "streams.RoomsToken",
+            "streams.IdGenerator",
+            "streams.Reservation",
+        ),
+    ),
+    Subject(
+        "replication",
+        "Replication",
+        "Processes publish their commits to each other. [Replication](../replication.md) describes "
+        "the lines.",
+        names=(
+            "replication.Server",
+            "replication.Client",
+            "replication.Handlers",
+            "replication.ReplicationPeer",
+            "replication.Hub",
+            "replication.redis_transport.RedisTransport",
+            "replication.commands.parse",
+            "replication.tls.server_context",
+            "replication.tls.client_context",
+        ),
+    ),
+    Subject(
+        "events",
+        "Events",
+        "Pure functions on PDUs: room versions, parsing, hashes, redaction and signatures.",
+        names=tuple(f"event.{name}" for name in storage.event.__all__),
+    ),
+    Subject(
+        "authorisation",
+        "Authorisation and visibility",
+        "Pure functions: the authorisation rules, state resolution, and the rule of history "
+        "visibility.",
+        names=(
+            "auth.check",
+            "auth.check_auth_events",
+            "auth.keys_needed",
+            "auth.auth_event_keys",
+            "auth.redaction_allowed",
+            "auth.resolve",
+            "visibility.user_may_see",
+            "visibility.server_may_see",
+        ),
+    ),
+    Subject(
+        "identifiers",
+        "Identifiers",
+        "Names for kinds of text, so that a type checker keeps them apart. At run time they are "
+        "str.",
+        names=("RoomId", "EventId", "UserId", "ServerName", "StateKey"),
+    ),
+    Subject(
+        "maintenance",
+        "Maintenance",
+        "The functions behind the commands of an operator. They take the `Database` of a store, "
+        "`store.database`.",
+        names=(
+            "maintenance.purge.purge_history",
+            "maintenance.purge.purge_room",
+            "maintenance.purge.purge_retention",
+            "maintenance.purge.resume",
+            "maintenance.purge.jobs",
+            "maintenance.purge.Purged",
+            "maintenance.purge.PurgeJob",
+            "maintenance.censor.censor",
+            "maintenance.censor.Censored",
+            "maintenance.verify.verify",
+            "maintenance.verify.Finding",
+            "maintenance.repair.repair",
+            "maintenance.repair.rebuild_visibility",
+            "maintenance.state_group_gc.collect_all",
+            "maintenance.state_group_gc.Collected",
+            "database.migrate.migrate",
+            "database.migrate.MigrationOptions",
+        ),
+    ),
+    Subject(
+        "observability",
+        "Observability",
+        "[Metrics](../metrics.md) lists the metrics.",
+        names=(
+            "observability.prometheus.expose",
+            "observability.opentelemetry.enable",
+        ),
+    ),
+    Subject(
+        "pipeline",
+        "Spark",
+        "Bulk work on Spark. It needs the extra `spark` and Java 17.",
+        names=(
+            "pipeline.RoomEvents",
+            "pipeline.import_archive",
+            "pipeline.ImportSummary",
+            "pipeline.import_synapse",
+            "pipeline.Synapse",
+            "pipeline.export_parquet",
+            "pipeline.Export",
+            "pipeline.verify",
+            "pipeline.rebuild",
+            "pipeline.statistics",
+            "pipeline.Statistics",
+        ),
+    ),
+    Subject(
+        "testing",
+        "Testing",
+        "Signed rooms for the tests of a homeserver.",
+        names=tuple(f"testing.{name}" for name in storage.testing.__all__),
+    ),
+)
+
+
+OPTIONS: Final = {
+    "Store": """
+    options:
+      members: [measures]
+      inherited_members: true""",
+    "Config": """
+    options:
+      members: [from_env]""",
+}
+"""Names whose other members have pages of their own."""
+
+
+def pages() -> dict[str, str]:
+    """Return the pages by name."""
+    return {subject.name: text(subject) for subject in SUBJECTS} | {"index": index()}
+
+
+def text(subject: Subject) -> str:
+    """Return the page of a subject."""
+    listed = [*calls_of(subject), *subject.names]
+    directives = [f"::: storage.{name}{OPTIONS.get(name, '')}" for name in listed]
+    return page(f"# {subject.title}", subject.said, *directives)
+
+
+def calls_of(subject: Subject) -> Iterator[str]:
+    """Yield the calls of `Store` that belong to a subject, as `Store.…`."""
+    yield from (f"Store.{name}" for name, module in calls() if module in subject.modules)
+
+
+def calls() -> Iterator[tuple[str, str]]:
+    """Yield the calls of `Store` as `facade` lists them, each with its module."""
+    [store] = [
+        node
+        for node in ast.parse(inspect.getsource(facade)).body
+        if isinstance(node, ast.ClassDef) and node.name == Store.__name__
+    ]
+    for node in store.body:
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Attribute):
+            yield ast.unparse(node.targets[0]), ast.unparse(node.value.value)
+
+
+def index() -> str:
+    """Return the overview: each call in a sentence."""
+    subjects = [
+        [f"[{one.title}]({one.name}.md)", one.said.split(". ")[0].rstrip(".") + "."]
+        for one in SUBJECTS
+    ]
+    rows = [
+        [f"[`{name}`][storage.Store.{name}]", _sentence(getattr(Store, name))]
+        for name, _ in calls()
+    ]
+    return page(
+        "# API",
+        "Everything that does I/O is a coroutine. Ids are text, and times are milliseconds since "
+        "1970, UTC. Results are frozen. Names that a page does not have are no part of the API.",
+        table(["Page", "Subject"], subjects),
+        f"## Calls of a store\n\n{table(['Call', 'Purpose'], rows)}",
+    )
+
+
+def _sentence(call: object) -> str:
+    first = one_line((inspect.getdoc(call) or "").split("\n\n")[0])
+    return first.split(". ")[0].rstrip(".") + "."

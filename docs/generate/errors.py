@@ -1,0 +1,49 @@
+"""`reference/errors.md`: the tree of errors, with the meaning and the attributes of each."""
+
+import inspect
+from collections.abc import Iterator
+from typing import Final
+
+from docs.generate.markup import one_line, page
+from storage import errors
+from storage.cli.app import _exit_code
+from storage.errors import StorageError
+
+INTRODUCTION: Final = """
+# Errors
+
+Every error that the library raises on purpose is a `StorageError`. Errors of the driver are
+translated: a caller never gets one of asyncpg's. A PDU that is refused is no error: its
+`AppendResult` has the outcome and the reason.
+
+Attributes carry the ids, positions and names that are involved. Errors can be pickled. The command
+line prints the message, and ends with the [exit code](cli.md#exit-codes) in parentheses.
+
+## The tree
+"""
+
+
+def text() -> str:
+    """Return the page."""
+    tree = "\n".join(_tree(StorageError, 0))
+    return page(INTRODUCTION, tree, "## Each error", *_sections(StorageError))
+
+
+def _tree(error: type[StorageError], level: int) -> Iterator[str]:
+    code = int(_exit_code(error.__new__(error)))
+    meaning = one_line((error.__doc__ or "").split("\n\n")[0])
+    yield f"{'    ' * level}- [`{error.__name__}`][storage.{error.__name__}] ({code}): {meaning}"
+    for child in children(error):
+        yield from _tree(child, level + 1)
+
+
+def _sections(error: type[StorageError]) -> Iterator[str]:
+    yield f"::: storage.{error.__name__}\n    options:\n      heading_level: 3"
+    for child in children(error):
+        yield from _sections(child)
+
+
+def children(error: type[StorageError]) -> list[type[StorageError]]:
+    """Return the public subclasses, in the order of the source."""
+    public = [child for child in error.__subclasses__() if child.__module__ == errors.__name__]
+    return sorted(public, key=lambda child: inspect.getsourcelines(child)[1])
