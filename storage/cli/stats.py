@@ -1,7 +1,8 @@
 """`room-storage stats`: count the contents of the store and measure its size on disk."""
 
+import time
 from collections.abc import Sequence
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, Final, NamedTuple
 
 import typer
 
@@ -9,6 +10,7 @@ from storage.cli.common import DsnOption, JsonOption, print_json, print_rows, pr
 from storage.cli.interrupt import run
 from storage.cli.maintaining import maintained
 from storage.database.connection import Connection
+from storage.maintenance.growth import Forecast, Growth, forecast, growth
 from storage.maintenance.sizes import (
     LargeState,
     StoreCounts,
@@ -18,6 +20,12 @@ from storage.maintenance.sizes import (
     table_sizes,
 )
 
+GROWTH_METHOD: Final = (
+    "Growth is the events received in a period, times the bytes of all tables and indexes by event."
+    "\nAn import counts on its day. Purged events do not count. The rate of a younger store is that"
+    " of its age,\nof one day at least."
+)
+
 
 class Stats(NamedTuple):
     """Everything that the command shows."""
@@ -25,6 +33,8 @@ class Stats(NamedTuple):
     counts: StoreCounts
     tables: list[TableSize]
     states: list[LargeState]
+    growth: list[Growth]
+    forecast: list[Forecast]
 
 
 def command(
@@ -33,13 +43,14 @@ def command(
     top: Annotated[int, typer.Option(help="The number of largest states to show.")] = 10,
     as_json: JsonOption = False,
 ) -> None:
-    """Show rooms, events, sizes on disk per table and per event, and the largest states."""
+    """Show rooms, events, sizes per table and event, growth, and the largest states."""
     stats = run(_stats(dsn, top))
     if as_json:
         print_json(as_document(stats))
         return
     print_values(overview(stats), as_json=False)
     print_rows("On disk, in bytes", *table_rows(stats), as_json=False)
+    print_growth(stats)
     states = [tuple(state) for state in stats.states]
     print_rows(
         "Largest states", ["room", "version", "entries", "joined", "groups"], states, as_json=False
@@ -48,7 +59,15 @@ def command(
 
 async def read_stats(conn: Connection, top: int = 10) -> Stats:
     """Return the statistics of `room-storage stats`."""
-    return Stats(await counts(conn), await table_sizes(conn), await largest_states(conn, top))
+    found, tables = await counts(conn), await table_sizes(conn)
+    grown = await growth(conn, bytes_per_event(found, tables), time.time_ns() // 1_000_000)
+    expected = forecast(found.database_bytes, grown)
+    return Stats(found, tables, await largest_states(conn, top), grown, expected)
+
+
+def bytes_per_event(found: StoreCounts, tables: list[TableSize]) -> float:
+    """Return the bytes of all tables and indexes by event."""
+    return sum(table.total_bytes for table in tables) / max(found.events, 1)
 
 
 def as_document(stats: Stats) -> dict[str, Any]:
@@ -61,6 +80,8 @@ def as_document(stats: Stats) -> dict[str, Any]:
             table._asdict() | {"bytes_per_event": _per(table.total_bytes, events)}
             for table in stats.tables
         ],
+        "growth": [period._asdict() for period in stats.growth],
+        "forecast": [expected._asdict() for expected in stats.forecast],
         "largest_states": [state._asdict() for state in stats.states],
     }
 
@@ -101,6 +122,22 @@ def table_rows(stats: Stats) -> tuple[list[str], list[tuple[str, ...]]]:
         for name, sizes in rows
     ]
     return ["table", "heap", "large values", "indexes", "together", "an event"], cells
+
+
+def print_growth(stats: Stats) -> None:
+    """Print the growth of each period, and the forecast, for people."""
+    periods = [
+        (_days("last", one.days), *(f"{value:,}" for value in one[2:])) for one in stats.growth
+    ]
+    columns = ["period", "events", "events a day", "bytes a day"]
+    print_rows("Growth", columns, periods, as_json=False)
+    sizes = [(_days("in", one.days), f"{one.database_bytes:,}") for one in stats.forecast]
+    print_rows("Forecast, at the rate of the last 30 days", ["", "bytes"], sizes, as_json=False)
+    typer.echo(GROWTH_METHOD)
+
+
+def _days(word: str, days: int) -> str:
+    return f"{word} {days} days" if days > 1 else f"{word} day"
 
 
 def _per(size: int, events: int) -> float:

@@ -24,6 +24,8 @@ SELECT
 FROM events e
 """
 
+SQL_DATABASE: Final[LiteralString] = "SELECT pg_database_size(current_database())"
+
 SQL_TABLES: Final[LiteralString] = """
 SELECT
     c.relname::text AS table_name,
@@ -105,6 +107,11 @@ async def counts(conn: Connection) -> StoreCounts:
     row = await conn.fetchrow(SQL_COUNTS, row=StoreCounts)
     assert row is not None, "an aggregate has a row"  # noqa: S101  # for the types
     return row
+
+
+async def database_bytes(conn: Connection) -> int:
+    """Return the size of the whole database."""
+    return int(await conn.fetchval(SQL_DATABASE))
 
 
 async def table_sizes(conn: Connection) -> list[TableSize]:

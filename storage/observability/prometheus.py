@@ -6,7 +6,8 @@
     expose(store, my_registry)  # or in another one
 
 Counters and timings come from `storage.observability.counters`. Current values (queues, positions,
-caches, connections) are looked up at the scrape: a store that nobody scrapes does nothing for this.
+caches, connections) are looked up at the scrape, and sizes on disk are measured once a minute at
+most: a store that nobody scrapes does nothing for this.
 `room-storage serve --http-port` serves them by itself. Labels are names of calls, outcomes,
 classes of errors, caches, streams and writers; never users, rooms or events. One store per
 registry: a second one needs a registry of its own.
@@ -14,6 +15,7 @@ registry: a second one needs a registry of its own.
 docs/grafana.json and docs/alerts.yml use these metrics.
 """
 
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import accumulate
 from typing import Final
@@ -145,6 +147,11 @@ def streams(store: Store) -> Iterator[Metric]:
             lags.add_metric([name, instance_name], furthest - position)
     yield positions
     yield lags
+    yield _gauge(
+        "stream_poll_age_seconds",
+        "Seconds since the positions of all writers were last read.",
+        time.monotonic() - store.measures.streams_polled_at,
+    )
 
 
 def database(store: Store) -> Iterator[Metric]:
@@ -177,12 +184,37 @@ def database(store: Store) -> Iterator[Metric]:
     )
 
 
+def sizes(store: Store) -> Iterator[Metric]:
+    """Yield the sizes on disk, at most a minute older than the scrape before."""
+    size = GaugeMetricFamily(
+        f"{PREFIX}_table_bytes",
+        "Bytes on disk of a table: rows, large values (TOAST), indexes.",
+        labels=["table", "part"],
+    )
+    rows = GaugeMetricFamily(
+        f"{PREFIX}_table_rows", "Rows of a table, as Postgres estimates them.", labels=["table"]
+    )
+    database = GaugeMetricFamily(f"{PREFIX}_database_bytes", "Bytes on disk of the database.")
+    known = store.sizes.latest()
+    if known is not None:
+        database.add_metric([], known.database_bytes)
+        for table in known.tables:
+            rows.add_metric([table.table_name], table.rows_estimate)
+            size.add_metric([table.table_name, "rows"], table.table_bytes)
+            size.add_metric([table.table_name, "large_values"], table.toast_bytes)
+            size.add_metric([table.table_name, "indexes"], table.index_bytes)
+    yield size
+    yield rows
+    yield database
+
+
 PARTS: Final[tuple[Callable[[Store], Iterator[Metric]], ...]] = (
     calls,
     writer,
     caches,
     streams,
     database,
+    sizes,
 )
 
 
@@ -197,7 +229,7 @@ def _counters(name: str, documentation: str, label: str, values: Mapping[str, in
     return family
 
 
-def _gauge(name: str, documentation: str, value: int) -> Metric:
+def _gauge(name: str, documentation: str, value: float) -> Metric:
     return GaugeMetricFamily(f"{PREFIX}_{name}", documentation, value=value)
 
 

@@ -6,6 +6,7 @@ Each subject has a module of calls. They are functions whose first argument is a
 
 from storage import arguments as args
 from storage.database.connection import Database
+from storage.maintenance.size_cache import SizeCache
 from storage.observability.counters import Measures
 from storage.persist import Writer
 from storage.queries.events import StoredEvent
@@ -33,6 +34,7 @@ class StoreCore:
         self.server_name = identity.server_name
         self.instance_name = identity.instance_name
         self.deployment_id = identity.deployment_id
+        self.sizes = SizeCache(database)
         self.notifier = Notifier(streams, remembered=database.config.notifier_keys_max)
         self.caches: ReadCaches[StoredEvent, StateMap] = ReadCaches.of(
             database.config, streams.feed, self._furthest()

@@ -64,6 +64,7 @@ async def open_store(
         )
         store = Store(*await stack.enter_async_context(opening))
         stack.callback(store.notifier.close)
+        stack.push_async_callback(store.sizes.close)
         yield store
 
 

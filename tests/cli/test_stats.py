@@ -30,7 +30,18 @@ async def test_counts_and_sizes_for_programs(dsn: str) -> None:
         == events["table_bytes"] + events["toast_bytes"] + events["index_bytes"]
         > counts["json_bytes"]
     )
-    assert sum(table["total_bytes"] for table in told["tables"]) < counts["database_bytes"]
+    whole = sum(table["total_bytes"] for table in told["tables"])
+    assert whole < counts["database_bytes"]
+    assert [(one["days"], one["days_measured"], one["events"]) for one in told["growth"]] == [
+        (1, 1.0, 120),
+        (7, 1.0, 120),
+        (30, 1.0, 120),
+    ]
+    assert {one["bytes_per_day"] for one in told["growth"]} == {whole}
+    assert told["forecast"] == [
+        {"days": days, "database_bytes": counts["database_bytes"] + days * whole}
+        for days in (30, 90, 365)
+    ]
 
 
 def test_an_empty_database_for_people(dsn: str) -> None:
@@ -38,3 +49,7 @@ def test_an_empty_database_for_people(dsn: str) -> None:
     assert (done.returncode, done.stderr) == (0, "")
     assert ["events", "0"] in [line.split() for line in done.stdout.splitlines()]
     assert "On disk" in done.stdout
+    assert ["last", "day", "0", "0.0", "0"] in [
+        line.replace("│", " ").split() for line in done.stdout.splitlines()
+    ]
+    assert "Growth is the events received in a period, times the bytes" in done.stdout

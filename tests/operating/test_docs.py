@@ -49,6 +49,7 @@ async def exposed(dsn: str) -> dict[str, set[str]]:
     async with storage.open(dsn, server_name=SERVER, config=Config(pool_size_max=2)) as store:
         collector = expose(store, registry)
         await work(store)
+        await store.sizes.measured()
         return {name: labels for family in collector.collect() for name, labels in series(family)}
 
 

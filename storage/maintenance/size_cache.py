@@ -1,0 +1,75 @@
+"""The sizes of tables for metrics: read from the database at most once a minute, and on request.
+
+A scrape gets the sizes that are known, and starts a new measurement where they are old. So it never
+waits for the database, and a store that nobody scrapes measures nothing.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+from storage.database.connection import Database
+from storage.errors import StorageError
+from storage.maintenance.sizes import TableSize, database_bytes, table_sizes
+from storage.observability.outages import Outage
+
+logger = logging.getLogger(__name__)
+
+FRESH_SECONDS: Final = 60.0
+
+
+class Sizes(NamedTuple):
+    """The size of the database, and of each table."""
+
+    database_bytes: int
+    tables: list[TableSize]
+
+
+class SizeCache:
+    """The last measured sizes. Create it in the event loop of the database."""
+
+    def __init__(self, database: Database, clock: Callable[[], float] = time.monotonic) -> None:
+        self._database = database
+        self._clock = clock
+        self._loop = asyncio.get_running_loop()
+        self._outage = Outage(logger, "the measurement of the tables")
+        self._known: Sizes | None = None
+        self._due = float("-inf")
+        self._task: asyncio.Task[None] | None = None
+        self._closed = False
+
+    def latest(self) -> Sizes | None:
+        """Return the known sizes, None at first; may be called from any thread."""
+        if self._clock() >= self._due and not self._closed and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._measure)
+        return self._known
+
+    async def measured(self) -> None:
+        """Wait for the end of the measurement that runs, if one does."""
+        await asyncio.sleep(0)  # for a request that was made just now
+        if self._task is not None:
+            await asyncio.wait([self._task])
+
+    async def close(self) -> None:
+        """Measure nothing from now on."""
+        self._closed = True
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+
+    def _measure(self) -> None:
+        """Start a measurement, unless another request did."""
+        if self._clock() >= self._due and not self._closed:
+            self._due = self._clock() + FRESH_SECONDS
+            self._task = self._loop.create_task(self._read(), name="table-sizes")
+
+    async def _read(self) -> None:
+        try:
+            async with self._database.connection() as conn:
+                self._known = Sizes(await database_bytes(conn), await table_sizes(conn))
+        except StorageError as error:
+            self._outage.failed(f"the tables cannot be measured: {error}")
+        else:
+            self._outage.recovered()
