@@ -77,10 +77,10 @@ def series(family: Any) -> Iterator[tuple[str, set[str]]]:
 
 
 def test_alerts_are_whole() -> None:
-    assert len({rule["alert"] for rule in rules()}) == 10
+    assert len({rule["alert"] for rule in rules()}) == len(rules()) == 14
     for rule in rules():
         assert set(rule) == {"alert", "expr", "for", "labels", "annotations"}
-        assert set(rule["annotations"]) == {"summary", "action"}
+        assert set(rule["annotations"]) == {"summary", "action", "runbook"}
         assert len(rule["annotations"]["action"]) > 80
         assert rule["labels"]["severity"] in {"info", "warning", "critical"}
         assert rule["expr"].count("(") == rule["expr"].count(")")
