@@ -21,6 +21,7 @@ PAGES = pages()
 NOT_RUN: Final[dict[str, int]] = {
     "docs/how-to/backup-and-restore.md": 2,
     "docs/how-to/damaged-indexes.md": 1,
+    "docs/how-to/serve.md": 2,
     "docs/how-to/write-a-page.md": 1,
     "docs/tutorial/index.md": 1,
 }

@@ -29,6 +29,8 @@ SETTINGS: Final = {
     "STORAGE_DATA_DIR",
     "STORAGE_DSN",
     "STORAGE_DSN_FILE",
+    "STORAGE_LOG_FORMAT",
+    "STORAGE_LOG_LEVEL",
     "STORAGE_ROLE_PREFIX",
     "STORAGE_SERVER_NAME",
     *(f"STORAGE_{field.name.upper()}" for field in fields(Config)),
@@ -52,8 +54,12 @@ def commands(text: str) -> Iterator[list[str]]:
 def wrong_words(words: list[str]) -> Iterator[str]:
     """Yield the subcommand or the options that `room-storage` does not have."""
     command: Any = typer.main.get_command(app)
+    is_value = False
     for position, word in enumerate(words):
         name = word.strip("[].,:'\"")
+        if is_value:
+            is_value = False
+            continue
         if isinstance(command, TyperGroup) and not name.startswith("-"):
             if not re.fullmatch(r"[a-z][a-z-]*", name):
                 return
@@ -67,6 +73,12 @@ def wrong_words(words: list[str]) -> Iterator[str]:
             }
             if option[0] not in known | {"--help", "-h"}:
                 yield " ".join(words[: position + 1])
+            is_value = isinstance(command, TyperGroup) and takes_value(command, option[0])
+
+
+def takes_value(group: TyperGroup, option: str) -> bool:
+    """Return whether the next word is the value of this option, and no command."""
+    return any(option in param.opts and not getattr(param, "is_flag", 0) for param in group.params)
 
 
 def missing_files(texts: Iterable[str]) -> list[str]:
@@ -134,6 +146,9 @@ def test_what_does_not_exist_is_found() -> None:
     assert wrong == ["no", "gc --no", "purge --nor"]
     page = "`room-storage spark import x --server-name y`, `room-storage --help`, room-storage is"
     assert [word for words in commands(page) for word in wrong_words(words)] == []
+    page = "`room-storage --log-level debug no`, `room-storage --version`, `room-storage --no x`"
+    wrong = [word for words in commands(page) for word in wrong_words(words)]
+    assert wrong == ["--log-level debug no", "--no", "--no x"]
     assert unknown_settings("STORAGE_POOL_SIZE_MAX STORAGE_NOTHING") == ["STORAGE_NOTHING"]
     named = ["store.sync(user)", "store.no()", "Config.no", "storage.Sync", "storage.No"]
     assert list(unknown_names(named)) == ["store.no", "Config.no", "storage.No"]

@@ -21,7 +21,7 @@ from storage.testing import Odd, RoomBuilder, build_room
 from tests.maintenance.rooms import LIVELY, SERVER, findings
 
 ALICE, MALLORY = "@alice:s1.test", "@mallory:s2.test"
-README = (Path(__file__).resolve().parents[2] / "README.md").read_text(encoding="utf-8")
+DOCS = Path(__file__).resolve().parents[2] / "docs"
 STANDARD = set(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 SQL_KILL = """
 SELECT pg_terminate_backend(pid)
@@ -179,11 +179,8 @@ def test_all_loggers_are_documented() -> None:
         if name.startswith("storage.") and isinstance(one, logging.Logger)
     }
     assert len(known) > 10
-    rows = [
-        row
-        for row in README.split("### Tracing and logs")[1].split("###")[0].splitlines()
-        if row.startswith("| `storage")
-    ]
+    page = (DOCS / "how-to/monitoring.md").read_text(encoding="utf-8")
+    rows = [row for row in page.splitlines() if row.startswith("| `storage")]
     named = [
         name.strip("`").removesuffix(".*")
         for row in rows
