@@ -54,7 +54,7 @@ from tests.postgres import client_programs
 DSN: Final = re.compile(r"postgres(?:ql)?://[^\s'\"<>`,)]*")
 SHELL_DSN: Final = re.compile(rf"(['\"]?){DSN.pattern}\1")
 EVENT: Final = re.compile(r"(?<=['\"])\$event(?=['\"])")
-SECONDS: Final = 60
+SECONDS: Final = 120
 WRAPPED: Final = """
 set -a; [ ! -f .exported ] || . ./.exported; set +a
 trap 'declare -px > .exported' EXIT

@@ -22,6 +22,7 @@ NOT_RUN: Final[dict[str, int]] = {
     "docs/how-to/backup-and-restore.md": 2,
     "docs/how-to/damaged-indexes.md": 1,
     "docs/how-to/serve.md": 2,
+    "docs/how-to/spark.md": 1,
     "docs/how-to/write-a-page.md": 1,
     "docs/tutorial/index.md": 1,
 }
@@ -36,6 +37,7 @@ CHECKED: Final = {
 }
 
 
+@pytest.mark.timeout(600)  # a job on Spark takes ten seconds, and a minute on a busy machine
 @pytest.mark.xdist_group("docs")
 @pytest.mark.parametrize("page", CHECKED, ids=name_of)
 def test_the_blocks_of_a_page_run(page: Path, page_dsn: str, tmp_path: Path) -> None:
