@@ -6,6 +6,7 @@ tables between them, and the README one short table.
 
 import argparse
 import re
+from collections.abc import Callable
 from pathlib import Path
 from textwrap import fill
 from typing import Any, Final
@@ -120,11 +121,17 @@ def short(document: dict[str, Any]) -> str:
 def rendered(document: dict[str, Any]) -> str:
     """Return the text of the page: environment, writes, reads, limits."""
     results = document["results"]
-    parts = [_where(document), _writes(results["writes"]), _costs(results["writes"])]
+    writes = results["writes"]
+    parts = [_where(document), "### Storing", _writes(writes)]
+    parts += ["### Time and round trips of an event, here / Synapse", _costs(writes)]
+    parts += ["### Bytes of an event, here / Synapse", _bytes(writes)]
     if "disk" in results:  # a run that ended early lacks it, and what follows
-        parts.append(_disk(results["disk"]))
+        parts += ["### Bytes of an event in whole rooms, here / Synapse", _disk(results["disk"])]
     if "reads" in results:
-        parts.append(_reads(results["reads"]))
+        reads = results["reads"]
+        parts += ["### Reading, Synapse's caches emptied", _first_reads(reads)]
+        parts += ["### Reading again, Synapse's caches warm", _second_reads(reads)]
+        parts += ["### Reading, against the bare statement", _limits_of_reads(reads)]
     parts.append(_limits(results) if "limits" in results else fill(ENDED, WIDTH))
     return "\n\n".join(parts)
 
@@ -144,122 +151,98 @@ def _where(document: dict[str, Any]) -> str:
 
 
 def _writes(writes: dict[str, Any]) -> str:
-    lines = [
-        (
-            "| Storing | events/s | Synapse | times as fast, median (rounds) | goal"
-            " | times less CPU time | share of the bare insert |"
-        ),
-        "|---|---|---|---|---|---|---|",
-    ]
-    for name, one in writes.items():
-        ratio = one["ratio"]["events_per_second"]
-        own, theirs = (
-            one["ours"]["events_per_second"]["median"],
-            one["synapse"]["events_per_second"]["median"],
-        )
-        cells = [
+    rows = [
+        [
             name,
-            f"{own:,.0f}",
-            f"{theirs:,.0f}",
-            _ratio(ratio),
+            *(f"{one[side]['events_per_second']['median']:,.0f}" for side in ("ours", "synapse")),
+            _ratio(one["ratio"]["events_per_second"]),
             GOALS.get(name, ""),
             f"{one['ratio']['cpu']['median']:.1f}",
+            f"{one['share_of_limit']['median']:.0%}",
         ]
-        lines.append(_row(cells, f"{one['share_of_limit']['median']:.0%}"))
-    return "\n".join(lines)
+        for name, one in writes.items()
+    ]
+    columns = ["", "events/s", "Synapse", "times as fast, median (rounds)", "goal"]
+    return _table([*columns, "times less CPU time", "share of the bare insert"], rows)
 
 
 def _costs(writes: dict[str, Any]) -> str:
-    lines = [
-        (
-            "| Per event, here / Synapse | Python us | Postgres us | statements | transactions"
-            " | WAL bytes (times less) | bytes of tables and indexes (times less) | goal | raw |"
-        )
+    rows = [
+        [
+            name,
+            *(_pair(one, key, lambda side: f"{side['median']:,.0f}") for key in CPU),
+            *(f"{one['ours'][key]:.2f} / {one['synapse'][key]:.1f}" for key in COUNTS),
+        ]
+        for name, one in writes.items()
     ]
-    lines.append("|---" * 9 + "|")
+    return _table(["", "Python us", "Postgres us", "statements", "transactions"], rows)
+
+
+def _bytes(writes: dict[str, Any]) -> str:
+    rows = []
     for name, one in writes.items():
-        cells = [name]
-        cells += [
-            f"{one['ours'][key]['median']:,.0f} / {one['synapse'][key]['median']:,.0f}"
-            for key in CPU
-        ]
-        cells += [f"{one['ours'][key]:.2f} / {one['synapse'][key]:.1f}" for key in COUNTS]
-        cells += [
-            f"{one['ours'][key]:,} / {one['synapse'][key]:,}"
-            f" ({one['synapse'][key] / one['ours'][key]:.1f})"
-            for key in BYTES
-        ]
-        lines.append(_row([*cells, SIZE_GOALS.get(name, "")], str(one["raw_bytes_per_event"])))
-    return "\n".join(lines)
+        cells = [name, str(one["raw_bytes_per_event"])]
+        for key in BYTES:
+            times = one["synapse"][key] / one["ours"][key]
+            cells += [_pair(one, key, "{:,}".format), f"{times:.1f}"]
+        rows.append([*cells, SIZE_GOALS.get(name, "")])
+    columns = ["", "raw", "WAL", "times less", "tables and indexes", "times less", "goal"]
+    return _table(columns, rows)
 
 
 def _disk(disk: dict[str, Any]) -> str:
-    lines = [
-        (
-            "| Whole rooms, bytes per event | events | raw | tables and indexes, here / Synapse"
-            " | times less | goal | WAL, here / Synapse | times less | goal |"
-        ),
-        "|---|---|---|---|---|---|---|---|---|",
-    ]
+    rows = []
     for name, one in disk.items():
-        size, log = (f"{one['ours'][key]:,} / {one['synapse'][key]:,}" for key in reversed(BYTES))
-        cells = [
-            name,
-            f"{one['events']:,}",
-            str(one["raw_bytes_per_event"]),
-            size,
-            f"{one['ratio']['bytes']:.1f}",
-            SIZE_GOALS.get(name, ""),
-        ]
-        lines.append(_row([*cells, log, f"{one['ratio']['wal']:.1f}"], "3"))
-    return "\n".join(lines)
+        log, size = (_pair(one, key, "{:,}".format) for key in BYTES)
+        cells = [f"{name}, {one['events']:,} events", str(one["raw_bytes_per_event"])]
+        cells += [size, f"{one['ratio']['bytes']:.1f}", SIZE_GOALS.get(name, "")]
+        rows.append([*cells, log, f"{one['ratio']['wal']:.1f}", "3"])
+    columns = ["", "raw", "tables and indexes", "times less", "goal", "WAL", "times less", "goal"]
+    return _table(columns, rows)
 
 
-def _reads(reads: dict[str, Any]) -> str:
-    columns = [
-        "Reading",
-        "ms",
-        "Synapse, caches emptied",
-        "times as fast",
-        "goal",
-        "times less CPU time",
-    ]
-    columns += [
-        "again, ms",
-        "Synapse, caches warm",
-        "times as fast",
-        "times less CPU time",
-        "share of the bare read",
-        "statements",
-    ]
-    lines = [_row(columns[:-1], columns[-1]), "|---" * len(columns) + "|"]
-    for name, one in reads.items():
-        own, cold, warm = (one[side] for side in ("ours", "synapse_cold", "synapse_warm"))
-        again = one.get("ours_again")  # a merge is not repeated
-        cells = [
+def _first_reads(reads: dict[str, Any]) -> str:
+    rows = [
+        [
             name,
-            _ms(own),
-            _ms(cold),
+            _ms(one["ours"]),
+            _ms(one["synapse_cold"]),
             _ratio(one["ratio_cold"]),
             GOALS.get(name, ""),
             f"{one['cpu_ratio_cold']:.1f}",
         ]
-        cells += [
-            "" if again is None else _ms(again),
-            _ms(warm),
+        for name, one in reads.items()
+    ]
+    columns = ["", "ms", "Synapse", "times as fast", "goal", "times less CPU time"]
+    return _table(columns, rows)
+
+
+def _second_reads(reads: dict[str, Any]) -> str:
+    rows = [
+        [
+            name,
+            "" if one.get("ours_again") is None else _ms(one["ours_again"]),  # a merge is once
+            _ms(one["synapse_warm"]),
             _ratio(one["ratio_warm"]),
             f"{one['cpu_ratio_warm']:.1f}",
-            f"{one['share_of_limit']['median']:.0%}" if "share_of_limit" in one else "",
         ]
-        lines.append(
-            _row(
-                cells,
-                " / ".join(
-                    f"{side['statements']:.0f}" for side in (own, again, cold, warm) if side
-                ),
-            )
-        )
-    return "\n".join(lines)
+        for name, one in reads.items()
+    ]
+    return _table(["", "ms", "Synapse", "times as fast", "times less CPU time"], rows)
+
+
+def _limits_of_reads(reads: dict[str, Any]) -> str:
+    sides = ("ours", "ours_again", "synapse_cold", "synapse_warm")
+    rows = [
+        [
+            name,
+            f"{one['share_of_limit']['median']:.0%}" if "share_of_limit" in one else "",
+            *(f"{one[side]['statements']:.0f}" if one.get(side) else "" for side in sides),
+        ]
+        for name, one in reads.items()
+    ]
+    columns = ["", "share of the bare read", "statements", "again", "Synapse", "again"]
+    return _table(columns, rows)
 
 
 def _limits(results: dict[str, Any]) -> str:
@@ -273,6 +256,16 @@ def _limits(results: dict[str, Any]) -> str:
         f"a page takes {1 / page:.1f} times that of its own round (goal: 3).",
         WIDTH,
     )
+
+
+def _table(columns: list[str], rows: list[list[str]]) -> str:
+    lines = [_row(columns[:-1], columns[-1]), "|---" * len(columns) + "|"]
+    return "\n".join([*lines, *(_row(row[:-1], row[-1]) for row in rows)])
+
+
+def _pair(one: dict[str, Any], key: str, shown: Callable[[Any], str]) -> str:
+    """Return a figure of both sides."""
+    return f"{shown(one['ours'][key])} / {shown(one['synapse'][key])}"
 
 
 def _row(cells: list[str], last: str) -> str:
