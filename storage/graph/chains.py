@@ -20,11 +20,11 @@ chains.
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
-from immutables import Map
+from storage.persistent_map import IntMap, Map
 
-Closure = Map[int, int]
+Closure: TypeAlias = IntMap
 """Chain -> the last number on it that an event reaches; an event does not reach itself."""
 
 

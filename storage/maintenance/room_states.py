@@ -9,9 +9,8 @@ means.
 from collections.abc import Iterable
 from typing import Final, LiteralString, NamedTuple
 
-from immutables import Map
-
 from storage.database.connection import Connection
+from storage.persistent_map import IntMap, Map
 from storage.state import delta_levels
 from storage.state.groups import DeltaRow, Group, applied, digest_of, entry_digest, signed
 from storage.state.rows import GroupRow, entries_of
@@ -43,7 +42,7 @@ class GroupPathRow(NamedTuple):
 class FoldedPath(NamedTuple):
     """A prefix of a path: its state, and the digest computed from the entries."""
 
-    entries: "Map[int, int]"
+    entries: IntMap
     digest: int
 
 

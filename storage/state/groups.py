@@ -10,10 +10,9 @@ Keys are state key nids and values event nids; see `storage.state.delta_levels`.
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import product
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeAlias
 
-from immutables import Map
-
+from storage.persistent_map import IntMap, changed
 from storage.state import delta_levels
 
 REMOVED: Final = 0  # the value that removes a key in a delta
@@ -21,7 +20,7 @@ REMOVED: Final = 0  # the value that removes a key in a delta
 FARTHEST: Final = (1 << 31) - 1
 _MASK: Final = (1 << 64) - 1
 
-State = Map[int, int]
+State: TypeAlias = IntMap
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,13 +140,7 @@ def derive(parent: Group, change: Mapping[int, int], state_group: int, audience:
 
 def applied(entries: State, change: Mapping[int, int]) -> State:
     """Return a state with a change applied; `REMOVED` removes the key."""
-    draft = entries.mutate()
-    for key, event in change.items():
-        if event != REMOVED:
-            draft[key] = event
-        elif key in draft:
-            del draft[key]
-    return draft.finish()
+    return changed(entries, change, removed=REMOVED)
 
 
 def _digest_after(parent: Group, change: Mapping[int, int]) -> int:

@@ -3,10 +3,9 @@
 from collections.abc import Collection, Iterable, Mapping
 from typing import Final, LiteralString, TypeAlias
 
-from immutables import Map
-
 from storage.database.connection import Connection
 from storage.errors import StorageCorrupt
+from storage.persistent_map import Map
 from storage.state import delta_levels
 from storage.state.groups import DeltaRow, Group, State, applied
 from storage.state.rows import GroupRow, entries_of
@@ -63,7 +62,7 @@ def group_of(
             "a state group misses rows of its path", state_group=row.state_group, lost=lost
         )
     known = {} if known is None else known
-    entries: Map[int, int] = Map()
+    entries: State = Map()
     steps: tuple[DeltaRow, ...] = ()
     for end in range(1, len(path) + 1):
         prefix = tuple(path[:end])

@@ -204,7 +204,7 @@ def _node(
         + max((graph.nodes[parent].topological for parent in draft.prev_events), default=0),
         origin_server_ts=draft.origin_server_ts,
         state_before=state,
-        state_after=state.set((draft.type, str(key)), event_id) if applied else state,
+        state_after=state.update({(draft.type, str(key)): event_id}) if applied else state,
         expected=expected,
     )
 

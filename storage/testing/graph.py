@@ -9,10 +9,9 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
-from immutables import Map
-
 from storage.event import Event, load
 from storage.ids import EventId, RoomId, StateKey
+from storage.persistent_map import Map
 from storage.testing.model import BuiltEvent, Merged, State
 
 EMPTY_STATE: Final[State] = Map()

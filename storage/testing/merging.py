@@ -13,6 +13,7 @@ from typing import Final
 
 from storage.auth import resolve, resolve_conflicts
 from storage.ids import EventId, StateKey
+from storage.persistent_map import changed
 from storage.testing.graph import EMPTY_STATE, ParsedEvents, RoomGraph
 from storage.testing.model import Merged, State
 
@@ -106,14 +107,7 @@ def _resolved_exactly(graph: RoomGraph, states: Sequence[State]) -> State:
 
 def _updated(state: State, values: Mapping[StateKey, EventId], keys: Iterable[StateKey]) -> State:
     """Return `state` with `keys` as in `values`; drop a key that is missing there."""
-    changed = state.mutate()
-    for key in keys:
-        value = values.get(key)
-        if value is None:
-            changed.pop(key, None)
-        elif changed.get(key) != value:
-            changed[key] = value
-    return changed.finish()
+    return changed(state, {key: values.get(key) for key in keys})
 
 
 def _resolved_nearby(

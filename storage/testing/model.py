@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, Literal, NamedTuple, TypeAlias
 
-from immutables import Map
 from signedjson.types import VerifyKey
 
 from storage.ids import EventId, RoomId, StateKey
+from storage.persistent_map import Map
 
-State: TypeAlias = Map[StateKey, EventId]
+State: TypeAlias = "Map[StateKey, EventId]"
 Origin = Literal["live", "backfill", "outlier"]
 Expected = Literal["stored", "rejected", "soft_failed", "redacted", "invalid"]
 """The expected outcome in a store that got every event in order of creation."""

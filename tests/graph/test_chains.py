@@ -1,7 +1,5 @@
 """The chain cover by hand: begin or continue a chain, which links an event needs, its reach."""
 
-from immutables import Map
-
 from storage.graph.chains import (
     Chain,
     ChainEntry,
@@ -13,6 +11,7 @@ from storage.graph.chains import (
     extended,
     reaches,
 )
+from storage.persistent_map import Map
 
 CREATE, POWER = ChainPosition(1, 1), ChainPosition(2, 1)
 

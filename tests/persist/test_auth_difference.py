@@ -12,7 +12,6 @@ from unittest import mock
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from immutables import Map
 
 import storage
 from storage.database import Connection
@@ -31,6 +30,7 @@ from storage.persist.plan import auth_difference as auth_differences
 from storage.persist.plan.auth_difference import auth_difference
 from storage.persist.plan.auth_walk import AuthChains, auth_graph, walked
 from storage.persist.plan.event import plan_event
+from storage.persistent_map import Map
 from storage.state.groups import Group, root_group
 from storage.state.read import read_groups
 from storage.testing import SHAPES, RoomBuilder, generate_room

@@ -4,12 +4,11 @@ The state of a large room is a thousand times that of a small one. Of an event a
 authorises later events, and not the objects that it read.
 """
 
-from immutables import Map
-
 import storage
 from storage.database.names import InternedNames
 from storage.event import parse
 from storage.persist.model.caches import StateGroupCache
+from storage.persistent_map import Map
 from storage.state.groups import Group, derive, root_group
 from storage.state.read import groups_of
 from storage.state.rows import row_of

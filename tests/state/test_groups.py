@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from immutables import Map
 
 from storage.database.connection import Connection
 from storage.errors import StorageCorrupt
+from storage.persistent_map import Map
 from storage.state import delta_levels
 from storage.state.groups import (
     FARTHEST,

@@ -1,9 +1,9 @@
 """A state group and the row that it is stored as, by hand."""
 
 import pytest
-from immutables import Map
 
 from storage.errors import StorageCorrupt
+from storage.persistent_map import Map
 from storage.state.delta_levels import pack
 from storage.state.groups import (
     DeltaRow,

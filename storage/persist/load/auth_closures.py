@@ -3,11 +3,10 @@
 from collections.abc import Collection
 from typing import Final, LiteralString, NamedTuple
 
-from immutables import Map
-
 from storage.database.connection import Connection
 from storage.graph.chains import ChainPosition
 from storage.persist.model.change_set import ChangeSet
+from storage.persistent_map import Map
 
 SQL_CLOSURES: Final[LiteralString] = """
 WITH RECURSIVE

@@ -2,8 +2,6 @@
 
 from collections.abc import Iterable, Mapping
 
-from immutables import Map
-
 from storage.database.names import InternedNames
 from storage.event import Event
 from storage.graph.chains import Chain, ChainPosition, Closure
@@ -19,6 +17,7 @@ from storage.persist.model.rows import (
     RoomRow,
     VisibilityRow,
 )
+from storage.persistent_map import Map
 from storage.state.groups import DeltaRow as Row
 from storage.state.groups import Group
 from storage.streams.caches import Removed

@@ -5,8 +5,6 @@ A view reads through to the caches of the process, and collects what the batch a
 
 from collections.abc import Hashable, Iterable, Mapping
 
-from immutables import Map
-
 from storage.persist.model.caches import WriterCaches
 from storage.persist.model.missing_data import MissingData
 from storage.persist.model.nid_blocks import NidBlocks
@@ -15,6 +13,7 @@ from storage.persist.model.row_changes import PendingResolution, RoomChanges, St
 from storage.persist.model.rows import (
     Counts,
 )
+from storage.persistent_map import Map
 from storage.state.groups import Group
 
 
@@ -42,7 +41,7 @@ class StateView:
             raise MissingData("groups", (state_group,))
         return group
 
-    def counts_of(self, state_group: int) -> Map[int, Counts]:
+    def counts_of(self, state_group: int) -> "Map[int, Counts]":
         """Return the known counts of users in a state, by principal."""
         return self.counts.get(state_group) or self.caches.counts.get(state_group) or Map()
 

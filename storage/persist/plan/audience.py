@@ -12,8 +12,6 @@ state. Both compare two states only in the keys in which they differ.
 from collections.abc import Iterable
 from typing import Final
 
-from immutables import Map
-
 from storage.database.names import (
     INVITE,
     JOIN,
@@ -32,6 +30,7 @@ from storage.persist.model.rows import (
     PrincipalStanding,
     VisibilityRow,
 )
+from storage.persistent_map import Map
 from storage.state.groups import Group, changed_keys
 from storage.visibility import audience_numbering, audience_ranges
 
@@ -292,7 +291,7 @@ def _principal_names(change_set: ChangeSet, user: str) -> list[str]:
     return [name for name in names if name]
 
 
-def _counts(changes: EventChanges, group: Group, principals: Iterable[int]) -> Map[int, Counts]:
+def _counts(changes: EventChanges, group: Group, principals: Iterable[int]) -> "Map[int, Counts]":
     """Return the joined and invited users in a state, of these principals and maybe of others.
 
     The counts are kept per state. The state of a branch's next event differs from its parent's by

@@ -6,8 +6,6 @@ from a group nearby.
 
 from collections.abc import Mapping
 
-from immutables import Map
-
 from storage.errors import StorageCorrupt
 from storage.ids import EventId
 from storage.persist.model.event_changes import EventChanges
@@ -15,6 +13,7 @@ from storage.persist.model.rows import EventRow
 from storage.persist.plan import audience
 from storage.persist.plan.state_merge import merged_state, same_state
 from storage.persist.plan.topology import ParentEvents
+from storage.persistent_map import Map
 from storage.state.groups import REMOVED, Group, State, derive, root_group
 from storage.visibility.audience_numbering import NOTHING
 
