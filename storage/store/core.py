@@ -4,6 +4,8 @@ Each subject has a module of calls. They are functions whose first argument is a
 `storage.store.facade.Store` lists them as its methods.
 """
 
+from signedjson.types import SigningKey
+
 from storage import arguments as args
 from storage.database.connection import Database
 from storage.maintenance.size_cache import SizeCache
@@ -26,11 +28,17 @@ class StoreCore:
     """An open database of one homeserver."""
 
     def __init__(
-        self, database: Database, streams: Streams, writer: Writer, identity: Identity
+        self,
+        database: Database,
+        streams: Streams,
+        writer: Writer,
+        identity: Identity,
+        signing_key: SigningKey | None = None,
     ) -> None:
         self.database = database
         self.streams = streams
         self.writer = writer
+        self.signing_key = signing_key
         self.server_name = identity.server_name
         self.instance_name = identity.instance_name
         self.deployment_id = identity.deployment_id

@@ -4,7 +4,7 @@ Each call is a function of the module of its subject. It checks its arguments, t
 or a snapshot, and calls one function of a layer below.
 """
 
-from storage.store import federation, pages, reading, states, syncing, writing
+from storage.store import federation, pages, reading, sending, states, syncing, writing
 from storage.store import missing_events as missing
 from storage.store.core import StoreCore
 
@@ -13,6 +13,9 @@ class Store(StoreCore):
     """The rooms of one homeserver, on one database. Open it with `storage.open`."""
 
     append = writing.append
+    create_room = sending.create_room
+    send = sending.send
+    template = sending.template
     erase_user = writing.erase_user
     restore_user = writing.restore_user
 

@@ -7,6 +7,8 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+from signedjson.types import SigningKey
+
 from storage.config import Config
 from storage.database.connection import Database, Observer
 from storage.database.deployment import settled
@@ -40,16 +42,18 @@ async def open_store(
     config: Config | None = None,
     migrate: bool = False,
     observer: Observer | None = None,
+    signing_key: SigningKey | None = None,
 ) -> AsyncIterator[Store]:
     """Open a store for the length of the block.
 
-    ``dsn`` None starts the embedded Postgres and migrates it; with a DSN the schema must be there
-    unless ``migrate`` is set. The first store that opens a database sets its ``server_name``.
-    Later you may leave it out, and another name raises `WrongServerName`. ``instance_name`` must be
-    unique among the processes on the database: 1 to 40 printable ASCII characters without spaces.
-    `InstanceNameTaken` is raised while another process uses the name. ``observer`` is called for
-    every statement. Raise `SchemaOutOfDate`, `DatabaseUnavailable`, or `InputError` for a DSN that
-    cannot be read.
+    ``dsn`` None starts the embedded Postgres and migrates it; with a DSN the schema must be
+    there unless ``migrate`` is set. The first store that opens a database sets its
+    ``server_name``. Later you may leave it out, and another name raises `WrongServerName`.
+    ``instance_name`` must be unique among the processes on the database: 1 to 40 printable
+    ASCII characters without spaces. `InstanceNameTaken` is raised while another process uses
+    the name. ``observer`` is called for every statement. ``signing_key`` signs the events of
+    `Store.send` and `Store.create_room`. Raise `SchemaOutOfDate`, `DatabaseUnavailable`, or
+    `InputError` for a DSN that cannot be read.
     """
     startup.check_name(instance_name)  # before anything is started, or migrated
     config = replace(config or Config.from_env(), instance_name=instance_name)
@@ -62,7 +66,7 @@ async def open_store(
         opening = open_writer(
             dsn, server_name=server_name, config=config, observer=observer, told_of=STREAMS.keys()
         )
-        store = Store(*await stack.enter_async_context(opening))
+        store = Store(*await stack.enter_async_context(opening), signing_key)
         stack.callback(store.notifier.close)
         stack.push_async_callback(store.sizes.close)
         yield store

@@ -29,7 +29,7 @@ from storage.persist.commit.slow_rooms import SlowRooms, has_known_names, share_
 from storage.persist.load.on_demand import load, tells_of
 from storage.persist.model.caches import WriterCaches
 from storage.persist.model.change_set import ChangeSet
-from storage.persist.model.incoming import IncomingEvent
+from storage.persist.model.incoming import AnyEvent
 from storage.persist.model.missing_data import MissingData
 from storage.persist.model.results import AppendResult
 from storage.streams.caches import REMOVED, Removed
@@ -108,7 +108,7 @@ class Writer:
             self._task = None
         await self._lane.close()
 
-    async def append(self, incoming: Sequence[IncomingEvent]) -> list[AppendResult]:
+    async def append(self, incoming: Sequence[AnyEvent]) -> list[AppendResult]:
         """Store a batch and return one result per event, in order. Wait while the queue is full.
 
         A cancelled caller does not cancel the write. Raise the database error if some events could

@@ -7,7 +7,7 @@ from typing import Any
 
 from storage.persist.model.caches import WriterCaches
 from storage.persist.model.change_set import ChangeSet
-from storage.persist.model.incoming import IncomingEvent
+from storage.persist.model.incoming import AnyEvent
 from storage.persist.model.results import AppendResult
 
 
@@ -18,7 +18,7 @@ class AppendRequest:
     ``planned`` counts its events in plans. ``answers`` are the results of its written events.
     """
 
-    incoming: Sequence[IncomingEvent]
+    incoming: Sequence[AnyEvent]
     future: asyncio.Future[list[AppendResult]]
     planned: int = 0
     answers: list[AppendResult] = field(default_factory=list)
@@ -28,10 +28,10 @@ class AppendRequest:
     rooms: frozenset[str] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.rooms = frozenset([one.event.room_id for one in self.incoming])
+        self.rooms = frozenset([one.room_id for one in self.incoming])
 
     @property
-    def rest(self) -> Sequence[IncomingEvent]:
+    def rest(self) -> Sequence[AnyEvent]:
         """Return the events that are not written yet."""
         return self.incoming[len(self.answers) :]
 

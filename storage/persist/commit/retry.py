@@ -31,7 +31,8 @@ from storage.persist.load.on_demand import load
 from storage.persist.load.prefetch import Load, PendingPrefetch, prefetch
 from storage.persist.model.caches import WriterCaches
 from storage.persist.model.change_set import ChangeSet
-from storage.persist.model.incoming import IncomingEvent
+from storage.persist.model.incoming import AnyEvent, IncomingEvent
+from storage.persist.model.local_event import LocalEvent
 from storage.persist.model.missing_data import MissingData, TimeSliceOver
 from storage.persist.model.nid_blocks import NidBlocks
 from storage.persist.model.planning_time import (
@@ -41,7 +42,7 @@ from storage.persist.model.planning_time import (
     TimeSlice,
 )
 from storage.persist.model.results import AppendResult
-from storage.persist.plan.event import plan_event
+from storage.persist.plan.local_event import plan_any
 from storage.persist.write.all_tables import WriteResult, write
 from storage.streams.in_flight import LOST, InFlight
 from storage.streams.position_poller import learn_writers
@@ -63,7 +64,7 @@ JOIN events e USING (event_nid, event_id)
 
 ROUNDS_MAX: Final = 10_000  # per event; a state resolution takes some dozens
 
-Part = tuple[AppendRequest, Sequence[IncomingEvent]]
+Part = tuple[AppendRequest, Sequence[AnyEvent]]
 
 
 class SlowRoomQueue(Protocol):
@@ -151,7 +152,7 @@ class WriteAttempts:
         parts: Sequence[Part],
         load_needs: Load,
         *,
-        named: Sequence[IncomingEvent],
+        named: Sequence[AnyEvent],
         assume_new: bool,
         aside: SlowRoomQueue | None = None,
     ) -> None:
@@ -176,7 +177,7 @@ class WriteAttempts:
         load_needs: Load,
         aside: SlowRoomQueue | None,
         *,
-        named: Sequence[IncomingEvent],
+        named: Sequence[AnyEvent],
         assume_new: bool,
     ) -> None:
         ahead = await prefetch(load_needs, batch.change_set, named, assume_new=assume_new)
@@ -219,14 +220,19 @@ class WriteAttempts:
         The first attempt assumes that the events are new and that no other writer interferes. If
         ``failed`` is given, it counts as that attempt. Later attempts look up everything under the
         rooms' locks. The error of the last attempt is raised.
+
+        Events that are built here are planned without the locks until the last attempt, because
+        planning signs them.
         """
         if failed is None:
             await self._in_flight.ready()
         lost = forgotten = False
+        signs = all(isinstance(one, LocalEvent) for request in requests for one in request.rest)
         for attempt in range(self._most):
             batch = failed if failed is not None and attempt == 0 else self.plan()
+            optimistic = attempt == 0 or (signs and attempt + 1 < self._most)
             try:
-                return await self._attempt(batch, requests, optimistic=attempt == 0)
+                return await self._attempt(batch, requests, optimistic=optimistic)
             except OutcomeUnknown:
                 continue  # the next attempt assumes nothing (`assume_new` in `_attempt`)
             except DatabaseError as error:
@@ -287,7 +293,7 @@ class WriteAttempts:
                 if not optimistic:
                     await conn.execute(
                         SQL_LOCK_ROOMS,
-                        list({one.event.room_id for _, part in parts for one in part}),
+                        list({one.room_id for _, part in parts for one in part}),
                     )
                 incoming = [one for _, part in parts for one in part]
                 await self.extend(
@@ -353,17 +359,19 @@ class WriteAttempts:
 
 def _ids(batch: WriteBatch) -> dict[str, Any]:
     """Return the span attributes of a write."""
-    events = [one.event for request in batch.answers for one in request.incoming]
+    events = [one for request in batch.answers for one in request.incoming]
     ids = {
         "matrix.room_ids": some(one.room_id for one in events),
-        "matrix.event_ids": some(one.event_id for one in events),
+        "matrix.event_ids": some(
+            one.event.event_id for one in events if isinstance(one, IncomingEvent)
+        ),
     }
     return {**ids, "storage.events": batch.size}
 
 
 async def _planned(
     change_set: ChangeSet,
-    part: Sequence[IncomingEvent],
+    part: Sequence[AnyEvent],
     load_needs: Load,
     ahead: PendingPrefetch,
     *,
@@ -385,7 +393,7 @@ async def _planned(
         if change_set.time_slice.is_over:
             await _others(change_set)
         try:
-            answers.append(plan_event(change_set, one))
+            answers.append(plan_any(change_set, one))
         except MissingData as needs:
             answer = await _decide(load_needs, change_set, one, needs, ahead, may_leave=least == 0)
             if answer is None:
@@ -394,14 +402,14 @@ async def _planned(
     return answers
 
 
-def _is_heavy(change_set: ChangeSet, one: IncomingEvent) -> bool:
-    return change_set.states.resolving_seconds.get(one.event.room_id, 0) > HEAVY_SECONDS
+def _is_heavy(change_set: ChangeSet, one: AnyEvent) -> bool:
+    return change_set.states.resolving_seconds.get(one.room_id, 0) > HEAVY_SECONDS
 
 
 async def _decide(
     load_needs: Load,
     change_set: ChangeSet,
-    incoming: IncomingEvent,
+    incoming: AnyEvent,
     lacking: MissingData,
     ahead: PendingPrefetch,
     *,
@@ -425,12 +433,12 @@ async def _decide(
         else:
             await _others(change_set)
         try:
-            return plan_event(change_set, incoming)
+            return plan_any(change_set, incoming)
         except MissingData as needs:
             lacking = needs
     raise StorageCorrupt(
         f"planning does not terminate: {lacking.kind} lacks {some(map(str, lacking.keys))}",
-        event_id=incoming.event.event_id,
+        room_id=incoming.room_id,
     )
 
 

@@ -20,7 +20,7 @@ from storage.persist.commit.requests import AppendRequest, WriteBatch
 from storage.persist.commit.retry import WriteAttempts
 from storage.persist.load.prefetch import Load
 from storage.persist.model.change_set import ChangeSet
-from storage.persist.model.incoming import IncomingEvent
+from storage.persist.model.incoming import AnyEvent
 from storage.persist.model.planning_time import TimeSlice
 
 SLOW_ROOM_SLICE_SECONDS: Final = 0.005
@@ -105,7 +105,7 @@ class SlowRooms:
                 await self._pipeline.write(batch)
 
     # Rows that are read later are guarded by the version of now, even if the caches drop the room.
-    async def _planned(self, request: AppendRequest, part: Sequence[IncomingEvent]) -> WriteBatch:
+    async def _planned(self, request: AppendRequest, part: Sequence[AnyEvent]) -> WriteBatch:
         batch = self._attempts.plan()
         batch.is_aside = True
         batch.change_set.time_slice = TimeSlice(

@@ -10,7 +10,7 @@ from storage.event import Event, relation_of
 from storage.ids import server_name_of
 from storage.persist.model.caches import WriterCaches
 from storage.persist.model.change_set import ChangeSet
-from storage.persist.model.incoming import IncomingEvent
+from storage.persist.model.incoming import AnyEvent, IncomingEvent
 from storage.persist.model.missing_data import MissingData
 from storage.persist.model.nid_blocks import BLOCK_LENGTHS
 
@@ -80,7 +80,7 @@ class PendingPrefetch:
 
 
 async def prefetch(
-    load: Load, change_set: ChangeSet, incoming: Sequence[IncomingEvent], *, assume_new: bool
+    load: Load, change_set: ChangeSet, incoming: Sequence[AnyEvent], *, assume_new: bool
 ) -> PendingPrefetch:
     """Load what the events name: rooms, parents, auth events, states after the parents, names.
 
@@ -88,15 +88,16 @@ async def prefetch(
     assumed to be new. Then the load may still run on return; otherwise it is done.
     """
     lacking = BatchRequest()
-    ids: set[str] = {one.event.event_id for one in incoming}
+    received = [one for one in incoming if isinstance(one, IncomingEvent)]
+    ids: set[str] = {one.event.event_id for one in received}
     own = {
         one
         for one in ids
         if one not in change_set.caches.rows and one not in change_set.events.rows
     }
-    for room_id in {one.event.room_id for one in incoming}:
+    for room_id in {one.room_id for one in incoming}:
         _look_at_room(change_set, room_id, lacking)
-    for one in incoming:
+    for one in received:
         _look(change_set, one, own, lacking)
     assumed = assume_new and not (lacking.rooms or lacking.events)
     if assumed:

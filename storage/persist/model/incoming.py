@@ -1,9 +1,10 @@
-"""A parsed event to store, with what the caller of `append` says about it."""
+"""The events to store: received ones, and those that are built here."""
 
 from typing import NamedTuple
 
 from storage.event import Event
-from storage.ids import EventId
+from storage.ids import EventId, RoomId
+from storage.persist.model.local_event import LocalEvent
 from storage.persist.model.results import Origin
 
 
@@ -18,3 +19,12 @@ class IncomingEvent(NamedTuple):
     origin: Origin
     state_before: tuple[EventId, ...] | None = None
     stripped_state: str | None = None
+
+    @property
+    def room_id(self) -> RoomId:
+        """Return the room of the event."""
+        return self.event.room_id
+
+
+AnyEvent = IncomingEvent | LocalEvent
+"""An event to store: received, or to be built."""

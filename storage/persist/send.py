@@ -1,0 +1,99 @@
+"""`send`: an event of a local user. Only its content is given; the plan builds the rest."""
+
+import secrets
+import time
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple
+
+import orjson
+
+from storage import arguments as args
+from storage.database.connection import Database
+from storage.errors import AuthDenied, InputError, InvalidEvent, StorageCorrupt, UnknownRoom
+from storage.event.building import EventTemplate
+from storage.ids import RoomId, UserId
+from storage.persist.commit.group_commit import Writer
+from storage.persist.load.on_demand import load
+from storage.persist.model.change_set import ChangeSet
+from storage.persist.model.local_event import LocalEvent, Signer
+from storage.persist.model.missing_data import MissingData
+from storage.persist.model.nid_blocks import NidBlocks
+from storage.persist.model.results import AppendResult
+from storage.persist.plan.local_event import template_of
+
+CREATE: Final = "m.room.create"
+OPAQUE_BYTES: Final = 18
+"""Random bytes of an id that this server chooses."""
+
+LOADS_MAX: Final = 100
+"""Most statements for one template; a handful is usual."""
+
+
+class SendRequest(NamedTuple):
+    """The parts of a new event that its sender chooses."""
+
+    room_id: RoomId
+    sender: UserId
+    type: str
+    content: Mapping[str, Any]
+    state_key: str | None = None
+    redacts: str | None = None
+    timestamp_ms: int | None = None
+
+
+async def send(writer: Writer, new: SendRequest, signer: Signer) -> AppendResult:
+    """Build, sign, authorise and store an event; return its result.
+
+    Raise `AuthDenied` if the current state of the room refuses it, `UnknownRoom`, or `InvalidEvent`
+    for a content that no event can have. Nothing is stored then.
+    """
+    if new.type == CREATE:
+        raise InputError("a room begins with create_room, not with a create event")
+    [result] = await writer.append([LocalEvent(_template(new), signer, new.room_id)])
+    if result.event_id is None:
+        raise _refusal(result, new)
+    return result
+
+
+async def template(
+    database: Database, writer: Writer, server_name: str, new: SendRequest
+) -> dict[str, Any]:
+    """Return the PDU that `send` would build now, without hashes and signatures.
+
+    It reads the extremities of the room from the database, and may use cached states. Raise as
+    `send` does.
+    """
+    change_set = ChangeSet(writer.caches, NidBlocks(), server_name)
+    async with database.connection() as conn:
+        await load(conn, change_set, MissingData("rooms", (new.room_id,)))
+        for _ in range(LOADS_MAX):
+            try:
+                return template_of(change_set, _template(new))
+            except MissingData as lacking:
+                await load(conn, change_set, lacking)
+    raise StorageCorrupt("the data of a template is never complete", room_id=new.room_id)
+
+
+def _template(new: SendRequest) -> EventTemplate:
+    """Return the checked parts of a new event; the content is copied."""
+    return EventTemplate(
+        new.room_id,
+        new.sender,
+        args.text(new.type),
+        orjson.loads(args.content(new.content, "content")),
+        None if new.state_key is None else args.text(new.state_key),
+        None if new.redacts is None else args.event(new.redacts),
+        time.time_ns() // 1_000_000 if new.timestamp_ms is None
+        else args.position(new.timestamp_ms, "timestamp_ms"),
+        secrets.token_urlsafe(OPAQUE_BYTES),
+    )  # fmt: skip
+
+
+def _refusal(result: AppendResult, new: SendRequest) -> InputError:
+    """Return the error for an event that was not built."""
+    if result.outcome == "missing_parents":
+        return UnknownRoom(new.room_id)
+    if result.outcome == "invalid":
+        return InvalidEvent(result.reason or "")
+    rule, _, reason = (result.reason or "").partition(": ")
+    return AuthDenied(reason, rule=rule)

@@ -1,0 +1,116 @@
+"""Calls that make events of local users."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from signedjson.types import SigningKey
+
+from storage import arguments as args
+from storage.errors import InputError
+from storage.ids import RoomId, ServerName
+from storage.observability.instrument import measured
+from storage.persist import AppendResult, new_room
+from storage.persist import send as persist
+from storage.persist.model.local_event import Signer
+from storage.persist.new_room import InitialEvent
+from storage.store.core import StoreCore
+
+
+@measured("send")
+async def send(
+    store: StoreCore,
+    room_id: RoomId,
+    sender: str,
+    type: str,  # noqa: A002  # the field of the event
+    content: Mapping[str, Any],
+    *,
+    state_key: str | None = None,
+    redacts: str | None = None,
+    timestamp_ms: int | None = None,
+    signing_key: SigningKey | None = None,
+) -> AppendResult:
+    """Make an event of a local user, store it, and return its result.
+
+    The engine chooses its parents, depth and auth events, signs it with ``signing_key`` (by default
+    that of `storage.open`), and authorises it by the current state of the room. Concurrent sends to
+    a room are all stored and leave one forward extremity. ``timestamp_ms`` is by default now.
+
+    Raise `AuthDenied` for a refused event, `UnknownRoom`, `InvalidIdentifier` for a user of another
+    server, `InvalidEvent` for a content that is too large or no canonical JSON, and `InputError`
+    without a key. Nothing is stored then.
+    """
+    new = persist.SendRequest(
+        args.room(room_id),
+        args.local_user(sender, store.server_name),
+        type,
+        content,
+        state_key,
+        redacts,
+        timestamp_ms,
+    )
+    return await persist.send(store.writer, new, signer_of(store, signing_key))
+
+
+@measured("template")
+async def template(
+    store: StoreCore,
+    room_id: RoomId,
+    sender: str,
+    type: str,  # noqa: A002  # the field of the event
+    content: Mapping[str, Any],
+    *,
+    state_key: str | None = None,
+    redacts: str | None = None,
+) -> dict[str, Any]:
+    """Return an event as `send` would make it now, without hashes and signatures; store nothing.
+
+    Another server asks for it to join, leave or knock. So the sender may be a user of any server.
+    A join that only a restricted join rule allows gets `join_authorised_via_users_server`: a local
+    user with the power to invite. Whether the user is in one of the allowed rooms is for the caller
+    to check. Raise as `send` does.
+
+    Source: server-server API, /make_join, /make_leave, /make_knock; room version 8.
+    """
+    new = persist.SendRequest(
+        args.room(room_id), args.user(sender), type, content, state_key, redacts
+    )
+    return await persist.template(store.database, store.writer, store.server_name, new)
+
+
+@measured("create_room")
+async def create_room(
+    store: StoreCore,
+    creator: str,
+    *,
+    room_version: str = "12",
+    content: Mapping[str, Any] | None = None,
+    initial_state: Iterable[InitialEvent] = (),
+    signing_key: SigningKey | None = None,
+) -> RoomId:
+    """Create a room of a local user and return its id.
+
+    It begins with the create event, the creator's join and the power levels. ``content`` adds keys
+    to the create event. The events of ``initial_state`` follow in their order: type, state key and
+    content each. If one of them is of type m.room.power_levels, it replaces the default one. All
+    are stored in one transaction.
+
+    Raise `AuthDenied` if an event is refused by the state before it, `UnknownRoomVersion`,
+    `InvalidIdentifier`, `InvalidEvent` or `InputError`. Nothing is stored then.
+    """
+    request = new_room.NewRoom(
+        args.local_user(creator, store.server_name),
+        room_version,
+        {} if content is None else content,
+        list(initial_state),
+    )
+    return await new_room.create_room(
+        store.database, store.writer, request, signer_of(store, signing_key)
+    )
+
+
+def signer_of(store: StoreCore, signing_key: SigningKey | None) -> Signer:
+    """Return the server and the key that signs its events. Raise `InputError` without a key."""
+    key = store.signing_key if signing_key is None else signing_key
+    if key is None:
+        raise InputError("there is no signing key: give storage.open(signing_key=…)")
+    return Signer(ServerName(store.server_name), key)

@@ -1,0 +1,225 @@
+"""Events of local users: built on the room as it is, signed, authorised, stored."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from typing import Any
+
+import pytest
+
+import storage
+from storage import Store
+from storage.errors import AuthDenied, InputError, InvalidEvent, InvalidIdentifier, UnknownRoom
+from storage.event import event_id, sign
+from storage.ids import EventId, RoomId
+from storage.testing import RoomBuilder, signing_key, verify_keys
+from tests.persist.tables import row_counts
+
+pytestmark = pytest.mark.every_postgres
+
+VERSIONS = [str(number) for number in range(1, 13)]
+ALICE, BOB, CAROL = "@alice:s1.test", "@bob:s1.test", "@carol:s1.test"
+REMOTE = "@remote:s2.test"
+PUBLIC = ("m.room.join_rules", "", {"join_rule": "public"})
+TEXT = {"msgtype": "m.text", "body": "hello"}
+
+
+@pytest.fixture
+async def store(dsn: str) -> AsyncIterator[Store]:
+    async with storage.open(
+        dsn, server_name="s1.test", signing_key=signing_key("s1.test")
+    ) as opened:
+        yield opened
+
+
+async def joined(store: Store, room_id: RoomId, *users: str) -> None:
+    for user in users:
+        await store.send(room_id, user, "m.room.member", {"membership": "join"}, state_key=user)
+
+
+async def all_pdus(store: Store, room_id: RoomId) -> list[bytes]:
+    found = await store.backfill(room_id, await store.forward_extremities(room_id), 1_000)
+    return [event.raw for event in reversed(found)]
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+async def test_another_server_accepts_what_is_sent(
+    store: Store, another_dsn: str, version: str
+) -> None:
+    room_id = await store.create_room(ALICE, room_version=version, initial_state=[PUBLIC])
+    await joined(store, room_id, BOB)
+    message = await store.send(room_id, BOB, "m.room.message", TEXT)
+    topic = await store.send(room_id, ALICE, "m.room.topic", {"topic": "one"}, state_key="")
+    redaction = await store.send(
+        room_id, BOB, "m.room.redaction", {}, redacts=str(message.event_id)
+    )
+    assert {message.outcome, topic.outcome, redaction.outcome} == {"stored"}
+    async with storage.open(another_dsn, server_name="s2.test") as other:
+        results = await other.append(
+            await all_pdus(store, room_id), verify_keys=verify_keys(["s1.test"])
+        )
+        assert [one.outcome for one in results] == ["stored"] * len(results)
+        assert len(results) == 8
+        assert await other.current_state(room_id) == await store.current_state(room_id)
+        redacted = await other.event(EventId(str(message.event_id)))
+        assert redacted is not None
+        assert redacted.redacted_by == redaction.event_id
+    assert await store.forward_extremities(room_id) == {redaction.event_id}
+
+
+async def test_concurrent_sends_leave_one_extremity(store: Store) -> None:
+    room_id = await store.create_room(ALICE, initial_state=[PUBLIC])
+    results = await asyncio.gather(
+        *(store.send(room_id, ALICE, "m.room.message", {"n": n}) for n in range(40))
+    )
+    assert [one.outcome for one in results] == ["stored"] * 40
+    assert len({one.event_id for one in results}) == 40
+    assert len(await store.forward_extremities(room_id)) == 1
+
+
+async def test_concurrent_sends_of_two_stores_leave_one_extremity(store: Store, dsn: str) -> None:
+    room_id = await store.create_room(ALICE, initial_state=[PUBLIC])
+    async with storage.open(
+        dsn, instance_name="second", signing_key=signing_key("s1.test")
+    ) as other:
+        results = await asyncio.gather(
+            *(
+                (store, other)[n % 2].send(room_id, ALICE, "m.room.message", {"n": n})
+                for n in range(40)
+            )
+        )
+        assert [one.outcome for one in results] == ["stored"] * 40
+        assert len(await store.forward_extremities(room_id)) == 1
+        stored = await store.events([EventId(str(one.event_id)) for one in results])
+        assert not any(event.soft_failed or event.rejected for event in stored.values())
+        assert sorted(event.content["n"] for event in stored.values()) == list(range(40))
+
+
+async def test_sends_and_appends_to_one_room_at_once(store: Store) -> None:
+    room = RoomBuilder("11")
+    room.start(room.user(1))
+    await store.append(room.pdus)
+    alice, room_id = room.user(1), room.room_id
+    left = [room.message(alice, f"left {n}").pdu for n in range(10)]
+    sends = [store.send(room_id, alice, "m.room.message", {"n": n}) for n in range(10)]
+    appends = [store.append([pdu]) for pdu in left]
+    mixed: list[Any] = [one for pair in zip(sends, appends, strict=True) for one in pair]
+    await asyncio.gather(*mixed)
+    last = await store.send(room_id, alice, "m.room.message", TEXT)
+    assert await store.forward_extremities(room_id) == {last.event_id}
+
+
+async def test_a_refused_event_is_not_stored(store: Store, dsn: str) -> None:
+    room_id = await store.create_room(ALICE, initial_state=[PUBLIC])
+    before = await row_counts(store.database)
+    with pytest.raises(AuthDenied) as denied:
+        await store.send(room_id, BOB, "m.room.message", TEXT)
+    assert denied.value.rule == "sender.not_joined"
+    assert await row_counts(store.database) == before
+
+
+async def test_a_refused_first_event_makes_no_room(store: Store, dsn: str) -> None:
+    before = await row_counts(store.database)
+    with pytest.raises(AuthDenied):
+        await store.create_room(
+            ALICE,
+            room_version="11",
+            initial_state=[
+                ("m.room.power_levels", "", {"users": {ALICE: 0}, "state_default": 50}),
+                ("m.room.topic", "", {"topic": "one"}),
+            ],
+        )
+    assert await row_counts(store.database) == before
+
+
+async def test_a_user_redacts_own_events_and_a_moderator_others(store: Store) -> None:
+    room_id = await store.create_room(ALICE, initial_state=[PUBLIC])
+    await joined(store, room_id, BOB, CAROL)
+    sent = await store.send(room_id, BOB, "m.room.message", TEXT)
+    message = EventId(str(sent.event_id))
+    with pytest.raises(AuthDenied, match=r"redaction\.not_own"):
+        await store.send(room_id, CAROL, "m.room.redaction", {}, redacts=message)
+    with pytest.raises(AuthDenied, match=r"redaction\.not_own"):
+        await store.send(room_id, CAROL, "m.room.redaction", {}, redacts="$unknown:s1.test")
+    await store.send(room_id, ALICE, "m.room.redaction", {}, redacts=message)
+    event = await store.event(message)
+    assert event is not None
+    assert event.redacted_by is not None
+
+
+@pytest.mark.parametrize("version", ["2", "11", "12"])
+async def test_a_template_becomes_an_event_of_another_server(store: Store, version: str) -> None:
+    room_id = await store.create_room(ALICE, room_version=version, initial_state=[PUBLIC])
+    made = await store.template(
+        room_id, REMOTE, "m.room.member", {"membership": "join"}, state_key=REMOTE
+    )
+    assert "signatures" not in made
+    pdu = sign(made, version, "s2.test", signing_key("s2.test"))
+    [result] = await store.append([pdu], verify_keys=verify_keys(["s2.test"]))
+    assert result.outcome == "stored"
+    assert result.event_id == event_id(pdu, version)
+    assert await store.forward_extremities(room_id) == {result.event_id}
+
+
+async def test_a_refused_template_is_denied(store: Store) -> None:
+    room_id = await store.create_room(ALICE)
+    with pytest.raises(AuthDenied):
+        await store.template(
+            room_id, REMOTE, "m.room.member", {"membership": "join"}, state_key=REMOTE
+        )
+
+
+async def test_an_event_keeps_what_its_sender_chose(store: Store) -> None:
+    room_id = await store.create_room(ALICE, content={"m.federate": False})
+    sent = await store.send(room_id, ALICE, "test", {"a": [1, {"b": None}]}, timestamp_ms=1234)
+    event = await store.event(EventId(str(sent.event_id)))
+    assert event is not None
+    assert (event.type, event.sender, event.content) == ("test", ALICE, {"a": [1, {"b": None}]})
+    assert event.json["origin_server_ts"] == 1234
+    create = await store.current_state(room_id)
+    first = await store.event(create["m.room.create", ""])
+    assert first is not None
+    assert first.content["m.federate"] is False
+
+
+async def test_bad_requests_raise_and_store_nothing(store: Store, dsn: str) -> None:
+    room_id = await store.create_room(ALICE)
+    before = await row_counts(store.database)
+    with pytest.raises(InvalidIdentifier):
+        await store.send(room_id, REMOTE, "m.room.message", TEXT)
+    with pytest.raises(UnknownRoom):
+        await store.send(RoomId("!unknown"), ALICE, "m.room.message", TEXT)
+    with pytest.raises(InvalidEvent):
+        await store.send(room_id, ALICE, "m.room.message", {"body": "x" * 66_000})
+    with pytest.raises(InvalidEvent):
+        await store.send(room_id, ALICE, "m.room.message", {"n": 1.5})
+    with pytest.raises(InputError):
+        await store.send(room_id, ALICE, "m.room.message", {"n": float("nan")})
+    with pytest.raises(InputError):
+        await store.send(room_id, ALICE, "m.room.create", {}, state_key="")
+    with pytest.raises(UnknownRoom):
+        await store.template(RoomId("!unknown"), ALICE, "m.room.message", TEXT)
+    assert await row_counts(store.database) == before
+
+
+async def test_without_a_key_nothing_is_sent(dsn: str) -> None:
+    async with storage.open(dsn, server_name="s1.test") as store:
+        with pytest.raises(InputError, match="signing key"):
+            await store.create_room(ALICE)
+        room_id = await store.create_room(ALICE, signing_key=signing_key("s1.test"))
+        with pytest.raises(InputError, match="signing key"):
+            await store.send(room_id, ALICE, "m.room.message", TEXT)
+
+
+async def test_a_send_after_a_write_of_another_process_is_built_on_it(
+    store: Store, dsn: str
+) -> None:
+    room_id = await store.create_room(ALICE, initial_state=[PUBLIC])
+    async with AsyncExitStack() as stack:
+        other = await stack.enter_async_context(
+            storage.open(dsn, instance_name="second", signing_key=signing_key("s1.test"))
+        )
+        for number in range(5):
+            for one in (store, other):
+                await one.send(room_id, ALICE, "m.room.message", {"n": number})
+    assert len(await store.forward_extremities(room_id)) == 1
