@@ -47,6 +47,14 @@ SUBJECTS: Final = (
         ),
     ),
     Subject(
+        "sending",
+        "Local events",
+        "These calls make events of local users. The engine chooses parents, depth and auth "
+        "events, and signs with the key of the server.",
+        modules=("sending",),
+        names=("persist.new_room.InitialEvent",),
+    ),
+    Subject(
         "reading",
         "Reading",
         "These calls return events by id, and decide which of them a reader may see.",
