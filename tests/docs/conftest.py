@@ -3,12 +3,15 @@
 import asyncio
 import itertools
 import os
+import tempfile
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 
 import asyncpg
 import pytest
 
 from tests.docs.page import begins_empty
+from tests.docs.quick_command import quick_command
 from tests.docs.rooms import fill
 from tests.postgres import with_database
 
@@ -37,6 +40,13 @@ async def _furnish(server_dsn: str, template: str, name: str) -> None:
     dsn = with_database(server_dsn, name)
     await fill(dsn)
     await _execute(dsn, "UPDATE deployment SET incarnation = NULL")  # a copy is no restored backup
+
+
+@pytest.fixture(scope="session")
+def programs() -> Iterator[Path]:
+    """Return the folder of `room-storage`, for the path of a page."""
+    with tempfile.TemporaryDirectory(prefix="docs-") as folder, quick_command(Path(folder)) as path:
+        yield path
 
 
 @pytest.fixture

@@ -67,9 +67,10 @@ set -euo pipefail
 class PageRun:
     """One page: its database, its folder, and the names that its blocks have defined."""
 
-    def __init__(self, dsn: str, folder: Path, event_id: str) -> None:
+    def __init__(self, dsn: str, folder: Path, event_id: str, programs: Path) -> None:
         self.dsn = dsn
         self.folder = folder
+        self.path = [programs, Path(sys.executable).parent, client_programs()]
         self.event_id = event_id
         self.names: dict[str, Any] = {
             "__name__": "__main__",
@@ -160,7 +161,7 @@ class PageRun:
             | {name: value for name, value in given.items() if value}
             | {
                 "HOME": str(self.folder),
-                "PATH": f"{Path(sys.executable).parent}:{client_programs()}:{os.environ['PATH']}",
+                "PATH": ":".join([*map(str, self.path), os.environ["PATH"]]),
                 "STORAGE_DATA_DIR": str(self.folder / "data"),
                 "STORAGE_EMBEDDED_SHARED_BUFFERS_MB": "16",
             }

@@ -40,9 +40,11 @@ CHECKED: Final = {
 @pytest.mark.timeout(600)  # a job on Spark takes ten seconds, and a minute on a busy machine
 @pytest.mark.xdist_group("docs")
 @pytest.mark.parametrize("page", CHECKED, ids=name_of)
-def test_the_blocks_of_a_page_run(page: Path, page_dsn: str, tmp_path: Path) -> None:
+def test_the_blocks_of_a_page_run(
+    page: Path, page_dsn: str, tmp_path: Path, programs: Path
+) -> None:
     write_file(tmp_path)
-    with PageRun(page_dsn, tmp_path, middle_event(build(ROOM, seed=1))) as run:
+    with PageRun(page_dsn, tmp_path, middle_event(build(ROOM, seed=1)), programs) as run:
         for block in blocks(CHECKED[page]):
             if block.is_run:
                 failing_at(run, page, block)
@@ -137,10 +139,32 @@ WRONG: Final = (
     ],
 )
 def test_a_wrong_block_fails(
-    page: Path, page_dsn: str, tmp_path: Path, info: str, code: str
+    page: Path, page_dsn: str, tmp_path: Path, programs: Path, info: str, code: str
 ) -> None:
-    with PageRun(page_dsn, tmp_path, "$id") as run, pytest.raises(WRONG):
+    with PageRun(page_dsn, tmp_path, "$id", programs) as run, pytest.raises(WRONG):
         run.run(block_of(info, code))
+
+
+@pytest.mark.parametrize("page", [PAGES[0]], ids=["any"])
+def test_a_quick_command_is_the_command(
+    page: Path, page_dsn: str, tmp_path: Path, programs: Path
+) -> None:
+    code = """
+test "$(which room-storage)" != "$(which python | xargs dirname)/room-storage"
+room-storage gc --no-such-option 2> usage || test $? = 2
+grep -q no-such-option usage
+room-storage export - > all.ndjson
+grep -q '"pdu"' all.ndjson
+room-storage import - --json < all.ndjson | grep duplicate
+room-storage serve --port 0 > served 2>&1 & server=$!
+until grep -q listening served; do sleep 0.05; done
+kill -TERM $server
+wait $server || test $? = 143
+"""
+    with PageRun(page_dsn, tmp_path, "$id", programs) as run:
+        run.run(block_of("bash", code))
+        run.run(block_of("bash", "room-storage serve --port 0 > served &\n"))
+        run.run(block_of("bash", "until grep -q listening served; do sleep 0.05; done\n"))
 
 
 GOOD = """
@@ -191,9 +215,11 @@ password = a%b
 
 
 @pytest.mark.parametrize("page", [PAGES[0]], ids=["any"])
-def test_good_blocks_run_in_order(page: Path, page_dsn: str, tmp_path: Path) -> None:
+def test_good_blocks_run_in_order(
+    page: Path, page_dsn: str, tmp_path: Path, programs: Path
+) -> None:
     write_file(tmp_path)
-    with PageRun(page_dsn, tmp_path, middle_event(build(ROOM, seed=1))) as run:
+    with PageRun(page_dsn, tmp_path, middle_event(build(ROOM, seed=1)), programs) as run:
         for block in blocks(GOOD):
             run.run(block)
     assert (tmp_path / "rooms").read_text() == "2\n"
