@@ -34,6 +34,9 @@ CLIENT_SECONDS: Final = 10.0
 
 METHODS: Final = ("GET", "HEAD")
 
+NOT_READY: Final = {"ready": False, "not_ready": {"process": "the event loop is stuck"}}
+"""The answer of `/readyz` where the event loop cannot give one."""
+
 Document = tuple[HTTPStatus, object]
 
 
@@ -61,8 +64,8 @@ async def served(
     """Serve the endpoints during the block; yield their common URL."""
     loop = asyncio.get_running_loop()
     routes: dict[str, WSGIApplication] = {
-        "/livez": document(lambda: in_loop(loop, alive)),
-        "/readyz": document(lambda: in_loop(loop, lambda: ready(readiness))),
+        "/livez": document(lambda: in_loop(loop, alive, {"alive": False})),
+        "/readyz": document(lambda: in_loop(loop, lambda: ready(readiness), NOT_READY)),
         "/metrics": make_wsgi_app(registry),
     }
     server = listening(host, port, router(routes))
@@ -99,13 +102,20 @@ def router(routes: Mapping[str, WSGIApplication]) -> WSGIApplication:
         if application is None:
             application = document(lambda: (HTTPStatus.NOT_FOUND, {"paths": list(routes)}))
         elif method not in METHODS:
-            application = document(lambda: (HTTPStatus.METHOD_NOT_ALLOWED, {"methods": METHODS}))
+            application = refused
         status, headers, body = answer(application, {**environ, "REQUEST_METHOD": "GET"})
-        length = ("Content-Length", str(len(body)))
-        start_response(status, [*headers, length, ("Allow", ", ".join(METHODS))])
+        start_response(status, [*headers, ("Content-Length", str(len(body)))])
         return [b"" if method == "HEAD" else body]
 
     return route
+
+
+def refused(_: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+    """Refuse another method."""
+    status = HTTPStatus.METHOD_NOT_ALLOWED
+    headers = [("Content-Type", "application/json"), ("Allow", ", ".join(METHODS))]
+    start_response(f"{status.value} {status.phrase}", headers)
+    return [json.dumps({"methods": METHODS}).encode() + b"\n"]
 
 
 def answer(
@@ -153,12 +163,17 @@ async def ready(readiness: Readiness) -> Document:
 
 
 def in_loop(
-    loop: asyncio.AbstractEventLoop, work: Callable[[], Coroutine[Any, Any, Document]]
+    loop: asyncio.AbstractEventLoop,
+    work: Callable[[], Coroutine[Any, Any, Document]],
+    stuck: object,
 ) -> Document:
-    """Run a coroutine in the event loop, from another thread; 503 if the loop does not run it."""
+    """Run a coroutine in the event loop, from another thread.
+
+    If the loop does not run it in time, the answer is 503 and ``stuck``.
+    """
     future = asyncio.run_coroutine_threadsafe(work(), loop)
     try:
         return future.result(LOOP_SECONDS)
     except TimeoutError:
         future.cancel()
-        return HTTPStatus.SERVICE_UNAVAILABLE, {"alive": False, "reason": "the event loop is stuck"}
+        return HTTPStatus.SERVICE_UNAVAILABLE, stuck

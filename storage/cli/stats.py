@@ -20,11 +20,11 @@ from storage.maintenance.sizes import (
     table_sizes,
 )
 
-GROWTH_METHOD: Final = (
-    "Growth is the events received in a period, times the bytes of all tables and indexes by event."
-    "\nAn import counts on its day. Purged events do not count. The rate of a younger store is that"
-    " of its age,\nof one day at least."
-)
+GROWTH_METHOD: Final = """\
+Growth is the events received in a period, times the bytes of all tables and indexes by event.
+An import counts on its day. Purged events do not count. In a younger store the rate is that of its
+age, of one day at least. The forecast continues the rate of the last 30 days.
+"""
 
 
 class Stats(NamedTuple):
@@ -132,7 +132,7 @@ def print_growth(stats: Stats) -> None:
     columns = ["period", "events", "events a day", "bytes a day"]
     print_rows("Growth", columns, periods, as_json=False)
     sizes = [(_days("in", one.days), f"{one.database_bytes:,}") for one in stats.forecast]
-    print_rows("Forecast, at the rate of the last 30 days", ["", "bytes"], sizes, as_json=False)
+    print_rows("Forecast", ["database", "bytes"], sizes, as_json=False)
     typer.echo(GROWTH_METHOD)
 
 

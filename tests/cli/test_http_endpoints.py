@@ -76,6 +76,13 @@ async def exposed(store: Store, ready: Readiness | None = None) -> AsyncIterator
         yield url
 
 
+@pytest.fixture(autouse=True)
+def a_busy_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give the parts more time than a load balancer would: other tests run meanwhile."""
+    monkeypatch.setattr(readiness, "PROBE_SECONDS", 20)
+    monkeypatch.setattr(http_endpoints, "LOOP_SECONDS", 25)
+
+
 @pytest.fixture
 async def store(dsn: str) -> AsyncIterator[Store]:
     async with storage.open(dsn, server_name=SERVER, config=CONFIG) as opened:
@@ -110,6 +117,7 @@ async def test_only_get_and_head(store: Store, path: str) -> None:
         head = await get(url, path, "HEAD")
         assert (head.status, head.body) == (200, b"")
         assert int(head.headers["Content-Length"]) > 10
+        assert "Allow" not in head.headers
         for method in ("POST", "PUT", "DELETE", "OPTIONS"):
             refused = await get(url, path, method)
             assert (refused.status, refused.headers["Allow"]) == (405, "GET, HEAD")
@@ -137,22 +145,25 @@ async def test_a_database_that_is_silent(dsn: str, monkeypatch: pytest.MonkeyPat
     async with (
         Proxy(unix_socket_of(dsn)) as postgres,
         storage.open(through(dsn, postgres.port), server_name=SERVER, config=CONFIG) as store,
-        exposed(store) as url,
     ):
-        postgres.flows.clear()
-        silent = await until(url, 503)
-        assert silent.json == {
-            "ready": False,
-            "not_ready": {"database": "no answer within 0.3 s"},
-        }
-        postgres.flows.set()
-        await until(url, 200)
+        ready = Readiness(store)
+        async with exposed(store, ready) as url:
+            postgres.flows.clear()
+            silent = await until(url, 503)
+            assert silent.json == {
+                "ready": False,
+                "not_ready": {"database": "no answer within 0.3 s"},
+            }
+            assert [probe for probe in ready._probes if not probe.cancelling()] == []
+            postgres.flows.set()
+            await until(url, 200)
 
 
 async def test_streams_that_cannot_be_followed(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The database answers on open sessions, but a lock on the table of positions stops polls."""
     monkeypatch.setattr(readiness, "STREAM_SECONDS", 0.2)
-    config = replace(CONFIG, pool_size_min=2)
+    # one for the poll, one for the sizes of the tables, one for the probe
+    config = replace(CONFIG, pool_size_min=3)
     async with (
         storage.open(dsn, server_name=SERVER, config=config) as store,
         exposed(store) as url,
@@ -195,11 +206,17 @@ async def test_an_event_loop_that_is_stuck(store: Store, monkeypatch: pytest.Mon
     found: list[Response] = []
     async with exposed(store) as url:
         thread = threading.Thread(
-            target=lambda: found.extend(fetch(url, path) for path in ("/livez", "/metrics"))
+            target=lambda: found.extend(
+                fetch(url, path) for path in ("/livez", "/readyz", "/metrics")
+            )
         )
         thread.start()
         thread.join()  # this event loop does nothing else meanwhile
-        assert [answer.status for answer in found] == [503, 200]
+        assert [answer.status for answer in found] == [503, 503, 200]
+        assert [answer.json for answer in found[:2]] == [
+            {"alive": False},
+            {"ready": False, "not_ready": {"process": "the event loop is stuck"}},
+        ]
         assert (await get(url, "/livez")).status == 200
 
 
