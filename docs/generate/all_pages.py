@@ -1,6 +1,6 @@
 """The pages that are made from the code, by their path below docs."""
 
-from docs.generate import api, command_line, errors, metrics, schema_page, settings
+from docs.generate import api, command_line, errors, metrics, results, schema_page, settings
 
 
 def generated_pages() -> dict[str, str]:
@@ -12,4 +12,5 @@ def generated_pages() -> dict[str, str]:
         "reference/metrics.md": metrics.text(),
         "reference/schema.md": schema_page.text(),
         **{f"reference/api/{name}.md": text for name, text in api.pages().items()},
+        **{f"benchmarks/results/{name}.md": text for name, text in results.pages().items()},
     }

@@ -15,6 +15,8 @@ from prometheus_client import CollectorRegistry
 from typer.core import TyperGroup
 
 import storage
+from benchmarks.figures import figures as figures_of
+from benchmarks.figures import read as read_results
 from docs.generate import api, errors, metrics, settings
 from docs.generate.all_pages import generated_pages
 from docs.generate.schema_file import SCHEMA, SchemaColumn, read
@@ -259,3 +261,13 @@ def test_the_site_is_built_and_loads_nothing_from_elsewhere(tmp_path: Path) -> N
     assert [found for page in pages for found in loaded.findall(page.read_text("utf-8"))] == []
     writing = (tmp_path / "reference/api/writing.html").read_text("utf-8")
     assert 'id="storage.Store.append"' in writing
+
+
+def test_the_figures_of_each_full_run_have_a_page() -> None:
+    files = sorted((ROOT / "benchmarks/results").glob("*.json"))
+    full = [path for path in files if not read_results(path)["quick"]]
+    assert len(full) > 10
+    for path in full:
+        text = GENERATED[f"benchmarks/results/{path.stem}.md"]
+        assert text.count("\n| ") >= len(figures_of(read_results(path)))
+        assert f"[{path.stem}]({path.stem}.md)" in GENERATED["benchmarks/results/index.md"]
