@@ -7,7 +7,9 @@ import typer
 from storage.cli.common import DsnOption, JsonOption, print_json
 from storage.cli.interrupt import AGAIN, UNCHANGED, run
 from storage.cli.maintaining import maintained
+from storage.cli.progress import ProgressDisplay, QuietOption
 from storage.maintenance.censor import Censored, censor
+from storage.observability.progress import Report
 
 DAY_MS: Final = 86_400_000
 
@@ -25,6 +27,7 @@ def command(
         ),
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only count.")] = False,
+    quiet: QuietOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Replace redacted events by their redacted form, permanently.
@@ -32,7 +35,8 @@ def command(
     Works in small batches while servers run; run it every day.
     """
     age_ms = None if older_than is None else round(older_than * DAY_MS)
-    done = run(_censor(dsn, age_ms, dry_run=dry_run), UNCHANGED if dry_run else AGAIN)
+    with ProgressDisplay(quiet=quiet) as show:
+        done = run(_censor(dsn, age_ms, show, dry_run=dry_run), UNCHANGED if dry_run else AGAIN)
     if as_json:
         print_json(
             {
@@ -55,6 +59,8 @@ def command(
         typer.echo(f"{done.waiting} not due yet")
 
 
-async def _censor(dsn: str | None, older_than_ms: int | None, *, dry_run: bool) -> Censored:
+async def _censor(
+    dsn: str | None, older_than_ms: int | None, show: Report, *, dry_run: bool
+) -> Censored:
     async with maintained(dsn) as database:
-        return await censor(database, older_than_ms=older_than_ms, dry_run=dry_run)
+        return await censor(database, older_than_ms=older_than_ms, dry_run=dry_run, report=show)

@@ -8,16 +8,17 @@ from pathlib import Path
 from typing import IO, Annotated, Final, NamedTuple
 
 import typer
-from rich.console import Console
-from rich.progress import track
 
 from storage.cli.common import DsnOption, JsonOption, print_values
 from storage.cli.interrupt import run
 from storage.cli.maintaining import maintained
+from storage.cli.progress import ProgressDisplay, QuietOption
 from storage.errors import InputError
 from storage.ids import RoomId
 from storage.importing.reading import STANDARD_INPUT
 from storage.maintenance.archive import archive, rooms_to_archive
+from storage.maintenance.totals import event_total
+from storage.observability.progress import Counted, Report
 
 STANDARD_OUTPUT: Final = STANDARD_INPUT
 
@@ -52,6 +53,7 @@ def command(
             show_default=False,
         ),
     ] = None,
+    quiet: QuietOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Write events as received, with the fields that `import` needs to restore them.
@@ -63,24 +65,29 @@ def command(
         raise InputError(
             f"{file}: this command writes NDJSON; `room-storage spark export` writes Parquet"
         )
-    with _opened(file) as target:
+    with _opened(file) as target, ProgressDisplay(quiet=quiet) as show:
         rooms = None if room is None else [RoomId(one) for one in room]
-        done = run(_export(target, dsn, rooms), PARTIAL if file == STANDARD_OUTPUT else NO_FILE)
+        done = run(
+            _export(target, dsn, rooms, show), PARTIAL if file == STANDARD_OUTPUT else NO_FILE
+        )
     if file != STANDARD_OUTPUT:
         print_values(done._asdict(), as_json=as_json)
 
 
-async def _export(target: IO[bytes], dsn: str | None, room_ids: list[RoomId] | None) -> Done:
+async def _export(
+    target: IO[bytes], dsn: str | None, room_ids: list[RoomId] | None, show: Report
+) -> Done:
     started, events, size = time.monotonic(), 0, 0
     async with (
         maintained(dsn) as database,
         database.transaction(isolation="repeatable_read", readonly=True) as conn,
     ):
         rooms = await rooms_to_archive(conn, room_ids)
-        for room in track(
-            rooms, "exporting", console=Console(stderr=True), disable=not sys.stderr.isatty()
-        ):
+        total = await event_total(conn, room_ids)
+        counted = Counted(show, "export", total.rows, "events", total.is_estimate)
+        for room in rooms:
             async for lines in archive(conn, room):
+                counted.add(len(lines))
                 target.write(b"\n".join([*lines, b""]))
                 events, size = events + len(lines), size + sum(map(len, lines)) + len(lines)
     return Done(len(rooms), events, size, round(time.monotonic() - started, 3))

@@ -5,19 +5,26 @@ import typer
 from storage.cli.common import DsnOption, JsonOption, print_json, print_rows
 from storage.cli.interrupt import AGAIN, run
 from storage.cli.maintaining import maintained
+from storage.cli.progress import ProgressDisplay, QuietOption
 from storage.cli.verify import RoomsOption
 from storage.maintenance.indexes import prove_indexes
 from storage.maintenance.state_group_gc import TABLES, WORK, Collected, collect, collect_all
+from storage.observability.progress import Counted, Report
 
 
 def command(
-    dsn: DsnOption = None, *, room: RoomsOption = None, as_json: JsonOption = False
+    dsn: DsnOption = None,
+    *,
+    room: RoomsOption = None,
+    quiet: QuietOption = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Delete the state groups that no event and no room refers to.
 
     Works in bounded batches while servers run.
     """
-    collected = run(_collect(dsn, room), AGAIN)
+    with ProgressDisplay(quiet=quiet) as show:
+        collected = run(_collect(dsn, room, show), AGAIN)
     freed = sum(one.state_groups for one in collected)
     if as_json:
         print_json({"state_groups": freed, "rooms": [one._asdict() for one in collected]})
@@ -31,9 +38,13 @@ def command(
     typer.echo(f"{freed} state groups freed")
 
 
-async def _collect(dsn: str | None, rooms: list[str] | None) -> list[Collected]:
+async def _collect(dsn: str | None, rooms: list[str] | None, show: Report) -> list[Collected]:
     async with maintained(dsn) as database:
         if rooms is None:
-            return [collected async for collected in collect_all(database)]
-        await prove_indexes(database, WORK, TABLES)
-        return [await collect(database, room_id, indexes_proven=True) for room_id in rooms]
+            return [collected async for collected in collect_all(database, report=show)]
+        await prove_indexes(database, WORK, TABLES, report=show)
+        counted = Counted(show, "collect", len(rooms), "rooms")
+        return [
+            await collect(database, room_id, indexes_proven=True, counted=counted)
+            for room_id in rooms
+        ]

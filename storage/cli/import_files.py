@@ -1,22 +1,21 @@
 """`room-storage import`: import PDUs from NDJSON and Parquet files."""
 
-import sys
 import time
 from contextlib import ExitStack
 from pathlib import Path
-from typing import IO, Annotated, Self
+from typing import IO, Annotated
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
 from storage.cli.common import DsnOption, ExitCode, JsonOption, ServerNameOption, print_values
 from storage.cli.interrupt import AGAIN, run
+from storage.cli.progress import ProgressDisplay, QuietOption
 from storage.config import Config
 from storage.database.deployment import NO_SERVER
 from storage.errors import InputError
 from storage.importing import Import, Rejects, Summary
 from storage.importing.reading import check_readable
+from storage.observability.progress import Report
 from storage.store.open import open_store
 
 INSTANCE_NAME = "import"
@@ -54,6 +53,7 @@ def command(
             metavar="FILE", help="A file for lines that were not stored, with the reason (NDJSON)."
         ),
     ] = None,
+    quiet: QuietOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Store the PDUs of files.
@@ -65,9 +65,12 @@ def command(
     sizes = [check_readable(file) for file in files]
     with ExitStack() as stack:
         target = None if rejects is None else stack.enter_context(_opened(rejects))
-        bar = stack.enter_context(Bar(None if None in sizes else sum(size or 0 for size in sizes)))
+        show = stack.enter_context(ProgressDisplay(quiet=quiet))
+        total = None if None in sizes else sum(size or 0 for size in sizes)
         names = (server_name or NO_SERVER, instance_name)
-        summary, seconds = run(_import(files, dsn, names, Rejects(target), bar), STORED)
+        summary, seconds = run(
+            _import(files, dsn, names, Rejects(target), show=show, total=total), STORED
+        )
     print_values(summary_values(summary, seconds), as_json=as_json)
     if findings(summary):
         raise typer.Exit(ExitCode.FINDINGS)
@@ -91,7 +94,13 @@ def findings(summary: Summary) -> int:
 
 
 async def _import(
-    files: list[str], dsn: str | None, names: tuple[str, str], rejects: Rejects, bar: "Bar"
+    files: list[str],
+    dsn: str | None,
+    names: tuple[str, str],
+    rejects: Rejects,
+    *,
+    show: Report,
+    total: int | None,
 ) -> tuple[Summary, float]:
     server_name, instance_name = names
     async with open_store(
@@ -104,7 +113,7 @@ async def _import(
                 err=True,
             )
         started = time.monotonic()
-        summary = await Import(store, rejects, progress=bar).run(files)
+        summary = await Import(store, rejects, report=show, total_bytes=total).run(files)
         return summary, time.monotonic() - started
 
 
@@ -113,39 +122,3 @@ def _opened(path: Path) -> IO[bytes]:
         return path.open("wb")
     except OSError as error:
         raise InputError(f"{path}: {error.strerror}") from None
-
-
-class Bar:
-    """A progress bar on standard error; nothing where that is no terminal."""
-
-    def __init__(self, total_bytes: int | None) -> None:
-        self._progress = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            TaskProgressColumn(),
-            TextColumn("{task.fields[lines]:,} lines"),
-            TimeElapsedColumn(),
-            console=Console(stderr=True),
-            disable=not sys.stderr.isatty(),
-        )
-        self._task = self._progress.add_task("importing", total=total_bytes, lines=0)
-        self._lines = 0
-        self._again = False
-
-    def __enter__(self) -> Self:
-        self._progress.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._progress.stop()
-
-    def lines_done(self, count: int, size: int) -> None:
-        """See `storage.importing.run.Progress`."""
-        self._lines += count
-        self._progress.update(self._task, advance=count if self._again else size, lines=self._lines)
-
-    def round_begins(self, lines: int) -> None:
-        """See `storage.importing.run.Progress`."""
-        self._again = True
-        self._lines = 0
-        self._task = self._progress.add_task("trying again", total=lines, lines=0)

@@ -1,13 +1,14 @@
 """`room-storage purge`: purge history, whole rooms, or by retention policy; list the jobs."""
 
 from datetime import UTC, datetime
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import typer
 
 from storage.cli.common import DsnOption, JsonOption, ServerNameOption, print_json, print_rows
 from storage.cli.interrupt import AGAIN, UNCHANGED, run
 from storage.cli.maintaining import maintained
+from storage.cli.progress import ProgressDisplay, QuietOption
 from storage.errors import InputError
 from storage.maintenance.local_server import local_server_name
 from storage.maintenance.purge import (
@@ -19,6 +20,7 @@ from storage.maintenance.purge import (
     purge_room,
     resume,
 )
+from storage.observability.progress import Report
 
 RoomArgument = Annotated[
     str | None, typer.Argument(metavar="ROOM_ID", help="The room.", show_default=False)
@@ -60,18 +62,18 @@ DryRunOption = Annotated[
     bool, typer.Option("--dry-run", help="Only count the events that would be purged.")
 ]
 
-COLUMNS = [
-    "job",
-    "room",
-    "phase",
-    "deleted",
-    "set aside",
-    "swept",
-    "state groups",
-    "started",
-    "finished",
-    "error",
-]
+
+class WantedPurge(NamedTuple):
+    """The arguments of the command; ``room_id`` None without ``retention``: resume."""
+
+    room_id: str | None
+    before: str | None
+    before_ts: int | None
+    whole: bool
+    force: bool
+    local: bool
+    retention: bool
+    dry_run: bool
 
 
 def command(
@@ -88,6 +90,7 @@ def command(
     go_on: ResumeOption = False,
     show_jobs: JobsOption = False,
     dry_run: DryRunOption = False,
+    quiet: QuietOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Purge history, in small batches while servers run.
@@ -103,36 +106,48 @@ def command(
     if show_jobs:
         _print_jobs(run(_jobs(dsn)), as_json=as_json)
         return
+    wanted = WantedPurge(room_id, before, before_ts, whole, force, local, retention, dry_run)
+    with ProgressDisplay(quiet=quiet) as show:
+        work = _purge(dsn, server_name, wanted, show)
+        purged = run(work, UNCHANGED if dry_run else AGAIN)
+    _print_purged(purged, dry_run=dry_run, as_json=as_json)
 
-    async def work() -> list[Purged]:
-        async with maintained(dsn) as database:
-            name = await local_server_name(database, server_name)
-            if retention:
-                return [
-                    one
-                    async for one in purge_retention(database, server_name=name, dry_run=dry_run)
-                ]
-            if room_id is None:
-                return [one async for one in resume(database, server_name=name)]
-            if whole:
-                return [
-                    await purge_room(
-                        database, room_id, server_name=name, force=force, dry_run=dry_run
-                    )
-                ]
+
+async def _purge(
+    dsn: str | None, server_name: str | None, wanted: WantedPurge, show: Report
+) -> list[Purged]:
+    async with maintained(dsn) as database:
+        name = await local_server_name(database, server_name)
+        if wanted.retention:
+            purges = purge_retention(
+                database, server_name=name, dry_run=wanted.dry_run, report=show
+            )
+            return [one async for one in purges]
+        if wanted.room_id is None:
+            return [one async for one in resume(database, server_name=name, report=show)]
+        if wanted.whole:
             return [
-                await purge_history(
+                await purge_room(
                     database,
-                    room_id,
+                    wanted.room_id,
                     server_name=name,
-                    before_event_id=before,
-                    before_ts=before_ts,
-                    local=local,
-                    dry_run=dry_run,
+                    force=wanted.force,
+                    dry_run=wanted.dry_run,
+                    report=show,
                 )
             ]
-
-    _print_purged(run(work(), UNCHANGED if dry_run else AGAIN), dry_run=dry_run, as_json=as_json)
+        return [
+            await purge_history(
+                database,
+                wanted.room_id,
+                server_name=name,
+                before_event_id=wanted.before,
+                before_ts=wanted.before_ts,
+                local=wanted.local,
+                dry_run=wanted.dry_run,
+                report=show,
+            )
+        ]
 
 
 async def _jobs(dsn: str | None) -> list[PurgeJob]:
@@ -187,21 +202,21 @@ def _print_jobs(found: list[PurgeJob], *, as_json: bool) -> None:
         (
             job.job_id,
             job.room_id,
-            job.phase,
-            job.deleted_count,
-            job.set_aside_count,
-            job.swept_count,
-            job.state_group_count,
+            f"{job.deleted_count + job.set_aside_count:,}",
             _time(job.started_ts),
-            _time(job.finished_ts),
-            job.error or "",
+            _state(job),
         )
         for job in found
     ]
-    print_rows("Purges", COLUMNS, rows, as_json=False)
+    print_rows("Purges", ["job", "room", "events", "started", "state"], rows, as_json=False)
 
 
-def _time(ts: int | None) -> str:
-    return (
-        "" if ts is None else datetime.fromtimestamp(ts / 1000, UTC).isoformat(timespec="seconds")
-    )
+def _state(job: PurgeJob) -> str:
+    """Return when it ended, else its phase and why it stopped."""
+    if job.finished_ts is not None:
+        return f"done {_time(job.finished_ts)}"
+    return job.phase if job.error is None else f"{job.phase}: {job.error}"
+
+
+def _time(ts: int) -> str:
+    return datetime.fromtimestamp(ts / 1000, UTC).strftime("%Y-%m-%d %H:%M")

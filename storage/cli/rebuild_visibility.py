@@ -7,8 +7,10 @@ import typer
 from storage.cli.common import DsnOption, JsonOption, ServerNameOption, print_values
 from storage.cli.interrupt import UNCHANGED, run
 from storage.cli.maintaining import maintained
+from storage.cli.progress import ProgressDisplay, QuietOption
 from storage.maintenance.local_server import local_server_name
 from storage.maintenance.repair import rebuild_visibility
+from storage.observability.progress import Report
 
 
 def command(
@@ -18,15 +20,16 @@ def command(
     dsn: DsnOption = None,
     server_name: ServerNameOption = None,
     *,
+    quiet: QuietOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Rebuild the visibility table of a room from its states. Its writers wait meanwhile."""
-    run(_rebuild(dsn, server_name, room_id), UNCHANGED)
+    with ProgressDisplay(quiet=quiet) as show:
+        run(_rebuild(dsn, server_name, room_id, show), UNCHANGED)
     print_values({"rebuilt": room_id}, as_json=as_json)
 
 
-async def _rebuild(dsn: str | None, server_name: str | None, room_id: str) -> None:
+async def _rebuild(dsn: str | None, server_name: str | None, room_id: str, show: Report) -> None:
     async with maintained(dsn) as database:
-        await rebuild_visibility(
-            database, room_id, server_name=await local_server_name(database, server_name)
-        )
+        name = await local_server_name(database, server_name)
+        await rebuild_visibility(database, room_id, server_name=name, report=show)

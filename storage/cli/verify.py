@@ -14,12 +14,14 @@ from storage.cli.common import (
 )
 from storage.cli.interrupt import AGAIN, UNCHANGED, run
 from storage.cli.maintaining import maintained
+from storage.cli.progress import ProgressDisplay, QuietOption
 from storage.database.connection import Database
 from storage.maintenance.indexes import prove_indexes
 from storage.maintenance.local_server import local_server_name
 from storage.maintenance.repair import repair, repair_positions
 from storage.maintenance.verify import Finding, verify
 from storage.maintenance.verify.run import verify_database
+from storage.observability.progress import Counted, Report
 
 RoomsOption = Annotated[
     list[str] | None,
@@ -51,13 +53,16 @@ def command(
         bool,
         typer.Option("--repair", help="Rebuild the derived data of the rooms with findings."),
     ] = False,
+    quiet: QuietOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Recompute hashes, states, visibility and all other derived data; report differences.
 
     Exit code 1 if a difference is left.
     """
-    reported = run(_verify(dsn, server_name, room, mend=mend), REPAIRED if mend else UNCHANGED)
+    with ProgressDisplay(quiet=quiet) as show:
+        work = _verify(dsn, server_name, room, show, mend=mend)
+        reported = run(work, REPAIRED if mend else UNCHANGED)
     left = sum(not one.repaired for one in reported)
     if as_json:
         print_json({"findings": [_document(one) for one in reported], "left": left})
@@ -102,24 +107,27 @@ def _document(reported: ReportedFinding) -> dict[str, Any]:
 
 
 async def _verify(
-    dsn: str | None, server_name: str | None, rooms: list[str] | None, *, mend: bool
+    dsn: str | None, server_name: str | None, rooms: list[str] | None, show: Report, *, mend: bool
 ) -> list[ReportedFinding]:
     async with maintained(dsn) as database:
         name = await local_server_name(database, server_name)
-        found = [finding async for finding in verify(database, server_name=name, room_ids=rooms)]
+        found = [
+            finding
+            async for finding in verify(database, server_name=name, room_ids=rooms, report=show)
+        ]
         if not mend:
             return [ReportedFinding(finding, repaired=False) for finding in found]
-        return await _repaired(database, name, found)
+        return await _repaired(database, name, found, show)
 
 
 async def _repaired(
-    database: Database, server_name: str, found: list[Finding]
+    database: Database, server_name: str, found: list[Finding], show: Report
 ) -> list[ReportedFinding]:
     """Repair rooms with repairable findings, and shared data; verify them again.
 
     Raise `StorageCorrupt` where an index is corrupt.
     """
-    await prove_indexes(database, "a repair")
+    await prove_indexes(database, "a repair", report=show)
     rooms = list(
         dict.fromkeys(
             finding.room_id
@@ -127,12 +135,23 @@ async def _repaired(
             if finding.repairable and finding.room_id is not None
         )
     )
+    counted = Counted(show, "repair", len(rooms), "rooms")
     for room_id in rooms:
-        await repair(database, room_id, server_name=server_name, indexes_proven=True)
+        await repair(
+            database,
+            room_id,
+            server_name=server_name,
+            indexes_proven=True,
+            report=lambda one: counted.within(one.share),
+        )
+        counted.add()
     shared = any(finding.repairable and finding.room_id is None for finding in found)
     if shared:
         await repair_positions(database, indexes_proven=True)
-    left = {finding async for finding in verify(database, server_name=server_name, room_ids=rooms)}
+    left = {
+        finding
+        async for finding in verify(database, server_name=server_name, room_ids=rooms, report=show)
+    }
     if shared:
         async with database.transaction(isolation="repeatable_read", readonly=True) as conn:
             left |= {finding async for finding in verify_database(conn)}

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import aclosing, asynccontextmanager, closing, suppress
 from dataclasses import dataclass, field
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import orjson
 
@@ -21,31 +21,12 @@ from storage.importing.reading import LINE_BYTES_MAX, FilePiece, RawLine, read_p
 from storage.importing.rejects import Reject, RejectOutcome, Rejects
 from storage.importing.retry_queue import IN_MEMORY_MAX, RetryLine, RetryQueue
 from storage.importing.room_queues import BATCH_MAX, QueuedLine, RoomQueues
+from storage.observability.progress import Counted, Report, silent
 from storage.persist import AppendResult
 from storage.store.facade import Store
 
 COMMIT_ATTEMPTS: Final = 3
 NO_ROOM: Final = ""
-
-
-class Progress(Protocol):
-    """An observer that shows the progress."""
-
-    def lines_done(self, count: int, size: int) -> None:
-        """Report that so many lines have their result, or wait; they were ``size`` bytes."""
-
-    def round_begins(self, lines: int) -> None:
-        """Report that the files are read, and that ``lines`` are tried again."""
-
-
-class Silent:
-    """Shows nothing."""
-
-    def lines_done(self, count: int, size: int) -> None:
-        """See `Progress`."""
-
-    def round_begins(self, lines: int) -> None:
-        """See `Progress`."""
 
 
 @dataclass(slots=True)
@@ -65,6 +46,7 @@ class Import:
     """One import into one store.
 
     ``batch_max`` events go into one append, ``held_max`` waiting lines stay in memory.
+    ``total_bytes`` of all files; None for a pipe: then lines are reported.
     """
 
     def __init__(
@@ -72,14 +54,17 @@ class Import:
         store: Store,
         rejects: Rejects,
         *,
-        progress: Progress | None = None,
+        report: Report = silent,
+        total_bytes: int | None = None,
         batch_max: int = BATCH_MAX,
         held_max: int = IN_MEMORY_MAX,
     ) -> None:
         self.summary = Summary()
         self._store = store
         self._rejects = rejects
-        self._progress = progress or Silent()
+        self._report = report
+        unit = "lines" if total_bytes is None else "bytes"
+        self._counted = Counted(report, "import", total_bytes, unit)
         self._batch_max = batch_max
         self._held = RetryQueue(in_memory_max=held_max)
         self._sources: list[str] = []
@@ -124,18 +109,22 @@ class Import:
         """Queue the lines of a piece; malformed lines are rejects."""
         used = sum(len(line.raw) + 1 for line in piece.lines)
         # Count empty lines, and early the start of a line that continues in the next piece.
-        self._progress.lines_done(0, max(piece.size - used, 0))
+        self._count(0, max(piece.size - used, 0))
         for raw in piece.lines:
             self.summary.lines += 1
             try:
                 line = _line_of(raw)
             except InvalidEvent as error:
                 self._reject(raw.source, raw.number, raw.raw, Reject("bad_line", error.reason))
-                self._progress.lines_done(1, len(raw.raw) + 1)
+                self._count(1, len(raw.raw) + 1)
             else:
                 await lanes.put(
                     room_of(line), QueuedLine(source, raw.number, len(raw.raw) + 1, raw.raw, line)
                 )
+
+    def _count(self, lines: int, size: int) -> None:
+        """Report that so many lines of ``size`` bytes have their result, or wait."""
+        self._counted.add(size if self._counted.unit == "bytes" else lines)
 
     async def _try_again(self) -> None:
         """Retry the waiting lines in rounds, until a round stores none."""
@@ -143,7 +132,7 @@ class Import:
         while len(self._held) and settled:
             before = len(self._held)
             self.summary.rounds += 1
-            self._progress.round_begins(before)
+            self._counted = Counted(self._report, "import again", before, "lines")
             async with self._lanes() as lanes:
                 with closing(self._held.drain()) as waiting:
                     for held in waiting:
@@ -163,7 +152,7 @@ class Import:
                 self._reject(self._sources[entry.source], entry.number, entry.raw, reject)
             else:
                 self.summary.outcomes[result.outcome] += 1
-        self._progress.lines_done(len(run), sum(entry.size for entry in run))
+        self._count(len(run), sum(entry.size for entry in run))
 
     async def _answers(self, run: list[QueuedLine]) -> list[AppendResult]:
         """Return the results; an invalid `state_before` makes only its own line invalid.

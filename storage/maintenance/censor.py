@@ -38,6 +38,7 @@ from storage.event.reading import read_trusted
 from storage.event.versions import RoomVersion, version_of
 from storage.maintenance.indexes import prove_indexes
 from storage.maintenance.invalidate_caches import invalidate_caches, register_writer
+from storage.observability.progress import Counted, Report, silent
 
 logger = logging.getLogger(__name__)
 
@@ -72,6 +73,12 @@ CROSS JOIN LATERAL (  -- the later arrival counts, of the redaction and of its t
         ELSE GREATEST(e.received_ts, redaction.received_ts) END <= $3::bigint AS is_due
 ) AS age
 ORDER BY e.event_nid
+"""
+
+SQL_UNCENSORED: Final[LiteralString] = """
+SELECT count(*)
+FROM events
+WHERE encoding = 0 AND (redacted_by IS NOT NULL OR redacted_form)
 """
 
 SQL_CENSOR: Final[LiteralString] = """
@@ -138,6 +145,7 @@ async def censor(
     dry_run: bool = False,
     batch: int = BATCH,
     now_ms: int | None = None,
+    report: Report = silent,
 ) -> Censored:
     """Censor events redacted longer ago than ``older_than_ms`` (None: `Config.censor_after_ms`).
 
@@ -150,14 +158,15 @@ async def censor(
     """
     before_ms = _now(now_ms) - _age(database, older_than_ms)
     if dry_run:
-        return sum(
-            [part async for part in _batches(database, before_ms, batch, dry_run=True)], Censored()
-        )
-    await prove_indexes(database, "censoring", TABLES)
+        counted = await _counted(database, report)
+        parts = _batches(database, before_ms, batch, counted, dry_run=True)
+        return sum([part async for part in parts], Censored())
+    await prove_indexes(database, "censoring", TABLES, report=report)
     await register_writer(database)
+    counted = await _counted(database, report)
     done = Censored()
     try:
-        async for part in _batches(database, before_ms, batch, dry_run=False):
+        async for part in _batches(database, before_ms, batch, counted, dry_run=False):
             done += part
     finally:  # also after an interruption: the batches before it are committed
         if done.censored:
@@ -171,8 +180,15 @@ async def censor(
     return done
 
 
+async def _counted(database: Database, report: Report) -> Counted:
+    """Count the events to look at, by the index of those that are not censored."""
+    async with database.connection() as conn:
+        total: int = await conn.fetchval(SQL_UNCENSORED)
+    return Counted(report, "censor", total, "redacted events")
+
+
 async def _batches(
-    database: Database, before_ms: int, batch: int, *, dry_run: bool
+    database: Database, before_ms: int, batch: int, counted: Counted, *, dry_run: bool
 ) -> AsyncIterator[Censored]:
     """Yield the result of each batch, in ascending order of nids."""
     after = 0
@@ -196,6 +212,7 @@ async def _batches(
         due = sum(row.is_due for row in rows)
         yield Censored(changed, due - len(wanted), len(wanted) - changed, len(rows) - due)
         after = rows[-1].event_nid
+        counted.add(len(rows))
         await asyncio.sleep(0 if dry_run else time.monotonic() - began)
 
 

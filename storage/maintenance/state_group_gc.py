@@ -23,8 +23,10 @@ from storage.database.connection import Connection, Database
 from storage.maintenance.indexes import prove_indexes
 from storage.maintenance.invalidate_caches import publish_removed, register_writer
 from storage.maintenance.room_lock import lock_room_keeping_plans
+from storage.maintenance.totals import room_total
 from storage.maintenance.verify.run import all_rooms
 from storage.maintenance.xmin_horizon import xmin_horizon
+from storage.observability.progress import Counted, Report, silent
 
 SQL_GARBAGE: Final[LiteralString] = """
 WITH
@@ -127,11 +129,17 @@ class UnusedStateGroups(NamedTuple):
 
 
 async def collect(
-    database: Database, room_id: str, *, batch: int = DELETED_MAX, indexes_proven: bool = False
+    database: Database,
+    room_id: str,
+    *,
+    batch: int = DELETED_MAX,
+    indexes_proven: bool = False,
+    counted: Counted | None = None,
 ) -> Collected:
     """Delete the unreferenced groups of a room in batches, with pauses for writers.
 
     The pause is `Config.purge_pause_ms`. ``indexes_proven``: the caller has called `prove_indexes`.
+    ``counted`` counts the room.
     Raise `UnknownRoom`, or `StorageCorrupt` if an index is corrupt: nothing is deleted then.
     """
     if not indexes_proven:
@@ -143,6 +151,8 @@ async def collect(
         freed = 0
         for start in range(0, len(garbage.state_groups), batch):
             if start:
+                if counted is not None:
+                    counted.within(start / len(garbage.state_groups))
                 await asyncio.sleep(database.config.purge_pause_ms / 1000)
             freed += await _delete(
                 database,
@@ -151,17 +161,25 @@ async def collect(
             )
         deleted += freed
         if not freed or len(garbage.state_groups) < FOUND_MAX:
+            if counted is not None:
+                counted.add()
             return Collected(room_id, deleted)
 
 
-async def collect_all(database: Database, *, batch: int = DELETED_MAX) -> AsyncIterator[Collected]:
+async def collect_all(
+    database: Database, *, batch: int = DELETED_MAX, report: Report = silent
+) -> AsyncIterator[Collected]:
     """Do the same for every room; yield the rooms where groups were deleted.
 
     The indexes are compared once, before the first room.
     """
-    await prove_indexes(database, WORK, TABLES)
+    await prove_indexes(database, WORK, TABLES, report=report)
+    async with database.connection() as conn:
+        counted = Counted(report, "collect", await room_total(conn), "rooms")
     async for room_id in all_rooms(database):
-        collected = await collect(database, room_id, batch=batch, indexes_proven=True)
+        collected = await collect(
+            database, room_id, batch=batch, indexes_proven=True, counted=counted
+        )
         if collected.state_groups:
             yield collected
 

@@ -8,7 +8,7 @@ from storage.cli.common import DsnOption, JsonOption
 from storage.cli.demo import rooms, scenes
 from storage.cli.demo.teller import TablePrinter
 from storage.cli.demo.timing import StatementTimer, timed
-from storage.cli.import_files import Bar
+from storage.cli.progress import ProgressDisplay
 from storage.cli.interrupt import run
 from storage.cli.stats import read_stats, table_rows
 from storage.config import Config
@@ -59,8 +59,8 @@ async def _demo(dsn: str | None, teller: TablePrinter, config: Config) -> None:
 async def _import(teller: TablePrinter, store: Store, made: list[rooms.DemoRoom]) -> None:
     with tempfile.TemporaryDirectory(prefix="room-storage-demo-") as folder:
         files, size = rooms.to_files(made, Path(folder))
-        with Bar(size) as bar:
+        with ProgressDisplay() as show:
             start = time.perf_counter()
-            summary = await Import(store, Rejects(None), progress=bar).run(files)
+            summary = await Import(store, Rejects(None), report=show, total_bytes=size).run(files)
             seconds = time.perf_counter() - start
     scenes.imported(teller, summary, seconds)

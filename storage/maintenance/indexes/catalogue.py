@@ -26,8 +26,8 @@ WITH
 index AS (
     SELECT c.relname::text AS name, t.relname::text AS table_name,
         i.indrelid::regclass::text AS quoted_table, i.indexprs IS NOT NULL AS has_expressions,
-        t.relpages AS table_pages,
-            COALESCE(pg_get_expr(i.indpred, i.indrelid), 'true') AS predicate,
+        (pg_relation_size(t.oid) / current_setting('block_size')::int)::int AS table_pages,
+        COALESCE(pg_get_expr(i.indpred, i.indrelid), 'true') AS predicate,
         (SELECT string_agg(pg_get_indexdef(c.oid, n, true), ', ' ORDER BY n)
             FROM generate_series(1, i.indnkeyatts) AS n) AS key,
         (SELECT string_agg(pg_get_indexdef(c.oid, n, true), ', ' ORDER BY n)

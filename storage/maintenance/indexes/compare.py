@@ -8,6 +8,7 @@ from typing import Any, Final, LiteralString, NamedTuple
 
 from storage.database.connection import Connection, Database
 from storage.maintenance.indexes.catalogue import IndexRow, indexes
+from storage.observability.progress import Counted, Report, silent
 
 THROUGH_INDEX: Final[LiteralString] = """
 SET LOCAL enable_seqscan = off;
@@ -72,21 +73,27 @@ class Rows(NamedTuple):
     of_rows: Decimal | None
 
 
-async def lies(database: Database, tables: Collection[str] | None = None) -> list[Lie]:
+async def lies(
+    database: Database, tables: Collection[str] | None = None, *, report: Report = silent
+) -> list[Lie]:
     """Return the corrupt indexes, of these tables or of all in the schema.
 
     It only reads, in one snapshot; writers may go on. Raise `DatabaseUnavailable` where one index,
     or table, takes longer than `Config.statement_timeout_ms`.
     """
     async with database.transaction(isolation="repeatable_read", readonly=True) as conn:
-        return await lies_in_snapshot(conn, tables)
+        return await lies_in_snapshot(conn, tables, report=report)
 
 
-async def lies_in_snapshot(conn: Connection, tables: Collection[str] | None = None) -> list[Lie]:
+async def lies_in_snapshot(
+    conn: Connection, tables: Collection[str] | None = None, *, report: Report = silent
+) -> list[Lie]:
     """Do the same in the caller's transaction; statements after it get bad plans."""
     found = await indexes(conn, tables)
-    entries = await _all_entries(conn, found)
-    rows = await _all_rows(conn, found)
+    pages = _pages(found) + sum(map(_table_pages, _tables(found)))
+    counted = Counted(report, "compare indexes", pages, "pages", is_estimate=True)
+    entries = await _all_entries(conn, found, counted)
+    rows = await _all_rows(conn, found, counted)
     differences = [
         (index, difference(entries.get(index.name), rows[index.name])) for index in found
     ]
@@ -109,7 +116,7 @@ def difference(entries: tuple[Entries, Entries] | None, rows: Rows) -> str | Non
 
 
 async def _all_entries(
-    conn: Connection, found: Sequence[IndexRow]
+    conn: Connection, found: Sequence[IndexRow], counted: Counted
 ) -> dict[str, tuple[Entries, Entries]]:
     """Return the keys of each index, and the rows that it points to.
 
@@ -124,10 +131,13 @@ async def _all_entries(
             (index.name, (scans[at], scans[at + 1]))
             for index, at in zip(used, range(0, len(scans), 2), strict=True)
         )
+        counted.add(_pages(part))
     return read
 
 
-async def _all_rows(conn: Connection, found: Sequence[IndexRow]) -> dict[str, Rows]:
+async def _all_rows(
+    conn: Connection, found: Sequence[IndexRow], counted: Counted
+) -> dict[str, Rows]:
     """Return the rows of each index, from its table."""
     await conn.execute(THROUGH_TABLE)
     rows: dict[str, Rows] = {}
@@ -137,7 +147,18 @@ async def _all_rows(conn: Connection, found: Sequence[IndexRow]) -> dict[str, Ro
             (index.name, Rows(sums[at] or Decimal(), *sums[at + 1 : at + 3]))
             for index, at in zip(part, range(0, len(sums), 3), strict=True)
         )
+        counted.add(_table_pages(part))
     return rows
+
+
+def _pages(found: Sequence[IndexRow]) -> int:
+    """Return about how many pages are read to compare indexes: as many as their tables have."""
+    return sum(index.table_pages for index in found)
+
+
+def _table_pages(part: Sequence[IndexRow]) -> int:
+    """Return the pages of the table that has these indexes."""
+    return part[0].table_pages
 
 
 def _scans(part: Sequence[IndexRow]) -> str:

@@ -5,10 +5,15 @@ from collections.abc import Collection
 from storage.database.connection import Database
 from storage.errors import StorageCorrupt
 from storage.maintenance.indexes.compare import Lie, lies
+from storage.observability.progress import Report, silent
 
 
 async def prove_indexes(
-    database: Database, work: str, tables: Collection[str] | None = None
+    database: Database,
+    work: str,
+    tables: Collection[str] | None = None,
+    *,
+    report: Report = silent,
 ) -> None:
     """Compare the indexes of these tables, or of all, with the rows.
 
@@ -16,7 +21,7 @@ async def prove_indexes(
     and each of its indexes twice. Raise `StorageCorrupt` if an index is corrupt: the error names
     the indexes, and nothing has changed.
     """
-    found = await lies(database, tables)
+    found = await lies(database, tables, report=report)
     if found:
         raise refusal(work, found)
 

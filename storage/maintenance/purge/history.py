@@ -26,7 +26,7 @@ from storage.database.connection import Connection, Database
 from storage.database.names import TYPE_REDACTION
 from storage.errors import DatabaseConflict, DatabaseUnavailable
 from storage.maintenance.invalidate_caches import publish_removed
-from storage.maintenance.purge.cut_point import CutPoint
+from storage.maintenance.purge.cut_point import CutPoint, PurgedRoomRow
 from storage.maintenance.purge.job import PurgeJob, count
 from storage.maintenance.purge.references import (
     References,
@@ -89,10 +89,10 @@ class Overtaken(Exception):  # noqa: N818  # control flow, not an error
 
 @dataclass(frozen=True, slots=True)
 class PurgeContext:
-    """A purge under way: its database and room version, the local server, and its throttle."""
+    """A purge under way: its database and room, the local server, and its throttle."""
 
     database: Database
-    room_version: str
+    room: PurgedRoomRow
     server_name: str
     pace: PurgeThrottle
 
@@ -106,7 +106,7 @@ async def purge_below(
     """
     while True:
         kept = await keeping(
-            context.database, job.room_id, context.room_version, cut, job.arrived_upto
+            context.database, job.room_id, context.room.room_version, cut, job.arrived_upto
         )
         try:
             return await _walk(context, job, kept), kept

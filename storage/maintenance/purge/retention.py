@@ -45,10 +45,10 @@ class Policy(NamedTuple):
 
 async def policies(
     conn: Connection, config: Config, after: str = ""
-) -> tuple[list[Policy], str | None]:
+) -> tuple[list[Policy], int, str | None]:
     """Return the next thousand rooms' policies, of those with a bounded lifetime.
 
-    Return also the last room id, to continue from, or None.
+    Return also the number of rooms, and the last room id, to continue from, or None.
     """
     rows = await conn.fetch(SQL_POLICIES, after, row=PolicyRow)
     found = [
@@ -56,7 +56,7 @@ async def policies(
         for row in rows
         if (lifetime := lifetime_ms(row.json, config)) is not None
     ]
-    return found, rows[-1].room_id if rows else None
+    return found, len(rows), rows[-1].room_id if rows else None
 
 
 def lifetime_ms(json: bytes | None, config: Config) -> int | None:

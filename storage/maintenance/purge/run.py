@@ -26,6 +26,8 @@ from storage.maintenance.purge.throttle import PurgeThrottle, Watcher
 from storage.maintenance.purge.visibility_cleanup import remove_unused_visibility
 from storage.maintenance.room_lock import lock_room, lock_room_keeping_plans
 from storage.maintenance.state_group_gc import collect
+from storage.maintenance.totals import room_total
+from storage.observability.progress import Counted, Progress, Report, silent
 
 WORK: Final = "a purge"
 DELTAS: Final = 1_000
@@ -99,6 +101,7 @@ async def purge_history(
     local: bool = False,
     dry_run: bool = False,
     watcher: Watcher | None = None,
+    report: Report = silent,
     indexes_proven: bool = False,
 ) -> Purged:
     """Purge the history of a room below an event or a time.
@@ -115,7 +118,7 @@ async def purge_history(
     if (before_event_id is None) == (before_ts is None):
         raise InputError("give either the event or the time before which history is purged")
     if not (dry_run or indexes_proven):
-        await prove_indexes(database, WORK)
+        await prove_indexes(database, WORK, report=report)
     room = await _room(database, room_id)
     now_ts = time.time_ns() // 1_000_000
     async with database.connection() as conn:
@@ -127,7 +130,7 @@ async def purge_history(
         return Purged(room_id, 0 if cut is None else await _counted(database, room, cut), None)
     async with job_rows.alone(database, room_id, room.room_nid):
         context = PurgeContext(
-            database, room.room_version, server_name, PurgeThrottle(database.config, watcher)
+            database, room, server_name, PurgeThrottle(database.config, watcher, report)
         )
         finished = await _finish(context, room.room_nid)
         if finished is not None and finished.cut == cut and finished.local == local:
@@ -147,6 +150,7 @@ async def purge_room(
     force: bool = False,
     dry_run: bool = False,
     watcher: Watcher | None = None,
+    report: Report = silent,
 ) -> Purged:
     """Purge all of a room: afterwards it is unknown. ``force``: also while local users are joined.
 
@@ -154,14 +158,14 @@ async def purge_room(
     `PurgeRunning`, or `StorageCorrupt` where an index is corrupt: nothing has changed then.
     """
     if not dry_run:
-        await prove_indexes(database, WORK)
+        await prove_indexes(database, WORK, report=report)
     room = await _room(database, room_id)
     if dry_run:
         return Purged(room_id, await _counted(database, room, CutPoint(1 << 62, 1 << 62)), None)
     async with job_rows.alone(database, room_id, room.room_nid):
         await register_writer(database)
         context = PurgeContext(
-            database, room.room_version, server_name, PurgeThrottle(database.config, watcher)
+            database, room, server_name, PurgeThrottle(database.config, watcher, report)
         )
 
         async def begin(conn: Connection) -> PurgeJob | None:
@@ -188,7 +192,12 @@ async def purge_room(
 
 
 async def purge_retention(
-    database: Database, *, server_name: str, dry_run: bool = False, watcher: Watcher | None = None
+    database: Database,
+    *,
+    server_name: str,
+    dry_run: bool = False,
+    watcher: Watcher | None = None,
+    report: Report = silent,
 ) -> AsyncIterator[Purged]:
     """Purge expired history in every room with a bounded lifetime; yield rooms that lost events.
 
@@ -197,11 +206,14 @@ async def purge_retention(
     is corrupt.
     """
     if not dry_run:
-        await prove_indexes(database, WORK)
+        await prove_indexes(database, WORK, report=report)
+    async with database.connection() as conn:
+        counted = Counted(report, "purge", await room_total(conn), "rooms", is_estimate=True)
     after: str | None = ""
     while after is not None:
         async with database.connection() as conn:
-            found, after = await policies(conn, database.config, after)
+            found, looked_at, after = await policies(conn, database.config, after)
+        counted.add(looked_at - len(found))
         for policy in found:
             before_ts = time.time_ns() // 1_000_000 - policy.lifetime_ms
             try:
@@ -213,37 +225,54 @@ async def purge_retention(
                     local=True,
                     dry_run=dry_run,
                     watcher=watcher,
+                    report=_within(counted),
                     indexes_proven=True,
                 )
             except (PurgeRunning, UnknownRoom):
                 continue
+            finally:
+                counted.add()
             if purged.events:
                 yield purged
 
 
 async def resume(
-    database: Database, *, server_name: str, watcher: Watcher | None = None
+    database: Database,
+    *,
+    server_name: str,
+    watcher: Watcher | None = None,
+    report: Report = silent,
 ) -> AsyncIterator[Purged]:
     """Finish every interrupted purge; yield each as it is done.
 
     It skips purges that run elsewhere. Raise `StorageCorrupt` where an index is corrupt.
     """
-    await prove_indexes(database, WORK)
-    for job in await job_rows.begun(database):
+    await prove_indexes(database, WORK, report=report)
+    begun = await job_rows.begun(database)
+    counted = Counted(report, "purge", len(begun), "purges")
+    for job in begun:
         try:
             async with job_rows.alone(database, job.room_id, job.room_nid):
                 room = await _room(database, job.room_id)
-                context = PurgeContext(
-                    database,
-                    room.room_version,
-                    server_name,
-                    PurgeThrottle(database.config, watcher),
-                )
+                pace = PurgeThrottle(database.config, watcher, _within(counted))
+                context = PurgeContext(database, room, server_name, pace)
                 finished = await _finish(context, job.room_nid)
         except (PurgeRunning, UnknownRoom):
             continue
+        finally:
+            counted.add()
         if finished is not None:
             yield Purged(job.room_id, finished.deleted_count + finished.set_aside_count, finished)
+
+
+def _within(counted: Counted) -> Report:
+    """Return how a purge reports that is one of several."""
+
+    def report(progress: Progress) -> None:
+        if progress.phase == "purge":
+            counted.within(progress.share)
+
+    return report
 
 
 async def _room(database: Database, room_id: str) -> PurgedRoomRow:
@@ -303,6 +332,7 @@ async def _finish(context: PurgeContext, room_nid: int) -> PurgeJob | None:
 async def _run(context: PurgeContext, job: PurgeJob) -> PurgeJob:
     """Run all phases of a job from the beginning: a phase that is done costs one query."""
     try:
+        await _expect(context, job)
         await register_writer(context.database)
         if (cut := job.cut) is None:
             return await purge_tables(context, job)
@@ -318,6 +348,15 @@ async def _run(context: PurgeContext, job: PurgeJob) -> PurgeJob:
     except StorageError as error:
         await _note(context.database, job, error)
         raise
+
+
+async def _expect(context: PurgeContext, job: PurgeJob) -> None:
+    """Count the events that the job takes, where somebody wants to know."""
+    if context.pace.report is silent:
+        return
+    cut = job.cut or CutPoint(1 << 62, 1 << 62)
+    left = await _counted(context.database, context.room, cut)
+    context.pace.expected = job.deleted_count + job.set_aside_count + left
 
 
 async def _note(database: Database, job: PurgeJob, error: StorageError) -> None:

@@ -8,6 +8,7 @@ from typing import Final
 
 from storage.config import Config
 from storage.maintenance.purge.job import PurgeJob
+from storage.observability.progress import Progress, Report, silent
 
 BATCH_MIN: Final = 20
 
@@ -20,7 +21,12 @@ class PurgeThrottle:
     ``watcher`` is awaited with the job after each commit.
     """
 
-    def __init__(self, config: Config, watcher: Watcher | None = None) -> None:
+    def __init__(
+        self, config: Config, watcher: Watcher | None = None, report: Report = silent
+    ) -> None:
+        self.report = report
+        self.expected: int | None = None
+        """The number of events that the job takes, if it was counted."""
         self.batch = max(config.purge_batch_max // 4, BATCH_MIN)
         self._most = max(config.purge_batch_max, 1)
         self._hold_ms = config.purge_hold_ms
@@ -45,8 +51,18 @@ class PurgeThrottle:
         """Start the clock: the room is locked from now on, and the wait for it does not count."""
         self._start = perf_counter()
 
+    def _progress(self, job: PurgeJob) -> Progress:
+        if job.phase == "sweep":
+            # some of them stay
+            return Progress(
+                "purge state", job.swept_count, job.set_aside_count, "events", is_estimate=True
+            )
+        done = job.deleted_count + job.set_aside_count
+        return Progress("purge", done, self.expected, "events")
+
     async def rest(self, job: PurgeJob) -> None:
         """Pause, for at least as long as this transaction waited for other writers of the room."""
+        self.report(self._progress(job))
         if self._watcher is not None:
             await self._watcher(job)
         await asyncio.sleep(max(self._pause_ms / 1000, self._waited_s))

@@ -16,6 +16,8 @@ from storage.database.names import JOIN
 from storage.maintenance.repair.audience_main_line import main_line
 from storage.maintenance.repair.room_planner import RepairPlanner, new_caches, stored_room
 from storage.maintenance.room_states import RoomStates
+from storage.maintenance.totals import event_total
+from storage.observability.progress import Counted, Report, silent
 from storage.persist.model.caches import WriterCaches
 from storage.persist.model.change_set import ChangeSet
 from storage.persist.model.database_answers import Answers
@@ -211,8 +213,17 @@ class VisibilityReplay(ChangeSet):
             known.clear()
 
 
-async def replay(conn: Connection, room_id: str, server_name: str, states: RoomStates) -> None:
+async def replay(
+    conn: Connection,
+    room_id: str,
+    server_name: str,
+    states: RoomStates,
+    *,
+    report: Report = silent,
+) -> None:
     """Give numbers to the audiences of a locked room, and write which principals may see them."""
+    total = await event_total(conn, [room_id])  # with outliers, which are skipped
+    counted = Counted(report, "rebuild visibility", total.rows, "events", is_estimate=True)
     change_set = VisibilityReplay(server_name)
     row = await stored_room(conn, room_id)
     fresh = row._replace(
@@ -241,6 +252,7 @@ async def replay(conn: Connection, room_id: str, server_name: str, states: RoomS
         ]
         await conn.execute(SQL_SET_EVENTS, *transposed(numbered, 2))
         at = rows[-1][1:]
+        counted.add(len(rows))
         change_set.forget()
     for number in [group for group in groups if group not in change_set.numbers]:
         await planner.plan(

@@ -25,6 +25,7 @@ from storage.maintenance.repair.room_planner import RepairPlanner
 from storage.maintenance.room_lock import lock_room
 from storage.maintenance.room_states import RoomStates
 from storage.maintenance.verify.version import read_room
+from storage.observability.progress import Report, silent
 
 logger = logging.getLogger(__name__)
 
@@ -37,7 +38,12 @@ WHERE e.room_nid = $1::int AND e.state_key_nid IS NOT NULL AND k.state_key_nid I
 
 
 async def repair(
-    database: Database, room_id: str, *, server_name: str, indexes_proven: bool = False
+    database: Database,
+    room_id: str,
+    *,
+    server_name: str,
+    indexes_proven: bool = False,
+    report: Report = silent,
 ) -> None:
     """Rebuild everything that follows from a room's events and their states, in one transaction.
 
@@ -65,7 +71,7 @@ async def repair(
         await repair_state_tables(conn, room_nid, server_name)
         if taken:
             await drop_groups(conn, room_nid)
-        await replay(conn, room_id, server_name, RoomStates())
+        await replay(conn, room_id, server_name, RoomStates(), report=report)
         if taken:
             await append_again(
                 conn, taken, server_name, extremities_max=database.config.forward_extremities_max
@@ -74,7 +80,7 @@ async def repair(
         await invalidate_caches(conn)
 
     if not indexes_proven:
-        await prove_indexes(database, "a repair")
+        await prove_indexes(database, "a repair", report=report)
     await register_writer(database)
     try:
         await database.run(work)
@@ -87,7 +93,9 @@ async def repair(
         await database.run(partial(work, reauthorise=False))
 
 
-async def rebuild_visibility(database: Database, room_id: str, *, server_name: str) -> None:
+async def rebuild_visibility(
+    database: Database, room_id: str, *, server_name: str, report: Report = silent
+) -> None:
     """Rebuild the visibility table and the audiences of a room from its states, in one transaction.
 
     Raise `UnknownRoom`, or `StorageCorrupt` if an index is corrupt: nothing has changed then.
@@ -95,9 +103,9 @@ async def rebuild_visibility(database: Database, room_id: str, *, server_name: s
 
     async def work(conn: Connection) -> None:
         await lock_room(conn, room_id)
-        await replay(conn, room_id, server_name, RoomStates())
+        await replay(conn, room_id, server_name, RoomStates(), report=report)
 
-    await prove_indexes(database, "a rebuild of visibility")
+    await prove_indexes(database, "a rebuild of visibility", report=report)
     await database.run(work)
 
 

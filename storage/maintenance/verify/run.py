@@ -1,10 +1,11 @@
 """Run the checks."""
 
-from collections.abc import AsyncIterator, Callable, Collection, Iterable
+from collections.abc import AsyncIterator, Callable, Collection
 from typing import Final, LiteralString
 
 from storage.database.connection import Connection, Database
 from storage.maintenance.indexes import Lie, lies
+from storage.maintenance.totals import event_total
 from storage.maintenance.verify.auth_results import check_auth_results
 from storage.maintenance.verify.chain_cover import check_cover
 from storage.maintenance.verify.current import (
@@ -33,6 +34,7 @@ from storage.maintenance.verify.visibility import (
     check_visibility,
     check_visibility_counts,
 )
+from storage.observability.progress import Counted, Report, silent
 
 ROOM_CHECKS: Final[tuple[Callable[[Connection, VerifiedRoom], AsyncIterator[Finding]], ...]] = (
     check_version,
@@ -71,7 +73,11 @@ LIMIT 1000
 
 
 async def verify(
-    database: Database, *, server_name: str, room_ids: Iterable[str] | None = None
+    database: Database,
+    *,
+    server_name: str,
+    room_ids: Collection[str] | None = None,
+    report: Report = silent,
 ) -> AsyncIterator[Finding]:
     """Yield every difference, of these rooms, or of all rooms and the data that they share.
 
@@ -79,14 +85,19 @@ async def verify(
     that would read through a corrupt index are skipped, because they would report correct rows.
     Each room is read in a snapshot of its own, so writers may go on. Raise `UnknownRoom`.
     """
-    lying = await lies(database)
+    lying = await lies(database, report=report)
     for lie in lying:
         yield finding_of(lie)
     if hide_facts(lying):
         return
+    async with database.connection() as conn:
+        total = await event_total(conn, room_ids)
+    counted = Counted(report, "verify", total.rows, "events", total.is_estimate)
     async for room_id in _given(room_ids) if room_ids is not None else all_rooms(database):
         async with database.transaction(isolation="repeatable_read", readonly=True) as conn:
-            async for finding in verify_room(conn, room_id, server_name=server_name):
+            async for finding in verify_room(
+                conn, room_id, server_name=server_name, counted=counted
+            ):
                 yield finding
     if room_ids is None:
         async with database.transaction(isolation="repeatable_read", readonly=True) as conn:
@@ -95,19 +106,23 @@ async def verify(
 
 
 async def verify_room(
-    conn: Connection, room_id: str, *, server_name: str
+    conn: Connection, room_id: str, *, server_name: str, counted: Counted | None = None
 ) -> AsyncIterator[Finding]:
     """Yield the differences in one room, each once.
 
-    Call it within a snapshot. Raise `UnknownRoom`.
+    Call it within a snapshot. Each check counts as an equal part of the room's events. Raise
+    `UnknownRoom`.
     """
     room = await read_room(conn, room_id, server_name)
+    size = 0 if counted is None else (await event_total(conn, [room_id])).rows
     found = set[Finding]()
     for check in ROOM_CHECKS:
         async for finding in check(conn, room):
             if finding not in found:
                 found.add(finding)
                 yield finding
+        if counted is not None:
+            counted.add(size / len(ROOM_CHECKS))
 
 
 async def verify_database(conn: Connection, lying: Collection[Lie] = ()) -> AsyncIterator[Finding]:
@@ -133,6 +148,6 @@ async def all_rooms(database: Database) -> AsyncIterator[str]:
         after = page[-1]
 
 
-async def _given(room_ids: Iterable[str]) -> AsyncIterator[str]:
+async def _given(room_ids: Collection[str]) -> AsyncIterator[str]:
     for room_id in room_ids:
         yield room_id
