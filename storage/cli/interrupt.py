@@ -84,13 +84,16 @@ def run(work: Coroutine[Any, Any, T], advice: str = "") -> T:
 def interruptible(advice: str = "") -> Iterator[None]:
     """Raise `Interrupted` where a signal arrives in the block, for work without an event loop.
 
-    A third signal ends the process at once. Spark has a handler of its own for SIGINT. It ends the
-    running jobs and raises KeyboardInterrupt.
+    A third signal ends the process at once. Spark sets a handler of its own for SIGINT: it ends the
+    running jobs and raises KeyboardInterrupt. SIGTERM does the same then.
     """
     numbers: list[int] = []
 
-    def stop(number: int, _: FrameType | None) -> None:
+    def stop(number: int, frame: FrameType | None) -> None:
         numbers.append(number)
+        other = signal.getsignal(signal.SIGINT)
+        if len(numbers) == 1 and callable(other) and other is not stop:
+            other(number, frame)
         if len(numbers) == 1:
             raise Interrupted(number, advice)
         if len(numbers) > 2:
@@ -100,7 +103,7 @@ def interruptible(advice: str = "") -> Iterator[None]:
         try:
             yield
         except KeyboardInterrupt:
-            raise Interrupted(signal.SIGINT, advice) from None
+            raise Interrupted(numbers[0] if numbers else signal.SIGINT, advice) from None
 
 
 @contextmanager

@@ -27,6 +27,9 @@ from storage.cli.common import (
     print_rows,
     print_values,
 )
+from storage.cli.interrupt import AGAIN, UNCHANGED, interruptible
+from storage.cli.progress import QuietOption
+from storage.cli.spark_tasks import tasks_shown
 from storage.config import Config
 from storage.database.connection import Database
 from storage.database.migrate import check_schema, migrate
@@ -240,10 +243,11 @@ def verify(
     tasks: TasksOption = None,
     master: MasterOption = LOCAL,
     conf: ConfOption = None,
+    quiet: QuietOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Recompute everything derived, several rooms in parallel; exit code 1 with findings."""
-    with _spark(dsn, master, conf) as (spark, target):
+    with _spark(dsn, master, conf, UNCHANGED) as (spark, target), tasks_shown(spark, quiet=quiet):
         findings = (
             _pipeline()
             .verify(spark, target, room_ids=room, server_name=server_name, tasks=tasks)
@@ -271,13 +275,14 @@ def rebuild(
     tasks: TasksOption = None,
     master: MasterOption = LOCAL,
     conf: ConfOption = None,
+    quiet: QuietOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Rebuild everything that follows from the received bytes, while others write.
 
     Exit code 1 if a room could not be rebuilt.
     """
-    with _spark(dsn, master, conf) as (spark, target):
+    with _spark(dsn, master, conf) as (spark, target), tasks_shown(spark, quiet=quiet):
         failed = _pipeline().rebuild(
             spark, target, room_ids=room, server_name=server_name, tasks=tasks
         )
@@ -387,7 +392,7 @@ def demo(master: MasterOption = "local[2]", conf: ConfOption = None) -> None:
     )
     sessions.check_java()
     settings = {"spark.ui.showConsoleProgress": "false"} | dict(_setting(one) for one in conf or ())
-    with failures.executor_errors():
+    with interruptible(), failures.executor_errors():
         spark_demo.show(pipeline, lambda: sessions.session(master, settings))
 
 
@@ -402,15 +407,20 @@ def _pipeline() -> ModuleType:
 
 
 @contextmanager
-def _spark(dsn: str | None, master: str, conf: list[str] | None) -> Iterator[tuple[Any, str]]:
-    """Open a session; yield it with the DSN of a database that has the current schema."""
+def _spark(
+    dsn: str | None, master: str, conf: list[str] | None, advice: str = AGAIN
+) -> Iterator[tuple[Any, str]]:
+    """Open a session; yield it with the DSN of a database that has the current schema.
+
+    A signal ends the jobs, the session and its JVM, and raises `Interrupted` with the ``advice``.
+    """
     _pipeline()
     sessions, failures = (
         importlib.import_module(f"storage.pipeline.{name}") for name in ("session", "failures")
     )
     settings = dict(_setting(one) for one in conf or ())
     sessions.check_java()
-    with asyncio.Runner() as runner:
+    with interruptible(advice), asyncio.Runner() as runner:
         stack = AsyncExitStack()
         try:
             target = runner.run(_ready(stack, dsn))

@@ -3,12 +3,23 @@
 What it does is tested in tests/pipeline.
 """
 
+import asyncio
+import signal
+import threading
+from types import SimpleNamespace
+
+import asyncpg
+import psutil
 import pytest
 from unpaddedbase64 import encode_base64
 
 from storage.cli import spark as commands
+from storage.cli.spark_tasks import tasks_shown
 from storage.errors import DatabaseUnavailable, InputError
-from tests.cli.running import NOBODY, room_storage
+from storage.observability.progress import Progress
+from tests.cli.running import NOBODY, room_storage, started
+from tests.cli.test_interrupts import LEFT, WAITING, filled, locked, until
+from tests.pipeline.java import COMMAND
 
 pytest.importorskip("pyspark")
 
@@ -68,3 +79,52 @@ def test_a_key_is_a_server_a_key_id_and_base64() -> None:
     for wrong in ("s1.test ed25519:1", f"s1.test rsa:1 {text}", "s1.test ed25519:1 short"):
         with pytest.raises(InputError, match="allow-key"):
             commands._keys([wrong])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+async def test_a_signal_ends_the_jobs_and_the_jvm(dsn: str, number: signal.Signals) -> None:
+    try:
+        check_java()
+    except InputError as error:
+        pytest.skip(str(error))
+    await filled(dsn)
+    watcher = await asyncpg.connect(dsn)
+    async with locked(dsn, "state_groups"):
+        running = await asyncio.to_thread(
+            started, "spark", "verify", "--quiet", "--dsn", dsn, "--master", "local[1]", *COMMAND
+        )
+        waits = WAITING + " AND application_name LIKE '%spark maintenance%'"
+        await until(watcher, waits, at_least=1)
+        children = psutil.Process(running.pid).children(recursive=True)
+        assert any("java" in child.name() for child in children)
+        running.send_signal(number)
+        output, errors = await asyncio.to_thread(running.communicate, None, 60)
+    assert (running.returncode, output) == (128 + number, b"")
+    assert errors.decode().endswith("interrupted: nothing was changed\n")
+    assert b"Traceback" not in errors
+    _, alive = psutil.wait_procs(children, timeout=30)
+    assert alive == []
+    await until(watcher, LEFT, at_most=0)
+    await watcher.close()
+
+
+async def test_tasks_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tasks of the running stages count; the last look is before the end of the block."""
+    shown: list[Progress] = []
+    seen = threading.Event()
+
+    def show(_: object, progress: Progress) -> None:
+        shown.append(progress)
+        seen.set()
+
+    stage = SimpleNamespace(numTasks=8, numCompletedTasks=3)
+    tracker = SimpleNamespace(
+        getActiveStageIds=lambda: [1, 2], getStageInfo=lambda one: stage if one == 1 else None
+    )
+    context = SimpleNamespace(statusTracker=lambda: tracker)
+    monkeypatch.setattr("storage.cli.progress.ProgressDisplay.__call__", show)
+    monkeypatch.setattr("storage.cli.spark_tasks.LOOK_SECONDS", 0.01)
+    with tasks_shown(SimpleNamespace(sparkContext=context), quiet=False):
+        assert seen.wait(10)
+    assert shown[0] == Progress("spark", 3, 8, "tasks")
