@@ -1,13 +1,13 @@
 """The list of commands, and how an error ends: one sentence on standard error and an exit code.
 
 A traceback is never shown. To add a command, add a module of this package with a function `command`
-(typer's options), and a line below.
+(typer's options), and an entry of COMMANDS.
 """
 
 import logging
 import sys
-from collections.abc import Sequence
-from typing import Annotated
+from collections.abc import Callable, Sequence
+from typing import Annotated, Final, NamedTuple
 
 import typer
 
@@ -87,22 +87,92 @@ def room_storage(
     logs.begin(log_level or default, log_format)
 
 
-app.command("demo")(demo.command)
-app.command("migrate")(migrate.command)
-app.command("jobs")(jobs.command)
-app.command("import")(import_files.command)
-app.command("export")(export_file.command)
-app.command("stats")(stats.command)
-app.command("serve")(serve.command)
-app.command("verify")(verify.command)
-app.command("rebuild-visibility")(rebuild_visibility.command)
-app.command("explain")(explain.command)
-app.command("explain-visibility")(explain_visibility.command)
-app.command("gc")(gc.command)
-app.command("censor")(censor.command)
-app.command("forget-user")(forget_user.command)
-app.command("purge")(purge.command)
-app.add_typer(spark.app, name="spark")
+class CliCommand(NamedTuple):
+    """A command, the panel of `--help` that lists it, and examples to copy."""
+
+    name: str
+    function: Callable[..., None]
+    panel: str
+    examples: tuple[str, ...]
+
+
+ROOM: Final = "'!room:example.org'"
+BEGIN, SERVE, MOVE, LOOK, CLEAN = "Begin", "Run", "Rooms in and out", "Look", "Clean up and repair"
+COMMANDS: Final = (
+    CliCommand("demo", demo.command, BEGIN, ("demo", "demo --dsn postgresql://localhost/test")),
+    CliCommand("migrate", migrate.command, BEGIN, ("migrate --list", "migrate --pre", "migrate")),
+    CliCommand("jobs", jobs.command, BEGIN, ("jobs --list", "jobs")),
+    CliCommand(
+        "serve",
+        serve.command,
+        SERVE,
+        ("serve --metrics-port 9187", "serve --no-tcp --redis redis://localhost"),
+    ),
+    CliCommand(
+        "import",
+        import_files.command,
+        MOVE,
+        (
+            "import rooms.ndjson --server-name example.org --rejects rejects.ndjson",
+            "gunzip -c rooms.ndjson.gz | room-storage import -",
+        ),
+    ),
+    CliCommand(
+        "export",
+        export_file.command,
+        MOVE,
+        (f"export room.ndjson --room {ROOM}", "export - | gzip > rooms.ndjson.gz"),
+    ),
+    CliCommand("stats", stats.command, LOOK, ("stats", "stats --json | jq .counts")),
+    CliCommand("verify", verify.command, LOOK, ("verify", f"verify --repair --room {ROOM}")),
+    CliCommand(
+        "explain",
+        explain.command,
+        LOOK,
+        ("explain sync --user @alice:example.org", f"explain messages --room {ROOM} --generic"),
+    ),
+    CliCommand(
+        "explain-visibility",
+        explain_visibility.command,
+        LOOK,
+        (
+            "explain-visibility '$event' @alice:example.org",
+            "explain-visibility '$event' matrix.org",
+        ),
+    ),
+    CliCommand("gc", gc.command, CLEAN, ("gc", f"gc --room {ROOM}")),
+    CliCommand("censor", censor.command, CLEAN, ("censor --dry-run", "censor --older-than 30")),
+    CliCommand(
+        "forget-user",
+        forget_user.command,
+        CLEAN,
+        ("forget-user @alice:example.org", "forget-user @alice:example.org --undo"),
+    ),
+    CliCommand(
+        "purge",
+        purge.command,
+        CLEAN,
+        (
+            f"purge {ROOM} --before-date 2026-01-31 --dry-run",
+            f"purge {ROOM} --all",
+            "purge --retention --quiet",
+            "purge --resume",
+        ),
+    ),
+    CliCommand(
+        "rebuild-visibility", rebuild_visibility.command, CLEAN, (f"rebuild-visibility {ROOM}",)
+    ),
+)
+
+
+def _epilog(examples: Sequence[str]) -> str:
+    lines = [one if "room-storage" in one else f"room-storage {one}" for one in examples]
+    return "\n\n".join(["Examples:", *(f"  {line}" for line in lines)])
+
+
+for one in COMMANDS:
+    app.command(one.name, rich_help_panel=one.panel, epilog=_epilog(one.examples))(one.function)
+app.add_typer(spark.app, name="spark", rich_help_panel=MOVE)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

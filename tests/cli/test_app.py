@@ -1,11 +1,16 @@
 """The command line: exit codes, output for people and for programs, no tracebacks."""
 
 import json
+import shlex
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from typer.main import get_command
 
 from storage.cli import main
+from storage.cli.app import COMMANDS, CliCommand, app
 from storage.database.migrate import HEAD_REVISION, migration_sql
 from tests.cli.running import NOBODY, room_storage
 
@@ -75,3 +80,41 @@ def test_a_setting_that_does_not_fit_is_named() -> None:
 def test_an_error_for_programs_is_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["migrate", "--json", "--dsn", NOBODY]) == 3
     assert json.loads(capsys.readouterr().out)["error"] == "DatabaseUnavailable"
+
+
+WITHOUT_JSON = {"spark demo": "it prints a line for each step, for people"}
+
+
+def leaves(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, set[str]]]:
+    """Every command with its options."""
+    for name, one in getattr(command, "commands", {}).items():
+        yield from leaves(one, (*path, name))
+    if not hasattr(command, "commands"):
+        yield " ".join(path), {option for one in command.params for option in one.opts}
+
+
+def test_each_command_prints_json_for_programs() -> None:
+    found = dict(leaves(get_command(app)))
+    assert len(found) > 20
+    assert {name for name, options in found.items() if "--json" not in options} == set(WITHOUT_JSON)
+
+
+@pytest.mark.parametrize("one", COMMANDS, ids=lambda one: one.name)
+def test_examples_in_the_help_can_be_parsed(
+    one: CliCommand, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each example has only options that exist, and the help shows it at 80 columns."""
+    command: Any = get_command(app)
+    for example in one.examples:
+        for part in example.split(" | "):
+            words = shlex.split(part.partition(" > ")[0])
+            if words[0] in {"gunzip", "gzip", "jq"}:
+                continue
+            name, *arguments = words[1:] if words[0] == "room-storage" else words
+            context = command.commands[name].make_context(name, arguments)
+            assert context.info_name == name
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main([one.name, "--help"]) == 0
+    shown = capsys.readouterr().out
+    assert "Examples:" in shown
+    assert max(map(len, shown.splitlines())) <= 80
