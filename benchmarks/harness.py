@@ -85,6 +85,8 @@ def bench_server() -> Iterator[EmbeddedPostgres]:
         folder = os.environ.get(DATA_VARIABLE, temporary)
         server = EmbeddedPostgres(Path(folder) / "server", config=SERVER_CONFIG)
         server.start()
+        kept = f"gone at the end; {DATA_VARIABLE}=FOLDER keeps it"
+        note(f"data: {server.directory} ({'kept' if DATA_VARIABLE in os.environ else kept})")
         try:
             yield server
         finally:

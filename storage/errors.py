@@ -168,14 +168,15 @@ class StateUnknown(InputError):
 class WrongServerName(InputError):
     """The database belongs to another homeserver: open it under that name, or open another one."""
 
-    def __init__(self, server_name: str, *, found: str) -> None:
+    def __init__(self, server_name: str, *, found: str, where: str = "the database") -> None:
         super().__init__(
-            f"the database has the visibility of users of {found}, not of {server_name}: "
+            f"{where} has the visibility of users of {found}, not of {server_name}: "
             f"open it as {found}, or another database "
-            f"(or data folder) as {server_name}"
+            f"(or data folder, STORAGE_DATA_DIR) as {server_name}"
         )
         self.server_name = server_name
         self.found = found
+        self.where = where
 
 
 class ExtraMissing(InputError):

@@ -52,7 +52,7 @@ class ProgressDisplay:
         )
         self._phase = ""
         self._task = TaskID(0)
-        self._line_at = clock() + LINE_SECONDS
+        self._line_at = 0.0
 
     def __enter__(self) -> Self:
         self._bar.start()
@@ -63,6 +63,8 @@ class ProgressDisplay:
 
     def __call__(self, progress: Progress) -> None:
         """Show how far a job is (`storage.observability.progress.Report`)."""
+        if not self._phase:
+            self._line_at = self._clock() + LINE_SECONDS
         if progress.phase != self._phase:
             self._begin(progress)
         self._bar.update(self._task, completed=progress.done, total=progress.total)

@@ -9,6 +9,8 @@ import typer
 from storage.cli.common import DsnOption, JsonOption, print_json, print_rows, print_values
 from storage.cli.interrupt import run
 from storage.cli.maintaining import maintained
+from storage.cli.places import described
+from storage.config import Config
 from storage.database.connection import Connection
 from storage.maintenance.growth import Forecast, Growth, forecast, growth
 from storage.maintenance.sizes import (
@@ -45,10 +47,11 @@ def command(
 ) -> None:
     """Show rooms, events, sizes per table and event, growth, and the largest states."""
     stats = run(_stats(dsn, top))
+    database = described(dsn, Config.from_env().database_schema)
     if as_json:
-        print_json(as_document(stats))
+        print_json({"database": database} | as_document(stats))
         return
-    print_values(overview(stats), as_json=False)
+    print_values({"database": database} | overview(stats), as_json=False)
     print_rows("On disk, in bytes", *table_rows(stats), as_json=False)
     print_growth(stats)
     states = [tuple(state) for state in stats.states]

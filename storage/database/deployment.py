@@ -23,6 +23,10 @@ SELECT deployment_id, server_name
 FROM deployment
 """
 
+SQL_WHERE: Final[LiteralString] = """
+SELECT format('the database %s (schema %s)', current_database(), current_schema())
+"""
+
 SQL_HAS_ROOMS: Final[LiteralString] = """
 SELECT EXISTS (SELECT FROM rooms)
 """
@@ -69,7 +73,9 @@ async def settled(conn: Connection, server_name: str | None) -> tuple[str, str]:
     if found is None:
         raise InputError("the identity of the database was not stored: is it being restored?")
     if name is not None and found.server_name != name:
-        raise WrongServerName(name, found=str(found.server_name))
+        raise WrongServerName(
+            name, found=str(found.server_name), where=await conn.fetchval(SQL_WHERE)
+        )
     opened = found.server_name or server_name
     if opened is None:
         raise InputError("the database is new: give a server name, whose users are local")

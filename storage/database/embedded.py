@@ -21,6 +21,7 @@ Do not use it in production: one machine, no backup, no tuning. Give a DSN there
 import asyncio
 import atexit
 import fcntl
+import logging
 import os
 import shlex
 import shutil
@@ -51,6 +52,8 @@ except ModuleNotFoundError:
 
 FOLDER: Final = "room-storage"
 """The name of our folder in the platform's folder for user data."""
+
+logger = logging.getLogger(__name__)
 
 PORT: Final = 5432
 """Part of the socket's name; nothing listens on a network."""
@@ -133,6 +136,7 @@ class EmbeddedPostgres:
                 f"the embedded Postgres in {self.directory} cannot be started: {error}"
             ) from error
         atexit.register(self.stop)
+        logger.info("the embedded Postgres has its data in %s", self.directory)
         return self.dsn
 
     def stop(self) -> None:

@@ -6,7 +6,7 @@ It is the one that the database remembers, else that of the users in `visibility
 from typing import Final, LiteralString
 
 from storage.database.connection import Database
-from storage.database.deployment import NO_SERVER, deployment
+from storage.database.deployment import NO_SERVER, SQL_WHERE, deployment
 from storage.errors import InputError, WrongServerName
 
 SQL_LOCAL_SERVERS: Final[LiteralString] = """
@@ -33,7 +33,8 @@ async def local_server_name(database: Database, given: str | None = None) -> str
         found = await deployment(conn)
         if found is not None and found.server_name is not None:
             if given not in (None, found.server_name):
-                raise WrongServerName(str(given), found=found.server_name)
+                where = await conn.fetchval(SQL_WHERE)
+                raise WrongServerName(str(given), found=found.server_name, where=where)
             return found.server_name
         if given is not None:
             return given

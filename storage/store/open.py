@@ -2,8 +2,14 @@
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Collection, Coroutine
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Collection, Coroutine, Iterator
+from contextlib import (
+    AbstractContextManager,
+    AsyncExitStack,
+    asynccontextmanager,
+    contextmanager,
+    nullcontext,
+)
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -12,8 +18,9 @@ from signedjson.types import SigningKey
 from storage.config import Config
 from storage.database.connection import Database, Observer
 from storage.database.deployment import settled
-from storage.database.embedded import embedded_postgres
+from storage.database.embedded import data_directory, embedded_postgres
 from storage.database.migrate import MigrationOptions, check_schema, migrate
+from storage.errors import WrongServerName
 from storage.persist import Writer
 from storage.persist.commit.group_commit import WRITER_READS
 from storage.store.facade import Store
@@ -60,13 +67,17 @@ async def open_store(
     async with AsyncExitStack() as stack:
         if dsn is None:
             dsn = await stack.enter_async_context(embedded_postgres(config=config))
+            naming: AbstractContextManager[None] = _naming_folder()
             migrate = True
+        else:
+            naming = nullcontext()
         if migrate:
             await _migrate(dsn, how=MigrationOptions(database_schema=config.database_schema))
         opening = open_writer(
             dsn, server_name=server_name, config=config, observer=observer, told_of=STREAMS.keys()
         )
-        store = Store(*await stack.enter_async_context(opening), signing_key)
+        with naming:
+            store = Store(*await stack.enter_async_context(opening), signing_key)
         stack.callback(store.notifier.close)
         stack.push_async_callback(store.sizes.close)
         yield store
@@ -117,6 +128,16 @@ async def open_writer(
 
 
 _migrate = migrate
+
+
+@contextmanager
+def _naming_folder() -> Iterator[None]:
+    """Name the folder of the embedded Postgres in `WrongServerName`."""
+    try:
+        yield
+    except WrongServerName as error:
+        where = f"the embedded database in {data_directory().absolute()}"
+        raise WrongServerName(error.server_name, found=error.found, where=where) from None
 
 
 @asynccontextmanager

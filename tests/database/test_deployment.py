@@ -28,7 +28,8 @@ async def test_the_first_store_sets_the_name_and_another_one_is_refused(dsn: str
     async with storage.open(dsn, server_name="s1.test") as store:
         deployment_id = store.deployment_id
     with pytest.raises(
-        WrongServerName, match=r"open it as s1\.test, or another database"
+        WrongServerName,
+        match=r"the database \w+ \(schema public\) .*: open it as s1\.test, or another database",
     ) as caught:
         async with storage.open(dsn, server_name="s2.test"):
             pass

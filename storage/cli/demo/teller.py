@@ -28,6 +28,11 @@ class TablePrinter:
         print_rows(title, columns, rows, as_json=False)
         typer.echo(about)
 
+    def line(self, text: str) -> None:
+        """Print a line for people."""
+        if not self.as_json:
+            typer.echo(text)
+
     def end(self) -> None:
         """Print the document for programs."""
         if self.as_json:
