@@ -54,7 +54,12 @@ from tests.postgres import client_programs
 DSN: Final = re.compile(r"postgres(?:ql)?://[^\s'\"<>`,)]*")
 SHELL_DSN: Final = re.compile(rf"(['\"]?){DSN.pattern}\1")
 EVENT: Final = re.compile(r"(?<=['\"])\$event(?=['\"])")
-SECONDS: Final = 120
+SECONDS: Final = 400
+"""For one block: a job on Spark takes ten seconds, and minutes on a busy machine."""
+
+JAVA_OPTIONS: Final = "-XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
+"""Verification is a fifth of the start of Spark (tests/pipeline/java.py)."""
+
 WRAPPED: Final = """
 set -a; [ ! -f .exported ] || . ./.exported; set +a
 trap 'declare -px > .exported' EXIT
@@ -140,7 +145,11 @@ class PageRun:
                 start_new_session=True,
             )
             self._sessions.append(process.pid)
-            status = process.wait(SECONDS)
+            try:
+                status = process.wait(SECONDS)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+                status = process.wait()
             output.seek(0)
             printed = output.read().decode(errors="replace")
         assert status == 0, f"exit code {status}:\n{code}\n{printed[-3000:]}"
@@ -161,6 +170,7 @@ class PageRun:
             | {name: value for name, value in given.items() if value}
             | {
                 "HOME": str(self.folder),
+                "JDK_JAVA_OPTIONS": JAVA_OPTIONS,
                 "PATH": ":".join([*map(str, self.path), os.environ["PATH"]]),
                 "STORAGE_DATA_DIR": str(self.folder / "data"),
                 "STORAGE_EMBEDDED_SHARED_BUFFERS_MB": "16",
