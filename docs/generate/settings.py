@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import fields
 from itertools import pairwise
+from pathlib import Path
 from typing import Final, NamedTuple
 
 from docs.generate.markup import code, one_line, page, table
@@ -24,11 +25,17 @@ count.
 
 OTHERS: Final = {
     "STORAGE_DSN": "The database, if `--dsn` is not given. Without both: the embedded Postgres.",
+    "STORAGE_DSN_FILE": "A file with the DSN, so that no password is in the environment.",
     "STORAGE_SERVER_NAME": "The homeserver's name, if `--server-name` is not given.",
     "STORAGE_DATA_DIR": "The folder of the embedded Postgres, instead of the user's data folder.",
+    "STORAGE_LOG_LEVEL": "The least level of log lines, if `--log-level` is not given.",
+    "STORAGE_LOG_FORMAT": "`text` or `json`, if `--log-format` is not given.",
+    "STORAGE_REDIS": "The address of Redis, if `--redis` is not given.",
     "STORAGE_ROLE_PREFIX": "The prefix of the roles that `migrate` creates.",
+    "STORAGE_SYNAPSE_DSN": "Synapse's database, for `spark import-synapse`.",
+    "STORAGE_SYNAPSE_DSN_FILE": "A file with that DSN.",
 }
-"""Variables that are no field."""
+"""Variables that are no field. The page leaves out one that the package does not read."""
 
 
 class Setting(NamedTuple):
@@ -43,7 +50,8 @@ def text() -> str:
     """Return the page."""
     listed = list(settings())
     sections = list(dict.fromkeys(one.section for one in listed))
-    others = [[code(name), said] for name, said in OTHERS.items()]
+    there = read_variables()
+    others = [[code(name), said] for name, said in OTHERS.items() if name in there]
     return page(
         INTRODUCTION,
         *(
@@ -73,6 +81,17 @@ def settings() -> Iterator[Setting]:
             before = [title for number, title in titles.items() if number < node.lineno]
             section = before[-1] if before else "process"
             yield Setting(section[0].upper() + section[1:], node.target.id, _docstring(following))
+
+
+def read_variables() -> set[str]:
+    """Return the variables that the package names, and that are no field of `Config`."""
+    folder = Path(config.__file__).parent
+    named = {
+        name
+        for path in folder.rglob("*.py")
+        for name in re.findall(r'"(STORAGE_[A-Z_]+[A-Z])"', path.read_text("utf-8"))
+    }
+    return named - {f"STORAGE_{field.name.upper()}" for field in fields(Config)}
 
 
 def _docstring(node: ast.stmt) -> str:

@@ -28,10 +28,8 @@ README_LINES_MAX: Final = 200
 
 
 def pages() -> list[Path]:
-    """Return each page below docs, and the README once it is short."""
-    readme = ROOT / "README.md"
-    is_short = readme.read_text("utf-8").count("\n") <= README_LINES_MAX
-    return [*[readme][:is_short], *sorted((ROOT / "docs").rglob("*.md"))]
+    """Return the README, and each page below docs."""
+    return [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 def name_of(page: Path) -> str:

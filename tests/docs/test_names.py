@@ -11,6 +11,7 @@ import typer
 from typer.core import TyperGroup
 
 import storage
+from docs.generate.settings import read_variables
 from storage.cli.app import app
 from storage.config import Config
 from tests.docs.markdown import ROOT, blocks, name_of, pages
@@ -25,16 +26,7 @@ LINE_CONTINUES: Final = re.compile(r"\\\n\s*(?:> )?")
 MADE: Final = ("benchmarks/results", "docs/index.html")
 """Files that a command writes."""
 
-SETTINGS: Final = {
-    "STORAGE_DATA_DIR",
-    "STORAGE_DSN",
-    "STORAGE_DSN_FILE",
-    "STORAGE_LOG_FORMAT",
-    "STORAGE_LOG_LEVEL",
-    "STORAGE_ROLE_PREFIX",
-    "STORAGE_SERVER_NAME",
-    *(f"STORAGE_{field.name.upper()}" for field in fields(Config)),
-}
+SETTINGS: Final = read_variables() | {f"STORAGE_{one.name.upper()}" for one in fields(Config)}
 OF_TESTS: Final = re.compile(r"STORAGE_(TEST_\w+|BENCH_\w+|ROOMS|EXAMPLES|FUZZ|LARGE_ROOM|FIELD)$")
 
 

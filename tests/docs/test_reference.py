@@ -157,6 +157,13 @@ def test_each_field_is_described() -> None:
     assert "`STORAGE_EMBEDDED_FSYNC`: true or false; default `true`" in text
 
 
+def test_each_variable_is_described() -> None:
+    there = settings.read_variables()
+    assert there >= {"STORAGE_DSN", "STORAGE_DATA_DIR"}
+    assert there - set(settings.OTHERS) == set()
+    assert "| `STORAGE_DSN` | The database" in GENERATED["reference/config.md"]
+
+
 def test_each_error_is_described() -> None:
     public = {
         name
