@@ -6,6 +6,7 @@ BIN    := .venv/bin
 LOCK   := .ci/requirements.lock
 DEMO   := .ci/demo.lock
 PIP    := $(BIN)/python -m pip --quiet --disable-pip-version-check
+LOCKED := install --require-hashes --no-deps --no-compile --requirement
 COMPILE = $(BIN)/uv pip compile --quiet --universal --generate-hashes --no-emit-index-url \
 	--no-emit-find-links --no-header --no-annotate
 DEBIAN := /usr/lib/postgresql/15/bin
@@ -73,11 +74,11 @@ lock: .venv/.dev ## update the locks, with hashes; the demo's is a part of the o
 
 # Two steps: pip cannot check a hash of an editable project. The locks have what builds it.
 .venv/.runtime: pyproject.toml $(DEMO) | .venv/bin/python
-	$(PIP) install --require-hashes --requirement $(DEMO)
+	$(PIP) $(LOCKED) $(DEMO)
 	$(PIP) install --no-deps --no-build-isolation --editable .
 	touch $@
 
 .venv/.dev: pyproject.toml $(LOCK) | .venv/bin/python
-	$(PIP) install --require-hashes --requirement $(LOCK)
+	$(PIP) $(LOCKED) $(LOCK)
 	$(PIP) install --no-deps --no-build-isolation --editable .
 	touch .venv/.runtime $@
