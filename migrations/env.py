@@ -33,7 +33,7 @@ from storage.database.schema_check import differences
 from storage.database.session import check_driver, migration_settings
 from storage.errors import MigrationBlocked, StorageError
 
-logger = logging.getLogger("storage.database.migration_steps")
+logger: logging.Logger = logging.getLogger("storage.database.migration_steps")
 
 TRY_LOCK: Final = "SELECT pg_try_advisory_lock(hashtextextended('room-event-storage migration', 0))"
 LOOK_AGAIN_SECONDS: Final = 0.1

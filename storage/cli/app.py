@@ -36,9 +36,9 @@ from storage.cli.logs import LogFormat, LogLevel
 from storage.errors import DatabaseError, StorageCorrupt, StorageError
 from storage.version import __version__
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
-app = typer.Typer(
+app: typer.Typer = typer.Typer(
     name="room-storage",
     help=(
         "The rooms of a Matrix homeserver, on Postgres."

@@ -14,7 +14,7 @@ import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping
 from contextlib import asynccontextmanager
 from http import HTTPStatus
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 from wsgiref.simple_server import WSGIRequestHandler, make_server
 from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
@@ -24,7 +24,7 @@ from prometheus_client.exposition import ThreadingWSGIServer
 from storage.cli.readiness import Readiness
 from storage.errors import InputError
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 LOOP_SECONDS: Final = 5.0
 """Longest wait for the event loop; after it the process counts as stuck."""
@@ -51,7 +51,7 @@ class HttpServer(ThreadingWSGIServer):
 class HttpHandler(WSGIRequestHandler):
     """Reads a request, with a limit of time, and logs none."""
 
-    timeout = CLIENT_SECONDS
+    timeout: ClassVar[float | None] = CLIENT_SECONDS
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002  # the name of the base
         """Log nothing: probes and scrapes come all the time."""

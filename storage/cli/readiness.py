@@ -40,7 +40,7 @@ class Readiness:
         self._redis = redis
         self._clock = clock
         self._probes: set[asyncio.Task[None]] = set()
-        self.parts = ["database", "streams", *(["redis"] if redis is not None else [])]
+        self.parts: list[str] = ["database", "streams", *(["redis"] if redis is not None else [])]
 
     async def not_ready(self) -> dict[str, str]:
         """Return the parts that are not ready, each with the reason."""

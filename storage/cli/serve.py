@@ -26,7 +26,7 @@ from storage.replication.tls import server_context
 from storage.store.facade import Store
 from storage.store.open import open_store
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 DEFAULT_PORT = 9092
 

@@ -35,7 +35,7 @@ from storage.database.connection import Database
 from storage.database.migrate import check_schema, migrate
 from storage.errors import ExtraMissing, InputError
 
-app = typer.Typer(
+app: typer.Typer = typer.Typer(
     help="Bulk work on Spark: imports, export, rebuild, verify, statistics, stream.",
     no_args_is_help=True,
 )

@@ -91,9 +91,9 @@ class Connection:
         self._session = session
         self._observer = observer
         self._measures = measures
-        self.statements = 0
+        self.statements: int = 0
         """Statements sent, BEGIN and COMMIT included."""
-        self.is_at_rest = True
+        self.is_at_rest: bool = True
         """Whether the last statement has ended.
 
         False after a cancelled statement, which may still run on the server.
@@ -216,9 +216,9 @@ class Database:
         self._observer = observer
         self._check: Check | None = None
         self._cluster: str | None = None
-        self.guard = Guard()
+        self.guard: Guard = Guard()
         """Whether the database is still the one that was entered; see `watch`."""
-        self.measures = Measures()
+        self.measures: Measures = Measures()
         """Counters of all work on this database."""
         self._closed = False
 

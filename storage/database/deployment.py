@@ -13,7 +13,7 @@ from typing import Final, LiteralString, NamedTuple
 from storage.database.connection import Connection
 from storage.errors import InputError, WrongServerName
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 NO_SERVER: Final = "localhost.invalid"
 """A server without users (RFC 2606)."""

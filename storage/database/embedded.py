@@ -92,7 +92,7 @@ class EmbeddedPostgres:
     ) -> None:
         if psutil is None:
             raise ExtraMissing(programs.FEATURE, "embedded", otherwise=programs.OTHERWISE)
-        self.directory = (directory or data_directory()).absolute()
+        self.directory: Path = (directory or data_directory()).absolute()
         self._config = config or Config()
         self._binaries = binaries
         self._account = Account.for_server()

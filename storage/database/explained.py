@@ -109,7 +109,7 @@ class ExplainingConnection(Connection):
 
     def __init__(self, driver: Any, *, generic: bool = False) -> None:
         super().__init__(driver)
-        self.generic = generic
+        self.generic: bool = generic
         self.plans: list[QueryPlan] = []
 
     @classmethod

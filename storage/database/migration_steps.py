@@ -32,7 +32,7 @@ from alembic.script import Script, ScriptDirectory
 from alembic.util import CommandError
 from sqlalchemy import ColumnElement, column, insert, literal, literal_column, select, table, update
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 Phase = Literal["pre", "post"]
 LOCK_TIMEOUT_MS: Final = 2_000

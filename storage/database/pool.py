@@ -37,7 +37,7 @@ class Pool:
     def __init__(
         self, connect: Callable[[], Awaitable[Session]], *, size_min: int, size_max: int
     ) -> None:
-        self.waiting = 0
+        self.waiting: int = 0
         """How many callers wait for a session."""
         self._connect = connect
         self._size_min = size_min

@@ -24,8 +24,8 @@ class Guard:
     """The state of one pool."""
 
     def __init__(self) -> None:
-        self.era = 0
-        self.reason = ""
+        self.era: int = 0
+        self.reason: str = ""
         """Why the database could not be entered again so far."""
         self._current = asyncio.Event()
         self._current.set()

@@ -18,7 +18,7 @@ from storage.database.session import check_driver, migration_settings
 from storage.database.translate import DRIVER_ERRORS, translate
 from storage.errors import InputError
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 PREFIX: Final = "room_storage"
 PREFIX_VARIABLE: Final = "STORAGE_ROLE_PREFIX"

@@ -104,11 +104,11 @@ class Session:
     __slots__ = ("cluster", "driver", "idle_since", "is_over")
 
     def __init__(self, driver: Any, cluster: str | None = None) -> None:
-        self.driver = driver
-        self.cluster = cluster
+        self.driver: Any = driver
+        self.cluster: str | None = cluster
         """The cluster and its timeline; None for a standby."""
-        self.idle_since = 0.0
-        self.is_over = False
+        self.idle_since: float = 0.0
+        self.is_over: bool = False
         """It was ended on purpose: ignore a result that still arrived over it."""
 
     def end(self) -> None:

@@ -47,7 +47,7 @@ class Rejects:
 
     def __init__(self, target: IO[bytes] | None) -> None:
         self._target = target
-        self.count = 0
+        self.count: int = 0
 
     def write(self, source: str, number: int, raw: bytes, reject: Reject) -> None:
         """Write one line that was not stored."""

@@ -59,7 +59,7 @@ class Import:
         batch_max: int = BATCH_MAX,
         held_max: int = IN_MEMORY_MAX,
     ) -> None:
-        self.summary = Summary()
+        self.summary: Summary = Summary()
         self._store = store
         self._rejects = rejects
         self._report = report

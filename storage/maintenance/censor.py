@@ -40,7 +40,7 @@ from storage.maintenance.indexes import prove_indexes
 from storage.maintenance.invalidate_caches import invalidate_caches, register_writer
 from storage.observability.progress import Counted, Report, silent
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 AS_RECEIVED: Final = 0
 """`events.encoding`: the bytes as received."""

@@ -15,7 +15,7 @@ from storage.errors import StorageError
 from storage.maintenance.sizes import TableSize, database_bytes, table_sizes
 from storage.observability.outages import Outage
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 FRESH_SECONDS: Final = 60.0
 

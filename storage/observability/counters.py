@@ -41,9 +41,9 @@ class Distribution:
     __slots__ = ("bounds", "counts", "total")
 
     def __init__(self, bounds: Sequence[float] = SECONDS) -> None:
-        self.bounds = bounds
-        self.counts = [0] * (len(bounds) + 1)
-        self.total = 0.0
+        self.bounds: Sequence[float] = bounds
+        self.counts: list[int] = [0] * (len(bounds) + 1)
+        self.total: float = 0.0
 
     def __len__(self) -> int:
         return sum(self.counts)
@@ -62,26 +62,26 @@ class Measures:
         """Seconds that calls of the store took, by name; of sync without the waiting."""
         self.call_errors: Counter[tuple[str, str]] = Counter()
         """Exceptions of calls: (call, class of the error)."""
-        self.append_events = Distribution(SIZES)
+        self.append_events: Distribution = Distribution(SIZES)
         """Events given to an append."""
         self.outcomes: Counter[str] = Counter()
         """Outcomes of the events."""
-        self.writes = Distribution()
+        self.writes: Distribution = Distribution()
         """Seconds of one write of the writer.
 
         It is one statement, committed by itself unless rooms had to be locked.
         """
-        self.write_events = Distribution(SIZES)
+        self.write_events: Distribution = Distribution(SIZES)
         """Events in a write."""
         self.writer_statements = 0
         """Statements of the writer: loads and writes."""
         self.statements = 0
         """All statements."""
-        self.pool_waits = Distribution()
+        self.pool_waits: Distribution = Distribution()
         """Seconds until the pool lent out a connection, if none was idle; opening one counts."""
         self.database_errors: Counter[str] = Counter()
         """Errors of Postgres, by class, including those that were retried."""
-        self.streams_polled_at = time.monotonic()
+        self.streams_polled_at: float = time.monotonic()
         """When the positions of all writers were last read, on the monotonic clock."""
 
     def call(self, name: str) -> Distribution:

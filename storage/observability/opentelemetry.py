@@ -121,5 +121,5 @@ def _failing(span: "Span") -> Iterator[None]:
 
 
 tracing: Final = Tracing()
-enable = tracing.enable
-disable = tracing.disable
+enable: Final = tracing.enable
+disable: Final = tracing.disable

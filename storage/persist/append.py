@@ -18,7 +18,7 @@ from storage.persist.model.results import ORIGINS, AppendResult, Origin
 from storage.persist.receive import Pdu, VerifyKeys
 from storage.persist.stripped_state import StrippedState
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 USUAL: Final = frozenset({"stored", "duplicate"})
 JUDGED: Final = frozenset({"rejected", "soft_failed"})

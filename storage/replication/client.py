@@ -22,7 +22,7 @@ from storage.replication.handlers import Handlers
 from storage.replication.peer import ReplicatedStore, ReplicationPeer
 from storage.replication.transport import Link, Subscriber, Subscribers
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 
 class ClientTransport:
@@ -194,7 +194,7 @@ class Client:
         self._transport = ClientTransport(
             host, port, name=instance_name, server_name=server_name, config=config, ssl=ssl
         )
-        self.exchange = ReplicationPeer(
+        self.exchange: ReplicationPeer = ReplicationPeer(
             store,
             self._transport,
             handlers=handlers,

@@ -27,7 +27,7 @@ from storage.replication.commands import (
     parse,
 )
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 CHUNK_BYTES: Final = 65_536
 
@@ -43,7 +43,7 @@ class LineConnection:
         side: Side,
         config: Config,
     ) -> None:
-        self.peer_name = "{}:{}".format(
+        self.peer_name: str = "{}:{}".format(
             *(writer.get_extra_info("peername") or ("an unknown peer", 0))
         )
         self.replicates = False
@@ -52,7 +52,7 @@ class LineConnection:
         self.refused: str | None = None
         """Why this side has ended the connection."""
 
-        self.gone = asyncio.Event()
+        self.gone: asyncio.Event = asyncio.Event()
         """Set by the owner, when the connection has ended and is cleaned up."""
 
         self._reader = reader

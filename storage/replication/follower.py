@@ -30,7 +30,7 @@ from storage.replication.targets import FollowTarget
 from storage.replication.transport import Link
 from storage.streams.feed import Fact, whole_ids
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, eq=False)

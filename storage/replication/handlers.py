@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from storage.streams.feed import Fact
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from storage.errors import ProtocolError
 from storage.replication.transport import Link
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 
 class WorkerNames:

@@ -39,7 +39,7 @@ from storage.replication.transport import Link, Transport
 from storage.streams.feed import Advance
 from storage.streams.registry import Streams
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 Announces = Literal["own", "all", "none"]
 BY_NAME: Final = (UserSync, ClearUserSync, FederationAck, LockReleased)
@@ -79,6 +79,9 @@ class ReplicationPeer:
     worker, `handlers` the handlers of commands.
     """
 
+    handlers: Handlers
+    instance_name: str
+
     def __init__(
         self,
         store: ReplicatedStore | Handlers,
@@ -111,8 +114,8 @@ class ReplicationPeer:
                 store.server_up,
             )
             target = StreamsTarget(store.streams)
-        self.syncing = Syncing(self._config.replication_sessions_max)
-        self.acknowledged = Acknowledgements(self._config.replication_ack_keep_ms)
+        self.syncing: Syncing = Syncing(self._config.replication_sessions_max)
+        self.acknowledged: Acknowledgements = Acknowledgements(self._config.replication_ack_keep_ms)
         own = self.instance_name if announces == "all" else None
         self._names = WorkerNames(
             own, self._config.replication_names_max, self._config.replication_ping_ms, self._forget

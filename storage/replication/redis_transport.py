@@ -39,7 +39,7 @@ except ModuleNotFoundError as error:
         str(ExtraMissing("replication over Redis", "redis")), name=error.name
     ) from error
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 LINES_AT_ONCE: Final = 500
 

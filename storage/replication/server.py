@@ -33,7 +33,7 @@ from storage.replication.peer import ReplicatedStore, ReplicationPeer
 from storage.replication.syncing import Syncing
 from storage.replication.transport import Link, Subscriber, Subscribers
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 FOR_EVERYBODY: Final = (RemoteServerUp, LockReleased, NewActiveTask, CancelTask)
 """Commands of one client that the other clients also receive."""
@@ -149,7 +149,7 @@ class Server:
 
     def __init__(self, store: ReplicatedStore, *, handlers: Handlers | None = None) -> None:
         self._transport = ServerTransport(store.server_name, store.database.config)
-        self.exchange = ReplicationPeer(
+        self.exchange: ReplicationPeer = ReplicationPeer(
             store, self._transport, handlers=handlers, announces="all", follows=False
         )
 

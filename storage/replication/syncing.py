@@ -9,7 +9,7 @@ import logging
 from storage.errors import ProtocolError
 from storage.replication.commands import UserSync
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 Session = tuple[str, str | None]
 """A user and a device; None: the worker did not send it."""

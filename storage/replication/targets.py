@@ -8,7 +8,7 @@ from storage.replication.handlers import Handlers
 from storage.streams.feed import Advance, Fact
 from storage.streams.registry import Streams
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 UNKNOWN_MAX: Final = 100
 """Names of streams of others that are logged, each once; the sender chooses them."""

@@ -15,7 +15,7 @@ from typing import Protocol
 from storage.errors import ProtocolError
 from storage.replication.commands import Command
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 
 class Link(Protocol):

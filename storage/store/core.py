@@ -39,26 +39,28 @@ class StoreCore:
         self.streams = streams
         self.writer = writer
         self.signing_key = signing_key
-        self.server_name = identity.server_name
-        self.instance_name = identity.instance_name
-        self.deployment_id = identity.deployment_id
-        self.sizes = SizeCache(database)
-        self.notifier = Notifier(streams, remembered=database.config.notifier_keys_max)
+        self.server_name: str = identity.server_name
+        self.instance_name: str = identity.instance_name
+        self.deployment_id: str = identity.deployment_id
+        self.sizes: SizeCache = SizeCache(database)
+        self.notifier: Notifier = Notifier(streams, remembered=database.config.notifier_keys_max)
         self.caches: ReadCaches[StoredEvent, StateMap] = ReadCaches.of(
             database.config, streams.feed, self._furthest()
         )
         streams.on_restart(lambda _: self.caches.restart(self._furthest()))
-        self.memory = SyncMemory(
+        self.memory: SyncMemory = SyncMemory(
             lambda name: streams[name].positions(),
             self.caches.rooms_of,
             self.caches.room_changes,
             self.caches.state_changes,
         )
-        self.account_data = AccountData(
+        self.account_data: AccountData = AccountData(
             self._stream_writer("account_data", identity), identity.server_name
         )
-        self.to_device = ToDevice(self._stream_writer("to_device", identity), identity.server_name)
-        self.receipts = Receipts(self._stream_writer("receipts", identity))
+        self.to_device: ToDevice = ToDevice(
+            self._stream_writer("to_device", identity), identity.server_name
+        )
+        self.receipts: Receipts = Receipts(self._stream_writer("receipts", identity))
 
     def _stream_writer(self, name: str, identity: Identity) -> StreamWriter:
         return StreamWriter(name, self.database, self.streams, identity.writer_nid)

@@ -84,8 +84,8 @@ class Cache(Generic[V]):
     def __init__(self, name: str, limit: int, weigh: Callable[[V], int] = lambda _: 1) -> None:
         self.name = name
         self.limit = limit
-        self.hits = 0
-        self.misses = 0
+        self.hits: int = 0
+        self.misses: int = 0
         self._weigh = weigh
         self._weight = 0
         self._entries: OrderedDict[Key, V] = OrderedDict()
@@ -174,9 +174,9 @@ class LastChange:
 
     def __init__(self, limit: int, floor: int) -> None:
         self.limit = limit
-        self.floor = floor
-        self.hits = 0
-        self.misses = 0
+        self.floor: int = floor
+        self.hits: int = 0
+        self.misses: int = 0
         self._latest = floor
         self._last: OrderedDict[str, int] = OrderedDict()
 
@@ -253,9 +253,9 @@ class ReadCaches(Generic[E, S]):
         self.states: Cache[S] = Cache(
             "states", state_entries, lambda state: max(len(state), state_entries // STATES_MAX)
         )
-        self.room_changes = LastChange(rooms, listening_since)
+        self.room_changes: LastChange = LastChange(rooms, listening_since)
         # by events; changes by resolution are published without a position
-        self.state_changes = LastChange(rooms, listening_since)
+        self.state_changes: LastChange = LastChange(rooms, listening_since)
         self._by_name: dict[str, Cache[Any]] = {
             cache.name: cache for cache in (self.events, self.current_state, self.rooms_of)
         }

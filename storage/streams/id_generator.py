@@ -243,7 +243,7 @@ class Reservation:
         self._generator = generator
         self._n = n
         self.ids: tuple[int, ...] = ()  # awaiting completion
-        self.bound = 0  # below every id that this reservation has or may still get
+        self.bound: int = 0  # below every id that this reservation has or may still get
 
     async def __aenter__(self) -> list[int]:
         if self._n == 0:

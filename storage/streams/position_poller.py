@@ -19,7 +19,7 @@ from storage.observability.outages import Outage
 from storage.streams.feed import Fact, whole_ids
 from storage.streams.registry import STREAMS, Streams
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 FACTS_AT_ONCE: Final = 1_000
 EVERYTHING: Final = (1 << 63) - 1

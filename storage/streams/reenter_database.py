@@ -26,7 +26,7 @@ from storage.streams.registry import STREAMS, Restart, Streams
 from storage.streams.restore_detection import Known, Mark, look
 from storage.streams.startup import Entered, be_alone, entered
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 RETRY_SECONDS: Final = 0.25
 

@@ -302,7 +302,7 @@ class Stream:
         self, declaration: Declaration, database: Database, generator: IdGenerator
     ) -> None:
         self.declaration = declaration
-        self.name = declaration.name
+        self.name: str = declaration.name
         self.generator = generator
         self._database = database
 
@@ -370,8 +370,10 @@ class Streams(Mapping[str, Stream]):
         lost: Mapping[str, LostPositions] | None = None,
     ) -> None:
         self.instance_name = instance_name
-        self.epochs = dict(epochs or {})  # of this writer, by stream (`storage.streams.in_flight`)
-        self.feed = Feed()
+        self.epochs: dict[str, int] = dict(
+            epochs or {}
+        )  # of this writer, by stream (`storage.streams.in_flight`)
+        self.feed: Feed = Feed()
         # settle a write with a lost response (`storage.streams.in_flight`)
         self.unsettled: dict[Callable[[], Awaitable[object]], None] = {}
         self.lost: Mapping[str, LostPositions] = lost or {}

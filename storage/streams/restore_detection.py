@@ -29,7 +29,7 @@ from storage.database.connection import Connection
 from storage.errors import DatabaseUnavailable, ResyncNeeded
 from storage.streams.positions import VectorPosition
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 JUMP: Final = 1 << 30
 """More ids than are assigned between a backup and its loss; 1 / 2^33 of all ids.

@@ -21,7 +21,7 @@ from storage.errors import InstanceNameTaken, InvalidIdentifier
 from storage.streams.registry import STREAMS
 from storage.streams.restore_detection import Known, LostPositions, Mark, lost, mark, notice
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 INSTANCE_NAME: Final = re.compile(r"[!-~]{1,40}")
 LOOK_AGAIN_SECONDS: Final = 0.02

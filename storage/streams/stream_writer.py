@@ -46,7 +46,7 @@ class StreamWriter:
     def __init__(self, name: str, database: Database, streams: Streams, writer_nid: int) -> None:
         self.name = name
         self.database = database
-        self.instance_name = streams.instance_name
+        self.instance_name: str = streams.instance_name
         self._streams = streams
         self._in_flight = InFlight(database, streams, (name,), writer_nid)
         self._one_at_a_time = asyncio.Lock()

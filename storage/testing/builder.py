@@ -61,8 +61,8 @@ class RoomBuilder:
         and have a placeholder for a signature. `exact` resolves merges over the whole state; see
         `storage.testing.merging`.
         """
-        self.settings = Settings(version, tuple(servers), seed, sign, checked, exact)
-        self.graph = RoomGraph(version)
+        self.settings: Settings = Settings(version, tuple(servers), seed, sign, checked, exact)
+        self.graph: RoomGraph = RoomGraph(version)
         self.heads: tuple[EventId, ...] = ()
 
     # The room and its branches

@@ -25,7 +25,7 @@ class RoomGraph:
         self.room_version = room_version
         self.room_id: RoomId | None = None
         self.nodes: dict[EventId, BuiltEvent] = {}
-        self.count = 0
+        self.count: int = 0
         self.rejected: set[EventId] = set()
         self.reference_hashes: dict[EventId, str] = {}
         self.merges: dict[tuple[bool | EventId, ...], Merged] = {}

@@ -57,9 +57,9 @@ class GeneratedWorld:
         exact: bool = False,
     ) -> None:
         self.shape = shape
-        self.rng = random.Random(f"{shape.name}/{seed}")  # noqa: S311  (the same room every time)
+        self.rng: random.Random = random.Random(f"{shape.name}/{seed}")  # noqa: S311  (the same room every time)
         names = server_names(shape.servers)
-        self.room = RoomBuilder(
+        self.room: RoomBuilder = RoomBuilder(
             version or shape.version,
             servers=names,
             seed=seed,
@@ -67,17 +67,19 @@ class GeneratedWorld:
             checked=False,
             exact=exact,
         )
-        self.whole = PartitionSide(self.room)
-        self.sides = [self.whole]
-        self.side_of = dict.fromkeys(names, self.whole)
-        self.partition_left = 0
-        self.now_ms = first_ms(seed)
-        self.users = 1
-        self.creator = self.room.user(1)
-        self.joined, self.invited, self.banned, self.gone, self.knocking = (
-            Roster() for _ in range(5)
-        )
-        self.moderators = [self.creator]
+        self.whole: PartitionSide = PartitionSide(self.room)
+        self.sides: list[PartitionSide] = [self.whole]
+        self.side_of: dict[str, PartitionSide] = dict.fromkeys(names, self.whole)
+        self.partition_left: int = 0
+        self.now_ms: int = first_ms(seed)
+        self.users: int = 1
+        self.creator: str = self.room.user(1)
+        self.joined: Roster = Roster()
+        self.invited: Roster = Roster()
+        self.banned: Roster = Roster()
+        self.gone: Roster = Roster()
+        self.knocking: Roster = Roster()
+        self.moderators: list[str] = [self.creator]
 
     # Servers that see each other, and do not
 

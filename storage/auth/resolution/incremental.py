@@ -58,7 +58,7 @@ class Resolution:
 
     def __init__(self) -> None:
         self.full: set[EventId] = set()
-        self.ledger = Ledger()
+        self.ledger: Ledger = Ledger()
         self._walk: set[EventId] = set()  # the full conflicted set and the passed events
         self._cited: set[EventId] = set()  # by events of the walk
         self._reached: set[EventId] = set()  # power events, and what they reach within the walk

@@ -58,7 +58,7 @@ class Ledger:
 
     def __init__(self) -> None:
         self.places: dict[EventId, Place] = {}
-        self.checks = 0
+        self.checks: int = 0
         """Auth checks made."""
         self.changed: set[StateKey] = set()
         """At least the keys whose final value has changed; a reader of the values may clear it."""

@@ -149,8 +149,8 @@ class References:
         self.room_nid = room_nid
         self.cut = cut
         self.arrived_upto = arrived_upto
-        self.moves = stand.moves
-        self.position = stand.position
+        self.moves: int = stand.moves
+        self.position: int = stand.position
         self.children: dict[int, set[int]] = {}
         self.redactions: dict[str, list[int]] = {}
         self.held: set[int] = set()

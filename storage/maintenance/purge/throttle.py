@@ -27,7 +27,7 @@ class PurgeThrottle:
         self.report = report
         self.expected: int | None = None
         """The number of events that the job takes, if it was counted."""
-        self.batch = max(config.purge_batch_max // 4, BATCH_MIN)
+        self.batch: int = max(config.purge_batch_max // 4, BATCH_MIN)
         self._most = max(config.purge_batch_max, 1)
         self._hold_ms = config.purge_hold_ms
         self._pause_ms = config.purge_pause_ms
@@ -43,7 +43,7 @@ class PurgeThrottle:
         took_ms = (perf_counter() - self._start) * 1000
         self._waited_s = self._start - start
         if took_ms > self._hold_ms:
-            self.batch = max(self.batch // 2, min(BATCH_MIN, self._most))
+            self.batch: int = max(self.batch // 2, min(BATCH_MIN, self._most))
         elif took_ms < self._hold_ms / 2:
             self.batch = min(self.batch * 2, self._most)
 

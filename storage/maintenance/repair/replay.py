@@ -192,8 +192,11 @@ class VisibilityReplay(ChangeSet):
     def __init__(self, server_name: str) -> None:
         answers = ReplayAnswers()
         super().__init__(new_caches(), NidBlocks(), server_name, answers=answers)
-        self.replayed = self.states = ReplayedStates(self.caches, self.blocks)
-        self.visibility = ReplayedVisibility(self.caches, self.names, self.rooms, answers)
+        self.replayed: ReplayedStates = ReplayedStates(self.caches, self.blocks)
+        self.states = self.replayed
+        self.visibility: ReplayedVisibility = ReplayedVisibility(
+            self.caches, self.names, self.rooms, answers
+        )
         answers.visibility = self.visibility
 
     @property

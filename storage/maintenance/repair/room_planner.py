@@ -39,8 +39,8 @@ class RepairPlanner:
     ) -> None:
         self.row = row
         self.states = states
-        self.change_set = change_set or ChangeSet(new_caches(), NidBlocks(), server_name)
-        self.room = RoomChanges.of(row)
+        self.change_set: ChangeSet = change_set or ChangeSet(new_caches(), NidBlocks(), server_name)
+        self.room: RoomChanges = RoomChanges.of(row)
 
     @classmethod
     async def of(

@@ -27,7 +27,7 @@ from storage.maintenance.room_states import RoomStates
 from storage.maintenance.verify.version import read_room
 from storage.observability.progress import Report, silent
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 SQL_NAMELESS: Final[LiteralString] = """
 SELECT DISTINCT e.state_key_nid

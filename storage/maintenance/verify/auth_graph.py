@@ -37,7 +37,7 @@ class AuthGraph:
     """State events and the auth events they name, in both directions."""
 
     def __init__(self, rows: Iterable[EdgesRow]) -> None:
-        self.rows = {row.event_nid: row for row in rows}
+        self.rows: dict[int, EdgesRow] = {row.event_nid: row for row in rows}
         self.citing: dict[int, list[int]] = {}
         for nid, row in self.rows.items():
             for auth in row.auth_events:

@@ -56,16 +56,16 @@ class Writer:
         self, database: Database, streams: Streams, *, server_name: str, writer_nid: int
     ) -> None:
         config = database.config
-        self.caches = WriterCaches(
+        self.caches: WriterCaches = WriterCaches(
             events=config.cache_events_max,
             groups=config.cache_groups_max,
             state_entries=config.cache_state_entries_max,
             rooms=config.cache_rooms_max,
             names=config.cache_names_max,
         )
-        self.looking_up = asyncio.Lock()
+        self.looking_up: asyncio.Lock = asyncio.Lock()
         """Lock around the look-up of room versions, before appends are queued."""
-        self.in_hand = 0
+        self.in_hand: int = 0
         """Number of appends without a result yet: queued, planned or being written."""
         self.lookers = 0
         """Number of tasks that hold `looking_up` or wait for it. Later tasks must wait, too."""
@@ -88,7 +88,7 @@ class Writer:
         self._lane = SlowRooms(self._attempts, self._load_aside, self, self._wake.set)
         self._aside: deque[WriteBatch] = deque()  # plans of slow rooms, ready to send
         self._mending: WriteBatch | None = None
-        self.failures = 0
+        self.failures: int = 0
         """Number of failed writes, deletions and restarts. They invalidate plans of slow rooms."""
         self._planning = False  # while True, self._next must not be sent
         self._requests: set[AppendRequest] = set()

@@ -48,7 +48,7 @@ from storage.streams.in_flight import LOST, InFlight
 from storage.streams.position_poller import learn_writers
 from storage.streams.registry import Restart, Streams
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 SQL_LOCK_ROOMS: Final[LiteralString] = """
 SELECT pg_advisory_xact_lock(1919905645, room_nid)

@@ -37,7 +37,7 @@ class StateGroupCache(BoundedCache[int, Group]):
     def clear(self) -> None:
         """Drop all groups."""
         super().clear()
-        self.entries = 0
+        self.entries: int = 0
         self._rows: dict[int, Row] = {}  # by identity
 
     def keep(self, groups: Mapping[int, Group]) -> None:
@@ -96,13 +96,13 @@ class WriterCaches:
     def __init__(
         self, *, events: int, groups: int, state_entries: int, rooms: int, names: int
     ) -> None:
-        self.names = InternedNames(names)
+        self.names: InternedNames = InternedNames(names)
         self.rooms: BoundedCache[str, RoomRow] = BoundedCache(rooms)
         self.rows: BoundedCache[str, EventRow] = BoundedCache(events)
         self.row_ids: BoundedCache[int, str] = BoundedCache(events)
         self.missing: BoundedCache[str, MissingRow] = BoundedCache(events)
         self.events: BoundedCache[int, Event] = BoundedCache(events)
-        self.groups = StateGroupCache(groups, state_entries)
+        self.groups: StateGroupCache = StateGroupCache(groups, state_entries)
         self.visibility: BoundedCache[tuple[int, int], VisibilityRow] = BoundedCache(events)
         self.audiences: BoundedCache[tuple[int, int], AudienceRow] = BoundedCache(events)
         self.merged: BoundedCache[frozenset[int], int] = BoundedCache(groups)
@@ -112,10 +112,10 @@ class WriterCaches:
         self.chains: BoundedCache[int, Chain] = BoundedCache(events)
         self.closures: BoundedCache[int, Closure] = BoundedCache(events)
         self.allowed: BoundedCache[tuple[object, ...], AuthorisedBefore] = BoundedCache(events)
-        self.records = ResolutionRecordCache(RECORDED_EVENTS_MAX)
+        self.records: ResolutionRecordCache = ResolutionRecordCache(RECORDED_EVENTS_MAX)
         self.has_past = False
         """Whether `past_visibility` is in use. It stays in use for good."""
-        self.resolutions = Distribution()
+        self.resolutions: Distribution = Distribution()
         """Seconds of processor time per state resolution, without loading."""
         self._bounded = [cache for cache in vars(self).values() if isinstance(cache, BoundedCache)]
 

@@ -65,15 +65,17 @@ class ChangeSet:
         self.blocks = blocks
         self.server_name = server_name
         self.extremities_max = extremities_max
-        self.time_slice = TimeSlice()
-        self.answers = answers or Answers()
-        self.names = NameView(caches, blocks)
-        self.rooms = RoomView(caches, blocks)
-        self.events = EventView(caches, blocks, self.names)
-        self.states = StateView(caches, blocks)
-        self.auth_graph = AuthGraphView(caches, blocks, self.events)
-        self.visibility = VisibilityView(caches, self.names, self.rooms, self.answers)
-        self.members = Members()
+        self.time_slice: TimeSlice = TimeSlice()
+        self.answers: Answers = answers or Answers()
+        self.names: NameView = NameView(caches, blocks)
+        self.rooms: RoomView = RoomView(caches, blocks)
+        self.events: EventView = EventView(caches, blocks, self.names)
+        self.states: StateView = StateView(caches, blocks)
+        self.auth_graph: AuthGraphView = AuthGraphView(caches, blocks, self.events)
+        self.visibility: VisibilityView = VisibilityView(
+            caches, self.names, self.rooms, self.answers
+        )
+        self.members: Members = Members()
 
     @property
     def has_changes(self) -> bool:

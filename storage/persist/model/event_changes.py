@@ -10,7 +10,7 @@ from storage.persist.model.row_changes import RoomChanges
 from storage.persist.model.rows import AudienceRow, PastRow, PrincipalStanding, VisibilityRow
 from storage.state.groups import Group
 from storage.visibility import audience_numbering, audience_ranges, multirange
-from storage.visibility.multirange import Range
+from storage.visibility.multirange import Range, Ranges
 
 
 class EventChanges:
@@ -27,10 +27,10 @@ class EventChanges:
         self.past: dict[tuple[int, int], PastRow] = {}  # by principal and lowest audience
         self.audiences: dict[int, AudienceRow] = {}
         self.merged: dict[frozenset[int], int] = {}
-        self.next_audience = room.next_audience
-        self.main = room.current
-        self.current_audience = room.audience
-        self.out_of_range = room.out_of_range
+        self.next_audience: int = room.next_audience
+        self.main: int | None = room.current
+        self.current_audience: int = room.audience
+        self.out_of_range: Ranges = room.out_of_range
         self.order = 0  # topological position of the event, once known
 
     @property

@@ -12,7 +12,7 @@ class MissingData(Exception):  # noqa: N818  # a request for data, not an error
     def __init__(self, kind: str, keys: Iterable[Hashable]) -> None:
         super().__init__(kind)
         self.kind = kind
-        self.keys = set(keys)
+        self.keys: set[Hashable] = set(keys)
 
 
 class TimeSliceOver(MissingData):

@@ -37,7 +37,7 @@ class TimeSlice:
     ) -> None:
         """Start a slice. ``rest`` is the minimum number of seconds to wait after it."""
         self._seconds = seconds
-        self.rest = rest
+        self.rest: float = rest
         self._clock = clock
         self.begin()
 

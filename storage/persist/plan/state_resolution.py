@@ -61,7 +61,7 @@ class StateResolution:
     def __init__(self, change_set: ChangeSet, room: RoomRow, states: Sequence[Group]) -> None:
         self._steps = _resolved(change_set, room, states)
         self._room_id = room.room_id
-        self.seconds = 0.0
+        self.seconds: float = 0.0
         self._result: dict[int, int] | None = None
 
     def run(self, change_set: ChangeSet) -> dict[int, int]:
@@ -151,7 +151,7 @@ class StateGroupConflict:
         self, change_set: ChangeSet, version: RoomVersion, states: dict[int, Group]
     ) -> None:
         self.states = states
-        self.loaded = ResolutionEvents(change_set)
+        self.loaded: ResolutionEvents = ResolutionEvents(change_set)
         self._change_set = change_set
         self._is_newer = version.state_resolution == "v2.1"
         self._groups = list(states.values())

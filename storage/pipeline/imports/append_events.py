@@ -107,7 +107,7 @@ class Loader:
         self.outcomes: Counter[str] = Counter()
 
     def __enter__(self) -> Self:
-        self.runner = asyncio.Runner(loop_factory=uvloop.new_event_loop)
+        self.runner: asyncio.Runner = asyncio.Runner(loop_factory=uvloop.new_event_loop)
         self._stack = AsyncExitStack()
         try:
             self.store: OpenWriter = self.runner.run(self._open())

@@ -57,11 +57,11 @@ class EventWriter(DataSourceArrowWriter):
         if "pdu" not in columns:
             raise InputError("a column pdu with the bytes of the events is required")
         self.options = options
-        self.target = StoreTarget(
+        self.target: StoreTarget = StoreTarget(
             options.dsn, options.server_name, options.instance_name, config=options.config
         )
         with arrow_session(options.dsn, config=options.config) as conn:
-            self.number = stages.new_number(conn)
+            self.number: int = stages.new_number(conn)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Stage the rows of one partition."""

@@ -137,7 +137,7 @@ class RoomPlanner:
         self.places: dict[str, int] = {}
         self.results: list[AppendResult] = []
         self.failed: list[tuple[SlimEvent, AppendResult]] = []
-        self.change_set = self._fresh()
+        self.change_set: ChangeSet = self._fresh()
 
     def _fresh(self) -> ChangeSet:
         change_set = self._new_change_set(NewRoomAnswers(is_first=not self._written))

@@ -35,7 +35,7 @@ class BundledRoom:
 
     def __init__(self, room_id: str, reader: BundleSource) -> None:
         self.room_id = room_id
-        self.events = 0
+        self.events: Any = 0
         self._reader = reader
         self._pieces: list[RoomBundle] = []
 

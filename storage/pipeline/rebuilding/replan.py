@@ -62,7 +62,7 @@ class RoomReplan(RoomPlanner):
         self._held_as = live
         self._states = RoomStates()
         self._outliers: set[int] = set()
-        self.has_foreign = False
+        self.has_foreign: bool = False
         """Whether the shadow tables have events of other rooms."""
         self._is_early = False
         self.arrived: dict[int, ArrivalRow] = {}

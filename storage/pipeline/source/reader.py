@@ -144,7 +144,7 @@ class EventReader(DataSourceReader):
 
     def __init__(self, options: Options) -> None:
         self.options = options
-        self.chosen = Chosen()
+        self.chosen: Chosen = Chosen()
 
     def partitions(self) -> Sequence[InputPartition]:
         """Return the ranges of tasks: by filters, else of nids, or after a token of positions."""
