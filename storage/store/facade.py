@@ -55,4 +55,7 @@ class Store(StoreCore):
 
     gaps: Final = missing.gaps
     gap_failed: Final = missing.gap_failed
-    server_up: Final = missing.server_up
+
+    async def server_up(self, server_name: str) -> None:
+        """Record that a server can be reached again, which ends the pauses of its failed gaps."""
+        await missing.server_up(self, server_name)

@@ -370,11 +370,10 @@ class Streams(Mapping[str, Stream]):
         lost: Mapping[str, LostPositions] | None = None,
     ) -> None:
         self.instance_name = instance_name
-        self.epochs: dict[str, int] = dict(
-            epochs or {}
-        )  # of this writer, by stream (`storage.streams.in_flight`)
+        # of this writer, by stream (`storage.streams.in_flight`)
+        self.epochs: dict[str, int] = dict(epochs or {})
         self.feed: Feed = Feed()
-        # settle a write with a lost response (`storage.streams.in_flight`)
+        # settle a write with a lost response
         self.unsettled: dict[Callable[[], Awaitable[object]], None] = {}
         self.lost: Mapping[str, LostPositions] = lost or {}
         self._database = database

@@ -43,7 +43,7 @@ class PurgeThrottle:
         took_ms = (perf_counter() - self._start) * 1000
         self._waited_s = self._start - start
         if took_ms > self._hold_ms:
-            self.batch: int = max(self.batch // 2, min(BATCH_MIN, self._most))
+            self.batch = max(self.batch // 2, min(BATCH_MIN, self._most))
         elif took_ms < self._hold_ms / 2:
             self.batch = min(self.batch * 2, self._most)
 
