@@ -183,7 +183,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             app(given, prog_name="room-storage")
     except Interrupted as interrupted:
         ignore_signals()
-        typer.echo(interrupted.sentence, err=True)
+        _print_end(interrupted.sentence)
         return int(str(interrupted.code))
     except SystemExit as exit_:
         return exit_.code if isinstance(exit_.code, int) else ExitCode.DONE
@@ -202,13 +202,16 @@ def _exit_code(error: StorageError) -> ExitCode:
 
 
 def _report(error: StorageError, *, as_json: bool) -> None:
-    """Report an error: for people on standard error, for programs on standard output.
-
-    Where the log is JSON, standard error has nothing else.
-    """
+    """Report an error: for people on standard error, for programs on standard output."""
     if as_json:
         print_json({"error": type(error).__name__, "message": str(error)})
-    elif logs.is_json():
-        logger.error("%s", error, extra={"error": type(error).__name__})
     else:
-        typer.echo(f"error: {error}", err=True)
+        _print_end(str(error), error)
+
+
+def _print_end(sentence: str, error: StorageError | None = None) -> None:
+    """Print why a command ends to standard error, which has nothing but JSON if the log is JSON."""
+    if logs.is_json():
+        logger.error("%s", sentence, extra={"error": type(error).__name__} if error else None)
+    else:
+        typer.echo(sentence if error is None else f"error: {sentence}", err=True)

@@ -157,6 +157,14 @@ async def test_other_signals_and_impatience(
     assert "Traceback" not in errors
 
 
+async def test_the_end_is_json_where_the_log_is(dsn: str, tmp_path: Path) -> None:
+    command = ["--log-format", "json", "gc"]
+    code, output, errors = await interrupted(dsn, command, "events", signal.SIGINT)
+    [line] = errors.splitlines()
+    assert (code, output) == (130, "")
+    assert json.loads(line)["message"] == f"interrupted: {GO_ON}"
+
+
 async def test_a_purge_goes_on_after_an_interrupt(dsn: str, tmp_path: Path) -> None:
     room = await filled(dsn, 300)
     command = ["purge", room.room_id, "--before", room.events[250].event_id, "--json"]
