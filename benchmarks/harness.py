@@ -425,7 +425,7 @@ def show(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -
 
 def note(text: str) -> None:
     """Print a line on standard output."""
-    Console().print(text, markup=False, highlight=False)
+    Console().print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 # ------------------------------------------------------------------------------------------------

@@ -93,6 +93,8 @@ def print_rows(
             column,
             justify="right" if numeric else "left",
             overflow="fold",
+            # rich would shrink the widest column below its least width, and cut the table off
+            no_wrap=not table.columns and longest <= MIN_WIDTH,
             min_width=None if table.columns else min(longest, MIN_WIDTH),
         )
     for row in rows:

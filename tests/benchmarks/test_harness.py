@@ -1,6 +1,7 @@
 """The benchmarks' own arithmetic, and that they run."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -49,6 +50,9 @@ def test_append_runs_and_says_on_what(tmp_path: Path) -> None:
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert "append" in names()
+    assert re.search(
+        r"^data: \S+/server \(gone at the end; STORAGE_BENCH_DATA=", done.stdout, re.MULTILINE
+    )
     told = json.loads((tmp_path / "append.quick.json").read_text())
     assert {"commit", "python", "postgres", "packages", "machine"} <= told["on"].keys()
     assert told["results"].keys() >= {"one room, 1", "50 rooms, 100", "8 rooms at once, 1"}

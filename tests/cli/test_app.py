@@ -11,6 +11,7 @@ from typer.main import get_command
 
 from storage.cli import main
 from storage.cli.app import COMMANDS, CliCommand, app
+from storage.cli.common import print_rows
 from storage.database.migrate import HEAD_REVISION, migration_sql
 from tests.cli.running import NOBODY, room_storage
 
@@ -118,3 +119,17 @@ def test_examples_in_the_help_can_be_parsed(
     shown = capsys.readouterr().out
     assert "Examples:" in shown
     assert max(map(len, shown.splitlines())) <= 80
+
+
+def test_a_table_is_not_cut_off_at_80_columns(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The sizes of tables of a small database: together one column wider than the terminal."""
+    monkeypatch.setattr("storage.cli.common.FILE_WIDTH", 80)
+    columns = ["table", "heap", "large values", "indexes", "together", "an event"]
+    row = ("auth_chain_links", "3,817,472", "106,496", "1,245,184", "5,169,152", "2,020.0")
+    print_rows("On disk", columns, [row], as_json=False)
+    shown = capsys.readouterr().out.splitlines()[1:]
+    assert max(map(len, shown)) <= 80
+    assert {line[-1] for line in shown} == set("┓┃┩│┘")
+    assert all(value in shown[-2] for value in row)

@@ -200,11 +200,15 @@ def test_a_server_that_lost_its_socket_is_started_again(place: Path) -> None:
     server.stop()
 
 
-async def test_the_context_manager_gives_a_dsn_and_leaves(place: Path) -> None:
+async def test_the_context_manager_gives_a_dsn_and_leaves(
+    place: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "storage")
     async with embedded_postgres(place, config=CONFIG, binaries=chosen_binaries()) as dsn:
         connection = await asyncpg.connect(dsn)
         settings = dict(await connection.fetch("SELECT name, setting FROM pg_settings"))
         await connection.close()
+    assert f"the embedded Postgres has its data in {place}" in caplog.messages
     assert settings["listen_addresses"] == ""
     assert settings["jit"] == "off"
     assert settings["server_encoding"] == "UTF8"

@@ -190,6 +190,8 @@ async def test_after_an_interruption_it_goes_on(
             await censor(store.database, older_than_ms=0, batch=batch)
     changed = sum(before[one] != now for one, now in (await bytes_of(store)).items())
     assert changed == min(batch, len(gone))
+    async with store.database.connection() as conn:  # caches forget what is committed
+        assert await conn.fetchval("SELECT count(*) FROM cache_invalidations") == 1
     assert await censor(store.database, older_than_ms=0, batch=batch) == Censored(
         censored=len(gone) - changed
     )
