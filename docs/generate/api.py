@@ -264,15 +264,25 @@ def calls_of(subject: Subject) -> Iterator[str]:
 
 
 def calls() -> Iterator[tuple[str, str]]:
-    """Yield the calls of `Store` as `facade` lists them, each with its module."""
+    """Yield the calls of `Store` as `facade` lists them, each with its module.
+
+    A method names the module in what it calls.
+    """
     [store] = [
         node
         for node in ast.parse(inspect.getsource(facade)).body
         if isinstance(node, ast.ClassDef) and node.name == Store.__name__
     ]
     for node in store.body:
-        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Attribute):
-            yield ast.unparse(node.targets[0]), ast.unparse(node.value.value)
+        if isinstance(node, ast.AnnAssign) and isinstance(node.value, ast.Attribute):
+            yield ast.unparse(node.target), ast.unparse(node.value.value)
+        elif isinstance(node, ast.AsyncFunctionDef):
+            [module] = [
+                ast.unparse(one.func.value)
+                for one in ast.walk(node)
+                if isinstance(one, ast.Call) and isinstance(one.func, ast.Attribute)
+            ]
+            yield node.name, module
 
 
 def index() -> str:
