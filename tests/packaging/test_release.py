@@ -65,3 +65,14 @@ def test_the_addresses_are_complete_and_none_is_a_placeholder() -> None:
     addresses = PROJECT["urls"].values()
     assert all(one.startswith("https://") for one in addresses)
     assert not any(re.search(r"example|localhost|placeholder|\.test\b", one) for one in addresses)
+
+
+def test_the_versions_of_python_agree() -> None:
+    """Classifiers, requires-python and the tools; `test_project_files` compares the workflow."""
+    document = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
+    claimed = re.findall(r"Python :: (3\.\d+)", "\n".join(PROJECT["classifiers"]))
+    assert claimed == ["3.11", "3.12", "3.13", "3.14"]
+    assert PROJECT["requires-python"] == f">={claimed[0]}"
+    assert document["tool"]["mypy"]["python_version"] == claimed[0]
+    assert document["tool"]["ruff"]["target-version"] == f"py{claimed[0].replace('.', '')}"
+    assert f"Python {claimed[0]} to {claimed[-1]}" in CHANGELOG
