@@ -1,4 +1,4 @@
-"""Alembic's environment: `alembic upgrade head`, with STORAGE_DSN or `-x dsn=…`.
+"""Alembic's environment: `alembic upgrade head`, with STORAGE_DSN, STORAGE_DSN_FILE or `-x dsn=…`.
 
 With `--sql` no database is needed. Each step is a separate transaction
 (storage/database/migration_steps.py).
@@ -13,11 +13,9 @@ else STORAGE_DATABASE_SCHEMA.
 
 import asyncio
 import logging
-import os
 import time
 from typing import Any, Final
 
-import asyncpg
 from alembic import context
 from alembic.runtime.migration import MigrationContext
 from alembic.util import CommandError
@@ -26,11 +24,13 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.pool import NullPool
 
 from storage.config import Config
+from storage.database.dsn import IN_PROCESS_LIST, DsnServer, environment_dsn, has_password
 from storage.database.migrate import current_revision, is_later, later_sentence, translated
 from storage.database.migration_steps import applied, lock_timeout_ms, setting, steps_between
 from storage.database.roles import checked_prefix
 from storage.database.schema_check import differences
-from storage.database.session import check_driver, migration_settings
+from storage.database.session import check_pooling, migration_settings, open_driver
+from storage.database.translate import CONNECTING_ERRORS, translate_connecting
 from storage.errors import MigrationBlocked, StorageError
 
 logger: logging.Logger = logging.getLogger("storage.database.migration_steps")
@@ -63,10 +63,12 @@ $$;
 
 
 def _dsn() -> str:
-    dsn = setting("dsn") or os.environ.get("STORAGE_DSN")
+    dsn = setting("dsn") or environment_dsn()
+    if has_password(context.get_x_argument(as_dictionary=True).get("dsn", "")):
+        logger.warning(IN_PROCESS_LIST, "-x dsn", "STORAGE_DSN", "STORAGE_DSN")
     if not dsn:
-        message = "no database: set STORAGE_DSN, or call alembic -x dsn=postgresql://…"
-        raise SystemExit(message)
+        message = "no database: set STORAGE_DSN or STORAGE_DSN_FILE, or call alembic -x dsn=postgresql://…"
+        raise CommandError(message)
     return dsn
 
 
@@ -187,16 +189,17 @@ async def _is_ready(driver: Any) -> bool:
 
 
 async def _online() -> None:
-    dsn = _dsn()
+    server = DsnServer(_dsn())
 
     async def connect(*_: Any, **__: Any) -> Any:
         name = setting("session_name") or "room-storage migrate"
-        driver = await asyncpg.connect(
-            dsn, server_settings=_settings() | {"application_name": name}
-        )
-        driver.add_log_listener(_told)
-        await check_driver(driver)
-        return driver
+        try:
+            opened = await open_driver(server, _settings() | {"application_name": name})
+            await check_pooling(server, opened)
+        except CONNECTING_ERRORS as error:
+            raise translate_connecting(error, server) from error
+        opened.driver.add_log_listener(_told)
+        return opened.driver
 
     engine = create_async_engine("postgresql+asyncpg://", async_creator=connect, poolclass=NullPool)
     try:

@@ -4,14 +4,48 @@ All limits are here: modules take the `Config` they are given and read no enviro
 Units stand last in the name (`_ms`, `_bytes`, `_mb`); a field without a unit is a count.
 """
 
+import difflib
+import functools
+import logging
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Annotated, Final, NamedTuple, Self, get_type_hints
 
 from storage.errors import InputError
 
+logger = logging.getLogger(__name__)
+
 ENVIRONMENT_PREFIX = "STORAGE_"
+KNOWN_VARIABLES: Final = frozenset(
+    {
+        "STORAGE_DSN",  # these four: storage/database/dsn.py
+        "STORAGE_DSN_FILE",
+        "STORAGE_SYNAPSE_DSN",
+        "STORAGE_SYNAPSE_DSN_FILE",
+        "STORAGE_DATA_DIR",
+        "STORAGE_LOG_FORMAT",  # these and the next: storage/cli
+        "STORAGE_LOG_LEVEL",
+        "STORAGE_REDIS",
+        "STORAGE_ROLE_PREFIX",
+        "STORAGE_SERVER_NAME",
+    }
+)
+"""Variables that are no field of `Config`."""
+
+OF_OTHERS: Final = re.compile(
+    # of tests and benchmarks
+    r"STORAGE_(TEST|BENCH)_\w+|STORAGE_(EXAMPLES|FUZZ|VECTORS|ROOMS|LARGE_ROOM|OUTAGE_S)"
+    # Kubernetes sets these for a service with the name "storage"
+    r"|STORAGE_SERVICE_(HOST|PORT\w*)|STORAGE_PORT(_\d+\w*)?"
+)
+"""Variables with our prefix that the package does not read, and that are no mistakes."""
+
+BOOLEANS: Final[Mapping[str, bool]] = {
+    **dict.fromkeys(("1", "true", "yes", "on"), True),
+    **dict.fromkeys(("0", "false", "no", "off"), False),
+}
 NAME_MAX: Final = 40  # characters
 COMMITS: Final = ("remote_apply", "on", "remote_write", "local", "off")  # of synchronous_commit
 COUNT_MAX: Final = 1_000_000_000  # fits an int of Postgres
@@ -322,14 +356,17 @@ class Config:
     def from_env(cls, environ: Mapping[str, str] = os.environ) -> Self:
         """Return the defaults, changed by the environment.
 
-        Raise `InputError` with the name of a variable whose value is wrong.
+        Raise `InputError` with the name of a variable whose value is wrong. Log a warning, once in
+        a process, for a variable that nothing reads.
         """
         values: dict[str, object] = {}
         for field in fields(cls):
-            name = ENVIRONMENT_PREFIX + field.name.upper()
-            if name in environ:
-                values[field.name] = _parse(name, environ[name], field.default)
-        return cls(**values)  # type: ignore[arg-type]  # _parse gives the type of the default
+            text = environ.get(_variable(field.name))
+            if text is not None:
+                values[field.name] = _parse(field.name, text)
+        for name in unknown_variables(environ):
+            _warn_of(name)
+        return cls(**values)  # type: ignore[arg-type]  # _parse gives the type of the field
 
 
 ALLOWED: Final[Mapping[str, tuple[type, AllowedRange | None]]] = {
@@ -356,7 +393,7 @@ def _check(name: str, value: object, kind: type, allowed: AllowedRange | None) -
             )
     elif kind is bool:
         if type(value) is not bool:
-            raise InputError(f"{_shown(name)} is {value!r}: it must be True or False")
+            raise InputError(f"{_shown(name)} is {value!r}: it must be true or false")
     elif (
         not isinstance(value, str)
         or not value.strip()
@@ -368,31 +405,52 @@ def _check(name: str, value: object, kind: type, allowed: AllowedRange | None) -
         )
 
 
+def _variable(name: str) -> str:
+    """Return the environment variable of a field."""
+    return ENVIRONMENT_PREFIX + name.upper()
+
+
 def _shown(name: str) -> str:
     """Return the field and its environment variable."""
-    return f"{name} ({ENVIRONMENT_PREFIX}{name.upper()})"
+    return f"{name} ({_variable(name)})"
 
 
-def _parse(name: str, text: str, default: object) -> object:
-    """Return `text` in the type of `default`."""
-    try:
-        if isinstance(default, bool):
-            return {
-                "1": True,
-                "true": True,
-                "yes": True,
-                "on": True,
-                "0": False,
-                "false": False,
-                "no": False,
-                "off": False,
-            }[text.lower()]
-        if isinstance(default, int):
+def _parse(name: str, text: str) -> object:
+    """Return `text` in the type of the field; where it has none, the text, which is then refused.
+
+    So `_check` has the one sentence for a wrong value.
+    """
+    kind, _ = ALLOWED[name]
+    if kind is bool:
+        return BOOLEANS.get(text.strip().lower(), text)
+    if kind is int:
+        try:
             return int(text)
-        if isinstance(default, float):
-            return float(text)
-    except (KeyError, ValueError):
-        kind = type(default).__name__
-        message = f"{name}={text!r} is not a value of type {kind}"
-        raise InputError(message) from None
+        except ValueError:  # also of more digits than Python reads
+            return text
     return text
+
+
+def unknown_variables(environ: Mapping[str, str] = os.environ) -> list[str]:
+    """Return the variables with our prefix that nothing reads: a misspelt one has no effect."""
+    known = _known_variables()
+    return sorted(
+        name
+        for name in environ
+        if name.startswith(ENVIRONMENT_PREFIX)
+        and name not in known
+        and not OF_OTHERS.fullmatch(name)
+    )
+
+
+@functools.cache  # once for each name
+def _warn_of(name: str) -> None:
+    # the prefix alone would make all names similar
+    known = {one.removeprefix(ENVIRONMENT_PREFIX): one for one in _known_variables()}
+    near = difflib.get_close_matches(name.removeprefix(ENVIRONMENT_PREFIX), known, n=1)
+    advice = f": did you mean {known[near[0]]}?" if near else ""
+    logger.warning("the environment variable %s is not known, and has no effect%s", name, advice)
+
+
+def _known_variables() -> frozenset[str]:
+    return KNOWN_VARIABLES | {_variable(field.name) for field in fields(Config)}

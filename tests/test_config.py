@@ -2,8 +2,10 @@
 
 import ast
 import inspect
+import re
 from collections.abc import Iterator
 from dataclasses import FrozenInstanceError, fields
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +14,7 @@ import storage
 from storage import Config, InputError
 from storage import config as module
 from storage.testing import RoomBuilder
+from tests.cli.running import room_storage
 
 
 def test_the_environment_changes_what_it_names() -> None:
@@ -31,8 +34,62 @@ def test_the_environment_changes_what_it_names() -> None:
     ],
 )
 def test_a_value_of_another_type_is_refused_by_name(name: str, value: str) -> None:
-    with pytest.raises(InputError, match=name):
+    field = name.removeprefix("STORAGE_").lower()
+    with pytest.raises(InputError) as caught:
         Config.from_env({name: value})
+    wanted = "true or false" if field == "embedded_fsync" else "a whole number from 1 to 10000"
+    assert str(caught.value) == f"{field} ({name}) is {value!r}: it must be {wanted}"
+
+
+def test_a_variable_that_nothing_reads_is_reported_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    environ = {
+        "STORAGE_POOL_SIZ_MAX": "3",
+        "STORAGE_DNS": "postgresql://u:sekret@h/x",
+        "STORAGE_QUITE_ANOTHER_WORD": "1",
+        "STORAGE_SERVICE_HOST": "10.0.0.1",
+        "STORAGE_PORT_5432_TCP_ADDR": "10.0.0.1",
+        "STORAGE_TEST_POSTGRES": "debian",
+        "STORAGEBOX": "1",
+    }
+    module._warn_of.cache_clear()
+    for _ in range(2):
+        assert Config.from_env(environ) == Config()
+    said = "the environment variable {} is not known, and has no effect{}"
+    assert [record.getMessage() for record in caplog.records] == [
+        said.format("STORAGE_DNS", ": did you mean STORAGE_DSN?"),
+        said.format("STORAGE_POOL_SIZ_MAX", ": did you mean STORAGE_POOL_SIZE_MAX?"),
+        said.format("STORAGE_QUITE_ANOTHER_WORD", ""),
+    ]
+    assert {record.levelname for record in caplog.records} == {"WARNING"}
+
+
+def test_a_command_reports_such_a_variable(dsn: str) -> None:
+    done = room_storage("migrate", "--dsn", dsn, STORAGE_POOL_SIZ_MAX="3")
+    assert done.returncode == 0
+    assert "did you mean STORAGE_POOL_SIZE_MAX?" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    wrong = room_storage("migrate", "--dsn", dsn, STORAGE_POOL_SIZE_MAX="many")
+    assert wrong.returncode == 2
+    assert wrong.stderr == (
+        "error: pool_size_max (STORAGE_POOL_SIZE_MAX) is 'many': "
+        "it must be a whole number from 1 to 10000\n"
+    )
+
+
+def test_every_variable_in_the_source_is_known() -> None:
+    """Also those of tests and benchmarks; a text of a test may invent one."""
+    root = Path(__file__).parents[1]
+    named = {
+        name
+        for folder in ("storage", "benchmarks", "migrations", ".ci", "docs", "examples")
+        for path in (root / folder).rglob("*")
+        if path.is_file() and path.suffix != ".pyc"
+        for name in re.findall(r"\bSTORAGE_[A-Z][A-Z_]*[A-Z]\b", path.read_text("utf-8", "ignore"))
+    }
+    assert len(named) > 15
+    assert module.unknown_variables(dict.fromkeys(named, "")) == []
 
 
 def wrong_values() -> Iterator[tuple[str, object]]:

@@ -1,6 +1,7 @@
 """Shared by all commands: options, exit codes, output for people or programs, the database."""
 
 import json
+import logging
 import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -12,15 +13,45 @@ from rich.console import Console
 from rich.table import Table
 
 from storage.config import Config
+from storage.database.dsn import (
+    IN_PROCESS_LIST,
+    SYNAPSE_VARIABLE,
+    VARIABLE,
+    environment_dsn,
+    has_password,
+)
 from storage.database.embedded import embedded_postgres
+from storage.errors import InputError
+
+logger = logging.getLogger(__name__)
+
+
+def given_dsn(given: str | None, context: typer.Context, what: str, variable: str) -> str | None:
+    """Return a DSN of the command line, else that of the environment.
+
+    Warn of a password on the command line.
+    """
+    if given is None:
+        return None if context.resilient_parsing else environment_dsn(variable=variable)
+    if has_password(given):
+        logger.warning(IN_PROCESS_LIST, what, variable, variable)
+    return given
+
+
+def _dsn(context: typer.Context, given: str | None) -> str | None:
+    return given_dsn(given, context, "--dsn", VARIABLE)
+
 
 DsnOption = Annotated[
     str | None,
     typer.Option(
         "--dsn",
-        envvar="STORAGE_DSN",
         metavar="DSN",
-        help="postgresql://…; default: the embedded Postgres.",
+        callback=_dsn,
+        help=(
+            "postgresql://…; default: STORAGE_DSN, else the line of the file STORAGE_DSN_FILE,"
+            " else the embedded Postgres."
+        ),
         show_default=False,
     ),
 ]
@@ -40,6 +71,14 @@ ServerNameOption = Annotated[
 JsonOption = Annotated[
     bool, typer.Option("--json", help="JSON for programs instead of a table for people.")
 ]
+
+
+def synapse_dsn_of(context: typer.Context, given: str | None) -> str | None:
+    """Return the DSN of a Synapse: as given, else of its variable or file."""
+    found = given_dsn(given, context, "SYNAPSE_DSN", SYNAPSE_VARIABLE)
+    if found is None and not context.resilient_parsing:
+        raise InputError(f"give SYNAPSE_DSN, or set {SYNAPSE_VARIABLE} or {SYNAPSE_VARIABLE}_FILE")
+    return found
 
 
 class ExitCode(IntEnum):

@@ -43,7 +43,10 @@ def command(
     redis: Annotated[
         str | None,
         typer.Option(
-            metavar="URL", help="Replicate over Redis, too: redis://…", show_default=False
+            metavar="URL",
+            envvar="STORAGE_REDIS",  # the process list does not show the environment
+            help="Replicate over Redis, too: redis://…",
+            show_default=False,
         ),
     ] = None,
     tls_certificate: PathOption = None,

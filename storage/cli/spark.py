@@ -26,6 +26,7 @@ from storage.cli.common import (
     print_json,
     print_rows,
     print_values,
+    synapse_dsn_of,
 )
 from storage.cli.interrupt import AGAIN, UNCHANGED, interruptible
 from storage.cli.progress import QuietOption
@@ -154,12 +155,18 @@ def import_(
 @app.command("import-synapse")
 def import_synapse(
     synapse_dsn: Annotated[
-        str,
+        str | None,
         typer.Argument(
             metavar="SYNAPSE_DSN",
-            help="The database of a Synapse, postgresql://…; it is never written.",
+            callback=synapse_dsn_of,
+            help=(
+                "The database of a Synapse, postgresql://…; it is never written."
+                " Default: STORAGE_SYNAPSE_DSN, else the line of the file"
+                " STORAGE_SYNAPSE_DSN_FILE."
+            ),
+            show_default=False,
         ),
-    ],
+    ] = None,
     dsn: DsnOption = None,
     server_name: ServerNameOption = None,
     *,

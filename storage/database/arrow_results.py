@@ -18,9 +18,22 @@ from adbc_driver_manager import Error, InterfaceError, OperationalError
 from adbc_driver_postgresql import dbapi
 
 from storage.config import Config
-from storage.database.session import PINNED, SQL_SESSION, SessionRow, check_session, pinned
+from storage.database.dsn import DsnServer
+from storage.database.session import (
+    PINNED,
+    SQL_SESSION,
+    UNSUPPORTED,
+    SessionRow,
+    check_session,
+    pinned,
+)
 from storage.database.translate import SQLSTATES
-from storage.errors import DatabaseError, DatabaseUnavailable
+from storage.errors import DatabaseError, DatabaseUnavailable, InputError
+
+PREFIX: Final = "[libpq] Failed to connect: "
+DIRECT: Final = (
+    "a pooler such as PgBouncer drops the settings of a session: give Spark the address of Postgres"
+)
 
 LIBPQ: Final = {
     "client_encoding": "UTF8",
@@ -90,13 +103,16 @@ def _connected(
 ) -> Iterator[ArrowConnection]:
     """Connect in autocommit, with pinned settings."""
     settings = PINNED if foreign else pinned(config or Config.from_env())
-    with translated(connecting=True):
+    server = DsnServer(dsn)
+    with translated(server):
         driver = dbapi.connect(with_settings(dsn, {**settings, **LIBPQ}), autocommit=True)
     with closing(driver):
         conn = ArrowConnection(driver)
         if not foreign:
-            [row] = conn.rows(SQL_SESSION)
-            check_session(SessionRow(**row))
+            row = SessionRow(**conn.rows(SQL_SESSION)[0])
+            check_session(row)
+            if not row.is_pinned:
+                raise InputError(f"{server.place}: {DIRECT}")
         yield conn
 
 
@@ -115,14 +131,25 @@ def _escaped(value: str) -> str:
 
 
 @contextmanager
-def translated(*, connecting: bool = False) -> Iterator[None]:
-    """Raise our errors instead of the driver's."""
+def translated(server: DsnServer | None = None) -> Iterator[None]:
+    """Raise our errors instead of the driver's. ``server``: while a connection is opened."""
     try:
         yield
     except Error as error:
         sqlstate = getattr(error, "sqlstate", None) or ""
-        lost = connecting or (not sqlstate and isinstance(error, OperationalError | InterfaceError))
+        lost = server or (not sqlstate and isinstance(error, OperationalError | InterfaceError))
         kind = SQLSTATES.get(sqlstate) or SQLSTATES.get(
             sqlstate[:2], DatabaseUnavailable if lost else DatabaseError
         )
-        raise kind(str(error), sqlstate=sqlstate) from error
+        if server is None:
+            raise kind(str(error), sqlstate=sqlstate) from error
+        reason = server.hide(_sentence(str(error)))
+        if UNSUPPORTED in reason:
+            raise InputError(f"{server.place}: {DIRECT}") from None
+        raise kind(f"cannot connect to Postgres at {server.place}: {reason}") from error
+
+
+def _sentence(text: str) -> str:
+    """Return an error of libpq without its hints."""
+    lines = text.rpartition(PREFIX)[2].splitlines()
+    return "; ".join(line for line in lines if line and not line.startswith("\t"))

@@ -19,17 +19,22 @@ import asyncio
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
-from functools import partial
 from time import perf_counter
 from typing import Any, Final, Literal, LiteralString, NamedTuple, Protocol, Self, TypeVar
 
 import asyncpg
 
 from storage.config import Config
+from storage.database.dsn import DsnServer
 from storage.database.pool import Pool
 from storage.database.replaced_database import Guard
-from storage.database.session import Session, connect
-from storage.database.translate import DRIVER_ERRORS, translate
+from storage.database.session import Connector, Session
+from storage.database.translate import (
+    CONNECTING_ERRORS,
+    DRIVER_ERRORS,
+    translate,
+    translate_connecting,
+)
 from storage.errors import (
     CommitUnknown,
     DatabaseConflict,
@@ -156,7 +161,8 @@ class Connection:
     @property
     def backend_pid(self) -> int:
         """Return the process id of the server process of this connection."""
-        return int(self._driver.get_server_pid())
+        known = None if self._session is None else self._session.backend_pid
+        return int(known or self._driver.get_server_pid())
 
     async def _call(
         self, statement: str, call: Callable[..., Awaitable[Any]], *args: object
@@ -206,9 +212,7 @@ class Database:
     Opened with `await Database.open(dsn, config=…)`, closed with `close`.
     """
 
-    def __init__(
-        self, connect: Callable[[], Awaitable[Session]], config: Config, observer: Observer | None
-    ) -> None:
+    def __init__(self, connect: Connector, config: Config, observer: Observer | None) -> None:
         size_min = min(config.pool_size_min, config.pool_size_max)
         self._pool = Pool(self._checked, size_min=size_min, size_max=config.pool_size_max)
         self._connect = connect
@@ -238,14 +242,12 @@ class Database:
         a writer from those of another one of the same name (`storage.streams.startup`).
         """
         config = config or Config()
-        database = cls(partial(connect, dsn, config, mark), config, observer)
+        server = DsnServer(dsn)
+        database = cls(Connector(server, config, mark), config, observer)
         try:
             await database._pool.fill()
-        except (
-            *DRIVER_ERRORS,
-            ValueError,
-        ) as error:  # ValueError: parts of the DSN that are no numbers
-            raise translate(error, connecting=True) from error
+        except CONNECTING_ERRORS as error:
+            raise translate_connecting(error, server) from error
         return database
 
     async def close(self) -> None:
@@ -296,8 +298,8 @@ class Database:
         """Open a connection outside the pool and without check, to enter the database again."""
         try:
             session = await self._connect()
-        except DRIVER_ERRORS as error:
-            raise translate(error, connecting=True) from error
+        except CONNECTING_ERRORS as error:
+            raise translate_connecting(error, self._connect.server) from error
         try:
             yield Connection(session.driver, self._observer, self.measures, session)
         finally:
@@ -407,8 +409,8 @@ class Database:
         began = perf_counter()
         try:
             return await self._current(began + self._config.pool_acquire_timeout_ms / 1000)
-        except DRIVER_ERRORS as error:
-            ours = translate(error, connecting=True)
+        except CONNECTING_ERRORS as error:
+            ours = translate_connecting(error, self._connect.server)
             self.measures.database_errors[type(ours).__name__] += 1
             raise ours from error
         finally:

@@ -11,11 +11,10 @@ import re
 from pathlib import Path
 from typing import Any, Final, LiteralString
 
-import asyncpg
-
 from storage.config import Config
-from storage.database.session import check_driver, migration_settings
-from storage.database.translate import DRIVER_ERRORS, translate
+from storage.database.dsn import DsnServer
+from storage.database.session import check_pooling, migration_settings, open_driver
+from storage.database.translate import CONNECTING_ERRORS, translate_connecting
 from storage.errors import InputError
 
 logger: logging.Logger = logging.getLogger(__name__)
@@ -57,7 +56,7 @@ async def grant(dsn: str, *, prefix: str | None = None) -> list[str]:
 
     Raise `PermissionRefused`, `DatabaseUnavailable` or `InputError`.
     """
-    script, warnings = grants_sql(prefix), list[str]()
+    script, warnings, server = grants_sql(prefix), list[str](), DsnServer(dsn)
 
     def listen(_: Any, message: Any) -> None:
         if message.severity_en == "WARNING":
@@ -65,15 +64,13 @@ async def grant(dsn: str, *, prefix: str | None = None) -> list[str]:
 
     try:
         settings = migration_settings(Config.from_env().database_schema)
-        driver = await asyncpg.connect(
-            dsn, server_settings={**settings, "application_name": "room-storage migrate"}
-        )
+        opened = await open_driver(server, {**settings, "application_name": "room-storage migrate"})
         try:
-            driver.add_log_listener(listen)
-            await check_driver(driver)
-            await driver.execute(script)
+            opened.driver.add_log_listener(listen)
+            await check_pooling(server, opened)
+            await opened.driver.execute(script)
         finally:
-            await driver.close()
-    except (*DRIVER_ERRORS, ValueError) as error:
-        raise translate(error, connecting=True) from error
+            await opened.driver.close()
+    except CONNECTING_ERRORS as error:
+        raise translate_connecting(error, server) from error
     return warnings

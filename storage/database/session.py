@@ -16,9 +16,28 @@ from typing import Any, Final, LiteralString, NamedTuple
 import asyncpg
 
 from storage.config import Config
+from storage.database.dsn import DsnServer
 from storage.errors import DatabaseError, InputError
 
 ENCODING: Final = "UTF8"
+
+UNSUPPORTED: Final = "unsupported startup parameter"
+"""The beginning of PgBouncer's error for a setting at the start of a session."""
+
+STATEMENT_POOLING: Final = "not allowed in statement pooling mode"
+"""The end of PgBouncer's error for BEGIN with pool_mode = statement."""
+
+POOLING: Final = (
+    "a pooler such as PgBouncer gives each transaction another server process, which loses the "
+    "settings of a session: set pool_mode = session for this database, or connect to Postgres "
+    "directly"
+)
+POOLING_TRIALS: Final = 5
+OTHER_BACKEND: Final = (
+    asyncpg.InvalidSQLStatementNameError,
+    asyncpg.DuplicatePreparedStatementError,
+)
+"""Errors of a prepared statement that was sent to another process than before."""
 
 PINNED: Final[Mapping[str, str]] = {
     # The defaults of a transaction.
@@ -76,6 +95,8 @@ WITH pinned AS MATERIALIZED (
     ) AS p (name, wanted, is_free)
 )
 SELECT current_database()::text AS database_name, current_setting('server_encoding') AS encoding,
+    pg_backend_pid() AS backend_pid,
+    current_setting('plan_cache_mode') = 'force_generic_plan' AS is_pinned,
     ARRAY(SELECT name || ' = ' || found FROM pinned WHERE found <> wanted) AS wrong,
     CASE  -- a standby has no place where it writes
         WHEN NOT pg_is_in_recovery() THEN format('%s.%s',
@@ -85,15 +106,26 @@ SELECT current_database()::text AS database_name, current_setting('server_encodi
 """
 
 
+SQL_SET: Final[LiteralString] = """
+SELECT set_config(s.name, s.value, false)
+FROM unnest($1::text[], $2::text[]) AS s (name, value)
+"""
+
+SQL_BACKEND: Final[LiteralString] = "SELECT pg_backend_pid()"
+
+
 class SessionRow(NamedTuple):
     """The properties of a session.
 
+    ``is_pinned``: the settings of its start have arrived; one that nobody else sets shows it.
     ``wrong``: settings that it may not correct. ``cluster``: the cluster and its timeline, None for
     a standby.
     """
 
     database_name: str
     encoding: str
+    backend_pid: int
+    is_pinned: bool
     wrong: list[str]
     cluster: str | None
 
@@ -101,10 +133,14 @@ class SessionRow(NamedTuple):
 class Session:
     """One connection of the driver, from its start to its end."""
 
-    __slots__ = ("cluster", "driver", "idle_since", "is_over")
+    __slots__ = ("backend_pid", "cluster", "driver", "idle_since", "is_over")
 
-    def __init__(self, driver: Any, cluster: str | None = None) -> None:
+    def __init__(
+        self, driver: Any, cluster: str | None = None, backend_pid: int | None = None
+    ) -> None:
         self.driver: Any = driver
+        self.backend_pid: int | None = backend_pid
+        """The process of the server; a pooler gives the driver another number."""
         self.cluster: str | None = cluster
         """The cluster and its timeline; None for a standby."""
         self.idle_since: float = 0.0
@@ -143,37 +179,103 @@ def check_session(row: SessionRow) -> None:
         )
 
 
-async def check_driver(driver: Any) -> SessionRow:
-    """Set the settings that cannot be sent along when a session starts.
+class OpenDriver(NamedTuple):
+    """A connection of the driver, and its session."""
 
-    Raise as `check_session`.
+    driver: Any
+    row: SessionRow
+    is_pooled: bool
+    """Whether a pooler, such as PgBouncer, stands before the server."""
+
+
+async def open_driver(server: DsnServer, settings: Mapping[str, str], **options: Any) -> OpenDriver:
+    """Open a session with these settings, and check it.
+
+    A pooler refuses or ignores most settings at the start of a session, so they are set after it.
+    Raise errors of the driver, and those of `check_session`.
     """
-    row = SessionRow._make(await driver.fetchrow(SQL_SESSION))  # NamedTuple's public method
-    check_session(row)
-    return row
-
-
-async def connect(dsn: str, config: Config, mark: str) -> Session:
-    """Open a session for any use.
-
-    Raise errors of the driver, ValueError for parts of the DSN that are no numbers, and those of
-    `check_session`.
-    """
-    driver = await asyncpg.connect(
-        dsn,
-        timeout=config.connect_timeout_ms / 1000,
-        command_timeout=config.statement_timeout_ms / 1000,
-        statement_cache_size=config.statement_cache_size,
-        max_cached_statement_lifetime=0,
-        max_cacheable_statement_size=0,  # no limit: the write statement is the longest
-        server_settings=_server_settings(config, mark),
-    )
     try:
-        row = await check_driver(driver)
-    except BaseException:
+        driver = await asyncpg.connect(server.dsn, server_settings=dict(settings), **options)
+    except asyncpg.ProtocolViolationError as error:
+        if UNSUPPORTED not in str(error):
+            raise
+        name = {"application_name": settings.get("application_name", "room-storage")}
+        driver = await asyncpg.connect(server.dsn, server_settings=name, **options)
+    try:
+        row = SessionRow._make(await driver.fetchrow(SQL_SESSION))  # NamedTuple's public method
+        check_session(row)
+        is_pooled = not row.is_pinned or row.backend_pid != driver.get_server_pid()
+        if is_pooled:
+            await driver.execute(SQL_SET, list(settings), list(settings.values()))
+    except BaseException as error:
         driver.terminate()
+        if isinstance(error, OTHER_BACKEND):
+            raise InputError(POOLING) from None
         raise
-    return Session(driver, row.cluster)
+    return OpenDriver(driver, row, is_pooled)
+
+
+async def check_pooling(server: DsnServer, opened: OpenDriver, **options: Any) -> None:
+    """Raise `InputError` if a pooler lends a server process for one transaction only.
+
+    Then a session would lose its settings, locks and prepared statements. Two sessions of which one
+    is idle show it: they share a process, or the idle one returns with another one. A pooler with
+    other clients may hide that once, so it is tried several times.
+    """
+    if not opened.is_pooled:
+        return
+    other = await asyncpg.connect(server.dsn, **options)
+    try:
+        for _ in range(POOLING_TRIALS):
+            async with other.transaction():
+                pid = await other.fetchval(SQL_BACKEND)
+            again = await opened.driver.fetchval(SQL_BACKEND)
+            if pid == opened.row.backend_pid or again != opened.row.backend_pid:
+                raise InputError(POOLING)
+    except OTHER_BACKEND:
+        raise InputError(POOLING) from None
+    except asyncpg.ConnectionDoesNotExistError as error:
+        if STATEMENT_POOLING not in str(error):
+            raise
+        raise InputError(POOLING) from None
+    finally:
+        other.terminate()
+
+
+class Connector:
+    """Opens the sessions of one `Database`."""
+
+    __slots__ = ("_config", "_is_checked", "_mark", "server")
+
+    def __init__(self, server: DsnServer, config: Config, mark: str) -> None:
+        self.server = server
+        self._config = config
+        self._mark = mark
+        self._is_checked = False
+
+    async def __call__(self) -> Session:
+        """Open a session for any use.
+
+        Raise errors of the driver, and those of `check_session` and `check_pooling`.
+        """
+        timeout = self._config.connect_timeout_ms / 1000
+        opened = await open_driver(
+            self.server,
+            _server_settings(self._config, self._mark),
+            timeout=timeout,
+            command_timeout=self._config.statement_timeout_ms / 1000,
+            statement_cache_size=self._config.statement_cache_size,
+            max_cached_statement_lifetime=0,
+            max_cacheable_statement_size=0,  # no limit: the write statement is the longest
+        )
+        try:
+            if not self._is_checked:
+                await check_pooling(self.server, opened, timeout=timeout, command_timeout=timeout)
+                self._is_checked = True
+        except BaseException:
+            opened.driver.terminate()
+            raise
+        return Session(opened.driver, opened.row.cluster, opened.row.backend_pid)
 
 
 def migration_settings(database_schema: str) -> dict[str, str]:

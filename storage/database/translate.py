@@ -15,6 +15,8 @@ from typing import Any, Final
 
 import asyncpg
 
+from storage.database.dsn import DsnServer
+from storage.database.session import POOLING
 from storage.errors import (
     ConstraintViolated,
     DatabaseConflict,
@@ -36,6 +38,15 @@ DRIVER_ERRORS: Final = (
     asyncio.TimeoutError,
 )
 """All errors that the driver raises: from the server, from itself, and from the socket."""
+
+CONNECTING_ERRORS: Final = (*DRIVER_ERRORS, ValueError, OverflowError)
+"""All errors while a connection is opened; the last two are of a value in the DSN."""
+
+LOST_STATEMENT: Final = ("26000", "42P05")
+"""SQLSTATE of a prepared statement that is unknown, or known already.
+
+Each session numbers its own, so a pooler has sent it to another process.
+"""
 
 STALE_PLAN: Final = "RS001"
 """SQLSTATE of `refuse_stale_plan` (schema.sql): rows have changed since a write was planned."""
@@ -175,31 +186,50 @@ They become `ConstraintViolated`.
 
 
 def translate(
-    error: BaseException, *, closed: bool = False, connecting: bool = False
+    error: BaseException, *, closed: bool = False
 ) -> DatabaseError | InputError | StorageClosed:
     """Return our error for the driver's `error`; raise it `from error`.
 
     `closed`: the connection is gone afterwards, so any error means that it is unavailable.
-    `connecting`: there was none yet.
     """
     if isinstance(error, asyncpg.PostgresError):
         return _of_server(error)
     if isinstance(error, OSError | TimeoutError | asyncio.TimeoutError):
         return DatabaseUnavailable(str(error) or "no answer within the time limit")
-    if isinstance(error, asyncpg.ClientConfigurationError) or (
-        connecting and isinstance(error, ValueError)
-    ):
-        return InputError(f"the DSN cannot be used: {error}")
-    if closed or connecting:
+    if closed:
         return DatabaseUnavailable(str(error))
     return DatabaseError(str(error))
 
 
-def _of_server(error: Any) -> DatabaseError:
+def translate_connecting(
+    error: BaseException, server: DsnServer
+) -> DatabaseError | InputError | StorageClosed:
+    """Return our error for a connection that could not be opened; raise it `from error`.
+
+    It names the place or the file, and never the password.
+    """
+    if isinstance(error, asyncpg.UndefinedObjectError):  # Postgres gets what the driver ignores
+        return InputError(f"the DSN for {server.place} has an unknown option: {error.args[0]}")
+    if isinstance(error, asyncpg.PostgresError):
+        return _of_server(error, f"Postgres at {server.place} refuses: ")
+    of_dsn = isinstance(error, asyncpg.ClientConfigurationError | ValueError | OverflowError)
+    if of_dsn and not isinstance(error, OSError):  # an error of TLS is both
+        return InputError(f"the DSN for {server.place} cannot be used: {server.reason(error)}")
+    if isinstance(error, TimeoutError) and str(error):  # of the pool: no connection was tried
+        return DatabaseUnavailable(str(error))
+    return DatabaseUnavailable(
+        f"cannot connect to Postgres at {server.place}: {server.reason(error)}"
+    )
+
+
+def _of_server(error: Any, prefix: str = "") -> DatabaseError:
     """Return our error for one that Postgres sent: its message, with the detail if there is one."""
     sqlstate: str = error.sqlstate or ""
     constraint: str = error.constraint_name or ""
-    reason = f"{error.args[0]}: {error.detail}" if error.detail else str(error.args[0])
+    message = str(error.args[0]).rstrip()
+    reason = prefix + (f"{message}: {error.detail}" if error.detail else message)
+    if sqlstate in LOST_STATEMENT:
+        reason += f"; {POOLING}"
     if constraint in CONFLICTS:
         return DatabaseConflict(f"{reason}; {CONFLICTS[constraint]}", sqlstate=sqlstate)
     kind = SQLSTATES.get(sqlstate) or SQLSTATES.get(sqlstate[:2], DatabaseError)

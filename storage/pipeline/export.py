@@ -308,7 +308,7 @@ def _run(spark: SparkSession, ranges: list[ExportRange], task: "ExportTask") -> 
 class ExportTask:
     """Writes ranges as files."""
 
-    dsn: str
+    dsn: str = field(repr=False)  # it may contain a password
     tokens: tuple[str, str]
     path: str
     number: int

@@ -19,10 +19,11 @@ import storage
 from storage import InputError, UserId
 from storage.config import Config
 from storage.database import Connection, Database
+from storage.database.dsn import DsnServer
 from storage.database.embedded import EmbeddedPostgres
 from storage.database.migrate import HEAD_REVISION, migrate, migration_sql
 from storage.database.roles import grant
-from storage.database.session import PINNED, check_driver, migration_settings, pinned
+from storage.database.session import PINNED, migration_settings, open_driver, pinned
 from storage.errors import DatabaseError
 from storage.testing import RoomBuilder
 from tests.database.newer import newer_release
@@ -157,12 +158,11 @@ class SpoiltServer:
     @asynccontextmanager
     async def admin(self, name: str = "postgres") -> AsyncIterator[Any]:
         sane = migration_settings("public") | {"lock_timeout": "0"}
-        driver = await asyncpg.connect(with_database(self.dsn, name), server_settings=sane)
+        opened = await open_driver(DsnServer(with_database(self.dsn, name)), sane)
         try:
-            await check_driver(driver)
-            yield driver
+            yield opened.driver
         finally:
-            await driver.close()
+            await opened.driver.close()
 
     @asynccontextmanager
     async def database(self, *, superuser: bool, encoding: str = "UTF8") -> AsyncIterator["Spoilt"]:

@@ -13,7 +13,7 @@ from typer.core import TyperGroup
 import storage
 from docs.generate.settings import read_variables
 from storage.cli.app import app
-from storage.config import Config
+from storage.config import KNOWN_VARIABLES, Config
 from tests.docs.markdown import ROOT, blocks, name_of, pages
 
 PAGES = pages()
@@ -26,7 +26,9 @@ LINE_CONTINUES: Final = re.compile(r"\\\n\s*(?:> )?")
 MADE: Final = ("benchmarks/results", "docs/index.html")
 """Files that a command writes."""
 
-SETTINGS: Final = read_variables() | {f"STORAGE_{one.name.upper()}" for one in fields(Config)}
+SETTINGS: Final = (
+    KNOWN_VARIABLES | read_variables() | {f"STORAGE_{one.name.upper()}" for one in fields(Config)}
+)
 OF_TESTS: Final = re.compile(r"STORAGE_(TEST_\w+|BENCH_\w+|ROOMS|EXAMPLES|FUZZ|LARGE_ROOM|FIELD)$")
 
 

@@ -56,7 +56,7 @@ class StoreTarget:
     environment.
     """
 
-    dsn: str
+    dsn: str = field(repr=False)  # it may contain a password
     server_name: str | None
     instance_name: str = "spark"
     part: int = PART

@@ -75,6 +75,10 @@ class FileRange(NamedTuple):
     number: int = 1
     lines: int = 0
 
+    def __repr__(self) -> str:
+        path = "…" if self.kind == "synapse" else self.path  # a DSN may contain a password
+        return f"FileRange({self.kind!r}, {path!r}, {self.begin}, {self.end})"
+
     @property
     def places(self) -> tuple[int, int]:
         """Return the range of places under which the bytes of its lines are staged."""

@@ -152,7 +152,7 @@ class TaskValidation:
     """
 
     examiner: LineValidator
-    dsn: str
+    dsn: str = field(repr=False)  # it may contain a password
     number: int
     work: str
     config: Config = field(default_factory=Config.from_env)

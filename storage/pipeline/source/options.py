@@ -23,7 +23,7 @@ class Options:
     the executors.
     """
 
-    dsn: str
+    dsn: str = field(repr=False)  # it may contain a password
     columns: tuple[str, ...] = COLUMNS
     partitions: int = 8
     pushdown: bool = False

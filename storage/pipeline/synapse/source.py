@@ -152,7 +152,7 @@ class Synapse:
     ``lacking``: positions of events with missing dependencies; they are read again, however old.
     """
 
-    dsn: str
+    dsn: str = field(repr=False)  # it may contain a password
     since: SynapseCheckpoint | None
     upto: SynapseCheckpoint
     lacking: tuple[int, ...] = ()
