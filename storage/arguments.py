@@ -5,6 +5,7 @@ before anything is sent, so that no caller gets an error of the driver. Reads cl
 bits; methods that write refuse them.
 """
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from math import isfinite
 from typing import Any, Final, TypeGuard, TypeVar
@@ -149,6 +150,20 @@ def server(server_name: str) -> ServerName:
     return ServerName(server_name)
 
 
+SERVER_NAME: Final = re.compile(r"(?:\[[0-9A-Fa-f:.]{2,45}\]|[0-9A-Za-z.-]{1,230})(?::[0-9]{1,5})?")
+"""A server name: host or address, and perhaps a port (appendices, "Server name")."""
+
+
+def own_server(server_name: str) -> ServerName:
+    """Return the name of the own server, for ever the part of its users after the colon.
+
+    Raise `InvalidIdentifier` for a value that the specification does not allow.
+    """
+    if SERVER_NAME.fullmatch(text(server_name)) is None:
+        raise InvalidIdentifier(server_name, "a server name is host or host:port")
+    return ServerName(server_name)
+
+
 def events(event_ids: Iterable[str]) -> list[EventId]:
     """Return the event ids, each once; raise `InvalidIdentifier` for another value."""
     ids = list(dict.fromkeys(texts(event_ids, "the event ids")))
@@ -219,6 +234,16 @@ def mapping(value: Mapping[Any, T], name: str) -> Mapping[Any, T]:
     """Return it; raise `InputError` unless it is a mapping."""
     if not isinstance(value, Mapping):
         raise InputError(f"{name} is {value!r}: a mapping is wanted")
+    return value
+
+
+def signing_key(value: Any) -> Any:
+    """Return a key of signedjson that signs; raise `InputError` for another value."""
+    if not (callable(getattr(value, "sign", None)) and {"alg", "version"} <= set(dir(value))):
+        raise InputError(
+            f"signing_key is a {type(value).__name__}: a signing key of signedjson is wanted, "
+            "such as read_signing_keys(file)[0]"
+        )
     return value
 
 

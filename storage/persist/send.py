@@ -19,7 +19,7 @@ from storage.persist.model.local_event import LocalEvent, Signer
 from storage.persist.model.missing_data import MissingData
 from storage.persist.model.nid_blocks import NidBlocks
 from storage.persist.model.results import AppendResult
-from storage.persist.plan.local_event import template_of
+from storage.persist.plan.local_event import REDACTION, template_of
 
 CREATE: Final = "m.room.create"
 OPAQUE_BYTES: Final = 18
@@ -49,6 +49,8 @@ async def send(writer: Writer, new: SendRequest, signer: Signer) -> AppendResult
     """
     if new.type == CREATE:
         raise InputError("a room begins with create_room, not with a create event")
+    if new.type == REDACTION and new.redacts is None:
+        raise InputError("a redaction needs redacts, the id of the event to redact")
     [result] = await writer.append([LocalEvent(_template(new), signer, new.room_id)])
     if result.event_id is None:
         raise _refusal(result, new)

@@ -1,6 +1,8 @@
 """Open a store: check the database, enter it as a writer, and close everything in reverse order."""
 
 import asyncio
+import logging
+import os
 import secrets
 from collections.abc import AsyncIterator, Collection, Coroutine, Iterator
 from contextlib import (
@@ -15,6 +17,7 @@ from typing import Any, NamedTuple
 
 from signedjson.types import SigningKey
 
+from storage import arguments as args
 from storage.config import Config
 from storage.database.connection import Database, Observer
 from storage.database.deployment import settled
@@ -29,6 +32,8 @@ from storage.streams.identity import Identity
 from storage.streams.position_poller import follow
 from storage.streams.reenter_database import DatabaseEntry, stay_entered
 from storage.streams.registry import STREAMS, Streams
+
+logger: logging.Logger = logging.getLogger(__name__)
 
 
 class OpenWriter(NamedTuple):
@@ -60,12 +65,17 @@ async def open_store(
     ASCII characters without spaces. `InstanceNameTaken` is raised while another process uses
     the name. ``observer`` is called for every statement. ``signing_key`` signs the events of
     `Store.send` and `Store.create_room`. Raise `SchemaOutOfDate`, `DatabaseUnavailable`, or
-    `InputError` for a DSN that cannot be read.
+    `InputError` for a DSN that cannot be read, or a malformed server name or key.
     """
     startup.check_name(instance_name)  # before anything is started, or migrated
+    if server_name is not None:
+        args.own_server(server_name)
+    if signing_key is not None:
+        args.signing_key(signing_key)
     config = replace(config or Config.from_env(), instance_name=instance_name)
     async with AsyncExitStack() as stack:
         if dsn is None:
+            _note_unused_variable()
             dsn = await stack.enter_async_context(embedded_postgres(config=config))
             naming: AbstractContextManager[None] = _naming_folder()
             migrate = True
@@ -124,6 +134,15 @@ async def open_writer(
         )
         yield OpenWriter(
             database, streams, writer, Identity(name, instance_name, own.writer_nid, deployment_id)
+        )
+
+
+def _note_unused_variable() -> None:
+    """Warn if the environment names a database that this call does not open."""
+    if os.environ.get("STORAGE_DSN") or os.environ.get("STORAGE_DSN_FILE"):
+        logger.warning(
+            "STORAGE_DSN is set, but storage.open() without a DSN opens the embedded Postgres: "
+            "give it os.environ['STORAGE_DSN']"
         )
 
 

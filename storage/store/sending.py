@@ -34,6 +34,9 @@ async def send(
     The engine chooses its parents, depth and auth events, signs it with ``signing_key`` (by default
     that of `storage.open`), and authorises it by the current state of the room. Concurrent sends to
     a room are all stored and leave one forward extremity. ``timestamp_ms`` is by default now.
+    With ``state_key`` it is a state event; "" is the key of a room's name, topic and the like. A
+    redaction names its target by ``redacts``. It takes effect once the target is stored, and
+    without the power to redact others it must be an event of the sender.
 
     Raise `AuthDenied` for a refused event, `UnknownRoom`, `InvalidIdentifier` for a user of another
     server, `InvalidEvent` for a content that is too large or no canonical JSON, and `InputError`
@@ -91,8 +94,9 @@ async def create_room(
 
     It begins with the create event, the creator's join and the power levels. ``content`` adds keys
     to the create event. The events of ``initial_state`` follow in their order: type, state key and
-    content each. If one of them is of type m.room.power_levels, it replaces the default one. All
-    are stored in one transaction.
+    content each, such as ``("m.room.join_rules", "", {"join_rule": "public"})``. Without join rules
+    users have to be invited. Power levels among them replace the default ones. All are stored in
+    one transaction.
 
     Raise `AuthDenied` if an event is refused by the state before it, `UnknownRoomVersion`,
     `InvalidIdentifier`, `InvalidEvent` or `InputError`. Nothing is stored then.
@@ -101,16 +105,23 @@ async def create_room(
         args.local_user(creator, store.server_name),
         room_version,
         {} if content is None else content,
-        list(initial_state),
+        [_initial_event(one) for one in initial_state],
     )
     return await new_room.create_room(
         store.database, store.writer, request, signer_of(store, signing_key)
     )
 
 
+def _initial_event(given: Any) -> InitialEvent:
+    """Return type, state key and content; raise `InputError` for another value."""
+    if not isinstance(given, tuple | list) or len(given) != 3:
+        raise InputError(f"initial_state has {given!r}: write (type, state_key, content)")
+    return args.text(given[0]), args.text(given[1]), args.mapping(given[2], "the content")
+
+
 def signer_of(store: StoreCore, signing_key: SigningKey | None) -> Signer:
     """Return the server and the key that signs its events. Raise `InputError` without a key."""
     key = store.signing_key if signing_key is None else signing_key
     if key is None:
-        raise InputError("there is no signing key: give storage.open(signing_key=…)")
-    return Signer(ServerName(store.server_name), key)
+        raise InputError("there is no signing key: give it to storage.open or to this call")
+    return Signer(ServerName(store.server_name), args.signing_key(key))

@@ -113,7 +113,10 @@ async def interrupted(
     watcher = await asyncpg.connect(dsn)
     try:
         async with locked(dsn, table):
-            running = await asyncio.to_thread(started, *command, STORAGE_DSN=dsn)
+            # the demonstration would use a schema of its own
+            running = await asyncio.to_thread(
+                started, *command, STORAGE_DSN=dsn, STORAGE_DATABASE_SCHEMA="public"
+            )
             await until(watcher, WAITING, at_least=1)
             for one in signals:
                 running.send_signal(one)

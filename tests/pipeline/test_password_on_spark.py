@@ -63,6 +63,7 @@ def test_no_error_of_libpq_shows_the_dsn() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)  # a JVM, on a busy machine
 async def test_a_streaming_command_keeps_the_password_to_itself(dsn: str, tmp_path: Path) -> None:
     """The DSN stands in a file, and is an option of the source that Spark follows."""
     try:

@@ -197,6 +197,8 @@ async def test_bad_requests_raise_and_store_nothing(store: Store, dsn: str) -> N
         await store.send(room_id, ALICE, "m.room.message", {"n": float("nan")})
     with pytest.raises(InputError):
         await store.send(room_id, ALICE, "m.room.create", {}, state_key="")
+    with pytest.raises(InputError, match="needs redacts"):
+        await store.send(room_id, ALICE, "m.room.redaction", {})
     with pytest.raises(UnknownRoom):
         await store.template(RoomId("!unknown"), ALICE, "m.room.message", TEXT)
     assert await row_counts(store.database) == before
@@ -209,6 +211,30 @@ async def test_without_a_key_nothing_is_sent(dsn: str) -> None:
         room_id = await store.create_room(ALICE, signing_key=signing_key("s1.test"))
         with pytest.raises(InputError, match="signing key"):
             await store.send(room_id, ALICE, "m.room.message", TEXT)
+
+
+@pytest.mark.parametrize("key", ["key", [signing_key("s1.test")], b"", object()])
+async def test_a_wrong_key_is_named(store: Store, dsn: str, key: Any) -> None:
+    with pytest.raises(InputError, match=f"signing_key is a {type(key).__name__}"):
+        await store.create_room(ALICE, signing_key=key)
+    with pytest.raises(InputError, match="a signing key of signedjson is wanted"):
+        async with storage.open(dsn, server_name="s1.test", signing_key=key):
+            pass
+
+
+@pytest.mark.parametrize("state", [("m.room.name", ""), {"type": "m.room.name"}, "m.room.name"])
+async def test_a_wrong_initial_state_is_named(store: Store, state: Any) -> None:
+    with pytest.raises(InputError, match="write "):
+        await store.create_room(ALICE, initial_state=[state])
+
+
+@pytest.mark.parametrize("name", ["", "https://s1.test", "s1.test ", "@a:s1.test", "x" * 300])
+async def test_a_malformed_server_name_is_refused(dsn: str, name: str) -> None:
+    with pytest.raises(InvalidIdentifier):
+        async with storage.open(dsn, server_name=name):
+            pass
+    async with storage.open(dsn, server_name="localhost:8448"):
+        pass
 
 
 async def test_a_send_after_a_write_of_another_process_is_built_on_it(
