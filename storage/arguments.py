@@ -150,7 +150,9 @@ def server(server_name: str) -> ServerName:
     return ServerName(server_name)
 
 
-SERVER_NAME: Final = re.compile(r"(?:\[[0-9A-Fa-f:.]{2,45}\]|[0-9A-Za-z.-]{1,230})(?::[0-9]{1,5})?")
+SERVER_NAME: Final[re.Pattern[str]] = re.compile(
+    r"(?:\[[0-9A-Fa-f:.]{2,45}\]|[0-9A-Za-z.-]{1,230})(?::[0-9]{1,5})?"
+)
 """A server name: host or address, and perhaps a port (appendices, "Server name")."""
 
 

@@ -15,10 +15,10 @@ from typing import Annotated, Final, NamedTuple, Self, get_type_hints
 
 from storage.errors import InputError
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 ENVIRONMENT_PREFIX = "STORAGE_"
-KNOWN_VARIABLES: Final = frozenset(
+KNOWN_VARIABLES: Final[frozenset[str]] = frozenset(
     {
         "STORAGE_DSN",  # these four: storage/database/dsn.py
         "STORAGE_DSN_FILE",
@@ -34,7 +34,7 @@ KNOWN_VARIABLES: Final = frozenset(
 )
 """Variables that are no field of `Config`."""
 
-OF_OTHERS: Final = re.compile(
+OF_OTHERS: Final[re.Pattern[str]] = re.compile(
     # of tests and benchmarks
     r"STORAGE_(TEST|BENCH)_\w+|STORAGE_(EXAMPLES|FUZZ|VECTORS|ROOMS|LARGE_ROOM|OUTAGE_S)"
     # Kubernetes sets these for a service with the name "storage"

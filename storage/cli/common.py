@@ -23,7 +23,7 @@ from storage.database.dsn import (
 from storage.database.embedded import embedded_postgres
 from storage.errors import InputError
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 
 def given_dsn(given: str | None, context: typer.Context, what: str, variable: str) -> str | None:

@@ -71,9 +71,9 @@ class DsnServer:
         """Raise `InputError` if the DSN cannot be read."""
         parts = _split(dsn)
         options = _options(parts)
-        self.dsn = dsn
-        self.hosts = list(_hosts(parts, options))
-        self.place = ", ".join(_shown(host, port) for host, port in self.hosts)
+        self.dsn: str = dsn
+        self.hosts: list[tuple[str, int]] = list(_hosts(parts, options))
+        self.place: str = ", ".join(_shown(host, port) for host, port in self.hosts)
         self._files = {
             name: path
             for name in TLS_FILES

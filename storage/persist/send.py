@@ -65,12 +65,13 @@ async def template(
     It reads the extremities of the room from the database, and may use cached states. Raise as
     `send` does.
     """
+    parts = _template(new)
     change_set = ChangeSet(writer.caches, NidBlocks(), server_name)
     async with database.connection() as conn:
         await load(conn, change_set, MissingData("rooms", (new.room_id,)))
         for _ in range(LOADS_MAX):
             try:
-                return template_of(change_set, _template(new))
+                return template_of(change_set, parts)
             except MissingData as lacking:
                 await load(conn, change_set, lacking)
     raise StorageCorrupt("the data of a template is never complete", room_id=new.room_id)

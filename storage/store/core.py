@@ -38,7 +38,7 @@ class StoreCore:
         self.database = database
         self.streams = streams
         self.writer = writer
-        self.signing_key = signing_key
+        self.signing_key: SigningKey | None = signing_key
         self.server_name: str = identity.server_name
         self.instance_name: str = identity.instance_name
         self.deployment_id: str = identity.deployment_id

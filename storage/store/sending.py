@@ -103,9 +103,9 @@ async def create_room(
     """
     request = new_room.NewRoom(
         args.local_user(creator, store.server_name),
-        room_version,
-        {} if content is None else content,
-        [_initial_event(one) for one in initial_state],
+        args.text(room_version),
+        {} if content is None else args.mapping(content, "content"),
+        [_initial_event(one) for one in args.listed(initial_state, "initial_state")],
     )
     return await new_room.create_room(
         store.database, store.writer, request, signer_of(store, signing_key)

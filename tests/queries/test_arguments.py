@@ -17,7 +17,7 @@ from storage.streams.account_data import AccountData
 from storage.streams.receipts import Receipts
 from storage.streams.registry import Stream
 from storage.streams.to_device import ToDevice
-from storage.testing import RoomBuilder
+from storage.testing import RoomBuilder, signing_key
 from tests.queries.conftest import StatementLog
 from tests.queries.rooms import ADMIN, LOCAL, REMOTE, deliver, ids, new_room
 
@@ -114,6 +114,8 @@ def last(room: RoomBuilder) -> Any:
     return room.events[-1].event_id
 
 
+KEY: Final = signing_key("s1.test")
+
 BY_NAME: Final[dict[str, ArgumentCase]] = {
     "room_id": ArgumentCase(lambda room: room.room_id, no_ids("!")),
     "event_id": ArgumentCase(last, no_ids("$")),
@@ -158,6 +160,10 @@ BY_NAME: Final[dict[str, ArgumentCase]] = {
     "full_state": ArgumentCase(False, NO_FLAGS),
     "aggregations": ArgumentCase(False, NO_FLAGS),
     "recurse": ArgumentCase(False, NO_FLAGS),
+    "type": ArgumentCase("m.room.name", (*NO_TEXTS, None)),
+    "state_key": ArgumentCase("", NO_TEXTS),
+    "redacts": ArgumentCase(None, no_ids("$")),
+    "signing_key": ArgumentCase(KEY, (7, "key", b"key", [KEY], {})),
     "type_": ArgumentCase("m.tag", (*NO_TEXTS, None)),
     "content": ArgumentCase({"tags": {"u.work": {"order": 0.5}}, "none": None}, NO_CONTENTS),
     "data": ArgumentCase({"ts": 5}, NO_CONTENTS),
@@ -178,6 +184,17 @@ OF_METHOD: Final[dict[str, ArgumentCase]] = {
     "Store.sync.filter": ArgumentCase(
         SyncFilter(), (None, 7, "text", {}, {"rooms": []}, EventFilter())
     ),
+    "Store.create_room.creator": ArgumentCase(LOCAL, NO_LOCAL_USERS),
+    "Store.create_room.room_version": ArgumentCase("11", (*NO_TEXTS, None, "", "0", "none")),
+    "Store.create_room.content": ArgumentCase({"m.federate": False}, NO_CONTENTS),
+    "Store.create_room.initial_state": ArgumentCase(
+        [], (7, None, "text", [7], ["ab"], [("a", "b")], [("a", "b", 7)], [(7, "", {})])
+    ),
+    "Store.send.sender": ArgumentCase(ADMIN, NO_LOCAL_USERS),
+    "Store.send.content": ArgumentCase({"name": "one"}, NO_CONTENTS),
+    "Store.send.timestamp_ms": ArgumentCase(5, NO_POSITIONS),
+    "Store.template.sender": ArgumentCase(ADMIN, no_ids("@")),
+    "Store.template.content": ArgumentCase({"name": "one"}, NO_CONTENTS),
     "Store.positions_of.token": ArgumentCase(None, NO_TOKENS),
     "AccountData.set.room_id": ArgumentCase(None, no_ids("!")[:-4]),
     "AccountData.get.room_id": ArgumentCase(None, no_ids("!")[:-4]),
