@@ -53,7 +53,7 @@ except ModuleNotFoundError:
 FOLDER: Final = "room-storage"
 """The name of our folder in the platform's folder for user data."""
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 PORT: Final = 5432
 """Part of the socket's name; nothing listens on a network."""

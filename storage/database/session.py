@@ -248,7 +248,7 @@ class Connector:
     __slots__ = ("_config", "_is_checked", "_mark", "server")
 
     def __init__(self, server: DsnServer, config: Config, mark: str) -> None:
-        self.server = server
+        self.server: DsnServer = server
         self._config = config
         self._mark = mark
         self._is_checked = False
