@@ -68,9 +68,8 @@ async def template(
     """Return an event as `send` would make it now, without hashes and signatures; store nothing.
 
     Another server asks for it to join, leave or knock. So the sender may be a user of any server.
-    A join that only a restricted join rule allows gets `join_authorised_via_users_server`: a local
-    user with the power to invite. Whether the user is in one of the allowed rooms is for the caller
-    to check. Raise as `send` does.
+    For a restricted join rule, ``content`` must name a local user with the power to invite, as
+    `join_authorised_via_users_server`. Raise as `send` does.
 
     Source: server-server API, /make_join, /make_leave, /make_knock; room version 8.
     """
