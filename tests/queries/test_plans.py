@@ -269,10 +269,10 @@ async def test_states_of_sync(filled: Filled) -> None:
     end = filled.last_stream
     more: tuple[Any, ...] = (False, [], [], False, *ANY_EVENT.arguments, LOCAL)
     both = ([1, 11], [True, False], [None, None], [0, 1], [end, end], [end, end], [True, True])
-    plan = await plan_of(filled.store, state.SQL_STATE, *both, *more, [], [], [True, True])
+    plan = await plan_of(filled.store, state.SQL_STATE, *both, *more, [], [], [True, True], [])
     assert plan.event_rows <= 20
     plan = await plan_of(
-        filled.store, state.SQL_STATE, *([] for _ in both), *more, [1, 11], [1, 2], []
+        filled.store, state.SQL_STATE, *([] for _ in both), *more, [1, 11], [1, 2], [], [None, None]
     )
     assert 2 <= plan.event_rows <= 30
 

@@ -270,9 +270,9 @@ async def _fill(
     inside = [room for room in found if room.row.membership not in (INVITE, KNOCK)]
     members = _members(inside, request) if request.filter.lazy_load_members else None
     wanted = [_wanted(room, request.timeline_limit) for room in inside]
-    outside = [
-        SyncedUser(_of(room), room.row.member_nid)
-        for room in (*shown, *filter(_may_have_ended, inside))
+    outside = [SyncedUser(_of(room), room.row.member_nid) for room in shown] + [
+        SyncedUser(_of(room), room.row.member_nid, room.row.member_key_nid)
+        for room in filter(_may_have_ended, inside)
     ]
     state_of = await states(
         conn, request.user_id, wanted, members=members, picked=request.filter.state, shown=outside

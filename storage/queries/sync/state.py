@@ -65,8 +65,10 @@ given AS MATERIALIZED (
     ) AS replaced ON true
     WHERE r.given_group IS NOT NULL
 ),
-shown AS (  -- rooms that the user is invited to or knocks at, with the membership event
-    SELECT * FROM unnest($18::int[], $19::bigint[]) AS s (room_nid, member_nid)
+shown AS (  -- rooms that the user is invited to or knocks at, with the membership event. With a
+            -- key also rooms where that may have ended
+    SELECT *
+    FROM unnest($18::int[], $19::bigint[], $21::int[]) AS s (room_nid, member_nid, ended_key_nid)
 ),
 filter AS MATERIALIZED (
     SELECT * FROM filter_of($12::text[], $13::text[], $14::text[], $15::text[], $16::boolean)
@@ -182,8 +184,14 @@ entry AS (
     FROM given
     WHERE is_lost
     UNION ALL
-    SELECT 'own', room_nid, NULL, member_nid, false, false
-    FROM shown
+    SELECT 'own', s.room_nid, NULL, s.member_nid, false, false
+    FROM shown s
+    WHERE NOT EXISTS (  -- an end that the room's state has did not come out of band
+        SELECT
+        FROM current_state c
+        WHERE c.room_nid = s.room_nid AND c.state_key_nid = s.ended_key_nid
+            AND c.event_nid = s.member_nid
+    )
     UNION ALL  -- create, join rules, name, topic, canonical alias, avatar, encryption
     SELECT 'shown', s.room_nid, c.state_key_nid, c.event_nid, false, false
     FROM shown s
@@ -274,10 +282,14 @@ class SyncedRoom(NamedTuple):
 
 
 class SyncedUser(NamedTuple):
-    """A room that the user is invited to or knocks at, with the nid of their membership event."""
+    """A room that the user is invited to or knocks at, with the nid of their membership event.
+
+    ``ended_key_nid``: the invite or knock may have ended; the state key of the membership.
+    """
 
     room: SyncedRoom
     member_nid: int
+    ended_key_nid: int | None = None
 
 
 class StateRequest(NamedTuple):
@@ -344,6 +356,7 @@ async def states(
         [one.room.room_nid for one in shown],
         [one.member_nid for one in shown],
         [one.has_first for one in requested],
+        [one.ended_key_nid for one in shown],
         row=SyncStateRow,
     )
     for row in rows:
