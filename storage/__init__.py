@@ -1,6 +1,6 @@
 """A storage engine for the rooms of a Matrix homeserver, on Postgres."""
 
-from storage import auth, event, replication, streams, visibility
+from storage import auth, event, federation, replication, streams, visibility
 from storage.config import Config
 from storage.errors import (
     AuthDenied,
@@ -120,6 +120,7 @@ __all__ = [
     "__version__",
     "auth",
     "event",
+    "federation",
     "open",
     "replication",
     "streams",

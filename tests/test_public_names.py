@@ -10,8 +10,8 @@ InvalidToken InvitedRoom JoinedRoom KnockedRoom LeftRoom MigrationBlocked OpenGa
 PermissionRefused ProtocolError PurgeRefused PurgeRunning RelationsPage ResyncNeeded RoomId
 RoomSummary SchemaOutOfDate SchemaTooNew ServerName StateIds StateKey StateUnknown StorageClosed
 StorageCorrupt StorageError Store StoredEvent Sync SyncFilter ThreadSummary Timeline UnknownEvent
-UnknownRoom UnknownRoomVersion UnknownUser UserId WrongServerName __version__ auth event open
-replication streams visibility
+UnknownRoom UnknownRoomVersion UnknownUser UserId WrongServerName __version__ auth event
+federation open replication streams visibility
 """
 
 

@@ -5,6 +5,7 @@ import inspect
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
+import storage.federation
 import storage.testing
 from docs.generate.markup import one_line, page, table
 from storage.store import facade
@@ -99,6 +100,13 @@ SUBJECTS: Final = (
         "redacted.",
         modules=("federation",),
         names=("StateIds",),
+    ),
+    Subject(
+        "receiving",
+        "Receiving",
+        "`Receiver` takes the events of other servers, and requests what is missing. "
+        "[Receiving](../../internals/receiving.md) explains each step.",
+        names=tuple(f"federation.{name}" for name in storage.federation.__all__),
     ),
     Subject(
         "gaps",

@@ -58,7 +58,7 @@ TRIED = 4
 UNREADABLE = (UnknownRoomVersion, ValueError, KeyError, TypeError, AttributeError, RecursionError)
 
 
-class Receiver:
+class OracleReceiver:
     """`append`, and the state, order and edges of what is held.
 
     ``extremities_max``: of a room; None: any number.

@@ -1,0 +1,193 @@
+"""Fill the gap before events whose parents are not stored.
+
+1. Request the events in between, backwards from the new ones, in a few rounds.
+2. Store them with the new events, parents first.
+3. If a parent is still missing, request the state before the lowest event that lacks one. If that
+   fails, request the state before the new events themselves.
+4. If an auth event is missing, request the auth chain of the event that cites it.
+
+Each step keeps what it has. An event whose gap stays open remains `missing_parents`.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
+
+from storage.errors import UnknownRoom
+from storage.event import Event
+from storage.federation.remote import RemoteError
+from storage.federation.room_task import RoomTask
+from storage.federation.state_fetch import state_before
+from storage.ids import EventId, ServerName
+from storage.persist import AppendResult, Origin
+from storage.persist.receive import in_order
+
+Results = dict[EventId, AppendResult]
+EARLIEST_MAX: Final = 20
+
+
+async def fill_gap(
+    task: RoomTask, servers: Sequence[ServerName], waiting: Mapping[EventId, Event]
+) -> Results:
+    """Store events whose parents are missing; return the results of these events by id."""
+    between = await _events_between(task, servers, waiting)
+    results = await store_connected(task, servers, {**between, **waiting}, fallback=waiting)
+    return {event_id: _explained(task, results[event_id]) for event_id in waiting}
+
+
+def _explained(task: RoomTask, result: AppendResult) -> AppendResult:
+    if result.outcome != "missing_parents":
+        return result
+    return result._replace(reason=f"{result.reason}; {task.requests.reason()}")
+
+
+# ------------------------------------------------------------------------------------------------
+# events in between
+
+
+async def _events_between(
+    task: RoomTask, servers: Sequence[ServerName], waiting: Mapping[EventId, Event]
+) -> dict[EventId, Event]:
+    """Return events before the waiting ones, as far as a few requests reach."""
+    earliest = await _earliest(task)
+    found: dict[EventId, Event] = {}
+    for _ in range(task.limits.missing_rounds_max):
+        known = {**waiting, **found}
+        lacking = await _missing_parents(task, known)
+        latest = [one for one, event in known.items() if lacking.intersection(event.prev_event_ids)]
+        new = await _round(task, servers, earliest, latest, lacking) if latest else {}
+        if not new:
+            break
+        found.update(new)
+    return found
+
+
+async def _earliest(task: RoomTask) -> list[EventId]:
+    try:
+        return sorted(await task.store.forward_extremities(task.room_id))[:EARLIEST_MAX]
+    except UnknownRoom:
+        return []
+
+
+async def _missing_parents(task: RoomTask, events: Mapping[EventId, Event]) -> set[EventId]:
+    """Return the parents of these events that are neither among them nor in the timeline."""
+    parents = {one for event in events.values() for one in event.prev_event_ids} - events.keys()
+    stored = await task.stored(parents)
+    return parents - {
+        one for one, key in stored.items() if not key.outlier and key.room_id == task.room_id
+    }
+
+
+async def _round(
+    task: RoomTask,
+    servers: Sequence[ServerName],
+    earliest: Sequence[EventId],
+    latest: Sequence[EventId],
+    lacking: Iterable[EventId],
+) -> dict[EventId, Event]:
+    """Return what the first server that has something returns."""
+    for server in servers:
+        try:
+            pdus = await task.requests.missing_events(server, task.room_id, earliest, latest)
+        except RemoteError:  # recorded in task.requests.failures
+            continue
+        found = connected((await task.read(pdus)).events, lacking)
+        if found:
+            return found
+    return {}
+
+
+def connected(events: Mapping[EventId, Event], first: Iterable[EventId]) -> dict[EventId, Event]:
+    """Return the events that are reached from these ids over prev_events; drop the others."""
+    found: dict[EventId, Event] = {}
+    front = list(first)
+    while front:
+        event_id = front.pop()
+        event = events.get(event_id)
+        if event is not None and event_id not in found:
+            found[event_id] = event
+            front.extend(event.prev_event_ids)
+    return found
+
+
+# ------------------------------------------------------------------------------------------------
+# storing, with states and auth chains for what lacks them
+
+
+async def store_connected(
+    task: RoomTask,
+    servers: Sequence[ServerName],
+    events: Mapping[EventId, Event],
+    *,
+    fallback: Iterable[EventId] = (),
+    origin: Origin = "live",
+) -> Results:
+    """Store events of one room, and fetch the state before those that lack parents.
+
+    ``fallback``: where the state before the lowest event cannot be had, only these are tried.
+    """
+    ordered = [list(events.values())[place] for place in in_order(list(events.values()))]
+    results = await task.append(ordered, origin=origin)
+    states: dict[EventId, tuple[EventId, ...]] = {}
+    tried: set[EventId] = set()
+    only: frozenset[EventId] | None = None
+    for _ in range(task.limits.states_max):
+        event = _lowest_blocked(ordered, results, tried, only)
+        if event is None:
+            break
+        tried.add(event.event_id)
+        if not await _provide(task, servers, event, results[event.event_id], states):
+            only = frozenset(fallback)
+            continue
+        again = [one for one in ordered if results[one.event_id].outcome == "missing_parents"]
+        results.update(await task.append(again, origin=origin, state_before=states))
+    return results
+
+
+def _lowest_blocked(
+    ordered: Iterable[Event],
+    results: Results,
+    tried: set[EventId],
+    only: frozenset[EventId] | None,
+) -> Event | None:
+    """Return the first event that lacks something outside of the batch, or of a part of it."""
+    open_ = {one for one, result in results.items() if result.outcome == "missing_parents"}
+    for event in ordered:
+        if event.event_id not in open_ or event.event_id in tried:
+            continue
+        if only is not None and event.event_id in only:
+            return event
+        if only is None and not open_.intersection(results[event.event_id].missing):
+            return event
+    return None
+
+
+async def _provide(
+    task: RoomTask,
+    servers: Sequence[ServerName],
+    event: Event,
+    result: AppendResult,
+    states: dict[EventId, tuple[EventId, ...]],
+) -> bool:
+    """Fetch what an event lacks: the state before it, or its auth chain. Return success."""
+    if set(event.prev_event_ids).intersection(result.missing):
+        state = await state_before(task, servers, event)
+        if state is None:
+            return False
+        states[event.event_id] = state.ids
+        return True
+    return await fetch_auth_chain(task, servers, event)
+
+
+async def fetch_auth_chain(task: RoomTask, servers: Sequence[ServerName], event: Event) -> bool:
+    """Store the auth chain of an event as outliers; return whether a server returned it."""
+    for server in servers:
+        try:
+            pdus = await task.requests.event_auth(server, task.room_id, event.event_id)
+        except RemoteError:  # recorded in task.requests.failures
+            continue
+        read = await task.read(pdus)
+        authorised = await task.authorise(read.events)
+        if authorised.events:
+            await task.append(authorised.events.values(), origin="outlier")
+            return True
+    return False

@@ -1,0 +1,118 @@
+"""Memberships of local users in rooms that this server is not in: invites, knocks, and their ends.
+
+They are stored out of band: there is no state to authorise them by. The signature of the sender's
+server is checked.
+"""
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from storage.errors import InputError
+from storage.event import Event, sign
+from storage.federation.room_task import RoomTask
+from storage.ids import EventId, server_name_of
+from storage.persist import AppendResult, receive
+from storage.persist.receive import Pdu
+from storage.persist.stripped_state import BYTES_MAX, read_stripped_state
+from storage.store.facade import Store
+
+ENDS: Final = frozenset({"leave", "ban"})
+STRIPPED_MAX: Final = 100
+"""Events of a stripped state that are looked at; some ten are usual."""
+
+
+@dataclass(frozen=True, slots=True)
+class InviteResult:
+    """The outcome of an invite, and the event to answer the request with.
+
+    ``pdu`` is the invite as the other server gets it back, with the signature of this server if the
+    store has a signing key. Answer 200 with it if `is_welcome`, else 403 with ``result.reason``.
+
+    ``result.outcome`` is "stored"; "duplicate" if the invite was stored before; "missing_parents"
+    if this server is in the room already, and the invite will come again in a transaction;
+    otherwise the invite is refused.
+    """
+
+    result: AppendResult
+    pdu: dict[str, Any]
+
+    @property
+    def is_welcome(self) -> bool:
+        """Return whether the other server may go on with the invite."""
+        return self.result.outcome in ("stored", "redacted", "duplicate", "missing_parents")
+
+
+def read_membership(
+    pdu: Pdu, room_version: str, server_name: str, memberships: Collection[str]
+) -> Event | AppendResult:
+    """Return a membership of a local user, or an "invalid" result."""
+    found = receive.read(pdu, receive.glances([pdu])[0], room_version)
+    if isinstance(found, AppendResult) or is_local_membership(found, server_name, memberships):
+        return found
+    return AppendResult(
+        found.event_id,
+        "invalid",
+        f"it is no {' or '.join(sorted(memberships))} of a user of {server_name}",
+    )
+
+
+def is_local_membership(event: Event, server_name: str, memberships: Collection[str]) -> bool:
+    """Return whether an event gives a user of this server one of these memberships."""
+    return (
+        event.type == "m.room.member"
+        and event.state_key is not None
+        and server_name_of(event.state_key) == server_name
+        and event.content.get("membership") in memberships
+    )
+
+
+def signed(store: Store, event: Event) -> dict[str, Any]:
+    """Return an event with the signature of this server, if the store has a signing key."""
+    if store.signing_key is None:
+        return event.json
+    return sign(event.json, event.room_version, store.server_name, store.signing_key)
+
+
+async def store_out_of_band(
+    task: RoomTask, event: Event, pdu: Pdu, stripped_state: Iterable[Mapping[str, Any]] = ()
+) -> AppendResult:
+    """Store a membership out of band, after a check of its signature."""
+    refusal = (await task.verify({event.event_id: event})).get(event.event_id)
+    if refusal is not None:
+        return refusal
+    shown = usable_stripped_state(event.event_id, stripped_state)
+    [result] = await task.store.append(
+        [pdu],
+        room_version=task.room_version,
+        origin="out_of_band",
+        stripped_state={event.event_id: shown} if shown else None,
+    )
+    return result
+
+
+async def store_in_room(task: RoomTask, event: Event, pdu: Pdu) -> AppendResult:
+    """Store an invite to a room that this server is in, if its parents are stored."""
+    refusal = (await task.verify({event.event_id: event})).get(event.event_id)
+    if refusal is not None:
+        return refusal
+    if event.event_id in await task.stored([event.event_id]):
+        return AppendResult(event.event_id, "duplicate")
+    [result] = await task.store.append([pdu], room_version=task.room_version)
+    return result
+
+
+def usable_stripped_state(
+    event_id: EventId, stripped_state: Iterable[Mapping[str, Any]]
+) -> list[Mapping[str, Any]]:
+    """Return the well-formed events of a stripped state, as many as may be stored."""
+    shown: list[Mapping[str, Any]] = []
+    size = 0
+    for one in list(stripped_state)[:STRIPPED_MAX] if isinstance(stripped_state, list) else ():
+        try:
+            size += len(read_stripped_state({event_id: [one]}, "out_of_band")[event_id])
+        except InputError:  # it is for show only: the invite counts without it
+            continue
+        if size <= BYTES_MAX:
+            shown.append(one)
+    return shown

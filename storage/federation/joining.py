@@ -1,0 +1,260 @@
+"""The answer to send_join: check all of it in memory, store the state, then the join.
+
+Nothing is written before everything is checked. The state and its auth chain are then stored as
+outliers, and the join is stored last, with the state before it. A process that is killed in between
+leaves outliers, which no client sees; the same call completes the join.
+
+Source: server-server API, "Joining rooms".
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal, NamedTuple
+
+from storage.auth import check, keys_needed
+from storage.errors import AuthDenied
+from storage.event import ROOM_VERSIONS, Event
+from storage.federation.remote import RemoteError
+from storage.federation.requests import pdus_in
+from storage.federation.room_task import ReadEvents, RoomTask
+from storage.ids import EventId, RoomId, StateKey, UserId, server_name_of
+from storage.persist import AppendResult, receive
+from storage.persist.receive import Pdu
+from storage.queries.receiving import StoredKey
+
+CREATE: Final = ("m.room.create", "")
+DECISIVE: Final = frozenset({CREATE, ("m.room.power_levels", ""), ("m.room.join_rules", "")})
+
+JoinOutcome = Literal["joined", "duplicate", "refused"]
+JoinFault = Literal[
+    "malformed_join",
+    "malformed_response",
+    "unsigned_join",
+    "wrong_room",
+    "wrong_version",
+    "two_events_of_one_key",
+    "state_incomplete",
+    "not_allowed",
+    "not_stored",
+]
+"""Why a join is refused. `JoinResult` explains each."""
+
+
+@dataclass(frozen=True, slots=True)
+class JoinResult:
+    """The outcome of a join over federation.
+
+    ``outcome``: "joined"; "duplicate" if this join was stored before; "refused" if it is not
+    stored. ``fault`` then says why, and ``reason`` has the details:
+
+    - ``malformed_join``: it is no join of a local user in a known room version; do not repeat it
+    - ``unsigned_join``: a signature of the join is missing or wrong
+    - ``malformed_response``: the response is cut off, or not one of send_join
+    - ``wrong_room``: the response has an event of another room
+    - ``wrong_version``: the room has another version
+    - ``two_events_of_one_key``: its state is no state
+    - ``state_incomplete``: an event is missing, unsigned or refused, and the join depends on it
+    - ``not_allowed``: the state does not allow the join
+    - ``not_stored``: `append` refused the join; ``result`` says why
+
+    ``left_out`` has events of the response that were not used, each with the reason: their
+    signatures could not be checked, or the auth rules refuse them.
+    """
+
+    outcome: JoinOutcome
+    room_id: RoomId | None = None
+    event_id: EventId | None = None
+    user_id: UserId | None = None
+    fault: JoinFault | None = None
+    reason: str | None = None
+    result: AppendResult | None = None
+    left_out: Mapping[EventId, str] = field(default_factory=dict)
+
+
+class Refused(Exception):  # noqa: N818  # `Receiver.joined` turns it into a JoinResult
+    """The join is refused."""
+
+    def __init__(self, fault: JoinFault, reason: str, result: AppendResult | None = None) -> None:
+        super().__init__(reason)
+        self.fault: JoinFault = fault
+        self.reason = reason
+        self.result = result
+
+
+class JoinResponse(NamedTuple):
+    """The PDUs of a response of send_join. ``join`` is the join as the other server signed it."""
+
+    state: list[Pdu]
+    auth_chain: list[Pdu]
+    join: Pdu | None
+
+
+class CheckedJoin(NamedTuple):
+    """A join that may be stored, with the state before it and the events that are not stored."""
+
+    join: Event
+    entries: dict[StateKey, EventId]
+    outliers: dict[EventId, Event]
+    left_out: dict[EventId, str]
+
+
+def read_join(pdu: Pdu, room_version: str, server_name: str) -> Event:
+    """Return the join of a local user; raise `Refused`."""
+    if room_version not in ROOM_VERSIONS:
+        raise Refused("malformed_join", f"room version {room_version!r} is not known")
+    found = receive.read(pdu, receive.glances([pdu])[0], room_version)
+    if isinstance(found, AppendResult):
+        raise Refused("malformed_join", found.reason or "")
+    if found.type != "m.room.member" or found.content.get("membership") != "join":
+        raise Refused("malformed_join", f"it is no join: {found!r}")
+    if found.state_key != found.sender or server_name_of(found.sender) != server_name:
+        raise Refused("malformed_join", f"{found.state_key} is no user of {server_name}")
+    return found
+
+
+def read_response(response: Any, limit: int) -> JoinResponse:
+    """Return the PDUs of a response; raise `Refused` if it is cut off."""
+    if not isinstance(response, dict):
+        raise Refused("malformed_response", "it is no JSON object")
+    if response.get("members_omitted"):
+        raise Refused("malformed_response", "the members are omitted: they are needed")
+    event = response.get("event")
+    try:
+        return JoinResponse(
+            pdus_in(response, "state", limit),
+            pdus_in(response, "auth_chain", limit),
+            event if isinstance(event, bytes | dict) else None,
+        )
+    except RemoteError as error:
+        raise Refused("malformed_response", str(error)) from error
+
+
+async def checked_join(task: RoomTask, join: Event, response: JoinResponse) -> CheckedJoin:
+    """Check a response; raise `Refused`."""
+    signed = await _signed_join(task, join, response.join)
+    parsed = task.parse([*response.auth_chain, *response.state])
+    _refuse_other_rooms(task, parsed)
+    stored = await task.stored(parsed.events)
+    new = {one: event for one, event in parsed.events.items() if not _is_known(stored.get(one))}
+    unsigned = await task.verify(new)
+    signed_events = {one: event for one, event in new.items() if one not in unsigned}
+    authorised = await task.authorise(signed_events)
+    left_out = {one: refusal.reason or "" for one, refusal in (parsed.refused | unsigned).items()}
+    left_out |= authorised.left_out
+    listed = task.parse(response.state).events
+    entries = _entries(listed, stored, authorised.events)
+    _refuse_if_incomplete(signed, parsed.events, entries, left_out)
+    await _refuse_if_not_allowed(task, signed, entries, authorised.events)
+    return CheckedJoin(signed, entries, authorised.events, left_out)
+
+
+def _is_known(stored: StoredKey | None) -> bool:
+    """Return whether an event was checked before, whatever came of it."""
+    return stored is not None and not stored.out_of_band
+
+
+async def _signed_join(task: RoomTask, join: Event, returned: Pdu | None) -> Event:
+    """Return the join with the signatures of both servers, if the other one has signed as well."""
+    own = await task.read([join.raw])
+    if returned is not None:
+        theirs = (await task.read([returned])).events
+        if join.event_id in theirs:
+            return theirs[join.event_id]
+    if join.event_id in own.events:
+        return own.events[join.event_id]
+    refusal = own.refused.get(join.event_id)
+    raise Refused("unsigned_join", (refusal and refusal.reason) or f"it is not of {task.room_id}")
+
+
+def _refuse_other_rooms(task: RoomTask, parsed: ReadEvents) -> None:
+    foreign = next((one for one in parsed.events.values() if one.room_id != task.room_id), None)
+    if foreign is not None:
+        raise Refused("wrong_room", f"{foreign.event_id} is of room {foreign.room_id}")
+
+
+def _entries(
+    listed: Mapping[EventId, Event],
+    stored: Mapping[EventId, StoredKey],
+    authorised: Mapping[EventId, Event],
+) -> dict[StateKey, EventId]:
+    """Return the state by key; raise `Refused` for one that no room can have."""
+    entries: dict[StateKey, EventId] = {}
+    for event_id, event in listed.items():
+        if event.state_key is None:
+            raise Refused("malformed_response", f"{event_id} is no state event")
+        known = stored.get(event_id)
+        if event_id not in authorised and (known is None or not known.is_authorised):
+            continue
+        first = entries.setdefault(event.key, event_id)
+        if first != event_id:
+            raise Refused("two_events_of_one_key", f"{first} and {event_id} are both {event.key}")
+    return entries
+
+
+def _refuse_if_incomplete(
+    join: Event,
+    parsed: Mapping[EventId, Event],
+    entries: Mapping[StateKey, EventId],
+    left_out: Mapping[EventId, str],
+) -> None:
+    """Raise `Refused` if the join, or the power to change the room, depends on what is left out."""
+    for event_id, reason in left_out.items():
+        event = parsed.get(event_id)
+        if event_id in join.auth_event_ids or (event is not None and _is_decisive(event)):
+            raise Refused("state_incomplete", f"{event_id} cannot be used: {reason}")
+    if CREATE not in entries:
+        raise Refused("state_incomplete", "there is no create event")
+    lacking = set(join.auth_event_ids) - parsed.keys()
+    if lacking:
+        raise Refused("state_incomplete", f"the auth events {sorted(lacking)} are not returned")
+    said = parsed[entries[CREATE]].content.get("room_version", "1")
+    if said != join.room_version.identifier:
+        raise Refused("wrong_version", f"the room has version {said!r}")
+
+
+def _is_decisive(event: Event) -> bool:
+    return event.state_key is not None and event.key in DECISIVE
+
+
+async def _refuse_if_not_allowed(
+    task: RoomTask,
+    join: Event,
+    entries: Mapping[StateKey, EventId],
+    new: Mapping[EventId, Event],
+) -> None:
+    keys = {CREATE, *keys_needed(join)} & entries.keys()
+    events = {**await task.loaded(entries[key] for key in keys), **new}
+    try:
+        check(join, {key: events[entries[key]] for key in keys}, join.room_version)
+    except AuthDenied as denied:
+        raise Refused("not_allowed", f"{denied.rule}: {denied.reason}") from denied
+
+
+async def store_join(task: RoomTask, checked: CheckedJoin) -> JoinResult:
+    """Store the state as outliers, then the join."""
+    join, left_out = checked.join, dict(checked.left_out)
+    outliers = await task.append(checked.outliers.values(), origin="outlier")
+    for event_id, result in outliers.items():
+        if not result.is_stored or result.outcome == "rejected":
+            left_out[event_id] = result.reason or result.outcome
+    for key, event_id in checked.entries.items():
+        if key in DECISIVE and event_id in left_out:
+            raise Refused("state_incomplete", f"{event_id} cannot be used: {left_out[event_id]}")
+    state = [one for one in checked.entries.values() if one not in left_out]
+    results = await task.append([join], state_before={join.event_id: state})
+    result = results[join.event_id]
+    return await _result(task, checked, result, left_out)
+
+
+async def _result(
+    task: RoomTask, checked: CheckedJoin, result: AppendResult, left_out: Mapping[EventId, str]
+) -> JoinResult:
+    join = checked.join
+    outcome: JoinOutcome = "duplicate" if result.outcome == "duplicate" else "joined"
+    kept = await task.store.event(join.event_id)
+    if kept is None or kept.rejected is not None or kept.soft_failed:
+        why = result.reason or (kept and kept.rejected) or result.outcome
+        raise Refused("not_stored", why, result)
+    return JoinResult(
+        outcome, join.room_id, join.event_id, UserId(join.sender), None, None, result, left_out
+    )

@@ -1,0 +1,221 @@
+"""`KeyRing`: the verify keys of other servers, requested when needed and kept while they are valid.
+
+A key that a server publishes is valid until ``valid_until_ts``, and at most seven days from the
+request. A key that it has retired is valid for events before ``expired_ts``. From room version 5
+on, a key counts only if it was valid at the event's ``origin_server_ts``.
+
+A server that fails is not asked again for `ReceiverLimits.key_retry_seconds`. Until then its events
+are refused, while those of other servers are stored.
+
+Source: server-server API, "Publishing keys", and room version 5, "Signing key validity period".
+"""
+
+import asyncio
+import time
+from collections import OrderedDict
+from collections.abc import Collection, Iterable
+from typing import Any, Final, NamedTuple
+
+from signedjson.key import decode_verify_key_bytes, is_signing_algorithm_supported
+from signedjson.sign import SignatureVerifyException, verify_signed_json
+from signedjson.types import VerifyKey
+from unpaddedbase64 import decode_base64
+
+from storage.event import Event, required_signers
+from storage.federation.keyed_locks import KeyedLocks
+from storage.federation.limits import ReceiverLimits
+from storage.federation.remote import JsonObject, Remote, RemoteError
+from storage.federation.requests import answer_of
+from storage.ids import EventId, ServerName
+from storage.persist.model.results import AppendResult
+from storage.persist.receive import check_signatures
+
+VALIDITY_MS_MAX: Final = 7 * 24 * 3_600_000
+FOREVER: Final = 1 << 62
+
+
+class PublishedKeys(NamedTuple):
+    """The keys of a server by key id, each with the last moment for which it counts.
+
+    ``next_ts``: the server may be asked again from then on, by the monotonic clock in seconds.
+    ``failure``: why it could not be asked; None if it answered.
+    """
+
+    keys: dict[str, tuple[VerifyKey, int]]
+    next_ts: float
+    failure: str | None = None
+
+    def at(self, key_id: str, ts_ms: int | None) -> VerifyKey | None:
+        """Return the key if it was valid then; without ``ts_ms``, at any time."""
+        key, until_ms = self.keys.get(key_id, (None, 0))
+        return key if ts_ms is None or ts_ms <= until_ms else None
+
+
+class SigningNeed(NamedTuple):
+    """A key that a signature names, and the time at which it must be valid; None for any time."""
+
+    server: ServerName
+    key_id: str
+    ts_ms: int | None
+
+
+class KeyRing:
+    """The verify keys of all servers. ``own`` is this server's name and key: they need no request.
+
+    It is used by many tasks at once; a server is asked once for all who wait.
+    """
+
+    def __init__(
+        self, remote: Remote, limits: ReceiverLimits, own: tuple[str, VerifyKey] | None
+    ) -> None:
+        self._remote = remote
+        self._limits = limits
+        self._known: OrderedDict[str, PublishedKeys] = OrderedDict()
+        self._locks = KeyedLocks()
+        self._own: PublishedKeys | None = None
+        self._own_name: str | None = None
+        if own is not None:
+            self._own_name, key = own
+            self._own = PublishedKeys({f"{key.alg}:{key.version}": (key, FOREVER)}, FOREVER)
+
+    async def check(self, events: Collection[Event]) -> dict[EventId, AppendResult]:
+        """Return an "invalid" result for each event that is not signed as it must be, by id."""
+        await self._request(need for event in events for need in needs_of(event))
+        refused: dict[EventId, AppendResult] = {}
+        for event in events:
+            refusal = await self._check_event(event)
+            if refusal is not None:
+                refused[event.event_id] = refusal
+        return refused
+
+    async def _check_event(self, event: Event) -> AppendResult | None:
+        ts_ms = event.origin_server_ts if event.room_version.enforce_key_validity else None
+
+        async def key_of(server: str, key_id: str) -> VerifyKey | None:
+            known = self._keys_of(server)
+            return None if known is None else known.at(key_id, ts_ms)
+
+        refusal = await check_signatures(event, key_of)
+        return None if refusal is None else self._with_failures(event, refusal)
+
+    def _with_failures(self, event: Event, refusal: AppendResult) -> AppendResult:
+        """Add to a refusal which servers could not be asked for their keys."""
+        failures = [
+            f"the keys of {server} cannot be had: {known.failure}"
+            for server in sorted(required_signers(event))
+            if (known := self._keys_of(server)) is not None and known.failure is not None
+        ]
+        return refusal._replace(reason="; ".join([refusal.reason or "", *failures]))
+
+    def _keys_of(self, server: str) -> PublishedKeys | None:
+        return self._own if server == self._own_name else self._known.get(server)
+
+    async def _request(self, needs: Iterable[SigningNeed]) -> None:
+        """Request the keys that are not known, from several servers at once, for a limited time."""
+        wanted: dict[str, list[SigningNeed]] = {}
+        for need in needs:
+            if self._lacks(need):
+                wanted.setdefault(need.server, []).append(need)
+        if not wanted:
+            return
+        turns = asyncio.Semaphore(self._limits.key_servers_at_once)
+        end = asyncio.get_running_loop().time() + self._limits.keys_seconds
+        async with asyncio.TaskGroup() as group:
+            for server, lacking in wanted.items():
+                group.create_task(self._request_in_turn(server, lacking, turns, end))
+
+    async def _request_in_turn(
+        self, server: str, needs: list[SigningNeed], turns: asyncio.Semaphore, end: float
+    ) -> None:
+        async with turns, self._locks.lock(server):
+            if not any(map(self._lacks, needs)):
+                return
+            now = asyncio.get_running_loop().time()
+            seconds = min(self._limits.request_seconds, end - now)
+            if seconds <= 0:
+                return
+            known = await self._published(ServerName(server), seconds)
+            self._known[server] = known
+            self._known.move_to_end(server)
+            while len(self._known) > self._limits.key_servers_cached:
+                self._known.popitem(last=False)
+
+    async def _published(self, server: ServerName, seconds: float) -> PublishedKeys:
+        next_ts = asyncio.get_running_loop().time() + self._limits.key_retry_seconds
+        try:
+            body = await answer_of(server, seconds, self._remote.server_keys, server)
+            return PublishedKeys(read_server_keys(server, body, _now_ms()), next_ts)
+        except RemoteError as error:
+            before = self._known.get(server)
+            kept = {} if before is None else before.keys
+            return PublishedKeys(kept, next_ts, str(error))
+
+    def _lacks(self, need: SigningNeed) -> bool:
+        """Return whether the key is not known, and its server may be asked now."""
+        known = self._keys_of(need.server)
+        if known is None:
+            return True
+        if known.at(need.key_id, need.ts_ms) is not None:
+            return False
+        return asyncio.get_running_loop().time() >= known.next_ts
+
+
+def needs_of(event: Event) -> Iterable[SigningNeed]:
+    """Yield the keys with which the signatures of an event can be checked."""
+    signatures = event.json.get("signatures")
+    ts_ms = event.origin_server_ts if event.room_version.enforce_key_validity else None
+    for server in required_signers(event):
+        by_server = signatures.get(server) if isinstance(signatures, dict) else None
+        for key_id in by_server if isinstance(by_server, dict) else ():
+            yield SigningNeed(server, key_id, ts_ms)
+
+
+def read_server_keys(
+    server: ServerName, body: JsonObject, now_ms: int
+) -> dict[str, tuple[VerifyKey, int]]:
+    """Return the keys in a response of /key/v2/server, each with the last moment it counts for.
+
+    Raise `RemoteError` if the response is of another server, or is not signed with a current key.
+    """
+    if body.get("server_name") != server:
+        raise RemoteError(f"the keys are those of {body.get('server_name')!r}")
+    current = _keys_in(body.get("verify_keys"))
+    if not any(_is_signed(body, server, key) for key in current.values()):
+        raise RemoteError("the keys are not signed with one of them")
+    until = body.get("valid_until_ts")
+    if not isinstance(until, int):
+        raise RemoteError("the keys have no valid_until_ts")
+    until_ms = min(until, now_ms + VALIDITY_MS_MAX)
+    retired: Any = body.get("old_verify_keys")
+    found = {
+        key_id: (key, expired)
+        for key_id, key in _keys_in(retired).items()
+        if isinstance(expired := retired[key_id].get("expired_ts"), int)
+    }
+    return found | {key_id: (key, until_ms) for key_id, key in current.items()}
+
+
+def _keys_in(listed: Any) -> dict[str, VerifyKey]:
+    """Return the keys of a known algorithm in an object of key ids; skip malformed ones."""
+    found = {}
+    for key_id, value in listed.items() if isinstance(listed, dict) else ():
+        encoded = value.get("key") if isinstance(value, dict) else None
+        if not isinstance(encoded, str) or not is_signing_algorithm_supported(key_id):
+            continue
+        try:
+            found[key_id] = decode_verify_key_bytes(key_id, decode_base64(encoded))
+        except ValueError:  # no base64, or no key: it is as if it was not listed
+            continue
+    return found
+
+
+def _is_signed(body: JsonObject, server: ServerName, key: VerifyKey) -> bool:
+    try:
+        verify_signed_json(dict(body), server, key)
+    except (SignatureVerifyException, TypeError, ValueError):  # also for a malformed object
+        return False
+    return True
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000

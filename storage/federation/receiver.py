@@ -1,0 +1,301 @@
+"""`Receiver`: what a homeserver does with the events of other servers.
+
+It checks signatures, fills gaps, and stores. It holds no state of rooms: only the keys of other
+servers, and a lock for each room with a gap.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Collection, Iterable, Mapping, Sequence
+from typing import Any, Final, TypeVar
+
+from signedjson.key import get_verify_key
+
+from storage import arguments as args
+from storage.errors import InputError, UnknownRoom
+from storage.event import Event
+from storage.federation import joining
+from storage.federation.backfilling import BackfillResult, backfill_room
+from storage.federation.gap import Results, fill_gap
+from storage.federation.invites import (
+    ENDS,
+    InviteResult,
+    is_local_membership,
+    read_membership,
+    signed,
+    store_in_room,
+    store_out_of_band,
+)
+from storage.federation.joining import JoinResult
+from storage.federation.keyed_locks import KeyedLocks
+from storage.federation.keys import KeyRing
+from storage.federation.limits import ReceiverLimits
+from storage.federation.remote import Remote
+from storage.federation.requests import TaskRequests
+from storage.federation.room_task import RoomTask
+from storage.ids import EventId, RoomId, ServerName
+from storage.persist import AppendResult, receive
+from storage.persist.receive import Pdu
+from storage.queries.receiving import KnownRoom, known_rooms
+from storage.store.facade import Store
+
+T = TypeVar("T")
+
+logger: Final = logging.getLogger(__name__)
+
+
+class Receiver:
+    """The events of other servers, for one store. Make one for each store and keep it.
+
+    Every call may be repeated: stored events are "duplicate". Errors of the database are raised as
+    `append` raises them; failures of other servers never are.
+    """
+
+    def __init__(
+        self, store: Store, remote: Remote, *, limits: ReceiverLimits | None = None
+    ) -> None:
+        self._store = store
+        self._remote = remote
+        self._limits = limits or ReceiverLimits()
+        self._rooms = KeyedLocks()
+        own = None
+        if store.signing_key is not None:
+            own = store.server_name, get_verify_key(store.signing_key)
+        self._keys = KeyRing(remote, self._limits, own)
+
+    # ---------------------------------------------------------------------------------------------
+    # transactions
+
+    async def transaction(self, origin: str, pdus: Iterable[Pdu]) -> dict[EventId, AppendResult]:
+        """Store the PDUs of another server's transaction, and return their results by event id.
+
+        Gaps are filled with requests to ``origin``, then to other servers in the room. An event
+        whose gap stays open is "missing_parents". PDUs of a room that this server is not in are
+        "invalid", except for the end of a local user's invite or knock. A PDU without a readable
+        event id, or of an unknown room, has no result.
+
+        Answer 200 with ``{"pdus": {event_id: {} or {"error": result.reason}}}``. `InputError` for
+        more PDUs than `ReceiverLimits.pdus_max`: answer 400.
+
+        Source: server-server API, "Transactions", "Checks performed on receipt of a PDU".
+        """
+        server, batch = args.server(origin), args.pdus(pdus)
+        if len(batch) > self._limits.pdus_max:
+            raise InputError(
+                f"the transaction has {len(batch)} PDUs: at most {self._limits.pdus_max} are read"
+            )
+        by_room, results = await self._by_room(batch)
+        turns = asyncio.Semaphore(self._limits.rooms_at_once)
+
+        async def receive_room(room: KnownRoom, here: Sequence[Pdu]) -> Results:
+            async with turns:
+                if room.is_resident:
+                    return await self._receive(server, room, here)
+                return await self._receive_outside(room, here)
+
+        for found in await _all([receive_room(room, here) for room, here in by_room.items()]):
+            results.update(found)
+        return results
+
+    async def _by_room(self, pdus: Sequence[Pdu]) -> tuple[dict[KnownRoom, list[Pdu]], Results]:
+        """Return the PDUs of known rooms, and refusals of others whose ids can be read."""
+        rooms = [_room_of(pdu, one) for pdu, one in zip(pdus, receive.glances(pdus), strict=True)]
+        known = await self._known_rooms({room for room, _ in rooms if room is not None})
+        by_room: dict[KnownRoom, list[Pdu]] = {}
+        refused: Results = {}
+        for pdu, (room_id, event_id) in zip(pdus, rooms, strict=True):
+            room = known.get(room_id or "")
+            if room is not None:
+                by_room.setdefault(room, []).append(pdu)
+            elif event_id is not None:
+                refused[event_id] = _not_in_room(event_id, room_id)
+            else:
+                logger.info("a PDU is ignored: its room %s is not known", room_id)
+        return by_room, refused
+
+    async def _known_rooms(self, room_ids: Iterable[str]) -> dict[str, KnownRoom]:
+        async with self._store.database.connection() as conn:
+            return await known_rooms(conn, room_ids, self._store.server_name)
+
+    async def _receive(self, origin: ServerName, room: KnownRoom, pdus: Sequence[Pdu]) -> Results:
+        task = self._task(room.room_id, room.room_version)
+        read = await task.read(pdus)
+        results = read.refused | await task.append(read.events.values())
+        waiting = _waiting(read.events, results)
+        if waiting:
+            results |= await self._fill_gap(task, origin, waiting)
+        return results
+
+    async def _fill_gap(
+        self, task: RoomTask, origin: ServerName, waiting: Mapping[EventId, Event]
+    ) -> Results:
+        """Fill one gap of a room at a time: the next one may then be smaller, or closed."""
+        lock = self._rooms.lock(task.room_id)
+        try:
+            await asyncio.wait_for(lock.acquire(), task.requests.seconds_left)
+        except TimeoutError:
+            return {
+                one: AppendResult(one, "missing_parents", "another gap of the room is being filled")
+                for one in waiting
+            }
+        try:
+            results = await task.append(waiting.values())
+            still = _waiting(waiting, results)
+            if still:
+                results |= await fill_gap(task, await task.servers(origin), still)
+            return results
+        finally:
+            lock.release()
+
+    async def _receive_outside(self, room: KnownRoom, pdus: Sequence[Pdu]) -> Results:
+        """Refuse the PDUs of a room that this server is not in, except ends of memberships."""
+        task = self._task(room.room_id, room.room_version)
+        parsed = task.parse(pdus)
+        results = dict(parsed.refused)
+        for event_id, event in parsed.events.items():
+            if is_local_membership(event, self._store.server_name, ENDS):
+                results[event_id] = await store_out_of_band(task, event, event.raw)
+            else:
+                results[event_id] = _not_in_room(event_id, room.room_id)
+        return results
+
+    # ---------------------------------------------------------------------------------------------
+    # memberships of local users
+
+    async def joined(
+        self, origin: str, join_pdu: Pdu, response: Any, room_version: str
+    ) -> JoinResult:
+        """Store the answer of ``origin`` to send_join: the state before the join, then the join.
+
+        ``response`` is the decoded JSON object. Everything is checked before anything is stored; a
+        response that is cut off or wrong is "refused", and nothing is stored. Then try another
+        server.
+        """
+        args.server(origin)
+        try:
+            join = joining.read_join(join_pdu, room_version, self._store.server_name)
+        except joining.Refused as refused:
+            return JoinResult("refused", fault=refused.fault, reason=refused.reason)
+        try:
+            return await self._join(join, response)
+        except joining.Refused as refused:
+            return JoinResult(
+                "refused",
+                join.room_id,
+                join.event_id,
+                join.sender,
+                refused.fault,
+                refused.reason,
+                refused.result,
+            )
+
+    async def _join(self, join: Event, response: Any) -> JoinResult:
+        task = self._task(join.room_id, join.room_version.identifier)
+        known = (await self._known_rooms([join.room_id])).get(join.room_id)
+        if known is not None and known.room_version != task.room_version:
+            raise joining.Refused("wrong_version", f"the room has version {known.room_version}")
+        read = joining.read_response(response, self._limits.state_events_max)
+        checked = await joining.checked_join(task, join, read)
+        return await joining.store_join(task, checked)
+
+    async def invited(
+        self, pdu: Pdu, room_version: str, stripped_state: Iterable[Mapping[str, Any]] = ()
+    ) -> InviteResult:
+        """Store an invite of a local user that another server has sent.
+
+        ``stripped_state`` is the ``invite_room_state`` of the request; malformed events of it are
+        skipped. See `InviteResult` for what to answer.
+        """
+        found = read_membership(pdu, room_version, self._store.server_name, {"invite"})
+        if isinstance(found, AppendResult):
+            return InviteResult(found, {})
+        task = self._task(found.room_id, room_version)
+        whole = signed(self._store, found)
+        room = (await self._known_rooms([found.room_id])).get(found.room_id)
+        if room is not None and room.is_resident:
+            return InviteResult(await store_in_room(task, found, whole), whole)
+        return InviteResult(await store_out_of_band(task, found, whole, stripped_state), whole)
+
+    async def knocked(
+        self, pdu: Pdu, room_version: str, stripped_state: Iterable[Mapping[str, Any]] = ()
+    ) -> AppendResult:
+        """Store a local user's knock that another server has accepted (send_knock).
+
+        ``stripped_state`` is the ``knock_room_state`` of the response.
+        """
+        return await self._out_of_band(pdu, room_version, {"knock"}, stripped_state)
+
+    async def left(self, pdu: Pdu, room_version: str) -> AppendResult:
+        """Store a local user's leave that another server has accepted (send_leave).
+
+        It rejects an invite, or takes a knock back, while no local user is in the room.
+        """
+        return await self._out_of_band(pdu, room_version, ENDS, ())
+
+    async def _out_of_band(
+        self,
+        pdu: Pdu,
+        room_version: str,
+        memberships: Collection[str],
+        stripped_state: Iterable[Mapping[str, Any]],
+    ) -> AppendResult:
+        found = read_membership(pdu, room_version, self._store.server_name, memberships)
+        if isinstance(found, AppendResult):
+            return found
+        task = self._task(found.room_id, room_version)
+        return await store_out_of_band(task, found, pdu, stripped_state)
+
+    # ---------------------------------------------------------------------------------------------
+    # history
+
+    async def backfill(self, room_id: RoomId, limit: int) -> BackfillResult:
+        """Request at most ``limit`` events of history for the latest gaps of a room. `UnknownRoom`.
+
+        The servers in the room are asked in turn, until one has returned an event that can be
+        stored. Failures are recorded as by `Store.gap_failed`.
+        """
+        known = (await self._known_rooms([args.room(room_id)])).get(room_id)
+        if known is None:
+            raise UnknownRoom(room_id)
+        most = args.limit(limit, self._limits.backfill_max)
+        return await backfill_room(self._task(room_id, known.room_version), most)
+
+    def _task(self, room_id: RoomId, room_version: str) -> RoomTask:
+        requests = TaskRequests(self._remote, self._limits)
+        return RoomTask(self._store, (room_id, room_version), self._keys, requests, self._limits)
+
+
+def _waiting(events: Mapping[EventId, Event], results: Results) -> dict[EventId, Event]:
+    return {
+        one: event for one, event in events.items() if results[one].outcome == "missing_parents"
+    }
+
+
+def _room_of(pdu: Pdu, glanced: Mapping[str, Any]) -> tuple[str | None, EventId | None]:
+    """Return the room id of a PDU, and its event id if that can be read without the room.
+
+    A create event names its version, and from version 12 on it has no room id.
+    """
+    room_id = glanced.get("room_id")
+    room = room_id if args.is_text(room_id) else None
+    if glanced.get("type") != "m.room.create":
+        return room, None
+    content = glanced.get("content")
+    version = content.get("room_version", "1") if isinstance(content, dict) else None
+    found = receive.read(pdu, dict(glanced), version if isinstance(version, str) else None)
+    return (found.room_id if isinstance(found, Event) else room), found.event_id
+
+
+def _not_in_room(event_id: EventId, room_id: str | None) -> AppendResult:
+    return AppendResult(event_id, "invalid", f"this server is not in the room {room_id}")
+
+
+async def _all(jobs: Sequence[Awaitable[T]]) -> list[T]:
+    """Run them at the same time; if one fails, end the others before its error is raised."""
+    tasks = [asyncio.ensure_future(job) for job in jobs]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,87 @@
+"""`Remote`: the requests that a `Receiver` makes. The homeserver implements them over HTTP.
+
+Each method sends one request to one server and returns the decoded JSON object of the response,
+whatever it holds: the receiver checks it. PDUs in it may be bytes instead of objects; they are then
+stored byte for byte. Decode integers exactly, as Python's `json` does.
+
+A method raises `RemoteError` if it got no response, or another one than 200. The receiver limits
+the time of each call and cancels it at its end.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from storage.ids import EventId, RoomId, ServerName
+
+JsonObject = Mapping[str, Any]
+"""The decoded JSON object of a response: a dict."""
+
+
+class RemoteError(Exception):
+    """Another server did not answer, or refused: the receiver tries the next server.
+
+    Raise it in a `Remote`. Any other exception counts as the same, and is logged with its
+    traceback.
+    """
+
+
+class Remote(Protocol):
+    """Requests to other servers. ``server`` is the one that is asked."""
+
+    async def get_missing_events(
+        self,
+        server: ServerName,
+        room_id: RoomId,
+        *,
+        earliest: Sequence[EventId],
+        latest: Sequence[EventId],
+        limit: int,
+        min_depth: int,
+    ) -> JsonObject:
+        """POST /_matrix/federation/v1/get_missing_events/{roomId}: ``{"events": [pdu, …]}``.
+
+        The arguments are the fields ``earliest_events``, ``latest_events``, ``limit`` and
+        ``min_depth`` of the body.
+        """
+        ...
+
+    async def event(self, server: ServerName, event_id: EventId) -> JsonObject:
+        """GET /_matrix/federation/v1/event/{eventId}: ``{"pdus": [pdu]}``."""
+        ...
+
+    async def state_ids(self, server: ServerName, room_id: RoomId, event_id: EventId) -> JsonObject:
+        """GET /_matrix/federation/v1/state_ids/{roomId}?event_id=…: the state before an event.
+
+        ``{"pdu_ids": [id, …], "auth_chain_ids": [id, …]}``.
+        """
+        ...
+
+    async def state(self, server: ServerName, room_id: RoomId, event_id: EventId) -> JsonObject:
+        """GET /_matrix/federation/v1/state/{roomId}?event_id=…: the state before an event, whole.
+
+        ``{"pdus": [pdu, …], "auth_chain": [pdu, …]}``.
+        """
+        ...
+
+    async def backfill(
+        self, server: ServerName, room_id: RoomId, event_ids: Sequence[EventId], *, limit: int
+    ) -> JsonObject:
+        """GET /_matrix/federation/v1/backfill/{roomId}?v=…&v=…&limit=…: ``{"pdus": [pdu, …]}``."""
+        ...
+
+    async def event_auth(
+        self, server: ServerName, room_id: RoomId, event_id: EventId
+    ) -> JsonObject:
+        """GET /_matrix/federation/v1/event_auth/{roomId}/{eventId}.
+
+        ``{"auth_chain": [pdu, …]}``.
+        """
+        ...
+
+    async def server_keys(self, server: ServerName) -> JsonObject:
+        """GET /_matrix/key/v2/server of ``server``, or what a notary returned for it.
+
+        ``{"server_name": …, "verify_keys": …, "old_verify_keys": …, "valid_until_ts": ms,
+        "signatures": …}``. The receiver checks the server's own signature.
+        """
+        ...

@@ -1,0 +1,165 @@
+"""`RoomTask`: one piece of work in one room, with its budget of requests.
+
+It reads PDUs of other servers into checked events, stores them, and knows which servers to ask.
+"""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from storage.auth import check_auth_events
+from storage.errors import AuthDenied
+from storage.event import Event, parse
+from storage.federation.keys import KeyRing
+from storage.federation.limits import ReceiverLimits
+from storage.federation.requests import TaskRequests
+from storage.ids import EventId, RoomId, ServerName
+from storage.persist import AppendResult, Origin, receive
+from storage.persist.receive import Pdu
+from storage.queries.receiving import StoredKey, servers_by_size, stored_keys
+from storage.store.facade import Store
+
+
+class ReadEvents(NamedTuple):
+    """Events that passed a check, and the results of those that did not, by id."""
+
+    events: dict[EventId, Event]
+    refused: dict[EventId, AppendResult]
+
+
+class Authorised(NamedTuple):
+    """Events that their auth events allow, and why the others are left out."""
+
+    events: dict[EventId, Event]
+    left_out: dict[EventId, str]
+
+
+class RoomTask:
+    """A task in a room of a version; the room need not be stored yet."""
+
+    def __init__(
+        self,
+        store: Store,
+        room: tuple[RoomId, str],
+        keys: KeyRing,
+        requests: TaskRequests,
+        limits: ReceiverLimits,
+    ) -> None:
+        self.store = store
+        self.room_id, self.room_version = room
+        self.requests = requests
+        self.limits = limits
+        self._keys = keys
+
+    def parse(self, pdus: Sequence[Pdu]) -> ReadEvents:
+        """Parse PDUs; those without a readable id are dropped. They may be of another room."""
+        read = ReadEvents({}, {})
+        for pdu, glanced in zip(pdus, receive.glances(pdus), strict=True):
+            found = receive.read(pdu, glanced, self.room_version)
+            if isinstance(found, Event):
+                read.events[found.event_id] = found
+            elif found.event_id is not None:
+                read.refused[found.event_id] = found
+        return read
+
+    async def verify(self, events: Mapping[EventId, Event]) -> dict[EventId, AppendResult]:
+        """Return a refusal for each event that is not signed as it must be."""
+        return await self._keys.check(events.values())
+
+    async def read(
+        self, pdus: Sequence[Pdu], *, only: Collection[EventId] | None = None
+    ) -> ReadEvents:
+        """Parse PDUs, and check that they are of this room and signed; ``only`` these ids."""
+        parsed = self.parse(pdus)
+        if only is not None:
+            parsed = ReadEvents(
+                {one: event for one, event in parsed.events.items() if one in only},
+                {one: refusal for one, refusal in parsed.refused.items() if one in only},
+            )
+        refused = {
+            one: self._of_other_room(event)
+            for one, event in parsed.events.items()
+            if event.room_id != self.room_id
+        }
+        here = {one: event for one, event in parsed.events.items() if one not in refused}
+        refused |= await self.verify(here)
+        events = {one: event for one, event in here.items() if one not in refused}
+        return ReadEvents(events, parsed.refused | refused)
+
+    def _of_other_room(self, event: Event) -> AppendResult:
+        return AppendResult(
+            event.event_id, "invalid", f"it is of room {event.room_id}, not {self.room_id}"
+        )
+
+    async def append(
+        self,
+        events: Iterable[Event],
+        *,
+        origin: Origin = "live",
+        state_before: Mapping[EventId, Iterable[EventId]] | None = None,
+    ) -> dict[EventId, AppendResult]:
+        """Store events that `read` has checked; return their results by id."""
+        batch = list(events)
+        results = await self.store.append(
+            [event.raw for event in batch],
+            room_version=self.room_version,
+            origin=origin,
+            state_before=state_before,
+        )
+        return {event.event_id: one for event, one in zip(batch, results, strict=True)}
+
+    async def stored(self, event_ids: Iterable[EventId]) -> dict[EventId, StoredKey]:
+        """Return those of the events that are stored, whatever their room."""
+        ids = list(event_ids)
+        if not ids:
+            return {}
+        async with self.store.database.connection() as conn:
+            return await stored_keys(conn, ids)
+
+    async def loaded(self, event_ids: Iterable[EventId]) -> dict[EventId, Event]:
+        """Return those of the events that are stored in this room, parsed."""
+        found = await self.store.events(list(event_ids))
+        return {
+            one.event_id: parse(one.raw, self.room_version)
+            for one in found.values()
+            if one.room_id == self.room_id
+        }
+
+    async def servers(self, *first: ServerName) -> list[ServerName]:
+        """Return the servers to ask: these first, then those with the most users in the room."""
+        async with self.store.database.connection() as conn:
+            joined = await servers_by_size(conn, self.room_id, self.limits.servers_max + 1)
+        ordered = [one for one in dict.fromkeys([*first, *joined]) if one != self.own_name]
+        return ordered[: self.limits.servers_max]
+
+    @property
+    def own_name(self) -> str:
+        """Return the name of this server."""
+        return self.store.server_name
+
+    async def authorise(self, events: Mapping[EventId, Event]) -> Authorised:
+        """Check events by their auth events, which are among them or stored and accepted.
+
+        So nothing is stored that the auth rules refuse, and no event without its auth chain.
+        """
+        ordered = list(events.values())
+        cited = {one for event in ordered for one in auth_ids_of(event)} - events.keys()
+        stored = await self.stored(cited)
+        usable = [one for one, key in stored.items() if key.is_authorised]
+        known = await self.loaded(usable)
+        done = Authorised({}, {})
+        for place in receive.in_order(ordered):
+            event = ordered[place]
+            try:
+                check_auth_events(event, known, frozenset())
+            except AuthDenied as denied:
+                done.left_out[event.event_id] = f"{denied.rule}: {denied.reason}"
+            else:
+                known[event.event_id] = done.events[event.event_id] = event
+        return done
+
+
+def auth_ids_of(event: Event) -> list[EventId]:
+    """Return the ids of an event's auth events, with the create event that its room id names."""
+    if event.room_version.create_room_id and event.type != "m.room.create":
+        return [*event.auth_event_ids, EventId("$" + event.room_id[1:])]
+    return list(event.auth_event_ids)

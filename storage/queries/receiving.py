@@ -1,0 +1,89 @@
+"""Facts that the receiver of other servers' events needs: rooms, servers, and stored events.
+
+Each is one statement, and none reads the bytes of an event.
+"""
+
+from collections.abc import Iterable
+from typing import Final, LiteralString, NamedTuple
+
+from storage.database.connection import Connection
+from storage.ids import EventId, RoomId, ServerName
+
+SQL_KNOWN_ROOMS: Final[LiteralString] = """
+SELECT r.room_id, r.room_version, COALESCE(v.joined_count > 0, false) AS is_resident
+FROM rooms r
+LEFT JOIN principals p ON p.name = $2::text
+LEFT JOIN visibility v ON v.room_nid = r.room_nid AND v.principal_nid = p.principal_nid
+WHERE r.room_id = ANY($1::text[])
+"""
+
+SQL_SERVERS_BY_SIZE: Final[LiteralString] = """
+SELECT p.name
+FROM rooms r
+JOIN visibility v USING (room_nid)
+JOIN principals p USING (principal_nid)
+WHERE r.room_id = $1::text AND v.joined_count > 0 AND NOT starts_with(p.name, '@')
+ORDER BY v.joined_count DESC, p.name
+LIMIT $2::int
+"""
+
+SQL_STORED_KEYS: Final[LiteralString] = """
+SELECT e.event_id, r.room_id, t.type, k.state_key, e.rejected, e.outlier,
+    is_out_of_band(e) AS out_of_band
+FROM events e
+JOIN rooms r USING (room_nid)
+JOIN event_types t ON t.type_nid = e.type_nid
+LEFT JOIN state_keys k ON k.state_key_nid = e.state_key_nid
+WHERE e.event_id = ANY($1::text[])
+"""
+
+
+class KnownRoom(NamedTuple):
+    """A room of the store. ``is_resident``: a local user is joined to it now."""
+
+    room_id: RoomId
+    room_version: str
+    is_resident: bool
+
+
+class ServerRow(NamedTuple):
+    """A server in a room."""
+
+    name: str
+
+
+class StoredKey(NamedTuple):
+    """A stored event without its bytes: its room, its state key, and how it is stored."""
+
+    event_id: str
+    room_id: str
+    type: str
+    state_key: str | None
+    rejected: str | None
+    outlier: bool
+    out_of_band: bool
+
+    @property
+    def is_authorised(self) -> bool:
+        """Return whether it may be an auth event of others, and part of a state."""
+        return self.rejected is None and not self.out_of_band
+
+
+async def known_rooms(
+    conn: Connection, room_ids: Iterable[str], server_name: str
+) -> dict[str, KnownRoom]:
+    """Return those of the rooms that the store knows, by id."""
+    rows = await conn.fetch(SQL_KNOWN_ROOMS, list(room_ids), server_name, row=KnownRoom)
+    return {row.room_id: row for row in rows}
+
+
+async def servers_by_size(conn: Connection, room_id: RoomId, limit: int) -> list[ServerName]:
+    """Return servers that are joined to a room, those with the most users first."""
+    rows = await conn.fetch(SQL_SERVERS_BY_SIZE, room_id, limit, row=ServerRow)
+    return [ServerName(row.name) for row in rows]
+
+
+async def stored_keys(conn: Connection, event_ids: Iterable[str]) -> dict[EventId, StoredKey]:
+    """Return those of the events that are stored, by id."""
+    rows = await conn.fetch(SQL_STORED_KEYS, list(event_ids), row=StoredKey)
+    return {EventId(row.event_id): row for row in rows}
