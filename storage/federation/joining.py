@@ -7,7 +7,7 @@ leaves outliers, which no client sees; the same call completes the join.
 Source: server-server API, "Joining rooms".
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, NamedTuple
 
@@ -16,7 +16,7 @@ from storage.errors import AuthDenied
 from storage.event import ROOM_VERSIONS, Event
 from storage.federation.remote import RemoteError
 from storage.federation.requests import pdus_in
-from storage.federation.room_task import ReadEvents, RoomTask
+from storage.federation.room_task import RoomTask
 from storage.ids import EventId, RoomId, StateKey, UserId, server_name_of
 from storage.persist import AppendResult, receive
 from storage.persist.receive import Pdu
@@ -107,6 +107,8 @@ def read_join(pdu: Pdu, room_version: str, server_name: str) -> Event:
         raise Refused("malformed_join", found.reason or "")
     if found.type != "m.room.member" or found.content.get("membership") != "join":
         raise Refused("malformed_join", f"it is no join: {found!r}")
+    if not found.room_version.may_have_room(found.room_id):
+        raise Refused("malformed_join", f"{found.room_id} is no room of version {room_version}")
     if found.state_key != found.sender or server_name_of(found.sender) != server_name:
         raise Refused("malformed_join", f"{found.state_key} is no user of {server_name}")
     return found
@@ -133,7 +135,7 @@ async def checked_join(task: RoomTask, join: Event, response: JoinResponse) -> C
     """Check a response; raise `Refused`."""
     signed = await _signed_join(task, join, response.join)
     parsed = task.parse([*response.auth_chain, *response.state])
-    _refuse_other_rooms(task, parsed)
+    _refuse_other_rooms(task, parsed.events.values())
     stored = await task.stored(parsed.events)
     new = {one: event for one, event in parsed.events.items() if not _is_known(stored.get(one))}
     unsigned = await task.verify(new)
@@ -166,10 +168,14 @@ async def _signed_join(task: RoomTask, join: Event, returned: Pdu | None) -> Eve
     raise Refused("unsigned_join", (refusal and refusal.reason) or f"it is not of {task.room_id}")
 
 
-def _refuse_other_rooms(task: RoomTask, parsed: ReadEvents) -> None:
-    foreign = next((one for one in parsed.events.values() if one.room_id != task.room_id), None)
-    if foreign is not None:
-        raise Refused("wrong_room", f"{foreign.event_id} is of room {foreign.room_id}")
+def _refuse_other_rooms(task: RoomTask, parsed: Iterable[Event]) -> None:
+    """Raise `Refused` for an event of another room, or for a room of another version."""
+    for event in parsed:
+        if event.room_id != task.room_id:
+            raise Refused("wrong_room", f"{event.event_id} is of room {event.room_id}")
+        said = event.content.get("room_version", "1")
+        if event.type == CREATE[0] and said != task.room_version:
+            raise Refused("wrong_version", f"the room has version {said!r}")
 
 
 def _entries(
@@ -207,9 +213,6 @@ def _refuse_if_incomplete(
     lacking = set(join.auth_event_ids) - parsed.keys()
     if lacking:
         raise Refused("state_incomplete", f"the auth events {sorted(lacking)} are not returned")
-    said = parsed[entries[CREATE]].content.get("room_version", "1")
-    if said != join.room_version.identifier:
-        raise Refused("wrong_version", f"the room has version {said!r}")
 
 
 def _is_decisive(event: Event) -> bool:
