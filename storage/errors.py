@@ -59,6 +59,11 @@ def _rebuild(
     return error
 
 
+def _named(event_id: str | None) -> str:
+    """Return the beginning of a message about an event, which may have no id yet."""
+    return f"{event_id}: " if event_id else ""
+
+
 class InputError(StorageError):
     """The caller gave a wrong value. Do not repeat the call with the same input."""
 
@@ -67,7 +72,7 @@ class InvalidEvent(InputError):
     """The event is malformed: drop it, because no conforming server accepts it."""
 
     def __init__(self, reason: str, *, event_id: str | None = None) -> None:
-        super().__init__(reason if event_id is None else f"{event_id}: {reason}")
+        super().__init__(f"{_named(event_id)}{reason}")
         self.reason = reason
         self.event_id = event_id
 
@@ -88,7 +93,7 @@ class InvalidSignature(InputError):
         key_id: str | None = None,
     ) -> None:
         super().__init__(
-            f"{event_id or 'event'}: signature of {server_name} with {key_id}: {reason}"
+            f"{_named(event_id)}the signature of {server_name} with {key_id}: {reason}"
         )
         self.reason = reason
         self.event_id = event_id
@@ -104,7 +109,7 @@ class AuthDenied(InputError):
     """
 
     def __init__(self, reason: str, *, rule: str, event_id: str | None = None) -> None:
-        super().__init__(f"{event_id or 'event'}: {rule}: {reason}")
+        super().__init__(f"{_named(event_id)}{reason} ({rule})")
         self.reason = reason
         self.rule = rule
         self.event_id = event_id
@@ -170,13 +175,17 @@ class WrongServerName(InputError):
 
     def __init__(self, server_name: str, *, found: str, where: str = "the database") -> None:
         super().__init__(
-            f"{where} has the visibility of users of {found}, not of {server_name}: "
-            f"open it as {found}, or another database "
-            f"(or data folder, STORAGE_DATA_DIR) as {server_name}"
+            f"{where} belongs to {found}, not to {server_name}: open it as {found}, or another "
+            f"database (or data folder, STORAGE_DATA_DIR) as {server_name}. A database takes "
+            "another name only while it is empty and no other process uses it"
         )
         self.server_name = server_name
         self.found = found
         self.where = where
+
+    def of(self, where: str) -> Self:
+        """Return the same error, naming the database otherwise."""
+        return type(self)(self.server_name, found=self.found, where=where)
 
 
 class ExtraMissing(InputError):
@@ -308,19 +317,34 @@ class SchemaOutOfDate(StorageError):
     continues from there. A new database is needed.
     """
 
-    def __init__(self, *, found: str | None, wanted: str, rewritten: bool = False) -> None:
+    def __init__(
+        self,
+        *,
+        found: str | None,
+        wanted: str,
+        rewritten: bool = False,
+        where: str = "the database",
+    ) -> None:
         help_ = (
-            "but made by another form of the first migration (unreleased, or restored without "
-            "its comments), from which no migration continues: "
+            "but it was made by another form of the first migration (unreleased, or restored "
+            "without its comments), from which no migration continues: "
             "`room-storage export` with the code that made it, `room-storage migrate` on a new "
             "database, and `room-storage import` there"
             if rewritten
-            else "run `room-storage migrate`"
+            else "run `room-storage migrate` on it, or use storage.open(…, migrate=True)"
         )
-        super().__init__(f"the schema is {found or 'absent'}, wanted is {wanted}: {help_}")
+        has = "no tables of room-storage" if found is None else f"the revision {found}"
+        super().__init__(f"{where} has {has}, wanted is the revision {wanted}: {help_}")
         self.found = found
         self.wanted = wanted
         self.rewritten = rewritten
+        self.where = where
+
+    def of(self, where: str) -> Self:
+        """Return the same error, naming the database otherwise."""
+        return type(self)(
+            found=self.found, wanted=self.wanted, rewritten=self.rewritten, where=where
+        )
 
 
 class SchemaTooNew(StorageError):

@@ -1,5 +1,10 @@
 """The names a homeserver imports: adding one is a line here, losing one is a break."""
 
+import inspect
+import pydoc
+
+import pytest
+
 import storage
 
 NAMES = """
@@ -18,3 +23,42 @@ federation open replication streams visibility
 def test_the_public_names_are_these() -> None:
     assert sorted(storage.__all__) == sorted(NAMES.split())
     assert all(hasattr(storage, name) for name in storage.__all__)
+
+
+def test_help_on_a_call_shows_its_arguments_and_explains_them() -> None:
+    """An open store is not needed: `help` reads the methods of any instance."""
+    store = object.__new__(storage.Store)
+    calls = [name for name in vars(storage.Store) if not name.startswith("_")]
+    assert {"append", "send", "sync", "messages"} <= set(calls)
+    for name in calls:
+        call = getattr(store, name)
+        parameters = inspect.signature(call).parameters
+        assert not {"self", "store", "args", "kwargs"} & set(parameters), name
+        assert inspect.getdoc(call), name
+    for name in ("append", "send", "sync", "messages", "create_room"):
+        shown = pydoc.plain(pydoc.render_doc(getattr(store, name)))
+        call, _, said = shown.partition("\n    ")
+        assert f"{name}({next(iter(parameters_of(store, name)))}" in call
+        unsaid = [one for one in parameters_of(store, name) if one not in OBVIOUS | words(said)]
+        assert unsaid == [], name
+
+
+OBVIOUS = {"pdus", "room_id", "user_id", "sender", "creator", "type", "content"}
+
+
+def parameters_of(store: storage.Store, name: str) -> list[str]:
+    return list(inspect.signature(getattr(store, name)).parameters)
+
+
+def words(text: str) -> set[str]:
+    return set(text.replace("`", " ").replace(",", " ").replace(".", " ").split())
+
+
+async def test_a_store_that_is_used_before_it_is_open_says_what_to_write() -> None:
+    store = storage.open("postgresql://nobody@localhost/none")
+    written = r"write `async with storage\.open\(…\) as store:`"
+    with pytest.raises(AttributeError, match=f"no 'append': {written}"):
+        await store.append([])  # type: ignore[attr-defined]
+    with pytest.raises(TypeError, match=f"cannot be awaited: {written}"):
+        await store  # type: ignore[misc]
+    assert inspect.signature(storage.open).parameters.keys() >= {"dsn", "server_name", "migrate"}

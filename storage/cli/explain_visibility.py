@@ -21,7 +21,9 @@ def command(
     user_or_server: Annotated[
         str,
         typer.Argument(
-            metavar="USER_OR_SERVER", help="@local:user or server.name.", show_default=False
+            metavar="USER_OR_SERVER",
+            help="A user id, such as @alice:example.org, or a server name.",
+            show_default=False,
         ),
     ],
     dsn: DsnOption = None,

@@ -39,7 +39,7 @@ def command(
     file: Annotated[
         str,
         typer.Argument(
-            metavar="FILE", help="NDJSON, overwritten; - for standard output.", show_default=False
+            metavar="FILE", help="A new NDJSON file; - for standard output.", show_default=False
         ),
     ],
     *,
@@ -53,6 +53,9 @@ def command(
             show_default=False,
         ),
     ] = None,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace the file if it exists.")
+    ] = False,
     quiet: QuietOption = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -65,7 +68,7 @@ def command(
         raise InputError(
             f"{file}: this command writes NDJSON; `room-storage spark export` writes Parquet"
         )
-    with _opened(file) as target, ProgressDisplay(quiet=quiet) as show:
+    with _opened(file, overwrite=overwrite) as target, ProgressDisplay(quiet=quiet) as show:
         rooms = None if room is None else [RoomId(one) for one in room]
         done = run(
             _export(target, dsn, rooms, show), PARTIAL if file == STANDARD_OUTPUT else NO_FILE
@@ -94,17 +97,19 @@ async def _export(
 
 
 @contextmanager
-def _opened(file: str) -> Iterator[IO[bytes]]:
+def _opened(file: str, *, overwrite: bool) -> Iterator[IO[bytes]]:
     """Open the file to write to.
 
     It gets its name once it is whole. Raise `InputError` if it cannot be written; then there is no
-    file.
+    file. An existing file is replaced only with ``overwrite``.
     """
     if file == STANDARD_OUTPUT:
         yield sys.stdout.buffer
         sys.stdout.buffer.flush()
         return
     path = Path(file)
+    if path.is_file() and not overwrite:
+        raise InputError(f"{file} exists: choose another name, or replace it with --overwrite")
     # a device or a pipe is written directly
     part = path if path.exists() and not path.is_file() else path.with_name(f"{path.name}.part")
     try:

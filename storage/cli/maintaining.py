@@ -1,13 +1,14 @@
 """A database for maintenance: two connections, statements of up to an hour, the current schema."""
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import replace
 from typing import Final
 
 from storage.cli.common import database_dsn
 from storage.config import Config
 from storage.database.connection import Database
+from storage.database.embedded import naming_folder
 from storage.database.migrate import check_schema
 
 STATEMENT_TIMEOUT_MS: Final = 3_600_000
@@ -18,6 +19,7 @@ INSTANCE_NAME: Final = "command line"
 @asynccontextmanager
 async def maintained(dsn: str | None) -> AsyncIterator[Database]:
     """Open the database of the DSN, or the embedded one. Raise `SchemaOutOfDate`."""
+    naming = naming_folder() if dsn is None else nullcontext()
     config = replace(
         Config.from_env(),
         statement_timeout_ms=STATEMENT_TIMEOUT_MS,
@@ -29,5 +31,6 @@ async def maintained(dsn: str | None) -> AsyncIterator[Database]:
         await Database.open(target, config=config) as database,
     ):
         async with database.connection() as conn:
-            await check_schema(conn)
+            with naming:
+                await check_schema(conn)
         yield database

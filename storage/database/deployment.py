@@ -1,16 +1,18 @@
 """The identity of a database: its id, which tokens carry, and the homeserver of its local users.
 
 The first store that opens it sets the name, even if several open at once. Another name is refused
-from then on, because the visibility rows are those of the users of the first. `NO_SERVER` is never
-stored: an import without a name leaves the choice open.
+once there are rooms, because the visibility rows are those of the users of the first. Until then a
+wrong name can be corrected: a store that opens with another one sets that, if no other process uses
+the database. `NO_SERVER` is never stored: an import without a name leaves the choice open.
 """
 
+import asyncio
 import logging
 import secrets
 import time
 from typing import Final, LiteralString, NamedTuple
 
-from storage.database.connection import Connection
+from storage.database.connection import Connection, begun
 from storage.errors import InputError, WrongServerName
 
 logger: logging.Logger = logging.getLogger(__name__)
@@ -24,7 +26,8 @@ FROM deployment
 """
 
 SQL_WHERE: Final[LiteralString] = """
-SELECT format('the database %s (schema %s)', current_database(), current_schema())
+SELECT format('the database %s (schema %s)', current_database(),
+    COALESCE(current_schema(), split_part(current_setting('search_path'), ',', 1)))
 """
 
 SQL_HAS_ROOMS: Final[LiteralString] = """
@@ -37,6 +40,43 @@ VALUES ($1::text, $2::bigint, $3::text)
 ON CONFLICT (singleton) DO UPDATE SET server_name = EXCLUDED.server_name
 WHERE deployment.server_name IS NULL AND EXCLUDED.server_name IS NOT NULL
 """
+
+SQL_READS_NAME: Final[LiteralString] = """
+SELECT pg_advisory_xact_lock_shared(1919905649)
+"""
+"""Wait for a store that sets another name: it has not seen this session."""
+
+SQL_SETS_NAME: Final[LiteralString] = """
+SELECT pg_advisory_xact_lock(1919905649)
+"""
+
+SQL_IS_EMPTY: Final[LiteralString] = """
+SELECT NOT EXISTS (SELECT FROM rooms)
+    AND NOT EXISTS (SELECT FROM account_data)
+    AND NOT EXISTS (SELECT FROM to_device)
+    AND NOT EXISTS (SELECT FROM erased_users)
+"""
+
+SQL_IN_USE: Final[LiteralString] = """
+SELECT EXISTS (
+    SELECT FROM pg_stat_activity a
+    WHERE a.datname = current_database()
+        AND starts_with(a.application_name, 'room-storage ')
+        AND a.application_name <> current_setting('application_name')
+        AND NOT is_session_of(a.application_name, 'migrate')
+)
+"""
+
+SQL_RENAME: Final[LiteralString] = """
+WITH ended AS (
+    -- a process that cannot be seen, as behind a pooler: its writes are refused
+    UPDATE stream_positions SET epoch = -1
+)
+UPDATE deployment
+SET server_name = $1::text
+"""
+
+LOOK_AGAIN_SECONDS: Final = 0.02
 
 
 class Deployment(NamedTuple):
@@ -51,13 +91,17 @@ async def deployment(conn: Connection) -> Deployment | None:
     return await conn.fetchrow(SQL_DEPLOYMENT, row=Deployment)
 
 
-async def settled(conn: Connection, server_name: str | None) -> tuple[str, str]:
+async def settled(
+    conn: Connection, server_name: str | None, *, wait_ms: int = 0
+) -> tuple[str, str]:
     """Return the id of this database, and the name to open it under.
 
     The name is the given or the stored one. Runs in autocommit. Raise `WrongServerName` if another
-    one is stored, `InputError` if none is stored or given.
+    one is stored, unless the database is empty and nobody else uses it: sessions that are about to
+    end get ``wait_ms``. Raise `InputError` if no name is stored or given.
     """
     name = None if server_name == NO_SERVER else server_name
+    await conn.execute(SQL_READS_NAME)
     found = await deployment(conn)
     if found is None or (found.server_name is None and name is not None):
         tag = await conn.execute(
@@ -73,10 +117,25 @@ async def settled(conn: Connection, server_name: str | None) -> tuple[str, str]:
     if found is None:
         raise InputError("the identity of the database was not stored: is it being restored?")
     if name is not None and found.server_name != name:
-        raise WrongServerName(
-            name, found=str(found.server_name), where=await conn.fetchval(SQL_WHERE)
-        )
+        await _rename(conn, name, str(found.server_name), wait_ms)
+        return found.deployment_id, name
     opened = found.server_name or server_name
     if opened is None:
         raise InputError("the database is new: give a server name, whose users are local")
     return found.deployment_id, opened
+
+
+async def _rename(conn: Connection, name: str, found: str, wait_ms: int) -> None:
+    """Give an empty database another name. Raise `WrongServerName` if that is impossible."""
+    deadline = time.monotonic() + wait_ms / 1000
+    while await conn.fetchval(SQL_IS_EMPTY):
+        async with begun(conn):
+            await conn.execute(SQL_SETS_NAME)
+            if await conn.fetchval(SQL_IS_EMPTY) and not await conn.fetchval(SQL_IN_USE):
+                await conn.execute(SQL_RENAME, name)
+                logger.warning("the database was empty: it belongs to %s now, not %s", name, found)
+                return
+        if time.monotonic() > deadline:
+            break
+        await asyncio.sleep(LOOK_AGAIN_SECONDS)
+    raise WrongServerName(name, found=found, where=await conn.fetchval(SQL_WHERE))

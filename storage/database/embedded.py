@@ -42,7 +42,14 @@ from storage.config import Config
 from storage.database import binaries as programs
 from storage.database.binaries import Account, Binaries
 from storage.database.migrate import first_digest, scripts_directory
-from storage.errors import DatabaseError, DatabaseFull, DatabaseUnavailable, ExtraMissing
+from storage.errors import (
+    DatabaseError,
+    DatabaseFull,
+    DatabaseUnavailable,
+    ExtraMissing,
+    SchemaOutOfDate,
+    WrongServerName,
+)
 
 try:
     import psutil
@@ -412,6 +419,16 @@ async def embedded_postgres(
         # a start that was cancelled here still continues in its thread
         await asyncio.wait([starting])
         await asyncio.to_thread(server.stop)
+
+
+@contextmanager
+def naming_folder(directory: Path | None = None) -> Iterator[None]:
+    """Name the folder of the embedded database in errors about the database of the block."""
+    try:
+        yield
+    except (SchemaOutOfDate, WrongServerName) as error:
+        folder = (directory or data_directory()).absolute()
+        raise error.of(f"the embedded database in {folder}") from None
 
 
 def data_directory(environ: Mapping[str, str] = os.environ) -> Path:

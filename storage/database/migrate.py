@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Final, LiteralString, Protocol
 
 from storage.config import Config
 from storage.database.connection import Connection, Database
+from storage.database.deployment import SQL_WHERE
 from storage.database.translate import DRIVER_ERRORS, translate
 from storage.errors import (
     DatabaseConflict,
@@ -91,10 +92,12 @@ async def check_schema(conn: Connection) -> None:
     """Raise `SchemaOutOfDate` or `SchemaTooNew` unless this package can serve the database."""
     found = await current_revision(conn)
     if found is None or found < OLDEST_REVISION:
-        raise SchemaOutOfDate(found=found, wanted=HEAD_REVISION)
+        where = await conn.fetchval(SQL_WHERE)
+        raise SchemaOutOfDate(found=found, wanted=HEAD_REVISION, where=where)
     await is_later(conn, found, HEAD_REVISION)
     if await conn.fetchval(SQL_FIRST) != first_schema(scripts_directory()):
-        raise SchemaOutOfDate(found=found, wanted=HEAD_REVISION, rewritten=True)
+        where = await conn.fetchval(SQL_WHERE)
+        raise SchemaOutOfDate(found=found, wanted=HEAD_REVISION, rewritten=True, where=where)
 
 
 async def is_later(conn: Queries, found: str | None, head: str) -> bool:

@@ -5,12 +5,13 @@ event and from the event's flags, and not from the visibility table. The answer 
 compared with it, and the sentence reports a difference.
 """
 
+import re
 from dataclasses import dataclass
 from typing import Any, Final, LiteralString, NamedTuple
 
 from storage.database.connection import Connection
 from storage.database.names import MEMBERSHIP_NAMES
-from storage.errors import UnknownEvent
+from storage.errors import InvalidIdentifier, UnknownEvent
 from storage.event import load
 from storage.ids import EventId, ServerName, UserId
 from storage.queries.visible_events import visible_to_server, visible_to_user
@@ -92,6 +93,9 @@ SELECT
     ) AS join_id
 """
 
+SQL_KNOWN: Final[LiteralString] = """
+SELECT EXISTS (SELECT FROM principals WHERE name = $1::text)
+"""
 
 WORDS: Final = {
     "join": "joined",
@@ -168,12 +172,15 @@ class RuleInputs(NamedTuple):
 async def explain_visibility(conn: Connection, event_id: EventId, principal: str) -> Explanation:
     """Explain why a local user ("@…") or a server may see an event, or may not.
 
-    Call it within a snapshot. Raise `UnknownEvent`.
+    Call it within a snapshot. Raise `UnknownEvent`, or `InvalidIdentifier` for text that is
+    neither.
     """
     row = await conn.fetchrow(SQL_EXPLAINED, event_id, row=ExplainedRow)
     if row is None:
         raise UnknownEvent(event_id)
     is_user = principal.startswith("@")
+    if not is_user:
+        await _check_server(conn, principal)
     facts = await _facts(conn, row, principal, is_user=is_user)
     refused = _flags(row, is_user=is_user)
     visible, why = (False, refused) if refused is not None else _rule(facts, is_user=is_user)
@@ -194,6 +201,17 @@ async def explain_visibility(conn: Connection, event_id: EventId, principal: str
         facts.memberships,
         joined_later,
     )
+
+
+async def _check_server(conn: Connection, name: str) -> None:
+    """Raise `InvalidIdentifier` for a name that looks like the local part of a user id.
+
+    A host name may have no dot, but then a room knows it.
+    """
+    if not re.search(r"[.:]", name) and not await conn.fetchval(SQL_KNOWN, name):
+        raise InvalidIdentifier(
+            name, "no server of this name is known here; a user id is @localpart:server"
+        )
 
 
 async def _facts(
@@ -266,7 +284,8 @@ def _rule(facts: RuleInputs, *, is_user: bool) -> tuple[bool, str]:
     visibilities = [_known(one) for one in facts.visibilities]
     said = f"the history visibility was {_around(*(_shown(one) for one in facts.visibilities))}"
     whom = "they were" if is_user else "the server's users were"
-    member = f"{whom} {_around(*(WORDS.get(one or '', 'no members') for one in facts.memberships))}"
+    memberships = (WORDS.get(one or "", "not members") for one in facts.memberships)
+    member = f"{whom} {_around(*memberships)}"
     if not visible:
         member = member if facts.ever_joined else "the server was never joined to the room"
         later = ", and they never joined later" if is_user and "shared" in visibilities else ""

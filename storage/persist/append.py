@@ -69,6 +69,7 @@ async def append(
         args.instance(said.room_version, str, "room_version")
     if said.origin not in ORIGINS:
         raise InputError(f"origin is {said.origin!r}: it must be one of {', '.join(ORIGINS)}")
+    receive.check_keys(said.verify_keys)
     shown = stripped.read_stripped_state(said.stripped_state, said.origin)
     states = given_states.read(said.state_before)
     glanced = receive.glances(pdus)

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeGuard
 
 from storage.arguments import is_text
-from storage.errors import InvalidEvent, InvalidSignature, UnknownRoomVersion
+from storage.errors import InputError, InvalidEvent, InvalidSignature, UnknownRoomVersion
 from storage.event import ROOM_VERSIONS, Event, glance, parse, required_signers, verify_event
 from storage.graph.topological_sort import topological_sort
 from storage.ids import EventId
@@ -119,6 +119,22 @@ def _no_pdu(value: object) -> str:
     )
 
 
+def check_keys(keys: object) -> None:
+    """Raise `InputError` for keys that no signature could be checked with."""
+    if keys is None or callable(keys):
+        return
+    if not isinstance(keys, Mapping):
+        raise InputError(
+            f"verify_keys is a {type(keys).__name__}: a mapping or an async function is wanted"
+        )
+    first = next(iter(keys), None)
+    if first is not None and not (isinstance(first, tuple) and len(first) == 2):
+        raise InputError(
+            f"verify_keys has {first!r}: pairs are wanted, "
+            'write {("matrix.org", "ed25519:1"): key}'
+        )
+
+
 async def check_signatures(event: Event, keys: VerifyKeys) -> AppendResult | None:
     """Return an "invalid" result if a required signature is missing or wrong, else None.
 
@@ -138,7 +154,7 @@ async def _refusal(event: Event, server: str, keys: VerifyKeys) -> str | None:
     for key_id in signatures if isinstance(signatures, dict) else ():
         key = await _key(keys, server, key_id)
         if key is None:
-            reason = f"the key {key_id} is not known"
+            reason = f"verify_keys has no key for {(server, key_id)}"
             continue
         try:
             verify_event(event, server, key)

@@ -22,6 +22,26 @@ from storage.persist.model.results import AppendResult
 from storage.persist.plan.local_event import REDACTION, template_of
 
 CREATE: Final = "m.room.create"
+STATE_KEYS: Final = {
+    "m.room.avatar": '""',
+    "m.room.canonical_alias": '""',
+    "m.room.encryption": '""',
+    "m.room.guest_access": '""',
+    "m.room.history_visibility": '""',
+    "m.room.join_rules": '""',
+    "m.room.member": "the user id",
+    "m.room.name": '""',
+    "m.room.pinned_events": '""',
+    "m.room.power_levels": '""',
+    "m.room.server_acl": '""',
+    "m.room.third_party_invite": "the token",
+    "m.room.tombstone": '""',
+    "m.room.topic": '""',
+    "m.space.child": "the id of the child",
+    "m.space.parent": "the id of the parent",
+}
+"""The state key of well-known state events. Source: client-server API, "Room events", "Spaces"."""
+
 OPAQUE_BYTES: Final = 18
 """Random bytes of an id that this server chooses."""
 
@@ -49,8 +69,6 @@ async def send(writer: Writer, new: SendRequest, signer: Signer) -> AppendResult
     """
     if new.type == CREATE:
         raise InputError("a room begins with create_room, not with a create event")
-    if new.type == REDACTION and new.redacts is None:
-        raise InputError("a redaction needs redacts, the id of the event to redact")
     [result] = await writer.append([LocalEvent(_template(new), signer, new.room_id)])
     if result.event_id is None:
         raise _refusal(result, new)
@@ -78,7 +96,14 @@ async def template(
 
 
 def _template(new: SendRequest) -> EventTemplate:
-    """Return the checked parts of a new event; the content is copied."""
+    """Return the checked parts of a new event; the content is copied.
+
+    Raise `InputError` if it lacks what its type needs.
+    """
+    if new.type == REDACTION and new.redacts is None:
+        raise InputError("a redaction needs redacts, the id of the event to redact")
+    if new.state_key is None and new.type in STATE_KEYS:
+        raise InputError(f"{new.type} is a state event: give state_key, {STATE_KEYS[new.type]}")
     return EventTemplate(
         new.room_id,
         new.sender,

@@ -4,14 +4,8 @@ import asyncio
 import logging
 import os
 import secrets
-from collections.abc import AsyncIterator, Collection, Coroutine, Iterator
-from contextlib import (
-    AbstractContextManager,
-    AsyncExitStack,
-    asynccontextmanager,
-    contextmanager,
-    nullcontext,
-)
+from collections.abc import AsyncIterator, Collection, Coroutine
+from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager, nullcontext
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -21,12 +15,12 @@ from storage import arguments as args
 from storage.config import Config
 from storage.database.connection import Database, Observer
 from storage.database.deployment import settled
-from storage.database.embedded import data_directory, embedded_postgres
+from storage.database.embedded import embedded_postgres, naming_folder
 from storage.database.migrate import MigrationOptions, check_schema, migrate
-from storage.errors import WrongServerName
 from storage.persist import Writer
 from storage.persist.commit.group_commit import WRITER_READS
 from storage.store.facade import Store
+from storage.store.unopened import unopened
 from storage.streams import startup
 from storage.streams.identity import Identity
 from storage.streams.position_poller import follow
@@ -45,6 +39,7 @@ class OpenWriter(NamedTuple):
     identity: Identity
 
 
+@unopened
 @asynccontextmanager
 async def open_store(
     dsn: str | None = None,
@@ -60,7 +55,8 @@ async def open_store(
 
     ``dsn`` None starts the embedded Postgres and migrates it; with a DSN the schema must be
     there unless ``migrate`` is set. The first store that opens a database sets its
-    ``server_name``. Later you may leave it out, and another name raises `WrongServerName`.
+    ``server_name``. Later you may leave it out. Another name raises `WrongServerName`, unless the
+    database is still empty.
     ``instance_name`` must be unique among the processes on the database: 1 to 40 printable
     ASCII characters without spaces. `InstanceNameTaken` is raised while another process uses
     the name. ``observer`` is called for every statement. ``signing_key`` signs the events of
@@ -77,7 +73,7 @@ async def open_store(
         if dsn is None:
             _note_unused_variable()
             dsn = await stack.enter_async_context(embedded_postgres(config=config))
-            naming: AbstractContextManager[None] = _naming_folder()
+            naming: AbstractContextManager[None] = naming_folder()
             migrate = True
         else:
             naming = nullcontext()
@@ -115,7 +111,7 @@ async def open_writer(
         )
         async with database.connection() as conn:
             await check_schema(conn)
-            deployment_id, name = await settled(conn, server_name)
+            deployment_id, name = await settled(conn, server_name, wait_ms=config.enter_wait_ms)
             await startup.be_alone(conn, instance_name, wait_ms=config.enter_wait_ms)
         async with database.transaction() as conn:
             own = await startup.entered(conn, instance_name)
@@ -147,16 +143,6 @@ def _note_unused_variable() -> None:
 
 
 _migrate = migrate
-
-
-@contextmanager
-def _naming_folder() -> Iterator[None]:
-    """Name the folder of the embedded Postgres in `WrongServerName`."""
-    try:
-        yield
-    except WrongServerName as error:
-        where = f"the embedded database in {data_directory().absolute()}"
-        raise WrongServerName(error.server_name, found=error.found, where=where) from None
 
 
 @asynccontextmanager

@@ -32,11 +32,13 @@ async def messages(
     filter: EventFilter = ANY_EVENT,  # noqa: A002  # as the client-server API calls it
     aggregations: bool = False,
 ) -> Page:
-    """Return a page of a room's history, backwards ("b") or forwards ("f") from a token.
+    """Return a page of a room's history from a token.
 
+    The ``direction`` is backwards ("b") or forwards ("f"), and ``to`` is a token to end at.
     ``from_`` None is the end of the room, or forwards its beginning. Tokens of sync are accepted.
     The page has ``limit`` visible events that pass the ``filter``, or fewer where there are no
-    more; then `Page.end` is None. ``aggregations`` adds `StoredEvent.relations` to each event.
+    more; then `Page.end` is None. Events of ``ignored`` users are left out, except for state.
+    ``aggregations`` adds `StoredEvent.relations` to each event.
 
     `UnknownRoom`, `InvalidIdentifier`, `InvalidToken`, `InputError`.
     """

@@ -89,13 +89,13 @@ async def create_room(
     initial_state: Iterable[InitialEvent] = (),
     signing_key: SigningKey | None = None,
 ) -> RoomId:
-    """Create a room of a local user and return its id.
+    """Create a room of a local user, of this ``room_version``, and return its id.
 
-    It begins with the create event, the creator's join and the power levels. ``content`` adds keys
-    to the create event. The events of ``initial_state`` follow in their order: type, state key and
-    content each, such as ``("m.room.join_rules", "", {"join_rule": "public"})``. Without join rules
-    users have to be invited. Power levels among them replace the default ones. All are stored in
-    one transaction.
+    ``signing_key`` signs the events, by default that of `storage.open`. The room begins with the
+    create event, the creator's join and the power levels. ``content`` adds keys to the create
+    event. The events of ``initial_state`` follow in their order: type, state key and content each,
+    such as ``("m.room.join_rules", "", {"join_rule": "public"})``. Without join rules users have to
+    be invited. Power levels among them replace the default ones. All are stored in one transaction.
 
     Raise `AuthDenied` if an event is refused by the state before it, `UnknownRoomVersion`,
     `InvalidIdentifier`, `InvalidEvent` or `InputError`. Nothing is stored then.

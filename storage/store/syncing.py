@@ -31,9 +31,10 @@ async def sync(
 ) -> Sync:
     """Return what is new to a local user since a token; None asks for everything.
 
-    ``rooms_limit`` is for an initial sync: it returns the rooms with the latest activity, and
-    `Sync.next_rooms` as ``since`` returns the next ones. ``full_state`` adds the whole state of
-    each joined room. ``timeout_ms`` waits until something is new.
+    ``timeline_limit`` is the largest number of events in the timeline of a room. ``rooms_limit`` is
+    for an initial sync: it returns the rooms with the latest activity, and `Sync.next_rooms` as
+    ``since`` returns the next ones. ``full_state`` adds the whole state of each joined room.
+    ``timeout_ms`` waits until something is new.
 
     Events of ``ignored`` users are left out, except for state, and so are their invites.
     ``filter`` picks rooms, events, and members (`storage.SyncFilter`).

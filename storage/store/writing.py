@@ -27,7 +27,21 @@ async def append(
     """Store PDUs, and return one result for each, in their order.
 
     A bad PDU is an outcome and does not fail the others. A bad argument is an `InputError`.
-    `storage.persist.append.AppendOptions` explains the arguments.
+
+    A PDU is the received JSON as bytes, or a dict. ``room_version`` is for a room that is not
+    stored yet, if its create event is not among the PDUs.
+
+    ``origin`` says how the PDUs came: "live" as new events, "backfill" as history below a gap,
+    "outlier" as state or auth events without a position in the room. With "out_of_band" they are
+    memberships of local users in rooms that this server is not in, such as invites. Then
+    ``stripped_state`` has the stripped state events of each, by event id.
+
+    ``state_before`` has the event ids of the state before an event whose parents are missing, by
+    event id.
+
+    ``verify_keys`` is a mapping from (server name, key id) to a verify key, or an async function
+    of both. Each server that must sign needs one valid signature by a key that it returns. So an
+    empty mapping makes every event invalid. None, the default, checks no signatures.
     """
     options = persist.AppendOptions(room_version, origin, state_before, stripped_state, verify_keys)
     results = await persist.append(store.database, store.writer, pdus, options)

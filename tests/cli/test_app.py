@@ -30,12 +30,18 @@ def test_migrate_brings_the_schema_up_and_says_so(empty_dsn: str) -> None:
 
 
 def test_migrate_without_a_dsn_uses_the_embedded_postgres(tmp_path: Path) -> None:
-    done = room_storage(
-        "migrate",
-        "--json",
-        STORAGE_DATA_DIR=str(tmp_path / "data"),
-        STORAGE_EMBEDDED_SHARED_BUFFERS_MB="16",
+    """Before that, other commands say what the database lacks, and where it is."""
+    environ = {
+        "STORAGE_DATA_DIR": str(tmp_path / "data"),
+        "STORAGE_EMBEDDED_SHARED_BUFFERS_MB": "16",
+    }
+    done = room_storage("stats", **environ)
+    assert done.returncode == 2
+    assert done.stderr.startswith(
+        f"error: the embedded database in {tmp_path / 'data'} has no tables of room-storage, wanted"
+        f" is the revision {HEAD_REVISION}: run `room-storage migrate` on it"
     )
+    done = room_storage("migrate", "--json", **environ)
     assert (done.returncode, json.loads(done.stdout)["revision"]) == (0, HEAD_REVISION)
     assert done.stderr == ""
     assert (tmp_path / "data" / "postgresql").exists()

@@ -149,8 +149,22 @@ def test_what_is_wrong_is_said_and_leaves_no_file(
 def test_an_earlier_export_stays_where_the_next_one_fails(dsn: str, tmp_path: Path) -> None:
     file = tmp_path / "rooms.ndjson"
     file.write_text("earlier")
-    assert main(["export", str(file), "--room", "!absent:s1.test", "--dsn", dsn]) == 2
+    arguments = ["export", str(file), "--overwrite", "--room", "!absent:s1.test", "--dsn", dsn]
+    assert main(arguments) == 2
     assert file.read_text() == "earlier"
+
+
+def test_an_earlier_export_is_replaced_only_on_request(
+    dsn: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "rooms.ndjson"
+    file.write_text("earlier")
+    assert main(["export", str(file), "--dsn", dsn]) == 2
+    assert f"{file} exists: choose another name, or replace it with --" in capsys.readouterr().err
+    assert file.read_text() == "earlier"
+    assert main(["export", str(file), "--overwrite", "--dsn", dsn]) == 0
+    assert file.read_text() == ""
+    assert list(tmp_path.iterdir()) == [file]
 
 
 async def test_a_full_disk_is_said(dsn: str) -> None:

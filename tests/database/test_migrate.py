@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import re
 import subprocess
 import sys
 import zipfile
@@ -142,7 +143,11 @@ async def test_the_revision_is_checked(empty_dsn: str) -> None:
         with pytest.raises(SchemaOutOfDate) as caught:
             await check_schema(conn)
         assert caught.value.found is None
-        assert "room-storage migrate" in str(caught.value)
+        assert re.fullmatch(
+            r"the database storage_test_\w+ \(schema public\) has no tables of room-storage, wanted"
+            r" is the revision \d{4}: run `room-storage migrate` on it, or use .*",
+            str(caught.value),
+        )
         assert await migrate(empty_dsn) == HEAD_REVISION
         await check_schema(conn)
         await conn.execute("UPDATE alembic_version SET version_num = '0000'")

@@ -20,7 +20,7 @@ PAGES = pages()
 FURNISHED = next(page for page in PAGES if not begins_empty(page))
 
 NOT_RUN: Final[dict[str, int]] = {
-    "README.md": 2,
+    "README.md": 1,
     "docs/how-to/backup-and-restore.md": 2,
     "docs/how-to/connect.md": 1,
     "docs/how-to/damaged-indexes.md": 1,
@@ -32,7 +32,7 @@ NOT_RUN: Final[dict[str, int]] = {
 }
 """Blocks that cannot be run, by page. Each has its reason in the page."""
 
-NOT_RUN_MAX: Final = 12
+NOT_RUN_MAX: Final = 11
 
 CHECKED: Final = {
     page: text

@@ -1,4 +1,7 @@
-"""The tutorial, typed into `python -m asyncio`: it prints what the page says."""
+"""The tutorial, typed into `python -m asyncio`: it prints what the page says.
+
+The pages for authors can be typed, too, and nothing in them is hidden.
+"""
 
 import itertools
 import re
@@ -11,11 +14,13 @@ from typing import Final
 import pytest
 
 from tests.cli.running import ROOT, environment, room_storage
+from tests.docs.markdown import blocks
 
 PAGE: Final = (ROOT / "docs" / "tutorial" / "index.md").read_text(encoding="utf-8")
 BLOCK: Final = re.compile(r"^```(python|text|bash)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 PROMPTS: Final = re.compile(r"^((>>>|\.\.\.) )+")
 LEAVES: Final = "exit()\n"
+FOR_AUTHORS: Final = ("a-message-from-a-client.md", "joins-invites-gaps.md")
 
 
 def typed_and_printed() -> tuple[str, list[str]]:
@@ -84,3 +89,14 @@ def test_the_commands_name_an_event_of_the_tutorial() -> None:
     assert code is not None
     exec(f"from storage.testing import RoomBuilder\n{code[0]}", names)
     assert names["key"].event_id == named  # type: ignore[attr-defined]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("name", FOR_AUTHORS)
+def test_a_page_for_authors_can_be_typed(name: str, tmp_path: Path) -> None:
+    found = list(blocks((ROOT / "docs" / "how-to" / name).read_text(encoding="utf-8")))
+    typed = [block for block in found if block.language == "python"]
+    assert len(typed) > 8
+    assert [block.line for block in found if block.hidden] == []
+    session("\n".join(block.code for block in typed), tmp_path)

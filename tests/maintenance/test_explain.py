@@ -61,7 +61,7 @@ async def test_the_reasons(store: Store) -> None:
         f": {shared}, and they were gone, and they never joined later."
     )
     assert (await said(late, guest)).endswith(
-        f": {shared}, and they were no members, and they never joined later."
+        f": {shared}, and they were not members, and they never joined later."
     )
     assert (await said(hidden, guest)).endswith(
         ": the history visibility was invited, and they were invited."
@@ -112,3 +112,20 @@ async def test_unknown_and_malformed(store: Store) -> None:
     ):
         with pytest.raises(storage.InvalidIdentifier):
             await store.explain_visibility(event_id, whom)  # type: ignore[arg-type]
+
+
+async def test_a_name_without_a_server_is_no_user(store: Store) -> None:
+    """A server may have a name without a dot, but then it is in a room."""
+    room = RoomBuilder("11", seed=1)
+    room.start("@admin:s1.test")
+    room.join("@guest:synapse")
+    await store.append(room.pdus)
+    last = room.events[-1].event_id
+    with pytest.raises(storage.InvalidIdentifier) as refused:
+        await store.explain_visibility(last, "bob")
+    assert str(refused.value) == (
+        "'bob': no server of this name is known here; a user id is @localpart:server"
+    )
+    for server in ("synapse", "unknown:8448", "unknown.test"):
+        explained = await store.explain_visibility(last, server)
+        assert explained.principal == server

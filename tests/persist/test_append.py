@@ -208,8 +208,10 @@ async def test_keys_may_be_fetched(store: Store) -> None:
 
 async def test_an_unknown_key_is_invalid(store: Store) -> None:
     room = small_room()
-    assert {result.outcome for result in await store.append(room.pdus, verify_keys={})} == {
-        "invalid"
+    results = await store.append(room.pdus, verify_keys={})
+    assert {(result.outcome, result.reason) for result in results} == {
+        ("invalid", f"signature of {server}: verify_keys has no key for {(server, key_id)}")
+        for server, key_id in room.keys
     }
 
 

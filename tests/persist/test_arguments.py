@@ -48,6 +48,19 @@ async def test_a_room_version_is_text(store: Store, version: Any) -> None:
         await store.append(room_of().pdus, room_version=version)
 
 
+@pytest.mark.parametrize(
+    "keys,said",
+    [
+        ("key", "verify_keys is a str: a mapping or an async function is wanted"),
+        ([b"key"], "verify_keys is a list: a mapping or an async function is wanted"),
+        ({"s1.test": {"ed25519:1": "key"}}, "verify_keys has 's1.test': pairs are wanted"),
+    ],
+)
+async def test_keys_are_by_server_and_key_id(store: Store, keys: Any, said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        await store.append(room_of().pdus, verify_keys=keys)
+
+
 @pytest.mark.parametrize("given", [None, "11"])
 @pytest.mark.parametrize("origin", ["live", "outlier"])
 async def test_an_element_that_is_no_pdu_is_invalid(

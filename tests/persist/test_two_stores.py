@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 
 import storage
-from storage import Store
+from storage import StorageCorrupt, Store
 from storage.testing import RoomBuilder
 
+RETRY = "storage.persist.commit.retry"
 ALONE = storage.Config(follow_ms=3_600_000)
 SQL_OLD_ENDS = """
 UPDATE rooms
@@ -105,6 +106,7 @@ class OldEnds:
 async def test_a_plan_that_goes_wrong_on_what_is_remembered_is_not_believed(
     dsn: str, caplog: pytest.LogCaptureFixture, known: bool
 ) -> None:
+    caplog.set_level("DEBUG", RETRY)
     old = OldEnds()
     strange = old.strange(old.other.heads[0] if known else "$unknown")
     async with two_stores(dsn) as (one, two):
@@ -112,11 +114,8 @@ async def test_a_plan_that_goes_wrong_on_what_is_remembered_is_not_believed(
         results = await one.append([old.lost.pdu, strange])
         assert [result.outcome for result in results] == ["stored", "missing_parents"]
         assert await one.forward_extremities(old.room.room_id) == {old.end.event_id}
-    [record] = [
-        record for record in caplog.records if record.name == "storage.persist.commit.retry"
-    ]
-    assert record.exc_info is not None
-    assert record.exc_info[0] is IndexError
+    assert [one.levelname for one in caplog.records if one.name == RETRY] == ["DEBUG"]
+    assert "no forward extremity is left" in caplog.text
 
 
 async def test_a_plan_that_goes_wrong_on_what_the_database_says_is_believed(dsn: str) -> None:
@@ -136,6 +135,10 @@ async def test_a_plan_that_goes_wrong_on_what_the_database_says_is_believed(dsn:
             return_exceptions=True,
         )
         broken, fine = answers
-        assert isinstance(broken, IndexError)
+        assert isinstance(broken, StorageCorrupt)
+        assert (broken.reason, broken.ids) == (
+            "no forward extremity is left",
+            {"room_id": old.room.room_id},
+        )
         assert not isinstance(fine, BaseException)
         assert [result.outcome for result in fine] == ["stored"]

@@ -75,8 +75,8 @@ async def test_a_second_import_leaves_the_rows_of_one_at_work_alone(
 async def test_an_import_whose_executors_fail_leaves_nothing(
     spark: SparkSession, dsn: str, watcher: asyncpg.Connection, tmp_path: Path
 ) -> None:
-    async with storage.open(dsn, server_name=SERVER):
-        pass
+    async with storage.open(dsn, server_name=SERVER) as store:
+        await store.erase_user(f"@alice:{SERVER}")  # so it is not empty, and keeps its name
     write_ndjson(generate_room(SHAPES["direct_chat"], 30, sign=False), tmp_path / "room.ndjson")
     with pytest.raises(storage.InputError, match="WrongServerName"):
         import_archive(spark, [str(tmp_path / "room.ndjson")], dsn, server_name="another.test")

@@ -204,6 +204,27 @@ async def test_bad_requests_raise_and_store_nothing(store: Store, dsn: str) -> N
     assert await row_counts(store.database) == before
 
 
+async def test_a_refusal_reads_as_a_sentence(store: Store) -> None:
+    room_id = await store.create_room(ALICE, initial_state=[PUBLIC])
+    for call in (store.send, store.template):
+        with pytest.raises(AuthDenied) as denied:
+            await call(room_id, BOB, "m.room.message", TEXT)
+        assert str(denied.value) == f"sender {BOB} has membership None (sender.not_joined)"
+
+
+@pytest.mark.parametrize(
+    "type_,key",
+    [("m.room.topic", '""'), ("m.room.member", "the user id"), ("m.space.child", "the id of the")],
+)
+async def test_state_needs_its_key(store: Store, type_: str, key: str) -> None:
+    room_id = await store.create_room(ALICE, initial_state=[PUBLIC])
+    before = await store.forward_extremities(room_id)
+    for call in (store.send, store.template):
+        with pytest.raises(InputError, match=f"{type_} is a state event: give state_key, {key}"):
+            await call(room_id, ALICE, type_, {"topic": "one", "membership": "join"})
+    assert await store.forward_extremities(room_id) == before
+
+
 async def test_without_a_key_nothing_is_sent(dsn: str) -> None:
     async with storage.open(dsn, server_name="s1.test") as store:
         with pytest.raises(InputError, match="signing key"):

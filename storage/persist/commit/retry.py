@@ -8,8 +8,9 @@ Example: two processes append to the same forward extremity. Both plan for `writ
 first write sets it to 8, so the second one is refused. The second process locks the room, loads its
 rows again and plans for 8.
 
-Planning itself may fail when cached rows do not match rows that were just read. An error is
-therefore final only if the plan was made under the locks with empty caches.
+Planning itself may fail when cached rows do not match rows that were just read. It raises
+`StalePlan` where it finds out, or any error. An error is therefore final only if the plan was made
+under the locks with empty caches.
 
 If the connection is lost during a write, one of its events is looked up (`WriteAttempts._look_up`).
 A write is one statement, so one stored event proves that all are stored.
@@ -33,7 +34,7 @@ from storage.persist.model.caches import WriterCaches
 from storage.persist.model.change_set import ChangeSet
 from storage.persist.model.incoming import AnyEvent, IncomingEvent
 from storage.persist.model.local_event import LocalEvent
-from storage.persist.model.missing_data import MissingData, TimeSliceOver
+from storage.persist.model.missing_data import MissingData, StalePlan, TimeSliceOver
 from storage.persist.model.nid_blocks import NidBlocks
 from storage.persist.model.planning_time import (
     HEAVY_SECONDS,
@@ -266,9 +267,11 @@ class WriteAttempts:
     def forget(self, failed: WriteBatch) -> None:
         """Clear the caches, because the failed plan was based on them.
 
-        Log an error that was raised while planning.
+        Log an unexpected error of the plan. `StalePlan` is part of the work of several writers.
         """
-        if not failed.sent and not isinstance(failed.error, DatabaseError):
+        if isinstance(failed.error, StalePlan):
+            logger.debug("%s: planning again without cached rows", failed.error)
+        elif not failed.sent and not isinstance(failed.error, DatabaseError):
             logger.warning(
                 "planning failed, perhaps because of stale cached rows; trying again without them",
                 exc_info=failed.error,

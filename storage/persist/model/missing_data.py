@@ -1,7 +1,12 @@
-"""Exceptions of planning when it cannot continue: data to load, or the end of the time slice."""
+"""Exceptions of planning when it cannot continue.
+
+There is data to load, the time slice is over, or the cached rows are stale.
+"""
 
 from collections.abc import Container, Hashable, Iterable
 from typing import Any, Final
+
+from storage.errors import StorageCorrupt
 
 ABSENT: Final[Any] = None  # looked up in the database, and absent
 
@@ -20,6 +25,13 @@ class TimeSliceOver(MissingData):
 
     def __init__(self) -> None:
         super().__init__("turn", ())
+
+
+class StalePlan(StorageCorrupt):
+    """The rows that the plan reads contradict each other: plan again without cached rows.
+
+    It reaches the caller only if rows that were just read, under the locks, are contradictory too.
+    """
 
 
 def ensure(

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from storage.errors import StorageCorrupt
 from storage.ids import EventId
 from storage.persist.model.event_changes import EventChanges
+from storage.persist.model.missing_data import StalePlan
 from storage.persist.model.rows import EventRow
 from storage.persist.plan import audience
 from storage.persist.plan.state_merge import merged_state, same_state
@@ -54,8 +55,12 @@ def current_after(
 ) -> Group:
     """Make the resolution of the states after all extremities the room's current state.
 
-    Return its group. ``nid`` is the event being planned, and ``after`` the state after it.
+    Return its group. ``nid`` is the event being planned, and ``after`` the state after it. Raise
+    `StalePlan` without extremities: another writer has stored the event that has ``nid`` and all
+    known extremities as parents.
     """
+    if not extremities:
+        raise StalePlan("no forward extremity is left", room_id=changes.room.row.room_id)
     others = [
         changes.group(changes.change_set.events.row_of(one).after)
         for one in extremities

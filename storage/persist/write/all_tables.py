@@ -3,8 +3,8 @@
 It locks the rooms in a fixed order, compares and sets their write versions, and gives the timeline
 events their positions. It inserts and changes rows, and advances this writer's positions.
 
-It raises `StalePlan` and changes nothing if a room was written to since the change set was planned.
-The same happens if an event that was assumed to be new is known under another nid.
+It raises `DatabaseConflict` and changes nothing if a room was written to since the change set was
+planned. The same happens if an event that was assumed to be new is known under another nid.
 
 Each part of the statement stands in the file of its tables, with the input rows that it takes.
 """
