@@ -31,7 +31,7 @@ def test_migrate_brings_the_schema_up_and_says_so(empty_dsn: str) -> None:
 
 def test_migrate_without_a_dsn_uses_the_embedded_postgres(tmp_path: Path) -> None:
     """Before that, other commands say what the database lacks, and where it is."""
-    environ = {
+    environ: dict[str, Any] = {
         "STORAGE_DATA_DIR": str(tmp_path / "data"),
         "STORAGE_EMBEDDED_SHARED_BUFFERS_MB": "16",
     }
