@@ -180,6 +180,27 @@ def event(event_id: str) -> EventId:
     return events([event_id])[0]
 
 
+ID_BYTES_MAX: Final = 255
+"""The longest id that a client may choose, as of all ids of Matrix."""
+
+
+def transaction(value: Any) -> tuple[str, str]:
+    """Return a device id and a transaction id.
+
+    Raise `InputError` for a value that is no such pair.
+    """
+    if not isinstance(value, tuple | list) or len(value) != 2:
+        raise InputError(f"transaction is {value!r}: write (device_id, transaction_id)")
+    device_id, transaction_id = value
+    return _client_id(device_id), _client_id(transaction_id)
+
+
+def _client_id(value: str) -> str:
+    if not 0 < len(text(value).encode()) <= ID_BYTES_MAX:
+        raise InvalidIdentifier(value, f"an id of a transaction has 1 to {ID_BYTES_MAX} bytes")
+    return value
+
+
 # ------------------------------------------------------------------------------------------------
 # numbers
 

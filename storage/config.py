@@ -250,6 +250,12 @@ class Config:
     the command sets the age.
     """
 
+    transaction_keep_ms: Annotated[int, AllowedRange(0, LONGEST_MS)] = 604_800_000
+    """How long a repeated request returns the event of the first one (`Store.send`): seven days.
+
+    `room-storage gc` deletes older transaction ids; until then they count.
+    """
+
     # ---------------------------------------------------------------------------------------------
     # purges
 

@@ -42,6 +42,7 @@ EVENTS: Final = Cluster(
         "reordered_events": "event_nid, topological_before",
         "dropped_extremities": "room_nid, event_nid",
         "waiting_redactions": "redaction_nid, target_event_id",
+        "local_transactions": "transaction_id, event_nid",
     },
 )
 STATE: Final = Cluster(

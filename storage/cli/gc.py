@@ -8,6 +8,7 @@ from storage.cli.maintaining import maintained
 from storage.cli.progress import ProgressDisplay, QuietOption
 from storage.cli.verify import RoomsOption
 from storage.maintenance.indexes import prove_indexes
+from storage.maintenance.old_transactions import delete_old_transactions
 from storage.maintenance.state_group_gc import TABLES, WORK, Collected, collect, collect_all
 from storage.observability.progress import Counted, Report
 
@@ -19,15 +20,16 @@ def command(
     quiet: QuietOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Delete the state groups that no event and no room refers to.
+    """Delete the state groups that no event and no room refers to, and old transaction ids.
 
-    Works in bounded batches while servers run.
+    With --room only state groups. Works in bounded batches while servers run.
     """
     with ProgressDisplay(quiet=quiet) as show:
-        collected = run(_collect(dsn, room, show), AGAIN)
+        collected, transactions = run(_collect(dsn, room, show), AGAIN)
     freed = sum(one.state_groups for one in collected)
     if as_json:
-        print_json({"state_groups": freed, "rooms": [one._asdict() for one in collected]})
+        rooms = [one._asdict() for one in collected]
+        print_json({"state_groups": freed, "rooms": rooms, "transactions": transactions})
         return
     print_rows(
         "Freed",
@@ -36,15 +38,21 @@ def command(
         as_json=False,
     )
     typer.echo(f"{freed} state groups freed")
+    if room is None:
+        typer.echo(f"{transactions} old transaction ids deleted")
 
 
-async def _collect(dsn: str | None, rooms: list[str] | None, show: Report) -> list[Collected]:
+async def _collect(
+    dsn: str | None, rooms: list[str] | None, show: Report
+) -> tuple[list[Collected], int]:
     async with maintained(dsn) as database:
         if rooms is None:
-            return [collected async for collected in collect_all(database, report=show)]
+            deleted = await delete_old_transactions(database)
+            return [collected async for collected in collect_all(database, report=show)], deleted
         await prove_indexes(database, WORK, TABLES, report=show)
         counted = Counted(show, "collect", len(rooms), "rooms")
-        return [
+        collected = [
             await collect(database, room_id, indexes_proven=True, counted=counted)
             for room_id in rooms
         ]
+        return collected, 0

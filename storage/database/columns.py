@@ -206,6 +206,18 @@ OUT_OF_BAND_MEMBERSHIPS: Final = Table(
     stripped_state="text",
 )
 
+LOCAL_TRANSACTIONS: Final = Table(
+    "local_transactions",
+    ("room_nid", "sender_nid", "device_id", "transaction_id"),
+    event_nid="bigint",
+    sent_ts="bigint",
+    room_nid="int",
+    sender_nid="int",
+    device_id="text",
+    transaction_id="text",
+    event_id="text",
+)
+
 AUTH_CHAINS: Final = Table(
     "auth_chains",
     ("event_nid",),

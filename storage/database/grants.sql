@@ -94,6 +94,7 @@ BEGIN
                 'SELECT, INSERT, UPDATE (event_nid, stripped_state), DELETE',
                 'SELECT, INSERT, UPDATE, DELETE'),
             ('outlier_memberships', 'SELECT, INSERT', 'SELECT, INSERT, UPDATE, DELETE'),
+            ('local_transactions', 'SELECT, INSERT', 'SELECT, INSERT, UPDATE, DELETE'),
             ('auth_chains', 'SELECT, INSERT', 'SELECT, INSERT, UPDATE, DELETE'),
             ('auth_chain_links', 'SELECT, INSERT', 'SELECT, INSERT, UPDATE, DELETE'),
             ('visibility',

@@ -325,8 +325,8 @@ COMMENT ON COLUMN events.redacted_form IS
     'received bytes.';
 COMMENT ON COLUMN events.ineffective IS
     'An accepted redaction that took no effect: its target is not in the timeline yet, is in '
-    'another room, or was sent by another user. Not shown to users; decided again when the target '
-    'arrives.';
+    'another room, or was sent by another user. It is not shown to users, and is decided again '
+    'when the target arrives.';
 COMMENT ON COLUMN events.rejected IS
     'The auth rule that refused it, with the reason. NULL: accepted.';
 COMMENT ON COLUMN events.prev_events IS
@@ -617,6 +617,38 @@ COMMENT ON FUNCTION keep_auth_events IS
 CREATE TRIGGER events_auth_events_once BEFORE UPDATE OF auth_events ON events
     FOR EACH ROW WHEN (OLD.auth_events IS DISTINCT FROM NEW.auth_events AND NOT is_out_of_band(OLD))
     EXECUTE FUNCTION keep_auth_events();
+
+-- ------------------------------------------------------------------------------------------------
+-- transactions of local users
+
+CREATE TABLE local_transactions (
+    event_nid bigint NOT NULL,
+    sent_ts bigint NOT NULL,
+    room_nid int NOT NULL,
+    sender_nid int NOT NULL,
+    device_id text COLLATE "C" NOT NULL,
+    transaction_id text COLLATE "C" NOT NULL,
+    event_id text COLLATE "C" NOT NULL,
+    CONSTRAINT local_transactions_pkey PRIMARY KEY (room_nid, sender_nid, device_id,
+        transaction_id),
+    CONSTRAINT local_transactions_event_nid_key UNIQUE (event_nid)
+);
+COMMENT ON TABLE local_transactions IS
+    'The transaction ids with which local users sent events: a request that a client repeats '
+    'returns the first event. Stored with the event in one statement. "room-storage gc" deletes '
+    'rows that are older than transaction_keep_ms.';
+COMMENT ON COLUMN local_transactions.sent_ts IS 'When the event was stored.';
+COMMENT ON COLUMN local_transactions.sender_nid IS 'The user, of principals.';
+COMMENT ON COLUMN local_transactions.device_id IS 'The device that sent it, up to 255 bytes.';
+COMMENT ON COLUMN local_transactions.transaction_id IS
+    'As the client chose it, up to 255 bytes.';
+COMMENT ON COLUMN local_transactions.event_id IS
+    'As in events. It is repeated here because the row stays when the event is purged.';
+COMMENT ON CONSTRAINT local_transactions_pkey ON local_transactions IS
+    'Serves: the event of a repeated request; two processes that store the same request; all '
+    'rows of a room.';
+COMMENT ON CONSTRAINT local_transactions_event_nid_key ON local_transactions IS
+    'Serves: unsigned.transaction_id of events; deleting old rows in batches.';
 
 -- ------------------------------------------------------------------------------------------------
 -- auth chains

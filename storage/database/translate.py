@@ -100,6 +100,7 @@ CONFLICTS: Final[Mapping[str, str]] = {
     "rooms_room_id_key": "two writers meet the same new room",
     "import_events_pkey": "a task of an import is repeated while its first attempt still writes",
     "events_event_id_key": "two writers store the same event",
+    "local_transactions_pkey": "two writers store the same request of a client",
     "missing_events_event_id_key": "two writers name the same missing parent",
     "background_jobs_pkey": "two migrations register the same job",
     "deployment_pkey": "two processes open a new database",
@@ -132,6 +133,7 @@ INVARIANTS: Final[Mapping[str, str]] = {
     "missing_events_pkey": "event_nids is a sequence",
     "gap_failures_pkey": "written by INSERT … ON CONFLICT",
     "state_groups_pkey": "state_group_nids is a sequence",
+    "local_transactions_event_nid_key": "event_nids is a sequence, and an event is stored once",
     "auth_chains_chain_nid_sequence_number_key": "auth_chain_nids is a sequence, "
     "and one write counts within a chain",
     # One write at a time per room (rooms.write_version), which knows the stored rows.

@@ -14,8 +14,9 @@ from storage.event.building import EventTemplate
 from storage.ids import RoomId, UserId
 from storage.persist.commit.group_commit import Writer
 from storage.persist.load.on_demand import load
+from storage.persist.load.transactions import stored_transactions
 from storage.persist.model.change_set import ChangeSet
-from storage.persist.model.local_event import LocalEvent, Signer
+from storage.persist.model.local_event import LocalEvent, Signer, TransactionKey
 from storage.persist.model.missing_data import MissingData
 from storage.persist.model.nid_blocks import NidBlocks
 from storage.persist.model.results import AppendResult
@@ -59,20 +60,44 @@ class SendRequest(NamedTuple):
     state_key: str | None = None
     redacts: str | None = None
     timestamp_ms: int | None = None
+    transaction: tuple[str, str] | None = None
 
 
-async def send(writer: Writer, new: SendRequest, signer: Signer) -> AppendResult:
+async def send(
+    database: Database, writer: Writer, new: SendRequest, signer: Signer
+) -> AppendResult:
     """Build, sign, authorise and store an event; return its result.
+
+    A repeated transaction returns the id of its first event, with the outcome "duplicate".
 
     Raise `AuthDenied` if the current state of the room refuses it, `UnknownRoom`, or `InvalidEvent`
     for a content that no event can have. Nothing is stored then.
     """
     if new.type == CREATE:
         raise InputError("a room begins with create_room, not with a create event")
-    [result] = await writer.append([LocalEvent(_template(new), signer, new.room_id)])
+    key = None if new.transaction is None else transaction_key(new, *new.transaction)
+    if key is not None and (first := await _repeated(database, writer, key)) is not None:
+        return first
+    [result] = await writer.append([LocalEvent(_template(new), signer, new.room_id, key)])
     if result.event_id is None:
         raise _refusal(result, new)
     return result
+
+
+def transaction_key(new: SendRequest, device_id: str, transaction_id: str) -> TransactionKey:
+    """Return the key under which the transaction of a request is stored."""
+    return TransactionKey(new.room_id, new.sender, device_id, transaction_id)
+
+
+async def _repeated(database: Database, writer: Writer, key: TransactionKey) -> AppendResult | None:
+    """Return the result of the first request if it is stored.
+
+    Do not look up a request that this process has written lately, or is writing: the plan knows it.
+    """
+    if writer.caches.transactions.get(key) in writer.caches.rows:
+        return None
+    async with database.connection() as conn:
+        return (await stored_transactions(conn, [key])).get(key)
 
 
 async def template(

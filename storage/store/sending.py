@@ -26,6 +26,7 @@ async def send(
     *,
     state_key: str | None = None,
     redacts: str | None = None,
+    transaction: tuple[str, str] | None = None,
     timestamp_ms: int | None = None,
     signing_key: SigningKey | None = None,
 ) -> AppendResult:
@@ -37,6 +38,11 @@ async def send(
     With ``state_key`` it is a state event; "" is the key of a room's name, topic and the like. A
     redaction names its target by ``redacts``. It takes effect once the target is stored, and
     without the power to redact others it must be an event of the sender.
+
+    ``transaction`` is (device id, transaction id) of the client's request, up to 255 bytes each.
+    Sent again by the user to the room, it returns the id of the first event, with the outcome
+    "duplicate". The type and the content do not count. That works after a restart, and if two
+    processes get the request at the same moment. `Config.transaction_keep_ms` is how long.
 
     Raise `AuthDenied` for a refused event, `UnknownRoom`, `InvalidIdentifier` for a user of another
     server, `InvalidEvent` for a content that is too large or no canonical JSON, and `InputError`
@@ -50,8 +56,9 @@ async def send(
         state_key,
         redacts,
         timestamp_ms,
+        None if transaction is None else args.transaction(transaction),
     )
-    return await persist.send(store.writer, new, signer_of(store, signing_key))
+    return await persist.send(store.database, store.writer, new, signer_of(store, signing_key))
 
 
 @measured("template")

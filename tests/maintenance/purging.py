@@ -90,6 +90,7 @@ FOLLOWED = {
     "dropped_extremities",
     "events",
     "gap_failures",
+    "local_transactions",
     "memberships",
     "missing_events",
     "reordered_events",

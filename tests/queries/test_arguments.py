@@ -84,6 +84,11 @@ NO_KEYS: Final = (
     [("a", "nul\0")],
     [("\ud800", "")],
 )  # fmt: skip
+NO_TRANSACTIONS: Final = (
+    7, "DEVICE", (), ["DEVICE"], ("DEVICE", "m1", "m2"), {"DEVICE": "m1"}, ("DEVICE", 7),
+    (None, "m1"), ("", "m1"), ("DEVICE", ""), ("DEVICE", "nul\0"), ("\ud800", "m1"),
+    ("DEVICE", "x" * 256),
+)  # fmt: skip
 NO_MESSAGES: Final[tuple[Any, ...]] = (
     None,
     7,
@@ -127,6 +132,7 @@ BY_NAME: Final[dict[str, ArgumentCase]] = {
         lambda room: [[last(room)]],
         (*no_lists_of("$"), ["$one"], [["none"]], [["$\0"]], [None], [7]),
     ),
+    "transaction": ArgumentCase(("DEVICE", "m1"), NO_TRANSACTIONS),
     "user_id": ArgumentCase(LOCAL, NO_LOCAL_USERS),
     "user_or_server": ArgumentCase(
         LOCAL, (*NO_TEXTS, "", "@none", REMOTE, "@nul\0:s1.test", "two words")

@@ -54,8 +54,18 @@ def version_places() -> set[str]:
 
 
 def migration_places() -> set[str]:
-    """A page cannot name a revision that is not written yet."""
-    named = naming(rf"['\"]{HEAD_REVISION}['\"]", "storage", "migrations", suffixes=(".py", ".sql"))
+    """A page cannot name a revision that is not written yet.
+
+    The schema of a new database names the newest "post" step.
+    """
+    revisions = {
+        path.name[:4]: path.read_text("utf-8")
+        for path in (ROOT / "migrations/versions").glob("*.py")
+    }
+    post = max(revision for revision, text in revisions.items() if '[Phase] = "post"' in text)
+    suffixes = (".py", ".sql")
+    named = naming(rf"['\"]{HEAD_REVISION}['\"]", "storage", "migrations", suffixes=suffixes)
+    named |= naming(rf"\('{post}'\)", "storage", suffixes=suffixes)
     return {
         "migrations/versions/<revision>.py" if Path(path).name.startswith(HEAD_REVISION) else path
         for path in named

@@ -138,10 +138,16 @@ leaving AS (
     WHERE (room_nid, event_nid) IN (SELECT room_nid, event_nid FROM purge_retained_events
         WHERE room_nid = $1::int LIMIT $2::bigint)
     RETURNING 1
+),
+request AS (
+    DELETE FROM local_transactions
+    WHERE event_nid = ANY(ARRAY(SELECT event_nid FROM local_transactions WHERE room_nid = $1::int
+        LIMIT $2::bigint))
+    RETURNING 1
 )
 SELECT (SELECT count(*) FROM delta) + (SELECT count(*) FROM number) + (SELECT count(*)
     FROM moved) + (SELECT count(*) FROM gap)
-    + (SELECT count(*) FROM leaving)
+    + (SELECT count(*) FROM leaving) + (SELECT count(*) FROM request)
 """
 
 SQL_LAST: Final[LiteralString] = """
@@ -154,7 +160,8 @@ sight AS (DELETE FROM visibility WHERE room_nid = $1::int),
 past AS (DELETE FROM past_visibility WHERE room_nid = $1::int),
 state AS (DELETE FROM current_state WHERE room_nid = $1::int),
 receipt AS (DELETE FROM receipts WHERE room_nid = $1::int),
-account AS (DELETE FROM account_data WHERE room_nid = $1::int)
+account AS (DELETE FROM account_data WHERE room_nid = $1::int),
+request AS (DELETE FROM local_transactions WHERE room_nid = $1::int)
 DELETE FROM rooms
 WHERE room_nid = $1::int
 """

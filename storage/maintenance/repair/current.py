@@ -112,6 +112,14 @@ ON CONFLICT (principal_nid, room_nid) DO UPDATE
 """
 
 
+SQL_DELETE_MISTAKEN: Final[LiteralString] = """
+DELETE FROM local_transactions t
+USING events e
+WHERE t.room_nid = $1::int AND e.event_nid = t.event_nid
+    AND (e.event_id <> t.event_id OR e.room_nid <> t.room_nid OR e.sender_nid <> t.sender_nid)
+"""
+
+
 async def repair_current(
     conn: Connection, planner: RepairPlanner, states: RoomStates, ends: Sequence[int]
 ) -> None:
@@ -152,7 +160,11 @@ async def repair_current(
 
 
 async def repair_state_tables(conn: Connection, room_nid: int, server_name: str) -> None:
-    """Rewrite the current state by key, and the memberships of local users."""
+    """Rewrite the current state by key, and the memberships of local users.
+
+    Delete transactions that do not name an event of their user.
+    """
     await conn.execute(SQL_REPAIR_CURRENT_STATE, room_nid)
     await conn.execute(SQL_REPAIR_COUNTS, room_nid)
     await conn.execute(SQL_REPAIR_MEMBERSHIPS, room_nid, server_name)
+    await conn.execute(SQL_DELETE_MISTAKEN, room_nid)

@@ -17,6 +17,7 @@ REPAIRABLE: Final = frozenset(
         "current_state",
         "member_counts",
         "memberships",
+        "local_transactions",
         "auth_chains",
         "redacted_by",
         "ineffective",

@@ -223,17 +223,18 @@ class WriteAttempts:
         rooms' locks. The error of the last attempt is raised.
 
         Events that are built here are planned without the locks until the last attempt, because
-        planning signs them.
+        planning signs them. The last attempt signs under the locks: without them, a writer whose
+        caches were cleared could lose to one with full caches for ever.
         """
         if failed is None:
             await self._in_flight.ready()
         lost = forgotten = False
-        signs = all(isinstance(one, LocalEvent) for request in requests for one in request.rest)
+        signs = any(isinstance(one, LocalEvent) for request in requests for one in request.rest)
         for attempt in range(self._most):
             batch = failed if failed is not None and attempt == 0 else self.plan()
-            optimistic = attempt == 0 or (signs and attempt + 1 < self._most)
+            locks = attempt > 0 and (not signs or attempt + 1 == self._most)
             try:
-                return await self._attempt(batch, requests, optimistic=optimistic)
+                return await self._attempt(batch, requests, assume_new=attempt == 0, locks=locks)
             except OutcomeUnknown:
                 continue  # the next attempt assumes nothing (`assume_new` in `_attempt`)
             except DatabaseError as error:
@@ -279,7 +280,12 @@ class WriteAttempts:
         self.caches.forget()
 
     async def _attempt(
-        self, batch: WriteBatch, requests: Sequence[AppendRequest], *, optimistic: bool
+        self,
+        batch: WriteBatch,
+        requests: Sequence[AppendRequest],
+        *,
+        assume_new: bool,
+        locks: bool,
     ) -> None:
         """Plan and write once. No other write may be running.
 
@@ -289,18 +295,18 @@ class WriteAttempts:
             raise batch.error
         with self._in_flight.writing():
             async with (
-                self._database.connection() if optimistic else self._database.transaction() as conn
+                self._database.transaction() if locks else self._database.connection() as conn
             ):
                 parts = [(request, request.rest) for request in requests]
                 # The locks last until the commit. Other writers of these rooms wait in `write`.
-                if not optimistic:
+                if locks:
                     await conn.execute(
                         SQL_LOCK_ROOMS,
                         list({one.room_id for _, part in parts for one in part}),
                     )
                 incoming = [one for _, part in parts for one in part]
                 await self.extend(
-                    batch, parts, partial(load, conn), named=incoming, assume_new=optimistic
+                    batch, parts, partial(load, conn), named=incoming, assume_new=assume_new
                 )
                 written = await self._written(conn, batch)
             self._measures.writer_statements += conn.statements

@@ -13,6 +13,7 @@ from storage.persist.load.auth_closures import load_closures
 from storage.persist.load.lookups import LOOKUPS
 from storage.persist.load.prefetch import BatchRequest
 from storage.persist.load.prefetch_rows import load_batch
+from storage.persist.load.transactions import load_transactions
 from storage.persist.model.change_set import ChangeSet
 from storage.persist.model.missing_data import MissingData
 from storage.persist.model.rows import RoomRow
@@ -129,4 +130,5 @@ LOADERS: Final[dict[str, Callable[[Connection, ChangeSet, Any], Awaitable[None]]
     "chains": events.load_chains,
     "closures": load_closures,
     "questions": _questions,
+    "transactions": load_transactions,
 }

@@ -11,6 +11,7 @@ from storage.ids import server_name_of
 from storage.persist.model.caches import WriterCaches
 from storage.persist.model.change_set import ChangeSet
 from storage.persist.model.incoming import AnyEvent, IncomingEvent
+from storage.persist.model.local_event import LocalEvent
 from storage.persist.model.missing_data import MissingData
 from storage.persist.model.nid_blocks import BLOCK_LENGTHS
 
@@ -85,8 +86,11 @@ async def prefetch(
     """Load what the events name: rooms, parents, auth events, states after the parents, names.
 
     If ``assume_new`` allows it, and the caches have all other events that they name, the events are
-    assumed to be new. Then the load may still run on return; otherwise it is done.
+    assumed to be new. Then the load may still run on return; otherwise it is done. So are the
+    requests of clients that make events here; without ``assume_new`` they are looked up.
     """
+    if not assume_new:
+        await _load_transactions(load, change_set, incoming)
     lacking = BatchRequest()
     received = [one for one in incoming if isinstance(one, IncomingEvent)]
     ids: set[str] = {one.event.event_id for one in received}
@@ -119,6 +123,19 @@ async def prefetch(
     elif not lacking.is_empty:
         await asyncio.sleep(0)  # it is on its way before anything is planned
     return ahead
+
+
+async def _load_transactions(
+    load: Load, change_set: ChangeSet, incoming: Sequence[AnyEvent]
+) -> None:
+    """Look up which of the local events are of repeated requests."""
+    keys = [
+        one.transaction
+        for one in incoming
+        if isinstance(one, LocalEvent) and one.transaction is not None
+    ]
+    if keys:
+        await load(change_set, MissingData("transactions", keys))
 
 
 def _look(change_set: ChangeSet, one: IncomingEvent, own: set[str], lacking: BatchRequest) -> None:

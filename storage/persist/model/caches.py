@@ -5,8 +5,10 @@ from collections.abc import Iterable, Mapping
 from storage.database.names import InternedNames
 from storage.event import Event
 from storage.graph.chains import Chain, ChainPosition, Closure
+from storage.ids import EventId
 from storage.observability.counters import Distribution
 from storage.persist.model.bounded_cache import BoundedCache
+from storage.persist.model.local_event import TransactionKey
 from storage.persist.model.resolution_records import RECORDED_EVENTS_MAX, ResolutionRecord
 from storage.persist.model.rows import (
     AudienceRow,
@@ -112,6 +114,8 @@ class WriterCaches:
         self.chains: BoundedCache[int, Chain] = BoundedCache(events)
         self.closures: BoundedCache[int, Closure] = BoundedCache(events)
         self.allowed: BoundedCache[tuple[object, ...], AuthorisedBefore] = BoundedCache(events)
+        self.transactions: BoundedCache[TransactionKey, EventId] = BoundedCache(events)
+        """Events of this process, by the request of a client that made them."""
         self.records: ResolutionRecordCache = ResolutionRecordCache(RECORDED_EVENTS_MAX)
         self.has_past = False
         """Whether `past_visibility` is in use. It stays in use for good."""

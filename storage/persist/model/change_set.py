@@ -28,6 +28,7 @@ from storage.persist.model.rows import (
     EventRow,
 )
 from storage.persist.model.state_view import StateView
+from storage.persist.model.transaction_view import TransactionView
 from storage.persist.model.visibility_view import VisibilityView
 
 
@@ -76,6 +77,7 @@ class ChangeSet:
             caches, self.names, self.rooms, self.answers
         )
         self.members: Members = Members()
+        self.transactions: TransactionView = TransactionView(caches)
 
     @property
     def has_changes(self) -> bool:

@@ -7,7 +7,7 @@ from signedjson.types import SigningKey
 
 from storage.event import Event
 from storage.event.building import EventTemplate
-from storage.ids import EventId, RoomId, ServerName
+from storage.ids import EventId, RoomId, ServerName, UserId
 
 
 class Signer(NamedTuple):
@@ -15,6 +15,15 @@ class Signer(NamedTuple):
 
     server_name: ServerName
     key: SigningKey
+
+
+class TransactionKey(NamedTuple):
+    """A request of a client, the same each time that it is repeated."""
+
+    room_id: RoomId
+    sender: UserId
+    device_id: str
+    transaction_id: str
 
 
 @dataclass(slots=True, eq=False)
@@ -28,5 +37,6 @@ class LocalEvent:
     template: EventTemplate
     signer: Signer
     room_id: RoomId
+    transaction: TransactionKey | None = None
     built_on: tuple[tuple[EventId, ...], tuple[EventId, ...]] = ((), ())
     built: Event | None = field(default=None)

@@ -50,8 +50,13 @@ def plan_local(change_set: ChangeSet, local: LocalEvent) -> AppendResult:
     """Build an event and add its rows; on `MissingData` nothing was added.
 
     If it cannot be built, the result has no event id, and nothing was added: "rejected" with the
-    auth rule, "invalid", or "missing_parents" for an unknown room.
+    auth rule, "invalid", or "missing_parents" for an unknown room. A repeated request adds nothing
+    either: the result is a "duplicate" with the id of the first event.
     """
+    key = local.transaction
+    first = None if key is None else change_set.transactions.repeated(key)
+    if first is not None:
+        return first
     try:
         version = _version_of(change_set, local.template)
         ancestry = ancestry_of(change_set, local.template, version)
@@ -64,7 +69,11 @@ def plan_local(change_set: ChangeSet, local: LocalEvent) -> AppendResult:
         return AppendResult(None, "missing_parents", str(error))
     # nobody else can have seen an event whose id is a hash of what is signed here
     change_set.events.assume_new([event.event_id])
-    return plan_event(change_set, IncomingEvent(event, "live"))
+    result = plan_event(change_set, IncomingEvent(event, "live"))
+    row = change_set.events.rows.get(event.event_id)
+    if key is not None and row is not None:
+        change_set.transactions.add(key, row)
+    return result
 
 
 def template_of(change_set: ChangeSet, template: EventTemplate) -> dict[str, Any]:

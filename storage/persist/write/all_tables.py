@@ -48,6 +48,11 @@ from storage.persist.write.streams import (
     author_values,
     invalidation_values,
 )
+from storage.persist.write.transactions import (
+    NEW_TRANSACTION,
+    PART_TRANSACTIONS,
+    transaction_values,
+)
 from storage.persist.write.visibility import (
     PART_VISIBILITY,
     VISIBILITY_INPUTS,
@@ -101,6 +106,7 @@ WITH
 {redactions},
 {chains},
 {dropped},
+{transactions},
 {streams}
 {result}
 """
@@ -119,6 +125,7 @@ WRITE: Final[NumberedStatement] = compose(
         redactions=PART_REDACTIONS,
         chains=PART_CHAINS,
         dropped=PART_DROPPED,
+        transactions=PART_TRANSACTIONS,
         streams=PART_STREAMS,
         result=PART_RESULT,
     ),
@@ -130,6 +137,7 @@ WRITE: Final[NumberedStatement] = compose(
     *MEMBERSHIP_INPUTS,
     *VISIBILITY_INPUTS,
     *REDACTION_INPUTS,
+    NEW_TRANSACTION,
     NEW_INVALIDATION,
     DEPENDENCIES,
 )
@@ -228,6 +236,7 @@ def arguments(
             **state_values(change_set),
             **membership_values(change_set),
             **visibility_values(change_set),
+            **transaction_values(change_set),
             **invalidation_values(invalidated),
             "dependencies": dependencies_of(change_set)._asdict(),
         }

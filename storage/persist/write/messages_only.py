@@ -9,10 +9,16 @@ from typing import Final, LiteralString, NamedTuple
 
 from storage.database.columns import EVENTS, ROOMS
 from storage.database.placeholders import ColumnValues, NumberedStatement, compose
+from storage.database.sql_template import fill
 from storage.persist.model.change_set import ChangeSet
 from storage.persist.write.dependencies import DEPENDENCIES, dependencies_of
 from storage.persist.write.event_columns import new_event_columns
 from storage.persist.write.streams import AUTHOR_INPUTS, author_values
+from storage.persist.write.transactions import (
+    NEW_TRANSACTION,
+    PART_TRANSACTIONS,
+    transaction_values,
+)
 from storage.streams.in_flight import Author
 
 NEW_MESSAGE: Final = EVENTS.rows(
@@ -47,8 +53,7 @@ ROOM: Final = ROOMS.rows(
     ),
 )
 
-WRITE_MESSAGES: Final[NumberedStatement] = compose(
-    """
+TEMPLATE_WRITE_MESSAGES: Final[LiteralString] = """
 WITH
 locked AS MATERIALIZED (  -- in a fixed order, so that two writers never wait for each other
     SELECT room_nid, pg_advisory_xact_lock(1919905645, room_nid)
@@ -79,6 +84,7 @@ room AS (  -- the compare-and-set
     WHERE r.room_nid = i.room_nid AND r.write_version = i.write_version
     RETURNING r.room_nid, r.removals <> i.removals AS has_lost
 ),
+{transactions},
 set_position AS (
     INSERT INTO stream_positions (stream_name, instance_name, stream_id)
     SELECT 'events', :instance_name, max(stream_ordering) FROM new_event
@@ -103,10 +109,14 @@ SELECT e.event_nid, e.stream_ordering,
         WHEN NOT EXISTS (SELECT FROM set_position) THEN refuse_old_writer(:instance_name)
     END AS stale
 FROM new_event e
-""",
+"""
+
+WRITE_MESSAGES: Final[NumberedStatement] = compose(
+    fill(TEMPLATE_WRITE_MESSAGES, transactions=PART_TRANSACTIONS),
     *AUTHOR_INPUTS,
     NEW_MESSAGE,
     ROOM,
+    NEW_TRANSACTION,
     DEPENDENCIES,
 )
 SQL_WRITE_MESSAGES: Final[LiteralString] = WRITE_MESSAGES.sql
@@ -166,6 +176,7 @@ def arguments(change_set: ChangeSet, author: Author, received_ts: int) -> list[o
             **author_values(author, received_ts),
             "new_message": {name: events[name] for name in NEW_MESSAGE.columns},
             "room": _rooms(change_set),
+            **transaction_values(change_set),
             "dependencies": dependencies_of(change_set)._asdict(),
         }
     )

@@ -1,0 +1,273 @@
+"""Transactions: a request that a client repeats makes one event."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+import storage
+from storage import Store
+from storage.errors import InputError
+from storage.ids import RoomId
+from storage.maintenance.old_transactions import delete_old_transactions
+from storage.maintenance.purge.run import purge_history, purge_room
+from tests.maintenance.rooms import findings
+from tests.persist.tables import row_counts
+from tests.sending.stores import ALICE, BOB, PUBLIC, SERVER, id_of, joined, opened, say
+
+pytestmark = pytest.mark.every_postgres
+
+FIRST = ("DEVICE", "m1")
+
+
+@pytest.fixture
+async def store(dsn: str) -> AsyncIterator[Store]:
+    async with opened(dsn) as store:
+        yield store
+
+
+@pytest.fixture
+async def room_id(store: Store) -> RoomId:
+    return await store.create_room(ALICE, initial_state=[PUBLIC])
+
+
+async def stored(store: Store) -> list[tuple[str, str, str]]:
+    async with store.database.connection() as conn:
+        return [
+            tuple(row)
+            for row in await conn._driver.fetch(
+                "SELECT device_id, transaction_id, event_id FROM local_transactions ORDER BY 1, 2"
+            )
+        ]
+
+
+async def messages(store: Store, room_id: RoomId) -> int:
+    page = await store.messages(room_id, ALICE, limit=1_000)
+    return sum(event.type == "m.room.message" for event in page.chunk)
+
+
+@pytest.mark.parametrize("kind", ["m.room.message", "m.room.topic"])
+async def test_a_repeated_request_returns_the_first_event(
+    store: Store, room_id: RoomId, kind: str
+) -> None:
+    """A message and a state event are written by different statements."""
+    key = "" if kind == "m.room.topic" else None
+    sent = [
+        await store.send(room_id, ALICE, kind, {"topic": str(n)}, state_key=key, transaction=FIRST)
+        for n in range(3)
+    ]
+    assert [one.outcome for one in sent] == ["stored", "duplicate", "duplicate"]
+    assert {one.event_id for one in sent} == {sent[0].event_id}
+    assert {one.stream_ordering for one in sent} == {sent[0].stream_ordering}
+    assert sent[0].topological_ordering == sent[2].topological_ordering
+    assert await stored(store) == [(*FIRST, sent[0].event_id)]
+
+
+async def test_other_requests_make_other_events(store: Store, room_id: RoomId) -> None:
+    await joined(store, room_id, BOB)
+    other = await store.create_room(ALICE)
+    sent = [
+        await say(store, room_id, FIRST),
+        await say(store, room_id, ("DEVICE", "m2")),
+        await say(store, room_id, ("OTHER", "m1")),
+        await say(store, room_id, FIRST, sender=BOB),
+        await say(store, other, FIRST),
+        await say(store, room_id),
+        await say(store, room_id),
+    ]
+    assert [one.outcome for one in sent] == ["stored"] * 7
+    assert len(await stored(store)) == 5
+
+
+async def test_a_repeated_request_after_a_restart(dsn: str) -> None:
+    async with opened(dsn) as store:
+        room_id = await store.create_room(ALICE)
+        first = await say(store, room_id, FIRST)
+    async with opened(dsn) as store:
+        before = await row_counts(store.database)
+        again = await say(store, room_id, FIRST, other="content")
+        assert (again.outcome, again.event_id) == ("duplicate", first.event_id)
+        assert again.stream_ordering == first.stream_ordering
+        assert await row_counts(store.database) == before
+
+
+async def test_a_user_who_has_left_gets_the_first_event(store: Store, room_id: RoomId) -> None:
+    await joined(store, room_id, BOB)
+    first = await say(store, room_id, FIRST, sender=BOB)
+    await store.send(room_id, BOB, "m.room.member", {"membership": "leave"}, state_key=BOB)
+    again = await say(store, room_id, FIRST, sender=BOB)
+    assert (again.outcome, again.event_id) == ("duplicate", first.event_id)
+
+
+async def test_concurrent_requests_of_one_store_make_one_event(
+    store: Store, room_id: RoomId
+) -> None:
+    sent = await asyncio.gather(*(say(store, room_id, FIRST) for _ in range(20)))
+    assert sorted(one.outcome for one in sent) == ["duplicate"] * 19 + ["stored"]
+    assert len({one.event_id for one in sent}) == 1
+    assert None not in {one.stream_ordering for one in sent}
+    assert await messages(store, room_id) == 1
+
+
+async def test_concurrent_requests_of_two_stores_make_one_event_each(dsn: str) -> None:
+    """Both look up each request before the other has stored it."""
+    async with opened(dsn) as one, opened(dsn, "second") as two:
+        room_id = await one.create_room(ALICE)
+        for repetition in range(5):
+            keys = [("DEVICE", f"{repetition}.{n}") for n in range(8)]
+            sent = await asyncio.gather(
+                *(say(store, room_id, key) for key in keys for store in (one, two))
+            )
+            assert sorted(result.outcome for result in sent) == ["duplicate"] * 8 + ["stored"] * 8
+            assert all(sent[at].event_id == sent[at + 1].event_id for at in range(0, 16, 2))
+        assert await messages(one, room_id) == 40
+        assert len(await one.forward_extremities(room_id)) == 1
+
+
+async def test_a_request_that_is_stored_after_its_look_up_is_refused_by_its_key(
+    dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing else tells the second store: its plan begins after the write of the first one."""
+    async with opened(dsn) as one, opened(dsn, "second") as two:
+        room_id = await one.create_room(ALICE)
+        first = await say(one, room_id, FIRST)
+        with monkeypatch.context() as patch:
+            patch.setattr("storage.persist.send._repeated", _nothing)
+            again = await say(two, room_id, FIRST)
+        assert (again.outcome, again.event_id) == ("duplicate", first.event_id)
+        assert await messages(two, room_id) == 1
+
+
+async def _nothing(*_: object) -> None:
+    return None
+
+
+async def test_a_cancelled_request_is_not_sent_twice(store: Store, room_id: RoomId) -> None:
+    """The write goes on without its caller."""
+    first = asyncio.create_task(say(store, room_id, FIRST))
+    while not store.writer.in_hand:  # noqa: ASYNC110  # the queue has no signal
+        await asyncio.sleep(0)
+    first.cancel()
+    again = await say(store, room_id, FIRST)
+    await asyncio.gather(first, return_exceptions=True)
+    assert again.outcome == "duplicate"
+    assert await messages(store, room_id) == 1
+
+
+async def test_a_refused_request_can_be_repeated(store: Store) -> None:
+    room_id = await store.create_room(ALICE)
+    with pytest.raises(storage.AuthDenied):
+        await say(store, room_id, FIRST, sender=BOB)
+    assert await stored(store) == []
+    await store.send(room_id, ALICE, "m.room.member", {"membership": "invite"}, state_key=BOB)
+    await joined(store, room_id, BOB)
+    assert (await say(store, room_id, FIRST, sender=BOB)).outcome == "stored"
+
+
+async def test_a_redacted_event_still_answers(store: Store, room_id: RoomId) -> None:
+    first = await say(store, room_id, FIRST)
+    await store.send(room_id, ALICE, "m.room.redaction", {}, redacts=id_of(first))
+    again = await say(store, room_id, FIRST)
+    assert (again.outcome, again.event_id) == ("duplicate", first.event_id)
+
+
+async def test_a_new_request_costs_one_statement_more(dsn: str) -> None:
+    quiet = storage.Config(follow_ms=3_600_000)  # no statements but those of the calls
+    async with opened(dsn, config=quiet) as store:
+        room_id = await store.create_room(ALICE)
+        for number in range(3):
+            await say(store, room_id, ("DEVICE", str(number)))
+        costs = [
+            await statements(store, room_id, None),
+            await statements(store, room_id, FIRST),
+            await statements(store, room_id, FIRST),
+        ]
+    assert costs == [1, 2, 0]
+
+
+async def statements(store: Store, room_id: RoomId, transaction: Any) -> int:
+    before = store.measures.statements
+    await say(store, room_id, transaction)
+    return store.measures.statements - before
+
+
+@pytest.mark.parametrize(
+    "transaction",
+    [
+        "DEVICE",
+        (),
+        ("DEVICE",),
+        ("DEVICE", "m1", "more"),
+        {"DEVICE": "m1"},
+        ("DEVICE", 1),
+        (None, "m1"),
+        ("", "m1"),
+        ("DEVICE", ""),
+        ("DEVICE", "m\0"),
+        ("DEVICE", "\ud800"),
+        ("DEVICE", "x" * 256),
+        ("é" * 128, "m1"),
+    ],
+)
+async def test_a_malformed_transaction_is_refused(
+    store: Store, room_id: RoomId, transaction: Any
+) -> None:
+    with pytest.raises(InputError):
+        await say(store, room_id, transaction)
+    assert await messages(store, room_id) == 0
+
+
+async def test_the_longest_ids_are_stored(store: Store, room_id: RoomId) -> None:
+    longest = ("ü" * 127 + "x", "\\\"'{},\t" * 36)
+    assert (await say(store, room_id, longest)).outcome == "stored"
+    assert (await stored(store))[0][:2] == longest
+    assert (await say(store, room_id, longest)).outcome == "duplicate"
+
+
+async def test_a_purged_event_still_answers_until_its_room_is_purged(
+    store: Store, room_id: RoomId, dsn: str
+) -> None:
+    first = await say(store, room_id, FIRST)
+    last = [await say(store, room_id) for _ in range(3)][-1]
+    await purge_history(
+        store.database, room_id, before_event_id=id_of(last), server_name=SERVER, local=True
+    )
+    assert await store.event(id_of(first)) is None
+    async with opened(dsn, "second") as other:
+        again = await say(other, room_id, FIRST)
+        assert (again.outcome, again.event_id) == ("duplicate", first.event_id)
+        assert (again.stream_ordering, again.topological_ordering) == (None, None)
+    assert await findings(store) == []
+    await purge_room(store.database, room_id, server_name=SERVER, force=True)
+    assert await stored(store) == []
+
+
+async def test_old_transactions_are_deleted(store: Store, room_id: RoomId) -> None:
+    for number in range(7):
+        await say(store, room_id, ("DEVICE", str(number)))
+    async with store.database.connection() as conn:
+        await conn.execute(
+            "UPDATE local_transactions SET sent_ts = sent_ts - $1::bigint"
+            " WHERE transaction_id < '5'",
+            store.database.config.transaction_keep_ms + 1,
+        )
+    assert await delete_old_transactions(store.database, batch=2) == 5
+    assert [row[1] for row in await stored(store)] == ["5", "6"]
+    assert await delete_old_transactions(store.database, batch=2) == 0
+
+
+async def test_a_mistaken_transaction_is_found_and_deleted(store: Store, room_id: RoomId) -> None:
+    for number in range(3):
+        await say(store, room_id, ("DEVICE", str(number)))
+    assert await findings(store) == []
+    async with store.database.connection() as conn:
+        await conn.execute(
+            "UPDATE local_transactions SET event_id = '$other' WHERE transaction_id = '1'"
+        )
+    [found] = await findings(store)
+    assert (found.check, found.subject, found.repairable) == (
+        "local_transactions",
+        ("$other",),
+        True,
+    )
