@@ -39,6 +39,9 @@ async def send(
     redaction names its target by ``redacts``. It takes effect once the target is stored, and
     without the power to redact others it must be an event of the sender.
 
+    A join by a restricted join rule needs a room that the rule allows. It then gets the local user
+    that authorises it, as `join_authorised_via_users_server`.
+
     ``transaction`` is (device id, transaction id) of the client's request, up to 255 bytes each.
     Sent again by the user to the room, it returns the id of the first event, with the outcome
     "duplicate". The type and the content do not count. That works after a restart, and if two
@@ -75,8 +78,7 @@ async def template(
     """Return an event as `send` would make it now, without hashes and signatures; store nothing.
 
     Another server asks for it to join, leave or knock. So the sender may be a user of any server.
-    For a restricted join rule, ``content`` must name a local user with the power to invite, as
-    `join_authorised_via_users_server`. Raise as `send` does.
+    Raise as `send` does.
 
     Source: server-server API, /make_join, /make_leave, /make_knock; room version 8.
     """

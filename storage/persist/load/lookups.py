@@ -100,6 +100,29 @@ WHERE room_nid = $1::int
 """
 
 
+SQL_JOINED_TO_ANY: Final[LiteralString] = """
+SELECT EXISTS (
+    SELECT
+    FROM state_keys k
+    JOIN rooms r ON r.room_id = ANY($3::text[])
+    JOIN current_state c ON c.room_nid = r.room_nid AND c.state_key_nid = k.state_key_nid
+    -- the state of a room that this server has left may be out of date
+    JOIN visibility v ON v.room_nid = r.room_nid AND v.joined_count > 0
+    JOIN principals p ON p.principal_nid = v.principal_nid AND p.name = $2::text
+    WHERE k.type_nid = 2 AND k.state_key = $1::text AND c.membership = 5
+)
+"""
+
+SQL_LOCAL_MEMBERS: Final[LiteralString] = """
+SELECT p.name
+FROM visibility v
+JOIN memberships m ON m.principal_nid = v.principal_nid AND m.room_nid = v.room_nid
+JOIN principals p ON p.principal_nid = v.principal_nid
+WHERE v.room_nid = $1::int AND m.membership = 5
+ORDER BY v.principal_nid
+LIMIT 100
+"""
+
 SQL_HAS_PAST: Final[LiteralString] = """
 SELECT code_revision >= '0005'
 FROM schema_compatibility
@@ -205,6 +228,16 @@ async def _has_past(conn: Connection, change_set: ChangeSet) -> bool:
     return change_set.caches.has_past
 
 
+async def _joined_to_any(
+    conn: Connection, _: ChangeSet, user_id: str, server_name: str, room_ids: tuple[str, ...]
+) -> bool:
+    return bool(await conn.fetchval(SQL_JOINED_TO_ANY, user_id, server_name, list(room_ids)))
+
+
+async def _local_members(conn: Connection, _: ChangeSet, room_nid: int) -> list[str]:
+    return await conn.fetchvals(SQL_LOCAL_MEMBERS, room_nid)
+
+
 LOOKUPS: Final[dict[Hashable, Callable[..., Awaitable[Any]]]] = {
     "digest": _digest,
     "auth_graph": _auth_graph,
@@ -216,4 +249,6 @@ LOOKUPS: Final[dict[Hashable, Callable[..., Awaitable[Any]]]] = {
     "has_past": _has_past,
     "membership": _membership,
     "out_of_band": _out_of_band,
+    "joined_to_any": _joined_to_any,
+    "local_members": _local_members,
 }

@@ -27,6 +27,7 @@ from storage.persist.model.row_changes import RoomChanges
 from storage.persist.model.rows import EventRow
 from storage.persist.plan.auth_checks import auth_state
 from storage.persist.plan.event import plan_event
+from storage.persist.plan.restricted_join import with_authoriser
 
 REDACTION: Final = "m.room.redaction"
 
@@ -59,8 +60,9 @@ def plan_local(change_set: ChangeSet, local: LocalEvent) -> AppendResult:
         return first
     try:
         version = _version_of(change_set, local.template)
-        ancestry = ancestry_of(change_set, local.template, version)
-        event = _signed(local, version, ancestry)
+        template = completed(change_set, local.template, version)
+        ancestry = ancestry_of(change_set, template, version)
+        event = _signed(local, template, version, ancestry)
     except AuthDenied as error:
         return AppendResult(None, "rejected", f"{error.rule}: {error.reason}")
     except InvalidEvent as error:
@@ -82,6 +84,7 @@ def template_of(change_set: ChangeSet, template: EventTemplate) -> dict[str, Any
     Raise `AuthDenied`, `UnknownRoom`, or `MissingData`.
     """
     version = _version_of(change_set, template)
+    template = completed(change_set, template, version)
     ancestry = ancestry_of(change_set, template, version)
     return unsigned_event(template, version, **ancestry._asdict())
 
@@ -99,6 +102,13 @@ def _room(change_set: ChangeSet, template: EventTemplate) -> RoomChanges:
     if row is None or not row.write_version:
         raise UnknownRoom(room_id)
     return RoomChanges.of(row)
+
+
+def completed(
+    change_set: ChangeSet, template: EventTemplate, version: RoomVersion
+) -> EventTemplate:
+    """Return the parts of an event, with those of its content that the engine chooses."""
+    return with_authoriser(change_set, _room(change_set, template), template, version)
 
 
 def ancestry_of(change_set: ChangeSet, template: EventTemplate, version: RoomVersion) -> Ancestry:
@@ -159,14 +169,16 @@ def _check_redaction(
     raise AuthDenied(reason, rule="redaction.not_own")
 
 
-def _signed(local: LocalEvent, version: RoomVersion, ancestry: Ancestry) -> Event:
+def _signed(
+    local: LocalEvent, template: EventTemplate, version: RoomVersion, ancestry: Ancestry
+) -> Event:
     """Return the signed event; the one of the plan before if it has the same ancestry."""
     built_on = (
         tuple(one.event_id for one in ancestry.prev_events),
         tuple(one.event_id for one in ancestry.auth_events),
     )
     if local.built is None or local.built_on != built_on:
-        pdu = unsigned_event(local.template, version, **ancestry._asdict())
+        pdu = unsigned_event(template, version, **ancestry._asdict())
         local.built = parse(sign(pdu, version, *local.signer), version)
         local.built_on = built_on
     return local.built
