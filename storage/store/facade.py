@@ -7,6 +7,7 @@ or a snapshot, and calls one function of a layer below.
 from typing import Final
 
 from storage.store import federation, pages, reading, sending, states, syncing, writing
+from storage.store import membership as membership_calls
 from storage.store import missing_events as missing
 from storage.store.core import StoreCore
 
@@ -44,6 +45,12 @@ class Store(StoreCore):
     relations: Final = pages.relations
     aggregations: Final = pages.aggregations
     event_near: Final = pages.event_near
+
+    membership: Final = membership_calls.membership
+    member_ids: Final = membership_calls.member_ids
+    members: Final = membership_calls.members
+    memberships_of: Final = membership_calls.memberships_of
+    joined_servers: Final = membership_calls.joined_servers
 
     is_resident: Final = federation.is_resident
     backfill: Final = federation.backfill
