@@ -33,6 +33,7 @@ from storage.errors import (
     UnknownEvent,
     UnknownRoom,
     UnknownRoomVersion,
+    UnknownStream,
     UnknownUser,
     WrongServerName,
 )
@@ -43,6 +44,7 @@ from storage.queries.event_auth import StateIds
 from storage.queries.events import Aggregations, StoredEvent, ThreadSummary
 from storage.queries.filters import EventFilter, SyncFilter
 from storage.queries.gaps import OpenGap
+from storage.queries.outbox import Outbox, Outgoing
 from storage.queries.pagination.page import Gap, Page
 from storage.queries.relations import RelationsPage
 from storage.queries.sync import (
@@ -87,6 +89,8 @@ __all__ = [
     "LeftRoom",
     "MigrationBlocked",
     "OpenGap",
+    "Outbox",
+    "Outgoing",
     "Page",
     "PermissionRefused",
     "ProtocolError",
@@ -114,6 +118,7 @@ __all__ = [
     "UnknownEvent",
     "UnknownRoom",
     "UnknownRoomVersion",
+    "UnknownStream",
     "UnknownUser",
     "UserId",
     "WrongServerName",

@@ -201,21 +201,6 @@ def _client_id(value: str) -> str:
     return value
 
 
-MEMBERSHIPS: Final = ("ban", "invite", "join", "knock", "leave")
-
-
-def membership(value: str, name: str = "membership") -> str:
-    """Return it; raise `InputError` for a value that is no membership."""
-    if not is_text(value) or value not in MEMBERSHIPS:
-        raise InputError(f"{name} is {value!r}: one of {', '.join(MEMBERSHIPS)} is wanted")
-    return value
-
-
-def memberships(values: Iterable[str], name: str = "memberships") -> list[str]:
-    """Return each of them as `membership`; raise `InputError` for a single text."""
-    return [membership(value, name) for value in listed(values, name)]
-
-
 # ------------------------------------------------------------------------------------------------
 # numbers
 
@@ -290,8 +275,13 @@ def content(value: Mapping[str, Any], name: str) -> bytes:
 
     Raise `InputError` for values that JSON, UTF-8 or 64 bits cannot represent.
     """
+    return json_value(dict(mapping(value, name)), name)
+
+
+def json_value(value: Any, name: str) -> bytes:
+    """Return any value of JSON as bytes. Raise `InputError` as `content`."""
     try:
-        packed = orjson.dumps(dict(mapping(value, name)), option=PLAIN)
+        packed = orjson.dumps(value, option=PLAIN)
     except (TypeError, ValueError, RecursionError) as error:
         raise InputError(f"{name} cannot be written as JSON: {error}") from error
     if b"null" in packed and not _is_finite(value):  # the encoder writes NaN and infinity as null

@@ -10,6 +10,7 @@ StorageError
 │  ├─ UnknownRoom
 │  ├─ UnknownEvent
 │  ├─ UnknownUser
+│  ├─ UnknownStream           the process has not defined the stream
 │  ├─ StateUnknown            the event is stored, the state at it is not
 │  ├─ WrongServerName         the database belongs to another homeserver
 │  ├─ ExtraMissing            a feature needs packages of an extra that is not installed
@@ -157,6 +158,14 @@ class UnknownUser(InputError):
     def __init__(self, user_id: str) -> None:
         super().__init__(f"unknown user {user_id}")
         self.user_id = user_id
+
+
+class UnknownStream(InputError):
+    """This process has not defined the stream: call `Store.define_stream` first."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"the stream {name} is not defined: call define_stream({name!r}) first")
+        self.name = name
 
 
 class StateUnknown(InputError):

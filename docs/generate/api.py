@@ -70,12 +70,6 @@ SUBJECTS: Final = (
         modules=("states",),
     ),
     Subject(
-        "members",
-        "Members",
-        "The members of a room, the rooms of a user, and the servers and users to inform.",
-        modules=("membership_calls",),
-    ),
-    Subject(
         "sync",
         "Sync",
         "The parts of the client-server API's /sync that are room events.",
@@ -139,6 +133,20 @@ SUBJECTS: Final = (
             "streams.RoomsToken",
             "streams.IdGenerator",
             "streams.Reservation",
+        ),
+    ),
+    Subject(
+        "own-facts",
+        "Your own facts",
+        "Streams that the homeserver defines, the outbox of local events, and `store.cursors`. "
+        "[Your own streams, the outbox and cursors](../../how-to/own-facts.md) shows them in use.",
+        modules=("own_facts", "outgoing"),
+        names=(
+            "streams.defined_streams.DefinedStream",
+            "streams.published_facts.PublishedFact",
+            "Outbox",
+            "Outgoing",
+            "streams.cursors.Cursors",
         ),
     ),
     Subject(

@@ -71,6 +71,9 @@ STREAMS: Final = Cluster(
         "account_data": "principal_nid, type_nid",
         "to_device": "principal_nid, device_id",
         "receipts": "room_nid, receipt_type",
+        "defined_streams": "stream_name",
+        "published_facts": "stream_id, key, value",
+        "cursors": "name, position",
     },
 )
 VISIBILITY: Final = Cluster(

@@ -25,7 +25,7 @@ def command(
 ) -> None:
     """Show a user's events redacted to users and servers who were not in the room then.
 
-    Nothing is deleted.
+    No event is deleted. The values of facts published under their id are.
     """
     changed = run(_forget(dsn, user, undo=undo), AGAIN)
     if as_json:

@@ -12,7 +12,6 @@ from storage.database.migrate import (
     HEAD_REVISION,
     MigrationOptions,
     current_and_pending,
-    had_writer,
     later_sentence,
     migrate,
     migrate_before,
@@ -35,10 +34,7 @@ def command(
         bool,
         typer.Option(
             "--pre",
-            help=(
-                "Only the steps that are safe while processes of the previous release run;"
-                " all steps if no process has ever opened the database."
-            ),
+            help="Only the steps that are safe while processes of the previous release run.",
         ),
     ] = False,
     listed: Annotated[
@@ -113,9 +109,7 @@ def _list(dsn: str | None, how: MigrationOptions, *, as_json: bool) -> None:
 
 async def _migrate(dsn: str | None, how: MigrationOptions, *, pre: bool) -> str | None:
     async with database_dsn(dsn, Config.from_env()) as target:
-        if pre and await had_writer(target, how=how):
-            return await migrate_before(target, how=how)
-        return await migrate(target, how=how)
+        return await (migrate_before if pre else migrate)(target, how=how)
 
 
 async def _pending(

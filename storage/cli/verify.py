@@ -9,7 +9,6 @@ from storage.cli.common import (
     ExitCode,
     JsonOption,
     ServerNameOption,
-    amount,
     print_json,
     print_rows,
 )
@@ -76,7 +75,7 @@ def command(
             as_json=False,
         )
         typer.echo(
-            f"{amount(len(reported), 'finding')}, {len(reported) - left} of them repaired"
+            f"{len(reported)} findings, {len(reported) - left} of them repaired"
             if reported
             else "nothing found"
         )

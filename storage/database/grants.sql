@@ -119,6 +119,11 @@ BEGIN
             ('to_device', 'SELECT, INSERT, DELETE', 'SELECT, INSERT, UPDATE, DELETE'),
             ('receipts', 'SELECT, INSERT, UPDATE', 'SELECT, INSERT, UPDATE, DELETE'),
             ('cache_invalidations', 'SELECT, INSERT', 'SELECT, INSERT, DELETE'),
+            ('defined_streams', 'SELECT, INSERT', 'SELECT, INSERT'),
+            ('published_facts',
+                'SELECT, INSERT, UPDATE (value), DELETE',
+                'SELECT, INSERT, UPDATE, DELETE'),
+            ('cursors', 'SELECT, INSERT, UPDATE (position)', 'SELECT, INSERT, UPDATE, DELETE'),
             ('import_events', 'SELECT, INSERT, DELETE, TRUNCATE', 'SELECT'),
             ('purge_jobs', 'SELECT', 'SELECT, INSERT, UPDATE, DELETE'),
             ('purge_retained_events', 'SELECT', 'SELECT, INSERT, UPDATE, DELETE'),
@@ -138,7 +143,7 @@ BEGIN
             'principal_nids', 'type_nids', 'state_key_nids', 'room_nids', 'event_nids',
             'events_stream', 'state_group_nids', 'auth_chain_nids', 'writer_nids',
             'account_data_stream', 'to_device_stream', 'receipts_stream', 'caches_stream',
-            'import_numbers', 'purge_job_ids'
+            'published_facts_stream', 'import_numbers', 'purge_job_ids'
         ]) AS s (name)
         JOIN pg_class c ON c.oid = to_regclass(quote_ident(s.name))
     LOOP

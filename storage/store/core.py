@@ -16,6 +16,8 @@ from storage.queries.state_entries import StateMap
 from storage.queries.sync import SyncMemory
 from storage.streams.account_data import AccountData
 from storage.streams.caches import ReadCaches
+from storage.streams.cursors import Cursors
+from storage.streams.defined_streams import DefinedStreams
 from storage.streams.identity import Identity
 from storage.streams.notifier import Notifier
 from storage.streams.receipts import Receipts
@@ -61,6 +63,10 @@ class StoreCore:
             self._stream_writer("to_device", identity), identity.server_name
         )
         self.receipts: Receipts = Receipts(self._stream_writer("receipts", identity))
+        self.cursors: Cursors = Cursors(database)
+        self.defined_streams: DefinedStreams = DefinedStreams(
+            database, streams, identity.writer_nid
+        )
 
     def _stream_writer(self, name: str, identity: Identity) -> StreamWriter:
         return StreamWriter(name, self.database, self.streams, identity.writer_nid)

@@ -6,8 +6,17 @@ or a snapshot, and calls one function of a layer below.
 
 from typing import Final
 
-from storage.store import federation, pages, reading, sending, states, syncing, writing
-from storage.store import membership as membership_calls
+from storage.store import (
+    federation,
+    outgoing,
+    own_facts,
+    pages,
+    reading,
+    sending,
+    states,
+    syncing,
+    writing,
+)
 from storage.store import missing_events as missing
 from storage.store.core import StoreCore
 
@@ -46,12 +55,6 @@ class Store(StoreCore):
     aggregations: Final = pages.aggregations
     event_near: Final = pages.event_near
 
-    membership: Final = membership_calls.membership
-    member_ids: Final = membership_calls.member_ids
-    members: Final = membership_calls.members
-    memberships_of: Final = membership_calls.memberships_of
-    joined_servers: Final = membership_calls.joined_servers
-
     is_resident: Final = federation.is_resident
     backfill: Final = federation.backfill
     missing_events: Final = federation.missing_events
@@ -59,6 +62,10 @@ class Store(StoreCore):
     event_auth: Final = federation.event_auth
     auth_chain_ids: Final = federation.auth_chain_ids
     auth_chain_difference: Final = federation.auth_chain_difference
+
+    define_stream: Final = own_facts.define_stream
+    stream: Final = own_facts.stream
+    outbox: Final = outgoing.outbox
 
     gaps: Final = missing.gaps
     gap_failed: Final = missing.gap_failed

@@ -24,8 +24,9 @@ from storage.store.unopened import unopened
 from storage.streams import startup
 from storage.streams.identity import Identity
 from storage.streams.position_poller import follow
+from storage.streams.published_facts import declaration
 from storage.streams.reenter_database import DatabaseEntry, stay_entered
-from storage.streams.registry import STREAMS, Streams
+from storage.streams.registry import Streams
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -80,7 +81,7 @@ async def open_store(
         if migrate:
             await _migrate(dsn, how=MigrationOptions(database_schema=config.database_schema))
         opening = open_writer(
-            dsn, server_name=server_name, config=config, observer=observer, told_of=STREAMS.keys()
+            dsn, server_name=server_name, config=config, observer=observer, told_of=None
         )
         with naming:
             store = Store(*await stack.enter_async_context(opening), signing_key)
@@ -96,12 +97,12 @@ async def open_writer(
     server_name: str | None,
     config: Config,
     observer: Observer | None = None,
-    told_of: Collection[str] = WRITER_READS,
+    told_of: Collection[str] | None = WRITER_READS,
 ) -> AsyncIterator[OpenWriter]:
     """Open only the writing part of a store.
 
-    Of other writers, it reads the facts of the streams ``told_of`` only. The rest is as in
-    `open_store`, and the instance name is that of ``config``.
+    Of other writers, it reads the facts of the streams ``told_of`` only (None: all). The rest is as
+    in `open_store`, and the instance name is that of ``config``.
     """
     instance_name = config.instance_name
     startup.check_name(instance_name)
@@ -116,6 +117,8 @@ async def open_writer(
         async with database.transaction() as conn:
             own = await startup.entered(conn, instance_name)
         streams = Streams(database, instance_name, own.positions, own.epochs, lost=own.lost)
+        for one in own.defined:
+            streams.add(declaration(one), own.positions[one], own.epochs[one])
         entry = DatabaseEntry(database, streams, name, deployment_id, own.mark)
         database.watch(entry.is_same)
         writer = Writer(database, streams, server_name=name, writer_nid=own.writer_nid)

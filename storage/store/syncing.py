@@ -57,21 +57,25 @@ async def sync(
         server_name=store.server_name,
         deployment=store.deployment_id,
         config=store.database.config,
+        defined=store.defined_streams.covered,
     )
+    await store.defined_streams.ready()
     return await queries.until_news(
         lambda: look(store, request, waits=wait_ms > 0),
         store.notifier,
         store.deployment_id,
         request.since,
         timeout_ms=wait_ms,
+        defined=request.defined,
     )
 
 
 def positions_of(store: StoreCore, token: str) -> dict[str, VectorPosition]:
     """Return the position of a `Sync.next_batch` in each stream. `InvalidToken`.
 
-    The streams are events, account_data, receipts, and to_device. New facts are above
-    `VectorPosition.min`. A stream that is absent came with an upgrade: read it from 0.
+    The streams are events, account_data, receipts, to_device, and those of `define_stream`. New
+    facts are above `VectorPosition.min`. A stream that is absent came with an upgrade, or was
+    defined later: read it from 0.
     """
     return SyncToken.parse(token, store.deployment_id).positions()
 

@@ -17,7 +17,8 @@ from storage.database.connection import Connection, Database
 from storage.errors import DatabaseError
 from storage.observability.outages import Outage
 from storage.streams.feed import Fact, whole_ids
-from storage.streams.registry import STREAMS, Streams
+from storage.streams.joining import join
+from storage.streams.registry import Streams
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -71,14 +72,15 @@ async def follow(
     streams: Streams,
     *,
     every_ms: int,
-    told_of: Collection[str] = STREAMS.keys(),
+    told_of: Collection[str] | None = None,
 ) -> None:
     """Poll until cancelled.
 
     After a database error, poll again the next time. `Measures.streams_polled_at` has the time of
     the last poll that ended well.
 
-    ``told_of`` are the streams whose facts are read; of the others only positions are read.
+    ``told_of`` are the streams whose facts are read; of the others only positions are read. None:
+    all streams, and those that are defined meanwhile.
     """
     outage = Outage(logger, "the database")
     while True:
@@ -93,7 +95,7 @@ async def follow(
 
 
 async def follow_once(
-    database: Database, streams: Streams, told_of: Collection[str] = STREAMS.keys()
+    database: Database, streams: Streams, told_of: Collection[str] | None = None
 ) -> None:
     """Move idle writers, catch up with the others, and settle own writes with lost responses."""
     for settle in list(streams.unsettled):
@@ -103,12 +105,19 @@ async def follow_once(
         found = await conn.fetch(SQL_POSITIONS, row=FollowedPositionRow)
         _meet(streams, found)
         for row in found:
-            if row.stream_name not in streams:
-                continue
-            if row.stream_name in told_of and row.instance_name != streams.instance_name:
-                await _catch_up(conn, streams, row)
-            else:
-                _move(streams, row)
+            if row.stream_name in streams:
+                if _is_read(streams, row, told_of):
+                    await _catch_up(conn, streams, row)
+                else:
+                    _move(streams, row)
+    if told_of is None and (streams.wanted or any(row.stream_name not in streams for row in found)):
+        await join(database, streams)
+
+
+def _is_read(streams: Streams, row: FollowedPositionRow, told_of: Collection[str] | None) -> bool:
+    """Return whether the facts of a writer are read, beside its position."""
+    is_told = told_of is None or row.stream_name in told_of
+    return is_told and row.instance_name != streams.instance_name
 
 
 async def learn_writers(
@@ -159,10 +168,9 @@ def _meet(streams: Streams, found: Iterable[FollowedPositionRow]) -> None:
 
 
 async def _move_idle(conn: Connection, streams: Streams) -> None:
-    names = list(STREAMS)
-    given = await conn.fetch(
-        SQL_SEQUENCES, names, [STREAMS[name].sequence for name in names], row=LastIdRow
-    )
+    names = list(streams)
+    sequences = [streams[name].declaration.sequence for name in names]
+    given = await conn.fetch(SQL_SEQUENCES, names, sequences, row=LastIdRow)
     behind = [
         row
         for row in given

@@ -22,7 +22,7 @@ from storage.database.migrate import check_schema
 from storage.errors import StorageError, WrongServerName
 from storage.streams.feed import Fact
 from storage.streams.position_poller import EVERYTHING, follow_once
-from storage.streams.registry import STREAMS, Restart, Streams
+from storage.streams.registry import Restart, Streams
 from storage.streams.restore_detection import Known, Mark, look
 from storage.streams.startup import Entered, be_alone, entered
 
@@ -54,7 +54,7 @@ class DatabaseEntry:
         return {name: stream.positions() for name, stream in self.streams.items()}
 
 
-async def stay_entered(entry: DatabaseEntry, *, told_of: Collection[str]) -> None:
+async def stay_entered(entry: DatabaseEntry, *, told_of: Collection[str] | None) -> None:
     """Enter again whenever the database is replaced, until cancelled."""
     guard = entry.database.guard
     while True:
@@ -101,9 +101,11 @@ async def _entered(
     Entering waits for running writes.
     """
     own_name = entry.streams.instance_name
-    own = await entered(conn, own_name, known=known)
+    own = await entered(conn, own_name, known=known, defined=entry.streams.defined)
     missed = {
-        name: await STREAMS[name].read(conn, writers[own_name], EVERYTHING, own_name, EVERYTHING)
+        name: await entry.streams[name].declaration.read(
+            conn, writers[own_name], EVERYTHING, own_name, EVERYTHING
+        )
         for name, writers in entry.positions().items()
     }
     return own, missed

@@ -4,18 +4,19 @@ A stream has a name, a sequence, and a statement that reads its facts. `STREAMS`
 one needs a declaration here, a table in a migration, and a test. `Streams` is the state of one
 process: the known position of each writer in each stream.
 
-Reading statements take ($1 after, $2 up to, $3 instance name or NULL, $4 limit) and return
-(stream_id, instance_name, …row).
+`storage.streams.fact_rows` reads their facts. A homeserver adds streams of its own to those of the
+process: all of them have one table (`storage.streams.published_facts`).
 """
 
-import json
+import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Final, LiteralString, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from storage import arguments as args
 from storage.database.connection import Connection, Database
+from storage.streams import fact_rows
 from storage.streams.caches import CURRENT_STATE
 from storage.streams.feed import Advance, Fact, Feed
 from storage.streams.id_generator import IdGenerator
@@ -24,228 +25,7 @@ from storage.streams.restore_detection import JUMP, LostPositions
 from storage.streams.sequences import allocator
 from storage.streams.tokens import SyncToken
 
-SQL_EVENTS_ROWS: Final[LiteralString] = """
-SELECT e.stream_ordering AS stream_id, w.instance_name, e.event_id, r.room_id, t.type, k.state_key,
-    CASE WHEN e.type_nid = 7 THEN e.json END AS json
-FROM (  -- limited before it is joined, or each page would join all that is left
-    SELECT stream_ordering, writer_nid, event_id, room_nid, type_nid, state_key_nid, json
-    FROM events
-    WHERE stream_ordering > $1::bigint AND stream_ordering <= $2::bigint AND NOT backfilled
-        AND ($3::text IS NULL
-            OR writer_nid = (SELECT writer_nid FROM writers WHERE instance_name = $3::text))
-    ORDER BY stream_ordering
-    LIMIT $4::bigint
-) e
-JOIN writers w USING (writer_nid)
-JOIN rooms r USING (room_nid)
-JOIN event_types t USING (type_nid)
-LEFT JOIN state_keys k ON k.state_key_nid = e.state_key_nid
-UNION ALL
-SELECT o.stream_id, w.instance_name, o.event_id, r.room_id, t.type, k.state_key, NULL
-FROM (
-    SELECT m.stream_id, m.writer_nid, e.event_id, e.room_nid, e.type_nid, e.state_key_nid
-    FROM outlier_memberships m
-    JOIN events e USING (event_nid)
-    WHERE m.stream_id > $1::bigint AND m.stream_id <= $2::bigint
-        AND ($3::text IS NULL
-            OR m.writer_nid = (SELECT writer_nid FROM writers WHERE instance_name = $3::text))
-    ORDER BY m.stream_id
-    LIMIT $4::bigint
-) o
-JOIN writers w USING (writer_nid)
-JOIN rooms r USING (room_nid)
-JOIN event_types t USING (type_nid)
-JOIN state_keys k ON k.state_key_nid = o.state_key_nid
-ORDER BY stream_id
-LIMIT $4::bigint
-"""
-
-SQL_BACKFILL_ROWS: Final[LiteralString] = """
-SELECT e.stream_ordering AS stream_id, w.instance_name, e.event_id, r.room_id, t.type, k.state_key,
-    CASE WHEN e.type_nid = 7 THEN e.json END AS json
-FROM (
-    SELECT stream_ordering, writer_nid, event_id, room_nid, type_nid, state_key_nid, json
-    FROM events
-    WHERE stream_ordering > $1::bigint AND stream_ordering <= $2::bigint AND backfilled
-        AND ($3::text IS NULL
-            OR writer_nid = (SELECT writer_nid FROM writers WHERE instance_name = $3::text))
-    ORDER BY stream_ordering
-    LIMIT $4::bigint
-) e
-JOIN writers w USING (writer_nid)
-JOIN rooms r USING (room_nid)
-JOIN event_types t USING (type_nid)
-LEFT JOIN state_keys k ON k.state_key_nid = e.state_key_nid
-ORDER BY e.stream_ordering
-"""
-
-SQL_ACCOUNT_DATA_ROWS: Final[LiteralString] = """
-SELECT a.stream_id, w.instance_name, p.name AS user_id, r.room_id, t.type
-FROM account_data a
-JOIN writers w USING (writer_nid)
-JOIN principals p USING (principal_nid)
-JOIN event_types t USING (type_nid)
-LEFT JOIN rooms r USING (room_nid)
-WHERE a.stream_id > $1::bigint AND a.stream_id <= $2::bigint
-    AND ($3::text IS NULL OR w.instance_name = $3::text)
-ORDER BY a.stream_id
-LIMIT $4::bigint
-"""
-
-SQL_TO_DEVICE_ROWS: Final[LiteralString] = """
-SELECT d.stream_id, w.instance_name, p.name AS user_id, d.device_id
-FROM to_device d
-JOIN writers w USING (writer_nid)
-JOIN principals p USING (principal_nid)
-WHERE d.stream_id > $1::bigint AND d.stream_id <= $2::bigint
-    AND ($3::text IS NULL OR w.instance_name = $3::text)
-ORDER BY d.stream_id
-LIMIT $4::bigint
-"""
-
-SQL_RECEIPTS_ROWS: Final[LiteralString] = """
-SELECT c.stream_id, w.instance_name, r.room_id, c.receipt_type, p.name AS user_id, c.event_id,
-    NULLIF(c.thread_id, '') AS thread_id, c.data
-FROM receipts c
-JOIN writers w USING (writer_nid)
-JOIN principals p USING (principal_nid)
-JOIN rooms r USING (room_nid)
-WHERE c.stream_id > $1::bigint AND c.stream_id <= $2::bigint
-    AND ($3::text IS NULL OR w.instance_name = $3::text)
-ORDER BY c.stream_id
-LIMIT $4::bigint
-"""
-
-SQL_CACHES_ROWS: Final[LiteralString] = """
-SELECT i.stream_id, w.instance_name, i.cache_name, i.keys, i.invalidation_ts
-FROM cache_invalidations i
-JOIN writers w USING (writer_nid)
-WHERE i.stream_id > $1::bigint AND i.stream_id <= $2::bigint
-    AND ($3::text IS NULL OR w.instance_name = $3::text)
-ORDER BY i.stream_id
-LIMIT $4::bigint
-"""
-
-
-class EventFactRow(NamedTuple):
-    """A row of the streams "events" and "backfill"."""
-
-    stream_id: int
-    instance_name: str
-    event_id: str
-    room_id: str
-    type: str
-    state_key: str | None
-    json: bytes | None
-
-
-class AccountDataFactRow(NamedTuple):
-    """A row of the stream "account_data"."""
-
-    stream_id: int
-    instance_name: str
-    user_id: str
-    room_id: str | None
-    type: str
-
-
-class ToDeviceFactRow(NamedTuple):
-    """A row of the stream "to_device"."""
-
-    stream_id: int
-    instance_name: str
-    user_id: str
-    device_id: str
-
-
-class ReceiptFactRow(NamedTuple):
-    """A row of the stream "receipts"."""
-
-    stream_id: int
-    instance_name: str
-    room_id: str
-    receipt_type: str
-    user_id: str
-    event_id: str
-    thread_id: str | None
-    data: bytes
-
-
-class CacheFactRow(NamedTuple):
-    """A row of the stream "caches"."""
-
-    stream_id: int
-    instance_name: str
-    cache_name: str
-    keys: list[str] | None
-    invalidation_ts: int
-
-
 Read = Callable[[Connection, int, int, str | None, int], Awaitable[list[Fact]]]
-
-
-async def _events(
-    conn: Connection, after: int, upto: int, writer: str | None, limit: int
-) -> list[Fact]:
-    rows = await conn.fetch(SQL_EVENTS_ROWS, after, upto, writer, limit, row=EventFactRow)
-    return [_event_fact(row) for row in rows]
-
-
-async def _backfill(
-    conn: Connection, after: int, upto: int, writer: str | None, limit: int
-) -> list[Fact]:
-    rows = await conn.fetch(SQL_BACKFILL_ROWS, after, upto, writer, limit, row=EventFactRow)
-    return [_event_fact(row) for row in rows]
-
-
-def _event_fact(row: EventFactRow) -> Fact:
-    return Fact(
-        row.stream_id,
-        row.instance_name,
-        [row.event_id, row.room_id, row.type, row.state_key, _redacts(row.json)],
-    )
-
-
-def _redacts(pdu: bytes | None) -> str | None:
-    """Return the target of a redaction, from where its room version stores it."""
-    if pdu is None:
-        return None
-    event = json.loads(pdu)
-    content = event.get("content")
-    named = event.get("redacts") or (content.get("redacts") if isinstance(content, dict) else None)
-    return named if isinstance(named, str) else None
-
-
-async def _account_data(
-    conn: Connection, after: int, upto: int, writer: str | None, limit: int
-) -> list[Fact]:
-    rows = await conn.fetch(
-        SQL_ACCOUNT_DATA_ROWS, after, upto, writer, limit, row=AccountDataFactRow
-    )
-    return [Fact(row.stream_id, row.instance_name, list(row[2:])) for row in rows]
-
-
-async def _to_device(
-    conn: Connection, after: int, upto: int, writer: str | None, limit: int
-) -> list[Fact]:
-    rows = await conn.fetch(SQL_TO_DEVICE_ROWS, after, upto, writer, limit, row=ToDeviceFactRow)
-    return [Fact(row.stream_id, row.instance_name, list(row[2:])) for row in rows]
-
-
-async def _receipts(
-    conn: Connection, after: int, upto: int, writer: str | None, limit: int
-) -> list[Fact]:
-    rows = await conn.fetch(SQL_RECEIPTS_ROWS, after, upto, writer, limit, row=ReceiptFactRow)
-    return [
-        Fact(row.stream_id, row.instance_name, [*row[2:-1], json.loads(row.data)]) for row in rows
-    ]
-
-
-async def _caches(
-    conn: Connection, after: int, upto: int, writer: str | None, limit: int
-) -> list[Fact]:
-    rows = await conn.fetch(SQL_CACHES_ROWS, after, upto, writer, limit, row=CacheFactRow)
-    return [Fact(row.stream_id, row.instance_name, list(row[2:])) for row in rows]
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,12 +62,12 @@ def _resolved_members(row: Sequence[Any]) -> Sequence[str]:
 STREAMS: Final[Mapping[str, Declaration]] = {
     one.name: one
     for one in (
-        Declaration("events", "events_stream", _events, _room_and_member),
-        Declaration("backfill", "events_stream", _backfill, _nobody),
-        Declaration("account_data", "account_data_stream", _account_data, _first),
-        Declaration("to_device", "to_device_stream", _to_device, _first),
-        Declaration("receipts", "receipts_stream", _receipts, _first),
-        Declaration("caches", "caches_stream", _caches, _resolved_members),
+        Declaration("events", "events_stream", fact_rows.events, _room_and_member),
+        Declaration("backfill", "events_stream", fact_rows.backfill, _nobody),
+        Declaration("account_data", "account_data_stream", fact_rows.account_data, _first),
+        Declaration("to_device", "to_device_stream", fact_rows.to_device, _first),
+        Declaration("receipts", "receipts_stream", fact_rows.receipts, _first),
+        Declaration("caches", "caches_stream", fact_rows.caches, _resolved_members),
     )
 }
 
@@ -373,6 +153,10 @@ class Streams(Mapping[str, Stream]):
         # of this writer, by stream (`storage.streams.in_flight`)
         self.epochs: dict[str, int] = dict(epochs or {})
         self.feed: Feed = Feed()
+        # names of streams that the homeserver defines, and that are not entered yet
+        # (`storage.streams.joining`)
+        self.wanted: set[str] = set()
+        self.joining: asyncio.Lock = asyncio.Lock()
         # settle a write with a lost response
         self.unsettled: dict[Callable[[], Awaitable[object]], None] = {}
         self.lost: Mapping[str, LostPositions] = lost or {}
@@ -388,6 +172,26 @@ class Streams(Mapping[str, Stream]):
         for writer, position in positions.items():
             generator.advance(writer, position, completed=False)
         return generator
+
+    def add(self, declaration: Declaration, positions: Mapping[str, int], epoch: int) -> None:
+        """Add a stream that this process has entered, with the positions of its writers then.
+
+        One that is there already is left as it is.
+        """
+        name = declaration.name
+        if name in self._streams:
+            return
+        self.epochs[name] = epoch
+        self._streams[name] = Stream(
+            declaration, self._database, self._generator(declaration, positions)
+        )
+        for writer, position in positions.items():  # news before that are not known
+            self.feed.publish(Advance(name, writer, position, position, (), local=False))
+
+    @property
+    def defined(self) -> list[str]:
+        """Return the names of the streams that homeservers have defined."""
+        return [name for name in self._streams if name not in STREAMS]
 
     def lost_in(self, stream_name: str) -> LostPositions:
         """Return the positions of a stream that restores removed."""

@@ -12,12 +12,13 @@ import logging
 import re
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Final, LiteralString, NamedTuple
 
 from storage.database.connection import Connection
 from storage.database.migrate import HEAD_REVISION
 from storage.errors import InstanceNameTaken, InvalidIdentifier
+from storage.streams.published_facts import SEQUENCE, SQL_DEFINE, sequences
 from storage.streams.registry import STREAMS
 from storage.streams.restore_detection import Known, LostPositions, Mark, lost, mark, notice
 
@@ -71,6 +72,12 @@ FROM (
     UNION ALL
     SELECT 'caches_stream', COALESCE(pg_sequence_last_value('caches_stream'), 0),
         (SELECT max(stream_id) FROM cache_invalidations)
+    UNION ALL
+    SELECT 'published_facts_stream', COALESCE(pg_sequence_last_value('published_facts_stream'), 0),
+        max(f.stream_id)
+    FROM defined_streams d
+    CROSS JOIN LATERAL (SELECT stream_id FROM published_facts WHERE stream_name = d.stream_name
+        ORDER BY stream_id DESC LIMIT 1) AS f
     UNION ALL
     SELECT 'writer_nids', COALESCE(pg_sequence_last_value('writer_nids'), 0),
         (SELECT max(writer_nid) FROM writers)
@@ -197,7 +204,7 @@ class Entered(NamedTuple):
     """The values that a process reads when it enters.
 
     They are its writer nid and epochs, the positions of all writers, the lost positions, and the
-    mark of the database.
+    mark of the database. ``defined`` are the names of the streams that homeservers have defined.
     """
 
     writer_nid: int
@@ -205,41 +212,72 @@ class Entered(NamedTuple):
     positions: Mapping[str, Mapping[str, int]]
     lost: Mapping[str, LostPositions]
     mark: Mark
+    defined: Collection[str] = ()
 
 
-async def entered(conn: Connection, instance_name: str, *, known: Known | None = None) -> Entered:
+async def entered(
+    conn: Connection,
+    instance_name: str,
+    *,
+    known: Known | None = None,
+    defined: Collection[str] = (),
+) -> Entered:
     """Enter as `enter`, and read the values that a process needs."""
-    writer_nid = await enter(conn, instance_name, known=known)
+    writer_nid = await enter(conn, instance_name, known=known, defined=defined)
     return Entered(
         writer_nid,
         await epochs(conn, instance_name),
         await positions(conn),
         await lost(conn),
         await mark(conn),
+        sorted((await sequences(conn)).keys() - STREAMS.keys()),
     )
 
 
-async def enter(conn: Connection, instance_name: str, *, known: Known | None = None) -> int:
+async def enter(
+    conn: Connection,
+    instance_name: str,
+    *,
+    known: Known | None = None,
+    defined: Collection[str] = (),
+) -> int:
     """Register this process as a writer of every stream, at the sequences' positions.
 
     Return its writer nid. Run it in a transaction.
 
-    ``known`` is that of a process that enters again (`storage.streams.restore_detection.notice`).
+    ``known`` is that of a process that enters again (`storage.streams.restore_detection.notice`),
+    and ``defined`` are its streams beside the built-in ones.
 
     The lock waits for running writes, and lets none begin. So each write sees every writer that may
     have taken a smaller id than its own.
     """
     await conn.execute(SQL_LOCK)
-    names = list(STREAMS)
-    sequences = [STREAMS[name].sequence for name in names]
+    await conn.execute(SQL_DEFINE, list(defined))
+    declared = await sequences(conn)
     await set_sequences_forward(conn)
-    await notice(conn, zip(names, sequences, strict=True), known=known)
+    await notice(conn, declared.items(), known=known)
     writer_nid: int | None = await conn.fetchval(SQL_FIND_WRITER, instance_name)
     if writer_nid is None:
         writer_nid = await conn.fetchval(SQL_WRITER, instance_name)
     await conn.execute(SQL_KNOWS, instance_name, HEAD_REVISION)
-    await conn.execute(SQL_ENTER, instance_name, names, sequences, new_epoch())
+    await conn.execute(
+        SQL_ENTER, instance_name, list(declared), list(declared.values()), new_epoch()
+    )
     return int(writer_nid or 0)
+
+
+async def enter_defined(
+    conn: Connection, instance_name: str, names: Collection[str], *, epoch: int
+) -> Mapping[str, Mapping[str, int]]:
+    """Register a process that has entered as a writer of further streams, and define these.
+
+    Return the positions of their writers. Run it in a transaction.
+    """
+    await conn.execute(SQL_LOCK)
+    await conn.execute(SQL_DEFINE, list(names))
+    await conn.execute(SQL_ENTER, instance_name, list(names), [SEQUENCE] * len(names), epoch)
+    found = await positions(conn)
+    return {name: found[name] for name in names}
 
 
 async def set_sequences_forward(conn: Connection) -> None:
@@ -247,11 +285,9 @@ async def set_sequences_forward(conn: Connection) -> None:
 
     Run it under the lock of `enter`.
     """
+    declared = await sequences(conn)
     for behind in await conn.fetch(
-        SQL_BEHIND,
-        list(STREAMS),
-        [one.sequence for one in STREAMS.values()],
-        row=LaggingSequenceRow,
+        SQL_BEHIND, list(declared), list(declared.values()), row=LaggingSequenceRow
     ):
         logger.warning("the sequence %s was at %d, its table uses %d: set forward", *behind)
         await conn.fetchval(SQL_SET_FORWARD, behind.name, behind.used)

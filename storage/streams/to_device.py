@@ -10,6 +10,7 @@ from storage import arguments as args
 from storage.database.connection import Connection
 from storage.ids import UserId
 from storage.streams.feed import Fact
+from storage.streams.position_arguments import parts, vector
 from storage.streams.positions import LARGEST_POSITION, VectorPosition
 from storage.streams.stream_writer import StreamWriter, WrittenFacts
 
@@ -181,9 +182,9 @@ class ToDevice:
             self._inbox(user_id, device_id),
             None if limit is None else args.position(limit, "limit"),
         )
-        low, high = _vector(after, "after"), _vector(upto, "upto")
+        low, high = vector(after, "after"), vector(upto, "upto")
         async with self._writer.database.connection() as conn:
-            arguments = *_parts(low), *_parts(high), high.furthest(), most
+            arguments = *parts(low), *parts(high), high.furthest(), most
             return await conn.fetch(SQL_INBOX, *inbox, *arguments, row=MessageRow)
 
     async def delete(self, user_id: UserId, device_id: str, upto: int | VectorPosition) -> int:
@@ -191,26 +192,9 @@ class ToDevice:
 
         See `inbox` for which position that is. `InvalidIdentifier`, `InputError`.
         """
-        inbox, high = self._inbox(user_id, device_id), _vector(upto, "upto")
+        inbox, high = self._inbox(user_id, device_id), vector(upto, "upto")
         async with self._writer.database.connection() as conn:
-            return int(await conn.fetchval(SQL_DELETE, *inbox, *_parts(high), high.furthest()))
+            return int(await conn.fetchval(SQL_DELETE, *inbox, *parts(high), high.furthest()))
 
     def _inbox(self, user_id: UserId, device_id: str) -> tuple[UserId, str]:
         return args.local_user(user_id, self._server_name), args.text(device_id)
-
-
-def _vector(position: int | VectorPosition, name: str) -> VectorPosition:
-    return (
-        position
-        if isinstance(position, VectorPosition)
-        else VectorPosition(args.position(position, name))
-    )
-
-
-def _parts(position: VectorPosition) -> tuple[int, list[str], list[int]]:
-    """Return where every writer is at least, and the writers that are further."""
-    return (
-        position.min,
-        [writer for writer, _ in position.items],
-        [number for _, number in position.items],
-    )

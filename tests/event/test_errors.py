@@ -37,6 +37,7 @@ SAMPLES: list[StorageError] = [
     errors.SchemaOutOfDate(found="1", wanted="3", rewritten=True),
     errors.SchemaTooNew(found="5", wanted="3", needed="4"),
     errors.MigrationBlocked("a job is not done", revision="4"),
+    errors.UnknownStream("typing"),
     errors.StorageClosed(),
     errors.StorageCorrupt("child before parent", child=1, parent=2),
 ]

@@ -14,6 +14,8 @@ from storage import EventFilter, Store, SyncFilter
 from storage.errors import InputError, UnknownRoom
 from storage.ids import EventId, RoomId, UserId
 from storage.streams.account_data import AccountData
+from storage.streams.cursors import Cursors
+from storage.streams.defined_streams import DefinedStream
 from storage.streams.receipts import Receipts
 from storage.streams.registry import Stream
 from storage.streams.to_device import ToDevice
@@ -28,6 +30,8 @@ OBJECTS: Final[dict[type, Find]] = {
     AccountData: lambda store: store.account_data,
     ToDevice: lambda store: store.to_device,
     Receipts: lambda store: store.receipts,
+    Cursors: lambda store: store.cursors,
+    DefinedStream: lambda store: store.define_stream("presence"),
     Stream: lambda store: store.streams["events"],
 }
 ELSEWHERE: Final = {"Store.append"}
@@ -66,7 +70,7 @@ NO_CONTENTS: Final = (
     {"\ud800": 1}, {"a": 1 << 64}, {"a": -(10**30)}, {"a": float("nan")},
     {"a": [{"b": (None, float("-inf"))}]}, {"a": object()}, {"a": {1, 2}}, {"a": b"bytes"},
 )  # fmt: skip
-NO_MEMBERSHIPS: Final = (*NO_TEXTS, None, "", "joined", "Join", 5)
+NO_VALUES: Final = (b"bytes", float("nan"), "\ud800", object(), 1 << 64, {7: 1}, "x" * 65_536)
 NO_KEYS: Final = (
     "ab",
     7,
@@ -160,13 +164,6 @@ BY_NAME: Final[dict[str, ArgumentCase]] = {
     "from_": ArgumentCase(None, NO_TOKENS),
     "to": ArgumentCase(None, NO_TOKENS),
     "since": ArgumentCase(None, NO_TOKENS),
-    "at": ArgumentCase(None, NO_TOKENS),
-    "membership": ArgumentCase("join", NO_MEMBERSHIPS),
-    "not_membership": ArgumentCase("leave", NO_MEMBERSHIPS),
-    "memberships": ArgumentCase(
-        ["join", "leave"], (*NO_LISTS, None, "join", ["joined"], [""], ["join", 5])
-    ),
-    "at_event": ArgumentCase(None, no_ids("$")),
     "rel_type": ArgumentCase(None, NO_TEXTS),
     "event_type": ArgumentCase(None, NO_TEXTS),
     "reason": ArgumentCase("timeout", (*NO_TEXTS, None)),
@@ -174,6 +171,7 @@ BY_NAME: Final[dict[str, ArgumentCase]] = {
     "full_state": ArgumentCase(False, NO_FLAGS),
     "aggregations": ArgumentCase(False, NO_FLAGS),
     "recurse": ArgumentCase(False, NO_FLAGS),
+    "rewind": ArgumentCase(False, NO_FLAGS),
     "type": ArgumentCase("m.room.name", (*NO_TEXTS, None)),
     "state_key": ArgumentCase("", NO_TEXTS),
     "redacts": ArgumentCase(None, no_ids("$")),
@@ -191,7 +189,6 @@ BY_NAME: Final[dict[str, ArgumentCase]] = {
 OF_METHOD: Final[dict[str, ArgumentCase]] = {
     "Store.erase_user.user_id": ArgumentCase("@gone:s3.test", (*no_ids("@"), "@none")),
     "Store.restore_user.user_id": ArgumentCase("@gone:s3.test", (*no_ids("@"), "@none")),
-    "Store.membership.user_id": ArgumentCase(REMOTE, (*no_ids("@"), "@none")),
     "Store.event.event_id": ArgumentCase(
         last, ()
     ),  # an id that cannot be is the id of nothing: None (test_errors.py)
@@ -216,6 +213,19 @@ OF_METHOD: Final[dict[str, ArgumentCase]] = {
     "Receipts.set.user_id": ArgumentCase(REMOTE, (*no_ids("@"), "@none")),
     "ToDevice.inbox.limit": ArgumentCase(5, NO_POSITIONS),
     "Stream.rows.limit": ArgumentCase(5, NO_POSITIONS),
+    "Store.define_stream.name": ArgumentCase("typing", (*NO_TEXTS, None, "", "events", "A", "a b")),
+    "Store.define_stream.keep_ms": ArgumentCase(None, NO_POSITIONS),
+    "Store.stream.name": ArgumentCase("typing", (*NO_TEXTS, None, "", "events")),
+    "DefinedStream.publish.key": ArgumentCase("key", (*NO_TEXTS, None, "", "x" * 513)),
+    "DefinedStream.publish.value": ArgumentCase({"a": None}, NO_VALUES),
+    "DefinedStream.publish.wakes": ArgumentCase(
+        [LOCAL, "!room:s1.test"], (*NO_LISTS, None, [""], ["none"], LOCAL, ["@none"])
+    ),
+    "DefinedStream.rows.keys": ArgumentCase(None, NO_LISTS),
+    "DefinedStream.rows.limit": ArgumentCase(5, NO_POSITIONS),
+    "Cursors.get.name": ArgumentCase("push", (*NO_TEXTS, None, "", "x" * 256)),
+    "Cursors.set.name": ArgumentCase("push", (*NO_TEXTS, None, "", "x" * 256)),
+    "Cursors.set.position": ArgumentCase(5, NO_POSITIONS),
 }
 
 
@@ -254,6 +264,7 @@ async def call(store: Store, room: RoomBuilder, owner: type, method: str, **wron
     for name in parameters(owner, method):
         right = given(owner, method, name).right
         arguments[name] = right(room) if callable(right) else right
+    store.define_stream("typing")
     if method == "positions_of":
         arguments["token"] = (await store.sync(LOCAL)).next_batch
     answer = getattr(OBJECTS[owner](store), method)(**{**arguments, **wrong})

@@ -17,7 +17,7 @@ from storage.queries import visible_events as visibility_queries
 from storage.queries.filters import ANY_EVENT
 from storage.queries.pagination import sync_tokens
 from storage.queries.sync import rooms, state
-from storage.streams import registry
+from storage.streams import fact_rows
 from storage.streams.positions import LARGEST_POSITION
 from storage.visibility import audience_ranges
 from tests.queries.rooms import ADMIN, LOCAL, deliver, ids, new_room
@@ -346,7 +346,7 @@ async def test_a_page_of_the_stream_of_events(filled: Filled) -> None:
     for writer in (None, "main"):
         plan = await plan_of(
             filled.store,
-            registry.SQL_EVENTS_ROWS,
+            fact_rows.SQL_EVENTS_ROWS,
             filled.last_stream - MANY + 10,
             filled.last_stream,
             writer,

@@ -37,6 +37,10 @@ past AS (DELETE FROM past_visibility WHERE room_nid = $1::int),
 state AS (DELETE FROM current_state WHERE room_nid = $1::int),
 receipt AS (DELETE FROM receipts WHERE room_nid = $1::int),
 account AS (DELETE FROM account_data WHERE room_nid = $1::int),
+fact AS (
+    DELETE FROM published_facts
+    WHERE key = (SELECT room_id FROM rooms WHERE room_nid = $1::int)
+),
 -- up to where local users came and went; users who are still joined (with --force) sync from the
 -- beginning wherever they are
 purged AS (
@@ -161,7 +165,11 @@ past AS (DELETE FROM past_visibility WHERE room_nid = $1::int),
 state AS (DELETE FROM current_state WHERE room_nid = $1::int),
 receipt AS (DELETE FROM receipts WHERE room_nid = $1::int),
 account AS (DELETE FROM account_data WHERE room_nid = $1::int),
-request AS (DELETE FROM local_transactions WHERE room_nid = $1::int)
+request AS (DELETE FROM local_transactions WHERE room_nid = $1::int),
+fact AS (
+    DELETE FROM published_facts
+    WHERE key = (SELECT room_id FROM rooms WHERE room_nid = $1::int)
+)
 DELETE FROM rooms
 WHERE room_nid = $1::int
 """

@@ -249,13 +249,12 @@ async def resume(
     """
     await prove_indexes(database, WORK, report=report)
     begun = await job_rows.begun(database)
-    counted = Counted(silent if len(begun) == 1 else report, "purge", len(begun), "purges")
-    shown = report if len(begun) == 1 else _within(counted)  # one purge shows its own progress
+    counted = Counted(report, "purge", len(begun), "purges")
     for job in begun:
         try:
             async with job_rows.alone(database, job.room_id, job.room_nid):
                 room = await _room(database, job.room_id)
-                pace = PurgeThrottle(database.config, watcher, shown)
+                pace = PurgeThrottle(database.config, watcher, _within(counted))
                 context = PurgeContext(database, room, server_name, pace)
                 finished = await _finish(context, job.room_nid)
         except (PurgeRunning, UnknownRoom):

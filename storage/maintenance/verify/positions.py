@@ -5,7 +5,7 @@ from typing import Final, LiteralString, NamedTuple
 
 from storage.database.connection import Connection
 from storage.maintenance.verify.finding import Finding
-from storage.streams.registry import STREAMS
+from storage.streams.published_facts import sequences
 
 SQL_BEHIND: Final[LiteralString] = """
 SELECT f.stream_name, f.instance_name, f.latest, p.stream_id AS position
@@ -23,6 +23,7 @@ FROM (
         UNION ALL SELECT 'to_device', writer_nid, stream_id FROM to_device
         UNION ALL SELECT 'receipts', writer_nid, stream_id FROM receipts
         UNION ALL SELECT 'caches', writer_nid, stream_id FROM cache_invalidations
+        UNION ALL SELECT stream_name, writer_nid, stream_id FROM published_facts
     ) AS s
     LEFT JOIN writers w USING (writer_nid)
     GROUP BY 1, 2
@@ -46,6 +47,7 @@ FROM (
     UNION ALL SELECT 'to_device_stream', (SELECT max(stream_id) FROM to_device)
     UNION ALL SELECT 'receipts_stream', (SELECT max(stream_id) FROM receipts)
     UNION ALL SELECT 'caches_stream', (SELECT max(stream_id) FROM cache_invalidations)
+    UNION ALL SELECT 'published_facts_stream', (SELECT max(stream_id) FROM published_facts)
     UNION ALL SELECT 'writer_nids', (SELECT max(writer_nid) FROM writers)
     UNION ALL
     SELECT d.sequence_name, max(p.stream_id)  -- readers have passed these
@@ -107,11 +109,9 @@ async def check_positions(conn: Connection) -> AsyncIterator[Finding]:
 
 async def check_sequences(conn: Connection) -> AsyncIterator[Finding]:
     """Check that no sequence returns a number that is in use ("sequences")."""
+    declared = await sequences(conn)
     for row in await conn.fetch(
-        SQL_SEQUENCES,
-        list(STREAMS),
-        [one.sequence for one in STREAMS.values()],
-        row=LaggingIdSequenceRow,
+        SQL_SEQUENCES, list(declared), list(declared.values()), row=LaggingIdSequenceRow
     ):
         yield Finding(
             "sequences", None, (row.name,), f"next {row.next}", f"more than {row.largest}"

@@ -30,7 +30,6 @@ from storage.ids import RoomId, UserId
 from storage.queries.sync.positions import (
     PART_STREAMS,
     PURGED,
-    STREAMS,
     WRITER,
     Reached,
     WriterRow,
@@ -54,7 +53,7 @@ writer AS MATERIALIZED (
     FROM stream_positions p
     LEFT JOIN unnest($1::text[], $2::text[], $3::bigint[]) AS s (stream_name, instance_name,
         stream_id) USING (stream_name, instance_name)
-    WHERE p.stream_name IN ({streams})
+    WHERE {streams}
 ),
 behind AS MATERIALIZED (  -- writers that are ahead of the position seen
     SELECT w.writer_nid, p.seen, p.stream_id
@@ -215,7 +214,7 @@ class SyncMemory:
     async def still(self, conn: Connection, user_id: UserId) -> News | None:
         """Return the news by a smaller statement. None: there are commits not seen yet."""
         known = self.known(user_id)
-        return known.confirmed(await writers(conn, (*STREAMS, CACHES)))
+        return known.confirmed(await writers(conn))
 
     def known(self, user_id: UserId) -> "KnownPositions":
         """Return what this process has seen and cached, without a statement."""

@@ -4,15 +4,16 @@ The response of a sync follows from events in the user's rooms, and from facts t
 So these end the wait. One change is not in the events: state resolution may make a user a member
 again, or remove a membership. The stream "caches" publishes that.
 
-News of the user in a stream beside the events (account data, receipts, to-device) end the wait,
-too. The response is empty then, and its `next_batch` covers them.
+News of the user in a stream beside the events (account data, receipts, to-device, and those that
+the process has defined) end the wait, too. The response is empty then, and its `next_batch` covers
+them.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from typing import Final, NamedTuple
 
-from storage.queries.sync.positions import BESIDE
+from storage.queries.sync.positions import BESIDE, events_of
 from storage.queries.sync.types import Sync
 from storage.streams import SyncToken, VectorPosition
 from storage.streams.notifier import Notifier
@@ -37,14 +38,17 @@ async def until_news(
     since: SyncToken | None,
     *,
     timeout_ms: int,
+    defined: Collection[str] = (),
 ) -> Sync:
     """Return the first response that is not empty, or before which a stream beside had news.
 
-    Return the last one when the time is over.
+    Return the last one when the time is over. ``defined`` are streams of the process, which count
+    as streams beside the events.
     """
     if timeout_ms <= 0:
         return (await look()).answer
-    beside = _beside(since)
+    names = *BESIDE, *defined
+    beside = _beside(since, names)
     looked_again = False
     loop = asyncio.get_running_loop()
     deadline = loop.time() + timeout_ms / 1000
@@ -58,21 +62,33 @@ async def until_news(
         if notifier.was_told(keys, beside):
             # The news may have come after the snapshot of this response. Look once more then, so
             # that `next_batch` covers them; only once, as news may never end.
-            if looked_again or not notifier.was_told(keys, _beside(reached)):
+            if looked_again or not notifier.was_told(keys, _beside(reached, names)):
                 return answer
             looked_again = True
             continue
-        beside, after = _beside(reached), reached.advance(RESOLVED, resolved)
-        if not await notifier.wait(keys, after=after, timeout_ms=left_ms):
+        beside = _followed(_beside(reached, names), notifier)
+        waited = {"events": events_of(reached), **beside, RESOLVED: resolved}
+        if not await notifier.wait(keys, after=SyncToken.of(waited), timeout_ms=left_ms):
             return answer
 
 
-def _beside(token: SyncToken | None) -> dict[str, VectorPosition]:
+def _beside(token: SyncToken | None, names: Iterable[str]) -> dict[str, VectorPosition]:
     """Return the positions of a token in the streams beside the events.
 
-    A token from before an upgrade does not name a stream that came with it. Then it is at 0.
+    A token from before a stream was added or defined does not name it. Then it is at 0.
     """
     if token is None:
         return {}
     named = token.positions()
-    return {name: named.get(name, VectorPosition()) for name in BESIDE}
+    return {name: named.get(name, VectorPosition()) for name in names}
+
+
+def _followed(
+    positions: Mapping[str, VectorPosition], notifier: Notifier
+) -> dict[str, VectorPosition]:
+    """Return these positions as far as this process has followed the streams.
+
+    A snapshot may have facts of other processes that are published here later. They are not in the
+    response, so they still have to end the wait.
+    """
+    return {name: at.meet(notifier.position(name)) for name, at in positions.items()}

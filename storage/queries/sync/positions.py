@@ -4,7 +4,7 @@ A position and its facts are written in one transaction (storage/persist/write/a
 within one snapshot the positions are those of exactly the facts that can be read.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from typing import Final, LiteralString, NamedTuple
 
@@ -14,7 +14,7 @@ from storage.streams import SyncToken, VectorPosition
 SQL_POSITIONS: Final[LiteralString] = """
 SELECT 'writer' AS kind, stream_name, instance_name, stream_id AS position
 FROM stream_positions
-WHERE stream_name = ANY($1::text[])
+WHERE stream_name <> 'backfill'
 UNION ALL
 SELECT 'purged', stream_name, NULL, purged_upto
 FROM purged_streams
@@ -25,10 +25,13 @@ BESIDE: Final = ("account_data", "receipts", "to_device")
 """Streams of which a sync returns the position alone. The store of each returns its facts."""
 
 STREAMS: Final = ("events", *BESIDE)
-"""The streams of a sync token."""
+"""The built-in streams of a sync token. Those that the process has defined are also in it."""
 
-PART_STREAMS: Final[LiteralString] = "'events', 'caches', 'account_data', 'receipts', 'to_device'"
-"""The same, and the caches that a sync reads, for statements that read positions with rooms."""
+NOT_SYNCED: Final = ("backfill", "caches")
+"""Streams that no token has."""
+
+PART_STREAMS: Final[LiteralString] = "stream_name <> 'backfill'"
+"""The streams of tokens, and the caches that a sync reads, for statements with other rows."""
 
 WRITER: Final = "writer"
 PURGED: Final = "purged"
@@ -55,12 +58,12 @@ class Reached(NamedTuple):
 
 async def where(conn: Connection) -> Reached:
     """Return how far the streams are."""
-    return reached_by(await writers(conn, STREAMS))
+    return reached_by(await writers(conn))
 
 
-async def writers(conn: Connection, streams: Sequence[str]) -> list[WriterRow]:
-    """Return the position of each writer in these streams, and of the purge of the events."""
-    return await conn.fetch(SQL_POSITIONS, list(streams), row=WriterRow)
+async def writers(conn: Connection) -> list[WriterRow]:
+    """Return the position of each writer in each stream, and of the purge of the events."""
+    return await conn.fetch(SQL_POSITIONS, row=WriterRow)
 
 
 def reached_by(rows: Iterable[WriterRow]) -> Reached:
@@ -70,9 +73,28 @@ def reached_by(rows: Iterable[WriterRow]) -> Reached:
 
 @lru_cache(maxsize=64)
 def _reached_by(rows: tuple[WriterRow, ...]) -> Reached:
-    found = {name: vector(positions_in(rows, name)) for name in STREAMS}
+    named = {row.stream_name for row in rows if row.kind == WRITER}.difference(NOT_SYNCED)
+    found = {name: vector(positions_in(rows, name)) for name in named.union(STREAMS)}
     purged = (row.position for row in rows if row.kind == PURGED)
     return Reached(SyncToken.of(found), max(purged, default=0))
+
+
+def covered(reached: SyncToken, defined: frozenset[str], given: SyncToken | None) -> SyncToken:
+    """Return the positions that a response covers: of the built-in and of the ``defined`` streams.
+
+    A response has no facts of a stream that only other processes have defined. So the token keeps
+    the position that it has in ``given``, the token of the client, and lacks it without one.
+    """
+    if all(name in STREAMS or name in defined for name, _ in reached.streams):
+        return reached
+    known = {} if given is None else given.positions()
+    return SyncToken(
+        tuple(
+            (name, at if name in STREAMS or name in defined else at.meet(known[name]))
+            for name, at in reached.streams
+            if name in STREAMS or name in defined or name in known
+        )
+    )
 
 
 def positions_in(rows: Iterable[WriterRow], stream_name: str) -> dict[str, int]:

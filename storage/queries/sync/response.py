@@ -12,7 +12,7 @@ from storage.errors import InvalidToken, ResyncNeeded
 from storage.ids import UserId
 from storage.queries.filters import ANY_ROOM, SyncFilter
 from storage.queries.sync.changed_rooms import News, SyncMemory
-from storage.queries.sync.positions import events_of, where
+from storage.queries.sync.positions import covered, events_of, where
 from storage.queries.sync.rooms import ChangedRoom, SyncRange, rooms, rooms_and_writers
 from storage.queries.sync.state import RoomState, StateRequest, SyncedRoom, SyncedUser, states
 from storage.queries.sync.stripped_state import stripped
@@ -49,6 +49,8 @@ class SyncRequest:
     ignored: tuple[UserId, ...] = ()
     filter: SyncFilter = ANY_ROOM
     rows_max: int = 20_000
+    defined: frozenset[str] = frozenset()
+    """The streams that the process has defined."""
 
     @property
     def text(self) -> str:
@@ -60,6 +62,14 @@ class SyncRequest:
     def token(self) -> SyncToken | None:
         """Return the token of ``since``, or of the parts of an initial sync."""
         return self.since if self.part is None else self.part.upto
+
+    def covered(self, reached: SyncToken) -> SyncToken:
+        """Return the part of these positions that a response of this process covers."""
+        return covered(reached, self.defined, self.token)
+
+    def next_batch(self, reached: SyncToken) -> str:
+        """Return the text of `covered`."""
+        return self.covered(reached).print(self.deployment)
 
     @classmethod
     def of(
@@ -75,6 +85,7 @@ class SyncRequest:
         server_name: str,
         deployment: str,
         config: Config,
+        defined: frozenset[str] = frozenset(),
     ) -> "SyncRequest":
         """Return the request for these arguments.
 
@@ -104,6 +115,7 @@ class SyncRequest:
             tuple(ignored),
             filter,
             rows_max,
+            defined,
         )
 
 
@@ -146,7 +158,7 @@ async def _respond(conn: Connection, request: SyncRequest, news: News | None) ->
     known = None if since is None else events_of(since)
     room_nids = None if news is None or known is None else news.candidates(known)
     if (known == events_of(upto) and not request.full_state) or room_nids == []:
-        return Sync(upto.print(request.deployment))
+        return Sync(request.next_batch(upto))
     below = None if request.part is None else (request.part.activity, request.part.room)
     limit = request.rooms_limit if since is None else None
     of_all = (
@@ -166,11 +178,11 @@ async def _respond(conn: Connection, request: SyncRequest, news: News | None) ->
         found.remove(joined[-1])
         joined = joined[:-1]
     next_rooms = (
-        _next_rooms(upto, joined[-1]).print(request.deployment) if more and joined else None
+        _next_rooms(request.covered(upto), joined[-1]).print(request.deployment)
+        if more and joined
+        else None
     )
-    return await _fill(
-        conn, request, found, Sync(upto.print(request.deployment), next_rooms=next_rooms)
-    )
+    return await _fill(conn, request, found, Sync(request.next_batch(upto), next_rooms=next_rooms))
 
 
 def is_quiet(request: SyncRequest, memory: SyncMemory) -> bool:
@@ -197,7 +209,7 @@ async def quiet(
     if since.min < news.purged_upto:
         return None
     if since == events_of(upto) or news.candidates(since) == []:
-        return Sync(upto.print(request.deployment)), news
+        return Sync(request.next_batch(upto)), news
     return None
 
 
@@ -246,7 +258,7 @@ async def brief(
         return None
     if any(room.row.whole or room.row.has_state or room.row.membership != JOIN for room in found):
         return None
-    return await _fill(conn, request, found, Sync(news.token.print(request.deployment))), news
+    return await _fill(conn, request, found, Sync(request.next_batch(news.token))), news
 
 
 def _refuse_purged(request: SyncRequest, purged_upto: int) -> None:

@@ -108,7 +108,7 @@ UNION ALL
 SELECT 'writer', NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
     NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, stream_name, instance_name, stream_id
 FROM stream_positions
-WHERE stream_name IN ({streams})
+WHERE {streams}
 UNION ALL
 SELECT 'purged', NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
     NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, stream_name, NULL, purged_upto

@@ -1,0 +1,131 @@
+"""The outbox: events of local users in stream order, each with the servers to send it to.
+
+It ends at the linear position of the stream "events": all writers have completed every smaller id.
+So an event that commits late never appears behind a position that was returned.
+
+    writer a has committed 5, and 8 is in flight; b has committed 6      the outbox ends at 5
+    a has committed 8                                                    it ends at 6: b may have 7
+    b reports that it is idle, up to 8                                   it ends at 8
+
+The servers are those in the event's audience (storage/visibility): the remote servers that are
+joined before or after the event. The server of the target of a membership event is added, so that
+it learns of an invite, a kick or a ban.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final, LiteralString, NamedTuple
+
+from storage.database.connection import Connection
+from storage.ids import EventId, RoomId, ServerName, server_name_of
+
+SQL_OUTBOX: Final[LiteralString] = """
+WITH
+reached AS (
+    SELECT COALESCE(min(stream_id), 0) AS position
+    FROM stream_positions
+    WHERE stream_name = 'events'
+),
+-- so few positions that they have at most so many events
+bounds AS MATERIALIZED (
+    SELECT LEAST(r.position, (SELECT min(stream_ordering) FROM events
+        WHERE stream_ordering > $1::bigint) + $4::bigint - 1) AS upto
+    FROM reached r
+),
+event AS MATERIALIZED (
+    SELECT e.stream_ordering, e.event_id, e.room_nid, e.audience, e.membership, e.state_key_nid
+    FROM events e
+    JOIN principals p ON p.principal_nid = e.sender_nid
+    WHERE e.stream_ordering > $1::bigint AND e.stream_ordering <= (SELECT upto FROM bounds)
+        AND NOT e.backfilled AND NOT e.soft_failed AND e.rejected IS NULL
+        AND substr(p.name, strpos(p.name, ':') + 1) = $3::text
+    ORDER BY e.stream_ordering
+    LIMIT $2::bigint
+),
+remote AS MATERIALIZED (  -- once a room
+    SELECT v.room_nid, v.principal_nid, v.first_audience, p.name,
+        v.audiences - COALESCE(v.invited_audiences, '{}') AS joined_audiences
+    FROM (SELECT DISTINCT room_nid FROM event) AS r
+    JOIN visibility v USING (room_nid)
+    JOIN principals p USING (principal_nid)
+    WHERE p.name <> $3::text AND NOT starts_with(p.name, '@') AND NOT starts_with(p.name, '*')
+),
+joined AS MATERIALIZED (  -- once an audience
+    SELECT a.room_nid, a.audience, array_agg(s.name ORDER BY s.name) AS servers
+    FROM (SELECT DISTINCT room_nid, audience FROM event) AS a
+    JOIN remote s USING (room_nid)
+    WHERE s.joined_audiences @> a.audience
+        OR (a.audience < s.first_audience
+            AND joined_before(a.room_nid, s.principal_nid, a.audience))
+    GROUP BY a.room_nid, a.audience
+)
+SELECT CASE
+        WHEN (SELECT count(*) FROM event) < $2::bigint THEN bounds.upto
+        ELSE (SELECT max(stream_ordering) FROM event)
+    END AS upto,
+    e.stream_ordering AS position, e.event_id, r.room_id, COALESCE(j.servers, '{}') AS servers,
+    CASE WHEN e.membership IS NOT NULL THEN k.state_key END AS target
+FROM bounds
+LEFT JOIN event e ON true
+LEFT JOIN rooms r USING (room_nid)
+LEFT JOIN joined j ON j.room_nid = e.room_nid AND j.audience = e.audience
+LEFT JOIN state_keys k ON k.state_key_nid = e.state_key_nid
+ORDER BY e.stream_ordering
+"""
+
+
+class OutboxRow(NamedTuple):
+    """An event, or a row of NULLs but for ``upto`` where there is none."""
+
+    upto: int | None
+    position: int | None
+    event_id: str | None
+    room_id: str | None
+    servers: list[str]
+    target: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Outgoing:
+    """An event of a local user, and the other servers to send it to (none if all are local)."""
+
+    position: int
+    event_id: EventId
+    room_id: RoomId
+    servers: frozenset[ServerName]
+
+
+class Outbox(list[Outgoing]):
+    """Outgoing events in order. There are no others up to ``upto``: go on from there."""
+
+    def __init__(self, events: Iterable[Outgoing], upto: int) -> None:
+        super().__init__(events)
+        self.upto: int = upto
+
+
+async def outbox(
+    conn: Connection, after: int, limit: int, *, server_name: str, rows_max: int
+) -> Outbox:
+    """Return at most ``limit`` events of users of ``server_name`` after a position.
+
+    The range has at most ``rows_max`` positions with events of all users.
+    """
+    if limit == 0:
+        return Outbox([], after)
+    rows = await conn.fetch(SQL_OUTBOX, after, limit, server_name, rows_max, row=OutboxRow)
+    found = [
+        Outgoing(
+            row.position,
+            EventId(row.event_id or ""),
+            RoomId(row.room_id or ""),
+            _servers(row, server_name),
+        )
+        for row in rows
+        if row.position is not None
+    ]
+    return Outbox(found, max(after, rows[0].upto or 0))
+
+
+def _servers(row: OutboxRow, own: str) -> frozenset[ServerName]:
+    target = () if row.target is None else (server_name_of(row.target),)
+    return frozenset(map(ServerName, {*row.servers, *target} - {own, ""}))
