@@ -29,15 +29,16 @@ async def main() -> None:
             print(result.outcome, result.event_id)
 
         first = await store.sync(BOB)
-        timeline = first.join[room.room_id].timeline
-        print("first sync:", [event.type for event in timeline.events])
+        print("first sync:", [event.type for event in first.join[room.room_id].timeline.events])
 
         await store.append([room.message(ALICE, "And the cellar is locked.").pdu])
         second = await store.sync(BOB, since=first.next_batch)
         print("next sync:", [event.content for event in second.join[room.room_id].timeline.events])
 
-        page = await store.messages(room.room_id, BOB, from_=timeline.prev_batch, limit=3)
-        print("before that:", [event.type for event in page.chunk], "more at", page.end)
+        page = await store.messages(room.room_id, BOB, limit=3)
+        print("the last three:", [event.type for event in page.chunk])
+        page = await store.messages(room.room_id, BOB, from_=page.end, limit=3)
+        print("before them:", [event.type for event in page.chunk])
 
 
 asyncio.run(main())

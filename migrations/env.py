@@ -18,6 +18,7 @@ from typing import Any, Final
 
 from alembic import context
 from alembic.runtime.migration import MigrationContext
+from alembic.script.revision import RevisionError
 from alembic.util import CommandError
 from sqlalchemy import Connection, MetaData
 from sqlalchemy.ext.asyncio import create_async_engine
@@ -246,6 +247,8 @@ def _main() -> None:
 
 def _failure(error: Exception) -> str | None:
     """Return the sentence of an error that is no defect of a revision; None for others."""
+    if isinstance(error, RevisionError):
+        return f"{error}: `alembic history` lists the revisions"
     ours = error if isinstance(error, StorageError) else translated(error)
     return None if ours is None else str(ours)
 

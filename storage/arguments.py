@@ -201,6 +201,21 @@ def _client_id(value: str) -> str:
     return value
 
 
+MEMBERSHIPS: Final = ("ban", "invite", "join", "knock", "leave")
+
+
+def membership(value: str, name: str = "membership") -> str:
+    """Return it; raise `InputError` for a value that is no membership."""
+    if not is_text(value) or value not in MEMBERSHIPS:
+        raise InputError(f"{name} is {value!r}: one of {', '.join(MEMBERSHIPS)} is wanted")
+    return value
+
+
+def memberships(values: Iterable[str], name: str = "memberships") -> list[str]:
+    """Return each of them as `membership`; raise `InputError` for a single text."""
+    return [membership(value, name) for value in listed(values, name)]
+
+
 # ------------------------------------------------------------------------------------------------
 # numbers
 

@@ -70,6 +70,12 @@ SUBJECTS: Final = (
         modules=("states",),
     ),
     Subject(
+        "members",
+        "Members",
+        "The members of a room, the rooms of a user, and the servers and users to inform.",
+        modules=("membership_calls",),
+    ),
+    Subject(
         "sync",
         "Sync",
         "The parts of the client-server API's /sync that are room events.",

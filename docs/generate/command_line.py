@@ -23,7 +23,8 @@ one sentence on standard error; with `--json` it is an object on standard output
 EXIT_CODES: Final = {
     ExitCode.DONE: "Done.",
     ExitCode.FINDINGS: "Done, with findings: lines that were not stored, or a broken invariant.",
-    ExitCode.USAGE: "Bad usage or input. Nothing was done.",
+    ExitCode.USAGE: "Bad usage or input, a role without the privilege, or a name that is taken. "
+    "Nothing was done.",
     ExitCode.UNAVAILABLE: "Postgres could not be reached, or refused.",
     128 + signal.SIGINT: "Interrupted (SIGINT).",
     128 + signal.SIGTERM: "Ended (SIGTERM).",

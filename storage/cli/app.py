@@ -33,7 +33,13 @@ from storage.cli import (
 from storage.cli.common import ExitCode, print_json
 from storage.cli.interrupt import Interrupted, ignore_signals, interruptible
 from storage.cli.logs import LogFormat, LogLevel
-from storage.errors import DatabaseError, StorageCorrupt, StorageError
+from storage.errors import (
+    DatabaseError,
+    InstanceNameTaken,
+    PermissionRefused,
+    StorageCorrupt,
+    StorageError,
+)
 from storage.version import __version__
 
 logger: logging.Logger = logging.getLogger(__name__)
@@ -42,7 +48,7 @@ app: typer.Typer = typer.Typer(
     name="room-storage",
     help=(
         "The rooms of a Matrix homeserver, on Postgres."
-        " Exit codes: 0 done, 1 done with findings, 2 bad usage or input, 3 no database,"
+        " Exit codes: 0 done, 1 done with findings, 2 bad usage, input or role, 3 no database,"
         " 130 interrupted (SIGINT), 143 (SIGTERM)."
     ),
     no_args_is_help=True,
@@ -196,6 +202,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _exit_code(error: StorageError) -> ExitCode:
+    if isinstance(error, InstanceNameTaken | PermissionRefused):  # a repetition changes nothing
+        return ExitCode.USAGE
     if isinstance(error, DatabaseError):
         return ExitCode.UNAVAILABLE
     return ExitCode.FINDINGS if isinstance(error, StorageCorrupt) else ExitCode.USAGE

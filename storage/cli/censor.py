@@ -4,7 +4,7 @@ from typing import Annotated, Final
 
 import typer
 
-from storage.cli.common import DsnOption, JsonOption, print_json
+from storage.cli.common import DsnOption, JsonOption, amount, print_json
 from storage.cli.interrupt import AGAIN, UNCHANGED, run
 from storage.cli.maintaining import maintained
 from storage.cli.progress import ProgressDisplay, QuietOption
@@ -48,15 +48,21 @@ def command(
             }
         )
         return
-    typer.echo(f"{done.censored} events {'to be censored' if dry_run else 'censored'}")
+    _print_censored(done, dry_run=dry_run)
+
+
+def _print_censored(done: Censored, *, dry_run: bool) -> None:
+    """Print the counts for people; each line has the name that the JSON has."""
+    censored = amount(done.censored, "event")
+    typer.echo(f"{censored} to be censored" if dry_run else f"{censored} censored")
     if done.left:
         typer.echo(
-            f"{done.left} left: their redacted content is still needed to authorise other events"
+            f"{done.left:,} left: the redacted content is still needed to authorise other events"
         )
     if done.busy:
-        typer.echo(f"{done.busy} locked by a writer: run it again")
+        typer.echo(f"{done.busy:,} busy: locked by a writer, run it again")
     if done.waiting:
-        typer.echo(f"{done.waiting} not due yet")
+        typer.echo(f"{done.waiting:,} waiting: not due yet")
 
 
 async def _censor(

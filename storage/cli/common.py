@@ -4,9 +4,9 @@ import json
 import logging
 import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from enum import IntEnum
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import typer
 from rich.console import Console
@@ -21,7 +21,9 @@ from storage.database.dsn import (
     has_password,
 )
 from storage.database.embedded import embedded_postgres
-from storage.errors import InputError
+from storage.errors import InputError, InstanceNameTaken
+from storage.store.facade import Store
+from storage.store.open import open_store
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -68,6 +70,17 @@ ServerNameOption = Annotated[
         show_default=False,
     ),
 ]
+
+
+def instance_name_option() -> Any:
+    """Return the option `--instance-name`, for a default of the command's own."""
+    return typer.Option(
+        metavar="NAME",
+        envvar="STORAGE_INSTANCE_NAME",
+        help="The name of this process; it must be unique.",
+    )
+
+
 JsonOption = Annotated[
     bool, typer.Option("--json", help="JSON for programs instead of a table for people.")
 ]
@@ -88,7 +101,7 @@ class ExitCode(IntEnum):
     FINDINGS = 1
     """Done, with findings: a rejected line, a broken invariant."""
     USAGE = 2
-    """Bad usage or input; nothing was done."""
+    """Bad usage or input, or a role or name that does not fit; nothing was done."""
     UNAVAILABLE = 3
     """The database could not be reached or refused."""
 
@@ -108,6 +121,30 @@ async def database_dsn(dsn: str | None, config: Config) -> AsyncIterator[str]:
         return
     async with embedded_postgres(config=config) as embedded:
         yield embedded
+
+
+@asynccontextmanager
+async def opened_store(
+    dsn: str | None, *, server_name: str | None, instance_name: str
+) -> AsyncIterator[Store]:
+    """Open a store under the name of `--instance-name`, with the settings of the environment."""
+    opening = open_store(
+        dsn, server_name=server_name, instance_name=instance_name, config=Config.from_env()
+    )
+    async with AsyncExitStack() as stack:
+        try:
+            store = await stack.enter_async_context(opening)
+        except InstanceNameTaken as error:
+            raise InstanceNameTaken(
+                f"another process is at work under the name {instance_name}:"
+                " stop it, or choose another name with --instance-name"
+            ) from error
+        yield store
+
+
+def amount(number: int, noun: str) -> str:
+    """Return a number with its noun: "1 event", "2,000 events"."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
 def print_json(value: object) -> None:

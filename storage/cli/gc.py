@@ -2,15 +2,14 @@
 
 import typer
 
-from storage.cli.common import DsnOption, JsonOption, print_json, print_rows
+from storage.cli.common import DsnOption, JsonOption, amount, print_json, print_rows
 from storage.cli.interrupt import AGAIN, run
 from storage.cli.maintaining import maintained
 from storage.cli.progress import ProgressDisplay, QuietOption
 from storage.cli.verify import RoomsOption
-from storage.maintenance.indexes import prove_indexes
 from storage.maintenance.old_transactions import delete_old_transactions
-from storage.maintenance.state_group_gc import TABLES, WORK, Collected, collect, collect_all
-from storage.observability.progress import Counted, Report
+from storage.maintenance.state_group_gc import Collected, collect_all, collect_rooms
+from storage.observability.progress import Report
 
 
 def command(
@@ -37,9 +36,9 @@ def command(
         [(one.room_id, one.state_groups) for one in collected],
         as_json=False,
     )
-    typer.echo(f"{freed} state groups freed")
+    typer.echo(f"{amount(freed, 'state group')} freed")
     if room is None:
-        typer.echo(f"{transactions} old transaction ids deleted")
+        typer.echo(f"{amount(transactions, 'old transaction id')} deleted")
 
 
 async def _collect(
@@ -49,10 +48,4 @@ async def _collect(
         if rooms is None:
             deleted = await delete_old_transactions(database)
             return [collected async for collected in collect_all(database, report=show)], deleted
-        await prove_indexes(database, WORK, TABLES, report=show)
-        counted = Counted(show, "collect", len(rooms), "rooms")
-        collected = [
-            await collect(database, room_id, indexes_proven=True, counted=counted)
-            for room_id in rooms
-        ]
-        return collected, 0
+        return await collect_rooms(database, rooms, report=show), 0

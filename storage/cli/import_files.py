@@ -7,16 +7,22 @@ from typing import IO, Annotated
 
 import typer
 
-from storage.cli.common import DsnOption, ExitCode, JsonOption, ServerNameOption, print_values
+from storage.cli.common import (
+    DsnOption,
+    ExitCode,
+    JsonOption,
+    ServerNameOption,
+    instance_name_option,
+    opened_store,
+    print_values,
+)
 from storage.cli.interrupt import AGAIN, run
 from storage.cli.progress import ProgressDisplay, QuietOption
-from storage.config import Config
 from storage.database.deployment import NO_SERVER
 from storage.errors import InputError
 from storage.importing import Import, Rejects, Summary
 from storage.importing.reading import check_readable
 from storage.observability.progress import Report
-from storage.store.open import open_store
 
 INSTANCE_NAME = "import"
 STORED = f"stored events stay; {AGAIN}"
@@ -44,9 +50,7 @@ def command(
     *,
     dsn: DsnOption = None,
     server_name: ServerNameOption = None,
-    instance_name: Annotated[
-        str, typer.Option(metavar="NAME", help="The name of this process; it must be unique.")
-    ] = INSTANCE_NAME,
+    instance_name: Annotated[str, instance_name_option()] = INSTANCE_NAME,
     rejects: Annotated[
         Path | None,
         typer.Option(
@@ -103,9 +107,7 @@ async def _import(
     total: int | None,
 ) -> tuple[Summary, float]:
     server_name, instance_name = names
-    async with open_store(
-        dsn, server_name=server_name, instance_name=instance_name, config=Config.from_env()
-    ) as store:
+    async with opened_store(dsn, server_name=server_name, instance_name=instance_name) as store:
         if store.server_name == NO_SERVER:
             typer.echo(
                 "note: without --server-name no user is local,"

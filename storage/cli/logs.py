@@ -49,6 +49,7 @@ def begin(level: LogLevel, log_format: LogFormat) -> None:
     lines.setFormatter(JsonLines() if log_format is LogFormat.JSON else TextLines())
     logging.getLogger().addHandler(LimitRepeated(lines))
     logging.getLogger("storage").setLevel(level.upper())
+    logging.captureWarnings(capture=True)  # of the warnings module: they are lines of the log, too
 
 
 def end() -> None:
@@ -57,6 +58,7 @@ def end() -> None:
     for handler in [one for one in root.handlers if isinstance(one, LimitRepeated)]:
         root.removeHandler(handler)
         handler.close()
+        logging.captureWarnings(capture=False)
     logging.getLogger("storage").setLevel(logging.NOTSET)
 
 

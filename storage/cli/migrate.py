@@ -12,6 +12,7 @@ from storage.database.migrate import (
     HEAD_REVISION,
     MigrationOptions,
     current_and_pending,
+    had_writer,
     later_sentence,
     migrate,
     migrate_before,
@@ -34,7 +35,10 @@ def command(
         bool,
         typer.Option(
             "--pre",
-            help="Only the steps that are safe while processes of the previous release run.",
+            help=(
+                "Only the steps that are safe while processes of the previous release run;"
+                " all steps if no process has ever opened the database."
+            ),
         ),
     ] = False,
     listed: Annotated[
@@ -109,7 +113,9 @@ def _list(dsn: str | None, how: MigrationOptions, *, as_json: bool) -> None:
 
 async def _migrate(dsn: str | None, how: MigrationOptions, *, pre: bool) -> str | None:
     async with database_dsn(dsn, Config.from_env()) as target:
-        return await (migrate_before if pre else migrate)(target, how=how)
+        if pre and await had_writer(target, how=how):
+            return await migrate_before(target, how=how)
+        return await migrate(target, how=how)
 
 
 async def _pending(

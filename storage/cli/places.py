@@ -15,4 +15,4 @@ def described(dsn: str | None, schema: str) -> str:
     if "port" in options and not host.endswith(f":{options['port']}"):
         host += f":{options['port']}"
     name = options.get("dbname") or parts.path.lstrip("/") or "that of the user"
-    return f"database {name} at {host}, schema {schema}"
+    return f"{name} at {host}, schema {schema}"

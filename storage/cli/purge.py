@@ -1,11 +1,18 @@
 """`room-storage purge`: purge history, whole rooms, or by retention policy; list the jobs."""
 
 from datetime import UTC, datetime
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, Final, NamedTuple
 
 import typer
 
-from storage.cli.common import DsnOption, JsonOption, ServerNameOption, print_json, print_rows
+from storage.cli.common import (
+    DsnOption,
+    JsonOption,
+    ServerNameOption,
+    amount,
+    print_json,
+    print_rows,
+)
 from storage.cli.interrupt import AGAIN, UNCHANGED, run
 from storage.cli.maintaining import maintained
 from storage.cli.progress import ProgressDisplay, QuietOption
@@ -19,6 +26,7 @@ from storage.maintenance.purge import (
     purge_retention,
     purge_room,
     resume,
+    running,
 )
 from storage.observability.progress import Report
 
@@ -61,6 +69,23 @@ JobsOption = Annotated[bool, typer.Option("--jobs", help="Show purges and their 
 DryRunOption = Annotated[
     bool, typer.Option("--dry-run", help="Only count the events that would be purged.")
 ]
+
+
+PHASES: Final = {
+    "history": "delete events",
+    "deltas": "delete state deltas",
+    "groups": "delete state groups",
+    "sweep": "delete retained state",
+    "room": "delete the room",
+}
+"""The phases of a job that has not ended, for people."""
+
+
+class ListedJob(NamedTuple):
+    """A job, and its state: done, running, interrupted or failed."""
+
+    job: PurgeJob
+    state: str
 
 
 class WantedPurge(NamedTuple):
@@ -150,9 +175,18 @@ async def _purge(
         ]
 
 
-async def _jobs(dsn: str | None) -> list[PurgeJob]:
+async def _jobs(dsn: str | None) -> list[ListedJob]:
     async with maintained(dsn) as database:
-        return await jobs(database)
+        found, rooms = await jobs(database), await running(database)
+    return [ListedJob(job, _state(job, is_running=job.room_nid in rooms)) for job in found]
+
+
+def _state(job: PurgeJob, *, is_running: bool) -> str:
+    if job.finished_ts is not None:
+        return "done"
+    if is_running:
+        return "running"
+    return "interrupted" if job.error is None else "failed"
 
 
 def _milliseconds(date: str) -> int:
@@ -171,14 +205,14 @@ def _print_purged(purged: list[Purged], *, dry_run: bool, as_json: bool) -> None
         print_json({"dry_run": dry_run, "rooms": [_document(one) for one in purged]})
         return
     for one in purged:
-        summary = f"{one.room_id}: {one.events} events"
+        summary = f"{one.room_id}: {amount(one.events, 'event')}"
         job = one.job
         more = (
             ""
             if job is None
             else (
-                f" ({job.deleted_count} deleted, {job.set_aside_count} set aside,"
-                f" {job.swept_count} of them swept)"
+                f" ({job.deleted_count:,} deleted, {job.set_aside_count:,} set aside,"
+                f" {job.swept_count:,} of them swept)"
             )
         )
         typer.echo(f"{summary} would be purged" if dry_run else f"{summary} purged{more}")
@@ -194,9 +228,9 @@ def _document(purged: Purged) -> dict[str, Any]:
     }
 
 
-def _print_jobs(found: list[PurgeJob], *, as_json: bool) -> None:
+def _print_jobs(found: list[ListedJob], *, as_json: bool) -> None:
     if as_json:
-        print_json([job._asdict() for job in found])
+        print_json([job._asdict() | {"state": state} for job, state in found])
         return
     rows = [
         (
@@ -204,18 +238,21 @@ def _print_jobs(found: list[PurgeJob], *, as_json: bool) -> None:
             job.room_id,
             f"{job.deleted_count + job.set_aside_count:,}",
             _time(job.started_ts),
-            _state(job),
+            _described(job, state),
         )
-        for job in found
+        for job, state in found
     ]
     print_rows("Purges", ["job", "room", "events", "started", "state"], rows, as_json=False)
+    if not found:
+        typer.echo("no purges")
 
 
-def _state(job: PurgeJob) -> str:
-    """Return when it ended, else its phase and why it stopped."""
+def _described(job: PurgeJob, state: str) -> str:
+    """Return the state with the time of the end, or with the phase and why it stopped."""
     if job.finished_ts is not None:
-        return f"done {_time(job.finished_ts)}"
-    return job.phase if job.error is None else f"{job.phase}: {job.error}"
+        return f"{state} {_time(job.finished_ts)}"
+    said = f"{state}: {PHASES.get(job.phase, job.phase)}"
+    return said if job.error is None else f"{said}: {job.error}"
 
 
 def _time(ts: int) -> str:

@@ -9,26 +9,48 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from ssl import SSLContext
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 from prometheus_client import REGISTRY
 
-from storage.cli.common import DsnOption, JsonOption, ServerNameOption, print_json
+from storage.cli.common import (
+    DsnOption,
+    JsonOption,
+    ServerNameOption,
+    instance_name_option,
+    opened_store,
+    print_json,
+)
 from storage.cli.http_endpoints import served
 from storage.cli.interrupt import run
 from storage.cli.readiness import Readiness
 from storage.config import Config
+from storage.database.dsn import has_password
 from storage.errors import ExtraMissing, InputError
 from storage.observability.prometheus import expose
 from storage.replication import ReplicationPeer, Server
 from storage.replication.tls import server_context
 from storage.store.facade import Store
-from storage.store.open import open_store
+from storage.version import __version__
 
 logger: logging.Logger = logging.getLogger(__name__)
 
 DEFAULT_PORT = 9092
+
+REDIS_IN_PROCESS_LIST: Final = (
+    "the process list shows the password of --redis to other users of this machine: "
+    "use STORAGE_REDIS"
+)
+
+
+def _checked_redis(context: typer.Context, url: str | None) -> str | None:
+    """Warn of a password on the command line."""
+    source = context.get_parameter_source("redis")
+    if source is not None and source.name == "COMMANDLINE" and has_password(url or ""):
+        logger.warning(REDIS_IN_PROCESS_LIST)
+    return url
+
 
 PathOption = Annotated[Path | None, typer.Option(metavar="FILE", help="PEM.", show_default=False)]
 
@@ -46,6 +68,7 @@ def command(
             metavar="URL",
             envvar="STORAGE_REDIS",  # the process list does not show the environment
             help="Replicate over Redis, too: redis://…",
+            callback=_checked_redis,
             show_default=False,
         ),
     ] = None,
@@ -73,9 +96,7 @@ def command(
             show_default=False,
         ),
     ] = None,
-    instance_name: Annotated[
-        str, typer.Option(metavar="NAME", help="The name of this process; it must be unique.")
-    ] = "serve",
+    instance_name: Annotated[str, instance_name_option()] = "serve",
     as_json: JsonOption = False,
 ) -> None:
     """Publish to workers what is committed to the database, until interrupted (SIGINT, SIGTERM)."""
@@ -114,7 +135,7 @@ async def _serve(
     stopped = _stopped()
     async with AsyncExitStack() as stack:
         store = await stack.enter_async_context(
-            open_store(dsn, server_name=server_name, instance_name=instance_name, config=config)
+            opened_store(dsn, server_name=server_name, instance_name=instance_name)
         )
         places: dict[str, object] = {}
         peer: ReplicationPeer | None = None
@@ -128,7 +149,10 @@ async def _serve(
             url = await stack.enter_async_context(_over_http(store, peer, *http))
             places |= {"http": url, "metrics": f"{url}/metrics"}
         _print_places(places, as_json=as_json)
+        subject = f"room-storage {__version__} serves the database of {store.server_name}"
+        logger.info("%s", subject, extra=places)
         await stopped.wait()
+        logger.info("a signal has ended serve")
 
 
 async def _listening(store: Store, host: str, port: int, context: SSLContext | None) -> Server:

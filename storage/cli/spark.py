@@ -22,6 +22,7 @@ from storage.cli.common import (
     ExitCode,
     JsonOption,
     ServerNameOption,
+    amount,
     database_dsn,
     print_json,
     print_rows,
@@ -268,7 +269,7 @@ def verify(
         print_json({"findings": rows, "count": count})
     else:
         print_rows("Findings", columns, [list(row.values()) for row in rows], as_json=False)
-        typer.echo(f"{count} findings" if count else "nothing found")
+        typer.echo(amount(count, "finding") if count else "nothing found")
     if count:
         raise typer.Exit(ExitCode.FINDINGS)
 

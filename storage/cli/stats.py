@@ -12,7 +12,7 @@ from storage.cli.maintaining import maintained
 from storage.cli.places import described
 from storage.config import Config
 from storage.database.connection import Connection
-from storage.maintenance.growth import Forecast, Growth, forecast, growth
+from storage.maintenance.growth import EVENTS_MIN, Forecast, Growth, forecast, full_days, growth
 from storage.maintenance.sizes import (
     LargeState,
     StoreCounts,
@@ -25,8 +25,12 @@ from storage.maintenance.sizes import (
 GROWTH_METHOD: Final = """\
 Growth is the events received in a period, times the bytes of all tables and indexes by event.
 An import counts on its day. Purged events do not count. In a younger store the rate is that of its
-age, of one day at least. The forecast continues the rate of the last 30 days.
+age, of one day at least. The forecast continues the median day of the last 30.
 """
+TOO_YOUNG: Final = (
+    "Forecast: not enough history. It needs a full day after the day of the first event,"
+    f" and {EVENTS_MIN:,} events.\n"
+)
 
 
 class Stats(NamedTuple):
@@ -63,8 +67,10 @@ def command(
 async def read_stats(conn: Connection, top: int = 10) -> Stats:
     """Return the statistics of `room-storage stats`."""
     found, tables = await counts(conn), await table_sizes(conn)
-    grown = await growth(conn, bytes_per_event(found, tables), time.time_ns() // 1_000_000)
-    expected = forecast(found.database_bytes, grown)
+    an_event, now_ms = bytes_per_event(found, tables), time.time_ns() // 1_000_000
+    grown = await growth(conn, an_event, now_ms)
+    days = await full_days(conn, now_ms)
+    expected = forecast(found.database_bytes, an_event, found.events, days)
     return Stats(found, tables, await largest_states(conn, top), grown, expected)
 
 
@@ -136,6 +142,8 @@ def print_growth(stats: Stats) -> None:
     print_rows("Growth", columns, periods, as_json=False)
     sizes = [(_days("in", one.days), f"{one.database_bytes:,}") for one in stats.forecast]
     print_rows("Forecast", ["database", "bytes"], sizes, as_json=False)
+    if not sizes:
+        typer.echo(TOO_YOUNG)
     typer.echo(GROWTH_METHOD)
 
 

@@ -9,6 +9,7 @@ from storage.cli.common import (
     ExitCode,
     JsonOption,
     ServerNameOption,
+    amount,
     print_json,
     print_rows,
 )
@@ -75,7 +76,7 @@ def command(
             as_json=False,
         )
         typer.echo(
-            f"{len(reported)} findings, {len(reported) - left} of them repaired"
+            f"{amount(len(reported), 'finding')}, {len(reported) - left} of them repaired"
             if reported
             else "nothing found"
         )

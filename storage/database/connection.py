@@ -32,6 +32,7 @@ from storage.database.session import Connector, Session
 from storage.database.translate import (
     CONNECTING_ERRORS,
     DRIVER_ERRORS,
+    role_of,
     translate,
     translate_connecting,
 )
@@ -183,7 +184,8 @@ class Connection:
                 # it
                 self._driver.terminate()
             self.is_at_rest = isinstance(error, asyncpg.PostgresError)
-            raise self._counted(translate(error, closed=self._driver.is_closed())) from error
+            is_closed, role = self._driver.is_closed(), role_of(self._driver)
+            raise self._counted(translate(error, closed=is_closed, role=role)) from error
         except AttributeError as error:
             if not self._driver.is_closed():
                 raise

@@ -121,7 +121,10 @@ async def settled(
         return found.deployment_id, name
     opened = found.server_name or server_name
     if opened is None:
-        raise InputError("the database is new: give a server name, whose users are local")
+        raise InputError(
+            "the database is new: give a server name (--server-name, STORAGE_SERVER_NAME), "
+            "whose users are local"
+        )
     return found.deployment_id, opened
 
 

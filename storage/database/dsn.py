@@ -5,8 +5,10 @@ here before the driver reads it, and an error shows none of its text but names.
 """
 
 import os
+import re
 import socket
 import ssl
+import stat
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
@@ -27,6 +29,9 @@ IN_PROCESS_LIST: Final = (
     "use %s, %s_FILE or PGPASSFILE"
 )
 """A warning; the names of what contains the password, and twice of the variable to use."""
+
+ESCAPE: Final = re.compile("%(?![0-9A-Fa-f]{2})")
+"""A percent sign that begins no escape. libpq refuses it, and the driver reads it as itself."""
 
 TLS_FILES: Final = ("sslrootcert", "sslcert", "sslkey", "sslcrl")
 """Options of a DSN that name a file. Each has a variable, as PGSSLROOTCERT."""
@@ -65,7 +70,7 @@ def _from_file(variable: str, path: str) -> str:
 class DsnServer:
     """The server that a DSN names: for the driver its DSN, for a reader its place."""
 
-    __slots__ = ("_files", "_secrets", "dsn", "hosts", "place")
+    __slots__ = ("_files", "_options", "_secrets", "dsn", "hosts", "place")
 
     def __init__(self, dsn: str) -> None:
         """Raise `InputError` if the DSN cannot be read."""
@@ -81,6 +86,7 @@ class DsnServer:
         }
         raw = parts.netloc.rpartition("@")[0].partition(":")[2]
         self._secrets = {raw, unquote(raw), options.get("password", "")} - {""}
+        self._options = {name: value for name, value in options.items() if name == "passfile"}
 
     def __repr__(self) -> str:
         return f"DsnServer({self.place!r})"
@@ -90,6 +96,16 @@ class DsnServer:
         for secret in sorted(self._secrets, key=len, reverse=True):
             text = text.replace(secret, HIDDEN)
         return text
+
+    def password_source(self) -> str:
+        """Return where the driver takes the password from, for an error of a wrong one."""
+        if self._secrets:
+            return "the DSN has the password"
+        if os.environ.get("PGPASSWORD"):
+            return "PGPASSWORD has the password"
+        named = self._options.get("passfile") or os.environ.get("PGPASSFILE")
+        path = Path(named or os.path.expanduser("~/.pgpass"))  # noqa: PTH111  # never raises
+        return f"no password in the DSN or in PGPASSWORD; {_password_file(path)}"
 
     def reason(self, error: BaseException) -> str:
         """Return why a connection could not be opened, in words that name the host or the file."""
@@ -127,6 +143,18 @@ class DsnServer:
         return None
 
 
+def _password_file(path: Path) -> str:
+    """Return what a password file contributed. The driver skips one that it cannot use."""
+    try:
+        mode = path.stat().st_mode
+        path.open("rb").close()
+    except OSError as error:
+        return f"the password file {path} cannot be read: {error.strerror}"
+    if mode & (stat.S_IRWXG | stat.S_IRWXO):
+        return f"the password file {path} is ignored, because others can read it: chmod 600"
+    return f"the first line of the password file {path} for this place, database and user counts"
+
+
 def has_password(dsn: str) -> bool:
     """Return whether a DSN contains a password; also where it cannot be read."""
     return bool(":" in dsn.partition("//")[2].rpartition("@")[0] or "password=" in dsn)
@@ -145,6 +173,8 @@ def _split(dsn: str) -> SplitResult:
     is_cut = ":" in parts.netloc and "@" not in parts.netloc and "@" in parts.query
     if parts.fragment or "@" in parts.path or parts.netloc.count("@") > 1 or is_cut:
         raise InputError(f"the DSN cannot be read: {ESCAPES}")
+    if ESCAPE.search(dsn.partition("?")[0]):
+        raise InputError(f"the DSN cannot be read: a % begins no code of two digits; {ESCAPES}")
     return parts
 
 

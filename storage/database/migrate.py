@@ -61,6 +61,8 @@ SELECT count(pg_terminate_backend(pid))
 FROM pg_stat_activity
 WHERE datname = current_database() AND application_name = $1::text
 """
+SQL_ROLE: Final[LiteralString] = "SELECT session_user::text"
+SQL_HAD_WRITER: Final[LiteralString] = "SELECT EXISTS (SELECT FROM writers)"
 SQL_NEEDED: Final[LiteralString] = "SELECT code_revision FROM schema_compatibility"
 
 END_SECONDS: Final = 0.1
@@ -154,13 +156,13 @@ async def migrate(
     """
     async with await _opened(dsn, how) as database:
         async with database.connection() as conn:
-            current = await current_revision(conn)
+            current, role = await current_revision(conn), await conn.fetchval(SQL_ROLE)
             if await is_later(conn, current, _head(how)):
                 return current
         try:
             await _upgraded(database, dsn, revision, how or MigrationOptions())
         except Exception as error:
-            ours = translated(error)
+            ours = translated(error, role)
             if ours is None:
                 raise
             async with database.connection() as conn:
@@ -179,6 +181,18 @@ async def migrate_before(dsn: str, *, how: MigrationOptions | None = None) -> st
     if first_post == 0:
         return current
     return await migrate(dsn, revision=steps[first_post - 1].revision, how=how)
+
+
+async def had_writer(dsn: str, *, how: MigrationOptions | None = None) -> bool:
+    """Return whether a process has ever opened the database to write: it registers first.
+
+    If not, all steps are safe: no process of an older release needs anything of the schema. Raise
+    `SchemaTooNew`.
+    """
+    async with await _opened(dsn, how) as database, database.connection() as conn:
+        current = await current_revision(conn)
+        await is_later(conn, current, _head(how))
+        return current is not None and bool(await conn.fetchval(SQL_HAD_WRITER))
 
 
 async def pending(dsn: str, *, how: MigrationOptions | None = None) -> "list[MigrationStep]":
@@ -279,14 +293,14 @@ def _run_alembic(revision: str, *, sql: bool, dsn: str | None, how: MigrationOpt
     return output.getvalue()
 
 
-def translated(error: BaseException | None) -> DatabaseError | None:
+def translated(error: BaseException | None, role: str = "") -> DatabaseError | None:
     """Find the driver's error below SQLAlchemy's and return our error for it.
 
-    None if there is none.
+    None if there is none. ``role`` is that of the session.
     """
     while error is not None:
         if isinstance(error, DRIVER_ERRORS):
-            ours: Any = translate(error, closed=True)
+            ours: Any = translate(error, closed=True, role=role)
             return ours if isinstance(ours, DatabaseError) else None
         error = error.__cause__ or error.__context__
     return None

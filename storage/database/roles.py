@@ -14,8 +14,8 @@ from typing import Any, Final, LiteralString
 from storage.config import Config
 from storage.database.dsn import DsnServer
 from storage.database.session import check_pooling, migration_settings, open_driver
-from storage.database.translate import CONNECTING_ERRORS, translate_connecting
-from storage.errors import InputError
+from storage.database.translate import CONNECTING_ERRORS, role_of, translate_connecting
+from storage.errors import InputError, PermissionRefused
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -23,6 +23,9 @@ PREFIX: Final = "room_storage"
 PREFIX_VARIABLE: Final = "STORAGE_ROLE_PREFIX"
 NO_ROLES: Final = "none"
 FORM: Final = re.compile(r"[a-z_][a-z0-9_]{0,40}")
+
+NOT_GRANTED: Final = ("01006", "01007")
+"""SQLSTATE of the warnings for a role that may not revoke or grant a privilege."""
 
 SQL_SET_PREFIX: Final[LiteralString] = """
 SELECT set_config('room_storage.role_prefix', $1::text, false)
@@ -56,21 +59,29 @@ async def grant(dsn: str, *, prefix: str | None = None) -> list[str]:
 
     Raise `PermissionRefused`, `DatabaseUnavailable` or `InputError`.
     """
-    script, warnings, server = grants_sql(prefix), list[str](), DsnServer(dsn)
+    script, server, role = grants_sql(prefix), DsnServer(dsn), ""
+    warnings, refused = list[str](), list[str]()
 
     def listen(_: Any, message: Any) -> None:
-        if message.severity_en == "WARNING":
+        if message.sqlstate in NOT_GRANTED:
+            refused.append(message.message)
+        elif message.severity_en == "WARNING":
             warnings.append(f"{message.message} ({message.hint})")
 
     try:
         settings = migration_settings(Config.from_env().database_schema)
         opened = await open_driver(server, {**settings, "application_name": "room-storage migrate"})
         try:
+            role = role_of(opened.driver)
             opened.driver.add_log_listener(listen)
             await check_pooling(server, opened)
             await opened.driver.execute(script)
         finally:
             await opened.driver.close()
     except CONNECTING_ERRORS as error:
-        raise translate_connecting(error, server) from error
+        raise translate_connecting(error, server, role=role) from error
+    if refused:
+        raise PermissionRefused(
+            f"{refused[0]}; the role {role} is not the owner of the tables: run it as the owner"
+        )
     return warnings

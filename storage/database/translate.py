@@ -60,6 +60,13 @@ TOO_MANY_MOVES: Final = "RS004"
 `storage.queries.pagination.fetch` turns it into `InvalidToken`.
 """
 
+INVALID_LOGIN: Final = "28P01"
+NO_PRIVILEGE: Final = "42501"
+PRIVILEGE_NEEDED: Final = (
+    "{} lacks this privilege: use the role for this work, "
+    "or run `room-storage migrate --grants` as the owner of the tables"
+)
+
 SQLSTATES: Final[Mapping[str, type[DatabaseError]]] = {
     # A retry of the same work may succeed.
     "40001": DatabaseConflict,  # serialization_failure
@@ -84,7 +91,7 @@ SQLSTATES: Final[Mapping[str, type[DatabaseError]]] = {
     "54000": DatabaseFull,  # program_limit_exceeded
     "58030": DatabaseFull,  # io_error
     # The role lacks a privilege.
-    "42501": PermissionRefused,  # insufficient_privilege
+    NO_PRIVILEGE: PermissionRefused,
     # The data would break a rule of the schema.
     "23": ConstraintViolated,  # integrity_constraint_violation
 }
@@ -192,14 +199,15 @@ They become `ConstraintViolated`.
 
 
 def translate(
-    error: BaseException, *, closed: bool = False
+    error: BaseException, *, closed: bool = False, role: str = ""
 ) -> DatabaseError | InputError | StorageClosed:
     """Return our error for the driver's `error`; raise it `from error`.
 
-    `closed`: the connection is gone afterwards, so any error means that it is unavailable.
+    `closed`: the connection is gone afterwards, so any error means that it is unavailable. `role`:
+    the role of the session, for the message of `PermissionRefused`.
     """
     if isinstance(error, asyncpg.PostgresError):
-        return _of_server(error)
+        return _of_server(error, role=role)
     if isinstance(error, OSError | TimeoutError | asyncio.TimeoutError):
         return DatabaseUnavailable(str(error) or "no answer within the time limit")
     if closed:
@@ -208,16 +216,16 @@ def translate(
 
 
 def translate_connecting(
-    error: BaseException, server: DsnServer
+    error: BaseException, server: DsnServer, *, role: str = ""
 ) -> DatabaseError | InputError | StorageClosed:
     """Return our error for a connection that could not be opened; raise it `from error`.
 
-    It names the place or the file, and never the password.
+    It names the place or the file, and never the password. `role` is as in `translate`.
     """
     if isinstance(error, asyncpg.UndefinedObjectError):  # Postgres gets what the driver ignores
         return InputError(f"the DSN for {server.place} has an unknown option: {error.args[0]}")
     if isinstance(error, asyncpg.PostgresError):
-        return _of_server(error, f"Postgres at {server.place} refuses: ")
+        return _of_server(error, f"Postgres at {server.place} refuses: ", server=server, role=role)
     of_dsn = isinstance(error, asyncpg.ClientConfigurationError | ValueError | OverflowError)
     if of_dsn and not isinstance(error, OSError):  # an error of TLS is both
         return InputError(f"the DSN for {server.place} cannot be used: {server.reason(error)}")
@@ -228,7 +236,16 @@ def translate_connecting(
     )
 
 
-def _of_server(error: Any, prefix: str = "") -> DatabaseError:
+def role_of(driver: Any) -> str:
+    """Return the role of a session, as Postgres reported it at the start; "" if it is not known."""
+    if driver.is_closed():
+        return ""
+    return str(getattr(driver.get_settings(), "session_authorization", ""))
+
+
+def _of_server(
+    error: Any, prefix: str = "", *, server: DsnServer | None = None, role: str = ""
+) -> DatabaseError:
     """Return our error for one that Postgres sent: its message, with the detail if there is one."""
     sqlstate: str = error.sqlstate or ""
     constraint: str = error.constraint_name or ""
@@ -236,6 +253,10 @@ def _of_server(error: Any, prefix: str = "") -> DatabaseError:
     reason = prefix + (f"{message}: {error.detail}" if error.detail else message)
     if sqlstate in LOST_STATEMENT:
         reason += f"; {POOLING}"
+    if sqlstate == INVALID_LOGIN and server is not None:
+        reason += f"; {server.password_source()}"
+    if sqlstate == NO_PRIVILEGE:
+        reason += f"; {PRIVILEGE_NEEDED.format(f'the role {role}' if role else 'the role')}"
     if constraint in CONFLICTS:
         return DatabaseConflict(f"{reason}; {CONFLICTS[constraint]}", sqlstate=sqlstate)
     kind = SQLSTATES.get(sqlstate) or SQLSTATES.get(sqlstate[:2], DatabaseError)

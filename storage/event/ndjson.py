@@ -76,7 +76,8 @@ def read_line(raw: bytes) -> Line:
                 f"not JSON: there is more after the end of the value, at character {end + 1}"
             )
     except json.JSONDecodeError as error:
-        raise InvalidEvent(f"not JSON: {error.msg} at character {error.pos + 1}") from None
+        reason = error.msg.removesuffix(" at").rstrip(": ")
+        raise InvalidEvent(f"not JSON: {reason} at character {error.pos + 1}") from None
     except RecursionError:
         raise InvalidEvent("nested too deeply") from None
     if not isinstance(value, dict):

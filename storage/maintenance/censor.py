@@ -270,6 +270,6 @@ def _age(database: Database, older_than_ms: int | None) -> int:
     if age < 0:
         raise InputError(
             "censoring is switched off (STORAGE_CENSOR_AFTER_MS is negative):"
-            " give the age of a redaction in milliseconds"
+            " give the age of a redaction: --older-than DAYS, older_than_ms in Python"
         )
     return age

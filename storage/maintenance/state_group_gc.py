@@ -16,10 +16,11 @@ batches.
 """
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Final, LiteralString, NamedTuple
 
 from storage.database.connection import Connection, Database
+from storage.errors import UnknownRoom
 from storage.maintenance.indexes import prove_indexes
 from storage.maintenance.invalidate_caches import publish_removed, register_writer
 from storage.maintenance.room_lock import lock_room_keeping_plans
@@ -99,6 +100,13 @@ WHERE state_group IN (SELECT unnest($2::bigint[]) EXCEPT SELECT state_group FROM
 RETURNING state_group
 """
 
+SQL_UNKNOWN: Final[LiteralString] = """
+SELECT i.room_id
+FROM unnest($1::text[]) AS i (room_id)
+LEFT JOIN rooms r USING (room_id)
+WHERE r.room_nid IS NULL
+"""
+
 WORK: Final = "a collection of state groups"
 TABLES: Final = ("events", "rooms", "state_groups")
 """The tables in which references are looked up.
@@ -164,6 +172,21 @@ async def collect(
             if counted is not None:
                 counted.add()
             return Collected(room_id, deleted)
+
+
+async def collect_rooms(
+    database: Database, room_ids: Sequence[str], *, report: Report = silent
+) -> list[Collected]:
+    """Do the same for these rooms. Raise `UnknownRoom` for one of them before anything is done."""
+    async with database.connection() as conn:
+        for room_id in await conn.fetchvals(SQL_UNKNOWN, list(room_ids)):
+            raise UnknownRoom(room_id)
+    await prove_indexes(database, WORK, TABLES, report=report)
+    counted = Counted(report, "collect", len(room_ids), "rooms")
+    return [
+        await collect(database, room_id, indexes_proven=True, counted=counted)
+        for room_id in room_ids
+    ]
 
 
 async def collect_all(

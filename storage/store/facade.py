@@ -17,6 +17,7 @@ from storage.store import (
     syncing,
     writing,
 )
+from storage.store import membership as membership_calls
 from storage.store import missing_events as missing
 from storage.store.core import StoreCore
 
@@ -54,6 +55,12 @@ class Store(StoreCore):
     relations: Final = pages.relations
     aggregations: Final = pages.aggregations
     event_near: Final = pages.event_near
+
+    membership: Final = membership_calls.membership
+    member_ids: Final = membership_calls.member_ids
+    members: Final = membership_calls.members
+    memberships_of: Final = membership_calls.memberships_of
+    joined_servers: Final = membership_calls.joined_servers
 
     is_resident: Final = federation.is_resident
     backfill: Final = federation.backfill

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Generic, Literal, NamedTuple, Self, TypeVar
 
 from storage.config import Config
+from storage.ids import UserId
 from storage.streams.feed import Advance, Feed
 
 K = TypeVar("K", bound=str)
@@ -103,6 +104,10 @@ class Cache(Generic[V]):
             self._entries.move_to_end(key)
             return self._entries[key]
         self.misses += 1
+        return Ticket(key, self._clock)
+
+    def ticket(self, *key: str) -> Ticket:
+        """Return a ticket to replace an entry that the database does not confirm."""
         return Ticket(key, self._clock)
 
     def peek(self, *key: str) -> V | None:
@@ -232,13 +237,25 @@ class RoomsOf(NamedTuple):
     moved: int
 
 
+class MemberIds(NamedTuple):
+    """The users with one membership in the room's state of a group. None: a room without state.
+
+    The content of a group does not change. So this is right as long as the current state of the
+    room has the group.
+    """
+
+    state_group: int | None
+    user_ids: list[UserId]
+
+
 class ReadCaches(Generic[E, S]):
     """The caches of one process, updated by the feed of its streams.
 
     ``memberships``: the limit for all users whose rooms are cached, together.
 
     ``state_entries``: the limit for all whole states by their groups, together; one counts as at
-    least a hundredth of it. These never become stale. ``listening_since``: a position of the stream
+    least a hundredth of it. These never become stale. It is also the limit for the ids of members,
+    which each read compares with the room's group. ``listening_since``: a position of the stream
     "events" above which every fact will be published here.
     """
 
@@ -252,6 +269,9 @@ class ReadCaches(Generic[E, S]):
         )
         self.states: Cache[S] = Cache(
             "states", state_entries, lambda state: max(len(state), state_entries // STATES_MAX)
+        )
+        self.members: Cache[MemberIds] = Cache(
+            "members", state_entries, lambda members: 1 + len(members.user_ids)
         )
         self.room_changes: LastChange = LastChange(rooms, listening_since)
         # by events; changes by resolution are published without a position
@@ -275,7 +295,12 @@ class ReadCaches(Generic[E, S]):
 
     def counted(self) -> "dict[str, Cache[Any] | LastChange]":
         """Return everything that counts hits and misses, by name."""
-        return {**self._by_name, "states": self.states, "room_changes": self.room_changes}
+        return {
+            **self._by_name,
+            "states": self.states,
+            "members": self.members,
+            "room_changes": self.room_changes,
+        }
 
     def hit_rates(self) -> dict[str, float]:
         """Return hits by all look-ups of each cache, 0 where there was none."""
@@ -286,7 +311,7 @@ class ReadCaches(Generic[E, S]):
 
     def restart(self, listening_since: int) -> None:
         """Forget everything, including reads in progress: the database was replaced."""
-        for cache in (*self._by_name.values(), self.states):
+        for cache in (*self._by_name.values(), self.states, self.members):
             cache.forget(None)
         for changes in (self.room_changes, self.state_changes):
             changes.restart(listening_since)

@@ -6,14 +6,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import asyncpg
 import pytest
 from typer.main import get_command
 
 from storage.cli import main
 from storage.cli.app import COMMANDS, CliCommand, app
 from storage.cli.common import print_rows
-from storage.database.migrate import HEAD_REVISION, migration_sql
-from tests.cli.running import NOBODY, room_storage
+from storage.database.migrate import HEAD_REVISION, migrate, migration_sql
+from tests.cli.running import NOBODY, room_storage, started
 
 
 def test_migrate_brings_the_schema_up_and_says_so(empty_dsn: str) -> None:
@@ -27,6 +28,29 @@ def test_migrate_brings_the_schema_up_and_says_so(empty_dsn: str) -> None:
     assert done.returncode == 0
     assert HEAD_REVISION in done.stdout
     assert done.stderr == ""
+
+
+async def test_the_first_start_of_the_unit_needs_nothing_else(empty_dsn: str) -> None:
+    """`migrate --pre` and `serve`, as the unit runs them, on a database that nobody has opened."""
+    assert await migrate(empty_dsn, revision="0002") == "0002"  # the first attempt was interrupted
+    done = room_storage("migrate", "--pre", "--json", "--dsn", empty_dsn)
+    assert (done.returncode, json.loads(done.stdout)["revision"]) == (0, HEAD_REVISION)
+    with started("serve", "--server-name", "s1.test", "--port", "0", STORAGE_DSN=empty_dsn) as one:
+        assert one.stdout is not None
+        assert one.stdout.readline().startswith(b"listening on 127.0.0.1:")
+        one.terminate()
+        one.communicate()
+    done = room_storage("migrate", "--pre", "--dsn", empty_dsn)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+async def test_pre_stops_where_a_process_may_need_the_schema(empty_dsn: str) -> None:
+    await migrate(empty_dsn, revision="0002")
+    connection = await asyncpg.connect(empty_dsn)
+    await connection.execute("INSERT INTO writers (instance_name) VALUES ('main')")
+    await connection.close()
+    done = room_storage("migrate", "--pre", "--json", "--dsn", empty_dsn)
+    assert (done.returncode, json.loads(done.stdout)["revision"]) == (0, "0004")
 
 
 def test_migrate_without_a_dsn_uses_the_embedded_postgres(tmp_path: Path) -> None:

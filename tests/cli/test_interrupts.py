@@ -6,6 +6,8 @@ A table that the command needs is locked, so that the signal always comes while 
 import asyncio
 import json
 import signal
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -16,7 +18,7 @@ import pytest
 import storage
 from storage.cli.app import app
 from storage.testing import RoomBuilder, build_room, ndjson_line
-from tests.cli.running import room_storage, started
+from tests.cli.running import ROOT, environment, room_storage, started
 from tests.maintenance.rooms import LIVELY, SERVER
 
 GO_ON = "run the same command again to go on"
@@ -209,3 +211,32 @@ async def test_the_embedded_postgres_stops(tmp_path: Path) -> None:
     _, errors = await asyncio.to_thread(running.communicate, None, 60)
     assert (running.returncode, b"Traceback" in errors) == (130, False)
     assert not status.exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_while_the_package_is_imported(tmp_path: Path, number: signal.Signals) -> None:
+    """A package of the same name that takes for ever stands for the imports."""
+    package = tmp_path / "storage"
+    package.mkdir()
+    (package / "__init__.py").write_text(
+        "import signal\nprint('importing', flush=True)\nsignal.pause()\n"
+    )
+    program = (
+        "import signal, sys, room_storage;"
+        " signal.signal(signal.SIGINT, signal.default_int_handler); sys.exit(room_storage.main())"
+    )
+    running = subprocess.Popen(
+        [sys.executable, "-c", program],
+        cwd=tmp_path,  # the first entry of the path
+        env=environment(PYTHONPATH=str(ROOT)),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert running.stdout is not None
+    assert running.stdout.readline() == b"importing\n"
+    running.send_signal(number)
+    _, errors = running.communicate(timeout=30)
+    if number is signal.SIGINT:
+        assert (running.returncode, errors) == (130, b"interrupted\n")
+    else:
+        assert (running.returncode, errors) == (-signal.SIGTERM, b"")

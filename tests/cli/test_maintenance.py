@@ -1,11 +1,17 @@
 """verify, gc, rebuild-visibility and explain-visibility as processes: exit codes, JSON, text."""
 
+import dataclasses
 import json
+import re
+
+import pytest
 
 import storage
+from storage.cli.censor import _print_censored
 from storage.database import Database
+from storage.maintenance.censor import Censored
 from storage.testing import RoomBuilder, build_room
-from tests.cli.running import room_storage
+from tests.cli.running import ROOT, room_storage
 from tests.maintenance.older_release import append_before
 from tests.maintenance.rooms import LIVELY, SERVER
 from tests.postgres import others_ended
@@ -144,6 +150,8 @@ async def test_censor(dsn: str) -> None:
         0,
         f"{counted['censored']} events censored",
     )
+    off = room_storage("censor", "--dsn", dsn, STORAGE_CENSOR_AFTER_MS="-1")
+    assert (off.returncode, "give the age of a redaction: --older-than" in off.stderr) == (2, True)
     assert (
         json.loads(room_storage("censor", "--older-than", "0", "--json", "--dsn", dsn).stdout)[
             "censored"
@@ -181,3 +189,35 @@ async def test_forget_user(dsn: str) -> None:
         == f"{user} is not forgotten, and was so before\n"
     )
     assert room_storage("forget-user", "user1", "--dsn", dsn).returncode == 2
+
+
+@pytest.mark.parametrize(
+    "done,printed",
+    [
+        (Censored(), ["0 events censored"]),
+        (
+            Censored(1, 2, 3, 4_000),
+            [
+                "1 event censored",
+                "2 left: the redacted content is still needed to authorise other events",
+                "3 busy: locked by a writer, run it again",
+                "4,000 waiting: not due yet",
+            ],
+        ),
+    ],
+    ids=["nothing", "each kind"],
+)
+def test_counts_of_censor_are_named_as_in_its_json_and_on_its_page(
+    done: Censored, printed: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    _print_censored(done, dry_run=False)
+    assert capsys.readouterr().out.splitlines() == printed
+    page = (ROOT / "docs/how-to/censor.md").read_text("utf-8")
+    table = re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE)
+    assert table == [field.name for field in dataclasses.fields(Censored)]
+
+
+def test_gc_of_an_unknown_room(dsn: str) -> None:
+    done = room_storage("gc", "--room", "!nowhere:s1.test", "--dsn", dsn)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "error: unknown room !nowhere:s1.test\n"

@@ -1,15 +1,21 @@
 """`room-storage purge` as a process: its output, its refusals, and how it resumes after a kill."""
 
+import asyncio
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 
+import pytest
+
 import storage
+from storage.config import Config
 from storage.database import Database
+from storage.maintenance.purge import purge_history
 from storage.testing import RoomBuilder, build_room
-from tests.cli.running import room_storage
+from tests.cli.running import ROOT, room_storage
 from tests.maintenance.rooms import LIVELY, SERVER
 
 
@@ -43,7 +49,41 @@ async def test_purge_and_its_jobs(dsn: str) -> None:
 async def test_nothing_to_do(dsn: str) -> None:
     assert room_storage("purge", "--retention", "--dsn", dsn).stdout == "nothing to purge\n"
     assert room_storage("purge", "--resume", "--dsn", dsn).stdout == "nothing to purge\n"
-    assert room_storage("purge", "--jobs", "--dsn", dsn).stdout == ""
+    assert room_storage("purge", "--jobs", "--dsn", dsn).stdout == "no purges\n"
+
+
+async def test_the_list_names_the_state(dsn: str) -> None:
+    room = await filled(dsn, 300)
+
+    def listed() -> tuple[str, str]:
+        """The state for programs, and the end of the line for people."""
+        [job] = json.loads(room_storage("purge", "--jobs", "--json", "--dsn", dsn).stdout)
+        line = room_storage("purge", "--jobs", "--dsn", dsn).stdout.splitlines()[-2]
+        return job["state"], line.split("│")[-2].strip()
+
+    class StoppedError(Exception):
+        pass
+
+    async def stop(_: object) -> None:
+        assert await asyncio.to_thread(listed) == ("running", "running: delete events")
+        raise StoppedError
+
+    async with await Database.open(dsn, config=Config(purge_batch_max=10)) as database:
+        before = room.events[250].event_id
+        with pytest.raises(StoppedError):
+            await purge_history(
+                database, room.room_id, server_name=SERVER, before_event_id=before, watcher=stop
+            )
+        assert listed() == ("interrupted", "interrupted: delete events")
+        async with database.connection() as conn:
+            await conn.execute("UPDATE purge_jobs SET error = 'the disk is full'")
+    assert listed() == ("failed", "failed: delete events: the disk is full")
+    assert room_storage("purge", "--resume", "--dsn", dsn).returncode == 0
+    state, line = listed()
+    assert (state, line[:7]) == ("done", "done 20")
+    page = (ROOT / "docs/how-to/purge.md").read_text("utf-8")
+    states = re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE)
+    assert {"running", "interrupted", "failed", "done"} <= set(states)
 
 
 async def test_what_is_refused(dsn: str) -> None:

@@ -1,14 +1,17 @@
 """`room-storage serve`, as a process."""
 
+import asyncio
 import json
 import signal
 import socket
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
+import storage
 from tests.cli.running import NOBODY, room_storage, started
 from tests.replication.redis_server import RedisServer
 
@@ -60,16 +63,59 @@ def test_it_serves_until_it_is_told_to_stop(dsn: str, how: signal.Signals) -> No
             assert line == "ERROR server stopping\n"
         _, errors = process.communicate(timeout=60)
         assert process.returncode == 0
-        came, went = errors.decode().splitlines()
+        began, came, ended, went = errors.decode().splitlines()
+        serves = f"room-storage {storage.__version__} serves the database of example.com"
+        assert f" INFO storage.cli.serve: {serves} host=127.0.0.1 port={places['port']}" in began
         assert " INFO storage.replication.server: 127.0.0.1:" in came
+        assert ended.endswith(" INFO storage.cli.serve: a signal has ended serve")
         assert went.endswith(" is gone: server stopping")
+
+
+def test_its_log_is_json_from_the_start_to_the_end(dsn: str, tmp_path: Path) -> None:
+    """Also a warning of a library: asyncpg warns of a password file that others can read."""
+    (tmp_path / "pgpass").touch(mode=0o644)
+    environ = {"PGPASSFILE": str(tmp_path / "pgpass"), "STORAGE_LOG_FORMAT": "json"}
+    with serving("--port", "0", "--json", STORAGE_DSN=dsn, **environ) as process:
+        places = told(process)
+        code, errors = end(process, signal.SIGTERM)
+    lines = [json.loads(line) for line in errors.splitlines()]
+    [began] = [line for line in lines if line["message"].startswith("room-storage ")]
+    assert (code, began["port"], began["level"]) == (0, places["port"], "info")
+    assert lines[-1]["message"] == "a signal has ended serve"
+    [warning] = [line for line in lines if line["logger"] == "py.warnings"]
+    assert "has group or world access" in warning["message"]
+
+
+@pytest.mark.parametrize("how", ["option", "variable"])
+async def test_its_name(dsn: str, how: str) -> None:
+    """A name that is taken is refused, and the command names its own option."""
+    arguments = ["--instance-name", "other"] if how == "option" else []
+    environ = {} if how == "option" else {"STORAGE_INSTANCE_NAME": "other"}
+    config = storage.Config(enter_wait_ms=10)
+    async with storage.open(dsn, server_name="example.com", instance_name="other"):
+        done = await asyncio.to_thread(
+            room_storage,
+            *("serve", *arguments, "--dsn", dsn),
+            given=b"",
+            STORAGE_ENTER_WAIT_MS="10",
+            **environ,
+        )
+        assert done.returncode == 2
+        assert done.stderr.splitlines()[-1] == (
+            "error: another process is at work under the name other:"
+            " stop it, or choose another name with --instance-name"
+        )
+        with pytest.raises(storage.InstanceNameTaken, match="an instance_name of its own"):
+            async with storage.open(dsn, instance_name="other", config=config):
+                pass
 
 
 async def test_it_takes_part_over_redis(dsn: str) -> None:
     async with RedisServer() as redis:
         with serving("--no-tcp", "--redis", redis.url, "--json", STORAGE_DSN=dsn) as process:
             assert told(process) == {"redis": redis.url}
-            assert end(process, signal.SIGTERM) == (0, "")
+            code, errors = end(process, signal.SIGTERM)
+            assert (code, "WARNING" in errors) == (0, False)
 
 
 def test_a_password_is_not_shown(dsn: str) -> None:
@@ -79,6 +125,17 @@ def test_a_password_is_not_shown(dsn: str) -> None:
         assert told(process) == {"redis": "redis://127.0.0.1:1/0"}
         code, errors = end(process, signal.SIGTERM)
     assert code == 0
+    assert "secret" not in errors
+    assert "the process list shows the password of --redis" in errors
+    assert "use STORAGE_REDIS" in errors
+
+
+def test_a_password_of_redis_in_the_environment_is_no_reason_to_warn(dsn: str) -> None:
+    url = "redis://user:secret@127.0.0.1:1/0"
+    with serving("--no-tcp", "--json", STORAGE_DSN=dsn, STORAGE_REDIS=url) as process:
+        assert told(process) == {"redis": "redis://127.0.0.1:1/0"}
+        _, errors = end(process, signal.SIGTERM)
+    assert "process list" not in errors
     assert "secret" not in errors
 
 

@@ -4,6 +4,7 @@ An empty database has them too.
 """
 
 import json
+import re
 
 import storage
 from storage.testing import SHAPES, generate_room
@@ -38,10 +39,7 @@ async def test_counts_and_sizes_for_programs(dsn: str) -> None:
         (30, 1.0, 120),
     ]
     assert {one["bytes_per_day"] for one in told["growth"]} == {whole}
-    assert told["forecast"] == [
-        {"days": days, "database_bytes": counts["database_bytes"] + days * whole}
-        for days in (30, 90, 365)
-    ]
+    assert told["forecast"] == []
 
 
 def test_an_empty_database_for_people(dsn: str) -> None:
@@ -53,3 +51,29 @@ def test_an_empty_database_for_people(dsn: str) -> None:
         line.replace("│", " ").split() for line in done.stdout.splitlines()
     ]
     assert "Growth is the events received in a period, times the bytes" in done.stdout
+    assert "Forecast: not enough history. It needs a full day" in done.stdout
+    assert not re.search("database +database", done.stdout)
+
+
+async def test_a_store_with_history_has_a_forecast(dsn: str) -> None:
+    """An import of 1,000 events, three days ago, and 10 events a day since."""
+    room = generate_room(SHAPES["small_chat"], 1_030, seed=1)
+    async with storage.open(dsn, server_name="s1.test") as store:
+        await store.append(room.pdus)
+        async with store.database.connection() as conn:
+            await conn.execute(
+                """
+                UPDATE events
+                SET received_ts = (extract(epoch FROM now()) - 3600) * 1000
+                    - CASE WHEN number <= 1000 THEN 3.5 ELSE number % 3 END * 86400000::bigint
+                FROM (SELECT event_nid, row_number() OVER () AS number FROM events) AS e
+                WHERE e.event_nid = events.event_nid
+                """
+            )
+    told = json.loads(room_storage("stats", "--json", "--dsn", dsn).stdout)
+    whole = sum(table["total_bytes"] for table in told["tables"])
+    expected = told["counts"]["database_bytes"] + 30 * 10 * whole / 1_030
+    assert told["forecast"][0] == {"days": 30, "database_bytes": round(expected)}
+    lines = room_storage("stats", "--dsn", dsn).stdout
+    assert "in 365 days" in lines
+    assert "not enough history" not in lines

@@ -77,6 +77,13 @@ def said(done: "subprocess.CompletedProcess[str]") -> str:
     return done.stdout + done.stderr
 
 
+@pytest.mark.parametrize("arguments", [("downgrade", "9999"), ("upgrade", "9999")])
+async def test_an_unknown_revision_is_a_sentence(dsn: str, arguments: tuple[str, ...]) -> None:
+    failure = said(alembic(*arguments, dsn=dsn, status=255))
+    assert "9999" in failure
+    assert "`alembic history` lists the revisions" in failure
+
+
 async def test_a_downgrade_past_a_step_that_cannot_be_undone_changes_nothing(dsn: str) -> None:
     failure = said(alembic("downgrade", "base", dsn=dsn, status=255))
     assert "the step 0006 cannot be undone: nothing has changed" in failure

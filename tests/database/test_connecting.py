@@ -20,7 +20,7 @@ from storage.database.embedded import EmbeddedPostgres
 from storage.database.migrate import migrate
 from storage.database.roles import grant
 from storage.errors import DatabaseUnavailable, InputError, StorageError
-from tests.cli.running import NOBODY, room_storage
+from tests.cli.running import NOBODY, ROOT, room_storage
 from tests.conftest import SERVER_CONFIG
 from tests.postgres import chosen_binaries, with_database
 
@@ -88,6 +88,16 @@ async def test_the_place_may_come_from_the_environment(monkeypatch: pytest.Monke
     monkeypatch.setenv("PGSSLROOTCERT", "/absent/env.pem")
     error = await failure("postgresql:///rooms")
     assert "at 127.0.0.1:1: the file /absent/env.pem of sslrootcert" in str(error)
+
+
+def test_a_file_of_tls_that_is_absent_may_be_there_later() -> None:
+    """The exit code is the one after which systemd tries again, as the page says."""
+    dsn = f"{NOBODY}?sslmode=verify-full&sslrootcert=/absent/ca.pem"
+    assert room_storage("stats", "--dsn", dsn).returncode == 3
+    assert room_storage("stats", "--dsn", f"{NOBODY}?sslmode=perhaps").returncode == 2
+    page = (ROOT / "docs/how-to/connect.md").read_text("utf-8")
+    assert "It is 3 if the database could\nnot be reached" in page
+    assert "That includes a file of TLS that cannot be read" in page
 
 
 async def test_a_file_that_is_no_certificate_is_named(tmp_path: Path) -> None:
@@ -180,6 +190,8 @@ async def test_an_interrupted_connection_names_the_place_too(dsn: str) -> None:
         (f"postgresql://u:c0rrect#{ESCAPED}@h/x", "the DSN cannot be read: in a user name or a"),
         (f"postgresql://u:c0rrect?{ESCAPED}@h/x", "the DSN cannot be read: in a user name or a"),
         (f"postgresql://u:c0rrect@{ESCAPED}@h/x", "the DSN cannot be read: in a user name or a"),
+        ("postgresql://u:c0rrect%zz@h/x", "the DSN cannot be read: a % begins no code of two "),
+        ("postgresql://u:c0rrect%@h/x", "the DSN cannot be read: a % begins no code of two "),
         (f"postgresql://h:{ESCAPED}/x", "the DSN cannot be read: its port must be a number"),
         (f"postgresql://u:{ESCAPED}@h:99999/x", "the DSN cannot be read: its port must be a"),
         (f"{HERE}?sslmode", "the DSN cannot be read: its options must be name=value"),
@@ -242,8 +254,8 @@ async def test_postgres_refuses_with_its_place(guarded_dsn: str) -> None:
     wrong = guarded_dsn.replace(ESCAPED, "c0rrect")
     error = await failure(wrong)
     assert str(error) == (
-        f'Postgres at {place} refuses: password authentication failed for user "homeserver" '
-        "(SQLSTATE 28P01)"
+        f'Postgres at {place} refuses: password authentication failed for user "homeserver"; '
+        "the DSN has the password (SQLSTATE 28P01)"
     )
     error = await failure(with_database(guarded_dsn, "absent"))
     assert str(error) == (
@@ -287,9 +299,35 @@ def test_a_password_file_of_libpq_is_read(open_dsn: str, tmp_path: Path) -> None
     file.touch(mode=0o600)
     file.write_text(f"*:*:*:homeserver:{SECRET}\n")
     without = open_dsn.replace(f":{ESCAPED}@", "@")
-    assert room_storage("stats", "--dsn", without).returncode == 3
     done = room_storage("stats", "--dsn", without, PGPASSFILE=str(file))
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_refused_password_names_its_source(open_dsn: str, tmp_path: Path) -> None:
+    file = tmp_path / "pgpass"
+    without = open_dsn.replace(f":{ESCAPED}@", "@")
+    place, read = "this place, database and user counts", f"the password file {file} "
+
+    def sources(**environ: str) -> str:
+        done = room_storage("stats", "--dsn", without, given=b"", **environ)
+        *_, error = done.stderr.splitlines()
+        assert (done.returncode, done.stdout) == (3, "")
+        without_password(done.stderr)
+        return error.partition('user "homeserver"; ')[2].removesuffix(" (SQLSTATE 28P01)")
+
+    nowhere = "no password in the DSN or in PGPASSWORD; "
+    assert sources(PGPASSFILE=str(file)) == nowhere + read + (
+        "cannot be read: No such file or directory"
+    )
+    file.write_text(f"other.host:*:*:homeserver:{SECRET}\n")
+    file.chmod(0o640)
+    assert sources(PGPASSFILE=str(file)) == nowhere + read + (
+        "is ignored, because others can read it: chmod 600"
+    )
+    file.chmod(0o600)
+    assert sources(PGPASSFILE=str(file)) == f"{nowhere}the first line of {read}for {place}"
+    assert sources(HOME=str(tmp_path)).startswith(f"{nowhere}the password file {tmp_path}/.pgpass")
+    assert sources(PGPASSWORD="c0rrect") == "PGPASSWORD has the password"
 
 
 # --------------------------------------------------------------------------------------------------

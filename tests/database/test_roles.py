@@ -22,8 +22,9 @@ from storage.maintenance.repair import rebuild_visibility, repair, repair_positi
 from storage.maintenance.state_group_gc import collect
 from storage.replication import Client, Server
 from storage.testing import RoomBuilder, build_room, deliver_with_gap
-from tests.cli.running import room_storage
+from tests.cli.running import ROOT, room_storage
 from tests.maintenance.rooms import LIVELY, SERVER, deliver, findings
+from tests.postgres import with_database
 
 ALICE = UserId("@alice:s1.test")
 QUICK = storage.Config(follow_ms=20)
@@ -180,6 +181,38 @@ async def test_runtime_only_appends(logins: Logins, statement: str) -> None:
     async with await Database.open(logins.runtime) as database, database.connection() as conn:
         with pytest.raises(PermissionRefused):
             await conn.execute(statement)
+
+
+def role_of(dsn: str) -> str | None:
+    return dict(parse_qsl(urlsplit(dsn).query)).get("user") or urlsplit(dsn).username
+
+
+def test_a_refused_role_is_named_with_the_cure(logins: Logins) -> None:
+    """The exit code says that a repetition changes nothing."""
+    done = room_storage("migrate", "--grants", "--dsn", logins.runtime)
+    assert (done.returncode, done.stdout) == (2, "")
+    refused = f"the role {role_of(logins.runtime)} is not the owner of the tables"
+    assert done.stderr.endswith(f"; {refused}: run it as the owner\n")
+
+
+async def test_a_migration_without_the_privilege_names_the_role(
+    empty_dsn: str, logins: Logins
+) -> None:
+    database = urlsplit(empty_dsn).path.lstrip("/")
+    done = room_storage("migrate", "--dsn", with_database(logins.runtime, database))
+    assert done.returncode == 2
+    assert "permission denied for schema public" in done.stderr
+    assert f"the role {role_of(logins.runtime)} lacks this privilege" in done.stderr
+
+
+def test_runtime_forgets_a_user(logins: Logins) -> None:
+    done = room_storage("forget-user", "@alice:s1.test", "--dsn", logins.runtime)
+    assert (done.returncode, done.stderr) == (0, "")
+    for dsn in (logins.reader, logins.purger):
+        assert room_storage("forget-user", "@alice:s1.test", "--dsn", dsn).returncode == 2
+    page = (ROOT / "docs/how-to/roles.md").read_text("utf-8")
+    [runtime] = [line for line in page.splitlines() if line.startswith("| `room_storage_runtime")]
+    assert "`forget-user`" in runtime
 
 
 @pytest.mark.parametrize("auth_events", ["{}", "{1}"])
@@ -339,7 +372,7 @@ async def test_a_purger_purges_and_censors(logins: Logins) -> None:
     done = room_storage(
         "purge", room.room_id, "--before", room.events[170].event_id, "--dsn", logins.runtime
     )
-    assert (done.returncode, "permission denied" in done.stderr) == (3, True), done.stderr
+    assert (done.returncode, "permission denied" in done.stderr) == (2, True), done.stderr
 
 
 # --------------------------------------------------------------------------------------------------

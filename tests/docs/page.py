@@ -17,7 +17,8 @@ The database has the room `!room:example.org` of `@alice:example.org`, `@bob:exa
 `@carol:matrix.test`; `$event` in quotes becomes the id of one of its messages. The folder has
 `rooms.ndjson`, another room to import. The README, the tutorial, and a page with the comment
 `<!-- database: empty -->` begin without rooms. Any `postgresql://…` in a block becomes the DSN of
-the page's database.
+the page's database, except one without a host, as `postgresql:///other`: variables as `PGHOST`
+choose the server of the page for it, as for the programs of Postgres.
 
 A block in an HTML comment is run, and not shown. A block that cannot be run says so, with a reason:
 
@@ -51,7 +52,7 @@ from tests.docs.markdown import CodeBlock
 from tests.docs.rooms import ALICE, ROOM, SERVER
 from tests.postgres import client_programs
 
-DSN: Final = re.compile(r"postgres(?:ql)?://[^\s'\"<>`,)]*")
+DSN: Final = re.compile(r"postgres(?:ql)?://(?!/)[^\s'\"<>`,)]*")
 SHELL_DSN: Final = re.compile(rf"(['\"]?){DSN.pattern}\1")
 EVENT: Final = re.compile(r"(?<=['\"])\$event(?=['\"])")
 SECONDS: Final = 400

@@ -67,6 +67,7 @@ def test_lone_surrogates_and_control_characters_are_left_to_the_parser() -> None
     [
         (b"", "not JSON: Expecting value at character 1"),
         (b"nonsense", "not JSON: Expecting value at character 1"),
+        (b'{"type":"m.', "not JSON: Unterminated string starting at character 9"),
         (b'{"type":1', "not JSON: Expecting ',' delimiter at character 10"),
         (b'{"type":1}}', "not JSON: there is more after the end of the value, at character 11"),
         (

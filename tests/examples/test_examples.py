@@ -22,6 +22,8 @@ EXPECTED: Final = {
     "first_room.py": [
         "first sync: ['m.room.create', 'm.room.member', 'm.room.power_levels', ",
         "next sync: [{'body': 'And the cellar is locked.', 'msgtype': 'm.text'}]",
+        "the last three: ['m.room.message', 'm.room.message', 'm.room.member']",
+        "before them: ['m.room.name', 'm.room.history_visibility', 'm.room.join_rules']",
     ],
     "join_over_federation.py": [
         "B stores the invite: stored",

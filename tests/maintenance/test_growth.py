@@ -4,7 +4,7 @@ import pytest
 
 import storage
 from storage.database import Database
-from storage.maintenance.growth import DAY_MS, Forecast, forecast, growth
+from storage.maintenance.growth import DAY_MS, Forecast, forecast, full_days, growth
 from storage.testing import RoomBuilder
 
 ALICE = "@alice:s1.test"
@@ -62,10 +62,33 @@ async def test_growth_by_period(
     async with await Database.open(dsn) as database, database.connection() as conn:
         found = await growth(conn, 100.0, NOW)
     assert [tuple(one) for one in found] == expected
-    a_day = int(expected[-1][-1])
-    assert forecast(5_000, found) == [
-        Forecast(days, 5_000 + days * a_day) for days in (30, 90, 365)
+
+
+@pytest.mark.parametrize(
+    "ages,days",
+    [
+        ([0.5, 0.99, 1.5, 2, 2.5, 2.6, 2.7, 3.2, 3.5], [2, 1, 4]),
+        ([0.001] * 9, []),
+        ([0.5] * 8 + [1.0], []),
+        ([0.5] * 8 + [1.01], [8]),
+        ([*([40.0] * 8), 29.5], [*([0] * 29), 1]),
+    ],
+    ids=["three days", "new", "a day", "more than a day", "silent"],
+)
+async def test_the_full_days_after_the_first_event(
+    dsn: str, ages: list[float], days: list[int]
+) -> None:
+    await received(dsn, *ages)
+    async with await Database.open(dsn) as database, database.connection() as conn:
+        assert await full_days(conn, NOW) == days
+
+
+def test_the_forecast_continues_the_median_day() -> None:
+    assert forecast(5_000, 2.5, 1_000, [10, 90_000, 20]) == [
+        Forecast(days, 5_000 + days * 50) for days in (30, 90, 365)
     ]
+    assert forecast(5_000, 2.5, 1_000, []) == []
+    assert forecast(5_000, 2.5, 999, [10, 20]) == []
 
 
 async def test_an_empty_store_does_not_grow(dsn: str) -> None:

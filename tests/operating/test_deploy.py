@@ -80,6 +80,11 @@ def test_the_unit_runs_commands_that_exist() -> None:
     assert service["EnvironmentFile"] == SETTINGS_FILE
     page = (ROOT / "docs/how-to/serve.md").read_text(encoding="utf-8")
     assert SETTINGS_FILE in page
+    role = re.search(r"STORAGE_DSN=postgresql://(\w+)@/", page)
+    assert role is not None
+    assert role[1] == service["User"], "peer authentication compares the two"
+    assert f"CREATE ROLE {role[1]} LOGIN" in page
+    assert f"--owner={role[1]}" in page
     assert "--pre" in service["ExecStartPre"], "other steps break processes of the last release"
 
 

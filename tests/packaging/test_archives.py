@@ -31,7 +31,7 @@ NEEDED_BY_MAKE: Final = {
     "mkdocs.yml",
     "pyproject.toml",
 }
-OUR_OWN: Final = ("storage/", f"room_storage-{PROJECT['version']}.dist-info/")
+OUR_OWN: Final = ("storage/", "room_storage.py", f"room_storage-{PROJECT['version']}.dist-info/")
 
 
 def built(target: str, folder: Path) -> Path:
@@ -82,7 +82,7 @@ def test_the_wheel_has_the_package_and_its_migrations(wheel: Path) -> None:
 
 def metadata_of(wheel: Path) -> Message:
     with zipfile.ZipFile(wheel) as archive:
-        text = archive.read(f"{OUR_OWN[1]}METADATA").decode()
+        text = archive.read(f"{OUR_OWN[-1]}METADATA").decode()
     return HeaderParser().parsestr(text)
 
 

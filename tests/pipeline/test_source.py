@@ -201,7 +201,7 @@ async def test_nothing_is_stored_where_a_row_is_no_event(spark: SparkSession, ds
         .options(dsn=dsn, server_name=SERVER, room_version=room.room_version)
         .mode("append")
     )
-    with pytest.raises(Exception, match="1 events were not stored, nothing was stored"):
+    with pytest.raises(Exception, match="1 event was not stored, nothing was stored"):
         writing.save()
     connection = await asyncpg.connect(dsn)
     assert await connection.fetchval("SELECT count(*) FROM events") == 0
@@ -220,7 +220,7 @@ async def test_what_cannot_be_written_is_told(spark: SparkSession, dsn: str) -> 
         .options(dsn=dsn, server_name=SERVER, room_version="11")
         .mode("append")
     )
-    with pytest.raises(Exception, match="1 events were not stored"):
+    with pytest.raises(Exception, match="1 event was not stored"):
         writing.save()
     writing.option("rejects", "ignore").save()
 

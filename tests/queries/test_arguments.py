@@ -70,6 +70,7 @@ NO_CONTENTS: Final = (
     {"\ud800": 1}, {"a": 1 << 64}, {"a": -(10**30)}, {"a": float("nan")},
     {"a": [{"b": (None, float("-inf"))}]}, {"a": object()}, {"a": {1, 2}}, {"a": b"bytes"},
 )  # fmt: skip
+NO_MEMBERSHIPS: Final = (*NO_TEXTS, None, "", "joined", "Join", 5)
 NO_VALUES: Final = (b"bytes", float("nan"), "\ud800", object(), 1 << 64, {7: 1}, "x" * 65_536)
 NO_KEYS: Final = (
     "ab",
@@ -164,6 +165,13 @@ BY_NAME: Final[dict[str, ArgumentCase]] = {
     "from_": ArgumentCase(None, NO_TOKENS),
     "to": ArgumentCase(None, NO_TOKENS),
     "since": ArgumentCase(None, NO_TOKENS),
+    "at": ArgumentCase(None, NO_TOKENS),
+    "membership": ArgumentCase("join", NO_MEMBERSHIPS),
+    "not_membership": ArgumentCase("leave", NO_MEMBERSHIPS),
+    "memberships": ArgumentCase(
+        ["join", "leave"], (*NO_LISTS, None, "join", ["joined"], [""], ["join", 5])
+    ),
+    "at_event": ArgumentCase(None, no_ids("$")),
     "rel_type": ArgumentCase(None, NO_TEXTS),
     "event_type": ArgumentCase(None, NO_TEXTS),
     "reason": ArgumentCase("timeout", (*NO_TEXTS, None)),
@@ -189,6 +197,7 @@ BY_NAME: Final[dict[str, ArgumentCase]] = {
 OF_METHOD: Final[dict[str, ArgumentCase]] = {
     "Store.erase_user.user_id": ArgumentCase("@gone:s3.test", (*no_ids("@"), "@none")),
     "Store.restore_user.user_id": ArgumentCase("@gone:s3.test", (*no_ids("@"), "@none")),
+    "Store.membership.user_id": ArgumentCase(REMOTE, (*no_ids("@"), "@none")),
     "Store.event.event_id": ArgumentCase(
         last, ()
     ),  # an id that cannot be is the id of nothing: None (test_errors.py)

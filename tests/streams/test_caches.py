@@ -164,7 +164,14 @@ async def test_last_changes_of_rooms(store: Store) -> None:
         "before this process began to listen"
     )
     rates = caches.hit_rates()
-    assert set(rates) == {"events", "current_state", "rooms_of", "states", "room_changes"}
+    assert set(rates) == {
+        "events",
+        "current_state",
+        "rooms_of",
+        "states",
+        "members",
+        "room_changes",
+    }
     assert rates["room_changes"] == 0.5
     assert await _rows(store) == [], "the events say it all"
 

@@ -82,7 +82,7 @@ def _in_database(dsn: str, config: Config, environ: Mapping[str, str]) -> DemoPl
     return DemoPlace(
         dsn,
         config,
-        described(dsn, schema),
+        f"database {described(dsn, schema)}",
         "export " + " ".join(variables),
         f'psql "$STORAGE_DSN" -c {drop}',
     )

@@ -7,7 +7,16 @@ During and after the purge a room has gaps where its history was: `Store.gaps` r
 that is backfilled again takes its old nids where anything refers to it.
 """
 
-from storage.maintenance.purge.job import PurgeJob, jobs
+from storage.maintenance.purge.job import PurgeJob, jobs, running
 from storage.maintenance.purge.run import Purged, purge_history, purge_retention, purge_room, resume
 
-__all__ = ["PurgeJob", "Purged", "jobs", "purge_history", "purge_retention", "purge_room", "resume"]
+__all__ = [
+    "PurgeJob",
+    "Purged",
+    "jobs",
+    "purge_history",
+    "purge_retention",
+    "purge_room",
+    "resume",
+    "running",
+]

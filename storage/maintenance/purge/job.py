@@ -57,6 +57,14 @@ WHERE finished_ts IS NULL
 ORDER BY job_id
 """
 
+SQL_RUNNING: Final[LiteralString] = """
+SELECT l.objid::int
+FROM pg_locks l
+JOIN pg_database d ON d.oid = l.database
+WHERE d.datname = current_database() AND l.locktype = 'advisory'
+    AND l.classid = 1919905646 AND l.objsubid = 2 AND l.granted
+"""
+
 SQL_COUNT: Final[LiteralString] = """
 UPDATE purge_jobs
 SET deleted_count = deleted_count + $2::bigint,
@@ -155,6 +163,12 @@ async def jobs(database: Database, limit: int = 100) -> list[PurgeJob]:
     """Return the latest jobs, the latest first."""
     async with database.connection() as conn:
         return await conn.fetch(SQL_JOBS, limit, row=PurgeJob)
+
+
+async def running(database: Database) -> set[int]:
+    """Return the nids of the rooms that a process purges now: it has their locks (`alone`)."""
+    async with database.connection() as conn:
+        return set(await conn.fetchvals(SQL_RUNNING))
 
 
 async def count(

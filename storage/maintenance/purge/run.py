@@ -249,12 +249,13 @@ async def resume(
     """
     await prove_indexes(database, WORK, report=report)
     begun = await job_rows.begun(database)
-    counted = Counted(report, "purge", len(begun), "purges")
+    counted = Counted(silent if len(begun) == 1 else report, "purge", len(begun), "purges")
+    shown = report if len(begun) == 1 else _within(counted)  # one purge shows its own progress
     for job in begun:
         try:
             async with job_rows.alone(database, job.room_id, job.room_nid):
                 room = await _room(database, job.room_id)
-                pace = PurgeThrottle(database.config, watcher, _within(counted))
+                pace = PurgeThrottle(database.config, watcher, shown)
                 context = PurgeContext(database, room, server_name, pace)
                 finished = await _finish(context, job.room_nid)
         except (PurgeRunning, UnknownRoom):

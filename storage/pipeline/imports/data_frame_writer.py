@@ -131,6 +131,5 @@ class EventWriter(DataSourceArrowWriter):
 
     def _refuse(self, count: int, reasons: Sequence[str], rest: str) -> None:
         if count and not self.options.ignore_rejects:
-            raise InputError(
-                f"{count} events were not stored, {rest}: {'; '.join(reasons[:REASONS_MAX])}"
-            )
+            events = "1 event was" if count == 1 else f"{count} events were"
+            raise InputError(f"{events} not stored, {rest}: {'; '.join(reasons[:REASONS_MAX])}")

@@ -1,0 +1,267 @@
+"""The members of a room, now and at a token, and the rooms of a user by membership.
+
+Each read is one statement. None parses a member event: `current_state` and `events` have the
+membership as a number. At an earlier position of the stream a key has the value before its first
+later change (`state_deltas`), or today's if there is none. Below a position of the topological
+order the state is that of a state group.
+"""
+
+from collections.abc import Collection, Sequence
+from typing import Any, Final, LiteralString, NamedTuple
+
+from storage.database.connection import Connection
+from storage.database.names import MEMBERSHIP_NAMES
+from storage.database.sql_template import fill
+from storage.errors import UnknownRoom
+from storage.ids import RoomId, UserId
+from storage.queries.events import StoredEvent, event_of_room
+from storage.queries.room_position import RoomPosition
+
+PART_COVERED: Final[LiteralString] = """
+covered AS MATERIALIZED (  -- the position in the stream, of each writer
+    SELECT w.writer_nid, COALESCE(p.stream_id, $2::bigint) AS upto
+    FROM writers w
+    LEFT JOIN unnest($3::text[], $4::bigint[]) AS p (instance_name, stream_id) USING (instance_name)
+)
+"""
+
+PART_LAST_EVENT: Final[LiteralString] = """
+last AS MATERIALIZED (  -- the state after the last event at or below the position
+    SELECT COALESCE(e.state_group_after, e.state_group_before) AS state_group
+    FROM room r
+    JOIN events e USING (room_nid)
+    WHERE NOT e.outlier AND e.rejected IS NULL AND NOT e.soft_failed
+        AND (e.topological_ordering, e.stream_ordering) <= ($2::bigint, $3::bigint)
+        AND (e.backfilled OR e.stream_ordering <= $4::bigint)
+    ORDER BY e.topological_ordering DESC, e.stream_ordering DESC
+    LIMIT 1
+)
+"""
+
+PART_PURGED: Final[LiteralString] = """
+(SELECT purged_upto FROM purged_streams WHERE stream_name = 'events') AS purged_upto
+"""
+
+TEMPLATE_MEMBERSHIP: Final[LiteralString] = """
+WITH
+{covered}
+SELECT CASE
+        WHEN later.room_nid IS NOT NULL THEN COALESCE(e.membership, 0)
+        ELSE COALESCE(c.membership, m.membership, 0)
+    END AS membership, {purged}
+FROM rooms r
+LEFT JOIN state_keys k ON k.type_nid = 2 AND k.state_key = $5::text
+LEFT JOIN current_state c ON c.room_nid = r.room_nid AND c.state_key_nid = k.state_key_nid
+LEFT JOIN LATERAL (  -- its first change after the position
+    SELECT d.room_nid, d.prev_event_nid
+    FROM state_deltas d
+    JOIN covered USING (writer_nid)
+    WHERE d.room_nid = r.room_nid AND d.stream_ordering > $2::bigint
+        AND d.state_key_nid = k.state_key_nid AND d.stream_ordering > covered.upto
+    ORDER BY d.stream_ordering
+    LIMIT 1
+) AS later ON true
+LEFT JOIN events e ON e.event_nid = later.prev_event_nid
+LEFT JOIN LATERAL (  -- out of band: a membership that is not in the room's state
+    SELECT o.membership
+    FROM principals p
+    JOIN memberships o USING (principal_nid)
+    JOIN covered USING (writer_nid)
+    WHERE p.name = $5::text AND o.room_nid = r.room_nid AND o.stream_ordering <= covered.upto
+) AS m ON c.room_nid IS NULL
+WHERE r.room_id = $1::text
+"""
+SQL_MEMBERSHIP: Final[LiteralString] = fill(
+    TEMPLATE_MEMBERSHIP, covered=PART_COVERED, purged=PART_PURGED
+)
+
+TEMPLATE_MEMBERSHIP_BELOW: Final[LiteralString] = """
+WITH
+room AS MATERIALIZED (SELECT room_nid FROM rooms WHERE room_id = $1::text),
+{last},
+key AS MATERIALIZED (
+    SELECT state_key_nid FROM state_keys WHERE type_nid = 2 AND state_key = $5::text
+)
+SELECT COALESCE((
+        SELECT e.membership
+        FROM (  -- the last row of the path that has the key
+            SELECT part.member_event_nids[array_position(part.member_key_nids,
+                key.state_key_nid)] AS event_nid
+            FROM last
+            CROSS JOIN key
+            JOIN state_groups g USING (state_group)
+            CROSS JOIN unnest(g.back) WITH ORDINALITY AS step (back, place)
+            JOIN state_groups part ON part.state_group = g.state_group - step.back
+            WHERE key.state_key_nid = ANY(part.member_key_nids)
+            ORDER BY step.place DESC
+            LIMIT 1
+        ) AS member
+        JOIN events e USING (event_nid)
+    ), 0) AS membership, NULL::bigint AS purged_upto
+FROM room
+"""
+SQL_MEMBERSHIP_BELOW: Final[LiteralString] = fill(TEMPLATE_MEMBERSHIP_BELOW, last=PART_LAST_EVENT)
+
+TEMPLATE_MEMBERS: Final[LiteralString] = """
+WITH
+room AS MATERIALIZED (SELECT room_nid, room_version FROM rooms WHERE room_id = $1::text),
+{member}
+SELECT r.room_version, {purged},
+    e.event_id, e.stream_ordering, e.topological_ordering,
+    (SELECT b.event_id FROM events b WHERE b.event_nid = e.redacted_by) AS redacted_by,
+    e.rejected, e.soft_failed, e.outlier, e.redacted_form, e.json
+FROM room r
+LEFT JOIN (
+    member m
+    JOIN events e ON e.event_nid = m.event_nid AND e.membership IS NOT NULL
+        AND ($5::smallint IS NULL OR e.membership = $5::smallint)
+        AND ($6::smallint IS NULL OR e.membership <> $6::smallint)
+) ON true
+"""
+
+TEMPLATE_MEMBER_THEN: Final[LiteralString] = """
+{covered},
+later AS MATERIALIZED (  -- the members that changed after the position, with the value before
+    SELECT DISTINCT ON (d.state_key_nid) d.state_key_nid, d.prev_event_nid AS event_nid
+    FROM room r
+    JOIN state_deltas d ON d.room_nid = r.room_nid AND d.stream_ordering > $2::bigint
+    JOIN covered USING (writer_nid)
+    JOIN state_keys k ON k.state_key_nid = d.state_key_nid AND k.type_nid = 2
+    WHERE d.stream_ordering > covered.upto
+    ORDER BY d.state_key_nid, d.stream_ordering
+),
+member AS (
+    SELECT c.event_nid
+    FROM room r
+    JOIN current_state c USING (room_nid)
+    WHERE c.membership IS NOT NULL AND c.state_key_nid NOT IN (SELECT state_key_nid FROM later)
+        -- the condition of the result once more, so that fewer events are read
+        AND ($5::smallint IS NULL OR c.membership = $5::smallint)
+        AND ($6::smallint IS NULL OR c.membership <> $6::smallint)
+    UNION ALL
+    SELECT event_nid
+    FROM later
+)
+"""
+
+TEMPLATE_MEMBER_BELOW: Final[LiteralString] = """
+{last},
+member AS (
+    SELECT s.event_nid
+    FROM last
+    CROSS JOIN state_entries(last.state_group) AS s
+)
+"""
+
+SQL_MEMBERS: Final[LiteralString] = fill(
+    TEMPLATE_MEMBERS, member=fill(TEMPLATE_MEMBER_THEN, covered=PART_COVERED), purged=PART_PURGED
+)
+
+SQL_MEMBERS_BELOW: Final[LiteralString] = fill(
+    TEMPLATE_MEMBERS,
+    member=fill(TEMPLATE_MEMBER_BELOW, last=PART_LAST_EVENT),
+    purged="NULL::bigint AS purged_upto",
+)
+
+SQL_MEMBERSHIPS_OF: Final[LiteralString] = """
+SELECT r.room_id, m.membership
+FROM principals p
+JOIN memberships m USING (principal_nid)
+JOIN rooms r USING (room_nid)
+WHERE p.name = $1::text AND m.membership = ANY($2::smallint[])
+"""
+
+
+class MembershipRow(NamedTuple):
+    """A membership as a number (0: none), and up to which the state changes are purged."""
+
+    membership: int
+    purged_upto: int | None
+
+
+class MemberEventRow(NamedTuple):
+    """A member event of the room. Its columns are None if there is none."""
+
+    room_version: str
+    purged_upto: int | None
+    event_id: str | None
+    stream_ordering: int | None
+    topological_ordering: int | None
+    redacted_by: str | None
+    rejected: str | None
+    soft_failed: bool | None
+    outlier: bool | None
+    redacted_form: bool | None
+    json: bytes | None
+
+
+class UserRoomRow(NamedTuple):
+    """A room of a user."""
+
+    room_id: str
+    membership: int
+
+
+EVENT: Final = MemberEventRow._fields.index("event_id")
+"""The first column of the event."""
+
+
+async def membership(
+    conn: Connection, room_id: RoomId, user_id: UserId, position: RoomPosition
+) -> str | None:
+    """Return the membership of a user at a position. None: there is none.
+
+    It is that of the room's state, or of a local user out of band. `UnknownRoom`, `ResyncNeeded`.
+    """
+    if position.below is None:
+        rows = await conn.fetch(
+            SQL_MEMBERSHIP, room_id, *position.vector, user_id, row=MembershipRow
+        )
+    else:
+        live = position.covered.min
+        rows = await conn.fetch(
+            SQL_MEMBERSHIP_BELOW, room_id, *position.below, live, user_id, row=MembershipRow
+        )
+    if not rows:
+        raise UnknownRoom(room_id)
+    position.refuse_purged(rows[0].purged_upto)
+    return MEMBERSHIP_NAMES.get(rows[0].membership)
+
+
+async def members(
+    conn: Connection,
+    room_id: RoomId,
+    position: RoomPosition,
+    *,
+    wanted: int | None,
+    unwanted: int | None,
+) -> list[StoredEvent]:
+    """Return the member events of the state at a position, in no order.
+
+    ``wanted``: only this membership; ``unwanted``: all others. `UnknownRoom`, `ResyncNeeded`.
+    """
+    if position.below is None:
+        rows = await conn.records(
+            SQL_MEMBERS, room_id, *position.vector, wanted, unwanted, row=MemberEventRow
+        )
+    else:
+        ends = *position.below, position.covered.min
+        rows = await conn.records(
+            SQL_MEMBERS_BELOW, room_id, *ends, wanted, unwanted, row=MemberEventRow
+        )
+    if not rows:
+        raise UnknownRoom(room_id)
+    position.refuse_purged(rows[0][1])
+    return _events(room_id, rows)
+
+
+def _events(room_id: RoomId, rows: Sequence[Any]) -> list[StoredEvent]:
+    return [event_of_room(room_id, row[0], row[EVENT:]) for row in rows if row[EVENT] is not None]
+
+
+async def memberships_of(
+    conn: Connection, user_id: UserId, memberships: Collection[int]
+) -> dict[RoomId, str]:
+    """Return the rooms in which a local user has one of these memberships, with it."""
+    rows = await conn.fetch(SQL_MEMBERSHIPS_OF, user_id, list(memberships), row=UserRoomRow)
+    return {RoomId(row.room_id): MEMBERSHIP_NAMES[row.membership] for row in rows}

@@ -1,0 +1,117 @@
+"""Calls about the members of rooms: who is in a room, and which servers and users to inform."""
+
+from collections.abc import Iterable
+
+from storage import arguments as args
+from storage.database.names import MEMBERSHIPS
+from storage.ids import RoomId, ServerName, UserId
+from storage.observability.instrument import measured
+from storage.queries import joined_servers as server_queries
+from storage.queries import member_ids as id_queries
+from storage.queries import members as queries
+from storage.queries.events import StoredEvent
+from storage.queries.room_position import RoomPosition, position_at
+from storage.store.core import StoreCore
+from storage.streams import SyncToken
+from storage.streams.caches import Ticket
+from storage.streams.tokens import is_sync_token
+
+
+@measured("membership")
+async def membership(
+    store: StoreCore, room_id: RoomId, user_id: str, *, at: str | None = None
+) -> str | None:
+    """Return the membership of a user of any server: ban, invite, join, knock or leave.
+
+    None: there is none. It is that of the room's state; of a local user also an invite, a knock or
+    a leave out of band. ``at`` is a token of sync or messages, and gives the membership there.
+
+    `UnknownRoom`, `InvalidToken`, `ResyncNeeded` for a token from before purged state changes.
+    """
+    room, user, position = args.room(room_id), args.user(user_id), _position(store, at)
+    async with store.database.connection() as conn:
+        return await queries.membership(conn, room, user, position)
+
+
+@measured("member_ids")
+async def member_ids(store: StoreCore, room_id: RoomId, membership: str = "join") -> list[UserId]:
+    """Return the users with this membership in the room's current state, in no order.
+
+    `UnknownRoom`.
+    """
+    room, code = args.room(room_id), MEMBERSHIPS[args.membership(membership)]
+    cache = store.caches.members
+    entry = cache.get(room, membership)
+    known = None if isinstance(entry, Ticket) else entry
+    async with store.database.connection() as conn:
+        found = await id_queries.member_ids(conn, room, code, known)
+    if found is not known:
+        cache.fill(entry if isinstance(entry, Ticket) else cache.ticket(room, membership), found)
+    return list(found.user_ids)
+
+
+@measured("members")
+async def members(
+    store: StoreCore,
+    room_id: RoomId,
+    *,
+    at: str | None = None,
+    membership: str | None = None,
+    not_membership: str | None = None,
+) -> list[StoredEvent]:
+    """Return the member events of a room's state, in no order; client-server API, /members.
+
+    ``at`` is a token of sync or messages: the state there, also before a `Timeline.prev_batch`.
+    ``membership`` picks one membership, ``not_membership`` leaves one out. Check first that the
+    user may see the members.
+
+    `UnknownRoom`, `InvalidToken`, `ResyncNeeded` for a token from before purged state changes.
+    """
+    room, position = args.room(room_id), _position(store, at)
+    wanted = None if membership is None else MEMBERSHIPS[args.membership(membership)]
+    unwanted = (
+        None
+        if not_membership is None
+        else MEMBERSHIPS[args.membership(not_membership, "not_membership")]
+    )
+    async with store.database.connection() as conn:
+        return await queries.members(conn, room, position, wanted=wanted, unwanted=unwanted)
+
+
+@measured("memberships_of")
+async def memberships_of(
+    store: StoreCore, user_id: str, memberships: Iterable[str] = ("join",)
+) -> dict[RoomId, str]:
+    """Return the rooms in which a local user has one of these memberships, each with it.
+
+    `InvalidIdentifier`, also for a user of another server.
+    """
+    user, codes = args.local_user(user_id, store.server_name), args.memberships(memberships)
+    async with store.database.connection() as conn:
+        return await queries.memberships_of(conn, user, [MEMBERSHIPS[one] for one in codes])
+
+
+@measured("joined_servers")
+async def joined_servers(
+    store: StoreCore, room_id: RoomId, *, at_event: str | None = None
+) -> set[ServerName]:
+    """Return the servers with a joined user: now, or in the state before an event of the room.
+
+    The servers before an event are those to send it to. A user's leave or ban goes to their server
+    too. The own server is among them if a local user is joined.
+
+    `UnknownRoom`; `UnknownEvent`, also for an event of another room; `StateUnknown` for an outlier.
+    """
+    room, event = args.room(room_id), None if at_event is None else args.event(at_event)
+    async with store.database.connection() as conn:
+        if event is None:
+            return await server_queries.joined_servers(conn, room)
+        return await server_queries.joined_servers_at(conn, room, event)
+
+
+def _position(store: StoreCore, at: str | None) -> RoomPosition:
+    """Return the position of a token. `ResyncNeeded` for one of facts that a restore removed."""
+    position = position_at(at, store.deployment_id)
+    if at is not None and store.streams.lost and is_sync_token(at):
+        store.streams.refuse_lost(at, SyncToken.parse(at, store.deployment_id))
+    return position
