@@ -1,0 +1,220 @@
+"""Keys of other servers: which one counts, for how long, and what happens if it cannot be had."""
+
+import asyncio
+import base64
+from typing import Any
+
+import pytest
+from signedjson.key import encode_verify_key_base64
+from signedjson.sign import sign_json
+
+from storage.event import Event, event_id, parse, sign
+from storage.federation import ReceiverLimits, RemoteError
+from storage.federation.keys import VALIDITY_MS_MAX, KeyRing, read_server_keys
+from storage.ids import ServerName
+from storage.testing import KEY_ID, RoomBuilder, signing_key, verify_key
+from storage.testing.keys import foreign_signing_key
+from tests.federation.peers import Homeserver, Json, NetworkRemote, fail, hang, published_keys
+from tests.federation.rooms import agree, outcomes, shared_room
+
+S1 = ServerName("s1.test")
+NOW = 1_800_000_000_000
+OTHER_KEY = encode_verify_key_base64(verify_key("other.test"))
+
+
+def test_a_published_key_counts_until_it_expires_and_seven_days_at_most() -> None:
+    soon = read_server_keys(S1, published_keys(S1, valid_until_ts=NOW + 5), NOW)
+    late = read_server_keys(S1, published_keys(S1, valid_until_ts=NOW * 2), NOW)
+    assert soon == {KEY_ID: (verify_key(S1), NOW + 5)}
+    assert late == {KEY_ID: (verify_key(S1), NOW + VALIDITY_MS_MAX)}
+
+
+def test_a_retired_key_counts_for_events_before_its_end() -> None:
+    retired = {
+        "ed25519:old": {"key": OTHER_KEY, "expired_ts": 7},
+        "ed25519:endless": {"key": OTHER_KEY},
+        "rsa:1": {"key": OTHER_KEY, "expired_ts": 7},
+    }
+    found = read_server_keys(S1, published_keys(S1, old_verify_keys=retired), NOW)
+    assert set(found) == {KEY_ID, "ed25519:old"}
+    assert found["ed25519:old"][1] == 7
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"server_name": "s2.test"},
+        {"verify_keys": {}},
+        {"verify_keys": {KEY_ID: {"key": OTHER_KEY}}},
+        {"verify_keys": {KEY_ID: {"key": "no key"}}},
+        {"verify_keys": {KEY_ID: {"key": base64.b64encode(b"short").decode()}}},
+        {"verify_keys": [KEY_ID]},
+        {"valid_until_ts": "tomorrow"},
+        {"old_verify_keys": {"ed25519:2": 5}, "server_name": None},
+    ],
+)
+def test_a_response_that_proves_nothing_is_refused(change: Json) -> None:
+    with pytest.raises(RemoteError):
+        read_server_keys(S1, published_keys(S1, **change), NOW)
+
+
+def test_a_response_that_another_has_changed_is_refused() -> None:
+    for changed in (
+        published_keys(S1) | {"valid_until_ts": NOW},
+        published_keys(S1) | {"signatures": []},
+        {key: value for key, value in published_keys(S1).items() if key != "signatures"},
+    ):
+        with pytest.raises(RemoteError):
+            read_server_keys(S1, changed, NOW)
+
+
+class KeyServer(NetworkRemote):
+    """It answers requests for keys only; ``responses`` are taken in turn."""
+
+    def __init__(self, *responses: Json | Exception) -> None:
+        self.asked: list[str] = []
+        self._responses = list(responses)
+
+    async def server_keys(self, server: ServerName) -> Json:
+        self.asked.append(server)
+        response = self._responses.pop(0) if self._responses else published_keys(server)
+        if isinstance(response, Exception):
+            raise response
+        return response
+
+
+def ring(remote: KeyServer, **limits: Any) -> KeyRing:
+    return KeyRing(remote, ReceiverLimits(**limits), None)
+
+
+def built(version: str, *, servers: tuple[str, ...] = ("s1.test",)) -> RoomBuilder:
+    room = RoomBuilder(version, servers=servers, seed=1)
+    room.start(room.user(1))
+    return room
+
+
+def events_of(room: RoomBuilder) -> list[Event]:
+    return [parse(pdu, room.version) for pdu in room.pdus]
+
+
+async def test_a_server_is_asked_once_for_all_its_events() -> None:
+    remote = KeyServer()
+    keys = ring(remote)
+    events = events_of(built("11"))
+    assert await asyncio.gather(*(keys.check(events) for _ in range(3))) == [{}, {}, {}]
+    assert remote.asked == ["s1.test"]
+
+
+async def test_a_key_must_have_been_valid_at_the_time_of_the_event() -> None:
+    """From room version 5 on."""
+    for version, refused in (("4", False), ("5", True)):
+        events = events_of(built(version))
+        latest = max(event.origin_server_ts for event in events)
+        remote = KeyServer(published_keys(S1, valid_until_ts=latest - 1))
+        found = await ring(remote).check(events)
+        late = {one.event_id for one in events if one.origin_server_ts == latest}
+        assert set(found) == (late if refused else set())
+
+
+async def test_a_server_that_fails_is_asked_again_after_the_pause() -> None:
+    events = events_of(built("11"))
+    remote = KeyServer(RemoteError("503"), RemoteError("503"))
+    keys = ring(remote, key_retry_seconds=3600.0)
+    for _ in range(2):
+        found = await keys.check(events)
+        assert len(found) == len(events)
+        assert "the keys of s1.test cannot be had: 503" in str(found[events[0].event_id].reason)
+    assert len(remote.asked) == 1
+    remote = KeyServer(RemoteError("503"))
+    keys = ring(remote, key_retry_seconds=0.000_001)
+    assert len(await keys.check(events)) == len(events)
+    assert await keys.check(events) == {}
+
+
+async def test_an_expired_key_is_requested_again_and_kept_if_that_fails() -> None:
+    events = events_of(built("11"))
+    first = min(event.origin_server_ts for event in events)
+    remote = KeyServer(published_keys(S1, valid_until_ts=first), RemoteError("503"))
+    keys = ring(remote, key_retry_seconds=0.000_001)
+    assert len(await keys.check(events)) == len(events) - 1
+    again = await keys.check(events)
+    assert len(again) == len(events) - 1
+    assert await keys.check(events) == {}
+    assert len(remote.asked) == 3
+
+
+async def test_a_slow_server_does_not_hold_up_the_keys_of_others() -> None:
+    room = built("11", servers=("s1.test", "s2.test", "s3.test"))
+    for number in (2, 3):
+        room.join(room.user(number))
+
+    class Slow(KeyServer):
+        async def server_keys(self, server: ServerName) -> Json:
+            return await hang({}) if server == "s2.test" else await super().server_keys(server)
+
+    keys = ring(Slow(), request_seconds=0.1, key_servers_at_once=1)
+    events = events_of(room)
+    found = await keys.check(events)
+    assert {event.sender for event in events if event.event_id in found} == {"@user2:s2.test"}
+    assert "no answer" in str(found.popitem()[1].reason)
+
+
+async def test_few_servers_are_kept_in_memory() -> None:
+    servers = tuple(f"s{number}.test" for number in range(1, 6))
+    room = built("11", servers=servers)
+    for number in range(2, 6):
+        room.join(room.user(number))
+    keys = ring(KeyServer(), key_servers_cached=2)
+    for event in events_of(room):
+        assert await keys.check([event]) == {}
+    assert len(keys._known) == 2
+
+
+async def test_the_own_key_needs_no_request() -> None:
+    remote = KeyServer()
+    keys = KeyRing(remote, ReceiverLimits(), (S1, verify_key(S1)))
+    assert await keys.check(events_of(built("11"))) == {}
+    assert remote.asked == []
+
+
+async def test_a_forged_signature_is_refused() -> None:
+    events = events_of(built("11"))
+    forged = dict(events[-1].json, signatures={})
+    forged = sign(forged, "11", S1, foreign_signing_key(S1))
+    [refusal] = (await ring(KeyServer()).check([parse(forged, "11")])).values()
+    assert refusal.outcome == "invalid"
+    assert refusal.event_id == event_id(forged, "11")
+
+
+async def test_events_of_a_server_without_keys_are_refused_and_others_stored(
+    three: list[Homeserver],
+) -> None:
+    one, other, third = three
+    room_id = await shared_room(one, other, third)
+    for server in (one, other, third):
+        await server.fill(room_id)
+    left = await one.say(room_id, "one")
+    right = await third.say(room_id, "third")
+    other.receiver = type(other.receiver)(other.store, other.remote)
+    one.network.faults["s3.test", "server_keys"] = fail
+    results = await other.receive(one, [left, right])
+    assert results[_id(left)].outcome == "stored"
+    assert results[_id(right)].outcome == "invalid"
+    assert "cannot be had" in str(results[_id(right)].reason)
+    one.network.faults.clear()
+    other.receiver = type(other.receiver)(other.store, other.remote)
+    assert await outcomes(other, third, right) == ["stored"]
+    await one.receive(third, [right])
+    await third.receive(one, [left])
+    await agree(room_id, one, other, third)
+
+
+def _id(pdu: Json) -> Any:
+    return event_id(pdu, "12")
+
+
+def test_the_signature_of_the_keys_is_that_of_a_current_key() -> None:
+    body = {key: value for key, value in published_keys(S1).items() if key != "signatures"}
+    signed = sign_json(body, S1, signing_key("other.test"))
+    with pytest.raises(RemoteError):
+        read_server_keys(S1, signed, NOW)
