@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from storage.federation.gap import Results, connected, store_connected
 from storage.federation.remote import RemoteError
@@ -45,44 +45,66 @@ async def backfill_room(task: RoomTask, limit: int) -> BackfillResult:
     due = [one for one in gaps if one.retry_after_ms == 0][:GAPS_MAX]
     if not due:
         return BackfillResult("paused", retry_after_ms=min(one.retry_after_ms for one in gaps))
-    servers = await task.servers()
+    results, asked = await _from_servers(task, due, limit)
+    lacking = _lacking([gap.event_id for gap in due], results)
+    if lacking and asked.is_complete:
+        await task.store.gap_failed(
+            task.room_id, lacking, task.requests.reason(), server_names=asked.servers
+        )
+    if any(one.is_stored for one in results.values()):
+        return BackfillResult("stored", results, task.requests.failures)
+    return BackfillResult("failed", results, task.requests.failures)
+
+
+class AskedServers(NamedTuple):
+    """The servers that were asked for history.
+
+    ``is_complete``: no answer was cut off by the limit, so what is lacking was not returned.
+    """
+
+    servers: list[ServerName]
+    is_complete: bool
+
+
+async def _from_servers(
+    task: RoomTask, gaps: Sequence[OpenGap], limit: int
+) -> tuple[Results, AskedServers]:
+    """Ask one server after the other, until each of the missing events is stored."""
+    servers, ids = await task.servers(), [gap.event_id for gap in gaps]
+    results: Results = {}
+    asked = AskedServers([], is_complete=True)
     for server in servers:
-        results = await _from_server(task, server, servers, due, limit)
-        if any(one.is_stored for one in results.values()):
-            return BackfillResult("stored", results, task.requests.failures)
-    await _record_failure(task, servers, [gap.event_id for gap in due])
-    return BackfillResult("failed", {}, task.requests.failures)
+        lacking = _lacking(ids, results)
+        if not lacking:
+            break
+        asked.servers.append(server)
+        others = [server, *(one for one in servers if one != server)]
+        found, is_cut = await _from_server(task, others, lacking, limit)
+        results |= found
+        asked = asked._replace(is_complete=asked.is_complete and not is_cut)
+    return results, asked
+
+
+def _lacking(ids: Sequence[EventId], results: Results) -> list[EventId]:
+    return [one for one in ids if one not in results or not results[one].is_stored]
 
 
 async def _from_server(
-    task: RoomTask,
-    server: ServerName,
-    servers: Sequence[ServerName],
-    gaps: Sequence[OpenGap],
-    limit: int,
-) -> Results:
-    ids = [gap.event_id for gap in gaps]
+    task: RoomTask, servers: Sequence[ServerName], ids: Sequence[EventId], limit: int
+) -> tuple[Results, bool]:
+    """Store what the first server returns; return the results, and whether it reached the limit.
+
+    The other servers may be asked for states.
+    """
+    server = servers[0]
     try:
         pdus = await task.requests.backfill(server, task.room_id, ids, limit)
     except RemoteError:  # recorded in task.requests.failures
-        return {}
+        return {}, False
     events = connected((await task.read(pdus)).events, ids)
     if not events:
         task.requests.failures.setdefault(server, "it returned none of the missing events")
-        return {}
-    others = [server, *(one for one in servers if one != server)]
-    results = await store_connected(
-        task, others, events, fallback=events.keys() & set(ids), origin="backfill"
-    )
-    lacking = [one for one in ids if one not in results or not results[one].is_stored]
-    if lacking and len(pdus) < limit:
-        await _record_failure(task, [server], lacking)
-    return results
-
-
-async def _record_failure(
-    task: RoomTask, servers: Sequence[ServerName], event_ids: Sequence[EventId]
-) -> None:
-    await task.store.gap_failed(
-        task.room_id, event_ids, task.requests.reason(), server_names=servers
-    )
+        return {}, False
+    fallback = events.keys() & set(ids)
+    results = await store_connected(task, servers, events, fallback=fallback, origin="backfill")
+    return results, len(pdus) >= limit

@@ -221,7 +221,9 @@ class Homeserver:
         return await self.receiver.transaction(origin.name, list(pdus))
 
     async def fill(self, room_id: RoomId) -> None:
-        """Backfill until nothing is missing."""
+        """Backfill until nothing is missing; all servers can be reached again."""
+        for name in self.network.servers:
+            await self.store.server_up(name)
         for _ in range(50):
             if (await self.receiver.backfill(room_id, 100)).outcome == "nothing_missing":
                 return
