@@ -4,10 +4,13 @@ The answer is not believed as it is:
 
 - Each event must be a state event of this room, signed, and allowed by its own auth events.
 - A state with two events of one key, or without the create event, is refused as a whole.
-- An entry that cannot be had is left out, unless another event of the state depends on it.
+- A state of which an event is not returned is refused as well. The next server then returns the
+  rest: the events that were returned are stored.
+- An event that is returned, but not signed or not allowed, is left out, unless another event of
+  the state depends on it.
 
-A server can still return an older state of the same room. So a state that does not allow the event
-itself is used only if no other server returns one that does.
+A server can still return an older state of the same room, or leave out entries. So a state that
+does not allow the event itself is used only if no other server returns one that does.
 """
 
 import asyncio
@@ -63,6 +66,9 @@ async def _from_server(task: RoomTask, server: ServerName, event: Event) -> Fetc
     fetched, left_out = await _fetched(task, server, event, lacking)
     await _store_outliers(task, fetched, left_out)
     stored = await task.stored(wanted)
+    if unreturned := wanted.keys() - stored.keys() - left_out.keys():
+        reason = f"it did not return {len(unreturned)} of {len(lacking)} events of its state"
+        raise refused(task, server, reason)
     lost = {one for one in wanted if one not in stored or not stored[one].is_authorised}
     for one in (*fetched.values(), event):
         if needed := lost.intersection(auth_ids_of(one)):
@@ -130,7 +136,7 @@ def _entries(
     for event_id in state_ids:
         key = stored.get(event_id)
         if key is None or not key.is_authorised:
-            left_out.setdefault(event_id, "it was not returned" if key is None else "rejected")
+            left_out.setdefault(event_id, "it is rejected")
             continue
         if key.room_id != task.room_id or key.state_key is None:
             raise refused(task, server, f"its state holds {event_id}, no state of this room")
