@@ -30,7 +30,7 @@ LIMITS: Final = ReceiverLimits(
 REQUESTS: Final = ("get_missing_events", "state_ids", "event", "state", "backfill", "event_auth")
 
 
-class RandomRoom:
+class FaultyRoom:
     """A room of three servers, and what each of them has not received yet."""
 
     def __init__(self, seed: int, servers: list[Homeserver], room_id: RoomId, version: str) -> None:
@@ -151,7 +151,7 @@ async def test_servers_agree_when_the_network_heals(
         servers = await start(stack, [dsn, another_dsn, third_dsn], limits=LIMITS)
         version = VERSIONS[seed % len(VERSIONS)]
         room_id = await shared_room(servers[0], *servers[1:], version=version)
-        room = RandomRoom(seed, servers, room_id, version)
+        room = FaultyRoom(seed, servers, room_id, version)
         for _ in range(STEPS):
             await room.step()
         await room.heal()
