@@ -36,6 +36,7 @@ from storage.database import Connection, Database
 from storage.database.embedded import EmbeddedPostgres
 from storage.database.migrate import MigrationOptions, migrate, migrate_before, scripts_directory
 from tests.memory_disk import cluster_folder, remove_abandoned
+from tests.oracle.example_databases import ExampleDatabases
 from tests.postgres import chosen_binaries, with_database
 
 SERVER_CONFIG = Config(
@@ -140,6 +141,12 @@ async def _fresh_database(server_dsn: str, template: str, worker_id: str) -> Asy
             await connection.execute(f"DROP DATABASE {name} WITH (FORCE)")
     finally:
         await connection.close()
+
+
+@pytest.fixture
+def databases(server_dsn: str, template_name: str, worker_id: str) -> ExampleDatabases:
+    """A fresh database for each example of a state machine."""
+    return ExampleDatabases(lambda: _fresh_database(server_dsn, template_name, worker_id))
 
 
 @pytest.fixture

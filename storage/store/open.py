@@ -52,7 +52,7 @@ async def open_store(
     observer: Observer | None = None,
     signing_key: SigningKey | None = None,
 ) -> AsyncIterator[Store]:
-    """Open a store for the length of the block.
+    """Open a store for the length of a block: ``async with storage.open(…) as store:``.
 
     ``dsn`` None starts the embedded Postgres and migrates it; with a DSN the schema must be
     there unless ``migrate`` is set. The first store that opens a database sets its

@@ -5,7 +5,6 @@ notifications of the other now and then, or of one stream only, and one of them 
 then. `STORAGE_EXAMPLES` says how many rooms.
 """
 
-import asyncio
 import os
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
@@ -21,7 +20,7 @@ from storage.persist import Origin, Outcome
 from storage.queries.sync import SyncRequest, brief, is_quiet, quiet, sync
 from storage.streams.position_poller import follow_once
 from storage.streams.registry import STREAMS
-from tests.conftest import _fresh_database
+from tests.oracle.example_databases import ExampleDatabases
 from tests.oracle.facts import Audience
 from tests.oracle.machine import RoomMachine, run_machine
 from tests.oracle.store_subject import StoreSubject
@@ -159,7 +158,7 @@ async def _hear_of(store: Store, stream_name: str) -> None:
     "limits", [{}, {"cache_memberships_max": 3, "cache_rooms_max": 1}], ids=["large", "tiny"]
 )
 def test_what_is_remembered_changes_no_answer(
-    server_dsn: str, template_name: str, worker_id: str, limits: dict[str, int]
+    databases: ExampleDatabases, limits: dict[str, int]
 ) -> None:
     ways: Counter[str] = Counter()
 
@@ -168,19 +167,12 @@ def test_what_is_remembered_changes_no_answer(
         syncing = LOCAL
 
         def open_subject(self) -> StoreSubject:
-            self.runner = asyncio.Runner()
-            self.stack = AsyncExitStack()
-            dsn = self.runner.run(
-                self.stack.enter_async_context(
-                    _fresh_database(server_dsn, template_name, worker_id)
-                )
-            )
+            dsn = databases.open()
             return TwoStores(dsn, ways, limits)
 
         def close_subject(self, subject: Any) -> None:
             subject.close()
-            self.runner.run(self.stack.aclose())
-            self.runner.close()
+            databases.close()
 
     run_machine(Machine, examples=EXAMPLES, steps=20)
     if EXAMPLES >= 15:

@@ -3,16 +3,13 @@
 `STORAGE_EXAMPLES` says how many rooms; the default is for every day.
 """
 
-import asyncio
 import os
-from contextlib import AsyncExitStack
 from typing import Any
 
-import asyncpg
 import pytest
 
 from storage.visibility import audience_ranges, past_visibility
-from tests.conftest import _fresh_database
+from tests.oracle.example_databases import ExampleDatabases
 from tests.oracle.facts import Audience
 from tests.oracle.machine import AbsenceMachine, run_machine
 from tests.oracle.store_subject import StoreSubject
@@ -32,12 +29,7 @@ LANGUAGE sql IMMUTABLE AS $$ SELECT 0::bigint $$
 @pytest.mark.timeout(0)
 @pytest.mark.parametrize("slack", [True, False])
 def test_the_store_agrees_with_the_oracle(
-    server_dsn: str,
-    template_name: str,
-    worker_id: str,
-    monkeypatch: pytest.MonkeyPatch,
-    *,
-    slack: bool,
+    databases: ExampleDatabases, monkeypatch: pytest.MonkeyPatch, *, slack: bool
 ) -> None:
     """Without slack every event that crosses its audience's bounds is an out-of-range event.
 
@@ -53,27 +45,18 @@ def test_the_store_agrees_with_the_oracle(
         syncing = LOCAL
 
         def open_subject(self) -> StoreSubject:
-            self.runner = asyncio.Runner()
-            self.stack = AsyncExitStack()
-            dsn = self.runner.run(
-                self.stack.enter_async_context(
-                    _fresh_database(server_dsn, template_name, worker_id)
-                )
-            )
-            if not slack:
-                self.runner.run(_execute(dsn, SQL_NO_SLACK))
+            dsn = databases.open("" if slack else SQL_NO_SLACK)
             return StoreSubject(dsn, server_name=SERVER)
 
         def close_subject(self, subject: Any) -> None:
             subject.close()
-            self.runner.run(self.stack.aclose())
-            self.runner.close()
+            databases.close()
 
     run_machine(Machine, examples=EXAMPLES, steps=20)
 
 
 @pytest.mark.timeout(0)
-def test_with_one_extremity(server_dsn: str, template_name: str, worker_id: str) -> None:
+def test_with_one_extremity(databases: ExampleDatabases) -> None:
     """All that follows from what is dropped.
 
     Without gaps, as what is dropped depends on the topological order.
@@ -87,25 +70,18 @@ def test_with_one_extremity(server_dsn: str, template_name: str, worker_id: str)
         extremities_max = 1
 
         def open_subject(self) -> StoreSubject:
-            self.runner = asyncio.Runner()
-            self.stack = AsyncExitStack()
-            dsn = self.runner.run(
-                self.stack.enter_async_context(
-                    _fresh_database(server_dsn, template_name, worker_id)
-                )
-            )
+            dsn = databases.open()
             return StoreSubject(dsn, server_name=SERVER, forward_extremities_max=1)
 
         def close_subject(self, subject: Any) -> None:
             subject.close()
-            self.runner.run(self.stack.aclose())
-            self.runner.close()
+            databases.close()
 
     run_machine(Machine, examples=EXAMPLES, steps=20)
 
 
 @pytest.mark.timeout(0)
-def test_with_two_writers(server_dsn: str, template_name: str, worker_id: str) -> None:
+def test_with_two_writers(databases: ExampleDatabases) -> None:
     """Two stores on one database write and answer in turn, with refused events and redactions.
 
     A client passes the tokens of one store to the other.
@@ -117,26 +93,11 @@ def test_with_two_writers(server_dsn: str, template_name: str, worker_id: str) -
         always = frozenset({"redact", "refused"})
 
         def open_subject(self) -> StoreSubject:
-            self.runner = asyncio.Runner()
-            self.stack = AsyncExitStack()
-            dsn = self.runner.run(
-                self.stack.enter_async_context(
-                    _fresh_database(server_dsn, template_name, worker_id)
-                )
-            )
+            dsn = databases.open()
             return StoreSubject(dsn, server_name=SERVER, writers=2)
 
         def close_subject(self, subject: Any) -> None:
             subject.close()
-            self.runner.run(self.stack.aclose())
-            self.runner.close()
+            databases.close()
 
     run_machine(Machine, examples=EXAMPLES, steps=20)
-
-
-async def _execute(dsn: str, sql: str) -> None:
-    conn = await asyncpg.connect(dsn)
-    try:
-        await conn.execute(sql)
-    finally:
-        await conn.close()

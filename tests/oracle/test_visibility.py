@@ -17,11 +17,12 @@ from hypothesis import strategies as st
 from storage.ids import EventId, RoomId, UserId, server_name_of
 from storage.visibility import audience_ranges, past_visibility
 from tests.conftest import _fresh_database
+from tests.oracle.example_databases import execute
 from tests.oracle.facts import Audience, Facts, near
 from tests.oracle.machine import RoomMachine, run_machine
 from tests.oracle.oracle import Oracle
 from tests.oracle.store_subject import StoreSubject
-from tests.oracle.test_store import SQL_NO_SLACK, _execute
+from tests.oracle.test_store import SQL_NO_SLACK
 from tests.oracle.worlds import SERVERS, USERS
 
 ROOMS = int(os.environ.get("STORAGE_ROOMS", "15"))
@@ -239,7 +240,7 @@ def with_slack(dsn: str, monkeypatch: pytest.MonkeyPatch, slack: int) -> None:
     monkeypatch.setattr(audience_ranges, "SLACK", slack)
     monkeypatch.setattr(audience_ranges, "AROUND", 1)
     monkeypatch.setattr(past_visibility, "RANGES_MAX", 1)
-    asyncio.run(_execute(dsn, SQL_NO_SLACK.replace("0::", f"{slack}::")))
+    asyncio.run(execute(dsn, SQL_NO_SLACK.replace("0::", f"{slack}::")))
 
 
 def close(runner: asyncio.Runner, stack: AsyncExitStack, subject: Any) -> None:

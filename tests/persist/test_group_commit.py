@@ -4,8 +4,11 @@ A close, a cancellation or a cut connection loses nothing.
 """
 
 import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from itertools import chain
 
+import asyncpg
 import pytest
 
 import storage
@@ -27,20 +30,30 @@ from tests.persist.writing import (
     waiting_write,
 )
 
-# --------------------------------------------------------------------------------------------------
-# group commit
 
-
-async def test_appends_of_many_tasks_and_rooms_go_into_one_write(dsn: str) -> None:
+@asynccontextmanager
+async def counted(
+    dsn: str, rooms: Sequence[RoomBuilder], *, last: int
+) -> AsyncIterator[tuple[Store, asyncpg.Connection, AnsweredStatements]]:
+    """Open a store that has the rooms without their last events, and count from then on."""
     sent = AnsweredStatements()
-    rooms = [room_of(seed, 8) for seed in range(8)]
     async with (
         storage.open(dsn, server_name="s1.test", config=QUIET, observer=sent) as store,
         admin_of(dsn) as admin,
     ):
         for room in rooms:
-            await store.append(room.pdus[:-8])
+            await store.append(room.pdus[:-last])
         sent.sent.clear()
+        yield store, admin, sent
+
+
+# --------------------------------------------------------------------------------------------------
+# group commit
+
+
+async def test_appends_of_many_tasks_and_rooms_go_into_one_write(dsn: str) -> None:
+    rooms = [room_of(seed, 8) for seed in range(8)]
+    async with counted(dsn, rooms, last=8) as (store, admin, sent):
         answers = await asyncio.gather(
             *(store.append(room.pdus[-8:]) for room in rooms for _ in range(8))
         )
@@ -70,15 +83,8 @@ async def test_a_lone_append_is_one_round_trip(dsn: str) -> None:
 
 
 async def test_while_one_write_is_under_way_the_others_gather(dsn: str) -> None:
-    sent = AnsweredStatements()
     rooms = [room_of(seed, 1) for seed in range(10)]
-    async with (
-        storage.open(dsn, server_name="s1.test", config=QUIET, observer=sent) as store,
-        admin_of(dsn) as admin,
-    ):
-        for room in rooms:
-            await store.append(room.pdus[:-1])
-        sent.sent.clear()
+    async with counted(dsn, rooms, last=1) as (store, admin, sent):
         await admin.execute(HOLD)
         first = asyncio.create_task(store.append(rooms[0].pdus[-1:]))
         await waiting_write(admin)
@@ -115,15 +121,8 @@ async def test_one_half_is_written_while_the_other_is_planned(dsn: str) -> None:
 
 
 async def test_a_batch_is_one_write_alone_and_beside_others(dsn: str) -> None:
-    sent = AnsweredStatements()
     rooms = [room_of(seed, 100) for seed in range(3)]
-    async with (
-        storage.open(dsn, server_name="s1.test", config=QUIET, observer=sent) as store,
-        admin_of(dsn) as admin,
-    ):
-        for room in rooms:
-            await store.append(room.pdus[:-100])
-        sent.sent.clear()
+    async with counted(dsn, rooms, last=100) as (store, admin, sent):
         await store.append(rooms[0].pdus[-100:])
         await asyncio.gather(*(store.append(room.pdus[-100:]) for room in rooms[1:]))
         assert sent.writes() <= 3

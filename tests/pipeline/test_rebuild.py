@@ -8,7 +8,6 @@ import os
 import sys
 from asyncio.subprocess import PIPE, STDOUT
 from collections.abc import Mapping, Sequence
-from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -36,9 +35,9 @@ from storage.testing import (
     deliver_with_gap,
     generate_room,
 )
-from tests.conftest import _fresh_database
 from tests.maintenance.rooms import LIVELY, SERVER, deliver, findings
 from tests.maintenance.test_damage import DAMAGES
+from tests.oracle.example_databases import ExampleDatabases
 from tests.oracle.facts import Audience
 from tests.oracle.machine import RoomMachine, run_machine
 from tests.oracle.store_subject import StoreSubject
@@ -341,9 +340,7 @@ class RebuiltSubject(StoreSubject):
 
 
 @pytest.mark.timeout(0)
-def test_the_oracle_agrees_with_rebuilt_rooms(
-    server_dsn: str, template_name: str, worker_id: str
-) -> None:
+def test_the_oracle_agrees_with_rebuilt_rooms(databases: ExampleDatabases) -> None:
     """All that can be asked, after every delivery and the rebuild that follows it."""
 
     class Machine(RoomMachine):
@@ -351,19 +348,12 @@ def test_the_oracle_agrees_with_rebuilt_rooms(
         syncing = tuple(user for user in USERS if user.endswith(f":{SERVER}"))
 
         def open_subject(self) -> StoreSubject:
-            self.runner = asyncio.Runner()
-            self.stack = AsyncExitStack()
-            dsn = self.runner.run(
-                self.stack.enter_async_context(
-                    _fresh_database(server_dsn, template_name, worker_id)
-                )
-            )
+            dsn = databases.open()
             return RebuiltSubject(dsn, server_name=SERVER)
 
         def close_subject(self, subject: Any) -> None:
             subject.close()
-            self.runner.run(self.stack.aclose())
-            self.runner.close()
+            databases.close()
 
     run_machine(Machine, examples=EXAMPLES, steps=15)
 

@@ -7,21 +7,27 @@ from storage import Store
 from storage.errors import InvalidIdentifier, StateUnknown, UnknownEvent, UnknownRoom
 from storage.event import redact
 from storage.ids import EventId, RoomId
+from storage.testing import BuiltEvent, RoomBuilder
 from tests.oracle.oracle import Oracle
 from tests.queries.conftest import StatementLog
 from tests.queries.rooms import ADMIN, LOCAL, REMOTE, append, deliver, ids, messages_in, new_room
 
 
-async def test_backfill_gives_the_events_and_their_ancestors_newest_first(
-    store: Store, statements: StatementLog
-) -> None:
+def forked() -> tuple[RoomBuilder, list[BuiltEvent]]:
+    """Return a room with a fork between `base` and `top`, and these events: base, a, b, a2, top."""
     room = new_room()
     base = room.message(ADMIN, "base")
     left, right = room.fork(2)
     a, b = left.message(ADMIN, "a"), right.message(ADMIN, "b")
     a2 = left.message(ADMIN, "a2")
     room.merge(left, right)
-    top = room.message(ADMIN, "top")
+    return room, [base, a, b, a2, room.message(ADMIN, "top")]
+
+
+async def test_backfill_gives_the_events_and_their_ancestors_newest_first(
+    store: Store, statements: StatementLog
+) -> None:
+    room, (base, a, b, a2, top) = forked()
     await deliver(store, room)
     statements.take()
     assert ids(await store.backfill(room.room_id, [top.event_id], 5)) == ids([top, a2, b, a, base])
@@ -82,13 +88,7 @@ async def test_what_a_server_may_not_see_comes_redacted(store: Store) -> None:
 async def test_missing_events_lie_between_oldest_first(
     store: Store, statements: StatementLog
 ) -> None:
-    room = new_room()
-    base = room.message(ADMIN, "base")
-    left, right = room.fork(2)
-    a, b = left.message(ADMIN, "a"), right.message(ADMIN, "b")
-    a2 = left.message(ADMIN, "a2")
-    room.merge(left, right)
-    top = room.message(ADMIN, "top")
+    room, (base, a, b, a2, top) = forked()
     await deliver(store, room)
     statements.take()
     assert ids(await store.missing_events(room.room_id, [base.event_id], [top.event_id])) == ids(

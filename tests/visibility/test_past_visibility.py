@@ -26,7 +26,8 @@ from storage.queries.pagination.page import Direction, between
 from storage.testing import BuiltEvent, RoomBuilder
 from storage.visibility import audience_ranges, past_visibility
 from tests.maintenance.rooms import findings
-from tests.oracle.test_store import SQL_NO_SLACK, _execute
+from tests.oracle.example_databases import execute
+from tests.oracle.test_store import SQL_NO_SLACK
 
 SERVER: Final = "s1.test"
 ADMIN, FLAPPER, OTHER, ERASED = (
@@ -50,7 +51,7 @@ async def opened(
     monkeypatch.setattr(past_visibility, "RANGES_MAX", ranges_max)
     monkeypatch.setattr(audience_ranges, "SLACK", 0)
     monkeypatch.setattr(audience_ranges, "AROUND", 1)
-    await _execute(dsn, SQL_NO_SLACK)
+    await execute(dsn, SQL_NO_SLACK)
     async with storage.open(dsn, server_name=SERVER, config=Config(traversal_rows_max=5)) as store:
         yield store
 
