@@ -81,6 +81,8 @@ async def send(
     [result] = await writer.append([LocalEvent(_template(new), signer, new.room_id, key)])
     if result.event_id is None:
         raise _refusal(result, new)
+    if result.outcome == "duplicate" and result.stream_ordering is None and key is not None:
+        return await _stored(database, key) or result
     return result
 
 
@@ -90,12 +92,19 @@ def transaction_key(new: SendRequest, device_id: str, transaction_id: str) -> Tr
 
 
 async def _repeated(database: Database, writer: Writer, key: TransactionKey) -> AppendResult | None:
-    """Return the result of the first request if it is stored.
+    """Return the result of the first request if it is stored and this process may not know it.
 
-    Do not look up a request that this process has written lately, or is writing: the plan knows it.
+    A device that has just sent a request to this process repeats what the plan knows. If it has
+    sent the same one to another process, the primary key refuses the write. So most requests need
+    no look-up, and those that a client repeats after a restart need one.
     """
-    if writer.caches.transactions.get(key) in writer.caches.rows:
+    caches = writer.caches
+    if key in caches.transactions or (key.sender, key.device_id) in caches.devices:
         return None
+    return await _stored(database, key)
+
+
+async def _stored(database: Database, key: TransactionKey) -> AppendResult | None:
     async with database.connection() as conn:
         return (await stored_transactions(conn, [key])).get(key)
 

@@ -117,6 +117,7 @@ async def test_the_authorising_user_is_joined_and_may_invite(
     assert (await join_template(store, room_id, BOB))[AUTHORISER] == ALICE
     await store.send(room_id, ALICE, "m.room.member", {"membership": "invite"}, state_key=CAROL)
     await joined(store, room_id, CAROL)
+    assert (await join_template(store, room_id, BOB))[AUTHORISER] == ALICE
     await store.send(room_id, ALICE, "m.room.member", {"membership": "leave"}, state_key=ALICE)
     assert (await join_template(store, room_id, BOB))[AUTHORISER] == CAROL
     await store.send(room_id, CAROL, "m.room.member", {"membership": "leave"}, state_key=CAROL)
@@ -145,9 +146,10 @@ async def test_a_named_user_stays(store: Store, space: RoomId) -> None:
 
 async def test_a_banned_user_is_told_so(store: Store, space: RoomId) -> None:
     room_id = await store.create_room(ALICE, initial_state=[rule(space)])
-    await store.send(room_id, ALICE, "m.room.member", {"membership": "ban"}, state_key=BOB)
-    with pytest.raises(AuthDenied, match=r"member\.join\.banned"):
-        await join_template(store, room_id, BOB)
+    for user in (BOB, CAROL):
+        await store.send(room_id, ALICE, "m.room.member", {"membership": "ban"}, state_key=user)
+        with pytest.raises(AuthDenied, match=r"member\.join\.banned"):
+            await join_template(store, room_id, user)
 
 
 async def test_rooms_without_a_restricted_rule_name_nobody(store: Store, space: RoomId) -> None:
@@ -156,5 +158,6 @@ async def test_rooms_without_a_restricted_rule_name_nobody(store: Store, space: 
         if one is PUBLIC:
             assert await join_template(store, room_id, BOB) == JOIN
         else:
-            with pytest.raises(AuthDenied, match=r"member\.join\.join_rule"):
-                await join_template(store, room_id, BOB)
+            for user in (BOB, CAROL):
+                with pytest.raises(AuthDenied, match=r"member\.join\.join_rule"):
+                    await join_template(store, room_id, user)

@@ -4,7 +4,6 @@ from collections.abc import Collection, Hashable, Iterator, Mapping
 from typing import TypeVar
 
 from storage.event.model import without_json
-from storage.ids import EventId
 from storage.persist.model.caches import WriterCaches
 from storage.persist.model.change_set import ChangeSet
 from storage.persist.model.resolution_records import newest
@@ -47,8 +46,9 @@ def absorb(caches: WriterCaches, change_set: ChangeSet) -> None:
             caches.missing.pop(event_id, None)
         else:
             caches.missing[event_id] = gap
-    for key, transaction in change_set.transactions.new.items():
-        caches.transactions[key] = EventId(transaction.event_id)
+    for key, event_id in change_set.transactions.known.items():
+        caches.transactions[key] = event_id
+        caches.devices[key.sender, key.device_id] = None
     _absorb_names(caches, change_set)
     _absorb_rooms(caches, change_set)
 

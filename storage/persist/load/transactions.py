@@ -63,4 +63,6 @@ async def load_transactions(
     conn: Connection, change_set: ChangeSet, keys: Collection[TransactionKey]
 ) -> None:
     """Add the stored ones to the change set."""
-    change_set.transactions.known.update(await stored_transactions(conn, keys))
+    for key, first in (await stored_transactions(conn, keys)).items():
+        if first.event_id is not None:
+            change_set.transactions.known[key] = first.event_id

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from storage.database.names import InternedNames
 from storage.event import Event
 from storage.graph.chains import Chain, ChainPosition, Closure
-from storage.ids import EventId
+from storage.ids import EventId, UserId
 from storage.observability.counters import Distribution
 from storage.persist.model.bounded_cache import BoundedCache
 from storage.persist.model.local_event import TransactionKey
@@ -116,6 +116,8 @@ class WriterCaches:
         self.allowed: BoundedCache[tuple[object, ...], AuthorisedBefore] = BoundedCache(events)
         self.transactions: BoundedCache[TransactionKey, EventId] = BoundedCache(events)
         """Events of this process, by the request of a client that made them."""
+        self.devices: BoundedCache[tuple[UserId, str], None] = BoundedCache(events)
+        """Users and their devices that have sent such requests to this process."""
         self.records: ResolutionRecordCache = ResolutionRecordCache(RECORDED_EVENTS_MAX)
         self.has_past = False
         """Whether `past_visibility` is in use. It stays in use for good."""

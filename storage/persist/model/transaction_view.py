@@ -9,7 +9,6 @@ from typing import NamedTuple
 from storage.ids import EventId
 from storage.persist.model.caches import WriterCaches
 from storage.persist.model.local_event import TransactionKey
-from storage.persist.model.results import AppendResult
 from storage.persist.model.rows import EventRow
 
 
@@ -34,26 +33,16 @@ class TransactionView:
 
     def __init__(self, caches: WriterCaches) -> None:
         self.caches = caches
-        self.known: dict[TransactionKey, AppendResult] = {}
-        """The results of repeated requests, of the batch and of rows that were looked up."""
-        self.new: dict[TransactionKey, TransactionRow] = {}
+        self.known: dict[TransactionKey, EventId] = {}
+        """The events of the batch, and those of rows that were looked up."""
+        self.new: list[TransactionRow] = []
 
-    def repeated(self, key: TransactionKey) -> AppendResult | None:
-        """Return the result for a repeated request, or None for a new one."""
-        if (known := self.known.get(key)) is not None:
-            return known
-        event_id = self.caches.transactions.get(key)
-        return None if event_id is None else AppendResult(event_id, "duplicate")
+    def first_event(self, key: TransactionKey) -> EventId | None:
+        """Return the event of a repeated request, or None for a new one."""
+        return self.known.get(key) or self.caches.transactions.get(key)
 
     def add(self, key: TransactionKey, row: EventRow) -> None:
         """Add the transaction of a new event."""
-        event_id = EventId(row.event_id)
-        self.known[key] = AppendResult(event_id, "duplicate")
-        self.new[key] = TransactionRow(
-            row.event_nid,
-            row.room_nid,
-            row.sender_nid,
-            key.device_id,
-            key.transaction_id,
-            event_id,
-        )
+        event_id = self.known[key] = EventId(row.event_id)
+        ids = key.device_id, key.transaction_id, event_id
+        self.new.append(TransactionRow(row.event_nid, row.room_nid, row.sender_nid, *ids))

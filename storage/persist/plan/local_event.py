@@ -55,9 +55,9 @@ def plan_local(change_set: ChangeSet, local: LocalEvent) -> AppendResult:
     either: the result is a "duplicate" with the id of the first event.
     """
     key = local.transaction
-    first = None if key is None else change_set.transactions.repeated(key)
+    first = None if key is None else change_set.transactions.first_event(key)
     if first is not None:
-        return first
+        return AppendResult(first, "duplicate")
     try:
         version = _version_of(change_set, local.template)
         template = completed(change_set, local.template, version)
