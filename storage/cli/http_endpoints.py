@@ -8,6 +8,7 @@ no framework.
 import asyncio
 import json
 import logging
+import os
 import socket
 import sys
 import threading
@@ -90,7 +91,14 @@ def listening(host: str, port: int, application: WSGIApplication) -> HttpServer:
         )
         return make_server(str(address[0]), port, application, server_class, HttpHandler)
     except OSError as error:
-        raise InputError(f"cannot listen on {host}:{port}: {error.strerror or error}") from None
+        raise InputError(refused_address(host, port, error)) from None
+
+
+def refused_address(host: str, port: int, error: OSError) -> str:
+    """Return the sentence for an address that cannot be bound."""
+    known = error.errno is not None and error.errno > 0  # those of getaddrinfo are negative
+    reason = os.strerror(error.errno or 0).lower() if known else error.strerror or str(error)
+    return f"cannot listen on {host}:{port}: {reason}"
 
 
 def router(routes: Mapping[str, WSGIApplication]) -> WSGIApplication:

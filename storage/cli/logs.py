@@ -50,6 +50,7 @@ def begin(level: LogLevel, log_format: LogFormat) -> None:
     logging.getLogger().addHandler(LimitRepeated(lines))
     logging.getLogger("storage").setLevel(level.upper())
     logging.captureWarnings(capture=True)  # of the warnings module: they are lines of the log, too
+    logging.getLogger("py.warnings").addFilter(without_source)
 
 
 def end() -> None:
@@ -59,7 +60,14 @@ def end() -> None:
         root.removeHandler(handler)
         handler.close()
         logging.captureWarnings(capture=False)
+        logging.getLogger("py.warnings").removeFilter(without_source)
     logging.getLogger("storage").setLevel(logging.NOTSET)
+
+
+def without_source(record: logging.LogRecord) -> bool:
+    """Drop the line of source that follows a warning of the warnings module."""
+    record.msg, record.args = record.getMessage().partition("\n")[0], ()
+    return True
 
 
 def is_json() -> bool:

@@ -14,6 +14,7 @@ from storage.database.migrate import (
     current_and_pending,
     had_writer,
     later_sentence,
+    left_sentence,
     migrate,
     migrate_before,
     migration_sql,
@@ -90,14 +91,16 @@ def command(
     elif grants:
         print_values({"warnings": run(_grant(dsn, role_prefix), AGAIN)}, as_json=as_json)
     else:
-        _print_revision(run(_migrate(dsn, how, pre=pre), DONE), as_json=as_json)
+        _print_revision(run(_migrate(dsn, how, pre=pre), DONE) or "", as_json=as_json)
 
 
-def _print_revision(found: str | None, *, as_json: bool) -> None:
-    if not as_json and found is not None and found > HEAD_REVISION:
+def _print_revision(found: str, *, as_json: bool) -> None:
+    if not as_json and found > HEAD_REVISION:
         typer.echo(later_sentence(found, HEAD_REVISION))
-    else:
-        print_values({"revision": found, "wanted": HEAD_REVISION}, as_json=as_json)
+        return
+    print_values({"revision": found or None, "wanted": HEAD_REVISION}, as_json=as_json)
+    if not as_json and found < HEAD_REVISION:
+        typer.echo(left_sentence(found))
 
 
 def _list(dsn: str | None, how: MigrationOptions, *, as_json: bool) -> None:

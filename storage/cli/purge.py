@@ -242,7 +242,7 @@ def _print_jobs(found: list[ListedJob], *, as_json: bool) -> None:
         )
         for job, state in found
     ]
-    print_rows("Purges", ["job", "room", "events", "started", "state"], rows, as_json=False)
+    print_rows("Purges", ["job", "room", "events", "started (UTC)", "state"], rows, as_json=False)
     if not found:
         typer.echo("no purges")
 

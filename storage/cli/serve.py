@@ -22,7 +22,7 @@ from storage.cli.common import (
     opened_store,
     print_json,
 )
-from storage.cli.http_endpoints import served
+from storage.cli.http_endpoints import refused_address, served
 from storage.cli.interrupt import run
 from storage.cli.readiness import Readiness
 from storage.config import Config
@@ -159,7 +159,7 @@ async def _listening(store: Store, host: str, port: int, context: SSLContext | N
     try:
         return await Server(store).serve(host, port, context)
     except OSError as error:
-        raise InputError(f"cannot listen on {host}:{port}: {error.strerror or error}") from None
+        raise InputError(refused_address(host, port, error)) from None
 
 
 @asynccontextmanager

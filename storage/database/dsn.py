@@ -152,7 +152,9 @@ def _password_file(path: Path) -> str:
         return f"the password file {path} cannot be read: {error.strerror}"
     if mode & (stat.S_IRWXG | stat.S_IRWXO):
         return f"the password file {path} is ignored, because others can read it: chmod 600"
-    return f"the first line of the password file {path} for this place, database and user counts"
+    return (
+        f"the first line of the password file {path} that fits host, port, database and user counts"
+    )
 
 
 def has_password(dsn: str) -> bool:

@@ -123,6 +123,15 @@ def later_sentence(found: str, head: str) -> str:
     )
 
 
+def left_sentence(found: str) -> str:
+    """Return the sentence for a database in which only the steps before a "post" one have run."""
+    serves = "also serves" if found >= OLDEST_REVISION else "cannot serve"
+    return (
+        f"the next step needs `room-storage migrate` while no process of an older release runs; "
+        f"this release {serves} the database before it"
+    )
+
+
 @functools.cache
 def first_schema(scripts: Path) -> str:
     """Return the comment that the first migration sets: a digest of its own SQL."""

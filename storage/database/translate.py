@@ -16,7 +16,7 @@ from typing import Any, Final
 import asyncpg
 
 from storage.database.dsn import DsnServer
-from storage.database.session import POOLING
+from storage.database.session import POOLING, UNSUPPORTED
 from storage.errors import (
     ConstraintViolated,
     DatabaseConflict,
@@ -61,6 +61,9 @@ TOO_MANY_MOVES: Final = "RS004"
 """
 
 INVALID_LOGIN: Final = "28P01"
+OF_PGBOUNCER: Final = "SASL authentication failed"
+"""PgBouncer's message for a wrong password, with the SQLSTATE of a broken protocol."""
+
 NO_PRIVILEGE: Final = "42501"
 PRIVILEGE_NEEDED: Final = (
     "{} lacks this privilege: use the role for this work, "
@@ -222,7 +225,9 @@ def translate_connecting(
 
     It names the place or the file, and never the password. `role` is as in `translate`.
     """
-    if isinstance(error, asyncpg.UndefinedObjectError):  # Postgres gets what the driver ignores
+    is_of_pooler = isinstance(error, asyncpg.ProtocolViolationError) and UNSUPPORTED in str(error)
+    if isinstance(error, asyncpg.UndefinedObjectError) or is_of_pooler:
+        # Postgres or PgBouncer gets what the driver ignores
         return InputError(f"the DSN for {server.place} has an unknown option: {error.args[0]}")
     if isinstance(error, asyncpg.PostgresError):
         return _of_server(error, f"Postgres at {server.place} refuses: ", server=server, role=role)
@@ -253,7 +258,7 @@ def _of_server(
     reason = prefix + (f"{message}: {error.detail}" if error.detail else message)
     if sqlstate in LOST_STATEMENT:
         reason += f"; {POOLING}"
-    if sqlstate == INVALID_LOGIN and server is not None:
+    if server is not None and (sqlstate == INVALID_LOGIN or OF_PGBOUNCER in message):
         reason += f"; {server.password_source()}"
     if sqlstate == NO_PRIVILEGE:
         reason += f"; {PRIVILEGE_NEEDED.format(f'the role {role}' if role else 'the role')}"

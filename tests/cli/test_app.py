@@ -51,6 +51,11 @@ async def test_pre_stops_where_a_process_may_need_the_schema(empty_dsn: str) -> 
     await connection.close()
     done = room_storage("migrate", "--pre", "--json", "--dsn", empty_dsn)
     assert (done.returncode, json.loads(done.stdout)["revision"]) == (0, "0004")
+    done = room_storage("migrate", "--pre", "--dsn", empty_dsn)
+    assert done.stdout.splitlines()[2] == (
+        "the next step needs `room-storage migrate` while no process of an older release runs;"
+        " this release cannot serve the database before it"
+    )
 
 
 def test_migrate_without_a_dsn_uses_the_embedded_postgres(tmp_path: Path) -> None:

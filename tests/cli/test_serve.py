@@ -84,6 +84,7 @@ def test_its_log_is_json_from_the_start_to_the_end(dsn: str, tmp_path: Path) -> 
     assert lines[-1]["message"] == "a signal has ended serve"
     [warning] = [line for line in lines if line["logger"] == "py.warnings"]
     assert "has group or world access" in warning["message"]
+    assert "\n" not in warning["message"]
 
 
 @pytest.mark.parametrize("how", ["option", "variable"])

@@ -306,7 +306,7 @@ def test_a_password_file_of_libpq_is_read(open_dsn: str, tmp_path: Path) -> None
 def test_a_refused_password_names_its_source(open_dsn: str, tmp_path: Path) -> None:
     file = tmp_path / "pgpass"
     without = open_dsn.replace(f":{ESCAPED}@", "@")
-    place, read = "this place, database and user counts", f"the password file {file} "
+    fits, read = "that fits host, port, database and user counts", f"the password file {file} "
 
     def sources(**environ: str) -> str:
         done = room_storage("stats", "--dsn", without, given=b"", **environ)
@@ -325,7 +325,7 @@ def test_a_refused_password_names_its_source(open_dsn: str, tmp_path: Path) -> N
         "is ignored, because others can read it: chmod 600"
     )
     file.chmod(0o600)
-    assert sources(PGPASSFILE=str(file)) == f"{nowhere}the first line of {read}for {place}"
+    assert sources(PGPASSFILE=str(file)) == f"{nowhere}the first line of {read}{fits}"
     assert sources(HOME=str(tmp_path)).startswith(f"{nowhere}the password file {tmp_path}/.pgpass")
     assert sources(PGPASSWORD="c0rrect") == "PGPASSWORD has the password"
 

@@ -7,6 +7,7 @@ proxy of this process, because the socket of the tests is not for other accounts
 import asyncio
 import os
 import pwd
+import re
 import shutil
 import tempfile
 from collections.abc import AsyncIterator
@@ -28,8 +29,9 @@ from storage.database.translate import translate
 from storage.errors import DatabaseUnavailable, InputError, InstanceNameTaken
 from storage.ids import UserId
 from storage.testing import RoomBuilder
-from tests.cli.running import room_storage
+from tests.cli.running import ROOT, room_storage
 from tests.maintenance.rooms import findings
+from tests.postgres import with_database
 from tests.replication.proxies import Proxy, unix_socket_of
 
 PROGRAM: Final = shutil.which("pgbouncer", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
@@ -206,6 +208,42 @@ async def test_sessions_need_a_pool_of_two(dsn: str) -> None:
     async with bouncer(dsn, "session", default_pool_size=1) as url:
         with pytest.raises(DatabaseUnavailable, match="no answer within the time limit"):
             await Database.open(url, config=config)
+
+
+async def test_the_page_has_the_errors_that_are_printed(dsn: str, tmp_path: Path) -> None:
+    printed: dict[str, int] = {}
+
+    async def stats(url: str, **environ: str) -> None:
+        done = await asyncio.to_thread(room_storage, "stats", "--dsn", url, given=b"", **environ)
+        printed[done.stderr] = done.returncode
+
+    quick = {"STORAGE_CONNECT_TIMEOUT_MS": "500"}
+    async with bouncer(dsn, "session") as url:
+        await stats(f"{url}&keepalives=1")
+        await stats(with_database(url, "absent"))
+    async with bouncer(dsn, "transaction") as url:
+        await stats(url)
+    async with bouncer(dsn, "session", max_client_conn=1) as url:
+        await stats(url)
+    async with bouncer(dsn, "session", default_pool_size=1) as url:
+        await stats(url, **quick)
+    async with bouncer(dsn, "session", default_pool_size=1, query_wait_timeout=1) as url:
+        await stats(url)
+    users = tmp_path / "users"
+    users.write_text('"postgres" "secret"\n')
+    for folder in (tmp_path, *tmp_path.parents[:2]):
+        folder.chmod(0o755)
+    async with bouncer(dsn, "session", auth_type="scram-sha-256", auth_file=users) as url:
+        await stats(url)
+    page = (ROOT / "docs/how-to/pgbouncer.md").read_text("utf-8")
+    listed = re.findall(r"^\| `([^`]+)` \|", page, re.MULTILINE)
+    assert len(listed) == len(printed) == 7, printed
+    for text in listed:
+        assert [code for line, code in printed.items() if text in line] == [
+            2 if text in {"a pooler such as PgBouncer", "has an unknown option"} else 3
+        ], text
+    [refused] = [line for line in printed if "SASL" in line]
+    assert "no password in the DSN or in PGPASSWORD; the password file " in refused
 
 
 def test_a_lost_statement_names_the_reason() -> None:
