@@ -4,6 +4,8 @@ receiver.py      `Receiver`, the calls
 remote.py        `Remote`, the requests that the homeserver implements
 limits.py        `ReceiverLimits`, the bounds on all work
 requests.py      requests of one task: limited in time and number, with checked answers
+in_turns.py      long loops that let other tasks run
+keyed_locks.py   a lock for each room, and for each server
 keys.py          `KeyRing`, the verify keys of other servers
 room_task.py     reading, checking and storing events of one room
 gap.py           the gap before new events

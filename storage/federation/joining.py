@@ -16,7 +16,7 @@ from storage.errors import AuthDenied
 from storage.event import ROOM_VERSIONS, Event
 from storage.federation.remote import RemoteError
 from storage.federation.requests import pdus_in
-from storage.federation.room_task import RoomTask
+from storage.federation.room_task import ReadEvents, RoomTask
 from storage.ids import EventId, RoomId, StateKey, UserId, server_name_of
 from storage.persist import AppendResult, receive
 from storage.persist.receive import Pdu
@@ -134,7 +134,8 @@ def read_response(response: Any, limit: int) -> JoinResponse:
 async def checked_join(task: RoomTask, join: Event, response: JoinResponse) -> CheckedJoin:
     """Check a response; raise `Refused`."""
     signed = await _signed_join(task, join, response.join)
-    parsed = task.parse([*response.auth_chain, *response.state])
+    listed, chain = await task.parse(response.state), await task.parse(response.auth_chain)
+    parsed = ReadEvents(chain.events | listed.events, chain.refused | listed.refused)
     _refuse_other_rooms(task, parsed.events.values())
     stored = await task.stored(parsed.events)
     new = {one: event for one, event in parsed.events.items() if not _is_known(stored.get(one))}
@@ -143,8 +144,7 @@ async def checked_join(task: RoomTask, join: Event, response: JoinResponse) -> C
     authorised = await task.authorise(signed_events)
     left_out = {one: refusal.reason or "" for one, refusal in (parsed.refused | unsigned).items()}
     left_out |= authorised.left_out
-    listed = task.parse(response.state).events
-    entries = _entries(listed, stored, authorised.events)
+    entries = _entries(listed.events, stored, authorised.events)
     _refuse_if_incomplete(signed, parsed.events, entries, left_out)
     await _refuse_if_not_allowed(task, signed, entries, authorised.events)
     return CheckedJoin(signed, entries, authorised.events, left_out)

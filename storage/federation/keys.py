@@ -22,6 +22,7 @@ from signedjson.types import VerifyKey
 from unpaddedbase64 import decode_base64
 
 from storage.event import Event, required_signers
+from storage.federation.in_turns import in_turns
 from storage.federation.keyed_locks import KeyedLocks
 from storage.federation.limits import ReceiverLimits
 from storage.federation.remote import JsonObject, Remote, RemoteError
@@ -78,11 +79,14 @@ class KeyRing:
             self._own_name, key = own
             self._own = PublishedKeys({f"{key.alg}:{key.version}": (key, FOREVER)}, FOREVER)
 
-    async def check(self, events: Collection[Event]) -> dict[EventId, AppendResult]:
-        """Return an "invalid" result for each event that is not signed as it must be, by id."""
-        await self._request(need for event in events for need in needs_of(event))
+    async def check(self, events: Collection[Event], seconds: float) -> dict[EventId, AppendResult]:
+        """Return an "invalid" result for each event that is not signed as it must be, by id.
+
+        Keys are requested for so many seconds, and at most `ReceiverLimits.keys_seconds`.
+        """
+        await self._request([need for event in events for need in needs_of(event)], seconds)
         refused: dict[EventId, AppendResult] = {}
-        for event in events:
+        async for event in in_turns(events):
             refusal = await self._check_event(event)
             if refusal is not None:
                 refused[event.event_id] = refusal
@@ -101,16 +105,20 @@ class KeyRing:
     def _with_failures(self, event: Event, refusal: AppendResult) -> AppendResult:
         """Add to a refusal which servers could not be asked for their keys."""
         failures = [
-            f"the keys of {server} cannot be had: {known.failure}"
-            for server in sorted(required_signers(event))
-            if (known := self._keys_of(server)) is not None and known.failure is not None
+            f"the keys of {server} cannot be had: {failure}"
+            for server in sorted({need.server for need in needs_of(event)})
+            if (failure := self._failure_of(server)) is not None
         ]
         return refusal._replace(reason="; ".join([refusal.reason or "", *failures]))
+
+    def _failure_of(self, server: str) -> str | None:
+        known = self._keys_of(server)
+        return "they were not requested in time" if known is None else known.failure
 
     def _keys_of(self, server: str) -> PublishedKeys | None:
         return self._own if server == self._own_name else self._known.get(server)
 
-    async def _request(self, needs: Iterable[SigningNeed]) -> None:
+    async def _request(self, needs: Iterable[SigningNeed], seconds: float) -> None:
         """Request the keys that are not known, from several servers at once, for a limited time."""
         wanted: dict[str, list[SigningNeed]] = {}
         for need in needs:
@@ -119,7 +127,7 @@ class KeyRing:
         if not wanted:
             return
         turns = asyncio.Semaphore(self._limits.key_servers_at_once)
-        end = asyncio.get_running_loop().time() + self._limits.keys_seconds
+        end = asyncio.get_running_loop().time() + min(seconds, self._limits.keys_seconds)
         async with asyncio.TaskGroup() as group:
             for server, lacking in wanted.items():
                 group.create_task(self._request_in_turn(server, lacking, turns, end))

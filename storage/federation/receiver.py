@@ -150,7 +150,7 @@ class Receiver:
     async def _receive_outside(self, room: KnownRoom, pdus: Sequence[Pdu]) -> Results:
         """Refuse the PDUs of a room that this server is not in, except ends of memberships."""
         task = self._task(room.room_id, room.room_version)
-        parsed = task.parse(pdus)
+        parsed = await task.parse(pdus)
         results = dict(parsed.refused)
         for event_id, event in parsed.events.items():
             if is_local_membership(event, self._store.server_name, ENDS):
@@ -251,9 +251,11 @@ class Receiver:
     async def backfill(self, room_id: RoomId, limit: int) -> BackfillResult:
         """Request at most ``limit`` events of history for the latest gaps of a room. `UnknownRoom`.
 
-        The servers in the room are asked in turn, until one has returned an event that can be
-        stored. Failures are recorded as by `Store.gap_failed`.
+        The servers in the room are asked in turn, until each of the missing events is stored.
+        Failures are recorded as by `Store.gap_failed`. `InputError` for a limit below 1.
         """
+        if args.whole(limit, "limit") < 1:
+            raise InputError(f"limit {limit}: it must be 1 or more")
         known = (await self._known_rooms([args.room(room_id)])).get(room_id)
         if known is None:
             raise UnknownRoom(room_id)

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from storage.auth import check_auth_events
 from storage.errors import AuthDenied
 from storage.event import Event, parse
+from storage.federation.in_turns import in_turns
 from storage.federation.keys import KeyRing
 from storage.federation.limits import ReceiverLimits
 from storage.federation.requests import TaskRequests
@@ -50,10 +51,11 @@ class RoomTask:
         self.limits = limits
         self._keys = keys
 
-    def parse(self, pdus: Sequence[Pdu]) -> ReadEvents:
+    async def parse(self, pdus: Sequence[Pdu]) -> ReadEvents:
         """Parse PDUs; those without a readable id are dropped. They may be of another room."""
         read = ReadEvents({}, {})
-        for pdu, glanced in zip(pdus, receive.glances(pdus), strict=True):
+        async for pdu in in_turns(pdus):
+            [glanced] = receive.glances([pdu])
             found = receive.read(pdu, glanced, self.room_version)
             if isinstance(found, Event):
                 read.events[found.event_id] = found
@@ -63,13 +65,13 @@ class RoomTask:
 
     async def verify(self, events: Mapping[EventId, Event]) -> dict[EventId, AppendResult]:
         """Return a refusal for each event that is not signed as it must be."""
-        return await self._keys.check(events.values())
+        return await self._keys.check(events.values(), self.requests.seconds_left)
 
     async def read(
         self, pdus: Sequence[Pdu], *, only: Collection[EventId] | None = None
     ) -> ReadEvents:
         """Parse PDUs, and check that they are of this room and signed; ``only`` these ids."""
-        parsed = self.parse(pdus)
+        parsed = await self.parse(pdus)
         if only is not None:
             parsed = ReadEvents(
                 {one: event for one, event in parsed.events.items() if one in only},
@@ -147,7 +149,7 @@ class RoomTask:
         usable = [one for one, key in stored.items() if key.is_authorised]
         known = await self.loaded(usable)
         done = Authorised({}, {})
-        for place in receive.in_order(ordered):
+        async for place in in_turns(receive.in_order(ordered)):
             event = ordered[place]
             try:
                 check_auth_events(event, known, frozenset())

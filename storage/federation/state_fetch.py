@@ -14,6 +14,7 @@ does not allow the event itself is used only if no other server returns one that
 """
 
 import asyncio
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
@@ -25,6 +26,8 @@ from storage.federation.room_task import RoomTask, auth_ids_of
 from storage.ids import EventId, ServerName, StateKey
 from storage.persist.receive import Pdu
 from storage.queries.receiving import StoredKey
+
+logger: Final = logging.getLogger(__name__)
 
 CREATE: Final = ("m.room.create", "")
 
@@ -74,6 +77,8 @@ async def _from_server(task: RoomTask, server: ServerName, event: Event) -> Fetc
         if needed := lost.intersection(auth_ids_of(one)):
             raise refused(task, server, f"its state lacks {min(needed)}, which others cite")
     entries = _entries(task, server, state_ids, stored, left_out)
+    if left_out:
+        logger.info("%d events of the state before %s are left out", len(left_out), event.event_id)
     return FetchedState(tuple(entries.values()), left_out, await _allows(task, entries, event))
 
 

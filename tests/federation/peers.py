@@ -9,7 +9,7 @@ import json
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import AsyncExitStack
-from typing import Any
+from typing import Any, TypeVar
 
 from signedjson.key import encode_verify_key_base64
 from signedjson.sign import sign_json
@@ -21,6 +21,7 @@ from storage.federation import JoinResult, Receiver, ReceiverLimits, RemoteError
 from storage.queries.events import StoredEvent
 from storage.testing import KEY_ID, signing_key, verify_key
 
+T = TypeVar("T")
 Json = dict[str, Any]
 Fault = Callable[[Json], Awaitable[Json]]
 QUICK = ReceiverLimits(request_seconds=2.0, task_seconds=20.0, key_retry_seconds=0.001)
@@ -51,9 +52,23 @@ class Network:
         self.faults: dict[tuple[str, str], Fault] = {}
         self.calls: Counter[str] = Counter()
         self.limit = 20
+        self.left = 0
+        self.victim: asyncio.Future[Any] | None = None
+
+    async def interrupted(self, job: Awaitable[T], number: int) -> T | None:
+        """Run it, and cancel it when it makes the request of this number; None if it was."""
+        task = self.victim = asyncio.ensure_future(job)
+        self.left = number
+        await asyncio.wait([task])
+        self.left = 0
+        return None if task.cancelled() else task.result()
 
     async def answer(self, server: str, request: str, make: Callable[[], Awaitable[Json]]) -> Json:
         self.calls[request] += 1
+        self.left -= 1
+        if self.left == 0 and self.victim is not None:
+            self.victim.cancel()
+            await hang({})
         body: Json = {}
         try:
             body = await make()
@@ -189,6 +204,11 @@ class Homeserver:
         results = await self.receiver.transaction(join["sender"].split(":", 1)[1], [join])
         [(event_id, result)] = results.items()
         assert result.outcome in ("stored", "duplicate"), result
+        authoriser = join["content"].get("join_authorised_via_users_server", "")
+        if authoriser.endswith(f":{self.name}"):
+            join = sign(
+                join, await self.version(join["room_id"]), self.name, signing_key(self.name)
+            )
         return {**await self.state_at(event_id, "state"), "event": join}
 
     async def make_join(self, room_id: RoomId, resident: "Homeserver", user: str) -> Json:

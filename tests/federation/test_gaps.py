@@ -1,8 +1,16 @@
 """Transactions whose events have missing parents: the receiver requests what lies in between."""
 
+import asyncio
+
 import pytest
 
-from tests.federation.peers import Homeserver, fail, shown
+import storage
+from storage.errors import InputError, UnknownRoom
+from storage.event import event_id, sign
+from storage.federation import Receiver, ReceiverLimits
+from storage.ids import EventId, RoomId
+from storage.testing import signing_key
+from tests.federation.peers import QUICK, Homeserver, fail, shown
 from tests.federation.rooms import agree, outcomes, shared_room
 
 
@@ -71,3 +79,91 @@ async def test_another_server_is_asked_where_the_sender_fails(three: list[Homese
     one.network.faults["s1.test", "get_missing_events"] = fail
     assert await outcomes(other, one, sent[-1]) == ["stored"]
     await agree(room_id, one, other, third)
+
+
+async def test_a_task_that_is_cancelled_at_any_request_is_completed_by_the_next(
+    two: list[Homeserver],
+) -> None:
+    """As by a process that is killed: whatever was stored by then is used, and nothing else."""
+    one, other = two
+    room_id = await shared_room(one, other)
+    await other.fill(room_id)
+    other.receiver = Receiver(
+        other.store, other.remote, limits=ReceiverLimits(missing_rounds_max=1, missing_events_max=2)
+    )
+    before = await other.store.current_state(room_id)
+    for number in range(3):
+        await one.do(room_id, "user", f"test.type{number}", {}, state_key="")
+    latest = await one.say(room_id, "latest")
+    number, found = 1, None
+    while found is None:
+        found = await one.network.interrupted(outcomes(other, one, latest), number)
+        if found is None:
+            assert await other.store.current_state(room_id) == before
+            assert await other.store.events([EventId(event_id(latest, "12"))]) == {}
+        number += 1
+    assert found == ["stored"]
+    assert number > 4
+    await agree(room_id, one, other)
+
+
+async def test_two_processes_fill_the_same_gap(two: list[Homeserver], another_dsn: str) -> None:
+    one, other = two
+    room_id = await shared_room(one, other)
+    await other.fill(room_id)
+    for number in range(30):
+        await one.say(room_id, f"missed {number}")
+    latest = await one.say(room_id, "latest")
+    second = storage.open(another_dsn, server_name="s2.test", instance_name="second")
+    async with second as store:
+        receivers = [other.receiver, Receiver(store, other.remote, limits=QUICK)]
+        found = await asyncio.gather(
+            *(receiver.transaction("s1.test", [latest]) for receiver in receivers)
+        )
+    [first], [last] = (results.values() for results in found)
+    assert sorted([first.outcome, last.outcome]) in (["duplicate", "stored"], ["stored"] * 2)
+    assert len(await other.store.forward_extremities(room_id)) == 1
+    await agree(room_id, one, other)
+
+
+async def test_a_transaction_is_bounded(two: list[Homeserver]) -> None:
+    one, other = two
+    room_id = await shared_room(one, other)
+    with pytest.raises(InputError, match="at most 50"):
+        await other.receive(one, [{}] * 51)
+    with pytest.raises(InputError):
+        await other.receiver.backfill(room_id, 0)
+    with pytest.raises(UnknownRoom):
+        await other.receiver.backfill(RoomId("!nowhere:s1.test"), 1)
+    with pytest.raises(InputError):
+        ReceiverLimits(pdus_max=0)
+
+
+async def test_an_event_whose_auth_events_are_missing_gets_its_auth_chain(
+    two: list[Homeserver],
+) -> None:
+    """Its parents are stored, but it cites power levels that came later in another branch."""
+    one, other = two
+    room_id = await shared_room(one, other)
+    await other.fill(room_id)
+    state = await one.store.current_state(room_id)
+    levels = await one.do(
+        room_id, "user", "m.room.power_levels", {"users_default": 1}, state_key=""
+    )
+    child = await one.say(room_id, "it cites the new levels")
+    cited = event_id(levels, "12")
+    assert cited in child["auth_events"]
+    assert cited not in state.values()
+    beside = {key: child[key] for key in child if key not in ("hashes", "signatures")}
+    beside |= {"prev_events": levels["prev_events"], "depth": levels["depth"]}
+    pdu = sign(beside, "12", "s1.test", signing_key("s1.test"))
+
+    async def chain(_: dict[str, object]) -> dict[str, object]:
+        events = await one.store.event_auth(EventId(event_id(child, "12")))
+        return {"auth_chain": [event.json for event in events]}
+
+    one.network.faults["s1.test", "event_auth"] = chain
+    [result] = (await other.receive(one, [pdu])).values()
+    assert result.outcome in ("stored", "rejected", "soft_failed"), result
+    assert one.network.calls["event_auth"] == 1
+    assert set(await other.store.events([EventId(cited)])) == {cited}

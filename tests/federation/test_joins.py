@@ -246,3 +246,30 @@ async def test_a_crash_between_state_and_join_is_repaired_by_the_same_call(
     result = await other.receiver.joined("s1.test", sent.join, sent.response, "12")
     assert result.outcome == "joined"
     await agree(sent.room_id, one, other)
+
+
+async def test_a_restricted_join_has_the_signature_of_its_authoriser(
+    two: list[Homeserver],
+) -> None:
+    """The other server adds it, and returns the join with both signatures."""
+    one, other = two
+    space = await shared_room(one, other)
+    rule = {"join_rule": "restricted", "allow": [{"type": "m.room_membership", "room_id": space}]}
+    room_id = await one.store.create_room(
+        one.user(), initial_state=[("m.room.join_rules", "", rule)]
+    )
+    template = await one.store.template(
+        room_id,
+        other.user(),
+        "m.room.member",
+        {"membership": "join", "join_authorised_via_users_server": one.user()},
+        state_key=other.user(),
+    )
+    join = sign(template, "12", "s2.test", signing_key("s2.test"))
+    whole = sign(join, "12", "s1.test", signing_key("s1.test"))
+    response = await one.send_join(whole)
+    alone = await other.receiver.joined("s1.test", join, {**response, "event": join}, "12")
+    assert (alone.outcome, alone.fault) == ("refused", "unsigned_join")
+    joined = await other.receiver.joined("s1.test", join, response, "12")
+    assert joined.outcome == "joined", joined
+    await agree(room_id, one, other)
