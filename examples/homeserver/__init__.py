@@ -1,0 +1,1 @@
+"""A small Matrix homeserver on `storage`: what is left for a homeserver's author to write."""

@@ -1,0 +1,115 @@
+"""What two servers in a room must agree on."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import Any, Final
+from urllib.parse import quote
+
+from storage import EventId, Store, StoredEvent
+from tests.homeserver.processes import ErrorResponse, User
+
+WAIT_S: Final = 30.0
+POLL_S: Final = 0.05
+
+
+async def until(condition: Callable[..., Awaitable[bool]], *args: Any) -> None:
+    """Wait for a condition of these arguments."""
+    async with asyncio.timeout(WAIT_S):
+        while not await condition(*args):  # noqa: ASYNC110  # it is in another process
+            await asyncio.sleep(POLL_S)
+
+
+async def has(user: User, room: str, event_id: str) -> None:
+    """Wait until the user can read an event."""
+    end = time.monotonic() + WAIT_S
+    while True:
+        try:
+            path = f"/rooms/{room}/context/{quote(event_id, safe='')}"
+            await user.call("GET", path, limit=0)
+        except ErrorResponse:
+            if time.monotonic() > end:
+                raise
+            await asyncio.sleep(POLL_S)
+        else:
+            return
+
+
+async def settled(room: str, *users: User) -> None:
+    """Wait until each server has what the others have sent before."""
+    for user in users:
+        event_id = await user.send(room, f"a marker of {user.user_id}")
+        for other in users:
+            await has(other, room, event_id)
+
+
+async def state_of(user: User, room: str) -> dict[tuple[str, str], str]:
+    events = await user.call("GET", f"/rooms/{room}/state")
+    return {(one["type"], one["state_key"]): one["event_id"] for one in events}
+
+
+async def history(user: User, room: str) -> dict[str, Any]:
+    """Return all events that the user may see, by id, oldest first."""
+    found: list[Any] = []
+    start: dict[str, str] = {}
+    while True:
+        path = f"/rooms/{room}/messages"
+        page = await user.call("GET", path, dir="b", limit=100, **start)
+        found += page["chunk"]
+        if "end" not in page or (not page["chunk"] and page["end"] == page["start"]):
+            return {one["event_id"]: one for one in reversed(found)}
+        start = {"from": page["end"]}
+
+
+async def agree(store: Store, room: str, one: User, other: User) -> None:
+    """Both have the same state, and see the same events in an order that fits the graph."""
+    assert await state_of(one, room) == await state_of(other, room)
+    ours, theirs = await history(one, room), await history(other, room)
+    assert ours.keys() == theirs.keys(), difference(ours, theirs)
+    stored = await store.events(map(EventId, ours))
+    assert stored.keys() == ours.keys()
+    for listed in (ours, theirs):
+        assert_in_order(listed, stored)
+    assert by_depth(ours, stored) == by_depth(theirs, stored)
+    for event_id, event in ours.items():
+        for key in ("type", "sender", "origin_server_ts"):
+            assert event[key] == theirs[event_id][key]
+        assert content(event) == content(theirs[event_id])
+
+
+def content(event: Any) -> Any:
+    """The content of an event. For clients, Synapse adds the target of a redaction to it."""
+    return {key: value for key, value in event["content"].items() if key != "redacts"}
+
+
+def difference(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> str:
+    """Return what only one of them has."""
+    lines = [
+        f"only {name}: {event['type']} {event['sender']} {event['content']}"
+        for name, listed, others in (("ours", ours, theirs), ("theirs", theirs, ours))
+        for event_id, event in listed.items()
+        if event_id not in others
+    ]
+    return "\n".join(lines)
+
+
+def assert_in_order(listed: Iterable[str], stored: Mapping[EventId, StoredEvent]) -> None:
+    """Every event comes after its parents."""
+    seen: set[str] = set()
+    known = set(listed)
+    for event_id in listed:
+        parents = set(prev_events(stored[EventId(event_id)])) & known
+        assert parents <= seen, stored[EventId(event_id)]
+        seen.add(event_id)
+
+
+def by_depth(listed: Iterable[str], stored: Mapping[EventId, StoredEvent]) -> list[list[str]]:
+    """Return the order with events of one depth as sets: they are concurrent."""
+    levels: dict[int, list[str]] = {}
+    for event_id in listed:
+        levels.setdefault(stored[EventId(event_id)].depth, []).append(event_id)
+    return [sorted(level) for level in levels.values()]
+
+
+def prev_events(event: StoredEvent) -> list[str]:
+    return [one if isinstance(one, str) else one[0] for one in event.json["prev_events"]]
