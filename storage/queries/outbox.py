@@ -48,7 +48,11 @@ remote AS MATERIALIZED (  -- once a room
     FROM (SELECT DISTINCT room_nid FROM event) AS r
     JOIN visibility v USING (room_nid)
     JOIN principals p USING (principal_nid)
-    WHERE p.name <> $3::text AND NOT starts_with(p.name, '@') AND NOT starts_with(p.name, '*')
+    -- no local user: theirs is the topological ordering of a join, and a name with @
+    WHERE v.last_join_topological IS NULL AND NOT starts_with(p.name, '@')
+        -- not everybody, not the shared audiences
+        AND v.principal_nid > 2
+        AND p.name <> $3::text
 ),
 joined AS MATERIALIZED (  -- once an audience
     SELECT a.room_nid, a.audience, array_agg(s.name ORDER BY s.name) AS servers

@@ -319,6 +319,11 @@ DAMAGES = {
         {"stream_positions"},
         mended=True,
     ),
+    "position of a defined stream": Damage(
+        "UPDATE stream_positions SET stream_id = 1 WHERE stream_name = 'typing'",
+        {"stream_positions"},
+        mended=True,
+    ),
     "position of receipts lost": Damage(
         "DELETE FROM stream_positions WHERE stream_name = 'receipts'",
         {"stream_positions"},
@@ -332,6 +337,7 @@ DAMAGES = {
             "account_data_stream",
             "to_device_stream",
             "receipts_stream",
+            "published_facts_stream",
             "writer_nids",
         )
     },
@@ -363,6 +369,7 @@ async def database(dsn: str, room: RoomBuilder) -> AsyncIterator[Database]:
         await opened.account_data.set(LOCAL, "m.direct", {})
         await opened.to_device.send({LOCAL: {"device": {"n": 1}}})
         await opened.receipts.set(room.room_id, "m.read", LOCAL, room.events[0].event_id, {})
+        await opened.define_stream("typing").publish(room.room_id, {})
     async with await Database.open(dsn) as database:
         yield database
 

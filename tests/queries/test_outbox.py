@@ -150,6 +150,7 @@ async def test_history_is_not_sent_again(store: Store) -> None:
         recent.event_id: list(recent.state_before.values())
     }) == ["stored"]  # fmt: skip
     assert await append(store, history, origin="backfill") == ["stored"]
+    assert await append(store, room.message(LOCAL, "live, after it")) == ["stored"]
     found = servers_of(await store.outbox(0, EVERYTHING))
     assert recent.event_id in found
     assert history.event_id not in found
@@ -162,9 +163,11 @@ async def test_the_servers_do_not_depend_on_history_visibility(
     room = new_room(visibility=visibility, members=[REMOTE, THIRD])
     both = room.message(ADMIN, "both")
     room.leave(THIRD)
+    room.invite(ADMIN, THIRD)
     one = room.message(ADMIN, "one")
     opened = room.history_visibility(ADMIN, "world_readable")
     room.join(THIRD)
+    room.invite(ADMIN, "@user4:s4.test")
     again = room.message(ADMIN, "again")
     await deliver(store, room)
     found = servers_of(await store.outbox(0, EVERYTHING))

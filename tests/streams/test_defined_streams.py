@@ -11,6 +11,8 @@ import storage
 from storage import Store
 from storage.errors import InputError, InvalidIdentifier, ResyncNeeded, UnknownStream
 from storage.ids import UserId
+from storage.maintenance.purge import purge_room
+from storage.maintenance.verify import verify
 from storage.streams import VectorPosition
 from storage.streams.defined_streams import STREAMS_MAX, SUPERSEDED_KEEP_MS
 from storage.streams.feed import Advance, Fact
@@ -103,6 +105,8 @@ async def test_streams_are_apart_though_they_share_ids(store: Store) -> None:
     assert ids == sorted(set(ids))
     assert pairs(await typing.rows()) == [(ALICE, "typing")] * 2
     assert pairs(await presence.rows()) == [(ALICE, "presence")] * 2
+    for stream in (typing, presence):
+        assert await store.streams[stream.name].rows(0, ids[-1], 10) == await stream.rows()
 
 
 async def test_a_value_is_any_json(store: Store) -> None:
@@ -321,6 +325,18 @@ async def test_an_erased_user_loses_the_values_under_their_id(store: Store) -> N
     facts = await stream.rows()
     assert pairs(facts) == [(ALICE, None), (BOB, {"status_msg": "stays"})]
     assert facts[0].stream_id == position
+
+
+async def test_a_purged_room_loses_its_facts(store: Store) -> None:
+    room = new_room(members=[LOCAL])
+    await deliver(store, room)
+    typing, kept = store.define_stream("typing"), store.define_stream("presence")
+    for stream in (typing, kept):
+        await stream.publish(room.room_id, 1)
+        await stream.publish(LOCAL, 2)
+    await purge_room(store.database, room.room_id, server_name="s1.test", force=True)
+    assert pairs(await typing.rows()) == pairs(await kept.rows()) == [(LOCAL, 2)]
+    assert [one async for one in verify(store.database, server_name="s1.test")] == []
 
 
 async def test_a_token_of_lost_facts_is_refused(dsn: str) -> None:

@@ -386,3 +386,35 @@ async def test_a_failover_that_loses_nothing_is_a_pause(pair: ReplicatedPair) ->
         assert seen + new == kept + ids
         for store in (a, b):
             assert await findings(store) == []
+
+
+async def test_defined_streams_go_on_after_a_lossy_failover(pair: ReplicatedPair) -> None:
+    """One of them is defined by the lost writes: the stores define it again."""
+    room = FailoverRoom()
+    async with opened(pair, "a") as a, opened(pair, "b") as b:
+        await room.write(a, 1)
+        early = a.define_stream("early")
+        kept = await early.publish("key", "kept")
+        _, before = await timeline(a, None)
+        await pair.caught_up()
+        await pair.detach()
+        late = await a.define_stream("late")
+        lost = await early.publish("key", "lost")
+        await late.publish("key", "lost")
+        _, after = await timeline(a, before)
+        b.define_stream("late")
+        await b.stream("late")
+        await pair.fail_over()
+        async with asyncio.timeout(30):
+            for store in (a, b):
+                await store.stream("late").publish("key", f"by {store.instance_name}")
+            new = await early.publish("key", "new")
+            assert new > lost + JUMP // 2
+            with pytest.raises(ResyncNeeded, match="restored from"):
+                await timeline(a, after)
+            _, token = await timeline(a, before)
+        assert [fact.value for fact in await early.rows(kept)] == ["new"]
+        facts = await b.stream("late").rows()
+        assert [fact.value for fact in facts] == ["by a", "by b"]
+        assert a.positions_of(token)["early"].covers("a", new)
+        assert await findings(a) == []
