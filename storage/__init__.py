@@ -47,6 +47,7 @@ from storage.queries.gaps import OpenGap
 from storage.queries.outbox import Outbox, Outgoing
 from storage.queries.pagination.page import Gap, Page
 from storage.queries.relations import RelationsPage
+from storage.queries.sharing import SharingChanges
 from storage.queries.sync import (
     InvitedRoom,
     JoinedRoom,
@@ -103,6 +104,7 @@ __all__ = [
     "SchemaOutOfDate",
     "SchemaTooNew",
     "ServerName",
+    "SharingChanges",
     "StateIds",
     "StateKey",
     "StateUnknown",

@@ -74,6 +74,7 @@ SUBJECTS: Final = (
         "Members",
         "The members of a room, the rooms of a user, and the servers and users to inform.",
         modules=("membership_calls",),
+        names=("SharingChanges",),
     ),
     Subject(
         "sync",

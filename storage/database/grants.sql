@@ -88,7 +88,8 @@ BEGIN
                 'SELECT, INSERT, UPDATE, DELETE'),
             ('state_deltas', 'SELECT, INSERT', 'SELECT, INSERT, UPDATE, DELETE'),
             ('memberships',
-                'SELECT, INSERT, UPDATE (stream_ordering, event_nid, writer_nid, membership)',
+                'SELECT, INSERT, UPDATE (stream_ordering, event_nid, writer_nid, membership, '
+                'forgotten)',
                 'SELECT, INSERT, UPDATE, DELETE'),
             ('out_of_band_memberships',
                 'SELECT, INSERT, UPDATE (event_nid, stripped_state), DELETE',

@@ -531,6 +531,9 @@ COMMENT ON TABLE current_state IS
 COMMENT ON COLUMN current_state.membership IS 'As events.membership; NULL for other types.';
 COMMENT ON CONSTRAINT current_state_pkey ON current_state IS
     'Serves: current state of a room, whole or by key.';
+CREATE INDEX current_state_key_idx ON current_state (state_key_nid, room_nid);
+COMMENT ON INDEX current_state_key_idx IS
+    'Serves: the rooms of a user of any server (storage/queries/sharing.py).';
 
 CREATE TABLE state_deltas (
     stream_ordering bigint NOT NULL,
@@ -556,12 +559,17 @@ CREATE TABLE memberships (
     room_nid int NOT NULL,
     writer_nid smallint NOT NULL,
     membership smallint NOT NULL,
+    forgotten boolean NOT NULL DEFAULT false,
     CONSTRAINT memberships_pkey PRIMARY KEY (principal_nid, room_nid)
 ) WITH (fillfactor = 85);
 COMMENT ON TABLE memberships IS
     'Each local user''s membership in each room: of the current state, or of an outlier (an '
     'invite or knock over federation) where this server is not in the room.';
 COMMENT ON COLUMN memberships.stream_ordering IS 'Position of the last change.';
+COMMENT ON COLUMN memberships.forgotten IS
+    'The user has forgotten the room: it is not among the rooms that they left, and its history '
+    'is hidden from them as from a user who was never there. It counts only while the membership '
+    'is a leave or a ban. Any other membership clears it.';
 COMMENT ON CONSTRAINT memberships_pkey ON memberships IS 'Serves: rooms of a user.';
 
 CREATE TABLE outlier_memberships (
@@ -729,6 +737,10 @@ COMMENT ON COLUMN visibility.first_audience IS
     'there are none.';
 COMMENT ON CONSTRAINT visibility_pkey ON visibility IS
     'Serves: the join of every read that filters.';
+CREATE INDEX visibility_servers_idx ON visibility (room_nid) WHERE last_join_topological IS NULL;
+COMMENT ON INDEX visibility_servers_idx IS
+    'Serves: the servers in a room (storage/queries/joined_servers.py). It lacks the local users '
+    'who have joined, of whom a room may have many thousands.';
 
 CREATE TABLE past_visibility (
     first_audience bigint NOT NULL,
@@ -1206,14 +1218,17 @@ LANGUAGE sql STABLE ROWS 1 AS $$
                 AND range_merge(own.audiences)::int8multirange = own.audiences
                 THEN lower(own.audiences)
         END,
-        $2,
+        CASE WHEN left_room.room_nid IS NULL THEN $2 ELSE 0 END,
         CASE WHEN COALESCE(own.first_audience, shared.first_audience,
             world.first_audience) IS NOT NULL
             THEN int8multirange(int8range(NULL,
                 GREATEST(own.first_audience, shared.first_audience, world.first_audience)))
         END
     FROM (VALUES ($1)) AS room (room_nid)
+    LEFT JOIN memberships left_room ON left_room.principal_nid = $2
+        AND left_room.room_nid = room.room_nid AND left_room.forgotten AND left_room.membership < 3
     LEFT JOIN visibility own ON own.room_nid = room.room_nid AND own.principal_nid = $2
+        AND left_room.room_nid IS NULL
     LEFT JOIN visibility shared ON shared.room_nid = room.room_nid AND shared.principal_nid = 2
     LEFT JOIN visibility world ON world.room_nid = room.room_nid AND world.principal_nid = 1
 $$;
@@ -1224,7 +1239,7 @@ COMMENT ON FUNCTION visibility_of IS
     'audiences with a join, for was_there. joined_since is the first of them, if all later ones '
     'follow: then one comparison of numbers replaces the look into the ranges for nearly every '
     'event. "unread" are the audiences that past_visibility covers, NULL for none: these columns '
-    'do not cover them, saw_before does.';
+    'do not cover them, saw_before does. A user who has forgotten the room has no own audiences.';
 
 CREATE FUNCTION saw_before(room_nid int, principal_nid int, audience bigint,
     shared boolean) RETURNS boolean
@@ -1630,7 +1645,7 @@ LANGUAGE sql STABLE ROWS 4 AS $$
             CASE WHEN v.unread IS NOT NULL AND NOT COALESCE(
                 v.shared_before = 9223372036854775807
                     AND v.shared_audiences @> int8range(1099511627776, NULL), false
-            ) THEN visibility_near($1, $2, $3, $4, $5, $6) END AS near
+            ) THEN visibility_near($1, v.reader_nid, $3, $4, $5, $6) END AS near
             FROM visibility_of($1, $2) AS v
             OFFSET 0
         ) AS s

@@ -93,6 +93,15 @@ SELECT
     ) AS join_id
 """
 
+SQL_FORGOTTEN: Final[LiteralString] = """
+SELECT EXISTS (
+    SELECT
+    FROM memberships m
+    JOIN principals p USING (principal_nid)
+    WHERE m.room_nid = $1::int AND p.name = $2::text AND m.forgotten AND m.membership < 3
+)
+"""
+
 SQL_KNOWN: Final[LiteralString] = """
 SELECT EXISTS (SELECT FROM principals WHERE name = $1::text)
 """
@@ -167,6 +176,8 @@ class RuleInputs(NamedTuple):
     joins: JoinsRow
     ever_joined: bool
     """For a server: it had a joined user in some state of the room."""
+    is_forgotten: bool = False
+    """For a user: they have forgotten the room."""
 
 
 async def explain_visibility(conn: Connection, event_id: EventId, principal: str) -> Explanation:
@@ -183,6 +194,8 @@ async def explain_visibility(conn: Connection, event_id: EventId, principal: str
         await _check_server(conn, principal)
     facts = await _facts(conn, row, principal, is_user=is_user)
     refused = _flags(row, is_user=is_user)
+    if refused is None and facts.is_forgotten and "world_readable" not in facts.visibilities:
+        refused = "they have forgotten the room"
     visible, why = (False, refused) if refused is not None else _rule(facts, is_user=is_user)
     joined_later = facts.joins.is_joined or facts.joins.join_id is not None
     parts = [f"{principal} {'may see' if visible else 'may not see'} {event_id}: {why}."]
@@ -228,8 +241,13 @@ async def _facts(
         else None
     )
     ever = True if is_user else bool(await conn.fetchval(SQL_EVER_JOINED, row.room_nid, principal))
+    forgotten = is_user and bool(await conn.fetchval(SQL_FORGOTTEN, row.room_nid, principal))
     return RuleInputs(
-        (before, after), (was, becomes), joins or JoinsRow(is_joined=False, join_id=None), ever
+        (before, after),
+        (was, becomes),
+        joins or JoinsRow(is_joined=False, join_id=None),
+        ever,
+        forgotten,
     )
 
 

@@ -10,9 +10,9 @@ from collections.abc import Collection, Sequence
 from typing import Any, Final, LiteralString, NamedTuple
 
 from storage.database.connection import Connection
-from storage.database.names import MEMBERSHIP_NAMES
+from storage.database.names import MEMBERSHIP_NAMES, MEMBERSHIPS
 from storage.database.sql_template import fill
-from storage.errors import UnknownRoom
+from storage.errors import InputError, UnknownRoom
 from storage.ids import RoomId, UserId
 from storage.queries.events import StoredEvent, event_of_room
 from storage.queries.room_position import RoomPosition
@@ -169,6 +169,34 @@ FROM principals p
 JOIN memberships m USING (principal_nid)
 JOIN rooms r USING (room_nid)
 WHERE p.name = $1::text AND m.membership = ANY($2::smallint[])
+    AND NOT (m.forgotten AND m.membership < 3)
+UNION ALL  -- of another server: as far as the current state of a room has it
+SELECT r.room_id, c.membership
+FROM state_keys k
+JOIN current_state c USING (state_key_nid)
+JOIN rooms r USING (room_nid)
+WHERE NOT $3::boolean AND k.type_nid = 2 AND k.state_key = $1::text
+    AND c.membership = ANY($2::smallint[])
+"""
+
+SQL_FORGET: Final[LiteralString] = """
+WITH
+own AS MATERIALIZED (
+    SELECT r.room_nid, p.principal_nid
+    FROM rooms r
+    LEFT JOIN principals p ON p.name = $2::text
+    WHERE r.room_id = $1::text
+),
+gone AS (
+    UPDATE memberships m
+    SET forgotten = true
+    FROM own
+    WHERE m.principal_nid = own.principal_nid AND m.room_nid = own.room_nid AND m.membership < 3
+    RETURNING m.membership
+)
+SELECT COALESCE(m.membership, 0) AS membership, EXISTS (SELECT FROM gone) AS is_forgotten
+FROM own
+LEFT JOIN memberships m ON m.principal_nid = own.principal_nid AND m.room_nid = own.room_nid
 """
 
 
@@ -200,6 +228,13 @@ class UserRoomRow(NamedTuple):
 
     room_id: str
     membership: int
+
+
+class ForgetRow(NamedTuple):
+    """The membership of the user (0: none), and whether they have forgotten the room now."""
+
+    membership: int
+    is_forgotten: bool
 
 
 EVENT: Final = MemberEventRow._fields.index("event_id")
@@ -260,8 +295,26 @@ def _events(room_id: RoomId, rows: Sequence[Any]) -> list[StoredEvent]:
 
 
 async def memberships_of(
-    conn: Connection, user_id: UserId, memberships: Collection[int]
+    conn: Connection, user_id: UserId, memberships: Collection[int], *, is_local: bool
 ) -> dict[RoomId, str]:
-    """Return the rooms in which a local user has one of these memberships, with it."""
-    rows = await conn.fetch(SQL_MEMBERSHIPS_OF, user_id, list(memberships), row=UserRoomRow)
+    """Return the rooms in which a user has one of these memberships, with it.
+
+    Of a local user also memberships out of band, and not the rooms that they have forgotten.
+    """
+    rows = await conn.fetch(
+        SQL_MEMBERSHIPS_OF, user_id, list(memberships), is_local, row=UserRoomRow
+    )
     return {RoomId(row.room_id): MEMBERSHIP_NAMES[row.membership] for row in rows}
+
+
+async def forget(conn: Connection, user_id: UserId, room_id: RoomId) -> None:
+    """Mark a room as forgotten by a local user; without a membership there is nothing to mark.
+
+    `UnknownRoom`, `InputError` for a user who is joined, invited or knocking.
+    """
+    row = await conn.fetchrow(SQL_FORGET, room_id, user_id, row=ForgetRow)
+    if row is None:
+        raise UnknownRoom(room_id)
+    if row.membership > MEMBERSHIPS["leave"] and not row.is_forgotten:
+        name = MEMBERSHIP_NAMES[row.membership]
+        raise InputError(f"the membership of {user_id} in {room_id} is {name}: leave it first")

@@ -60,7 +60,11 @@ class Store(StoreCore):
     member_ids: Final = membership_calls.member_ids
     members: Final = membership_calls.members
     memberships_of: Final = membership_calls.memberships_of
+    forget: Final = membership_calls.forget
     joined_servers: Final = membership_calls.joined_servers
+    shared_rooms: Final = membership_calls.shared_rooms
+    users_sharing: Final = membership_calls.users_sharing
+    sharing_changes: Final = membership_calls.sharing_changes
 
     is_resident: Final = federation.is_resident
     backfill: Final = federation.backfill

@@ -4,13 +4,16 @@ from collections.abc import Iterable
 
 from storage import arguments as args
 from storage.database.names import MEMBERSHIPS
-from storage.ids import RoomId, ServerName, UserId
+from storage.ids import RoomId, ServerName, UserId, server_name_of
 from storage.observability.instrument import measured
 from storage.queries import joined_servers as server_queries
 from storage.queries import member_ids as id_queries
 from storage.queries import members as queries
+from storage.queries import sharing
 from storage.queries.events import StoredEvent
 from storage.queries.room_position import RoomPosition, position_at
+from storage.queries.sharing import SharingChanges
+from storage.queries.sync.positions import events_of
 from storage.store.core import StoreCore
 from storage.streams import SyncToken
 from storage.streams.caches import Ticket
@@ -82,13 +85,67 @@ async def members(
 async def memberships_of(
     store: StoreCore, user_id: str, memberships: Iterable[str] = ("join",)
 ) -> dict[RoomId, str]:
-    """Return the rooms in which a local user has one of these memberships, each with it.
+    """Return the rooms in which a user has one of these memberships, each with it.
 
-    `InvalidIdentifier`, also for a user of another server.
+    Of a local user this has invites, knocks and leaves out of band, and not the rooms that they
+    have forgotten. Of another user it has the rooms of which this server stores a state.
     """
-    user, codes = args.local_user(user_id, store.server_name), args.memberships(memberships)
+    user, names = args.user(user_id), args.memberships(memberships)
+    codes, is_local = [MEMBERSHIPS[one] for one in names], server_name_of(user) == store.server_name
     async with store.database.connection() as conn:
-        return await queries.memberships_of(conn, user, [MEMBERSHIPS[one] for one in codes])
+        return await queries.memberships_of(conn, user, codes, is_local=is_local)
+
+
+@measured("forget")
+async def forget(store: StoreCore, user_id: str, room_id: RoomId) -> None:
+    """Forget a room that a local user has left, or is banned from. Client-server API, /forget.
+
+    The user reads the room from then on as one who was never in it: only world-readable events.
+    `memberships_of` leaves it out. Sync still returns the leave once, to a client that does not
+    have it yet, so that no other device keeps the room. A join, an invite or a knock undoes it.
+
+    `UnknownRoom`, `InputError` for a user who is joined, invited or knocking.
+    """
+    user, room = args.local_user(user_id, store.server_name), args.room(room_id)
+    async with store.database.connection() as conn:
+        await queries.forget(conn, user, room)
+
+
+@measured("shared_rooms")
+async def shared_rooms(store: StoreCore, user_a: str, user_b: str) -> set[RoomId]:
+    """Return the rooms to which both users are joined, of any servers."""
+    users = args.user(user_a), args.user(user_b)
+    async with store.database.connection() as conn:
+        return await sharing.shared_rooms(conn, *users)
+
+
+@measured("users_sharing")
+async def users_sharing(store: StoreCore, user_id: str) -> set[UserId]:
+    """Return the other users who are joined to a room to which this user of any server is joined.
+
+    They are to be informed of changes of the user's devices, keys and presence.
+    """
+    user = args.user(user_id)
+    async with store.database.connection() as conn:
+        return await sharing.users_sharing(conn, user)
+
+
+@measured("sharing_changes")
+async def sharing_changes(store: StoreCore, user_id: str, since: str, to: str) -> SharingChanges:
+    """Return the users whom a local user shares a room with at only one of two sync tokens.
+
+    ``gained`` are those at ``to``, ``lost`` those at ``since``: for `device_lists` of /sync.
+
+    `InvalidToken`, `ResyncNeeded` for a token from before purged state changes.
+    """
+    user = args.local_user(user_id, store.server_name)
+    tokens = [SyncToken.parse(text, store.deployment_id) for text in (since, to)]
+    for text, token in zip((since, to), tokens, strict=True):
+        if store.streams.lost:
+            store.streams.refuse_lost(text, token)
+    earlier, later = map(events_of, tokens)
+    async with store.database.connection() as conn:
+        return await sharing.sharing_changes(conn, user, earlier, later, text=since)
 
 
 @measured("joined_servers")

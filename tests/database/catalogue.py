@@ -8,7 +8,8 @@ QUERIES: Final = {
     "tables": "SELECT format('%s %s %s', c.relname, c.relkind, c.reloptions) FROM pg_class c"
     " WHERE c.relnamespace = 'public'::regnamespace AND c.relkind IN ('r', 'p', 'v', 'm')",
     "columns": "SELECT format('%s.%s %s %s null=%s collation=%s storage=%s identity=%s default=%s',"
-    " c.relname, a.attnum, a.attname,"
+    " c.relname, (SELECT count(*) FROM pg_attribute b WHERE b.attrelid = a.attrelid"
+    "  AND b.attnum BETWEEN 1 AND a.attnum AND NOT b.attisdropped), a.attname,"
     "  format_type(a.atttypid, a.atttypmod), NOT a.attnotnull, o.collname, a.attstorage,"
     " a.attidentity, pg_get_expr(d.adbin, d.adrelid))"
     " FROM pg_attribute a JOIN pg_class c ON c.oid = a.attrelid"

@@ -172,6 +172,8 @@ BY_NAME: Final[dict[str, ArgumentCase]] = {
         ["join", "leave"], (*NO_LISTS, None, "join", ["joined"], [""], ["join", 5])
     ),
     "at_event": ArgumentCase(None, no_ids("$")),
+    "user_a": ArgumentCase(LOCAL, (*no_ids("@"), "@none")),
+    "user_b": ArgumentCase(REMOTE, (*no_ids("@"), "@none")),
     "rel_type": ArgumentCase(None, NO_TEXTS),
     "event_type": ArgumentCase(None, NO_TEXTS),
     "reason": ArgumentCase("timeout", (*NO_TEXTS, None)),
@@ -197,6 +199,11 @@ BY_NAME: Final[dict[str, ArgumentCase]] = {
 OF_METHOD: Final[dict[str, ArgumentCase]] = {
     "Store.erase_user.user_id": ArgumentCase("@gone:s3.test", (*no_ids("@"), "@none")),
     "Store.restore_user.user_id": ArgumentCase("@gone:s3.test", (*no_ids("@"), "@none")),
+    "Store.forget.user_id": ArgumentCase("@none:s1.test", NO_LOCAL_USERS),
+    "Store.sharing_changes.since": ArgumentCase(None, (*NO_TOKENS, None)),
+    "Store.sharing_changes.to": ArgumentCase(None, (*NO_TOKENS, None)),
+    "Store.memberships_of.user_id": ArgumentCase(REMOTE, (*no_ids("@"), "@none")),
+    "Store.users_sharing.user_id": ArgumentCase(REMOTE, (*no_ids("@"), "@none")),
     "Store.membership.user_id": ArgumentCase(REMOTE, (*no_ids("@"), "@none")),
     "Store.event.event_id": ArgumentCase(
         last, ()
@@ -238,6 +245,9 @@ OF_METHOD: Final[dict[str, ArgumentCase]] = {
 }
 
 
+WITH_TOKENS: Final = ("positions_of", "sharing_changes")
+
+
 def public_methods() -> Iterator[tuple[type, str]]:
     for owner in OBJECTS:
         for name, _ in inspect.getmembers(owner, inspect.isfunction):
@@ -274,8 +284,9 @@ async def call(store: Store, room: RoomBuilder, owner: type, method: str, **wron
         right = given(owner, method, name).right
         arguments[name] = right(room) if callable(right) else right
     store.define_stream("typing")
-    if method == "positions_of":
-        arguments["token"] = (await store.sync(LOCAL)).next_batch
+    if method in WITH_TOKENS:
+        token = (await store.sync(LOCAL)).next_batch
+        arguments |= dict.fromkeys(arguments.keys() & {"token", "since", "to"}, token)
     answer = getattr(OBJECTS[owner](store), method)(**{**arguments, **wrong})
     return await answer if inspect.isawaitable(answer) else answer
 
@@ -297,7 +308,7 @@ async def test_a_bad_argument_is_refused_before_anything_is_sent(
                 await call(store, room, owner, method, **{parameter: wrong})
                 pytest.fail(f"{parameter}={wrong!r} was taken")
             assert str(caught.value)
-            told = [one for one in statements.take() if method != "positions_of"]
+            told = [one for one in statements.take() if method not in WITH_TOKENS]
             assert told == [], f"{parameter}={wrong!r}"
 
 

@@ -32,7 +32,10 @@ set_membership AS (
     ON CONFLICT (principal_nid, room_nid) DO UPDATE
         SET :set_membership.update(EXCLUDED),
             stream_ordering = EXCLUDED.stream_ordering,
-            writer_nid = EXCLUDED.writer_nid
+            writer_nid = EXCLUDED.writer_nid,
+            -- until a join, an invite or a knock; code that does not know the column keeps it
+            forgotten = memberships.forgotten AND memberships.membership < 3
+                AND EXCLUDED.membership < 3
 ),
 set_out_of_band AS (
     INSERT INTO out_of_band_memberships (room_nid, principal_nid, event_nid, stripped_state)

@@ -91,6 +91,9 @@ mine AS (
         WHEN $2::bigint IS NULL THEN m.membership IN (3, 4, 5)
         ELSE m.stream_ordering > token.reached
             OR (m.membership = 5 AND (r.last_stream_ordering > token.reached OR $4::boolean)) END
+        -- of a forgotten room the leave alone, for a client that has the room
+        AND NOT (m.forgotten AND m.membership < 3
+            AND COALESCE(delta.prev_event_nid = 0 OR old.membership < 3, $2::bigint IS NULL))
 ),
 -- all joined rooms, or the next part of an initial sync: latest activity at its position first
 joined AS (
