@@ -39,6 +39,10 @@ async def append(
     ``state_before`` has the event ids of the state before an event whose parents are missing, by
     event id.
 
+    A create event of a room that is not stored yet makes the room, as joins and imports need it.
+    So give the PDUs of another server's transaction to `storage.federation.Receiver.transaction`,
+    which refuses those of rooms that this server is not in.
+
     ``verify_keys`` is a mapping from (server name, key id) to a verify key, or an async function
     of both. Each server that must sign needs one valid signature by a key that it returns. So an
     empty mapping makes every event invalid. None, the default, checks no signatures.

@@ -132,8 +132,9 @@ async def test_a_refused_first_event_makes_no_room(store: Store, dsn: str) -> No
     assert await row_counts(store.database) == before
 
 
-async def test_a_user_redacts_own_events_and_a_moderator_others(store: Store) -> None:
-    room_id = await store.create_room(ALICE, initial_state=[PUBLIC])
+@pytest.mark.parametrize("version", ["10", "12"])
+async def test_a_user_redacts_own_events_and_a_moderator_others(store: Store, version: str) -> None:
+    room_id = await store.create_room(ALICE, room_version=version, initial_state=[PUBLIC])
     await joined(store, room_id, BOB, CAROL)
     sent = await store.send(room_id, BOB, "m.room.message", TEXT)
     message = EventId(str(sent.event_id))

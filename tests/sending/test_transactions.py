@@ -132,7 +132,7 @@ async def test_concurrent_requests_of_two_stores_make_one_event_each(dsn: str) -
 async def test_a_request_that_is_stored_after_its_look_up_is_refused_by_its_key(
     dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing else tells the second store: its plan begins after the write of the first one."""
+    """The plan of the second store begins after the write of the first one, so it is not stale."""
     async with opened(dsn) as one, opened(dsn, "second") as two:
         room_id = await one.create_room(ALICE)
         first = await say(one, room_id, FIRST)
