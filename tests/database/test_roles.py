@@ -133,6 +133,18 @@ async def test_a_homeserver_runs_as_runtime(logins: Logins) -> None:
         assert await findings(second) == []
 
 
+async def test_runtime_corrects_the_name_of_an_empty_database(logins: Logins) -> None:
+    impatient = storage.Config(enter_wait_ms=50)
+    async with storage.open(logins.runtime, server_name="s1.tset"):
+        with pytest.raises(storage.WrongServerName):
+            async with storage.open(
+                logins.other_runtime, server_name=SERVER, instance_name="second", config=impatient
+            ):
+                pass
+    async with storage.open(logins.other_runtime, server_name=SERVER) as store:
+        assert store.server_name == SERVER
+
+
 async def test_each_sees_that_the_other_is_alive(logins: Logins) -> None:
     """A writer's positions advance without it only if its sessions are gone.
 
