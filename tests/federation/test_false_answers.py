@@ -172,6 +172,41 @@ def chain_of(like: Json, length: int) -> list[Json]:
     return chain
 
 
+async def test_events_that_are_not_connected_to_the_gap_are_dropped(
+    two: list[Homeserver],
+) -> None:
+    """A signed event of the room whose parents are nowhere would cost the request of a state."""
+    one, other = two
+    room_id, latest = await lagging(one, other)
+    limit(other, ReceiverLimits())
+    [unrelated] = chain_of(latest, 1)
+
+    async def more(body: Json) -> Json:
+        return {"events": [unrelated, *body["events"]]}
+
+    one.network.faults["s1.test", "get_missing_events"] = more
+    assert await outcomes(other, one, latest) == ["stored"]
+    assert one.network.calls["state_ids"] == 0
+    assert await other.store.events([EventId(event_id(unrelated, "12"))]) == {}
+    await agree(room_id, one, other)
+
+
+async def test_without_the_state_before_the_lowest_event_that_of_the_latest_is_used(
+    two: list[Homeserver],
+) -> None:
+    one, other = two
+    room_id, latest = await lagging(one, other)
+
+    async def fail_once(body: Json) -> Json:
+        return body if one.network.calls["state_ids"] > 1 else await fail(body)
+
+    one.network.faults["s1.test", "state_ids"] = fail_once
+    assert await outcomes(other, one, latest) == ["stored"]
+    [gap] = await other.store.gaps(room_id)
+    assert gap.children == (event_id(latest, "12"),)
+    await agree(room_id, one, other)
+
+
 async def test_an_endless_gap_ends(two: list[Homeserver]) -> None:
     """Each answer has new events, whose parents are missing again."""
     one, other = two
@@ -248,6 +283,13 @@ async def test_transactions_with_the_same_gap_request_it_once(two: list[Homeserv
     one, other = two
     room_id, latest = await lagging(one, other)
     limit(other, ReceiverLimits())
+
+    async def slowly(body: Json) -> Json:
+        for _ in range(30):
+            await other.store.forward_extremities(room_id)
+        return body
+
+    one.network.faults["s1.test", "get_missing_events"] = slowly
     one.network.calls.clear()
     found = await asyncio.gather(*(outcomes(other, one, latest) for _ in range(5)))
     assert sorted(outcome for [outcome] in found) == ["duplicate"] * 4 + ["stored"]

@@ -1,6 +1,7 @@
 """Transactions whose events have missing parents: the receiver requests what lies in between."""
 
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -167,3 +168,41 @@ async def test_an_event_whose_auth_events_are_missing_gets_its_auth_chain(
     assert result.outcome in ("stored", "rejected", "soft_failed"), result
     assert one.network.calls["event_auth"] == 1
     assert set(await other.store.events([EventId(cited)])) == {cited}
+
+
+@pytest.mark.parametrize("lying", [("s1.test",), ("s1.test", "s3.test")])
+async def test_what_one_server_lacks_is_requested_from_the_next(
+    three: list[Homeserver], lying: tuple[str, ...]
+) -> None:
+    """And where no server has it, the gap is paused, while others are filled."""
+    one, other, third = three
+    room_id = await shared_room(one, other, third)
+    for server in (other, third):
+        await server.fill(room_id)
+    other.receiver = Receiver(
+        other.store, other.remote, limits=ReceiverLimits(missing_rounds_max=1, missing_events_max=1)
+    )
+    for _ in range(2):
+        for number in range(4):
+            await one.say(room_id, f"missed {number}")
+        assert await outcomes(other, one, one.sent[-1]) == ["stored"]
+    await third.receive(one, one.sent)
+    lacked = {gap.event_id for gap in await other.store.gaps(room_id)}
+    assert len(lacked) == 2
+    hidden = min(lacked)
+
+    async def without(body: dict[str, Any]) -> dict[str, Any]:
+        return {"pdus": [pdu for pdu in body["pdus"] if event_id(pdu, "12") != hidden]}
+
+    for name in lying:
+        one.network.faults[name, "backfill"] = without
+    assert (await other.receiver.backfill(room_id, 100)).outcome == "stored"
+    left = [(gap.event_id, gap.failures) for gap in await other.store.gaps(room_id)]
+    assert left == ([(hidden, 1)] if len(lying) == 2 else [])
+    if left:
+        assert (await other.receiver.backfill(room_id, 100)).outcome == "paused"
+        await other.store.server_up("s3.test")
+        del one.network.faults["s3.test", "backfill"]
+        assert (await other.receiver.backfill(room_id, 100)).outcome == "stored"
+    assert (await other.receiver.backfill(room_id, 100)).outcome == "nothing_missing"
+    await agree(room_id, one, other, third)

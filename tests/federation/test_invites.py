@@ -43,7 +43,7 @@ async def test_an_invite_after_the_join_changes_nothing(two: list[Homeserver]) -
     sent = await invite(one, room_id, other.user())
     assert (await other.join(room_id, one)).outcome == "joined"
     late = await other.receiver.invited(sent, "12", [NAME])
-    assert late.is_welcome
+    assert (late.result.outcome, late.is_welcome) == ("duplicate", True)
     answer = await other.store.sync(other.user())
     assert list(answer.join) == [room_id]
     assert answer.invite == {}
