@@ -12,7 +12,7 @@ joined before or after the event. The server of the target of a membership event
 it learns of an invite, a kick or a ban.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final, LiteralString, NamedTuple
 
@@ -67,10 +67,16 @@ SELECT CASE
         WHEN (SELECT count(*) FROM event) < $2::bigint THEN bounds.upto
         ELSE (SELECT max(stream_ordering) FROM event)
     END AS upto,
-    e.stream_ordering AS position, e.event_id, r.room_id, COALESCE(j.servers, '{}') AS servers,
+    e.stream_ordering AS position, e.event_id, r.room_id, e.audience,
+    -- once an audience: there may be thousands
+    CASE WHEN e.is_first THEN COALESCE(j.servers, '{}') END AS servers,
     CASE WHEN e.membership IS NOT NULL THEN k.state_key END AS target
 FROM bounds
-LEFT JOIN event e ON true
+LEFT JOIN (
+    SELECT *, row_number() OVER (PARTITION BY room_nid, audience
+        ORDER BY stream_ordering) = 1 AS is_first
+    FROM event
+) AS e ON true
 LEFT JOIN rooms r USING (room_nid)
 LEFT JOIN joined j ON j.room_nid = e.room_nid AND j.audience = e.audience
 LEFT JOIN state_keys k ON k.state_key_nid = e.state_key_nid
@@ -79,13 +85,17 @@ ORDER BY e.stream_ordering
 
 
 class OutboxRow(NamedTuple):
-    """An event, or a row of NULLs but for ``upto`` where there is none."""
+    """An event, or a row of NULLs but for ``upto`` where there is none.
+
+    ``servers`` are those of its audience. None: as in the first row of the room and audience.
+    """
 
     upto: int | None
     position: int | None
     event_id: str | None
     room_id: str | None
-    servers: list[str]
+    audience: int | None
+    servers: list[str] | None
     target: str | None
 
 
@@ -117,19 +127,17 @@ async def outbox(
     if limit == 0:
         return Outbox([], after)
     rows = await conn.fetch(SQL_OUTBOX, after, limit, server_name, rows_max, row=OutboxRow)
-    found = [
-        Outgoing(
-            row.position,
-            EventId(row.event_id or ""),
-            RoomId(row.room_id or ""),
-            _servers(row, server_name),
-        )
-        for row in rows
-        if row.position is not None
-    ]
-    return Outbox(found, max(after, rows[0].upto or 0))
+    return Outbox(_outgoing(rows, server_name), max(after, rows[0].upto or 0))
 
 
-def _servers(row: OutboxRow, own: str) -> frozenset[ServerName]:
-    target = () if row.target is None else (server_name_of(row.target),)
-    return frozenset(map(ServerName, {*row.servers, *target} - {own, ""}))
+def _outgoing(rows: Iterable[OutboxRow], own: str) -> Iterator[Outgoing]:
+    joined: dict[tuple[str, int | None], frozenset[ServerName]] = {}
+    for row in rows:
+        if row.position is None or row.event_id is None or row.room_id is None:
+            continue
+        if row.servers is not None:
+            joined[row.room_id, row.audience] = frozenset(map(ServerName, row.servers))
+        servers = joined[row.room_id, row.audience]
+        if row.target is not None:
+            servers = (servers | {server_name_of(row.target)}) - {ServerName(own), ServerName("")}
+        yield Outgoing(row.position, EventId(row.event_id), RoomId(row.room_id), servers)
