@@ -71,10 +71,12 @@ async def _earliest(task: RoomTask) -> list[EventId]:
 async def _missing_parents(task: RoomTask, events: Mapping[EventId, Event]) -> set[EventId]:
     """Return the parents of these events that are neither among them nor in the timeline."""
     parents = {one for event in events.values() for one in event.prev_event_ids} - events.keys()
-    stored = await task.stored(parents)
-    return parents - {
-        one for one, key in stored.items() if not key.outlier and key.room_id == task.room_id
-    }
+    return parents - await _in_timeline(task, parents)
+
+
+async def _in_timeline(task: RoomTask, event_ids: Iterable[EventId]) -> set[EventId]:
+    stored = await task.stored(event_ids)
+    return {one for one, key in stored.items() if not key.outlier and key.room_id == task.room_id}
 
 
 async def _round(
@@ -84,13 +86,20 @@ async def _round(
     latest: Sequence[EventId],
     lacking: Iterable[EventId],
 ) -> dict[EventId, Event]:
-    """Return what the first server that has something returns."""
+    """Return what the first server that has something returns, as far as the stored timeline.
+
+    On a fork, ``earliest`` does not bound the walk of the other server. It may then return history
+    from before this server's join, which must not be stored as new events.
+    """
     for server in servers:
         try:
             pdus = await task.requests.missing_events(server, task.room_id, earliest, latest)
         except RemoteError:  # recorded in task.requests.failures
             continue
-        found = connected((await task.read(pdus)).events, lacking)
+        events = (await task.read(pdus)).events
+        stored = await _in_timeline(task, events)
+        new = {one: event for one, event in events.items() if one not in stored}
+        found = connected(new, lacking)
         if found:
             return found
     return {}

@@ -12,7 +12,7 @@ from storage.federation import Receiver, ReceiverLimits
 from storage.ids import EventId, RoomId
 from storage.testing import signing_key
 from tests.federation.peers import QUICK, Homeserver, fail, shown
-from tests.federation.rooms import agree, outcomes, shared_room
+from tests.federation.rooms import PUBLIC, agree, outcomes, shared_room
 
 
 async def test_a_transaction_without_a_gap_asks_nobody(two: list[Homeserver]) -> None:
@@ -70,6 +70,19 @@ async def test_a_fork_is_joined_when_both_sides_arrive(two: list[Homeserver]) ->
     assert len(merged["prev_events"]) == 2
     await other.receive(one, [merged])
     await agree(room_id, one, other)
+
+
+async def test_a_gap_on_a_fork_does_not_reach_below_the_join(two: list[Homeserver]) -> None:
+    one, other = two
+    room_id = await one.store.create_room(one.user(), initial_state=[PUBLIC])
+    before = [await one.say(room_id, f"before the join {number}") for number in range(3)]
+    await other.join(room_id, one)
+    await other.say(room_id, "one side")
+    sent = [await one.say(room_id, f"another side {number}") for number in range(3)]
+    assert await outcomes(other, one, sent[-1]) == ["stored"]
+    ids = [EventId(event_id(pdu, "12")) for pdu in before]
+    assert await other.store.events(ids) == {}
+    assert len(await other.store.gaps(room_id)) == 1
 
 
 async def test_another_server_is_asked_where_the_sender_fails(three: list[Homeserver]) -> None:
