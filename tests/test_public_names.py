@@ -11,13 +11,12 @@ NAMES = """
 Aggregations AppendResult AuthDenied CommitUnknown Config ConstraintViolated Context
 DatabaseConflict DatabaseError DatabaseFull DatabaseReplaced DatabaseUnavailable EventFilter EventId
 ExtraMissing Gap InputError InstanceNameTaken InvalidEvent InvalidIdentifier InvalidSignature
-InvalidToken InvitedRoom JoinedRoom KnockedRoom LeftRoom MigrationBlocked OpenGap
-Outbox Outgoing Page
-PermissionRefused ProtocolError PurgeRefused PurgeRunning RelationsPage ResyncNeeded RoomId
-RoomSummary SchemaOutOfDate SchemaTooNew ServerName StateIds StateKey StateUnknown StorageClosed
-StorageCorrupt StorageError Store StoredEvent Sync SyncFilter ThreadSummary Timeline UnknownEvent
-UnknownRoom UnknownRoomVersion UnknownStream UnknownUser UserId WrongServerName __version__ auth
-event federation open replication streams visibility
+InvalidToken InvitedRoom JoinedRoom KnockedRoom LeftRoom MigrationBlocked OpenGap Outbox Outgoing
+Page PermissionRefused ProtocolError PurgeRefused PurgeRunning RelationsPage ResyncNeeded RoomId
+RoomSummary SchemaOutOfDate SchemaTooNew ServerName SharingChanges StateIds StateKey StateUnknown
+StorageClosed StorageCorrupt StorageError Store StoredEvent Sync SyncFilter ThreadSummary Timeline
+UnknownEvent UnknownRoom UnknownRoomVersion UnknownStream UnknownUser UserId WrongServerName
+__version__ auth event federation open replication streams visibility
 """
 
 
