@@ -28,7 +28,7 @@ from storage.config import Config
 from storage.database.dsn import IN_PROCESS_LIST, DsnServer, environment_dsn, has_password
 from storage.database.migrate import current_revision, is_later, later_sentence, translated
 from storage.database.migration_steps import applied, lock_timeout_ms, setting, steps_between
-from storage.database.roles import checked_prefix
+from storage.database.roles import checked_prefix, with_prefix
 from storage.database.schema_check import differences
 from storage.database.session import check_pooling, migration_settings, open_driver
 from storage.database.translate import CONNECTING_ERRORS, translate_connecting
@@ -216,7 +216,8 @@ async def _online() -> None:
 def _told(_: Any, message: Any) -> None:
     """Log the warnings of a step (RAISE WARNING)."""
     if message.severity_en == "WARNING":
-        logger.warning("%s%s", message.message, f"\n{message.hint}" if message.hint else "")
+        hint = with_prefix(message.hint or "", setting("role_prefix"))
+        logger.warning("%s%s", message.message, f"; {hint}" if hint else "")
 
 
 def _literal(name: str, value: str) -> str:

@@ -52,6 +52,12 @@ def grants_sql(prefix: str | None = None) -> str:
     return f"SET room_storage.role_prefix = '{checked_prefix(prefix)}';\n{script}"
 
 
+def with_prefix(hint: str, prefix: str | None) -> str:
+    """Return a hint of the script with the option for the prefix, where that is another one."""
+    chosen, command = checked_prefix(prefix), "room-storage migrate --grants"
+    return hint if chosen == PREFIX else hint.replace(command, f"{command} --role-prefix {chosen}")
+
+
 async def grant(dsn: str, *, prefix: str | None = None) -> list[str]:
     """Create the roles if need be, and set exactly their privileges; return Postgres' warnings.
 
@@ -66,7 +72,7 @@ async def grant(dsn: str, *, prefix: str | None = None) -> list[str]:
         if message.sqlstate in NOT_GRANTED:
             refused.append(message.message)
         elif message.severity_en == "WARNING":
-            warnings.append(f"{message.message} ({message.hint})")
+            warnings.append(f"{message.message} ({with_prefix(message.hint or '', prefix)})")
 
     try:
         settings = migration_settings(Config.from_env().database_schema)

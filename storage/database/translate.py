@@ -70,6 +70,12 @@ PRIVILEGE_NEEDED: Final = (
     "or run `room-storage migrate --grants` as the owner of the tables"
 )
 
+OF_SCHEMA: Final = "permission denied for schema"
+OWNER_NEEDED: Final = (
+    "{} may not create tables there: migrate as the owner of the database, "
+    "or ALTER DATABASE … OWNER TO the owner of the tables"
+)
+
 SQLSTATES: Final[Mapping[str, type[DatabaseError]]] = {
     # A retry of the same work may succeed.
     "40001": DatabaseConflict,  # serialization_failure
@@ -261,7 +267,8 @@ def _of_server(
     if server is not None and (sqlstate == INVALID_LOGIN or OF_PGBOUNCER in message):
         reason += f"; {server.password_source()}"
     if sqlstate == NO_PRIVILEGE:
-        reason += f"; {PRIVILEGE_NEEDED.format(f'the role {role}' if role else 'the role')}"
+        needed = OWNER_NEEDED if message.startswith(OF_SCHEMA) else PRIVILEGE_NEEDED
+        reason += f"; {needed.format(f'the role {role}' if role else 'the role')}"
     if constraint in CONFLICTS:
         return DatabaseConflict(f"{reason}; {CONFLICTS[constraint]}", sqlstate=sqlstate)
     kind = SQLSTATES.get(sqlstate) or SQLSTATES.get(sqlstate[:2], DatabaseError)
