@@ -3,10 +3,15 @@
 Rows name rooms and users: use it on any network but loopback.
 """
 
+import re
 import ssl
 from pathlib import Path
+from typing import Final
 
 from storage.errors import InputError
+
+OF_OPENSSL: Final = re.compile(r"^\[.*?\] | \(_ssl\.c:\d+\)$")
+"""The parts of an error that name the library and its line of source."""
 
 
 def server_context(
@@ -48,5 +53,20 @@ def _load(
         if authorities is not None:
             context.load_verify_locations(authorities)
     except OSError as error:  # TLS errors are subclasses
-        names = ", ".join(str(path) for path in (certificate, key, authorities) if path)
-        raise InputError(f"TLS with {names}: {error}") from None
+        given = [path for path in (certificate, key, authorities) if path is not None]
+        for path in given:
+            _check_readable(path)
+        names = ", ".join(map(str, given))
+        reason = OF_OPENSSL.sub("", str(error)).lower()
+        raise InputError(
+            f"TLS with {names}: {reason}: each file must be PEM, "
+            "and the key that of the certificate"
+        ) from None
+
+
+def _check_readable(path: Path) -> None:
+    """Raise `InputError` with the name of a file that cannot be read."""
+    try:
+        path.open("rb").close()
+    except OSError as error:
+        raise InputError(f"the file {path} for TLS cannot be read: {error.strerror}") from None

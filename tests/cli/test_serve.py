@@ -154,7 +154,14 @@ def test_it_tells_people_where_it_listens(dsn: str) -> None:
     [
         (["--no-tcp"], "nothing to do"),
         (["--tls-key", "key.pem"], "both --tls-certificate and --tls-key"),
-        (["--tls-certificate", "nowhere.pem", "--tls-key", "nowhere.pem"], "nowhere.pem"),
+        (
+            ["--tls-certificate", "nowhere.pem", "--tls-key", "nowhere.pem"],
+            "the file nowhere.pem for TLS cannot be read",
+        ),
+        (
+            ["--tls-certificate", "README.md", "--tls-key", "README.md"],
+            "TLS with README.md, README.md: pem lib: each file must be PEM, and the key that of",
+        ),
     ],
 )
 def test_what_does_not_fit_together_is_refused(arguments: list[str], told_of: str) -> None:

@@ -190,20 +190,16 @@ def role_of(dsn: str) -> str | None:
 
 
 def test_a_refused_role_is_named_with_the_cure(logins: Logins) -> None:
-    """The exit code says that a repetition changes nothing."""
     done = room_storage("migrate", "--grants", "--dsn", logins.runtime)
     assert (done.returncode, done.stdout) == (2, "")
     refused = f"the role {role_of(logins.runtime)} is not the owner of the tables"
     assert done.stderr.endswith(f"; {refused}: run it as the owner\n")
 
 
-async def test_a_migration_without_the_privilege_names_the_role(
-    empty_dsn: str, logins: Logins
-) -> None:
+async def test_a_migration_names_the_role(empty_dsn: str, logins: Logins) -> None:
     database = urlsplit(empty_dsn).path.lstrip("/")
     done = room_storage("migrate", "--dsn", with_database(logins.runtime, database))
-    assert done.returncode == 2
-    assert "permission denied for schema public" in done.stderr
+    assert (done.returncode, "for schema public" in done.stderr) == (2, True)
     refused = f"the role {role_of(logins.runtime)} may not create tables there"
     assert f"{refused}: migrate as the owner of the database, or ALTER DATABASE" in done.stderr
 
@@ -356,15 +352,8 @@ async def test_a_purger_collects_and_mends(logins: Logins) -> None:
 async def test_a_purger_purges_and_censors(logins: Logins) -> None:
     async with storage.open(logins.runtime, server_name=SERVER) as store:
         room = await filled(store)
-        done = room_storage(
-            "purge",
-            room.room_id,
-            "--before",
-            room.events[150].event_id,
-            "--json",
-            "--dsn",
-            logins.purger,
-        )
+        command = ["purge", room.room_id, "--before", room.events[150].event_id, "--json"]
+        done = room_storage(*command, "--dsn", logins.purger)
         assert done.returncode == 0, done.stderr
         done = room_storage("censor", "--older-than", "0", "--json", "--dsn", logins.purger)
         assert done.returncode == 0, done.stderr
