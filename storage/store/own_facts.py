@@ -9,8 +9,11 @@ def define_stream(store: StoreCore, name: str, *, keep_ms: int | None = None) ->
 
     A name has 1 to 40 of a-z, 0-9, "_", "." and "-". From now on the tokens of `Store.sync` have
     the position of the stream, and its facts wake waiting syncs. Define a stream in each process
-    that serves /sync. ``keep_ms`` is how long the facts of a key are kept at least; None: the
-    latest of each key for ever. A second call changes ``keep_ms`` alone. `InputError`.
+    that serves /sync. No ``await`` is needed: the first use enters the stream as a writer. Await
+    the result to do that at once.
+
+    ``keep_ms`` is how long facts are kept at least; None: the latest of each key for ever. A second
+    call changes ``keep_ms`` alone. `InputError`.
     """
     return store.defined_streams.define(name, keep_ms)
 

@@ -115,6 +115,13 @@ async def test_a_homeserver_runs_as_runtime(logins: Logins) -> None:
         await store.receipts.set(room.room_id, "m.read", reader, room.events[1].event_id, {})
         await store.to_device.send({reader: {"device": {"n": 1}}})
         await store.to_device.delete(reader, "device", 1 << 40)
+        presence = store.define_stream("presence", keep_ms=0)
+        for key in (reader, reader, "@user2:s1.test"):  # the last one deletes, too
+            await presence.publish(key, {"presence": "online"}, wakes=[reader])
+        await store.erase_user("@user2:s1.test")
+        assert [fact.value for fact in await presence.rows(keys=["@user2:s1.test"])] == [None]
+        assert await store.cursors.set("federation", (await store.outbox(0)).upto) > 0
+        assert await store.cursors.set("federation", 0, rewind=True) == 0
         gaps = await store.gaps(room.room_id)
         assert gaps
         await store.gap_failed(

@@ -13,6 +13,7 @@ from storage.errors import InputError, InvalidIdentifier, ResyncNeeded, UnknownS
 from storage.ids import UserId
 from storage.maintenance.purge import purge_room
 from storage.maintenance.verify import verify
+from storage.observability.prometheus import streams as metrics_of_streams
 from storage.streams import VectorPosition
 from storage.streams.defined_streams import STREAMS_MAX, SUPERSEDED_KEEP_MS
 from storage.streams.feed import Advance, Fact
@@ -314,7 +315,18 @@ async def test_a_sequence_behind_is_set_forward(dsn: str, caplog: pytest.LogCapt
 
 
 # --------------------------------------------------------------------------------------------------
-# purge, erasure, loss
+# metrics, purge, erasure, loss
+
+
+async def test_metrics_have_its_position(store: Store) -> None:
+    last = await store.define_stream("typing").publish(ROOM, 1)
+    positions = {
+        (sample.labels["stream"], sample.labels["writer"]): sample.value
+        for metric in metrics_of_streams(store)
+        for sample in metric.samples
+        if sample.name.endswith("stream_position")
+    }
+    assert positions["typing", "main"] == last
 
 
 async def test_an_erased_user_loses_the_values_under_their_id(store: Store) -> None:
