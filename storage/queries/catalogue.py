@@ -12,6 +12,7 @@ from typing import Any, Final, LiteralString
 from storage import arguments as args
 from storage.config import Config
 from storage.database.connection import Connection
+from storage.database.names import JOIN
 from storage.errors import InputError
 from storage.ids import EventId, RoomId, ServerName, UserId, server_name_of
 from storage.queries import (
@@ -20,8 +21,12 @@ from storage.queries import (
     context,
     events,
     federation,
+    joined_servers,
+    member_ids,
+    members,
     messages,
     relations,
+    sharing,
     state,
     state_at,
 )
@@ -30,9 +35,10 @@ from storage.queries import timestamp_to_event as timestamps
 from storage.queries import visible_events as visibility_queries
 from storage.queries.filters import ANY_ROOM, SyncFilter
 from storage.queries.pagination.page import Direction, between
+from storage.queries.room_position import NOW
 from storage.queries.sync import SyncMemory, SyncRequest, brief, sync
 from storage.queries.sync.changed_rooms import rooms_of
-from storage.queries.sync.positions import positions
+from storage.queries.sync.positions import events_of, positions
 from storage.streams import SyncToken, VectorPosition, startup
 from storage.streams.caches import Cache, LastChange, RoomsOf, Ticket
 
@@ -312,6 +318,36 @@ async def _is_resident(conn: Connection, given: Any) -> object:
     return await federation.is_resident(conn, ServerName(given.server), RoomId(given.room))
 
 
+async def _membership(conn: Connection, given: Any) -> object:
+    return await members.membership(conn, RoomId(given.room), UserId(given.user), NOW)
+
+
+async def _members(conn: Connection, given: Any) -> object:
+    return await members.members(conn, RoomId(given.room), NOW, wanted=JOIN, unwanted=None)
+
+
+async def _member_ids(conn: Connection, given: Any) -> object:
+    return await member_ids.member_ids(conn, RoomId(given.room), JOIN, None)
+
+
+async def _joined_servers(conn: Connection, given: Any) -> object:
+    return await joined_servers.joined_servers(conn, RoomId(given.room))
+
+
+async def _joined_servers_at(conn: Connection, given: Any) -> object:
+    return await joined_servers.joined_servers_at(conn, RoomId(given.room), EventId(given.event))
+
+
+async def _users_sharing(conn: Connection, given: Any) -> object:
+    return await sharing.users_sharing(conn, UserId(given.user))
+
+
+async def _sharing_changes(conn: Connection, given: Any) -> object:
+    since = events_of(SyncToken.parse(given.since, given.deployment))
+    now = (await positions(conn))["events"]
+    return await sharing.sharing_changes(conn, UserId(given.user), since, now, text=given.since)
+
+
 PAGED: Final = ("room", "user")
 TRAVERSED: Final = ("room", "event", "server")
 
@@ -387,6 +423,17 @@ QUESTIONS: Final[Mapping[str, CatalogueQuery]] = {
         "a few types of the state before an event", ("event",), _of_event(_but_members)
     ),
     "current-state": CatalogueQuery("the current state of a room", ("room",), _current_state),
+    "membership": CatalogueQuery("the membership of a user in a room", PAGED, _membership),
+    "members": CatalogueQuery("the events of the joined members of a room", ("room",), _members),
+    "member-ids": CatalogueQuery("the joined members of a room", ("room",), _member_ids),
+    "joined-servers": CatalogueQuery("the servers in a room now", ("room",), _joined_servers),
+    "joined-servers-at": CatalogueQuery(
+        "the servers in a room at an event", ("room", "event"), _joined_servers_at
+    ),
+    "users-sharing": CatalogueQuery("the users who share a room", ("user",), _users_sharing),
+    "sharing-changes": CatalogueQuery(
+        "the users who share a room since a token", ("user", "since"), _sharing_changes
+    ),
     "rooms-of": CatalogueQuery("the rooms that a user is in", ("user",), _rooms_of),
     "visible-to-user": CatalogueQuery(
         "whether a user may see an event", ("user", "event"), _visible_to_user

@@ -1,8 +1,8 @@
 """The ids of the members of a room with one membership.
 
 A room may have 50,000 of them, and their names are in another table. So the statement looks the
-names up by an array of their numbers, which reads each page of the index once, and returns them as
-one text: a row for each takes the driver as long as the look-up.
+names up by an array of their numbers, which reads each page of the index once. It returns them as
+one text, because the driver takes as long for a row of each as the look-up.
 
 The current state of a room has a state group, and the content of a group never changes. A process
 remembers the ids with their group, and gets no names as long as the room has the same group.
@@ -18,15 +18,15 @@ from storage.streams.caches import MemberIds
 SQL_MEMBER_IDS: Final[LiteralString] = """
 SELECT r.current_state_group AS state_group, member.id_count, member.user_ids
 FROM rooms r
-LEFT JOIN LATERAL (
+CROSS JOIN LATERAL (
     SELECT count(*) AS id_count, string_agg(k.state_key, E'\\n') AS user_ids
     FROM state_keys k
-    WHERE k.state_key_nid = ANY(ARRAY(
+    WHERE r.current_state_group IS DISTINCT FROM $3::bigint AND k.state_key_nid = ANY(ARRAY(
         SELECT c.state_key_nid
         FROM current_state c
         WHERE c.room_nid = r.room_nid AND c.membership = $2::smallint
     ))
-) AS member ON r.current_state_group IS DISTINCT FROM $3::bigint
+) AS member
 WHERE r.room_id = $1::text
 """
 
@@ -42,11 +42,11 @@ WHERE r.room_id = $1::text AND c.membership = $2::smallint
 class MemberIdsRow(NamedTuple):
     """The state group of the current state, and the ids, one a line.
 
-    ``id_count`` and ``user_ids`` None: the group is the one that the caller knows.
+    There are none if the group is the one that the caller knows.
     """
 
     state_group: int | None
-    id_count: int | None
+    id_count: int
     user_ids: str | None
 
 
@@ -61,9 +61,9 @@ async def member_ids(
     row = await conn.fetchrow(SQL_MEMBER_IDS, room_id, membership, group, row=MemberIdsRow)
     if row is None:
         raise UnknownRoom(room_id)
-    if known is not None and row.id_count is None:
+    if known is not None and row.state_group == known.state_group:
         return known
     ids: list[Any] = row.user_ids.split("\n") if row.user_ids else []
-    if len(ids) != (row.id_count or 0):  # an id has a line break
+    if len(ids) != row.id_count:  # an id has a line break
         return MemberIds(None, await conn.fetchvals(SQL_MEMBER_IDS_APART, room_id, membership))
     return MemberIds(row.state_group, ids)

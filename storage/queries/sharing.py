@@ -1,9 +1,9 @@
 """The users who share a room with a user, for device lists and presence.
 
 Two users share a room if both are joined to it. `sharing_changes` compares two sync tokens, by one
-statement. It reads the rooms that the user is in now or was in at a token, and of these the changes
-since the tokens (`state_deltas`). A change has the value before and after it, so it counts whether
-it is a join, a leave, a ban, or a result of state resolution.
+statement. It reads the rooms that the user is in now or was in at a token. Of these it reads the
+changes since the tokens (`state_deltas`), with the value before each. So a leave, a ban and a
+result of state resolution are all alike.
 
 Users of other rooms of the user are looked up one by one: only those for whom something may have
 changed. They are the members with a change, and all members of a room that the user joined or left.
@@ -30,15 +30,20 @@ WHERE one.type_nid = 2 AND one.state_key = $1::text
 
 SQL_USERS_SHARING: Final[LiteralString] = """
 SELECT k.state_key
-FROM (
+FROM state_keys k
+WHERE k.state_key <> $1::text AND k.state_key_nid = ANY(ARRAY(
     SELECT DISTINCT other.state_key_nid
     FROM state_keys me
     JOIN current_state c ON c.state_key_nid = me.state_key_nid AND c.membership = 5
-    JOIN current_state other ON other.room_nid = c.room_nid AND other.membership = 5
+    -- room by room: otherwise the members of all rooms could be read for a few of them
+    CROSS JOIN LATERAL (
+        SELECT m.state_key_nid
+        FROM current_state m
+        WHERE m.room_nid = c.room_nid AND m.membership = 5
+        OFFSET 0
+    ) AS other
     WHERE me.type_nid = 2 AND me.state_key = $1::text
-) AS sharing
-JOIN state_keys k USING (state_key_nid)
-WHERE k.state_key <> $1::text
+))
 """
 
 SQL_SHARING_CHANGES: Final[LiteralString] = """
@@ -74,8 +79,13 @@ change AS MATERIALIZED (  -- each key that changed after a token, with its value
             FILTER (WHERE d.stream_ordering > c.upto))[1] AS upto_nid,
         bool_or(d.stream_ordering > c.upto) AS differs_upto
     FROM own
-    JOIN state_deltas d ON d.room_nid = own.room_nid
-        AND d.stream_ordering > LEAST($2::bigint, $3::bigint)
+    -- here and below one by one: of the user's rooms, not of all
+    CROSS JOIN LATERAL (
+        SELECT *
+        FROM state_deltas x
+        WHERE x.room_nid = own.room_nid AND x.stream_ordering > LEAST($2::bigint, $3::bigint)
+        OFFSET 0
+    ) AS d
     JOIN covered c USING (writer_nid)
     WHERE d.stream_ordering > LEAST(c.since, c.upto)
     GROUP BY d.room_nid, d.state_key_nid
@@ -87,10 +97,22 @@ moved AS MATERIALIZED (  -- the members among them: whether they were joined at 
         COALESCE(CASE WHEN n.differs_upto THEN t.membership ELSE c.membership END = 5,
             false) AS upto
     FROM change n
-    JOIN state_keys k ON k.state_key_nid = n.state_key_nid AND k.type_nid = 2
-    LEFT JOIN events s ON s.event_nid = n.since_nid
-    LEFT JOIN events t ON t.event_nid = n.upto_nid
-    LEFT JOIN current_state c ON c.room_nid = n.room_nid AND c.state_key_nid = n.state_key_nid
+    CROSS JOIN LATERAL (
+        SELECT k.type_nid FROM state_keys k WHERE k.state_key_nid = n.state_key_nid OFFSET 0
+    ) AS k
+    LEFT JOIN LATERAL (
+        SELECT e.membership FROM events e WHERE e.event_nid = n.since_nid OFFSET 0
+    ) AS s ON true
+    LEFT JOIN LATERAL (
+        SELECT e.membership FROM events e WHERE e.event_nid = n.upto_nid OFFSET 0
+    ) AS t ON true
+    LEFT JOIN LATERAL (
+        SELECT x.membership
+        FROM current_state x
+        WHERE x.room_nid = n.room_nid AND x.state_key_nid = n.state_key_nid
+        OFFSET 0
+    ) AS c ON true
+    WHERE k.type_nid = 2
 ),
 room AS MATERIALIZED (  -- whether the user was joined at both
     SELECT o.room_nid, COALESCE(m.since, o.joined) AS since, COALESCE(m.upto, o.joined) AS upto
@@ -106,8 +128,13 @@ concerned AS MATERIALIZED (  -- users for whom something may have changed
     UNION
     SELECT c.state_key_nid
     FROM room r
-    JOIN current_state c USING (room_nid)
-    WHERE r.since <> r.upto AND c.membership = 5
+    CROSS JOIN LATERAL (
+        SELECT x.state_key_nid
+        FROM current_state x
+        WHERE x.room_nid = r.room_nid AND x.membership = 5
+        OFFSET 0
+    ) AS c
+    WHERE r.since <> r.upto
 ),
 shared AS (  -- for each of them and each room, whether it was shared at both
     SELECT m.state_key_nid, r.since AND m.since AS since, r.upto AND m.upto AS upto
@@ -116,11 +143,15 @@ shared AS (  -- for each of them and each room, whether it was shared at both
     WHERE m.state_key_nid IN (SELECT state_key_nid FROM concerned)
     UNION ALL
     SELECT c.state_key_nid, r.since, r.upto
-    FROM concerned
-    JOIN current_state c USING (state_key_nid)
+    FROM concerned v
+    CROSS JOIN LATERAL (
+        SELECT x.room_nid, x.state_key_nid
+        FROM current_state x
+        WHERE x.state_key_nid = v.state_key_nid AND x.membership = 5
+        OFFSET 0
+    ) AS c
     JOIN room r ON r.room_nid = c.room_nid
-    WHERE c.membership = 5
-        AND (c.room_nid, c.state_key_nid) NOT IN (SELECT room_nid, state_key_nid FROM moved)
+    WHERE (c.room_nid, c.state_key_nid) NOT IN (SELECT room_nid, state_key_nid FROM moved)
 ),
 changed AS (
     SELECT s.state_key_nid, bool_or(s.upto) AS gained
@@ -130,7 +161,9 @@ changed AS (
 )
 SELECT k.state_key AS user_id, c.gained, NULL::bigint AS purged_upto
 FROM changed c
-JOIN state_keys k USING (state_key_nid)
+CROSS JOIN LATERAL (
+    SELECT x.state_key FROM state_keys x WHERE x.state_key_nid = c.state_key_nid OFFSET 0
+) AS k
 WHERE k.state_key <> $1::text
 UNION ALL
 SELECT NULL, NULL, purged_upto
