@@ -21,10 +21,21 @@ from storage.store.facade import Store
 
 
 class ReadEvents(NamedTuple):
-    """Events that passed a check, and the results of those that did not, by id."""
+    """Events that passed a check, and the results of those that did not, by id.
+
+    ``foreign`` are those of the refused that are of another room.
+    """
 
     events: dict[EventId, Event]
     refused: dict[EventId, AppendResult]
+    foreign: frozenset[EventId] = frozenset()
+
+    def restricted(self, event_ids: Collection[EventId]) -> "ReadEvents":
+        """Return those with these ids."""
+        return ReadEvents(
+            {one: event for one, event in self.events.items() if one in event_ids},
+            {one: refusal for one, refusal in self.refused.items() if one in event_ids},
+        )
 
 
 class Authorised(NamedTuple):
@@ -73,19 +84,16 @@ class RoomTask:
         """Parse PDUs, and check that they are of this room and signed; ``only`` these ids."""
         parsed = await self.parse(pdus)
         if only is not None:
-            parsed = ReadEvents(
-                {one: event for one, event in parsed.events.items() if one in only},
-                {one: refusal for one, refusal in parsed.refused.items() if one in only},
-            )
-        refused = {
+            parsed = parsed.restricted(only)
+        foreign = {
             one: self._of_other_room(event)
             for one, event in parsed.events.items()
             if event.room_id != self.room_id
         }
-        here = {one: event for one, event in parsed.events.items() if one not in refused}
-        refused |= await self.verify(here)
+        here = {one: event for one, event in parsed.events.items() if one not in foreign}
+        refused = foreign | await self.verify(here)
         events = {one: event for one, event in here.items() if one not in refused}
-        return ReadEvents(events, parsed.refused | refused)
+        return ReadEvents(events, parsed.refused | refused, frozenset(foreign))
 
     def _of_other_room(self, event: Event) -> AppendResult:
         return AppendResult(

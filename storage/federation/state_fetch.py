@@ -88,6 +88,8 @@ async def _fetched(
     """Return the lacking events that the server returns and that are allowed."""
     pdus = await _pdus(task, server, event, lacking)
     read = await task.read(pdus, only=frozenset(lacking))
+    if read.foreign:
+        raise refused(task, server, f"its state holds {min(read.foreign)} of another room")
     authorised = await task.authorise(read.events)
     left_out = {one: refusal.reason or "" for one, refusal in read.refused.items()}
     return authorised.events, left_out | authorised.left_out

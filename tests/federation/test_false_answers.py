@@ -7,7 +7,10 @@ state before it is requested.
 import asyncio
 from typing import Any
 
+import pytest
+
 from storage import EventId, RoomId
+from storage.errors import UnknownRoom
 from storage.event import event_id, sign
 from storage.federation import Receiver, ReceiverLimits
 from storage.testing import signing_key
@@ -157,6 +160,7 @@ async def test_events_of_another_room_and_forged_ones_are_not_stored(
     await agree(room_id, one, other)
     history = await other.store.messages(room_id, other.user(), limit=100)
     assert "forged" not in [event.content.get("body") for event in history.chunk]
+    assert all(event.json["signatures"] for event in history.chunk)
 
 
 def chain_of(like: Json, length: int) -> list[Json]:
@@ -170,6 +174,37 @@ def chain_of(like: Json, length: int) -> list[Json]:
         chain.append(sign(pdu, "12", "s1.test", signing_key("s1.test")))
         parent = event_id(chain[-1], "12")
     return chain
+
+
+async def test_a_state_is_used_only_whole(three: list[Homeserver]) -> None:
+    """A server does not return an event of its state: another returns it, or the gap stays open."""
+    one, other, third = three
+    room_id, latest = await lagging(one, other, third)
+    for name in ("s1.test", "s3.test"):
+        one.network.faults[name, "event"] = fail
+    assert await outcomes(other, one, latest) == ["missing_parents"]
+    del one.network.faults["s3.test", "event"]
+    assert await outcomes(other, one, latest) == ["stored"]
+    assert await other.store.current_state(room_id) == await one.store.current_state(room_id)
+    await agree(room_id, one, other, third)
+
+
+async def test_a_state_with_an_event_of_an_unknown_room_makes_no_room(
+    two: list[Homeserver],
+) -> None:
+    one, other = two
+    _, latest = await lagging(one, other)
+    unknown = await one.store.create_room(one.user())
+    state = await one.store.current_state(unknown)
+
+    async def foreign(body: Json) -> Json:
+        return replaced(body, "pdu_ids", lambda ids: [*ids, *state.values()])
+
+    one.network.faults["s1.test", "state_ids"] = foreign
+    assert await outcomes(other, one, latest) == ["missing_parents"]
+    assert await other.store.events(list(state.values())) == {}
+    with pytest.raises(UnknownRoom):
+        await other.store.current_state(unknown)
 
 
 async def test_events_that_are_not_connected_to_the_gap_are_dropped(
@@ -284,14 +319,24 @@ async def test_transactions_with_the_same_gap_request_it_once(two: list[Homeserv
     room_id, latest = await lagging(one, other)
     limit(other, ReceiverLimits())
 
+    is_asked, others_wait = asyncio.Event(), asyncio.Event()
+
     async def slowly(body: Json) -> Json:
-        for _ in range(30):
-            await other.store.forward_extremities(room_id)
+        is_asked.set()
+        await others_wait.wait()
         return body
 
     one.network.faults["s1.test", "get_missing_events"] = slowly
     one.network.calls.clear()
-    found = await asyncio.gather(*(outcomes(other, one, latest) for _ in range(5)))
+    first = asyncio.ensure_future(outcomes(other, one, latest))
+    await is_asked.wait()
+    others = [asyncio.ensure_future(outcomes(other, one, latest)) for _ in range(4)]
+    for number in range(10):  # appends take turns, so that the others come to their second one
+        await other.say(room_id, f"meanwhile {number}")
+    others_wait.set()
+    found = await asyncio.gather(first, *others)
     assert sorted(outcome for [outcome] in found) == ["duplicate"] * 4 + ["stored"]
     assert one.network.calls["get_missing_events"] == 1
+    for event in other.sent:
+        await one.receive(other, [event])
     await agree(room_id, one, other)
