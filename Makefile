@@ -16,7 +16,7 @@ MKDOCS := NO_MKDOCS_2_WARNING=true $(BIN)/mkdocs build --strict
 BENCH  ?= --quick
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-spark test soak lint docs pictures mutants bench sbom lock format
+.PHONY: help demo demo-spark homeserver test soak lint docs pictures mutants bench sbom lock format
 
 help: ## show this text
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -26,6 +26,9 @@ demo: .venv/.runtime ## generate, store, sync and page rooms in an embedded Post
 
 demo-spark: .venv/.dev ## import, export, verify and stream on Spark, in an embedded Postgres
 	$(BIN)/room-storage spark demo
+
+homeserver: .venv/.dev ## run examples/homeserver on an embedded Postgres
+	$(BIN)/python -m examples.homeserver --folder build/homeserver
 
 test: .venv/.dev ## run all tests on the embedded Postgres, and some on Debian's 15
 	$(BIN)/python -m pytest -n 2 --dist loadgroup

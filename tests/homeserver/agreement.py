@@ -6,7 +6,9 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any, Final
 from urllib.parse import quote
 
-from storage import EventId, Store, StoredEvent
+from storage import EventId, StoredEvent
+from storage.database import Database
+from storage.queries.events import events
 from tests.homeserver.processes import ErrorResponse, User
 
 WAIT_S: Final = 30.0
@@ -18,6 +20,16 @@ async def until(condition: Callable[..., Awaitable[bool]], *args: Any) -> None:
     async with asyncio.timeout(WAIT_S):
         while not await condition(*args):  # noqa: ASYNC110  # it is in another process
             await asyncio.sleep(POLL_S)
+
+
+async def until_membership(user: User, room: str, other: User, membership: str) -> None:
+    """Wait until a user's server has the membership of another user."""
+    path = f"/rooms/{room}/state/m.room.member/{other.user_id}"
+
+    async def is_there() -> bool:
+        return bool((await user.call("GET", path))["membership"] == membership)
+
+    await until(is_there)
 
 
 async def has(user: User, room: str, event_id: str) -> None:
@@ -44,8 +56,8 @@ async def settled(room: str, *users: User) -> None:
 
 
 async def state_of(user: User, room: str) -> dict[tuple[str, str], str]:
-    events = await user.call("GET", f"/rooms/{room}/state")
-    return {(one["type"], one["state_key"]): one["event_id"] for one in events}
+    found = await user.call("GET", f"/rooms/{room}/state")
+    return {(one["type"], one["state_key"]): one["event_id"] for one in found}
 
 
 async def history(user: User, room: str) -> dict[str, Any]:
@@ -61,12 +73,14 @@ async def history(user: User, room: str) -> dict[str, Any]:
         start = {"from": page["end"]}
 
 
-async def agree(store: Store, room: str, one: User, other: User) -> None:
+async def agree(dsn: str, room: str, one: User, other: User) -> None:
     """Both have the same state, and see the same events in an order that fits the graph."""
     assert await state_of(one, room) == await state_of(other, room)
     ours, theirs = await history(one, room), await history(other, room)
     assert ours.keys() == theirs.keys(), difference(ours, theirs)
-    stored = await store.events(map(EventId, ours))
+    # Not as a store: the outbox of the example would wait for the positions of another writer.
+    async with await Database.open(dsn) as database, database.connection() as conn:
+        stored = await events(conn, list(map(EventId, ours)))
     assert stored.keys() == ours.keys()
     for listed in (ours, theirs):
         assert_in_order(listed, stored)

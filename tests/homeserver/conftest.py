@@ -8,7 +8,6 @@ import aiohttp
 import pytest
 import pytest_asyncio
 
-import storage
 from tests.conftest import _fresh_database
 from tests.homeserver import environment
 from tests.homeserver.processes import ServerProcess, User, example, running, synapse
@@ -16,11 +15,11 @@ from tests.homeserver.processes import ServerProcess, User, example, running, sy
 
 @dataclass
 class World:
-    """Both servers, two users of each, and a store that reads the database of the example."""
+    """Both servers, the database of the example, and two users of each server."""
 
     ours: ServerProcess
     theirs: ServerProcess
-    store: storage.Store
+    dsn: str
     alice: User
     anna: User
     sid: User
@@ -49,8 +48,6 @@ async def world(
         await enter(running(theirs))
         await enter(running(ours))
         session = await enter(aiohttp.ClientSession())
-        reads = storage.open(dsn, server_name=ours.name, instance_name="test")
-        store = await enter(reads)
         users = [await ours.user(session, name) for name in ("alice", "anna")]
         users += [await theirs.user(session, name) for name in ("sid", "sue")]
-        yield World(ours, theirs, store, *users)
+        yield World(ours, theirs, dsn, *users)
