@@ -151,6 +151,27 @@ async def test_what_changes_for_whom(store: Store, statements: StatementLog) -> 
     assert len(statements.take()) == 3
 
 
+async def test_a_membership_that_resolution_takes_away_is_lost(store: Store) -> None:
+    """The room was closed on the other side, so two joins are undone without an event."""
+    room = new_room(members=[LOCAL])
+    closed, open_room = room.fork(2)
+    open_room.join(REMOTE)
+    open_room.join(OTHER)
+    await deliver_room(store, room)
+    before = (await store.sync(LOCAL)).next_batch
+    assert await store.users_sharing(LOCAL) == {ADMIN, REMOTE, OTHER}
+    closed.join_rules(ADMIN, "invite")
+    await deliver_room(store, room)
+    after = (await store.sync(LOCAL)).next_batch
+    assert await store.users_sharing(LOCAL) == {ADMIN}
+    assert await store.membership(room.room_id, REMOTE) is None
+    assert await store.membership(room.room_id, REMOTE, at=before) == "join"
+    assert (await store.sharing_changes(LOCAL, before, after)).lost == {REMOTE, OTHER}
+    assert (await store.sharing_changes(LOCAL, after, before)).gained == {REMOTE, OTHER}
+    assert (await store.sharing_changes(OTHER, before, after)).lost == {ADMIN, LOCAL, REMOTE}
+    assert (await store.sharing_changes(OTHER, after, after)).lost == set()
+
+
 async def test_a_user_of_no_room_shares_nothing(store: Store) -> None:
     token = (await store.sync(LOCAL)).next_batch
     assert await store.users_sharing(LOCAL) == set()
