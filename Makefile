@@ -31,9 +31,9 @@ homeserver: .venv/.dev ## run examples/homeserver on an embedded Postgres
 	$(BIN)/python -m examples.homeserver --folder build/homeserver
 
 test: .venv/.dev ## run all tests on the embedded Postgres, and some on Debian's 15
-	$(BIN)/python -m pytest -n 2 --dist loadgroup
+	$(BIN)/python -m pytest -n 3 --dist loadgroup
 	@if [ -x $(DEBIAN)/postgres ]; \
-	then STORAGE_TEST_POSTGRES=debian $(BIN)/python -m pytest -q -n 2 -m every_postgres; \
+	then STORAGE_TEST_POSTGRES=debian $(BIN)/python -m pytest -q -n 3 -m every_postgres; \
 	else echo "Postgres 15 is not installed: skipped the tests for the oldest version"; fi
 
 soak: .venv/.dev ## run long random tests, then MINUTES= of kills and restarts; takes hours
