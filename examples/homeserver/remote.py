@@ -1,24 +1,35 @@
-"""Requests to other servers, and the keys of their signatures. Server-server API."""
+"""Signed requests to other servers, and the queues to them."""
 
+import asyncio
+import itertools
+import logging
 import re
 import ssl
-import time
-from collections.abc import Sequence
+from collections import defaultdict, deque
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Any, Final
 from urllib.parse import quote, urlencode
 
 import aiohttp
-from signedjson.key import decode_verify_key_bytes, get_verify_key
-from signedjson.sign import SignatureVerifyException, sign_json, verify_signed_json
-from signedjson.types import SigningKey, VerifyKey
-from unpaddedbase64 import decode_base64, encode_base64
+from signedjson.key import get_verify_key
+from signedjson.sign import sign_json
+from signedjson.types import SigningKey
+from unpaddedbase64 import encode_base64
 from yarl import URL
+
+from storage import EventId, StorageError, Store
 
 from .web import Json, MatrixError, now_ms
 
+Ids = Sequence[str]
+logger: Final = logging.getLogger(__name__)
 TIMEOUT: Final = aiohttp.ClientTimeout(total=20)
 KEYS_MS: Final = 3_600_000
-PARAMETER: Final = re.compile(r'(\w+)="?([^",]*)"?')
+CURSOR: Final = "federation"
+POLL_S, PAUSE_S, PAUSE_S_MAX = 1.0, 0.5, 60.0
+PDUS_MAX: Final = 50
 
 
 class Remote:
@@ -27,12 +38,7 @@ class Remote:
     def __init__(self, name: str, key: SigningKey, tls: ssl.SSLContext) -> None:
         self.name, self.key, self.key_id = name, key, f"{key.alg}:{key.version}"
         connector = aiohttp.TCPConnector(ssl=tls)
-        self._session = aiohttp.ClientSession(connector=connector, timeout=TIMEOUT)
-        self._keys: dict[str, tuple[Json, float]] = {}
-
-    async def close(self) -> None:
-        """Close the connections."""
-        await self._session.close()
+        self.session = aiohttp.ClientSession(connector=connector, timeout=TIMEOUT)
 
     async def request(
         self, server: str, method: str, *path: str, body: Json | None = None, **query: Any
@@ -40,7 +46,7 @@ class Remote:
         """Return the response of a server below /_matrix/federation. Raise `MatrixError`."""
         uri = "/".join(("/_matrix/federation", *(quote(part, safe="") for part in path)))
         uri += "?" + urlencode(query, doseq=True) if query else ""
-        claim = sign_json(_claim(method, uri, self.name, server, body), self.name, self.key)
+        claim = sign_json(claim_of(method, uri, self.name, server, body), self.name, self.key)
         signature = claim["signatures"][self.name][self.key_id]
         header = f'X-Matrix origin="{self.name}",destination="{server}",'
         header += f'key="{self.key_id}",sig="{signature}"'
@@ -50,25 +56,13 @@ class Remote:
         host = server if re.search(r":\d+$", server) else f"{server}:8448"
         url = URL(f"https://{host}{uri}", encoded=True)
         try:
-            async with self._session.request(method, url, **how) as response:
+            async with self.session.request(method, url, **how) as response:
                 answer, status = await response.json(content_type=None), response.status
         except (aiohttp.ClientError, TimeoutError, ValueError) as error:
             raise MatrixError(502, "M_UNKNOWN", f"{server}: {error!r}") from error
         if not isinstance(answer, dict) or status != 200:
             raise MatrixError(status, "M_UNKNOWN", f"{server}: {str(answer)[:500]}")
         return answer
-
-    async def origin_of(self, method: str, uri: str, header: str, body: Json | None) -> str:
-        """Return the server that signed a request. Raise `MatrixError` for another signature."""
-        given: dict[str, str] = dict(PARAMETER.findall(header.removeprefix("X-Matrix ")))
-        origin, key_id = given.get("origin", ""), given.get("key", "")
-        claim = _claim(method, uri, origin, self.name, body)
-        claim["signatures"] = {origin: {key_id: given.get("sig", "")}}
-        try:
-            verify_signed_json(claim, origin, await self._verify_key(origin, key_id))
-        except (SignatureVerifyException, LookupError, ValueError) as error:
-            raise MatrixError(401, "M_UNAUTHORIZED", f"{origin!r}: {error!r}") from None
-        return origin
 
     def own_keys(self) -> Json:
         """Return the response of /_matrix/key/v2/server."""
@@ -77,60 +71,115 @@ class Remote:
         keys |= {"server_name": self.name, "valid_until_ts": now_ms() + KEYS_MS}
         return sign_json(keys, self.name, self.key)
 
-    async def _verify_key(self, server: str, key_id: str) -> VerifyKey:
-        keys, until = self._keys.get(server, ({}, 0.0))
-        if until < time.monotonic():
-            keys = (await self.server_keys(server))["verify_keys"]
-            self._keys[server] = keys, time.monotonic() + 60
-        return decode_verify_key_bytes(key_id, decode_base64(keys[key_id]["key"]))
-
-    # ---------------------------------------------------------------------------------------------
-    # what the receiver requests
-
     async def server_keys(self, server: str) -> Json:
-        """Return the keys of a server."""
         return await self._fetch(server, "GET", "/_matrix/key/v2/server")
 
     async def get_missing_events(
-        self,
-        server: str,
-        room_id: str,
-        *,
-        earliest: Sequence[str],
-        latest: Sequence[str],
-        limit: int,
-        min_depth: int,
+        self, server: str, room_id: str, *, earliest: Ids, latest: Ids, **how: int
     ) -> Json:
-        """Return events between those that are stored and those that came."""
-        body = {"earliest_events": [*earliest], "latest_events": [*latest], "limit": limit}
-        body["min_depth"] = min_depth
+        body = {"earliest_events": [*earliest], "latest_events": [*latest], **how}
         return await self.request(server, "POST", "v1", "get_missing_events", room_id, body=body)
 
     async def event(self, server: str, event_id: str) -> Json:
-        """Return one event."""
         return await self.request(server, "GET", "v1", "event", event_id)
 
     async def state_ids(self, server: str, room_id: str, event_id: str) -> Json:
-        """Return the ids of the state before an event, and of its auth chain."""
         return await self.request(server, "GET", "v1", "state_ids", room_id, event_id=event_id)
 
     async def state(self, server: str, room_id: str, event_id: str) -> Json:
-        """Return the state before an event, and its auth chain."""
         return await self.request(server, "GET", "v1", "state", room_id, event_id=event_id)
 
-    async def backfill(
-        self, server: str, room_id: str, event_ids: Sequence[str], *, limit: int
-    ) -> Json:
-        """Return these events and their ancestors."""
-        how: dict[str, Any] = {"v": [*event_ids], "limit": limit}
+    async def backfill(self, server: str, room_id: str, event_ids: Ids, *, limit: int) -> Json:
+        how: Json = {"v": event_ids, "limit": limit}
         return await self.request(server, "GET", "v1", "backfill", room_id, **how)
 
     async def event_auth(self, server: str, room_id: str, event_id: str) -> Json:
-        """Return the auth chain of an event."""
         return await self.request(server, "GET", "v1", "event_auth", room_id, event_id)
 
 
-def _claim(method: str, uri: str, origin: str, destination: str, body: Json | None) -> Json:
+def claim_of(method: str, uri: str, origin: str, destination: str, body: Json | None) -> Json:
     """Return what a request is signed for."""
     claim = {"method": method, "uri": uri, "origin": origin, "destination": destination}
     return claim if body is None else {**claim, "content": body}
+
+
+@dataclass
+class Queue:
+    """The events that one server has yet to get, with their positions in the outbox."""
+
+    pdus: deque[tuple[int, EventId]] = field(default_factory=deque)
+    is_up: asyncio.Event = field(default_factory=asyncio.Event)
+    task: asyncio.Task[None] | None = None
+
+
+class Outgoing:
+    """A queue for each server. The cursor stays before the first event that is not sent."""
+
+    def __init__(self, store: Store, remote: Remote) -> None:
+        self._store, self._remote = store, remote
+        self._queues = defaultdict[str, Queue](Queue)
+        self._news, self._read = asyncio.Event(), 0
+        self._numbers = itertools.count(now_ms())
+
+    def wake(self) -> None:
+        """Look for new events now."""
+        self._news.set()
+
+    def is_up(self, server: str) -> None:
+        """Send now to a server that was down: a request of it came."""
+        self._queues[server].is_up.set()
+
+    def pass_on(self, servers: Iterable[str], event_id: EventId) -> None:
+        """Send an event that another server gave to this one."""
+        for server in {*servers} - {self._remote.name}:
+            self._put(server, self._read + 1, event_id)
+
+    def _put(self, server: str, position: int, event_id: EventId) -> None:
+        queue = self._queues[server]
+        queue.pdus.append((position, event_id))
+        if queue.task is None or queue.task.done():
+            queue.task = asyncio.create_task(self._serve(server, queue))
+
+    async def run(self) -> None:
+        """Fill the queues, for as long as the server runs."""
+        self._read = saved = await self._store.cursors.get(CURSOR)
+        while True:
+            listed = await self._store.outbox(self._read)
+            for one in listed:
+                for server in one.servers:
+                    self._put(server, one.position, one.event_id)
+            if self._read == listed.upto:
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self._news.wait(), POLL_S)
+                self._news.clear()
+            self._read = listed.upto
+            unsent = [queue.pdus[0][0] - 1 for queue in self._queues.values() if queue.pdus]
+            if min([*unsent, self._read]) > saved:
+                saved = min([*unsent, self._read])
+                await self._store.cursors.set(CURSOR, saved)
+
+    async def _serve(self, server: str, queue: Queue) -> None:
+        pause = PAUSE_S
+        while queue.pdus:
+            queue.is_up.clear()
+            try:
+                await self._send(server, queue)
+                pause = PAUSE_S
+            except (MatrixError, StorageError) as error:
+                logger.warning("%s gets nothing for %.1f s: %s", server, pause, error)
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(queue.is_up.wait(), pause)
+                pause = min(2 * pause, PAUSE_S_MAX)
+
+    async def _send(self, server: str, queue: Queue) -> None:
+        ids = [event_id for _, event_id in itertools.islice(queue.pdus, PDUS_MAX)]
+        events = await self._store.events(ids)
+        body: Json = {"origin": self._remote.name, "origin_server_ts": now_ms()}
+        body["pdus"] = [events[one].json for one in ids if one in events]
+        path = "v1", "send", str(next(self._numbers))
+        answer = await self._remote.request(server, "PUT", *path, body=body)
+        for event_id, result in answer.get("pdus", {}).items():
+            if "error" in result:
+                logger.warning("%s refused %s: %s", server, event_id, result["error"])
+        for _ in ids:
+            queue.pdus.popleft()

@@ -1,14 +1,14 @@
-"""What the requests of clients and of other servers have in common."""
+"""The work that requests of clients and of other servers have in common."""
 
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import Any, Final
 
 from storage import EventId, RoomId, Store, SyncFilter, UnknownRoom, event
 from storage.federation import Receiver
 
 from .accounts import Accounts
-from .outgoing import Outgoing
-from .remote import Remote
+from .remote import Outgoing, Remote
 from .web import Json, MatrixError, now_ms
 
 MEMBER: Final = "m.room.member"
@@ -48,9 +48,8 @@ class Homeserver:
 
     async def accept(self, origin: str, pdu: Json, version: str) -> EventId:
         """Store an event that must be accepted."""
-        results = await self.receiver.transaction(origin, [pdu])
         event_id = event.event_id(pdu, version)
-        result = results[event_id]
+        result = (await self.receiver.transaction(origin, [pdu]))[event_id]
         if result.outcome not in ("stored", "duplicate"):
             raise MatrixError(403, "M_FORBIDDEN", str(result.reason))
         self.outgoing.wake()
@@ -58,9 +57,10 @@ class Homeserver:
 
     async def change(self, user: str, room: RoomId, content: Json, via: Iterable[str]) -> None:
         """Join, leave or knock: in the room, or through a server that is in it."""
-        if await self.is_in(room):
-            await self.send(room, user, MEMBER, content, state_key=user)
-            return
+        with suppress(UnknownRoom):
+            if await self.store.is_resident(self.name, room):
+                await self.send(room, user, MEMBER, content, state_key=user)
+                return
         error = MatrixError(404, "M_NOT_FOUND", "no server of the room is known")
         for server in await self._servers(user, room, via):
             try:
@@ -99,13 +99,6 @@ class Homeserver:
         candidates = [*via, *inviters, server_of(room)]
         return [one for one in dict.fromkeys(candidates) if one not in ("", self.name)]
 
-    async def is_in(self, room: RoomId) -> bool:
-        """Return whether a user of this server is in the room."""
-        try:
-            return await self.store.is_resident(self.name, room)
-        except UnknownRoom:
-            return False
-
     async def version_of(self, room: RoomId) -> str:
         """Return the version of a room."""
         [any_id, *_] = await self.store.forward_extremities(room)
@@ -117,10 +110,6 @@ class Homeserver:
         keys = ("type", "state_key", "sender", "content")
         events = await self.store.events(ids.values())
         return [{key: one.json[key] for key in keys} for one in events.values()]
-
-    async def backfill(self, room: RoomId) -> bool:
-        """Request older history. Return whether any came."""
-        return (await self.receiver.backfill(room, BACKFILL)).stored > 0
 
 
 def server_of(name: str) -> str:

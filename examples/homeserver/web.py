@@ -2,9 +2,9 @@
 
 import json
 import time
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from aiohttp import web
 from multidict import MultiMapping
@@ -17,15 +17,22 @@ if TYPE_CHECKING:
 
 Json = dict[str, Any]
 Method = TypeVar("Method", bound=Callable[..., Awaitable[Any]])
-REFUSALS: Final[tuple[tuple[type[storage.StorageError], int, str], ...]] = (
+ERRORS: Final[tuple[tuple[type[Exception], int, str], ...]] = (
     (storage.AuthDenied, 403, "M_FORBIDDEN"),
     (storage.UnknownRoom, 404, "M_NOT_FOUND"),
     (storage.UnknownEvent, 404, "M_NOT_FOUND"),
     (storage.ResyncNeeded, 400, "M_UNKNOWN_POS"),
+    (storage.InvalidSignature, 401, "M_UNAUTHORIZED"),
     (storage.InputError, 400, "M_INVALID_PARAM"),
     (storage.StorageError, 503, "M_UNKNOWN"),
+    *((one, 400, "M_BAD_JSON") for one in (AttributeError, LookupError, TypeError, ValueError)),
 )
 """The response to each error. The first class that fits is used."""
+CORS: Final = {
+    "Access-Control-Allow-Origin": "*",
+    "Access-Control-Allow-Methods": "GET, POST, PUT, OPTIONS",
+    "Access-Control-Allow-Headers": "X-Requested-With, Content-Type, Authorization",
+}
 
 
 class MatrixError(RemoteError):
@@ -36,11 +43,9 @@ class MatrixError(RemoteError):
         self.status, self.body = status, {"errcode": errcode, "error": error, **more}
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
+class Call(NamedTuple):
     """A request. ``sender`` is the user that is logged in, or the server that signed it."""
 
-    path: Mapping[str, Any]
     query: MultiMapping[str]
     body: Any
     sender: Any
@@ -48,7 +53,7 @@ class Call:
 
 
 def on(method: str, path: str) -> Callable[[Method], Method]:
-    """Let a method of an `Api` answer the requests to a path."""
+    """Let a method of an `Api` answer the requests to a path. Its variables are arguments."""
 
     def mark(answer: Method) -> Method:
         vars(answer).setdefault("paths", []).append((method, path))
@@ -72,32 +77,28 @@ class Api:
     def routes(self) -> list[web.RouteDef]:
         """Return the routes for aiohttp."""
         return [
-            web.route(method, self.prefix + path, self._handler(getattr(self, name)))
+            web.route(method, self.prefix + path, partial(self._respond, getattr(self, name)))
             for name, answer in vars(type(self)).items()
             for method, path in getattr(answer, "paths", ())
         ]
 
-    def _handler(
-        self, answer: Callable[[Call], Awaitable[Any]]
-    ) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
-        async def handle(request: web.Request) -> web.Response:
-            status: int = 200
-            try:
-                body = json.loads(await request.read() or b"{}")
-                sender, device = await self.identify(request, body)
-                response = await answer(
-                    Call(request.match_info, request.query, body, sender, device)
-                )
-            except MatrixError as error:
-                status, response = error.status, error.body
-            except storage.StorageError as error:
-                _, status, code = next(one for one in REFUSALS if isinstance(error, one[0]))
-                response = {"errcode": code, "error": str(error)}
-            except (AttributeError, LookupError, TypeError, ValueError) as error:
-                status, response = 400, {"errcode": "M_BAD_JSON", "error": repr(error)}
-            return web.json_response(response, status=status)
+    async def _respond(self, answer: Method, request: web.Request) -> web.Response:
+        try:
+            body = json.loads(await request.read() or b"{}")
+            sender, device = await self.identify(request, body)
+            path = {key: value for key, value in request.match_info.items() if key != "api"}
+            found = await answer(Call(request.query, body, sender, device), **path)
+            status, response = 200, {} if found is None else found
+        except MatrixError as error:
+            status, response = error.status, error.body
+        except tuple(one for one, _, _ in ERRORS) as error:
+            _, status, code = next(one for one in ERRORS if isinstance(error, one[0]))
+            response = {"errcode": code, "error": str(error)}
+        return web.json_response(response, status=status, headers=CORS, dumps=_dumps)
 
-        return handle
+
+def _dumps(response: Any) -> str:
+    return json.dumps(response, default=lambda it: getattr(it, "json", None) or list(it))
 
 
 def now_ms() -> int:

@@ -21,6 +21,7 @@ from signedjson.sign import SignatureVerifyException, verify_signed_json
 from signedjson.types import VerifyKey
 from unpaddedbase64 import decode_base64
 
+from storage.errors import InvalidSignature
 from storage.event import Event, required_signers
 from storage.federation.in_turns import in_turns
 from storage.federation.keyed_locks import KeyedLocks
@@ -91,6 +92,21 @@ class KeyRing:
             if refusal is not None:
                 refused[event.event_id] = refusal
         return refused
+
+    async def check_signed(self, server: ServerName, signed: JsonObject, seconds: float) -> None:
+        """Raise `InvalidSignature` unless an object has a signature of the server, valid now."""
+        now = _now_ms()
+        needs = [SigningNeed(server, one, now) for one in _key_ids(signed, server)]
+        await self._request(needs, seconds)
+        known = self._keys_of(server)
+        found = [known.at(need.key_id, now) for need in needs] if known is not None else []
+        if any(key is not None and _is_signed(signed, server, key) for key in found):
+            return
+        failure = self._failure_of(server) if needs else "there is no signature"
+        raise InvalidSignature(
+            f"it is not signed by {server}: {failure or 'no signature fits a valid key'}",
+            server_name=server,
+        )
 
     async def _check_event(self, event: Event) -> AppendResult | None:
         ts_ms = event.origin_server_ts if event.room_version.enforce_key_validity else None
@@ -170,12 +186,17 @@ class KeyRing:
 
 def needs_of(event: Event) -> Iterable[SigningNeed]:
     """Yield the keys with which the signatures of an event can be checked."""
-    signatures = event.json.get("signatures")
     ts_ms = event.origin_server_ts if event.room_version.enforce_key_validity else None
     for server in required_signers(event):
-        by_server = signatures.get(server) if isinstance(signatures, dict) else None
-        for key_id in by_server if isinstance(by_server, dict) else ():
+        for key_id in _key_ids(event.json, server):
             yield SigningNeed(server, key_id, ts_ms)
+
+
+def _key_ids(signed: JsonObject, server: str) -> Iterable[str]:
+    """Return the ids of the keys with which a server has signed an object."""
+    signatures = signed.get("signatures")
+    by_server = signatures.get(server) if isinstance(signatures, dict) else None
+    return by_server if isinstance(by_server, dict) else ()
 
 
 def read_server_keys(

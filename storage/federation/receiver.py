@@ -30,7 +30,7 @@ from storage.federation.joining import JoinResult
 from storage.federation.keyed_locks import KeyedLocks
 from storage.federation.keys import KeyRing
 from storage.federation.limits import ReceiverLimits
-from storage.federation.remote import Remote
+from storage.federation.remote import JsonObject, Remote
 from storage.federation.requests import TaskRequests
 from storage.federation.room_task import RoomTask
 from storage.ids import EventId, RoomId, ServerName
@@ -62,6 +62,17 @@ class Receiver:
         if store.signing_key is not None:
             own = store.server_name, get_verify_key(store.signing_key)
         self._keys = KeyRing(remote, self._limits, own)
+
+    async def check_signed(self, server: str, signed: JsonObject) -> None:
+        """Raise `InvalidSignature` unless a server has signed a JSON object with a key valid now.
+
+        Use it for the requests of other servers: the object has ``method``, ``uri``, ``origin``,
+        ``destination``, ``content`` if there is a body, and ``signatures``. Keys that are not known
+        are requested, as for events.
+
+        Source: server-server API, "Request Authentication".
+        """
+        await self._keys.check_signed(args.server(server), signed, self._limits.request_seconds)
 
     # ---------------------------------------------------------------------------------------------
     # transactions

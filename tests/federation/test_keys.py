@@ -8,6 +8,7 @@ import pytest
 from signedjson.key import encode_verify_key_base64
 from signedjson.sign import sign_json
 
+from storage import InvalidSignature
 from storage.event import Event, event_id, parse, sign
 from storage.federation import ReceiverLimits, RemoteError
 from storage.federation.keys import VALIDITY_MS_MAX, KeyRing, read_server_keys
@@ -193,6 +194,40 @@ async def test_a_forged_signature_is_refused() -> None:
     [refusal] = (await ring(KeyServer()).check([parse(forged, "11")], 5.0)).values()
     assert refusal.outcome == "invalid"
     assert refusal.event_id == event_id(forged, "11")
+
+
+async def test_a_signed_object_is_checked_with_a_key_that_is_valid_now() -> None:
+    request = {"method": "PUT", "uri": "/x", "origin": S1, "destination": "s2.test"}
+    signed = sign_json(dict(request), S1, signing_key(S1))
+    remote = KeyServer()
+    keys = ring(remote)
+    await keys.check_signed(S1, signed, 5.0)
+    await keys.check_signed(S1, signed, 5.0)
+    assert remote.asked == [S1]
+    for changed in (
+        {**signed, "uri": "/y"},
+        request,
+        {**request, "signatures": {S1: {KEY_ID: 5}}},
+        {**request, "signatures": [S1]},
+        sign_json(dict(request), S1, foreign_signing_key(S1)),
+        sign_json(dict(request), "s2.test", signing_key("s2.test")),
+    ):
+        with pytest.raises(InvalidSignature, match="it is not signed by s1"):
+            await keys.check_signed(S1, changed, 5.0)
+    expired = ring(KeyServer(published_keys(S1, valid_until_ts=NOW // 2)))
+    with pytest.raises(InvalidSignature, match="no signature fits a valid key"):
+        await expired.check_signed(S1, signed, 5.0)
+    with pytest.raises(InvalidSignature, match="503"):
+        await ring(KeyServer(RemoteError("503"))).check_signed(S1, signed, 5.0)
+
+
+async def test_the_receiver_checks_the_signature_of_a_request(three: list[Homeserver]) -> None:
+    one, other, _ = three
+    request = {"method": "GET", "uri": "/x", "origin": one.name, "destination": other.name}
+    signed = sign_json(request, one.name, signing_key(one.name))
+    await other.receiver.check_signed(one.name, signed)
+    with pytest.raises(InvalidSignature):
+        await other.receiver.check_signed(one.name, signed | {"method": "PUT"})
 
 
 async def test_events_of_a_server_without_keys_are_refused_and_others_stored(

@@ -17,7 +17,7 @@ from aiohttp import web
 from signedjson.key import generate_signing_key, write_signing_keys
 from yarl import URL
 
-from examples.homeserver.certificates import self_signed
+from examples.homeserver.__main__ import self_signed
 from tests.cli.running import ROOT, environment
 
 SECRET: Final = "of a test"

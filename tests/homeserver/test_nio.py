@@ -170,6 +170,28 @@ async def test_what_is_refused(server: ServerProcess) -> None:
         assert await status(alice, "GET", f"/user/{bob.user_id}/account_data/m.direct") == 403
 
 
+async def test_a_browser_may_send_requests(server: ServerProcess) -> None:
+    async with aiohttp.ClientSession() as session:
+        for method, expected in (("OPTIONS", 200), ("GET", 401)):
+            url = f"{server.url}/_matrix/client/v3/sync"
+            async with session.request(method, url) as response:
+                assert response.status == expected
+                assert response.headers["Access-Control-Allow-Origin"] == "*"
+                assert "Authorization" in response.headers["Access-Control-Allow-Headers"]
+
+
+async def test_requests_of_servers_must_be_signed(server: ServerProcess) -> None:
+    forged = f'X-Matrix origin="{server.name}",key="ed25519:a1",sig="AAAA"'
+    async with aiohttp.ClientSession() as session:
+        for header in ("", "X-Matrix origin=a", forged):
+            url = f"{server.url}/_matrix/federation/v1/event/$one"
+            async with session.get(url, headers={"Authorization": header}) as response:
+                assert (response.status, (await response.json())["errcode"]) == (
+                    401,
+                    "M_UNAUTHORIZED",
+                )
+
+
 async def status(user: User, method: str, path: str, body: Any = None) -> int:
     """The status of a response."""
     url, headers = user.url + "/_matrix/client/v3" + path, {"Authorization": f"Bearer {user.token}"}
