@@ -187,6 +187,7 @@ MEMBERSHIPS: Final = Table(
     room_nid="int",
     writer_nid="smallint",
     membership="smallint",
+    forgotten="boolean",
 )
 
 OUTLIER_MEMBERSHIPS: Final = Table(

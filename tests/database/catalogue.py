@@ -35,9 +35,11 @@ QUERIES: Final = {
     " description) FROM pg_description"
     " WHERE (pg_identify_object(classoid, objoid, objsubid)).schema = 'public'"
     "    OR (pg_identify_object(classoid, objoid, objsubid)).identity LIKE '% on public.%'",
-    "privileges": "SELECT format('%s %s', relname, relacl) FROM pg_class"
+    "privileges": "SELECT format('%s %s', relname,"
+    " ARRAY(SELECT a::text FROM unnest(relacl) AS a ORDER BY 1)) FROM pg_class"
     " WHERE relnamespace = 'public'::regnamespace AND relacl IS NOT NULL"
-    " UNION ALL SELECT format('%s.%s %s', c.relname, a.attname, a.attacl)"
+    " UNION ALL SELECT format('%s.%s %s', c.relname, a.attname,"
+    " ARRAY(SELECT one::text FROM unnest(a.attacl) AS one ORDER BY 1))"
     " FROM pg_attribute a JOIN pg_class c ON c.oid = a.attrelid"
     " WHERE c.relnamespace = 'public'::regnamespace AND a.attacl IS NOT NULL",
 }

@@ -9,7 +9,7 @@ from storage.persist.model.row_changes import MembershipChange
 
 SET_MEMBERSHIP: Final = MEMBERSHIPS.rows(
     "set_membership",
-    MEMBERSHIPS.but("stream_ordering", "writer_nid"),
+    MEMBERSHIPS.but("stream_ordering", "writer_nid", "forgotten"),
     cause_nid="bigint",
     stripped_state="text",
 )
