@@ -47,7 +47,9 @@ from storage.queries.gaps import OpenGap
 from storage.queries.outbox import Outbox, Outgoing
 from storage.queries.pagination.page import Gap, Page
 from storage.queries.relations import RelationsPage
+from storage.queries.room_info import RoomInfo
 from storage.queries.sharing import SharingChanges
+from storage.queries.space_children import SpaceChild
 from storage.queries.sync import (
     InvitedRoom,
     JoinedRoom,
@@ -100,11 +102,13 @@ __all__ = [
     "RelationsPage",
     "ResyncNeeded",
     "RoomId",
+    "RoomInfo",
     "RoomSummary",
     "SchemaOutOfDate",
     "SchemaTooNew",
     "ServerName",
     "SharingChanges",
+    "SpaceChild",
     "StateIds",
     "StateKey",
     "StateUnknown",

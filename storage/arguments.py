@@ -116,6 +116,11 @@ def room(room_id: str) -> RoomId:
     return RoomId(room_id)
 
 
+def rooms(room_ids: Iterable[str]) -> list[RoomId]:
+    """Return the room ids, each once; raise `InvalidIdentifier` for another value."""
+    return [room(room_id) for room_id in dict.fromkeys(texts(room_ids, "room_ids"))]
+
+
 def local_user(user_id: str, server_name: str) -> UserId:
     """Return the user id.
 

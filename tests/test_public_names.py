@@ -13,10 +13,10 @@ DatabaseConflict DatabaseError DatabaseFull DatabaseReplaced DatabaseUnavailable
 ExtraMissing Gap InputError InstanceNameTaken InvalidEvent InvalidIdentifier InvalidSignature
 InvalidToken InvitedRoom JoinedRoom KnockedRoom LeftRoom MigrationBlocked OpenGap Outbox Outgoing
 Page PermissionRefused ProtocolError PurgeRefused PurgeRunning RelationsPage ResyncNeeded RoomId
-RoomSummary SchemaOutOfDate SchemaTooNew ServerName SharingChanges StateIds StateKey StateUnknown
-StorageClosed StorageCorrupt StorageError Store StoredEvent Sync SyncFilter ThreadSummary Timeline
-UnknownEvent UnknownRoom UnknownRoomVersion UnknownStream UnknownUser UserId WrongServerName
-__version__ auth event federation open replication streams visibility
+RoomInfo RoomSummary SchemaOutOfDate SchemaTooNew ServerName SharingChanges SpaceChild StateIds
+StateKey StateUnknown StorageClosed StorageCorrupt StorageError Store StoredEvent Sync SyncFilter
+ThreadSummary Timeline UnknownEvent UnknownRoom UnknownRoomVersion UnknownStream UnknownUser UserId
+WrongServerName __version__ auth event federation open replication streams visibility
 """
 
 

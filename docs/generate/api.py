@@ -70,6 +70,13 @@ SUBJECTS: Final = (
         modules=("states",),
     ),
     Subject(
+        "rooms",
+        "Rooms",
+        "Descriptions of rooms from their current state, for lists and directories.",
+        modules=("room_info",),
+        names=("RoomInfo", "SpaceChild"),
+    ),
+    Subject(
         "members",
         "Members",
         "The members of a room, the rooms of a user, and the servers and users to inform.",

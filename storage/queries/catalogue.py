@@ -26,7 +26,9 @@ from storage.queries import (
     members,
     messages,
     relations,
+    room_info,
     sharing,
+    space_children,
     state,
     state_at,
 )
@@ -338,6 +340,14 @@ async def _joined_servers_at(conn: Connection, given: Any) -> object:
     return await joined_servers.joined_servers_at(conn, RoomId(given.room), EventId(given.event))
 
 
+async def _room_info(conn: Connection, given: Any) -> object:
+    return await room_info.rooms(conn, [RoomId(given.room)])
+
+
+async def _space_children(conn: Connection, given: Any) -> object:
+    return await space_children.space_children(conn, RoomId(given.room))
+
+
 async def _users_sharing(conn: Connection, given: Any) -> object:
     return await sharing.users_sharing(conn, UserId(given.user))
 
@@ -423,6 +433,8 @@ QUESTIONS: Final[Mapping[str, CatalogueQuery]] = {
         "a few types of the state before an event", ("event",), _of_event(_but_members)
     ),
     "current-state": CatalogueQuery("the current state of a room", ("room",), _current_state),
+    "room-info": CatalogueQuery("a room as its state describes it", ("room",), _room_info),
+    "space-children": CatalogueQuery("the children of a space", ("room",), _space_children),
     "membership": CatalogueQuery("the membership of a user in a room", PAGED, _membership),
     "members": CatalogueQuery("the events of the joined members of a room", ("room",), _members),
     "member-ids": CatalogueQuery("the joined members of a room", ("room",), _member_ids),

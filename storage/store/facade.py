@@ -12,6 +12,7 @@ from storage.store import (
     own_facts,
     pages,
     reading,
+    room_info,
     sending,
     states,
     syncing,
@@ -46,6 +47,9 @@ class Store(StoreCore):
     forward_extremities: Final = states.forward_extremities
     backward_extremities: Final = states.backward_extremities
     rooms_of: Final = states.rooms_of
+
+    rooms: Final = room_info.rooms
+    space_children: Final = room_info.space_children
 
     sync: Final = syncing.sync
     positions_of: Final = syncing.positions_of

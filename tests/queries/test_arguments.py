@@ -130,6 +130,7 @@ KEY: Final = signing_key("s1.test")
 BY_NAME: Final[dict[str, ArgumentCase]] = {
     "room_id": ArgumentCase(lambda room: room.room_id, no_ids("!")),
     "event_id": ArgumentCase(last, no_ids("$")),
+    "room_ids": ArgumentCase(lambda room: [room.room_id], no_lists_of("!")),
     "event_ids": ArgumentCase(lambda room: [last(room)], no_lists_of("$")),
     "from_ids": ArgumentCase(lambda room: [last(room)], no_lists_of("$")),
     "earliest": ArgumentCase([], no_lists_of("$")),

@@ -115,6 +115,8 @@ EXPECTED = {
     "state-keys": Expected(1, {BY_ID, "state_groups_pkey"}, 100),
     "state-types": Expected(1, {BY_ID, "state_groups_pkey"}, 100),
     "current-state": Expected(1, {"current_state_pkey"}, 100, 6),
+    "room-info": Expected(1, {"rooms_room_id_key", "current_state_pkey", BY_NID}, 40),
+    "space-children": Expected(2, {"rooms_room_id_key", "state_groups_pkey"}, 100),
     "rooms-of": Expected(1, {"memberships_pkey"}, 10, 4),
     "membership": Expected(1, {"rooms_room_id_key", "state_keys_type_nid_state_key_key"}, 10),
     "members": Expected(1, {"current_state_pkey", BY_NID}, 100),

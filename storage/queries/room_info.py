@@ -1,0 +1,206 @@
+"""Facts about rooms that clients show: name, topic, join rule, creators, and the like.
+
+One statement serves any number of rooms. It reads a few keys of each current state by their
+numbers, and never the members: `rooms` has the counts. The content comes from other servers, so
+every value is checked here. Postgres does not parse it: its JSON functions fail on a NUL.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, LiteralString, NamedTuple
+
+from storage import arguments as args
+from storage.database.connection import Connection
+from storage.errors import StorageCorrupt
+from storage.event.versions import version_of
+from storage.ids import RoomId, UserId
+from storage.queries.events import StoredEvent, event_of_room
+
+SQL_ROOM_INFO: Final[LiteralString] = """
+SELECT r.room_id, r.room_version, r.joined_count, r.invited_count, entry.state_key_nid,
+    entry.event_id, entry.redacted_by, entry.redacted_form, entry.json
+FROM rooms r
+LEFT JOIN LATERAL (
+    SELECT c.state_key_nid, e.event_id, e.redacted_by, e.redacted_form, e.json
+    FROM current_state c
+    LEFT JOIN events e USING (event_nid)
+    WHERE c.room_nid = r.room_nid
+        -- create, join rules, visibility, name, topic, canonical alias, avatar, encryption,
+        -- guest access, tombstone: with the empty state key
+        AND c.state_key_nid = ANY('{1,4,5,9,10,11,12,13,14,16}'::int[])
+    OFFSET 0  -- room by room: otherwise the states of all rooms could be read
+) AS entry ON true
+WHERE r.room_id = ANY($1::text[])
+"""
+
+
+class RoomInfoRow(NamedTuple):
+    """A room with one event of its state. The columns of the event are None if it has none."""
+
+    room_id: str
+    room_version: str
+    joined_count: int
+    invited_count: int
+    state_key_nid: int | None
+    event_id: str | None
+    redacted_by: int | None
+    redacted_form: bool | None
+    json: bytes | None
+
+
+CREATE: Final = 1
+JOIN_RULES: Final = 4
+VISIBILITY: Final = 5
+NAME: Final = 9
+TOPIC: Final = 10
+ALIAS: Final = 11
+AVATAR: Final = 12
+ENCRYPTION: Final = 13
+GUEST_ACCESS: Final = 14
+TOMBSTONE: Final = 16
+
+VISIBILITIES: Final = frozenset({"world_readable", "shared", "invited", "joined"})
+
+States = Mapping[int, StoredEvent]
+"""Events of a current state, by the number of their state key."""
+
+
+@dataclass(frozen=True, slots=True)
+class RoomInfo:
+    """A room as its current state describes it.
+
+    A text is None if its event is missing or redacted, or if the content is malformed. A room that
+    is known only by outliers, such as an invite from another server, has a version and no more.
+    """
+
+    room_id: RoomId
+    version: str
+    type: str | None
+    """`m.space` for a space."""
+    name: str | None
+    topic: str | None
+    avatar: str | None
+    """The URL, an mxc:// URI if the sender was honest."""
+    alias: str | None
+    """The canonical alias."""
+    join_rule: str | None
+    """None counts as `invite`."""
+    allowed_rooms: tuple[RoomId, ...]
+    """The rooms whose members may join where the join rule is `restricted`."""
+    visibility: str | None
+    """The history visibility. None counts as `shared`."""
+    guest_access: str | None
+    """None counts as `forbidden`."""
+    encryption: str | None
+    """The algorithm. None: not encrypted, or malformed."""
+    creators: tuple[UserId, ...]
+    """The creator; from room version 12 on also `additional_creators`."""
+    predecessor: RoomId | None
+    successor: RoomId | None
+    """The room that replaces this one, of its tombstone."""
+    joined_count: int
+    invited_count: int
+
+
+async def rooms(conn: Connection, room_ids: Iterable[RoomId]) -> dict[RoomId, RoomInfo]:
+    """Return the stored ones of these rooms, by id, in their order. `StorageCorrupt`."""
+    wanted = list(room_ids)
+    rows = await conn.fetch(SQL_ROOM_INFO, wanted, row=RoomInfoRow)
+    heads: dict[RoomId, RoomInfoRow] = {}
+    states: dict[RoomId, dict[int, StoredEvent]] = {}
+    for row in rows:
+        room_id = RoomId(row.room_id)
+        heads[room_id] = row
+        state = states.setdefault(room_id, {})
+        if row.state_key_nid is not None:
+            state[row.state_key_nid] = _event(room_id, row)
+    return {
+        room_id: _room_info(room_id, heads[room_id], states[room_id])
+        for room_id in wanted
+        if room_id in heads
+    }
+
+
+def _event(room_id: RoomId, row: RoomInfoRow) -> StoredEvent:
+    """Return the event of a row. `StorageCorrupt` if it is lost."""
+    if row.event_id is None:
+        raise StorageCorrupt("an event of the current state is missing", room_id=room_id)
+    columns = (row.event_id, None, None, row.redacted_by, None, False, False, row.redacted_form)
+    return event_of_room(room_id, row.room_version, (*columns, row.json))
+
+
+def _room_info(room_id: RoomId, row: RoomInfoRow, state: States) -> RoomInfo:
+    return RoomInfo(
+        room_id=room_id,
+        version=row.room_version,
+        type=_text(state, CREATE, "type"),
+        name=_text(state, NAME, "name"),
+        topic=_text(state, TOPIC, "topic"),
+        avatar=_text(state, AVATAR, "url"),
+        alias=text_of(_value(state, ALIAS, "alias"), "#"),
+        join_rule=_text(state, JOIN_RULES, "join_rule"),
+        allowed_rooms=_allowed_rooms(_value(state, JOIN_RULES, "allow")),
+        visibility=_visibility(state),
+        guest_access=_text(state, GUEST_ACCESS, "guest_access"),
+        encryption=_text(state, ENCRYPTION, "algorithm"),
+        creators=_creators(state.get(CREATE), row.room_version),
+        predecessor=_room(_part(_value(state, CREATE, "predecessor"), "room_id")),
+        successor=_room(_value(state, TOMBSTONE, "replacement_room")),
+        joined_count=row.joined_count,
+        invited_count=row.invited_count,
+    )
+
+
+def _value(state: States, key_nid: int, name: str) -> Any:
+    """Return a value of the content of an event; None if it is not there."""
+    event = state.get(key_nid)
+    return None if event is None else event.content.get(name)
+
+
+def _part(value: Any, name: str) -> Any:
+    """Return an entry of a JSON object; None for another value."""
+    return value.get(name) if isinstance(value, dict) else None
+
+
+def text_of(value: Any, sigil: str = "") -> str | None:
+    """Return a text that is not empty, can be stored, and begins with the sigil; else None."""
+    return value if value and args.is_text(value) and value.startswith(sigil) else None
+
+
+def _text(state: States, key_nid: int, name: str) -> str | None:
+    return text_of(_value(state, key_nid, name))
+
+
+def _room(value: Any) -> RoomId | None:
+    room_id = text_of(value, "!")
+    return None if room_id is None else RoomId(room_id)
+
+
+def _visibility(state: States) -> str | None:
+    visibility = _text(state, VISIBILITY, "history_visibility")
+    return visibility if visibility in VISIBILITIES else None
+
+
+def _allowed_rooms(conditions: Any) -> tuple[RoomId, ...]:
+    """Return the rooms in the `allow` of join rules, each once."""
+    if not isinstance(conditions, list):
+        return ()
+    rooms = [
+        _room(_part(one, "room_id"))
+        for one in conditions
+        if _part(one, "type") == "m.room_membership"
+    ]
+    return tuple(dict.fromkeys(room_id for room_id in rooms if room_id is not None))
+
+
+def _creators(create: StoredEvent | None, room_version: str) -> tuple[UserId, ...]:
+    """Return the users who made the room, each once."""
+    if create is None:
+        return ()
+    version = version_of(room_version)
+    users = [create.sender if version.creator_is_sender else create.content.get("creator")]
+    more = create.content.get("additional_creators")
+    if version.privileged_creators and isinstance(more, list):
+        users += more
+    texts = [text_of(one, "@") for one in users]
+    return tuple(dict.fromkeys(UserId(one) for one in texts if one is not None))
