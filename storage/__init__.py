@@ -31,6 +31,7 @@ from storage.errors import (
     StorageCorrupt,
     StorageError,
     UnknownEvent,
+    UnknownPos,
     UnknownRoom,
     UnknownRoomVersion,
     UnknownStream,
@@ -49,6 +50,16 @@ from storage.queries.pagination.page import Gap, Page
 from storage.queries.relations import RelationsPage
 from storage.queries.room_info import RoomInfo
 from storage.queries.sharing import SharingChanges
+from storage.queries.sliding.types import (
+    Hero,
+    RoomSubscription,
+    SlidingFilter,
+    SlidingList,
+    SlidingListResult,
+    SlidingRoom,
+    SlidingSync,
+    SlidingSyncRequest,
+)
 from storage.queries.space_children import SpaceChild
 from storage.queries.sync import (
     InvitedRoom,
@@ -80,6 +91,7 @@ __all__ = [
     "EventId",
     "ExtraMissing",
     "Gap",
+    "Hero",
     "InputError",
     "InstanceNameTaken",
     "InvalidEvent",
@@ -103,11 +115,18 @@ __all__ = [
     "ResyncNeeded",
     "RoomId",
     "RoomInfo",
+    "RoomSubscription",
     "RoomSummary",
     "SchemaOutOfDate",
     "SchemaTooNew",
     "ServerName",
     "SharingChanges",
+    "SlidingFilter",
+    "SlidingList",
+    "SlidingListResult",
+    "SlidingRoom",
+    "SlidingSync",
+    "SlidingSyncRequest",
     "SpaceChild",
     "StateIds",
     "StateKey",
@@ -122,6 +141,7 @@ __all__ = [
     "ThreadSummary",
     "Timeline",
     "UnknownEvent",
+    "UnknownPos",
     "UnknownRoom",
     "UnknownRoomVersion",
     "UnknownStream",

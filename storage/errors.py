@@ -17,6 +17,7 @@ StorageError
 │  ├─ PurgeRefused            the purge is impossible, or not now
 │  │  └─ PurgeRunning         another purge of the room is running
 │  ├─ InvalidToken            a sync or page token cannot be used
+│  ├─ UnknownPos              the connection of a sliding sync has expired
 │  └─ ResyncNeeded            the reader is too far behind; start again
 ├─ ProtocolError              a replication line is malformed
 ├─ DatabaseError              Postgres refused or failed; translated
@@ -234,6 +235,18 @@ class InvalidToken(InputError):
     def __init__(self, token: str, reason: str) -> None:
         super().__init__(f"token {token!r}: {reason}")
         self.token = token
+        self.reason = reason
+
+
+class UnknownPos(InputError):
+    """The connection has expired, or a later `pos` was used: start again without `pos`.
+
+    The client-server API calls it M_UNKNOWN_POS.
+    """
+
+    def __init__(self, pos: str, reason: str) -> None:
+        super().__init__(f"pos {pos!r}: {reason}")
+        self.pos = pos
         self.reason = reason
 
 

@@ -10,13 +10,15 @@ import storage
 NAMES = """
 Aggregations AppendResult AuthDenied CommitUnknown Config ConstraintViolated Context
 DatabaseConflict DatabaseError DatabaseFull DatabaseReplaced DatabaseUnavailable EventFilter EventId
-ExtraMissing Gap InputError InstanceNameTaken InvalidEvent InvalidIdentifier InvalidSignature
+ExtraMissing Gap Hero InputError InstanceNameTaken InvalidEvent InvalidIdentifier InvalidSignature
 InvalidToken InvitedRoom JoinedRoom KnockedRoom LeftRoom MigrationBlocked OpenGap Outbox Outgoing
 Page PermissionRefused ProtocolError PurgeRefused PurgeRunning RelationsPage ResyncNeeded RoomId
-RoomInfo RoomSummary SchemaOutOfDate SchemaTooNew ServerName SharingChanges SpaceChild StateIds
-StateKey StateUnknown StorageClosed StorageCorrupt StorageError Store StoredEvent Sync SyncFilter
-ThreadSummary Timeline UnknownEvent UnknownRoom UnknownRoomVersion UnknownStream UnknownUser UserId
-WrongServerName __version__ auth event federation open replication streams visibility
+RoomInfo RoomSubscription RoomSummary SchemaOutOfDate SchemaTooNew ServerName SharingChanges
+SlidingFilter SlidingList SlidingListResult SlidingRoom SlidingSync SlidingSyncRequest SpaceChild
+StateIds StateKey StateUnknown StorageClosed StorageCorrupt StorageError Store StoredEvent Sync
+SyncFilter ThreadSummary Timeline UnknownEvent UnknownPos UnknownRoom UnknownRoomVersion
+UnknownStream UnknownUser UserId WrongServerName __version__ auth event federation open replication
+streams visibility
 """
 
 

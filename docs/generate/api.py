@@ -101,6 +101,22 @@ SUBJECTS: Final = (
         ),
     ),
     Subject(
+        "sliding-sync",
+        "Sliding sync",
+        "A part of the rooms of a user, as a client asks for it (MSC4186).",
+        modules=(),
+        names=(
+            "SlidingSyncRequest",
+            "SlidingList",
+            "SlidingFilter",
+            "RoomSubscription",
+            "SlidingSync",
+            "SlidingListResult",
+            "SlidingRoom",
+            "Hero",
+        ),
+    ),
+    Subject(
         "pages",
         "Pages",
         "History in topological order, and what relates to an event.",

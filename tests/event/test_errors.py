@@ -20,6 +20,7 @@ SAMPLES: list[StorageError] = [
     errors.UnknownUser("@a:b"),
     errors.StateUnknown("$a"),
     errors.InvalidToken("t", "damaged"),
+    errors.UnknownPos("t", "expired"),
     errors.WrongServerName("s2.test", found="s1.test"),
     errors.ExtraMissing("tracing", "tracing"),
     errors.ResyncNeeded("t", "too old"),
