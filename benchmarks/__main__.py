@@ -1,8 +1,8 @@
 """`python -m benchmarks [names] [--quick] [--profile]`: run benchmarks.
 
-Without names, all run except peer, giant and scaling. Results go to benchmarks/results. Commands on
-results: `python -m benchmarks report` (a page with plots), `compare A.json B.json`, `readme` (the
-tables of the peer).
+Without names, all run except peer, first_sync, giant and scaling. Results go to benchmarks/results.
+Commands on results: `python -m benchmarks report` (a page with plots), `compare A.json B.json`,
+`readme` (the tables of the peer).
 """
 
 import argparse
@@ -15,9 +15,11 @@ import uvloop
 from benchmarks import compare, readme, report
 from benchmarks.harness import RESULTS, Bench, bench_server, whole_run
 
-# peer installs another engine on first use, giant takes an hour, scaling starts a cluster
+# peer and first_sync install another engine on first use, giant takes an hour, scaling starts a
+# cluster
 BY_NAME_ONLY = {
     "peer",
+    "first_sync",
     "giant",
     "scaling",
 }

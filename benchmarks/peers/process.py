@@ -66,8 +66,11 @@ class SynapseProcess:
 
 
 @asynccontextmanager
-async def synapse(dsn: str, server_name: str) -> AsyncIterator[SynapseProcess]:
-    """Run a peer on a new database of the server of `dsn`; remove both at the end."""
+async def synapse(dsn: str, server_name: str, **more: Any) -> AsyncIterator[SynapseProcess]:
+    """Run a peer on a new database of the server of `dsn`; remove both at the end.
+
+    ``more`` is for its driver: `client_port`.
+    """
     python = interpreter()
     name = f"peer_{time.monotonic_ns()}"
     connection = await asyncpg.connect(dsn)
@@ -78,7 +81,7 @@ async def synapse(dsn: str, server_name: str) -> AsyncIterator[SynapseProcess]:
         with tempfile.TemporaryDirectory(
             prefix="room-storage-peer-", ignore_cleanup_errors=True
         ) as folder:
-            peer = await _launch(python, with_database(dsn, name), Path(folder), server_name)
+            peer = await _launch(python, with_database(dsn, name), Path(folder), server_name, more)
             try:
                 await peer.answer()
                 yield peer
@@ -89,7 +92,9 @@ async def synapse(dsn: str, server_name: str) -> AsyncIterator[SynapseProcess]:
         await connection.close()
 
 
-async def _launch(python: Path, dsn: str, folder: Path, server_name: str) -> SynapseProcess:
+async def _launch(
+    python: Path, dsn: str, folder: Path, server_name: str, more: dict[str, Any]
+) -> SynapseProcess:
     parts = urlsplit(dsn)
     host = parse_qs(parts.query).get("host", [parts.hostname or "localhost"])[0]
     key = signing_key(server_name)
@@ -101,6 +106,7 @@ async def _launch(python: Path, dsn: str, folder: Path, server_name: str) -> Syn
         "port": parse_qs(parts.query).get("port", [str(parts.port or 5432)])[0],
         "user": parts.username or parse_qs(parts.query).get("user", ["postgres"])[0],
         "database": parts.path.lstrip("/"),
+        **more,
     }
     with (folder / "errors").open("wb") as errors:
         process = await asyncio.create_subprocess_exec(

@@ -1,9 +1,10 @@
 """A driver of Synapse's storage layer, by lines of JSON; run by its environment's interpreter.
 
 It is never imported. It runs the real HomeServer with its reactor, threads, connection pool, caches
-and default settings, without listeners and without other servers: the federation whitelist is
-empty. Each input line is `{"do": name, …}`, each output line its result, or `{"error": …}`. It
-calls Synapse's own entry points, and counts where all statements and transactions pass.
+and default settings, without other servers: the federation whitelist is empty. It has no listeners,
+or one for clients at a `client_port`. Each input line is `{"do": name, …}`, each output line its
+result, or `{"error": …}`. It calls Synapse's own entry points, and counts where all statements and
+transactions pass.
 
   python synapse_driver.py '{"server_name": …, "folder": …, "host": …, "port": …, "user": …, …}'
 """
@@ -121,11 +122,26 @@ def own_homeserver(given: Answer) -> SynapseHomeServer:
         "signing_key_path": str(keys),
     }
     config.parse_config_dict(
-        CONFIG | own | {"media_store_path": str(folder)}, str(folder), str(folder)
+        CONFIG | own | _listening(given) | {"media_store_path": str(folder)},
+        str(folder),
+        str(folder),
     )
     hs = create_homeserver(config)
     setup(hs)
     return hs
+
+
+def _listening(given: Answer) -> Answer:
+    """Return the settings of a server with clients. Its cache of whole responses is off."""
+    if "client_port" not in given:
+        return {}
+    listener = {
+        "port": given["client_port"],
+        "type": "http",
+        "bind_addresses": ["127.0.0.1"],
+        "resources": [{"names": ["client"], "compress": False}],
+    }
+    return {"listeners": [listener], "caches": {"sync_response_cache_duration": "0s"}}
 
 
 class Peer:
@@ -276,6 +292,13 @@ class Peer:
     async def register(self, user_id: str) -> Answer:
         """Register a user of this server."""
         await self.store.register_user(user_id)
+        return {}
+
+    async def log_in(self, user_id: str, token: str) -> Answer:
+        """Register a user with a device and its access token."""
+        await self.store.register_user(user_id)
+        await self.store.store_device(user_id, "BENCH", None)
+        await self.store.add_access_token_to_user(user_id, token, "BENCH", None)
         return {}
 
     async def forget(self) -> Answer:

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from aiohttp import web
 
-from storage import EventId, JoinedRoom, RoomId, StateKey, Store, StoredEvent, UserId
+from storage import EventId, JoinedRoom, RoomId, StateKey, Store, StoredEvent, SyncFilter, UserId
 
 from .server import BACKFILL, MEMBER
 from .web import Api, Call, Json, MatrixError, now_ms, on
@@ -72,7 +72,8 @@ class Client(Api):
     @on("GET", "/sync")
     async def sync(self, call: Call) -> Json:
         query, since, store = call.query, call.query.get("since"), self.store
-        wanted = json.loads(query.get("filter", "{}")).get("room", {}).get("timeline", {})
+        wanted = json.loads(query.get("filter", "{}")).get("room", {})
+        lazy = wanted.get("state", {}).get("lazy_load_members", False)
         before = {} if since is None else store.positions_of(since)
         if "to_device" in before:  # the device has these
             await store.to_device.delete(call.sender, call.device, before["to_device"])
@@ -80,7 +81,8 @@ class Client(Api):
             call.sender,
             since=since,
             timeout_ms=min(int(query.get("timeout", 0)), WAIT_MS_MAX),
-            timeline_limit=wanted.get("limit", 10),
+            timeline_limit=wanted.get("timeline", {}).get("limit", 10),
+            filter=SyncFilter(lazy_load_members=lazy),
             full_state=query.get("full_state") == "true",
         )
         now = store.positions_of(found.next_batch)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import uvloop
 
-from benchmarks import peer
+from benchmarks import first_sync, peer
 from benchmarks.harness import Bench, bench_server
 from benchmarks.peers import process, reads, whole, writes
 from benchmarks.peers.writes import BATCH
@@ -50,7 +50,7 @@ def test_what_is_asked_of_the_peer_is_what_its_driver_has() -> None:
         for node in driver.body
         if isinstance(node, ast.AsyncFunctionDef)
     }
-    source = "".join(map(inspect.getsource, (peer, process, reads, whole, writes)))
+    source = "".join(map(inspect.getsource, (first_sync, peer, process, reads, whole, writes)))
     asked = set(re.findall(r"\.ask\(\"(\w+)\"", source))
     assert {
         "settle",
@@ -58,6 +58,7 @@ def test_what_is_asked_of_the_peer_is_what_its_driver_has() -> None:
         "load",
         "persist",
         "register",
+        "log_in",
         "forget",
         "token",
         "ask",
