@@ -1,8 +1,8 @@
 """The first sync of many users at once, over HTTP: the example homeserver and Synapse, in turns.
 
-The workload is a published one: 200 users request their first sync at the same time, and each is in
-300 rooms of 300 members ("A Comparative Performance Study of the Matrix /sync Endpoint on Synapse
-and Tuwunel", SBRC 2026, doi 10.5753/sbrc.2026.19722). Its profiles have timelines of 1, 5 or 20
+The workload is that of "A Comparative Performance Study of the Matrix /sync Endpoint on Synapse and
+Tuwunel" (SBRC 2026, doi 10.5753/sbrc.2026.19722). There, 200 users request their first sync at the
+same time. Each is in 300 rooms of 300 members. The profiles have timelines of 1, 5 or 20
 events with lazily loaded members, and timelines of 10 events with the whole state. This run is
 scaled down for two cores: "scale" in the results has the sizes. "published" in the results has the
 response times of the study, as the documentation of Tuwunel reports them. They are of the whole
@@ -13,8 +13,8 @@ Both servers store the same signed events on one Postgres, and have one process 
 same timelines and the same state. Both keep their caches from round to round; only Synapse's cache
 of whole responses is off.
 
-Not comparable: Synapse's sync also reads push counts, presence, receipts and device lists, of which
-there are none, and the example homeserver has no push counts and presence.
+The two differ: Synapse's sync also reads push counts, presence and device lists, of which there are
+none. The example homeserver does not have them.
 """
 
 import asyncio
@@ -51,7 +51,7 @@ UNLIMITED: Final = aiohttp.ClientTimeout(total=None)
 
 
 class FirstSyncProfile(NamedTuple):
-    """What the users request."""
+    """The request of each user."""
 
     name: str
     timeline_limit: int
