@@ -74,6 +74,8 @@ STREAMS: Final = Cluster(
         "defined_streams": "stream_name",
         "published_facts": "stream_id, key, value",
         "cursors": "name, position",
+        "sliding_connections": "connection_nid, conn_id",
+        "sliding_rooms": "connection_nid, room_nid",
     },
 )
 VISIBILITY: Final = Cluster(

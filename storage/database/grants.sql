@@ -125,6 +125,10 @@ BEGIN
                 'SELECT, INSERT, UPDATE (value), DELETE',
                 'SELECT, INSERT, UPDATE, DELETE'),
             ('cursors', 'SELECT, INSERT, UPDATE (position)', 'SELECT, INSERT, UPDATE, DELETE'),
+            ('sliding_connections',
+                'SELECT, INSERT, UPDATE, DELETE',
+                'SELECT, INSERT, UPDATE, DELETE'),
+            ('sliding_rooms', 'SELECT, INSERT, UPDATE, DELETE', 'SELECT, INSERT, UPDATE, DELETE'),
             ('import_events', 'SELECT, INSERT, DELETE, TRUNCATE', 'SELECT'),
             ('purge_jobs', 'SELECT', 'SELECT, INSERT, UPDATE, DELETE'),
             ('purge_retained_events', 'SELECT', 'SELECT, INSERT, UPDATE, DELETE'),
@@ -144,7 +148,7 @@ BEGIN
             'principal_nids', 'type_nids', 'state_key_nids', 'room_nids', 'event_nids',
             'events_stream', 'state_group_nids', 'auth_chain_nids', 'writer_nids',
             'account_data_stream', 'to_device_stream', 'receipts_stream', 'caches_stream',
-            'published_facts_stream', 'import_numbers', 'purge_job_ids'
+            'published_facts_stream', 'sliding_connection_nids', 'import_numbers', 'purge_job_ids'
         ]) AS s (name)
         JOIN pg_class c ON c.oid = to_regclass(quote_ident(s.name))
     LOOP

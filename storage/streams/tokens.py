@@ -10,7 +10,8 @@ of a room:
     │  │        └ sync: stream.min, then .writer-position for each writer above min;
     │  │          pagination: topological.stream, and .live if it is next to a timeline, then the
     │  │          moves of the room by then, if any, and levels;
-    │  │          rooms: last activity.room~, then as sync
+    │  │          rooms: last activity.room~, then as sync;
+    │  │          connection: nid.number~, then as sync, and after ~- as sync what extensions cover
     │  └ eight digits of the deployment (the database), so that a token of another one is refused
     └ kind and version of the form
 
@@ -37,8 +38,8 @@ LEVELS_MAX: Final = 60
 LARGEST_TOKEN: Final = 8192  # characters; anything longer is refused without parsing
 # recently read or printed sync tokens: clients that are up to date have the same position
 TOKENS_KEPT: Final = 1024
-SYNC, PAGINATION, ROOMS = "s", "p", "r"
-_KINDS: Final = {SYNC: "sync", PAGINATION: "pagination", ROOMS: "rooms"}
+SYNC, PAGINATION, ROOMS, CONNECTION = "s", "p", "r", "c"
+_KINDS: Final = {SYNC: "sync", PAGINATION: "pagination", ROOMS: "rooms", CONNECTION: "connection"}
 _PLAIN: Final = re.compile(r"[^A-Za-z0-9]")
 _ESCAPED: Final = re.compile(r"__|_(10[0-9A-F]{4}|[0-9A-F]{1,5})_")
 _LEVEL: Final = re.compile(r"([bf])(\d+)\.(\d+)\.(\d+)")
@@ -274,6 +275,39 @@ class RoomsToken:
         activity, _, room = place.partition(".")
         streams = SyncToken._read_body(upto)  # noqa: SLF001  # the same module
         return cls(streams, _read_number(activity), _read_number(room))
+
+
+@dataclass(frozen=True, slots=True)
+class PosToken:
+    """A `pos` of sliding sync: a state of a connection, and the positions that it covers.
+
+    ``extensions`` are the positions that extensions cover. A stream is in it only where that is not
+    the one in ``upto``: no request had the extension, or there were too many messages.
+    """
+
+    connection: int
+    number: int
+    upto: SyncToken
+    extensions: SyncToken = SyncToken()
+
+    @classmethod
+    def parse(cls, text: str, deployment: str) -> Self:
+        """Read the text of `print(deployment)`; raise InvalidToken with the reason."""
+        return _parse(CONNECTION, text, deployment, cls._read_body)
+
+    def print(self, deployment: str) -> str:
+        """Return this token as text, for clients of this deployment only."""
+        behind = f"~-~{_print_streams(self.extensions)}" if self.extensions.streams else ""
+        state = f"{self.connection}.{self.number}"
+        return _print(CONNECTION, f"{state}~{_print_streams(self.upto)}{behind}", deployment)
+
+    @classmethod
+    def _read_body(cls, body: str) -> Self:
+        state, _, streams = body.partition("~")
+        connection, _, number = state.partition(".")
+        upto, _, extensions = streams.partition("~-~")
+        read = SyncToken._read_body  # noqa: SLF001  # the same module
+        return cls(_read_number(connection), _read_number(number), read(upto), read(extensions))
 
 
 def is_rooms_token(text: object) -> bool:

@@ -101,6 +101,7 @@ FOLLOWED = {
     "purge_retained_events",
     "receipts",
     "rooms",
+    "sliding_rooms",
     "state_deltas",
     "state_groups",
     "visibility",

@@ -37,6 +37,7 @@ past AS (DELETE FROM past_visibility WHERE room_nid = $1::int),
 state AS (DELETE FROM current_state WHERE room_nid = $1::int),
 receipt AS (DELETE FROM receipts WHERE room_nid = $1::int),
 account AS (DELETE FROM account_data WHERE room_nid = $1::int),
+sent AS (DELETE FROM sliding_rooms WHERE room_nid = $1::int),
 fact AS (
     DELETE FROM published_facts
     WHERE key = (SELECT room_id FROM rooms WHERE room_nid = $1::int)
