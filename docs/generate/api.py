@@ -119,8 +119,8 @@ SUBJECTS: Final = (
     Subject(
         "pages",
         "Pages",
-        "History in topological order, and what relates to an event.",
-        modules=("pages",),
+        "History in topological order, what relates to an event, and events as clients get them.",
+        modules=("pages", "serving"),
         names=("Page", "Gap", "Context", "RelationsPage", "Aggregations", "ThreadSummary"),
     ),
     Subject(

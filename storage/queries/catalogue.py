@@ -18,6 +18,7 @@ from storage.ids import EventId, RoomId, ServerName, UserId, server_name_of
 from storage.queries import (
     aggregations,
     auth_chain,
+    client_events,
     context,
     events,
     federation,
@@ -230,6 +231,12 @@ def _relations(*, recurse: bool) -> Ask:
     return related
 
 
+async def _client_events(conn: Connection, given: Any) -> object:
+    found = await events.events(conn, [EventId(given.event)])
+    request = client_events.ClientRequest(UserId(given.user), "DEVICE")
+    return await client_events.client_events(conn, request, list(found.values()))
+
+
 async def _aggregations(conn: Connection, given: Any) -> object:
     return await aggregations.aggregations(conn, UserId(given.user), [EventId(given.event)])
 
@@ -396,6 +403,9 @@ QUESTIONS: Final[Mapping[str, CatalogueQuery]] = {
     ),
     "aggregations": CatalogueQuery(
         "the aggregations of an event", ("event", "user"), _aggregations
+    ),
+    "client-events": CatalogueQuery(
+        "an event as a client gets it", ("event", "user"), _client_events
     ),
     "event-before": CatalogueQuery(
         "the event nearest to a time, before it", (*PAGED, "timestamp"), _near("b")

@@ -14,6 +14,7 @@ from storage.store import (
     reading,
     room_info,
     sending,
+    serving,
     states,
     syncing,
     writing,
@@ -59,6 +60,8 @@ class Store(StoreCore):
     relations: Final = pages.relations
     aggregations: Final = pages.aggregations
     event_near: Final = pages.event_near
+
+    client_events: Final = serving.client_events
 
     membership: Final = membership_calls.membership
     member_ids: Final = membership_calls.member_ids

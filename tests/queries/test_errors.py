@@ -130,12 +130,17 @@ async def test_an_event_that_cannot_be_is_none(store: Store, room: RoomBuilder) 
     assert [*await store.events(asked, redact=False)] == [room.events[0].event_id]
 
 
+async def client_events(store: Store, room: RoomBuilder, user: Any) -> Any:
+    return await store.client_events(user, (await store.events(ids(room.events))).values())
+
+
 OF_USER: dict[str, Callable[[Store, RoomBuilder, Any], Awaitable[Any]]] = {
     "sync": lambda store, _, user: store.sync(user),
     "messages": lambda store, room, user: store.messages(room.room_id, user),
     "context": lambda store, room, user: store.context(room.events[-1].event_id, user),
     "relations": lambda store, room, user: store.relations(room.events[-1].event_id, user),
     "aggregations": lambda store, room, user: store.aggregations(user, ids(room.events)),
+    "client_events": client_events,
     "event_near": lambda store, room, user: store.event_near(room.room_id, user, 0, "f"),
     "visible_to_user": lambda store, room, user: store.visible_to_user(user, ids(room.events)),
     "rooms_of": lambda store, _, user: store.rooms_of(user),

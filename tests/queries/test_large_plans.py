@@ -130,6 +130,7 @@ EXPECTED = {
     "relations": Expected(1, {BY_ID, BY_RELATION}, 60),
     "relations-indirect": Expected(1, {BY_ID, BY_RELATION}, 800),
     "aggregations": Expected(2, {BY_RELATION}, 400, 10),
+    "client-events": Expected(4, {BY_ID, BY_NID, BY_RELATION}, 500, 10),
     "visible-to-user": Expected(1, {BY_ID, "visibility_pkey"}, 10),
     "visible-to-server": Expected(1, {BY_ID, "visibility_pkey"}, 10),
     "is-resident": Expected(1, {"rooms_room_id_key", "visibility_pkey"}, 10),
@@ -271,6 +272,7 @@ GROWING = {
     "relations",
     "relations-indirect",
     "aggregations",
+    "client-events",
 }
 """Queries that read more rows in the large database, for one of three reasons.
 

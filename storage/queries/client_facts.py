@@ -1,0 +1,235 @@
+"""The parts of `unsigned` that depend on the reader and on other events.
+
+One statement serves events of any number and of any rooms. The reader's membership at an event is
+usually known from its audience alone (`was_there`): then the reader was joined. Otherwise, and for
+the state event that an event replaced, one key is looked up in the state before the event. The rows
+of the state group's path are searched from the latest on, and the search ends at the first that has
+the key.
+"""
+
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+from typing import Final, LiteralString, NamedTuple
+
+from storage.database.connection import Connection
+from storage.database.names import MEMBERSHIP_NAMES, MEMBERSHIPS
+from storage.ids import EventId, UserId
+from storage.queries.events import StoredEvent, stored_of
+from storage.queries.state_at import lost
+
+SQL_CLIENT_FACTS: Final[LiteralString] = """
+WITH
+reader AS MATERIALIZED (
+    SELECT COALESCE((SELECT principal_nid FROM principals WHERE name = $1::text),
+        0) AS principal_nid,
+        COALESCE((SELECT state_key_nid FROM state_keys WHERE type_nid = 2 AND state_key = $1::text),
+            0) AS own_key_nid
+),
+named AS MATERIALIZED (
+    SELECT event_nid, room_nid, redacted_by
+    FROM events
+    WHERE event_id = ANY($2::text[])
+),
+chosen AS (  -- with the redactions that took effect on them
+    SELECT event_nid, room_nid, false AS is_redaction
+    FROM named
+    UNION ALL
+    SELECT DISTINCT redacted_by, room_nid, true
+    FROM named
+    WHERE redacted_by IS NOT NULL
+),
+room AS MATERIALIZED (
+    SELECT one.room_nid, reader.principal_nid, reader.own_key_nid, v.*
+    FROM (SELECT DISTINCT room_nid FROM named) AS one
+    CROSS JOIN reader
+    CROSS JOIN LATERAL visibility_of(one.room_nid, reader.principal_nid) AS v
+),
+about AS MATERIALIZED (
+    SELECT e.event_nid, e.event_id, e.room_nid, e.redacted_by, e.sender_nid, e.state_key_nid,
+        e.state_group_before, e.membership, e.outlier, c.is_redaction, room.own_key_nid,
+        room.principal_nid,
+        COALESCE(e.state_key_nid = room.own_key_nid, false) AS is_own_membership,
+        form.is_visible, form.was_there,
+        form.was_there OR NOT EXISTS (SELECT FROM erased_users u
+            WHERE u.principal_nid = e.sender_nid) AS is_whole,
+        form.is_visible OR e.rejected IS NULL AND e.state_key_nid IS NOT NULL AND CASE
+            WHEN e.state_key_nid = room.own_key_nid THEN NOT e.soft_failed
+            ELSE room.unread IS NOT NULL OR COALESCE(room.own_audiences <> '{}', false)
+                OR COALESCE(room.world_audiences <> '{}', false)
+        END AS is_shown
+    FROM chosen c
+    JOIN room USING (room_nid)
+    JOIN events e USING (event_nid)
+    CROSS JOIN LATERAL (
+        SELECT COALESCE(user_sees(e, room.joined_since, room.own_audiences, room.shared_audiences,
+                room.world_audiences, room.shared_before, room.reader_nid, room.unread),
+                false) AS is_visible,
+            NOT e.outlier AND (was_there(e, room.joined_since, room.joined_audiences)
+                OR was_there_before(e, room.reader_nid, room.unread)) AS was_there
+    ) AS form
+),
+sought AS MATERIALIZED (  -- keys of the states before the events
+    SELECT state_group_before AS state_group, own_key_nid AS state_key_nid, true AS is_member
+    FROM about
+    WHERE NOT was_there AND NOT is_own_membership AND own_key_nid > 0 AND NOT outlier AND is_shown
+    UNION
+    SELECT state_group_before, state_key_nid, membership IS NOT NULL
+    FROM about
+    WHERE state_key_nid IS NOT NULL AND NOT outlier AND NOT is_redaction AND is_shown
+),
+entry AS MATERIALIZED (  -- the last row of the path that has the key
+    SELECT s.state_group, s.state_key_nid, last.event_nid, last.is_lost
+    FROM sought s
+    CROSS JOIN LATERAL (
+        SELECT part.event_nid, part.state_group IS NULL AS is_lost
+        FROM (
+            SELECT g.state_group - step.back AS state_group, step.place
+            FROM (SELECT s.state_group) AS one (state_group)
+            LEFT JOIN state_groups g USING (state_group)
+            LEFT JOIN LATERAL unnest(g.back) WITH ORDINALITY AS step (back, place) ON true
+            ORDER BY step.place DESC
+        ) AS path
+        LEFT JOIN LATERAL (
+            SELECT p.state_group,
+                CASE
+                    WHEN s.is_member THEN p.member_event_nids[array_position(p.member_key_nids,
+                        s.state_key_nid)]
+                    ELSE p.event_nids[array_position(p.key_nids, s.state_key_nid)]
+                END AS event_nid
+            FROM state_groups p
+            WHERE p.state_group = path.state_group
+        ) AS part ON true
+        WHERE part.state_group IS NULL OR part.event_nid IS NOT NULL
+        ORDER BY path.place DESC
+        LIMIT 1
+    ) AS last
+    WHERE last.is_lost OR last.event_nid <> 0  -- 0 removes the key
+)
+SELECT a.event_id AS about, a.is_redaction, a.is_visible, a.is_shown, a.is_whole,
+    (SELECT b.event_id FROM events b WHERE b.event_nid = a.redacted_by) AS redaction_id,
+    CASE
+        WHEN a.is_own_membership THEN a.membership
+        WHEN a.was_there THEN 5
+        WHEN NOT a.outlier THEN COALESCE((SELECT m.membership FROM events m
+            WHERE m.event_nid = own.event_nid), 0)
+    END AS membership,
+    (
+        SELECT t.transaction_id
+        FROM local_transactions t
+        WHERE a.sender_nid = a.principal_nid AND t.event_nid = a.event_nid
+            AND t.sender_nid = a.principal_nid AND t.device_id = $3::text
+    ) AS transaction_id,
+    CASE
+        WHEN own.is_lost OR replaced.is_lost OR replaced.event_nid <> 0 AND e.event_nid IS NULL
+            THEN a.state_group_before
+    END AS lost_group,
+    -- a reader of the state before the event, or of the own membership, may see what it replaced
+    a.was_there OR a.is_own_membership OR COALESCE(user_sees(e, room.joined_since,
+        room.own_audiences, room.shared_audiences, room.world_audiences, room.shared_before,
+        room.reader_nid, room.unread), false) AS may_see_other,
+    other.*
+FROM about a
+JOIN room USING (room_nid)
+LEFT JOIN entry own ON own.state_group = a.state_group_before
+    AND own.state_key_nid = a.own_key_nid AND NOT a.was_there AND NOT a.is_own_membership
+LEFT JOIN entry replaced ON replaced.state_group = a.state_group_before
+    AND replaced.state_key_nid = a.state_key_nid AND NOT a.is_redaction
+LEFT JOIN events e ON e.event_nid = replaced.event_nid
+LEFT JOIN LATERAL (
+    SELECT * FROM stored_events s
+    WHERE s.event_nid = CASE WHEN a.is_redaction THEN a.event_nid ELSE replaced.event_nid END
+) AS other ON true
+"""
+
+
+class ClientFactsRow(NamedTuple):
+    """The event ``about``, or the redaction of one of the events.
+
+    ``is_shown``: it is visible, or state of a room of which the reader may see anything.
+    ``is_whole`` False: its sender was erased, and the reader was not there. ``membership``: the
+    reader's at the event, 0 for none, None for an outlier. The columns from `event_nid` on are
+    those of the redaction itself, or of the state event that the event replaced.
+    """
+
+    about: str
+    is_redaction: bool
+    is_visible: bool
+    is_shown: bool
+    is_whole: bool
+    redaction_id: str | None
+    membership: int | None
+    transaction_id: str | None
+    lost_group: int | None
+    may_see_other: bool
+    event_nid: int | None
+    event_id: str | None
+    room_id: str | None
+    room_version: str | None
+    stream_ordering: int | None
+    topological_ordering: int | None
+    depth: int | None
+    redacted_by: str | None
+    rejected: str | None
+    soft_failed: bool | None
+    outlier: bool | None
+    redacted_form: bool | None
+    encoding: int | None
+    json: bytes | None
+
+
+OTHER: Final = ClientFactsRow._fields.index("event_nid")
+"""The first column of the other event."""
+LEAVE: Final = MEMBERSHIP_NAMES[MEMBERSHIPS["leave"]]
+
+
+@dataclass(frozen=True, slots=True)
+class ClientFacts:
+    """The parts of an event's ``unsigned`` for one reader, and whether the reader gets the event.
+
+    ``membership`` None: it is not known. ``redaction`` has facts of its own. ``replaced``: the
+    state event that it replaced, if the reader may see that.
+    """
+
+    is_shown: bool
+    is_whole: bool
+    membership: str | None
+    transaction_id: str | None
+    redaction: "tuple[StoredEvent, ClientFacts] | None" = None
+    replaced: StoredEvent | None = None
+
+
+async def client_facts(
+    conn: Connection, user_id: UserId, event_ids: Collection[EventId], device_id: str | None
+) -> dict[EventId, ClientFacts]:
+    """Return the facts of the stored ones among these events, by id.
+
+    `StorageCorrupt` for a state that cannot be read.
+    """
+    rows = await conn.fetch(
+        SQL_CLIENT_FACTS, user_id, list(event_ids), device_id, row=ClientFactsRow
+    )
+    for row in rows:
+        if row.lost_group is not None:
+            raise lost(row.lost_group, row.about)
+    redactions = {
+        row.about: (
+            stored_of(row[OTHER:], withheld=not (row.is_visible and row.is_whole)),
+            _of(row),
+        )
+        for row in rows
+        if row.is_redaction
+    }
+    return {
+        EventId(row.about): replace(
+            _of(row),
+            redaction=redactions.get(row.redaction_id or ""),
+            replaced=stored_of(row[OTHER:]) if row.event_nid and row.may_see_other else None,
+        )
+        for row in rows
+        if not row.is_redaction
+    }
+
+
+def _of(row: ClientFactsRow) -> ClientFacts:
+    known = None if row.membership is None else MEMBERSHIP_NAMES.get(row.membership, LEAVE)
+    return ClientFacts(row.is_shown, row.is_whole, known, row.transaction_id)

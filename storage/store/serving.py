@@ -1,0 +1,56 @@
+"""Calls that make what clients get of events."""
+
+import time
+from collections.abc import Collection, Iterable
+from typing import Any
+
+from storage import arguments as args
+from storage.ids import UserId
+from storage.observability.instrument import measured
+from storage.queries import client_events as queries
+from storage.queries.events import StoredEvent
+from storage.store.core import StoreCore
+
+
+@measured("client_events")
+async def client_events(
+    store: StoreCore,
+    user_id: str,
+    events: Iterable[StoredEvent],
+    *,
+    device_id: str | None = None,
+    with_room_id: bool = True,
+    as_state: bool = False,
+    ignored: Collection[UserId] = (),
+) -> list[dict[str, Any]]:
+    """Return events of any reads and rooms in the form of the client-server API, in their order.
+
+    Each is a dict of its own with the known keys, pruned where it is redacted, and with an
+    ``unsigned`` built here: ``age``, ``membership``, ``prev_content``, ``replaces_state``,
+    ``prev_sender``, ``redacted_because``, ``m.relations``, and ``transaction_id`` for the device
+    ``device_id`` that sent it. Treat the contents as immutable. Without ``with_room_id`` the room
+    id is left out, as /sync does. Events of ``ignored`` users are in no ``m.relations``.
+
+    An event that the user may not see is left out, and so is one that is not stored any more. State
+    is not always visible as history. So state events are returned to every user who may see
+    anything of their room: read the state only for a user who may have it.
+
+    ``as_state`` is for a state that the user may have, however large it is. All events are
+    returned. They have no ``membership``, ``prev_content`` and ``m.relations``.
+
+    `InvalidIdentifier`, `InputError`.
+    """
+    user = args.local_user(user_id, store.server_name)
+    listed = [args.instance(one, StoredEvent, "events") for one in args.listed(events, "events")]
+    request = queries.ClientRequest(
+        user,
+        None if device_id is None else args.text(device_id),
+        args.users(ignored),
+        with_room_id=args.flag(with_room_id, "with_room_id"),
+        now_ms=time.time_ns() // 1_000_000,
+    )
+    read = queries.client_state if args.flag(as_state, "as_state") else queries.client_events
+    if not listed:
+        return []
+    async with store.database.connection() as conn:
+        return await read(conn, request, listed)
