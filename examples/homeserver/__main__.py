@@ -8,17 +8,12 @@
 import argparse
 import asyncio
 import contextlib
-import datetime as dt
-import ipaddress
 import os
 import ssl
 from pathlib import Path
 
+import trustme
 from aiohttp import web
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
 from signedjson.key import generate_signing_key, read_signing_keys, write_signing_keys
 from signedjson.types import SigningKey
 
@@ -55,29 +50,16 @@ def signing_key(path: Path) -> SigningKey:
     return key
 
 
-def self_signed(folder: Path) -> tuple[Path, Path]:
-    """Return the files of a certificate and its private key; make them if they are missing."""
-    certificate, private = folder / "certificate.pem", folder / "private.pem"
-    if certificate.exists():
-        return certificate, private
-    key, serial = ec.generate_private_key(ec.SECP256R1()), x509.random_serial_number()
-    # two trusted certificates must not have one name
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"localhost {serial:x}")])
-    hosts = [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
-    now = dt.datetime.now(dt.UTC)
-    made = (
-        x509.CertificateBuilder(name, name, key.public_key(), serial)
-        .not_valid_before(now - dt.timedelta(days=1))
-        .not_valid_after(now + dt.timedelta(days=365))
-        .add_extension(x509.SubjectAlternativeName(hosts), critical=False)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .sign(key, hashes.SHA256())
-    )
-    pem, plain = serialization.Encoding.PEM, serialization.NoEncryption()
-    private.touch(0o600)
-    private.write_bytes(key.private_bytes(pem, serialization.PrivateFormat.PKCS8, plain))
-    certificate.write_bytes(made.public_bytes(pem))
-    return certificate, private
+def certificates(folder: Path) -> tuple[Path, Path]:
+    """Return the file of the authority to trust, and that of the certificate with its key."""
+    authority, own = folder / "certificate.pem", folder / "server.pem"
+    if not own.exists():
+        made = trustme.CA()
+        made.cert_pem.write_to_path(str(authority))
+        own.touch(0o600)
+        issued = made.issue_cert("localhost", "127.0.0.1")
+        issued.private_key_and_cert_chain_pem.write_to_path(str(own))
+    return authority, own
 
 
 async def serve(given: argparse.Namespace) -> None:
@@ -86,11 +68,11 @@ async def serve(given: argparse.Namespace) -> None:
     os.environ.setdefault("STORAGE_DATA_DIR", str(given.folder.resolve() / "postgres"))
     name = given.name or f"localhost:{given.federation_port}"
     key = signing_key(given.folder / "signing.key")
-    certificate, private = self_signed(given.folder)
+    authority, own = certificates(given.folder)
     ours = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    ours.load_cert_chain(certificate, private)
+    ours.load_cert_chain(own)
     theirs = ssl.create_default_context()
-    for path in (certificate, *given.trust):
+    for path in (authority, *given.trust):
         theirs.load_verify_locations(path)
     async with storage.open(given.dsn, server_name=name, signing_key=key, migrate=True) as store:
         remote = Remote(name, key, theirs)

@@ -21,12 +21,11 @@ class Accounts:
 
     def register(self, name: str, password: str, device: str | None) -> Json:
         """Add a user, and log in."""
-        user = f"@{name}:{self._server_name}"
+        user, salt = f"@{name}:{self._server_name}", secrets.token_hex(16)
         if not re.fullmatch(r"[a-z0-9._=/+-]{1,200}", name):
             raise MatrixError(400, "M_INVALID_USERNAME", "use a-z, 0-9 and ._=/+-")
         if user in self._data["passwords"]:
             raise MatrixError(400, "M_USER_IN_USE", f"{user} exists")
-        salt = secrets.token_hex(16)
         self._data["passwords"][user] = [salt, _hashed(password, salt)]
         return self.log_in(user, password, device)
 

@@ -1,20 +1,32 @@
-"""The requests of clients, and the form of the responses. Client-server API."""
+"""The requests of clients. Client-server API."""
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
 
 from aiohttp import web
 
-from storage import EventId, JoinedRoom, RoomId, StateKey, Store, StoredEvent, SyncFilter, UserId
+from storage import (
+    EventId,
+    RoomId,
+    StateKey,
+    Store,
+    StoredEvent,
+    SyncFilter,
+    UnknownEvent,
+    UserId,
+)
 
+from .forms import child, summary_of, sync_form
 from .server import BACKFILL, MEMBER
 from .web import Api, Call, Json, MatrixError, now_ms, on
 
 WAIT_MS_MAX = 30_000
+ROOMS_MAX = 50
+OPEN = ("public", "knock", "knock_restricted")
 VISIBILITY = "m.room.history_visibility"
-KEYS: Final[tuple[str, ...]] = ("content", "origin_server_ts", "sender", "state_key", "type")
-"""The keys of an event that a client gets. A sender can claim anything in others."""
+VERSIONS: Final = [f"v1.{minor}" for minor in range(1, 12)]
+FEATURES: Final[Json] = {}
 
 
 class Doors(Api):
@@ -22,7 +34,7 @@ class Doors(Api):
 
     @on("GET", "/_matrix/client/versions")
     async def versions(self, _: Call) -> Json:
-        return {"versions": ["v1.1", "v1.2", "v1.3", "v1.4", "v1.5"]}
+        return {"versions": VERSIONS, "unstable_features": FEATURES}
 
     @on("GET", "/_matrix/client/{api}/login")
     async def login_flows(self, _: Call) -> Json:
@@ -56,10 +68,10 @@ class Doors(Api):
         raise MatrixError(404, "M_UNRECOGNIZED", f"this server does not have /{path}")
 
 
-class Client(Api):
-    """The requests of users that are logged in."""
+class UserApi(Api):
+    """Requests of users that are logged in."""
 
-    prefix = "/_matrix/client/{api:r0|v1|v3}"
+    prefix = "/_matrix/client/{api:r0|v1|v3|v4|unstable}"
 
     async def identify(self, request: web.Request, body: Json) -> tuple[str, str]:  # noqa: ARG002
         """Return the user and the device of the access token."""
@@ -69,44 +81,39 @@ class Client(Api):
             raise MatrixError(403, "M_FORBIDDEN", "that is another user's")
         return user, device
 
+
+class Client(UserApi):
+    """Syncing, account data, messages to devices, and rooms."""
+
     @on("GET", "/sync")
     async def sync(self, call: Call) -> Json:
-        query, since, store = call.query, call.query.get("since"), self.store
+        query, since = call.query, call.query.get("since")
         wanted = json.loads(query.get("filter", "{}")).get("room", {})
         lazy = wanted.get("state", {}).get("lazy_load_members", False)
-        before = {} if since is None else store.positions_of(since)
+        before = {} if since is None else self.store.positions_of(since)
         if "to_device" in before:  # the device has these
-            await store.to_device.delete(call.sender, call.device, before["to_device"])
-        found = await store.sync(
+            await self.store.to_device.delete(call.sender, call.device, before["to_device"])
+        found = await self.store.sync(
             call.sender,
             since=since,
             timeout_ms=min(int(query.get("timeout", 0)), WAIT_MS_MAX),
             timeline_limit=wanted.get("timeline", {}).get("limit", 10),
-            filter=SyncFilter(lazy_load_members=lazy),
             full_state=query.get("full_state") == "true",
+            filter=SyncFilter(lazy_load_members=lazy),
         )
-        now = store.positions_of(found.next_batch)
+        now = self.store.positions_of(found.next_batch)
         after = {name: before[name].min if name in before else 0 for name in now}
-        rooms: Json = {
-            "join": {room: await _room(store, one) for room, one in found.join.items()},
-            "leave": {room: await _room(store, one) for room, one in found.leave.items()},
-            "invite": {
-                room: {"invite_state": {"events": one.invite_state}}
-                for room, one in found.invite.items()
-            },
-            "knock": {
-                room: {"knock_state": {"events": one.knock_state}}
-                for room, one in found.knock.items()
-            },
-        }
-        account_data = await _add_facts(store, call.sender, rooms["join"], after, found.next_batch)
-        inbox = await store.to_device.inbox(call.sender, call.device, upto=now["to_device"])
-        return {
-            "next_batch": found.next_batch,
-            "rooms": rooms,
-            "account_data": {"events": account_data},
-            "to_device": {"events": [json.loads(row.content) for row in inbox]},
-        }
+        response = await sync_form(self.store, call, found)
+        joined, token = response["rooms"]["join"], found.next_batch
+        account_data = await _add_facts(self.store, call.sender, joined, after, token)
+        response["account_data"] = {"events": account_data}
+        inbox = await self.store.to_device.inbox(call.sender, call.device, upto=now["to_device"])
+        response["to_device"] = {"events": [json.loads(row.content) for row in inbox]}
+        return response
+
+    @on("GET", "/pushrules/")
+    async def push_rules(self, _: Call) -> Json:
+        return {"global": {}}
 
     @on("PUT", "/user/{user}/account_data/{kind}")
     @on("PUT", "/user/{user}/rooms/{room}/account_data/{kind}")
@@ -130,7 +137,8 @@ class Client(Api):
 
     @on("POST", "/rooms/{room}/receipt/{kind}/{event}")
     async def receipt(self, call: Call, room: RoomId, kind: str, event: EventId) -> None:
-        await self.store.receipts.set(room, kind, call.sender, event, {"ts": now_ms()})
+        how = {"thread_id": call.body.get("thread_id")}
+        await self.store.receipts.set(room, kind, call.sender, event, {"ts": now_ms()}, **how)
 
     @on("POST", "/createRoom")
     async def create_room(self, call: Call) -> Json:
@@ -149,16 +157,20 @@ class Client(Api):
             content=given.get("creation_content"),
             initial_state=[(*key, content) for key, content in state.items()],
         )
+        if given.get("visibility") == "public":
+            await self.home.directory.publish(room, "public")
         for user in given.get("invite", ()):
             await self.home.invite(call.sender, room, user, {"membership": "invite"})
         return {"room_id": room}
 
     @on("POST", "/{act:join|knock}/{room}")
-    @on("POST", "/rooms/{room}/{act:join|leave|invite|kick|ban|unban}")
+    @on("POST", "/rooms/{room}/{act:join|leave|invite|kick|ban|unban|forget}")
     async def change_membership(self, call: Call, room: RoomId, act: str) -> Json:
         content = {key: value for key, value in call.body.items() if key == "reason"}
         content["membership"] = {"kick": "leave", "unban": "leave"}.get(act, act)
-        if act in ("join", "knock", "leave"):
+        if act == "forget":
+            await self.store.forget(call.sender, room)
+        elif act in ("join", "knock", "leave"):
             via = [one for key in ("via", "server_name") for one in call.query.getall(key, [])]
             await self.home.change(call.sender, room, content, via)
         elif act == "invite":
@@ -181,8 +193,8 @@ class Client(Api):
 
     @on("GET", "/rooms/{room}/state")
     async def state(self, call: Call, room: RoomId) -> list[Json]:
-        ids = (await self._state(call, room)).values()
-        return await _shown(self.store, (await self.store.events(ids)).values())
+        events = await self.store.events((await self._state(call, room)).values())
+        return await self.store.client_events(call.sender, events.values(), as_state=True)
 
     @on("GET", "/rooms/{room}/state/{kind}{key:(/[^/]*)?}")
     async def state_event(self, call: Call, room: RoomId, kind: str, key: str) -> Any:
@@ -203,7 +215,16 @@ class Client(Api):
     async def members(self, call: Call, room: RoomId) -> Json:
         await self._state(call, room)
         how = {name: call.query.get(name) for name in ("at", "membership", "not_membership")}
-        return {"chunk": await _shown(self.store, await self.store.members(room, **how))}
+        found = await self.store.members(room, **how)
+        return {"chunk": await self.store.client_events(call.sender, found, as_state=True)}
+
+    @on("GET", "/rooms/{room}/event/{event}")
+    async def event(self, call: Call, room: RoomId, event: EventId) -> Json:
+        found = (await self.store.events([event])).values()
+        shown = await self._shown(call, [one for one in found if one.room_id == room])
+        if not shown:
+            raise UnknownEvent(event)
+        return shown[0]
 
     @on("GET", "/rooms/{room}/messages")
     async def messages(self, call: Call, room: RoomId) -> Json:
@@ -211,25 +232,63 @@ class Client(Api):
         page = await self.store.messages(room, call.sender, **how)
         if page.gaps and (await self.home.receiver.backfill(room, BACKFILL)).stored:
             page = await self.store.messages(room, call.sender, **how)
-        chunk = await _shown(self.store, page.chunk)
-        return {"start": page.start, "chunk": chunk} | ({"end": page.end} if page.end else {})
+        return await self._chunk(call, page.chunk, start=page.start, end=page.end)
 
     @on("GET", "/rooms/{room}/context/{event}")
     async def context(self, call: Call, room: RoomId, event: EventId) -> Json:  # noqa: ARG002
         limit = int(call.query.get("limit", 10))
         found = await self.store.context(event, call.sender, limit=limit)
-        answer: Json = {"start": found.start, "end": found.end}
-        for name in ("events_before", "events_after", "state"):
-            answer[name] = await _shown(self.store, getattr(found, name))
-        [answer["event"]] = await _shown(self.store, [found.event])
-        return answer
+        parts = ("events_before", "events_after", "state")
+        return {
+            **{part: await self._shown(call, getattr(found, part)) for part in parts},
+            "event": (await self._shown(call, [found.event]))[0],
+            "start": found.start,
+            "end": found.end,
+        }
 
     @on("GET", "/rooms/{room}/relations/{event}{rel_type:(/[^/]*)?}{event_type:(/[^/]*)?}")
     async def relations(self, call: Call, room: RoomId, event: EventId, **kinds: str) -> Json:  # noqa: ARG002
         how = _page(call) | {name: kind[1:] or None for name, kind in kinds.items()}
         page = await self.store.relations(event, call.sender, **how)
-        chunk = await _shown(self.store, page.chunk)
-        return {"chunk": chunk} | ({"next_batch": page.end} if page.end else {})
+        return await self._chunk(call, page.chunk, next_batch=page.end)
+
+    @on("GET", "/publicRooms")
+    @on("POST", "/publicRooms")
+    async def public_rooms(self, _: Call) -> Json:
+        listed = await self.store.rooms({one.key for one in await self.home.directory.rows()})
+        by_size = sorted(listed.values(), key=lambda room: -room.joined_count)
+        return {"chunk": [summary_of(one) for one in by_size]}
+
+    @on("GET", "/rooms/{room}/hierarchy")
+    async def hierarchy(self, call: Call, room: RoomId) -> Json:
+        """Walk a space depth first, over the rooms that the user may know of."""
+        given, own = call.query, await self.store.memberships_of(call.sender, ("join", "invite"))
+        start, depth_max = int(given.get("from", 0)), int(given.get("max_depth", ROOMS_MAX))
+        end = start + min(int(given.get("limit", ROOMS_MAX)), ROOMS_MAX)
+        found, seen, stack = list[Json](), set[str](), [(room, 0)]
+        while stack and len(found) <= end:
+            here, depth = stack.pop()
+            info = None if here in seen else (await self.store.rooms([here])).get(here)
+            seen.add(here)
+            if info and (
+                here in own or info.join_rule in OPEN or info.visibility == "world_readable"
+            ):
+                children = await self.store.space_children(here) if info.type == "m.space" else []
+                if given.get("suggested_only") == "true":
+                    children = [one for one in children if one.suggested]
+                found.append(summary_of(info) | {"children_state": [child(it) for it in children]})
+                if depth < depth_max:
+                    stack += [(one.room_id, depth + 1) for one in reversed(children)]
+        if not found:
+            raise MatrixError(403, "M_FORBIDDEN", "the user may not see the room")
+        return {"rooms": found[start:end]} | ({"next_batch": str(end)} if found[end:] else {})
+
+    async def _shown(self, call: Call, events: list[StoredEvent]) -> list[Json]:
+        return await self.store.client_events(call.sender, events, device_id=call.device)
+
+    async def _chunk(self, call: Call, events: list[StoredEvent], **tokens: str | None) -> Json:
+        known = {name: token for name, token in tokens.items() if token is not None}
+        return {"chunk": await self._shown(call, events), **known}
 
 
 def _page(call: Call) -> Json:
@@ -240,32 +299,6 @@ def _found(known: Any, key: Any) -> Any:
     if key not in known:
         raise MatrixError(404, "M_NOT_FOUND", f"{key} is not there")
     return known[key]
-
-
-async def _shown(store: Store, events: Iterable[StoredEvent]) -> list[Json]:
-    """Return events for a client; a redacted one has the event that redacted it."""
-    listed = list(events)
-    redactions = await store.events([one.redacted_by for one in listed if one.redacted_by])
-    return [_shape(one, redactions) for one in listed]
-
-
-def _shape(event: StoredEvent, redactions: Mapping[EventId, StoredEvent]) -> Json:
-    shown: Json = {key: event.json[key] for key in KEYS if key in event.json}
-    shown |= {"event_id": event.event_id, "room_id": event.room_id}
-    shown["unsigned"] = {"age": now_ms() - event.json["origin_server_ts"]}
-    target = event.content.get("redacts") or event.json.get("redacts")
-    if event.type == "m.room.redaction" and target:
-        shown["redacts"] = target
-    if event.redacted_by and event.redacted_by in redactions:
-        shown["unsigned"]["redacted_because"] = _shape(redactions[event.redacted_by], {})
-    return shown
-
-
-async def _room(store: Store, room: JoinedRoom) -> Json:
-    answer = _quiet_room(room.timeline.prev_batch, limited=room.timeline.limited)
-    answer["timeline"]["events"] = await _shown(store, room.timeline.events)
-    answer["state"]["events"] = await _shown(store, room.state)
-    return answer
 
 
 def _quiet_room(prev_batch: str, *, limited: bool = False) -> Json:

@@ -5,10 +5,9 @@ import itertools
 import logging
 import re
 import ssl
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from typing import Any, Final
 from urllib.parse import quote, urlencode
 
@@ -103,42 +102,27 @@ def claim_of(method: str, uri: str, origin: str, destination: str, body: Json | 
     return claim if body is None else {**claim, "content": body}
 
 
-@dataclass
-class Queue:
-    """The events that one server has yet to get, with their positions in the outbox."""
-
-    pdus: deque[tuple[int, EventId]] = field(default_factory=deque)
-    is_up: asyncio.Event = field(default_factory=asyncio.Event)
-    task: asyncio.Task[None] | None = None
-
-
 class Outgoing:
-    """A queue for each server. The cursor stays before the first event that is not sent."""
+    """A queue for each server. The cursor stays before the first event that a server lacks."""
 
     def __init__(self, store: Store, remote: Remote) -> None:
         self._store, self._remote = store, remote
-        self._queues = defaultdict[str, Queue](Queue)
-        self._news, self._read = asyncio.Event(), 0
-        self._numbers = itertools.count(now_ms())
+        self._queues = defaultdict[str, dict[EventId, int]](dict)  # with positions in the outbox
+        self._wakes = defaultdict[str, asyncio.Event](asyncio.Event)
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._read, self._numbers = 0, itertools.count(now_ms())
 
-    def wake(self) -> None:
-        """Look for new events now."""
-        self._news.set()
+    def wake(self, server: str = "") -> None:
+        """Look for new events, or send to a server that was down: a request of it came."""
+        self._wakes[server].set()
 
-    def is_up(self, server: str) -> None:
-        """Send now to a server that was down: a request of it came."""
-        self._queues[server].is_up.set()
-
-    def pass_on(self, servers: Iterable[str], event_id: EventId) -> None:
-        """Send an event that another server gave to this one."""
+    def put(self, servers: Iterable[str], event_id: EventId, position: int | None = None) -> None:
+        """Send an event to servers. Without a position, another server gave it to this one."""
         for server in {*servers} - {self._remote.name}:
-            self._put(server, self._read + 1, event_id)
-
-    def _put(self, server: str, position: int, event_id: EventId) -> None:
-        queue = self._queues[server]
-        queue.pdus.append((position, event_id))
-        if queue.task is None or queue.task.done():
-            queue.task = asyncio.create_task(self._serve(server, queue))
+            self._queues[server][event_id] = position or self._read + 1
+            self.wake(server)
+            if server not in self._tasks:
+                self._tasks[server] = asyncio.create_task(self._serve(server))
 
     async def run(self) -> None:
         """Fill the queues, for as long as the server runs."""
@@ -146,33 +130,34 @@ class Outgoing:
         while True:
             listed = await self._store.outbox(self._read)
             for one in listed:
-                for server in one.servers:
-                    self._put(server, one.position, one.event_id)
+                self.put(one.servers, one.event_id, one.position)
             if self._read == listed.upto:
-                with suppress(TimeoutError):
-                    await asyncio.wait_for(self._news.wait(), POLL_S)
-                self._news.clear()
+                await self._sleep("", POLL_S)
             self._read = listed.upto
-            unsent = [queue.pdus[0][0] - 1 for queue in self._queues.values() if queue.pdus]
+            unsent = [min(queue.values()) - 1 for queue in self._queues.values() if queue]
             if min([*unsent, self._read]) > saved:
                 saved = min([*unsent, self._read])
                 await self._store.cursors.set(CURSOR, saved)
 
-    async def _serve(self, server: str, queue: Queue) -> None:
-        pause = PAUSE_S
-        while queue.pdus:
-            queue.is_up.clear()
+    async def _sleep(self, server: str, seconds: float | None) -> None:
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._wakes[server].wait(), seconds)
+        self._wakes[server].clear()
+
+    async def _serve(self, server: str) -> None:
+        queue, pause = self._queues[server], PAUSE_S
+        while True:
             try:
-                await self._send(server, queue)
-                pause = PAUSE_S
+                while queue:
+                    await self._send(server, [*itertools.islice(queue, PDUS_MAX)])
+                    pause = PAUSE_S
+                await self._sleep(server, None)
             except (MatrixError, StorageError) as error:
                 logger.warning("%s gets nothing for %.1f s: %s", server, pause, error)
-                with suppress(TimeoutError):
-                    await asyncio.wait_for(queue.is_up.wait(), pause)
+                await self._sleep(server, pause)
                 pause = min(2 * pause, PAUSE_S_MAX)
 
-    async def _send(self, server: str, queue: Queue) -> None:
-        ids = [event_id for _, event_id in itertools.islice(queue.pdus, PDUS_MAX)]
+    async def _send(self, server: str, ids: list[EventId]) -> None:
         events = await self._store.events(ids)
         body: Json = {"origin": self._remote.name, "origin_server_ts": now_ms()}
         body["pdus"] = [events[one].json for one in ids if one in events]
@@ -181,5 +166,5 @@ class Outgoing:
         for event_id, result in answer.get("pdus", {}).items():
             if "error" in result:
                 logger.warning("%s refused %s: %s", server, event_id, result["error"])
-        for _ in ids:
-            queue.pdus.popleft()
+        for one in ids:
+            del self._queues[server][one]

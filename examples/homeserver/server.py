@@ -24,6 +24,7 @@ class Homeserver:
         self.store, self.accounts, self.remote, self.name = store, accounts, remote, remote.name
         self.receiver = Receiver(store, remote)
         self.outgoing = Outgoing(store, remote)
+        self.directory = store.define_stream("directory")
 
     async def send(self, room: RoomId, sender: str, kind: str, content: Json, **how: Any) -> Json:
         """Make an event of a local user."""

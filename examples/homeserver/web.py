@@ -17,17 +17,17 @@ if TYPE_CHECKING:
 
 Json = dict[str, Any]
 Method = TypeVar("Method", bound=Callable[..., Awaitable[Any]])
-ERRORS: Final[tuple[tuple[type[Exception], int, str], ...]] = (
+MALFORMED: Final = (AttributeError, LookupError, TypeError, ValueError)
+ERRORS: Final[tuple[tuple[type[Exception] | tuple[type[Exception], ...], int, str], ...]] = (
     (storage.AuthDenied, 403, "M_FORBIDDEN"),
-    (storage.UnknownRoom, 404, "M_NOT_FOUND"),
-    (storage.UnknownEvent, 404, "M_NOT_FOUND"),
-    (storage.ResyncNeeded, 400, "M_UNKNOWN_POS"),
+    ((storage.UnknownRoom, storage.UnknownEvent), 404, "M_NOT_FOUND"),
+    ((storage.ResyncNeeded, storage.UnknownPos), 400, "M_UNKNOWN_POS"),
     (storage.InvalidSignature, 401, "M_UNAUTHORIZED"),
     (storage.InputError, 400, "M_INVALID_PARAM"),
     (storage.StorageError, 503, "M_UNKNOWN"),
-    *((one, 400, "M_BAD_JSON") for one in (AttributeError, LookupError, TypeError, ValueError)),
+    (MALFORMED, 400, "M_BAD_JSON"),
 )
-"""The response to each error. The first class that fits is used."""
+"""The response to each error. The first that fits is used."""
 CORS: Final = {
     "Access-Control-Allow-Origin": "*",
     "Access-Control-Allow-Methods": "GET, POST, PUT, OPTIONS",
@@ -63,7 +63,7 @@ def on(method: str, path: str) -> Callable[[Method], Method]:
 
 
 class Api:
-    """Requests below a prefix. A subclass knows how to identify their senders."""
+    """Requests below a prefix. A subclass identifies their senders."""
 
     prefix = ""
 
@@ -83,18 +83,19 @@ class Api:
         ]
 
     async def _respond(self, answer: Method, request: web.Request) -> web.Response:
+        status, path = 200, {key: it for key, it in request.match_info.items() if key != "api"}
         try:
             body = json.loads(await request.read() or b"{}")
-            sender, device = await self.identify(request, body)
-            path = {key: value for key, value in request.match_info.items() if key != "api"}
-            found = await answer(Call(request.query, body, sender, device), **path)
-            status, response = 200, {} if found is None else found
+            call = Call(request.query, body, *await self.identify(request, body))
+            found = await answer(call, **path)
         except MatrixError as error:
-            status, response = error.status, error.body
-        except tuple(one for one, _, _ in ERRORS) as error:
-            _, status, code = next(one for one in ERRORS if isinstance(error, one[0]))
-            response = {"errcode": code, "error": str(error)}
-        return web.json_response(response, status=status, headers=CORS, dumps=_dumps)
+            status, found = error.status, error.body
+        except (storage.StorageError, *MALFORMED) as error:
+            status, code = next(known[1:] for known in ERRORS if isinstance(error, known[0]))
+            found = {"errcode": code, "error": str(error)}
+        return web.json_response(
+            {} if found is None else found, status=status, headers=CORS, dumps=_dumps
+        )
 
 
 def _dumps(response: Any) -> str:

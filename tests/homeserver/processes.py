@@ -17,7 +17,7 @@ from aiohttp import web
 from signedjson.key import generate_signing_key, write_signing_keys
 from yarl import URL
 
-from examples.homeserver.__main__ import self_signed
+from examples.homeserver.__main__ import certificates
 from tests.cli.running import ROOT, environment
 
 SECRET: Final = "of a test"
@@ -111,7 +111,7 @@ class TlsGate:
     @asynccontextmanager
     async def opened(self, folder: Path) -> AsyncIterator["TlsGate"]:
         tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-        tls.load_cert_chain(*self_signed(folder))
+        tls.load_cert_chain(certificates(folder)[1])
         app = web.Application(client_max_size=1 << 28)
         app.router.add_route("*", "/{path:.*}", self._pass)
         async with aiohttp.ClientSession(auto_decompress=False) as self._session:

@@ -1,0 +1,92 @@
+"""The room directory, spaces and single events of the example."""
+
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import aiohttp
+import pytest
+
+from tests.homeserver.processes import ErrorResponse, User, example, running
+
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("homeserver")]
+
+
+@dataclass
+class Users:
+    """Two users of one server."""
+
+    alice: User
+    bob: User
+
+
+@pytest.fixture
+async def users(dsn: str, tmp_path: Path) -> AsyncIterator[Users]:
+    async with AsyncExitStack() as stack:
+        server = await stack.enter_async_context(running(example(tmp_path / "ours", dsn)))
+        session = await stack.enter_async_context(aiohttp.ClientSession())
+        yield Users(await server.user(session, "alice"), await server.user(session, "bob"))
+
+
+async def space_of(user: User, name: str, *children: str, **given: Any) -> str:
+    space = await user.create_room(name=name, creation_content={"type": "m.space"}, **given)
+    for number, child in enumerate(children):
+        content = {"via": [user.server], "order": str(number), "suggested": number == 0}
+        await user.state(space, "m.space.child", content, child)
+    return space
+
+
+async def names(user: User, space: str, **query: Any) -> list[str]:
+    found = await user.call("GET", f"/rooms/{space}/hierarchy", api=API_V1, **query)
+    return [one["name"] for one in found["rooms"]]
+
+
+API_V1 = "/_matrix/client/v1"
+
+
+async def test_directory_and_spaces(users: Users) -> None:
+    alice, bob = users.alice, users.bob
+    deep = await alice.create_room(name="deep", preset="public_chat")
+    listed = await alice.create_room(name="listed", preset="public_chat", visibility="public")
+    secret = await alice.create_room(name="secret", preset="private_chat")
+    inner = await space_of(alice, "inner", deep, preset="public_chat")
+    space = await space_of(alice, "outer", inner, secret, listed, preset="public_chat")
+    await alice.state(inner, "m.space.child", {"via": [alice.server]}, space)  # a circle
+
+    assert await names(alice, space) == ["outer", "inner", "deep", "secret", "listed"]
+    assert await names(bob, space) == ["outer", "inner", "deep", "listed"]
+    assert await names(bob, space, max_depth=1) == ["outer", "inner", "listed"]
+    assert await names(bob, space, suggested_only="true") == ["outer", "inner", "deep"]
+    page = await bob.call("GET", f"/rooms/{space}/hierarchy", api=API_V1, limit=3)
+    assert [one["room_id"] for one in page["rooms"]] == [space, inner, deep]
+    assert [one["state_key"] for one in page["rooms"][0]["children_state"]] == [
+        inner,
+        secret,
+        listed,
+    ]
+    assert await names(bob, space, limit=3, **{"from": page["next_batch"]}) == ["listed"]
+    with pytest.raises(ErrorResponse, match="403"):
+        await names(bob, secret)
+
+    await bob.join(listed)
+    [shown] = (await bob.call("GET", "/publicRooms"))["chunk"]
+    assert (shown["room_id"], shown["name"]) == (listed, "listed")
+    assert (shown["num_joined_members"], shown["join_rule"]) == (2, "public")
+    assert (await bob.call("POST", "/publicRooms", {}))["chunk"] == [shown]
+
+
+async def test_single_events(users: Users) -> None:
+    alice, bob = users.alice, users.bob
+    room = await alice.create_room(preset="private_chat")
+    sent = await alice.send(room, "hello")
+    path = f"/rooms/{room}/event/{quote(sent, safe='')}"
+    event = await alice.call("GET", path)
+    assert event["content"]["body"] == "hello"
+    assert event["unsigned"]["membership"] == "join"
+    assert event["unsigned"]["transaction_id"]
+    for user, wrong in ((bob, path), (alice, path.replace(room, "!other:s"))):
+        with pytest.raises(ErrorResponse, match="404"):
+            await user.call("GET", wrong)
