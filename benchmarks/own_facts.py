@@ -39,9 +39,7 @@ async def run(bench: Bench) -> None:
         rounds = bench.size(2_000, 50)
         ways: dict[str, Way] = {
             "publish": lambda number: _publish(stream, number),
-            "set a receipt": lambda number: store.receipts.set(
-                room.room_id, "m.read", UserId(room.user(1)), EventId(f"${number}"), {}
-            ),
+            "set a receipt": lambda number: _read(store, room, number),
         }
         bench.results = await _in_turns(ways, rounds)
         bench.results["publish at once"] = await _at_once(bench, stream)
@@ -54,6 +52,13 @@ async def run(bench: Bench) -> None:
 async def _publish(stream: DefinedStream, number: int) -> int:
     key = f"@user{number % 500}:s1.test"
     return await stream.publish(key, {"presence": "online"}, wakes=["!room0:s1.test"])
+
+
+async def _read(store: Store, room: RoomBuilder, number: int) -> int:
+    """Read on in the room, as the next user at its end."""
+    turn, place = divmod(number, len(room.events))
+    user, event = UserId(room.user(1 + turn)), EventId(room.events[place].event_id)
+    return await store.receipts.set(room.room_id, "m.read", user, event, {})
 
 
 async def _filled_room(bench: Bench, store: Store) -> RoomBuilder:

@@ -70,6 +70,7 @@ from storage.queries.sync import (
     Sync,
     Timeline,
 )
+from storage.queries.unread import Unread
 from storage.store.facade import Store
 from storage.store.open import open_store as open  # noqa: A004  # storage.open is the public name
 from storage.version import __version__
@@ -146,6 +147,7 @@ __all__ = [
     "UnknownRoomVersion",
     "UnknownStream",
     "UnknownUser",
+    "Unread",
     "UserId",
     "WrongServerName",
     "__version__",

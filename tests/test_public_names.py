@@ -17,8 +17,8 @@ RoomInfo RoomSubscription RoomSummary SchemaOutOfDate SchemaTooNew ServerName Sh
 SlidingFilter SlidingList SlidingListResult SlidingRoom SlidingSync SlidingSyncRequest SpaceChild
 StateIds StateKey StateUnknown StorageClosed StorageCorrupt StorageError Store StoredEvent Sync
 SyncFilter ThreadSummary Timeline UnknownEvent UnknownPos UnknownRoom UnknownRoomVersion
-UnknownStream UnknownUser UserId WrongServerName __version__ auth event federation open replication
-streams visibility
+UnknownStream UnknownUser Unread UserId WrongServerName __version__ auth event federation open
+replication streams visibility
 """
 
 

@@ -98,6 +98,7 @@ SUBJECTS: Final = (
             "LeftRoom",
             "Timeline",
             "RoomSummary",
+            "Unread",
         ),
     ),
     Subject(

@@ -369,6 +369,16 @@ CREATE INDEX events_relation_idx
 COMMENT ON INDEX events_relation_idx IS
     'Serves: the relations of an event, in order (storage/queries/relations.py), and their '
     'aggregation (storage/queries/aggregations.py). Events without a relation are not in it.';
+CREATE INDEX events_thread_idx
+    ON events (room_nid, topological_ordering, stream_ordering) INCLUDE (relates_to)
+    WHERE rel_type_nid = 22 AND NOT outlier;
+COMMENT ON INDEX events_thread_idx IS
+    'Serves: the threads of a room, latest reply first (storage/queries/threads.py). It has the '
+    'replies only.';
+CREATE INDEX events_thread_stream_idx ON events (room_nid, stream_ordering)
+    WHERE rel_type_nid = 22 AND NOT outlier AND NOT backfilled;
+COMMENT ON INDEX events_thread_stream_idx IS
+    'Serves: the unread replies in the threads of a room (storage/queries/unread.py).';
 
 CREATE TABLE reordered_events (
     moves bigint NOT NULL,

@@ -53,12 +53,14 @@ class Store(StoreCore):
     space_children: Final = room_info.space_children
 
     sync: Final = syncing.sync
+    unread: Final = syncing.unread
     positions_of: Final = syncing.positions_of
 
     messages: Final = pages.messages
     context: Final = pages.context
     relations: Final = pages.relations
     aggregations: Final = pages.aggregations
+    threads: Final = pages.threads
     event_near: Final = pages.event_near
 
     client_events: Final = serving.client_events

@@ -3,19 +3,23 @@
 from collections.abc import Collection, Iterable
 
 from storage import arguments as args
+from storage.errors import InputError
 from storage.ids import EventId, RoomId, UserId
 from storage.observability.instrument import measured
 from storage.queries import aggregations as aggregation_queries
 from storage.queries import context as context_queries
 from storage.queries import messages as message_queries
 from storage.queries import relations as relation_queries
+from storage.queries import threads as thread_queries
 from storage.queries import timestamp_to_event
 from storage.queries.context import Context
 from storage.queries.events import Aggregations, StoredEvent
 from storage.queries.filters import ANY_EVENT, EventFilter
-from storage.queries.pagination.page import Direction, Page, between
+from storage.queries.pagination.page import END, Direction, Page, between
 from storage.queries.relations import RelationsPage
+from storage.queries.threads import Include, ThreadsRequest
 from storage.store.core import StoreCore, page_limit
+from storage.streams import PaginationToken
 
 
 @measured("messages")
@@ -160,6 +164,42 @@ async def aggregations(
     silent = args.users(ignored)
     async with store.database.connection() as conn:
         return await aggregation_queries.aggregations(conn, user, ids, ignored=silent)
+
+
+@measured("threads")
+async def threads(
+    store: StoreCore,
+    room_id: RoomId,
+    user_id: str,
+    *,
+    include: Include = "all",
+    from_: str | None = None,
+    limit: int = 20,
+    ignored: Collection[UserId] = (),
+) -> Page:
+    """Return a page of the thread roots of a room, latest reply first, with their aggregations.
+
+    ``include`` "participated" picks the threads whose root or a reply the user sent. Replies that
+    are redacted, hidden from the user, or by ``ignored`` users do not count. A page that has read
+    `Config.traversal_rows_max` replies may have fewer roots than ``limit``, and an `end` to go on.
+    A thread that gets a reply while you page moves to the front, so read the first page again.
+
+    `UnknownRoom`, `InvalidIdentifier`, `InvalidToken`, `InputError`.
+    """
+    room, user = args.room(room_id), args.local_user(user_id, store.server_name)
+    if include not in ("all", "participated"):
+        raise InputError(f"include is {include!r}: all or participated is wanted")
+    request = ThreadsRequest(
+        room_id=room,
+        user_id=user,
+        participated=include == "participated",
+        start=END if from_ is None else PaginationToken.parse(from_, store.deployment_id),
+        limit=page_limit(store, limit),
+        rows_max=store.database.config.traversal_rows_max,
+        ignored=args.users(ignored),
+    )
+    async with store.database.transaction(isolation="repeatable_read", readonly=True) as conn:
+        return await thread_queries.threads(conn, request, store.deployment_id)
 
 
 @measured("event_near")

@@ -1,17 +1,19 @@
 """/sync: read what is new, and wait where nothing is."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from time import perf_counter
 
 from storage import arguments as args
 from storage.database.connection import Connection
-from storage.ids import UserId
+from storage.ids import RoomId, UserId
 from storage.observability.instrument import measured
 from storage.queries import state
 from storage.queries import sync as queries
+from storage.queries import unread as unread_queries
 from storage.queries.filters import ANY_ROOM, SyncFilter
 from storage.queries.sync import Look, Sync, SyncRequest
 from storage.queries.sync.changed_rooms import News
+from storage.queries.unread import COUNT_MAX, UNREAD_TYPES, Unread, UnreadRequest
 from storage.store.core import StoreCore
 from storage.streams import SyncToken, VectorPosition
 
@@ -68,6 +70,37 @@ async def sync(
         timeout_ms=wait_ms,
         defined=request.defined,
     )
+
+
+@measured("unread")
+async def unread(
+    store: StoreCore,
+    user_id: str,
+    room_ids: Iterable[str] | None = None,
+    *,
+    types: Collection[str] = UNREAD_TYPES,
+    count_max: int = COUNT_MAX,
+    ignored: Collection[UserId] = (),
+) -> dict[RoomId, Unread]:
+    """Return the unread counts of rooms that a local user has joined; by default of all.
+
+    Visible events of others after the receipts of the user count, if they are of these ``types``.
+    The main timeline and each thread have their own counts. Without a receipt, all since the last
+    join are unread. Redacted events, edits, and events of ``ignored`` users do not count. A count
+    is at most ``count_max``. One statement. `InvalidIdentifier`, `InputError`.
+    """
+    user = args.local_user(user_id, store.server_name)
+    rooms = (
+        None if room_ids is None else [args.room(one) for one in args.listed(room_ids, "room_ids")]
+    )
+    request = UnreadRequest(
+        types=args.texts(types, "types"),
+        count_max=args.limit(count_max, args.LARGEST, "count_max"),
+        ignored=args.users(ignored),
+        rows_max=store.database.config.traversal_rows_max,
+    )
+    async with store.database.connection() as conn:
+        return await unread_queries.unread(conn, user, room_ids=rooms, request=request)
 
 
 def positions_of(store: StoreCore, token: str) -> dict[str, VectorPosition]:

@@ -10,6 +10,9 @@ from typing import Final, LiteralString, NamedTuple
 from storage.database.connection import Connection
 from storage.streams.feed import Fact
 
+PRIVATE: Final = "m.read.private"
+"""The type of receipts that only their user gets."""
+
 SQL_EVENTS_ROWS: Final[LiteralString] = """
 SELECT e.stream_ordering AS stream_id, w.instance_name, e.event_id, r.room_id, t.type, k.state_key,
     CASE WHEN e.type_nid = 7 THEN e.json END AS json

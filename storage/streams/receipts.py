@@ -1,5 +1,10 @@
 """Receipts: the read position of each user in a room; the stream "receipts".
 
+A receipt is for an event of the room's timeline, and never goes backwards. The order is that of
+/sync: live events by stream ordering. A backfilled event comes after the live event below it in the
+topological order. Private receipts are returned to their user only, and wake nobody else. But the
+facts of the stream have them: the processes of the homeserver need them for that user.
+
 Source: client-server API, receipts.
 """
 
@@ -11,34 +16,67 @@ import orjson
 from storage import arguments as args
 from storage.database.connection import Connection
 from storage.database.rooms import require_room
-from storage.errors import UnknownRoom
+from storage.database.sql_template import fill
+from storage.errors import InputError, UnknownEvent, UnknownRoom
 from storage.ids import EventId, RoomId, UserId
 from storage.streams.feed import Fact
 from storage.streams.stream_writer import StreamWriter, WrittenFactRow, WrittenFacts
 
-SQL_SET: Final[LiteralString] = """
+TEMPLATE_READ_UPTO: Final[LiteralString] = """
+CASE WHEN {event}.backfilled THEN COALESCE((
+    SELECT o.stream_ordering
+    FROM (
+        SELECT l.topological_ordering, l.stream_ordering, l.backfilled
+        FROM events l
+        WHERE l.room_nid = {event}.room_nid AND NOT l.outlier
+            AND (l.topological_ordering, l.stream_ordering)
+                < ({event}.topological_ordering, {event}.stream_ordering)
+        ORDER BY l.topological_ordering DESC, l.stream_ordering DESC
+        LIMIT 10000
+    ) AS o
+    WHERE NOT o.backfilled
+    ORDER BY o.topological_ordering DESC, o.stream_ordering DESC
+    LIMIT 1
+), 0) ELSE {event}.stream_ordering END
+"""
+"""The stream ordering up to which live events are read, by a receipt for this event."""
+
+TEMPLATE_SET: Final[LiteralString] = """
 WITH
+target AS MATERIALIZED (
+    SELECT e.room_nid, e.backfilled, e.topological_ordering, e.stream_ordering,
+        {upto_target} AS read_upto
+    FROM events e
+    JOIN rooms r USING (room_nid)
+    WHERE e.event_id = $5::text AND r.room_id = $1::text AND NOT e.outlier
+),
 known_principal AS (
     SELECT principal_nid FROM principals WHERE name = $3::text
 ),
 new_principal AS (
     INSERT INTO principals (principal_nid, name)
     SELECT nextval('principal_nids'), $3::text
-    WHERE NOT EXISTS (SELECT FROM known_principal)
-        AND EXISTS (SELECT FROM rooms WHERE room_id = $1::text)
+    WHERE NOT EXISTS (SELECT FROM known_principal) AND EXISTS (SELECT FROM target)
     RETURNING principal_nid
 ),
 fact AS (
-    INSERT INTO receipts (stream_id, room_nid, principal_nid, writer_nid, receipt_type, thread_id,
-        event_id, data)
-    SELECT nextval('receipts_stream'), r.room_nid, p.principal_nid, $7::smallint, $2::text,
+    INSERT INTO receipts AS c (stream_id, room_nid, principal_nid, writer_nid, receipt_type,
+        thread_id, event_id, data)
+    SELECT nextval('receipts_stream'), t.room_nid, p.principal_nid, $7::smallint, $2::text,
         $4::text, $5::text, $6::bytea
     FROM (SELECT * FROM known_principal UNION ALL SELECT * FROM new_principal) AS p
-    CROSS JOIN rooms r
-    WHERE r.room_id = $1::text
+    CROSS JOIN target t
     ON CONFLICT (room_nid, principal_nid, receipt_type, thread_id) DO UPDATE
         SET stream_id = EXCLUDED.stream_id, writer_nid = EXCLUDED.writer_nid,
             event_id = EXCLUDED.event_id, data = EXCLUDED.data
+        WHERE NOT EXISTS (  -- the present one is further
+            SELECT
+            FROM events e
+            CROSS JOIN target t
+            WHERE e.event_id = c.event_id AND e.room_nid = t.room_nid AND NOT e.outlier
+                AND ({upto_present}, e.backfilled, e.topological_ordering, e.stream_ordering)
+                    > (t.read_upto, t.backfilled, t.topological_ordering, t.stream_ordering)
+        )
     RETURNING stream_id
 ),
 position AS (
@@ -56,6 +94,26 @@ SELECT stream_id, CASE
 FROM fact
 """
 
+SQL_SET: Final[LiteralString] = fill(
+    TEMPLATE_SET,
+    upto_target=fill(TEMPLATE_READ_UPTO, event="e"),
+    upto_present=fill(TEMPLATE_READ_UPTO, event="e"),
+)
+
+SQL_REFUSAL: Final[LiteralString] = """
+SELECT r.room_id, e.outlier, home.room_id AS event_room_id, (
+    SELECT c.stream_id
+    FROM receipts c
+    JOIN principals p USING (principal_nid)
+    WHERE c.room_nid = r.room_nid AND p.name = $3::text AND c.receipt_type = $2::text
+        AND c.thread_id = $4::text
+) AS stream_id
+FROM (VALUES (1)) AS one
+LEFT JOIN rooms r ON r.room_id = $1::text
+LEFT JOIN events e ON e.event_id = $5::text
+LEFT JOIN rooms home ON home.room_nid = e.room_nid
+"""
+
 SQL_OF_ROOM: Final[LiteralString] = """
 SELECT c.stream_id, c.receipt_type, p.name AS user_id, NULLIF(c.thread_id, '') AS thread_id,
     c.event_id, c.data
@@ -63,6 +121,7 @@ FROM rooms r
 JOIN receipts c USING (room_nid)
 JOIN principals p USING (principal_nid)
 WHERE r.room_id = $1::text AND c.stream_id > $2::bigint AND c.stream_id <= $3::bigint
+    AND (c.receipt_type <> 'm.read.private' OR p.name = $4::text)
 ORDER BY c.stream_id
 """
 
@@ -78,6 +137,20 @@ class ReceiptRow(NamedTuple):
     thread_id: str | None
     event_id: str
     data: bytes
+
+
+class ReceiptRefusalRow(NamedTuple):
+    """The reason why a receipt was not stored: what is known of its room, event and predecessor."""
+
+    room_id: str | None
+    outlier: bool | None
+    event_room_id: str | None
+    stream_id: int | None
+
+
+class _Superseded(Exception):  # noqa: N818  # no error: it ends a write that has nothing to write
+    def __init__(self, stream_id: int) -> None:
+        self.stream_id = stream_id
 
 
 class Receipts:
@@ -98,57 +171,61 @@ class Receipts:
     ) -> int:
         """Replace a user's receipt of a type (and thread) in a room.
 
-        Return the position of the fact.
+        Return the position of the fact. If the present receipt is for a later event, leave it, and
+        return its position. Users of other servers have receipts, too.
 
-        Users of other servers have receipts, too.
-
-        Raise `UnknownRoom`, `InvalidIdentifier` or `InputError`.
+        Raise `UnknownRoom`, `UnknownEvent` (also where the event is stored without a place in the
+        timeline), `InvalidIdentifier`, or `InputError`, also for an event of another room.
         """
         room, user, event = args.room(room_id), args.user(user_id), args.event(event_id)
         kind, thread = args.text(receipt_type), None if thread_id is None else args.text(thread_id)
+        key = room, kind, user, thread or "", event
         packed = args.content(data, "data")
 
         async def write(conn: Connection) -> WrittenFacts:
             writer = self._writer
-            row = await conn.fetchrow(
-                SQL_SET,
-                room,
-                kind,
-                user,
-                thread or "",
-                event,
-                packed,
-                *writer.author,
-                row=WrittenFactRow,
-            )
+            row = await conn.fetchrow(SQL_SET, *key, packed, *writer.author, row=WrittenFactRow)
             if row is None:
-                raise UnknownRoom(room)
-            return WrittenFacts(
-                [
-                    Fact(
-                        row.stream_id,
-                        writer.instance_name,
-                        [room, kind, user, event, thread, orjson.loads(packed)],
-                    )
-                ],
-                row.writers,
-            )
+                raise _Superseded(await _refused(conn, key))
+            content = [room, kind, user, event, thread, orjson.loads(packed)]
+            return WrittenFacts([Fact(row.stream_id, writer.instance_name, content)], row.writers)
 
-        return await self._writer.write(write)
+        try:
+            return await self._writer.write(write)
+        except _Superseded as present:
+            return present.stream_id
 
     async def of_room(
-        self, room_id: RoomId, *, after: int = 0, upto: int = EVERYTHING
+        self,
+        room_id: RoomId,
+        *,
+        user_id: UserId | None = None,
+        after: int = 0,
+        upto: int = EVERYTHING,
     ) -> list[ReceiptRow]:
         """Return the receipts of a room with ``after < position <= upto``, in stream order.
 
+        Of private receipts (m.read.private) return those of ``user_id`` only.
+
         Raise `UnknownRoom`, `InvalidIdentifier` or `InputError`.
         """
-        room, between = (
-            args.room(room_id),
-            (args.position(after, "after"), args.position(upto, "upto")),
-        )
+        room, reader = args.room(room_id), None if user_id is None else args.user(user_id)
+        between = args.position(after, "after"), args.position(upto, "upto")
         async with self._writer.database.connection() as conn:
-            found = await conn.fetch(SQL_OF_ROOM, room, *between, row=ReceiptRow)
+            found = await conn.fetch(SQL_OF_ROOM, room, *between, reader, row=ReceiptRow)
             if not found:
                 await require_room(conn, room)
             return found
+
+
+async def _refused(conn: Connection, key: tuple[RoomId, str, UserId, str, EventId]) -> int:
+    """Return the position of the present receipt, which is further, or raise the error."""
+    room_id, *_, event_id = key
+    row = await conn.fetchrow(SQL_REFUSAL, *key, row=ReceiptRefusalRow)
+    if row is None or row.room_id is None:
+        raise UnknownRoom(room_id)
+    if row.event_room_id is None or (row.outlier and row.event_room_id == room_id):
+        raise UnknownEvent(event_id)
+    if row.event_room_id != room_id:
+        raise InputError(f"{event_id} is an event of {row.event_room_id}, not of {room_id}")
+    return row.stream_id or 0

@@ -54,6 +54,12 @@ def _room_and_member(row: Sequence[Any]) -> Sequence[str]:
     return (room_id, state_key) if event_type == "m.room.member" and state_key else (room_id,)
 
 
+def _room_or_owner(row: Sequence[Any]) -> Sequence[str]:
+    """Return the room of a receipt, or the user of a private one."""
+    room_id, receipt_type, user_id, *_ = row
+    return (user_id,) if receipt_type == fact_rows.PRIVATE else (room_id,)
+
+
 def _resolved_members(row: Sequence[Any]) -> Sequence[str]:
     """Return the users whose membership resolution changed: no event names them."""
     return row[1][1:] if row[0] == CURRENT_STATE and row[1] is not None else ()
@@ -66,7 +72,7 @@ STREAMS: Final[Mapping[str, Declaration]] = {
         Declaration("backfill", "events_stream", fact_rows.backfill, _nobody),
         Declaration("account_data", "account_data_stream", fact_rows.account_data, _first),
         Declaration("to_device", "to_device_stream", fact_rows.to_device, _first),
-        Declaration("receipts", "receipts_stream", fact_rows.receipts, _first),
+        Declaration("receipts", "receipts_stream", fact_rows.receipts, _room_or_owner),
         Declaration("caches", "caches_stream", fact_rows.caches, _resolved_members),
     )
 }

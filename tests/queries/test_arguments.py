@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 import pytest
 
 from storage import EventFilter, Store, SyncFilter
-from storage.errors import InputError, UnknownRoom
+from storage.errors import InputError, UnknownEvent, UnknownRoom
 from storage.ids import EventId, RoomId, UserId
 from storage.streams.account_data import AccountData
 from storage.streams.cursors import Cursors
@@ -230,7 +230,11 @@ OF_METHOD: Final[dict[str, ArgumentCase]] = {
     "Store.positions_of.token": ArgumentCase(None, NO_TOKENS),
     "AccountData.set.room_id": ArgumentCase(None, no_ids("!")[:-4]),
     "AccountData.get.room_id": ArgumentCase(None, no_ids("!")[:-4]),
+    "Store.threads.include": ArgumentCase("all", (*NO_TEXTS, None, "", "some")),
+    "Store.unread.types": ArgumentCase(["m.room.message"], (*NO_LISTS, None)),
+    "Store.unread.count_max": ArgumentCase(5, NO_LIMITS),
     "Receipts.set.user_id": ArgumentCase(REMOTE, (*no_ids("@"), "@none")),
+    "Receipts.of_room.user_id": ArgumentCase(REMOTE, (*no_ids("@"), "@none")),
     "ToDevice.inbox.limit": ArgumentCase(5, NO_POSITIONS),
     "Stream.rows.limit": ArgumentCase(5, NO_POSITIONS),
     "Store.define_stream.name": ArgumentCase("typing", (*NO_TEXTS, None, "", "events", "A", "a b")),
@@ -378,9 +382,6 @@ SMALL: Final[dict[str, Callable[[Store, RoomId], Any]]] = {
         UserId(LOCAL), "m.new", {}, room_id=room
     ),
     "account data of": lambda store, room: store.account_data.get(UserId(LOCAL), room_id=room),
-    "receipts": lambda store, room: store.receipts.set(
-        room, "m.read", UserId("@new:s4.test"), EventId("$one"), {}
-    ),
     "receipts of": lambda store, room: store.receipts.of_room(room),
 }
 
@@ -396,6 +397,26 @@ async def test_an_unknown_room_is_refused_and_leaves_nothing(
             await SMALL[question](store, RoomId("!none:s1.test"))
         assert await conn.fetchval(left) == before
     await SMALL[question](store, room.room_id)
+
+
+async def test_a_receipt_that_is_refused_leaves_nothing(store: Store, room: RoomBuilder) -> None:
+    other = new_room(seed=1)
+    await deliver(store, other)
+    user, event = UserId("@new:s4.test"), room.events[-1].event_id
+    outside: list[tuple[str, str, type[InputError]]] = [
+        ("!none:s1.test", event, UnknownRoom),
+        (room.room_id, "$one", UnknownEvent),
+        (room.room_id, other.events[-1].event_id, InputError),
+    ]
+    left = "SELECT count(*) FROM principals"
+    async with store.database.connection() as conn:
+        before = await conn.fetchval(left)
+        for room_id, event_id, error in outside:
+            with pytest.raises(error) as caught:
+                await store.receipts.set(RoomId(room_id), "m.read", user, EventId(event_id), {})
+            assert type(caught.value) is error
+        assert await conn.fetchval(left) == before
+    await store.receipts.set(room.room_id, "m.read", user, event, {})
 
 
 async def test_what_is_right_is_stored_as_it_is(store: Store, room: RoomBuilder) -> None:

@@ -1,0 +1,306 @@
+"""The threads of a room, latest reply first. Client-server API, "Querying threads in a room".
+
+No table lists the threads. `events_thread_idx` has the replies of a room in topological order. A
+step reads the latest of them as a chunk, and looks up the last visible reply of each thread in it.
+A thread belongs to the chunk if that reply is in it: threads with a later reply were on the pages
+before. The next chunk begins where this one ends, and is larger. A page that has read
+`Config.traversal_rows_max` replies ends early, and its `Page.end` goes on from there.
+
+The id of a root is in the bytes of its replies only, so the roots are read by a second statement.
+A root is a visible event that does not relate to another event itself, as for the aggregations.
+"""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Final, Literal, LiteralString, NamedTuple
+
+import orjson
+
+from storage.database.connection import Connection
+from storage.database.sql_template import fill
+from storage.errors import UnknownRoom
+from storage.ids import EventId, RoomId, UserId
+from storage.queries import aggregations
+from storage.queries.events import StoredEvent, stored_of
+from storage.queries.pagination.page import Page
+from storage.queries.relation_visibility import TEMPLATE_RELATION_IS_VISIBLE
+from storage.streams import PaginationToken
+
+Include = Literal["all", "participated"]
+
+CHUNK: Final = 64
+"""Replies in the first chunk. It grows with the limit, and from chunk to chunk by `GROWTH`."""
+GROWTH: Final = 4
+CHUNK_MAX: Final = 4_096
+
+TEMPLATE_THREADS: Final[LiteralString] = """
+WITH
+reader AS MATERIALIZED (
+    SELECT COALESCE((SELECT principal_nid FROM principals WHERE name = $2::text),
+        0) AS principal_nid,
+        ARRAY(SELECT principal_nid FROM principals WHERE name = ANY($3::text[])) AS ignored
+),
+room AS MATERIALIZED (
+    SELECT r.room_nid, r.out_of_range, reader.principal_nid, reader.ignored
+    FROM reader
+    CROSS JOIN rooms r
+    WHERE r.room_id = $1::text
+),
+visible_range AS MATERIALIZED (
+    SELECT r.room_nid, r.ignored, s.*
+    FROM room r
+    CROSS JOIN LATERAL topological_ranges_of(r.room_nid, r.principal_nid, r.out_of_range,
+        $4::bigint, $6::bigint, 0) AS s
+),
+reply AS MATERIALIZED (  -- from the index alone, visible or not
+    SELECT e.*
+    FROM (SELECT * FROM visible_range ORDER BY highest DESC) AS v
+    CROSS JOIN LATERAL (
+        SELECT e.relates_to, e.topological_ordering, e.stream_ordering
+        FROM events e
+        WHERE e.room_nid = v.room_nid AND e.rel_type_nid = 22 AND NOT e.outlier
+            AND e.topological_ordering >= v.lowest AND e.topological_ordering <= v.highest
+            AND (e.topological_ordering, e.stream_ordering) < ($4::bigint, $5::bigint)
+        ORDER BY e.topological_ordering DESC, e.stream_ordering DESC
+        LIMIT $6::bigint
+    ) AS e
+    ORDER BY v.highest DESC, e.topological_ordering DESC, e.stream_ordering DESC
+    LIMIT $6::bigint
+),
+chunk AS MATERIALIZED (  -- NULL as its end: there are no replies below
+    SELECT CASE WHEN count(*) = $6::bigint THEN min(topological_ordering) END AS topological
+    FROM reply
+),
+ending AS MATERIALIZED (
+    SELECT c.topological, (SELECT min(y.stream_ordering) FROM reply y
+        WHERE y.topological_ordering = c.topological) AS stream
+    FROM chunk c
+),
+reach AS MATERIALIZED (  -- a thread may have many replies after the reader left
+    SELECT max(highest) AS highest FROM visible_range
+),
+thread AS (
+    SELECT last.*
+    FROM (SELECT DISTINCT relates_to FROM reply) AS t
+    CROSS JOIN reach
+    CROSS JOIN (SELECT * FROM visible_range LIMIT 1) AS v
+    CROSS JOIN LATERAL (
+        SELECT e.topological_ordering, e.stream_ordering, e.json
+        FROM events e
+        WHERE e.relates_to = t.relates_to AND e.rel_type_nid = 22 AND e.room_nid = v.room_nid
+            AND NOT e.outlier AND e.topological_ordering <= reach.highest
+            AND {is_visible}
+        ORDER BY e.topological_ordering DESC, e.stream_ordering DESC
+        LIMIT 1
+    ) AS last
+    WHERE (last.topological_ordering, last.stream_ordering) < ($4::bigint, $5::bigint)
+        AND (last.topological_ordering, last.stream_ordering)
+            >= (SELECT COALESCE(topological, 0), COALESCE(stream, 0) FROM ending)
+    ORDER BY last.topological_ordering DESC, last.stream_ordering DESC
+    LIMIT $7::bigint
+)
+SELECT (SELECT count(*) FROM reply) AS replies, n.topological AS ending_topological,
+    n.stream AS ending_stream, t.topological_ordering, t.stream_ordering, t.json
+FROM room r
+CROSS JOIN ending n
+LEFT JOIN thread t ON true
+ORDER BY t.topological_ordering DESC, t.stream_ordering DESC
+"""
+"""$4 and $5: below this position. $6: the replies of the chunk. $7: the most threads."""
+
+TEMPLATE_ROOTS: Final[LiteralString] = """
+WITH reader AS MATERIALIZED (
+    SELECT r.room_nid, u.principal_nid, u.ignored, v.*
+    FROM rooms r
+    CROSS JOIN (
+        SELECT COALESCE((SELECT principal_nid FROM principals WHERE name = $2::text),
+            0) AS principal_nid,
+            ARRAY(SELECT principal_nid FROM principals WHERE name = ANY($3::text[])) AS ignored
+    ) AS u
+    CROSS JOIN LATERAL visibility_of(r.room_nid, u.principal_nid) AS v
+    WHERE r.room_id = $1::text
+)
+SELECT form.withheld, s.*
+FROM reader r
+JOIN events e ON e.event_id = ANY($4::text[]) AND e.room_nid = r.room_nid
+CROSS JOIN LATERAL (
+    SELECT NOT was_there(e, r.joined_since, r.joined_audiences)
+        AND EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid)
+        AND NOT was_there_before(e, r.reader_nid, r.unread) AS withheld
+) AS form
+JOIN stored_events s USING (event_nid)
+WHERE user_sees(e, r.joined_since, r.own_audiences, r.shared_audiences, r.world_audiences,
+        r.shared_before, r.reader_nid, r.unread)
+    AND (e.rel_type_nid IS NULL OR e.redacted_by IS NOT NULL OR form.withheld)
+    AND (NOT $5::boolean OR e.sender_nid = r.principal_nid OR EXISTS (
+        SELECT
+        FROM events e
+        WHERE e.relates_to = relation_key(s.event_id) AND e.rel_type_nid = 22
+            AND e.room_nid = r.room_nid AND NOT e.outlier AND e.sender_nid = r.principal_nid
+            AND {is_visible}
+    ))
+"""
+"""$4: the ids. $5: only threads in which the user participated."""
+
+SQL_THREADS: Final[LiteralString] = fill(
+    TEMPLATE_THREADS, is_visible=fill(TEMPLATE_RELATION_IS_VISIBLE, reader="v")
+)
+
+SQL_ROOTS: Final[LiteralString] = fill(
+    TEMPLATE_ROOTS, is_visible=fill(TEMPLATE_RELATION_IS_VISIBLE, reader="r")
+)
+
+
+class ThreadRow(NamedTuple):
+    """A thread by its last visible reply, or no thread (NULL); with the chunk in each row.
+
+    ``replies`` is the number of replies in the chunk. Its last one is at the ``ending``, NULL if
+    there are no more.
+    """
+
+    replies: int
+    ending_topological: int | None
+    ending_stream: int | None
+    topological_ordering: int | None
+    stream_ordering: int | None
+    json: bytes | None
+
+
+class RootRow(NamedTuple):
+    """The root of a thread. ``withheld``: its sender was erased, and the reader was not there."""
+
+    withheld: bool
+    event_nid: int
+    event_id: str
+    room_id: str
+    room_version: str
+    stream_ordering: int | None
+    topological_ordering: int | None
+    depth: int
+    redacted_by: str | None
+    rejected: str | None
+    soft_failed: bool
+    outlier: bool
+    redacted_form: bool
+    encoding: int
+    json: bytes
+
+
+ROOT: Final = RootRow._fields.index("event_nid")
+"""The first column of the event."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ThreadsRequest:
+    """A request for threads: whose, which, from where on, and how many."""
+
+    room_id: RoomId
+    user_id: UserId
+    participated: bool
+    start: PaginationToken
+    limit: int
+    rows_max: int
+    ignored: Collection[UserId] = ()
+
+
+class Thread(NamedTuple):
+    """The root of a thread, and the position of its last visible reply."""
+
+    root: StoredEvent
+    latest: PaginationToken
+
+
+async def threads(conn: Connection, request: ThreadsRequest, deployment: str) -> Page:
+    """Return a page of thread roots with their aggregations. `UnknownRoom`.
+
+    Send two statements for each chunk of replies, and one for the aggregations. ``conn`` is in a
+    REPEATABLE READ transaction.
+    """
+    found: list[Thread] = []
+    below: PaginationToken | None = request.start
+    chunk, rows = max(CHUNK, 2 * request.limit), 0
+    while below is not None and len(found) <= request.limit and rows < request.rows_max:
+        step = await _step(conn, request, below, min(chunk, request.rows_max - rows))
+        found += step.threads
+        below, rows, chunk = step.below, rows + step.replies, min(chunk * GROWTH, CHUNK_MAX)
+    if len(found) > request.limit:
+        found = found[: request.limit]
+        below = found[-1].latest if found else request.start
+    page = Page(
+        [thread.root for thread in found],
+        request.start.print(deployment),
+        None if below is None else below.print(deployment),
+        [],
+    )
+    return await aggregations.of_page(conn, request.user_id, page, ignored=request.ignored)
+
+
+class Step(NamedTuple):
+    """The threads of a chunk, and where the next chunk begins (None: there are no more)."""
+
+    threads: list[Thread]
+    below: PaginationToken | None
+    replies: int
+
+
+async def _step(
+    conn: Connection, request: ThreadsRequest, below: PaginationToken, chunk: int
+) -> Step:
+    """Read one chunk of replies, and the roots of its threads."""
+    most = chunk if request.participated else request.limit + 1
+    rows = await conn.fetch(
+        SQL_THREADS,
+        request.room_id,
+        request.user_id,
+        list(request.ignored),
+        below.topological,
+        below.stream,
+        chunk,
+        most,
+        row=ThreadRow,
+    )
+    if not rows:
+        raise UnknownRoom(request.room_id)
+    latest = _latest(rows)
+    roots = await _roots(conn, request, latest)
+    found = [Thread(roots[one], at) for one, at in latest.items() if one in roots]
+    return Step(found, _below(rows, most), rows[0].replies)
+
+
+def _latest(rows: Sequence[ThreadRow]) -> dict[EventId, PaginationToken]:
+    """Return the position of the last reply of each thread, by the id of its root, in order."""
+    return {
+        orjson.loads(row.json)["content"]["m.relates_to"]["event_id"]: PaginationToken(
+            row.topological_ordering or 0, row.stream_ordering or 0
+        )
+        for row in rows
+        if row.json is not None
+    }
+
+
+def _below(rows: Sequence[ThreadRow], most: int) -> PaginationToken | None:
+    """Return where to go on: below the last thread if there may be more, else below the chunk."""
+    first, last = rows[0], rows[-1]
+    if last.json is not None and len(rows) == most:
+        return PaginationToken(last.topological_ordering or 0, last.stream_ordering or 0)
+    if first.ending_topological is None:
+        return None
+    return PaginationToken(first.ending_topological, first.ending_stream or 0)
+
+
+async def _roots(
+    conn: Connection, request: ThreadsRequest, event_ids: Collection[EventId]
+) -> dict[EventId, StoredEvent]:
+    """Return the visible roots among these events, by id."""
+    if not event_ids:
+        return {}
+    rows = await conn.fetch(
+        SQL_ROOTS,
+        request.room_id,
+        request.user_id,
+        list(request.ignored),
+        list(event_ids),
+        request.participated,
+        row=RootRow,
+    )
+    return {EventId(row.event_id): stored_of(row[ROOT:], withheld=row.withheld) for row in rows}

@@ -1,0 +1,260 @@
+"""Unread counts: the visible events of others after a user's receipts, by room and thread.
+
+The main timeline of a room are the events that are in no thread. It is read up to the later of the
+receipt without a thread and the one for "main". A thread is read up to the later of the receipt
+without a thread and its own one. Without such a receipt, all since the user's last join is unread:
+its first event, before changes of the profile. "After" means in the order of /sync, so only live
+events count (storage/streams/receipts.py).
+
+Redacted events, edits, and events of ignored users do not count. A count ends at `COUNT_MAX`, and
+reads at most `rows_max` events of a room, the latest ones. One statement serves any number of
+rooms. A room without news after its receipts costs two probes.
+"""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Final, LiteralString, NamedTuple
+
+import orjson
+
+from storage.database.connection import Connection
+from storage.database.sql_template import fill
+from storage.ids import EventId, RoomId, UserId
+from storage.queries.relation_visibility import TEMPLATE_RELATION_IS_VISIBLE
+from storage.streams.receipts import TEMPLATE_READ_UPTO
+
+UNREAD_TYPES: Final = (
+    "m.room.message",
+    "m.room.encrypted",
+    "m.sticker",
+    "m.poll.start",
+    "org.matrix.msc3381.poll.start",
+)
+"""The event types that count by default: those that a client shows as messages."""
+
+COUNT_MAX: Final = 100
+ROWS_MAX: Final = 20_000
+
+TEMPLATE_UNREAD: Final[LiteralString] = """
+WITH RECURSIVE
+reader AS MATERIALIZED (
+    SELECT p.principal_nid,
+        ARRAY(SELECT type_nid FROM event_types WHERE type = ANY($3::text[])) AS types,
+        ARRAY(SELECT principal_nid FROM principals WHERE name = ANY($4::text[])) AS ignored
+    FROM principals p
+    WHERE p.name = $1::text
+),
+named AS MATERIALIZED (  -- by number or by id; all that the user has joined if neither is given
+    SELECT unnest($2::int[]) AS room_nid
+    UNION ALL
+    SELECT room_nid FROM rooms WHERE room_id = ANY($7::text[])
+    UNION ALL
+    SELECT m.room_nid
+    FROM reader u
+    JOIN memberships m USING (principal_nid)
+    WHERE $2::int[] IS NULL AND $7::text[] IS NULL AND m.membership = 5
+),
+room AS MATERIALIZED (  -- the receipts of each room, by thread, as stream orderings
+    SELECT n.room_nid, r.room_id, r.last_stream_ordering, m.event_nid AS member_nid, c.*
+    FROM reader u
+    CROSS JOIN named n
+    -- room by room: otherwise all memberships of the user would be read for a few of them
+    CROSS JOIN LATERAL (
+        SELECT m.event_nid FROM memberships m
+            WHERE m.principal_nid = u.principal_nid AND m.room_nid = n.room_nid
+                AND m.membership = 5 OFFSET 0
+    ) AS m
+    CROSS JOIN LATERAL (
+        SELECT r.room_id, r.last_stream_ordering FROM rooms r WHERE r.room_nid = n.room_nid OFFSET 0
+    ) AS r
+    CROSS JOIN LATERAL (
+        SELECT max(upto) FILTER (WHERE thread_id = '') AS whole,
+            max(upto) FILTER (WHERE thread_id = 'main') AS main,
+            min(upto) FILTER (WHERE thread_id NOT IN ('', 'main')) AS first_thread,
+            array_agg(relation_key(thread_id)) FILTER (WHERE thread_id NOT IN ('', 'main'))
+                AS threads,
+            array_agg(upto) FILTER (WHERE thread_id NOT IN ('', 'main')) AS threads_upto
+        FROM (
+            SELECT c.thread_id, {read_upto} AS upto
+            FROM receipts c
+            CROSS JOIN LATERAL (
+                SELECT * FROM events e WHERE e.event_id = c.event_id OFFSET 0
+            ) AS e
+            WHERE c.room_nid = n.room_nid AND c.principal_nid = u.principal_nid
+                AND c.receipt_type IN ('m.read', 'm.read.private')
+                AND e.room_nid = n.room_nid AND NOT e.outlier
+        ) AS c
+    ) AS c
+),
+has_news AS MATERIALIZED (  -- the others are read to their end
+    SELECT r.*, joined.since
+    FROM room r
+    CROSS JOIN LATERAL (
+        -- the last join: back over changes of the profile, which name their predecessor
+        SELECT CASE WHEN r.whole IS NULL AND (r.main IS NULL OR EXISTS (
+            SELECT FROM events e
+            WHERE (e.room_nid, e.stream_ordering) > (r.room_nid, 0)
+                AND e.room_nid BETWEEN r.room_nid AND r.room_nid
+                AND e.rel_type_nid = 22 AND NOT e.outlier AND NOT e.backfilled
+        )) THEN (
+            WITH RECURSIVE stay AS (
+                SELECT e.stream_ordering, e.state_key_nid, e.auth_events
+                FROM events e
+                WHERE e.event_nid = r.member_nid
+                UNION ALL
+                SELECT before.stream_ordering, stay.state_key_nid, before.auth_events
+                FROM stay
+                CROSS JOIN LATERAL (
+                    SELECT e.stream_ordering, e.auth_events
+                    FROM unnest(stay.auth_events) AS a (event_nid)
+                    JOIN events e USING (event_nid)
+                    WHERE e.type_nid = 2 AND e.state_key_nid = stay.state_key_nid
+                        AND e.membership = 5
+                    LIMIT 1
+                ) AS before
+            )
+            SELECT COALESCE(min(stream_ordering), 0) FROM stay
+        ) END AS since
+        OFFSET 0
+    ) AS joined
+    WHERE r.last_stream_ordering > COALESCE(GREATEST(r.whole, r.main), 0)
+        OR r.last_stream_ordering > COALESCE(r.whole, joined.since)
+),
+open AS MATERIALIZED (
+    SELECT r.*, COALESCE(GREATEST(r.whole, r.main), r.since) AS main_upto,
+        COALESCE(r.whole, LEAST(r.since, r.first_thread)) AS thread_upto,
+        u.principal_nid, u.types, u.ignored, v.*
+    FROM has_news r
+    CROSS JOIN reader u
+    CROSS JOIN LATERAL visibility_of(r.room_nid, u.principal_nid) AS v
+)
+SELECT r.room_id, NULL::bigint AS thread_key, 0 AS events, NULL::bytea AS json
+FROM room r
+UNION ALL
+SELECT r.room_id, NULL, timeline.events, NULL
+FROM open r
+CROSS JOIN LATERAL (
+    SELECT count(*)::int AS events
+    FROM (
+        SELECT
+        FROM (
+            SELECT COALESCE(e.rel_type_nid NOT IN (19, 22), true) AND {counts} AS counts
+            FROM events e
+            WHERE (e.room_nid, e.stream_ordering) > (r.room_nid, r.main_upto)
+                AND e.room_nid BETWEEN r.room_nid AND r.room_nid
+                AND NOT e.outlier AND NOT e.backfilled
+            ORDER BY e.room_nid DESC, e.stream_ordering DESC
+            LIMIT $6::bigint
+        ) AS e
+        WHERE e.counts
+        LIMIT $5::bigint
+    ) AS counted
+) AS timeline
+WHERE timeline.events > 0
+UNION ALL
+SELECT r.room_id, t.relates_to, LEAST(t.events, $5::bigint)::int,
+    (SELECT e.json FROM events e WHERE e.event_nid = t.event_nid)
+FROM open r
+CROSS JOIN LATERAL (
+    SELECT e.relates_to, count(*) AS events, max(e.event_nid) AS event_nid
+    FROM (
+        SELECT e.relates_to, e.event_nid, {counts} AND e.stream_ordering > COALESCE(
+            GREATEST(r.whole, (
+                SELECT max(o.upto)
+                FROM unnest(r.threads, r.threads_upto) AS o (key, upto)
+                WHERE o.key = e.relates_to
+            )), r.since) AS counts
+        FROM events e
+        WHERE (e.room_nid, e.stream_ordering) > (r.room_nid, r.thread_upto)
+            AND e.room_nid BETWEEN r.room_nid AND r.room_nid
+            AND e.rel_type_nid = 22 AND NOT e.outlier AND NOT e.backfilled
+        ORDER BY e.room_nid DESC, e.stream_ordering DESC
+        LIMIT $6::bigint
+    ) AS e
+    WHERE e.counts
+    GROUP BY e.relates_to
+) AS t
+"""
+
+TEMPLATE_COUNTS: Final[LiteralString] = """
+e.type_nid = ANY(r.types) AND e.sender_nid <> r.principal_nid AND {is_visible}
+"""
+
+SQL_UNREAD: Final[LiteralString] = fill(
+    TEMPLATE_UNREAD,
+    read_upto=fill(TEMPLATE_READ_UPTO, event="e"),
+    counts=fill(TEMPLATE_COUNTS, is_visible=fill(TEMPLATE_RELATION_IS_VISIBLE, reader="r")),
+)
+
+
+class UnreadRow(NamedTuple):
+    """A count: of the main timeline, or of a thread, with the bytes of one of its events."""
+
+    room_id: str
+    thread_key: int | None
+    events: int
+    json: bytes | None
+
+
+@dataclass(frozen=True, slots=True)
+class Unread:
+    """The unread counts of a room: of the main timeline, and of each thread with unread events.
+
+    A count of the maximum means as many or more.
+    """
+
+    main: int = 0
+    threads: Mapping[EventId, int] = field(default_factory=dict)
+
+    @property
+    def total(self) -> int:
+        """Return the sum of the counts."""
+        return self.main + sum(self.threads.values())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnreadRequest:
+    """The events that count: of these ``types``, and not by ``ignored`` users.
+
+    A count is at most ``count_max``. At most ``rows_max`` events of a room are read.
+    """
+
+    types: Collection[str] = UNREAD_TYPES
+    count_max: int = COUNT_MAX
+    ignored: Collection[UserId] = ()
+    rows_max: int = ROWS_MAX
+
+
+async def unread(
+    conn: Connection,
+    user_id: UserId,
+    room_nids: Collection[int] | None = None,
+    *,
+    room_ids: Collection[RoomId] | None = None,
+    request: UnreadRequest = UnreadRequest(),  # frozen
+) -> dict[RoomId, Unread]:
+    """Return the counts of rooms that the user has joined, in one statement.
+
+    The rooms are given by number or by id; by default they are all. Others are left out.
+    """
+    rows = await conn.fetch(
+        SQL_UNREAD,
+        user_id,
+        None if room_nids is None else list(room_nids),
+        list(request.types),
+        list(request.ignored),
+        request.count_max,
+        request.rows_max,
+        None if room_ids is None else list(room_ids),
+        row=UnreadRow,
+    )
+    main: dict[RoomId, int] = {}
+    threads: dict[RoomId, dict[EventId, int]] = {}
+    for row in rows:
+        room_id = RoomId(row.room_id)
+        if row.json is None:
+            main[room_id] = max(main.get(room_id, 0), row.events)
+        else:
+            root_id = EventId(orjson.loads(row.json)["content"]["m.relates_to"]["event_id"])
+            threads.setdefault(room_id, {})[root_id] = row.events
+    return {room_id: Unread(count, threads.get(room_id, {})) for room_id, count in main.items()}

@@ -1,0 +1,238 @@
+"""Unread counts, compared with brute force; receipts of all kinds, readers, caps, and the work.
+
+`STORAGE_EXAMPLES` says how many random rooms; the default is for every day.
+"""
+
+import os
+from collections import Counter
+
+import storage
+from storage import Store
+from storage.ids import EventId, RoomId, UserId
+from storage.queries.unread import UNREAD_TYPES, Unread
+from storage.testing import BuiltEvent
+from tests.queries import thread_worlds as worlds
+from tests.queries.conftest import StatementLog
+from tests.queries.rooms import ADMIN, LOCAL, OTHER, deliver, new_room
+
+WORLDS = int(os.environ.get("STORAGE_EXAMPLES", "20"))
+NEEDED = ("main", "threads", "private", "whole", "of a thread", "none", "capped")
+
+
+def place(store_rows: dict[EventId, storage.StoredEvent], event_id: str) -> int:
+    """Return the position of an event in the order of /sync. All events of the rooms are live."""
+    return store_rows[EventId(event_id)].stream_ordering or 0
+
+
+class Reader:
+    """A user with receipts that are set as the test goes on, and the counts by brute force."""
+
+    def __init__(self, user: str) -> None:
+        self.user = user
+        self.receipts: dict[tuple[str, str | None], str] = {}
+
+    async def read(self, store: Store, world: worlds.ThreadWorld, seen: Counter[str]) -> None:
+        """Set a random receipt."""
+        rng = world.rng
+        kind = rng.choice(("m.read", "m.read.private"))
+        event = rng.choice(world.room.events)
+        root = worlds.thread_of(event)
+        thread = rng.choice((None, "main" if root is None else root, root or "main"))
+        await store.receipts.set(
+            world.room.room_id, kind, UserId(self.user), event.event_id, {}, thread_id=thread
+        )
+        seen["private"] += kind == "m.read.private"
+        seen["whole" if thread is None else "main only" if thread == "main" else "of a thread"] += 1
+        rows = await store.events([one.event_id for one in world.room.events])
+        before = self.receipts.get((kind, thread))
+        if before is None or place(rows, before) <= place(rows, event.event_id):
+            self.receipts[kind, thread] = event.event_id
+
+    def expected(
+        self, world: worlds.ThreadWorld, known: worlds.SeenRoom, most: int
+    ) -> Unread | None:
+        """Return the counts; None if the user is not in the room."""
+        joined = last_join(world, known, self.user)
+        if joined is None:
+            return None
+        main, threads = 0, Counter[str]()
+        for event in world.room.events:
+            if event.sender == self.user or worlds.is_edit(event) or not known.counts(event):
+                continue
+            root = worlds.thread_of(event)
+            given = [
+                place(known.rows, upto)
+                for (_, thread), upto in self.receipts.items()
+                if thread in (None, root or "main")
+            ]
+            if event.type not in UNREAD_TYPES or place(known.rows, event.event_id) <= max(
+                given, default=joined
+            ):
+                continue
+            if root is None:
+                main += 1
+            else:
+                threads[root] += 1
+        return Unread(
+            min(main, most), {EventId(root): min(count, most) for root, count in threads.items()}
+        )
+
+
+def last_join(world: worlds.ThreadWorld, known: worlds.SeenRoom, user: str) -> int | None:
+    """Return the position of the join of the current stay: not of a change of the profile."""
+    state = world.room.fork(1)[0]
+    for branch in world.branches:
+        state.merge(branch)
+    found = state.state.get(("m.room.member", user))
+    if found is None or world.room.event(found).content["membership"] != "join":
+        return None
+    event: BuiltEvent = world.room.event(found)
+    at = place(known.rows, event.event_id)
+    while True:
+        before = [
+            one
+            for one in map(world.room.event, event.auth_events)
+            if (one.type, one.state_key) == ("m.room.member", user)
+            and one.content["membership"] == "join"
+        ]
+        if not before:
+            return at
+        event = before[0]
+        at = min(at, place(known.rows, event.event_id))
+
+
+async def test_random_rooms_agree_with_brute_force(store: Store) -> None:
+    seen: Counter[str] = Counter()
+    for number in range(WORLDS):
+        world = worlds.new_world(number)
+        readers = [Reader(user) for user in worlds.LOCALS]
+        for _ in range(6):
+            worlds.grow(world, 10)
+            await worlds.deliver(store, world)
+            for reader in world.rng.sample(readers, 2):
+                if world.rng.random() < 0.7:
+                    await reader.read(store, world, seen)
+            for reader in readers:
+                ignored = world.rng.choice(((), (), (UserId(worlds.USERS[3]),)))
+                most = world.rng.choice((1, 3, 100))
+                known = await worlds.seen_by(store, world, reader.user, ignored)
+                found = await store.unread(
+                    reader.user, [world.room.room_id], ignored=ignored, count_max=most
+                )
+                expected = reader.expected(world, known, most)
+                assert found.get(world.room.room_id) == expected, (number, reader.user)
+                if expected is not None:
+                    seen["main"] += expected.main > 0
+                    seen["threads"] += len(expected.threads) > 1
+                    seen["none"] += not reader.receipts and expected.total > 0
+                    seen["capped"] += expected.main == most
+    assert all(seen[what] for what in NEEDED), seen
+
+
+async def unread_of(store: Store, room_id: RoomId, user: str = LOCAL, **how: object) -> Unread:
+    """Return the counts of one room."""
+    return (await store.unread(user, [room_id], **how))[room_id]  # type: ignore[arg-type]
+
+
+async def test_without_a_receipt_all_since_the_join_is_unread(store: Store) -> None:
+    room = new_room()
+    room.message(ADMIN, "before")
+    room.join(LOCAL)
+    room.message(ADMIN)
+    room.message(LOCAL, "my own")
+    room.join(LOCAL, displayname="a change of the profile is no join")
+    room.join(LOCAL, displayname="nor is the next one")
+    said = room.message(ADMIN)
+    room.edit(ADMIN, said, "an edit")
+    room.react(ADMIN, said)
+    room.topic(ADMIN, "state")
+    gone = room.message(ADMIN)
+    room.redact(ADMIN, gone)
+    await deliver(store, room)
+    assert await unread_of(store, room.room_id) == Unread(2)
+    assert await unread_of(store, room.room_id, types=["m.reaction"]) == Unread(1)
+    assert await unread_of(store, room.room_id, ignored=[ADMIN]) == Unread(0)
+    assert await unread_of(store, room.room_id, count_max=1) == Unread(1)
+    room.leave(LOCAL)
+    await deliver(store, room)
+    assert await store.unread(LOCAL) == {}
+    room.message(ADMIN, "while away")
+    room.join(LOCAL)
+    room.message(ADMIN)
+    await deliver(store, room)
+    assert await store.unread(LOCAL) == {room.room_id: Unread(1)}
+
+
+async def test_receipts_of_threads(store: Store) -> None:
+    room = new_room(members=[LOCAL, OTHER])
+    root = room.message(ADMIN)
+    replies = [room.threaded(OTHER, root, "reply") for _ in range(3)]
+    last = room.message(ADMIN)
+    await deliver(store, room)
+
+    async def read(event: BuiltEvent, thread_id: str | None, kind: str = "m.read") -> Unread:
+        await store.receipts.set(
+            room.room_id, kind, UserId(LOCAL), event.event_id, {}, thread_id=thread_id
+        )
+        return await unread_of(store, room.room_id)
+
+    assert await unread_of(store, room.room_id) == Unread(2, {root.event_id: 3})
+    assert await read(last, "main") == Unread(0, {root.event_id: 3})
+    assert await read(replies[0], root.event_id) == Unread(0, {root.event_id: 2})
+    private = await read(replies[1], root.event_id, "m.read.private")
+    assert private == Unread(0, {root.event_id: 1})
+    assert await read(replies[1], None) == Unread(0, {root.event_id: 1})
+    assert await read(last, None) == Unread(0)
+    assert (await unread_of(store, room.room_id, OTHER)).total == 2
+    room.threaded(ADMIN, root, "new")
+    room.message(ADMIN)
+    await deliver(store, room)
+    found = await unread_of(store, room.room_id)
+    assert (found, found.total) == (Unread(1, {root.event_id: 1}), 2)
+
+
+async def test_a_receipt_for_a_backfilled_event(store: Store) -> None:
+    room = new_room(members=[LOCAL])
+    old = [room.message(ADMIN, f"old {number}") for number in range(2)]
+    bridge = room.message(ADMIN, "live")
+    room.message(ADMIN, "after")
+    rest = [event.pdu for event in room.events if event not in old]
+    state = {bridge.event_id: list(bridge.state_before.values())}
+    await store.append(rest, room_version="11", state_before=state)
+    await store.append([event.pdu for event in old], origin="backfill")
+    assert (await store.events([old[0].event_id]))[old[0].event_id].stream_ordering is not None
+    await store.receipts.set(room.room_id, "m.read", UserId(LOCAL), old[1].event_id, {})
+    assert await unread_of(store, room.room_id) == Unread(2)
+    await store.receipts.set(room.room_id, "m.read", UserId(LOCAL), bridge.event_id, {})
+    assert await unread_of(store, room.room_id) == Unread(1)
+    again = await store.receipts.set(room.room_id, "m.read", UserId(LOCAL), old[0].event_id, {})
+    assert [one.event_id for one in await store.receipts.of_room(room.room_id)] == [bridge.event_id]
+    assert again == (await store.receipts.of_room(room.room_id))[0].stream_id
+
+
+async def test_hidden_and_erased_events_do_not_count(store: Store) -> None:
+    room = new_room(visibility="joined", members=[OTHER])
+    room.message(OTHER, "before the join")
+    room.join(LOCAL)
+    room.message(OTHER)
+    await deliver(store, room)
+    assert await unread_of(store, room.room_id) == Unread(1)
+    await store.receipts.set(room.room_id, "m.read", UserId(LOCAL), room.events[0].event_id, {})
+    assert await unread_of(store, room.room_id) == Unread(1)
+
+
+async def test_many_rooms_are_one_statement(store: Store, statements: StatementLog) -> None:
+    rooms = [new_room(seed=seed, members=[LOCAL]) for seed in range(5)]
+    for count, room in enumerate(rooms):
+        for _ in range(count):
+            room.message(ADMIN)
+        await deliver(store, room)
+    statements.take()
+    assert await store.unread(LOCAL) == {
+        room.room_id: Unread(count) for count, room in enumerate(rooms)
+    }
+    assert len(statements.take()) == 1
+    some = [room.room_id for room in rooms[:2]]
+    assert (await store.unread(LOCAL, some)).keys() == set(some)
+    assert await store.unread(LOCAL, []) == {}
+    assert await store.unread("@nobody:s1.test") == {}
