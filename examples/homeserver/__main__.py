@@ -86,7 +86,7 @@ async def serve(given: argparse.Namespace) -> None:
         await web.TCPSite(runner, "127.0.0.1", given.federation_port, ssl_context=ours).start()
         print(f"{name}: clients at http://127.0.0.1:{given.client_port}", flush=True)
         try:
-            await home.outgoing.run()
+            await home.sender.run()
         finally:
             await runner.cleanup()
             await remote.session.close()

@@ -33,7 +33,7 @@ class Federation(Api):
         claim = claim_of(request.method, request.raw_path, origin, self.home.name, content)
         claim["signatures"] = {origin: {given["key"]: given["sig"]}}
         await self.home.receiver.check_signed(origin, claim)
-        self.home.outgoing.wake(origin)
+        self.home.sender.is_up(origin)
         return origin, ""
 
     @on("PUT", "/send/{txn}")
@@ -65,7 +65,7 @@ class Federation(Api):
             pdu = event.sign(pdu, version, self.home.name, self.home.remote.key)
         stored = await self.home.accept(call.sender, pdu, version)
         others = await self.store.joined_servers(room) - {call.sender}
-        self.home.outgoing.put(others, stored)
+        self.home.sender.pass_on(others, (await self.store.events([stored]))[stored])
         if act != "join":
             return {"knock_room_state": await self.home.stripped_state(room)}
         state = await self._states(await self.store.state_ids(stored), "state")

@@ -5,10 +5,10 @@ from contextlib import suppress
 from typing import Any, Final
 
 from storage import EventId, RoomId, Store, SyncFilter, UnknownRoom, event
-from storage.federation import Receiver
+from storage.federation import Receiver, Sender
 
 from .accounts import Accounts
-from .remote import Outgoing, Remote
+from .remote import Remote
 from .web import Json, MatrixError, now_ms
 
 MEMBER: Final = "m.room.member"
@@ -23,13 +23,12 @@ class Homeserver:
     def __init__(self, store: Store, accounts: Accounts, remote: Remote) -> None:
         self.store, self.accounts, self.remote, self.name = store, accounts, remote, remote.name
         self.receiver = Receiver(store, remote)
-        self.outgoing = Outgoing(store, remote)
+        self.sender = Sender(store, remote.send)
         self.directory = store.define_stream("directory")
 
     async def send(self, room: RoomId, sender: str, kind: str, content: Json, **how: Any) -> Json:
         """Make an event of a local user."""
         result = await self.store.send(room, sender, kind, content, **how)
-        self.outgoing.wake()
         return {"event_id": result.event_id}
 
     async def invite(self, sender: str, room: RoomId, target: str, content: Json) -> None:
@@ -53,7 +52,6 @@ class Homeserver:
         result = (await self.receiver.transaction(origin, [pdu]))[event_id]
         if result.outcome not in ("stored", "duplicate"):
             raise MatrixError(403, "M_FORBIDDEN", str(result.reason))
-        self.outgoing.wake()
         return event_id
 
     async def change(self, user: str, room: RoomId, content: Json, via: Iterable[str]) -> None:

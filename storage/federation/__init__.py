@@ -1,4 +1,4 @@
-"""Events of other servers: transactions, joins, invites, gaps and backfill.
+"""Events of other servers: transactions, joins, invites, gaps and backfill; and sending to them.
 
 receiver.py      `Receiver`, the calls
 remote.py        `Remote`, the requests that the homeserver implements
@@ -11,6 +11,7 @@ room_task.py     reading, checking and storing events of one room
 gap.py           the gap before new events
 state_fetch.py   the state before an event whose parents are missing
 joining.py, invites.py, backfilling.py   one call each
+sender.py        `Sender`, the way of local events to other servers
 """
 
 from storage.federation.backfilling import BackfillResult
@@ -19,6 +20,7 @@ from storage.federation.joining import JoinFault, JoinResult
 from storage.federation.limits import ReceiverLimits
 from storage.federation.receiver import Receiver
 from storage.federation.remote import JsonObject, Remote, RemoteError
+from storage.federation.sender import Sender, SenderLimits
 
 __all__ = [
     "BackfillResult",
@@ -30,4 +32,6 @@ __all__ = [
     "ReceiverLimits",
     "Remote",
     "RemoteError",
+    "Sender",
+    "SenderLimits",
 ]

@@ -53,7 +53,7 @@ SENT: dict[str, tuple[str, ...]] = {
 }
 
 
-class Sender:
+class NumberedWriter:
     """Writes one numbered fact after another to one stream, and hears what the feed tells of it."""
 
     def __init__(self, store: Store, stream_name: str) -> None:
@@ -93,14 +93,14 @@ class Sender:
 @asynccontextmanager
 async def sending(
     dsn: str, stream_name: str
-) -> AsyncIterator[tuple[AnswerEater, Sender, asyncpg.Connection]]:
+) -> AsyncIterator[tuple[AnswerEater, NumberedWriter, asyncpg.Connection]]:
     admin = await asyncpg.connect(dsn)
     try:
         async with (
             AnswerEater(dsn) as eater,
             storage.open(eater.dsn, server_name="s1.test", config=QUIET, observer=eater) as store,
         ):
-            sender = Sender(store, stream_name)
+            sender = NumberedWriter(store, stream_name)
             await sender.begin()
             yield eater, sender, admin
     finally:

@@ -1,0 +1,185 @@
+"""`Sender`: the events of local users, to each server that must have them.
+
+It reads the outbox from a cursor, and has a queue for each server. So a slow server does not delay
+the others. The cursor stays before the first event that a server lacks: after a restart the sender
+sends again from there, and other servers ignore duplicates.
+
+A queue that becomes too long keeps the latest event of each room. Other servers request the events
+before it, because it names them as parents.
+"""
+
+import asyncio
+import logging
+import time
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import count, islice
+from typing import Final
+
+from storage import arguments as args
+from storage.errors import StorageError
+from storage.federation.remote import RemoteError
+from storage.ids import EventId, RoomId, ServerName
+from storage.queries.events import StoredEvent
+from storage.store.facade import Store
+from storage.streams.feed import Advance
+
+logger: Final = logging.getLogger(__name__)
+
+SendTransaction = Callable[[ServerName, str, list[StoredEvent]], Awaitable[None]]
+"""PUT /_matrix/federation/v1/send/{txnId}: the server, a transaction id, and the events."""
+
+
+@dataclass(frozen=True, slots=True)
+class SenderLimits:
+    """The bounds on the work of a `Sender`.
+
+    ``pdus_max`` is the number of events in a transaction, 50 by the specification. A queue of more
+    than ``queue_max`` events keeps the latest of each room. A server that fails is tried again
+    after ``retry_seconds``, then after twice as long, up to ``retry_seconds_max``. The outbox is
+    read after ``poll_seconds`` if no event of this process or of replication comes before.
+    """
+
+    pdus_max: int = 50
+    queue_max: int = 1_000
+    retry_seconds: float = 0.5
+    retry_seconds_max: float = 60.0
+    poll_seconds: float = 1.0
+
+
+@dataclass(slots=True)
+class Destination:
+    """The events that one server has yet to get: position in the outbox, and room."""
+
+    queue: dict[EventId, tuple[int, RoomId]] = field(default_factory=dict)
+    wake: asyncio.Event = field(default_factory=asyncio.Event)
+    is_failing: bool = False
+
+    def put(self, event_id: EventId, position: int, room_id: RoomId, most: int) -> None:
+        """Add an event. It does not wake a server that fails."""
+        self.queue[event_id] = position, room_id
+        if len(self.queue) > most:
+            latest = {room: one for one, (_, room) in self.queue.items()}
+            kept = set(latest.values())
+            self.queue = {one: at for one, at in self.queue.items() if one in kept}
+        if not self.is_failing:
+            self.wake.set()
+
+
+class Sender:
+    """Sends the events of local users to other servers. Make one for each store; run it once."""
+
+    def __init__(
+        self,
+        store: Store,
+        send: SendTransaction,
+        *,
+        cursor: str = "federation",
+        limits: SenderLimits | None = None,
+    ) -> None:
+        """Prepare to send.
+
+        ``send`` sends a transaction, and raises `RemoteError` if the server did not take it.
+        ``cursor`` is the name of the position in ``store.cursors``.
+        """
+        self._store, self._send, self._cursor = store, send, cursor
+        self._limits = limits or SenderLimits()
+        self._servers = defaultdict[ServerName, Destination](Destination)
+        self._tasks: dict[ServerName, asyncio.Task[None]] = {}
+        self._news, self._read, self._saved = asyncio.Event(), 0, 0
+        self._transactions = count(time.time_ns())
+
+    def is_up(self, server: str) -> None:
+        """Try a server now that failed before. Call it for each request of the server."""
+        if (name := args.server(server)) in self._servers:
+            self._servers[name].wake.set()
+
+    def pass_on(self, servers: Iterable[str], event: StoredEvent) -> None:
+        """Send an event of another server's user, such as a join that this server accepted."""
+        self._put(map(args.server, servers), event.event_id, self._read + 1, event.room_id)
+
+    async def run(self) -> None:
+        """Send until it is cancelled. Errors of the database and of servers are logged."""
+        unsubscribe = self._store.streams.feed.subscribe(self._advanced)
+        try:
+            await self._read_outbox()
+        finally:
+            unsubscribe()
+            for task in self._tasks.values():
+                task.cancel()
+            await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+
+    def _advanced(self, advance: Advance) -> None:
+        if advance.stream_name == "events":
+            self._news.set()
+
+    async def _read_outbox(self) -> None:
+        self._read = self._saved = await self._store.cursors.get(self._cursor)
+        while True:
+            self._news.clear()
+            try:
+                is_whole = await self._read_page()
+                await self._save()
+            except StorageError as error:
+                logger.warning("the outbox cannot be read: %s", error)
+                is_whole = True
+            if is_whole:
+                await _wait(self._news, self._limits.poll_seconds)
+
+    async def _read_page(self) -> bool:
+        """Put a page of the outbox into the queues. Return whether there is no more."""
+        page = await self._store.outbox(self._read)
+        for one in page:
+            self._put(one.servers, one.event_id, one.position, one.room_id)
+        is_whole, self._read = page.upto == self._read, page.upto
+        return is_whole
+
+    def _put(
+        self, servers: Iterable[ServerName], event_id: EventId, position: int, room_id: RoomId
+    ) -> None:
+        for server in servers:
+            if server != self._store.server_name:
+                self._servers[server].put(event_id, position, room_id, self._limits.queue_max)
+                if server not in self._tasks:
+                    self._tasks[server] = asyncio.create_task(self._serve(server))
+
+    async def _save(self) -> None:
+        """Move the cursor to the first event that a server lacks."""
+        unsent = (at for to in self._servers.values() for at, _ in to.queue.values())
+        sent_upto = min(unsent, default=self._read + 1) - 1
+        if sent_upto > self._saved:
+            self._saved = await self._store.cursors.set(self._cursor, sent_upto)
+
+    async def _serve(self, server: ServerName) -> None:
+        to, pause = self._servers[server], self._limits.retry_seconds
+        while True:
+            to.wake.clear()
+            try:
+                while to.queue:
+                    await self._send_first(server, to)
+                to.is_failing, pause = False, self._limits.retry_seconds
+                await self._save()
+                await to.wake.wait()
+            except Exception as error:  # of the caller's `send`, logged
+                to.is_failing = True
+                unexpected = not isinstance(error, RemoteError | StorageError)
+                logger.warning("%s gets no events: %s", server, error, exc_info=unexpected)
+                await _wait(to.wake, pause)
+                pause = min(2 * pause, self._limits.retry_seconds_max)
+
+    async def _send_first(self, server: ServerName, to: Destination) -> None:
+        """Send the first events of a queue, and take them out of it."""
+        ids = list(islice(to.queue, self._limits.pdus_max))
+        stored = await self._store.events(ids)
+        events = [stored[one] for one in ids if one in stored]
+        if events:
+            await self._send(server, str(next(self._transactions)), events)
+        for one in ids:
+            to.queue.pop(one, None)
+
+
+async def _wait(event: asyncio.Event, seconds: float) -> None:
+    with suppress(TimeoutError):
+        await asyncio.wait_for(event.wait(), seconds)

@@ -1,0 +1,199 @@
+"""Sending local events: every server gets what it must have, whatever fails in between."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+
+import pytest
+
+from storage import EventId, RoomId, ServerName, StoredEvent
+from storage.federation import RemoteError, Sender, SenderLimits
+from tests.federation.peers import Homeserver
+from tests.federation.rooms import agree, shared_room
+
+WAIT_S = 10
+SLOW = SenderLimits(retry_seconds=60.0, poll_seconds=60.0)
+"""With these nothing is sent but for a reason."""
+
+
+@dataclass
+class Wire:
+    """Transactions of the first server to the others. Those in ``down`` fail."""
+
+    servers: list[Homeserver]
+    down: set[str] = field(default_factory=set)
+    sent: dict[str, list[EventId]] = field(default_factory=dict)
+    tried: dict[str, int] = field(default_factory=dict)
+    transactions: set[tuple[str, str]] = field(default_factory=set)
+    fault: Callable[[], None] | None = None
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def send(self, server: ServerName, transaction: str, events: list[StoredEvent]) -> None:
+        self.tried[server] = self.tried.get(server, 0) + 1
+        self.changed.set()
+        if server in self.down:
+            if self.fault is not None:
+                self.fault()
+            raise RemoteError(f"{server} is down")
+        assert (server, transaction) not in self.transactions
+        self.transactions.add((server, transaction))
+        [target] = [one for one in self.servers if one.name == server]
+        await target.receive(self.servers[0], [one.json for one in events])
+        self.sent.setdefault(server, []).extend(one.event_id for one in events)
+        self.changed.set()
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        async with asyncio.timeout(WAIT_S):
+            while not condition():
+                self.changed.clear()
+                await self.changed.wait()
+
+    def has(self, server: Homeserver, *ids: EventId) -> Callable[[], bool]:
+        return lambda: set(ids) <= set(self.sent.get(server.name, ()))
+
+
+@asynccontextmanager
+async def sending(wire: Wire, limits: SenderLimits = SLOW) -> AsyncIterator[Sender]:
+    sender = Sender(wire.servers[0].store, wire.send, limits=limits)
+    task = asyncio.create_task(sender.run())
+    try:
+        yield sender
+    finally:
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+
+
+async def say(server: Homeserver, room: RoomId, count: int) -> list[EventId]:
+    """Send messages of the server's user, one after the other."""
+    content = {"msgtype": "m.text", "body": "hello"}
+    found = []
+    for _ in range(count):
+        result = await server.store.send(room, server.user(), "m.room.message", content)
+        assert result.event_id is not None
+        found.append(result.event_id)
+    return found
+
+
+async def skip(one: Homeserver) -> None:
+    """Let the cursor begin after the events that exist."""
+    page = await one.store.outbox(0, 1_000)
+    await one.store.cursors.set("federation", page.upto)
+
+
+async def saved(one: Homeserver) -> None:
+    """Wait until the cursor is behind all events."""
+    async with asyncio.timeout(WAIT_S):
+        while await one.store.outbox(await one.store.cursors.get("federation")):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
+async def test_each_server_gets_all_events_in_order(three: list[Homeserver]) -> None:
+    one, two, _ = three
+    everywhere, only_two = await shared_room(*three), await shared_room(one, two)
+    await skip(one)
+    wire = Wire(three)
+    async with sending(wire, SenderLimits(pdus_max=4, poll_seconds=60.0)):
+        first = await say(one, everywhere, 10)
+        second = await say(one, only_two, 3)
+        await wire.until(wire.has(two, *first, *second))
+        await wire.until(wire.has(three[2], *first))
+    assert wire.sent[two.name] == first + second
+    assert wire.sent[three[2].name] == first
+    assert one.name not in wire.sent
+    await agree(everywhere, *three)
+
+
+async def test_a_server_that_is_down_delays_nobody(three: list[Homeserver]) -> None:
+    one, two, other = three
+    room = await shared_room(*three)
+    await skip(one)
+    wire = Wire(three, down={two.name})
+    async with sending(wire) as sender:
+        sent = await say(one, room, 5)
+        await wire.until(wire.has(other, *sent))
+        assert wire.tried[two.name] == 1
+        wire.down.clear()
+        sender.is_up(two.name)
+        await wire.until(wire.has(two, *sent))
+    assert wire.sent[two.name] == sent
+    await agree(room, *three)
+
+
+async def test_it_tries_again_by_itself(
+    two: list[Homeserver], caplog: pytest.LogCaptureFixture
+) -> None:
+    room = await shared_room(*two)
+    await skip(two[0])
+
+    def surprise() -> None:
+        raise ZeroDivisionError
+
+    wire = Wire(two, down={two[1].name}, fault=surprise)
+    with caplog.at_level(logging.WARNING, "storage.federation.sender"):
+        async with sending(wire, SenderLimits(retry_seconds=0.01)):
+            sent = await say(two[0], room, 2)
+            await wire.until(lambda: wire.tried.get(two[1].name, 0) >= 3)
+            wire.down.clear()
+            await wire.until(wire.has(two[1], *sent))
+    assert {str(two[1].name) in one.getMessage() for one in caplog.records} == {True}
+    assert all(one.exc_info is not None for one in caplog.records)
+
+
+async def test_after_a_restart_it_sends_what_a_server_lacks(three: list[Homeserver]) -> None:
+    one, two, other = three
+    room = await shared_room(*three)
+    await skip(one)
+    wire = Wire(three, down={two.name})
+    async with sending(wire):
+        sent = await say(one, room, 3)
+        await wire.until(wire.has(other, *sent))
+    again = Wire(three)
+    async with sending(again):
+        await again.until(again.has(two, *sent))
+        await saved(one)
+    assert again.sent[two.name] == sent
+    third = Wire(three)
+    async with sending(third):
+        more = await say(one, room, 1)
+        await third.until(third.has(two, *more))
+        await third.until(third.has(other, *more))
+    assert third.sent == {two.name: more, other.name: more}
+
+
+async def test_a_long_queue_keeps_the_latest_of_each_room(two: list[Homeserver]) -> None:
+    one, other = two
+    quiet, loud = await shared_room(*two), await shared_room(*two)
+    await skip(one)
+    wire = Wire(two, down={other.name})
+    async with sending(wire, SenderLimits(queue_max=5, retry_seconds=60.0)) as sender:
+        [early] = await say(one, quiet, 1)
+        late = await say(one, loud, 17)
+        await wire.until(lambda: other.name in wire.tried)
+        destination = sender._servers[ServerName(other.name)]
+        async with asyncio.timeout(WAIT_S):
+            while late[-1] not in destination.queue:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        assert len(destination.queue) <= 5
+        wire.down.clear()
+        sender.is_up(other.name)
+        await wire.until(wire.has(other, early, late[-1]))
+    assert len(wire.sent[other.name]) <= 5
+    for room in (quiet, loud):
+        await agree(room, *two)
+
+
+async def test_it_passes_on_the_event_of_another_server(three: list[Homeserver]) -> None:
+    one, two, other = three
+    room = await shared_room(*three)
+    await skip(one)
+    [theirs] = await say(two, room, 1)
+    event = (await two.store.events([theirs]))[theirs]
+    await one.receive(two, [event.json])
+    wire = Wire(three)
+    async with sending(wire) as sender:
+        sender.pass_on([one.name, other.name], event)
+        await wire.until(wire.has(other, theirs))
+    assert wire.sent.keys() == {other.name}
