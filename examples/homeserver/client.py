@@ -252,6 +252,12 @@ class Client(UserApi):
         page = await self.store.relations(event, call.sender, **how)
         return await self._chunk(call, page.chunk, next_batch=page.end)
 
+    @on("GET", "/rooms/{room}/threads")
+    async def threads(self, call: Call, room: RoomId) -> Json:
+        how = _page(call) | {"include": call.query.get("include", "all")}
+        page = await self.store.threads(room, call.sender, **how)
+        return await self._chunk(call, page.chunk, next_batch=page.end)
+
     @on("GET", "/publicRooms")
     @on("POST", "/publicRooms")
     async def public_rooms(self, _: Call) -> Json:

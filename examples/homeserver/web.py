@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
+import orjson
 from aiohttp import web
 from multidict import MultiMapping
 
@@ -99,7 +100,13 @@ class Api:
 
 
 def _dumps(response: Any) -> str:
-    return json.dumps(response, default=lambda it: getattr(it, "json", None) or list(it))
+    def default(it: Any) -> Any:
+        return getattr(it, "json", None) or list(it)
+
+    try:
+        return orjson.dumps(response, default).decode()
+    except TypeError:  # in old room versions a number may have more than 64 bits
+        return json.dumps(response, default=default)
 
 
 def now_ms() -> int:

@@ -1,4 +1,4 @@
-"""The room directory, spaces and single events of the example."""
+"""The room directory, spaces, threads and single events of the example."""
 
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
@@ -90,3 +90,26 @@ async def test_single_events(users: Users) -> None:
     for user, wrong in ((bob, path), (alice, path.replace(room, "!other:s"))):
         with pytest.raises(ErrorResponse, match="404"):
             await user.call("GET", wrong)
+
+
+async def test_threads(users: Users) -> None:
+    alice, bob = users.alice, users.bob
+    room = await alice.create_room(preset="public_chat")
+    await bob.join(room)
+    roots = [await alice.send(room, f"root {number}") for number in range(3)]
+    for number, (user, root) in enumerate([(alice, roots[1]), (bob, roots[0]), (alice, roots[2])]):
+        relation = {"rel_type": "m.thread", "event_id": root}
+        body = {"msgtype": "m.text", "body": f"reply {number}", "m.relates_to": relation}
+        await user.call("PUT", f"/rooms/{room}/send/m.room.message/{number}", body)
+
+    async def ids(user: User, **query: Any) -> list[str]:
+        found = await user.call("GET", f"/rooms/{room}/threads", api=API_V1, **query)
+        return [one["event_id"] for one in found["chunk"]]
+
+    assert await ids(bob) == [roots[2], roots[0], roots[1]]
+    assert await ids(bob, include="participated") == [roots[0]]
+    page = await bob.call("GET", f"/rooms/{room}/threads", api=API_V1, limit=1)
+    [root] = page["chunk"]
+    thread = root["unsigned"]["m.relations"]["m.thread"]
+    assert (thread["count"], thread["latest_event"]["content"]["body"]) == (1, "reply 2")
+    assert await ids(bob, **{"from": page["next_batch"]}) == [roots[0], roots[1]]
