@@ -104,7 +104,7 @@ def _dumps(response: Any) -> str:
         return getattr(it, "json", None) or list(it)
 
     try:
-        return orjson.dumps(response, default).decode()
+        return orjson.dumps(response, default, orjson.OPT_PASSTHROUGH_DATACLASS).decode()
     except TypeError:  # in old room versions a number may have more than 64 bits
         return json.dumps(response, default=default)
 
