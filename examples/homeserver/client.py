@@ -320,10 +320,9 @@ async def _add_facts(
     rooms, everywhere = await store.rooms_of(user), list[Json]()
     for room in rooms:
         receipts: Json = {}
-        for row in await store.receipts.of_room(room, after=after["receipts"]):
-            if row.receipt_type != "m.read.private" or row.user_id == user:
-                kinds = receipts.setdefault(row.event_id, {})
-                kinds.setdefault(row.receipt_type, {})[row.user_id] = json.loads(row.data)
+        for row in await store.receipts.of_room(room, user_id=user, after=after["receipts"]):
+            kinds = receipts.setdefault(row.event_id, {})
+            kinds.setdefault(row.receipt_type, {})[row.user_id] = json.loads(row.data)
         if receipts:
             event = {"type": "m.receipt", "content": receipts}
             joined.setdefault(room, _quiet_room(token))["ephemeral"]["events"].append(event)

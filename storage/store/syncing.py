@@ -13,6 +13,7 @@ from storage.queries import unread as unread_queries
 from storage.queries.filters import ANY_ROOM, SyncFilter
 from storage.queries.sync import Look, Sync, SyncRequest
 from storage.queries.sync.changed_rooms import News
+from storage.queries.sync.included import Include, Included
 from storage.queries.unread import COUNT_MAX, UNREAD_TYPES, Unread, UnreadRequest
 from storage.store.core import StoreCore
 from storage.streams import SyncToken, VectorPosition
@@ -30,6 +31,8 @@ async def sync(
     timeout_ms: int = 0,
     ignored: Collection[UserId] = (),
     filter: SyncFilter = ANY_ROOM,  # noqa: A002  # as the client-server API calls it
+    device_id: str | None = None,
+    include: Collection[Included] = (),
 ) -> Sync:
     """Return what is new to a local user since a token; None asks for everything.
 
@@ -44,6 +47,11 @@ async def sync(
     A timeline that is `limited` is incomplete. This is also so where history is missing, or where
     too few of the last `Config.traversal_rows_max` events pass the filter or are visible. Page on
     from its `prev_batch`.
+
+    ``include`` adds "receipts", "account_data", "to_device" (messages to ``device_id``) and
+    "unread" (counts), as of the same snapshot. A room where only these are new is in `Sync.join`.
+    By default nothing is added, and no statement is sent for it. To-device messages stay stored
+    until you delete them (`storage.streams.to_device.ToDevice.delete`).
 
     `InvalidToken`, `ResyncNeeded`, `InputError`.
     """
@@ -60,6 +68,7 @@ async def sync(
         deployment=store.deployment_id,
         config=store.database.config,
         defined=store.defined_streams.covered,
+        include=Include.of(include, device_id),
     )
     await store.defined_streams.ready()
     return await queries.until_news(

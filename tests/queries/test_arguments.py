@@ -230,6 +230,7 @@ OF_METHOD: Final[dict[str, ArgumentCase]] = {
     "Store.positions_of.token": ArgumentCase(None, NO_TOKENS),
     "AccountData.set.room_id": ArgumentCase(None, no_ids("!")[:-4]),
     "AccountData.get.room_id": ArgumentCase(None, no_ids("!")[:-4]),
+    "Store.sync.include": ArgumentCase(["receipts"], (*NO_LISTS, None, ["typing"])),
     "Store.threads.include": ArgumentCase("all", (*NO_TEXTS, None, "", "some")),
     "Store.unread.types": ArgumentCase(["m.room.message"], (*NO_LISTS, None)),
     "Store.unread.count_max": ArgumentCase(5, NO_LIMITS),

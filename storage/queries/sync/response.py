@@ -12,6 +12,7 @@ from storage.errors import InvalidToken, ResyncNeeded
 from storage.ids import UserId
 from storage.queries.filters import ANY_ROOM, SyncFilter
 from storage.queries.sync.changed_rooms import News, SyncMemory
+from storage.queries.sync.included import NOTHING, Include, Inclusion, add_included
 from storage.queries.sync.positions import covered, events_of, where
 from storage.queries.sync.rooms import ChangedRoom, SyncRange, rooms, rooms_and_writers
 from storage.queries.sync.state import RoomState, StateRequest, SyncedRoom, SyncedUser, states
@@ -51,6 +52,7 @@ class SyncRequest:
     rows_max: int = 20_000
     defined: frozenset[str] = frozenset()
     """The streams that the process has defined."""
+    include: Include = NOTHING
 
     @property
     def text(self) -> str:
@@ -86,6 +88,7 @@ class SyncRequest:
         deployment: str,
         config: Config,
         defined: frozenset[str] = frozenset(),
+        include: Include = NOTHING,
     ) -> "SyncRequest":
         """Return the request for these arguments.
 
@@ -116,6 +119,7 @@ class SyncRequest:
             filter,
             rows_max,
             defined,
+            include,
         )
 
 
@@ -158,7 +162,8 @@ async def _respond(conn: Connection, request: SyncRequest, news: News | None) ->
     known = None if since is None else events_of(since)
     room_nids = None if news is None or known is None else news.candidates(known)
     if (known == events_of(upto) and not request.full_state) or room_nids == []:
-        return Sync(request.next_batch(upto))
+        wanted = _inclusion(request, since, upto, [])
+        return await add_included(conn, wanted, Sync(request.next_batch(upto)))
     below = None if request.part is None else (request.part.activity, request.part.room)
     limit = request.rooms_limit if since is None else None
     of_all = (
@@ -182,7 +187,28 @@ async def _respond(conn: Connection, request: SyncRequest, news: News | None) ->
         if more and joined
         else None
     )
-    return await _fill(conn, request, found, Sync(request.next_batch(upto), next_rooms=next_rooms))
+    response = Sync(request.next_batch(upto), next_rooms=next_rooms)
+    response = await _fill(conn, request, found, response)
+    return await add_included(conn, _inclusion(request, since, upto, joined), response)
+
+
+def _inclusion(
+    request: SyncRequest, since: SyncToken | None, upto: SyncToken, joined: Iterable[ChangedRoom]
+) -> Inclusion:
+    """Return the request for the parts that the response includes."""
+    end = PaginationToken(BESIDE_TIMELINE, 0, live=events_of(upto).furthest())
+    return Inclusion(
+        user_id=request.user_id,
+        include=request.include,
+        since=since,
+        now=upto,
+        filter=request.filter,
+        ignored=request.ignored,
+        is_first=request.part is None,
+        whole=[room.row.room_nid for room in joined if room.row.whole],
+        prev_batch=end.print(request.deployment),
+        rows_max=request.rows_max,
+    )
 
 
 def is_quiet(request: SyncRequest, memory: SyncMemory) -> bool:
@@ -205,8 +231,9 @@ async def quiet(
     if news is None:
         return None
     upto = news.token
-    since = events_of((request.since or SyncToken()).bound(upto.positions()))
-    if since.min < news.purged_upto:
+    given = (request.since or SyncToken()).bound(upto.positions())
+    since = events_of(given)
+    if since.min < news.purged_upto or request.include.has_news(given, upto):
         return None
     if since == events_of(upto) or news.candidates(since) == []:
         return Sync(request.next_batch(upto)), news
@@ -219,6 +246,8 @@ def is_brief(request: SyncRequest, memory: SyncMemory) -> bool:
     Then try `brief`.
     """
     if request.since is None or request.full_state or request.filter.lazy_load_members:
+        return False
+    if "unread" in request.include.parts:
         return False
     return not memory.has_state(request.user_id, events_of(request.since))
 
@@ -254,6 +283,7 @@ async def brief(
         or events_of(news.token) != upto
         or since.min < news.purged_upto
         or news.candidates(since) != room_nids
+        or request.include.has_news(request.since or SyncToken(), news.token)
     ):
         return None
     if any(room.row.whole or room.row.has_state or room.row.membership != JOIN for room in found):

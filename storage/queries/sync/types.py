@@ -5,6 +5,8 @@ from typing import Any
 
 from storage.ids import RoomId, StateKey, UserId
 from storage.queries.events import StoredEvent
+from storage.queries.unread import Unread
+from storage.streams.receipts import ReceiptRow
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +48,9 @@ class JoinedRoom:
     change inside a gap before the timeline is in ``state``. ``state_removed`` are the keys that
     state resolution took away altogether, as of the end. ``summary`` is None where it has not
     changed.
+
+    The others are for a sync that includes them. ``receipts`` are the new ones, private ones of the
+    user only. ``account_data`` has the new contents by type. ``unread`` are the counts.
     """
 
     timeline: Timeline
@@ -53,6 +58,9 @@ class JoinedRoom:
     state_after: list[StoredEvent]
     state_removed: list[StateKey]
     summary: RoomSummary | None = None
+    receipts: list[ReceiptRow] = field(default_factory=list)
+    account_data: dict[str, dict[str, Any]] = field(default_factory=dict)
+    unread: Unread | None = None
 
 
 class LeftRoom(JoinedRoom):
@@ -85,6 +93,9 @@ class Sync:
 
     ``next_rooms``: there are more rooms than ``rooms_limit``. Give it as ``since`` for the next
     ones, as of the same position: every part has the same ``next_batch``. None after the last part.
+
+    ``account_data`` (global, by type) and ``to_device`` (messages, oldest first) are for a sync
+    that includes them.
     """
 
     next_batch: str
@@ -93,8 +104,11 @@ class Sync:
     knock: dict[RoomId, KnockedRoom] = field(default_factory=dict)
     leave: dict[RoomId, LeftRoom] = field(default_factory=dict)
     next_rooms: str | None = None
+    account_data: dict[str, dict[str, Any]] = field(default_factory=dict)
+    to_device: list[dict[str, Any]] = field(default_factory=list)
 
     @property
     def is_empty(self) -> bool:
         """Return whether there is nothing new."""
-        return not (self.join or self.invite or self.knock or self.leave)
+        rooms = self.join or self.invite or self.knock or self.leave
+        return not (rooms or self.account_data or self.to_device)
