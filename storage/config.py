@@ -209,6 +209,9 @@ class Config:
     group of an event is read from the database each time.
     """
 
+    cache_sliding_rooms_max: Kept = 500_000
+    """Rooms (about 50 bytes each) of the connections of sliding sync that a process caches."""
+
     cache_names_max: Kept = 500_000
     """State keys, users and servers whose nids a process caches."""
 
@@ -255,6 +258,15 @@ class Config:
 
     `room-storage gc` deletes older transaction ids; until then they count.
     """
+
+    sliding_connection_keep_ms: Annotated[int, AllowedRange(3_600_000, LONGEST_MS)] = 604_800_000
+    """How long an unused connection of sliding sync stays: seven days.
+
+    `room-storage gc` deletes older ones. Their clients get `UnknownPos`, and begin a new one.
+    """
+
+    sliding_connections_max: Annotated[int, AllowedRange(1, 10_000)] = 16
+    """Most connections of sliding sync that a device has; a new one replaces the oldest."""
 
     # ---------------------------------------------------------------------------------------------
     # purges

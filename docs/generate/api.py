@@ -105,7 +105,7 @@ SUBJECTS: Final = (
         "sliding-sync",
         "Sliding sync",
         "A part of the rooms of a user, as a client asks for it (MSC4186).",
-        modules=(),
+        modules=("sliding",),
         names=(
             "SlidingSyncRequest",
             "SlidingList",

@@ -12,6 +12,9 @@ from storage.maintenance.size_cache import SizeCache
 from storage.observability.counters import Measures
 from storage.persist import Writer
 from storage.queries.events import StoredEvent
+from storage.queries.sliding.connection import Connections
+from storage.queries.sliding.memory import SlidingMemory
+from storage.queries.sliding.room_list import RoomLists
 from storage.queries.state_entries import StateMap
 from storage.queries.sync import SyncMemory
 from storage.streams.account_data import AccountData
@@ -56,6 +59,13 @@ class StoreCore:
             self.caches.room_changes,
             self.caches.state_changes,
         )
+        self.sliding: SlidingMemory = SlidingMemory(
+            self.memory,
+            RoomLists(),
+            Connections(database.config.cache_sliding_rooms_max),
+            self.notifier,
+        )
+        streams.on_restart(lambda _: self.sliding.connections.forget())
         self.account_data: AccountData = AccountData(
             self._stream_writer("account_data", identity), identity.server_name
         )

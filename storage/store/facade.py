@@ -15,6 +15,7 @@ from storage.store import (
     room_info,
     sending,
     serving,
+    sliding,
     states,
     syncing,
     writing,
@@ -54,6 +55,7 @@ class Store(StoreCore):
 
     sync: Final = syncing.sync
     unread: Final = syncing.unread
+    sliding_sync: Final = sliding.sliding_sync
     positions_of: Final = syncing.positions_of
 
     messages: Final = pages.messages

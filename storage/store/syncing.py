@@ -14,6 +14,7 @@ from storage.queries.filters import ANY_ROOM, SyncFilter
 from storage.queries.sync import Look, Sync, SyncRequest
 from storage.queries.sync.changed_rooms import News
 from storage.queries.sync.included import Include, Included
+from storage.queries.sync.positions import BESIDE
 from storage.queries.unread import COUNT_MAX, UNREAD_TYPES, Unread, UnreadRequest
 from storage.store.core import StoreCore
 from storage.streams import SyncToken, VectorPosition
@@ -74,10 +75,10 @@ async def sync(
     return await queries.until_news(
         lambda: look(store, request, waits=wait_ms > 0),
         store.notifier,
-        store.deployment_id,
+        lambda answer: SyncToken.parse(answer.next_batch, store.deployment_id),
         request.since,
         timeout_ms=wait_ms,
-        defined=request.defined,
+        ending=(*BESIDE, *request.defined),
     )
 
 
@@ -122,7 +123,7 @@ def positions_of(store: StoreCore, token: str) -> dict[str, VectorPosition]:
     return SyncToken.parse(token, store.deployment_id).positions()
 
 
-async def look(store: StoreCore, request: SyncRequest, *, waits: bool) -> Look:
+async def look(store: StoreCore, request: SyncRequest, *, waits: bool) -> Look[Sync]:
     """Read once what is new, and time it. A sync that waits looks several times."""
     began = perf_counter()
     try:
@@ -132,7 +133,7 @@ async def look(store: StoreCore, request: SyncRequest, *, waits: bool) -> Look:
         store.measures.call(kind).add(perf_counter() - began)
 
 
-async def _look_within_an_era(store: StoreCore, request: SyncRequest, *, waits: bool) -> Look:
+async def _look_within_an_era(store: StoreCore, request: SyncRequest, *, waits: bool) -> Look[Sync]:
     """Look again if the database was replaced meanwhile, so that one database answers.
 
     `ResyncNeeded` if the token covers positions that the present database has lost.
@@ -146,7 +147,7 @@ async def _look_within_an_era(store: StoreCore, request: SyncRequest, *, waits: 
             return found
 
 
-async def _look_once(store: StoreCore, request: SyncRequest, *, waits: bool) -> Look:
+async def _look_once(store: StoreCore, request: SyncRequest, *, waits: bool) -> Look[Sync]:
     was_quiet = queries.is_quiet(request, store.memory)
     if was_quiet or queries.is_brief(request, store.memory):
         short_answer = queries.quiet if was_quiet else queries.brief
@@ -160,7 +161,7 @@ async def _look_once(store: StoreCore, request: SyncRequest, *, waits: bool) -> 
 
 async def _with_keys(
     conn: Connection, request: SyncRequest, answer: Sync, news: News | None, *, waits: bool
-) -> Look:
+) -> Look[Sync]:
     """Add the keys to wait for: the user and their rooms, which ``news`` may know already."""
     if not (waits and answer.is_empty):
         return Look(answer, ())

@@ -39,7 +39,7 @@ class Notifier:
     """
 
     def __init__(self, streams: Streams, *, remembered: int = 10_000) -> None:
-        self._streams = streams
+        self.streams = streams
         self._remembered = remembered
         self._waiting: dict[str, dict[_Waiter, None]] = {}
         self._closed = False
@@ -50,7 +50,7 @@ class Notifier:
     def _begun(self) -> dict[tuple[str, str], LastChange]:
         return {
             (name, writer): LastChange(self._remembered, position)
-            for name, stream in self._streams.items()
+            for name, stream in self.streams.items()
             for writer, position in stream.positions().items()
         }
 
@@ -65,7 +65,7 @@ class Notifier:
         concerned = self._concerned.get(place)
         if concerned is None:
             concerned = self._concerned[place] = LastChange(self._remembered, advance.previous)
-        wakes = self._streams[advance.stream_name].declaration.wakes
+        wakes = self.streams[advance.stream_name].declaration.wakes
         for fact in advance.facts:
             for key in wakes(fact.row):
                 concerned.note(key, fact.stream_id)
@@ -77,7 +77,7 @@ class Notifier:
 
         Read it before the query; then it can be part of the token to wait on.
         """
-        return self._streams[stream_name].current()
+        return self.streams[stream_name].current()
 
     async def wait(self, keys: Iterable[str], *, after: SyncToken, timeout_ms: int) -> bool:
         """Wait for news of one of the keys (room and user ids) in a stream that ``after`` names.
@@ -119,13 +119,33 @@ class Notifier:
         keys = set(keys)
         for (stream_name, writer), concerned in self._concerned.items():
             position = seen.get(stream_name)
-            if position is None or self._streams[stream_name].generator.current(
+            if position is None or self.streams[stream_name].generator.current(
                 writer
             ) <= position.position(writer):
                 continue
             if any(concerned.may_have_changed(key, position.position(writer)) for key in keys):
                 return True
         return False
+
+    def changed_since(
+        self, stream_name: str, after: VectorPosition, upto: VectorPosition
+    ) -> set[str] | None:
+        """Return the keys with facts in a range of a stream. None: unknown.
+
+        It is unknown where this process has not followed the stream up to the end of the range, and
+        where the beginning is too long ago.
+        """
+        found: set[str] = set()
+        for writer, position in self.streams[stream_name].positions().items():
+            since, last = after.position(writer), upto.position(writer)
+            concerned = self._concerned.get((stream_name, writer))
+            if position < last or (concerned is not None and since < concerned.floor):
+                return None
+            if concerned is not None:
+                found.update(concerned.since(since))
+            elif since < last:
+                return None
+        return found
 
     def _leave(self, keys: Iterable[str], waiter: _Waiter) -> None:
         for key in keys:

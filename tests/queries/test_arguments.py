@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 
 import pytest
 
-from storage import EventFilter, Store, SyncFilter
+from storage import EventFilter, SlidingList, SlidingSyncRequest, Store, SyncFilter
 from storage.errors import InputError, UnknownEvent, UnknownRoom
 from storage.ids import EventId, RoomId, UserId
 from storage.streams.account_data import AccountData
@@ -234,6 +234,11 @@ OF_METHOD: Final[dict[str, ArgumentCase]] = {
     "Store.threads.include": ArgumentCase("all", (*NO_TEXTS, None, "", "some")),
     "Store.unread.types": ArgumentCase(["m.room.message"], (*NO_LISTS, None)),
     "Store.unread.count_max": ArgumentCase(5, NO_LIMITS),
+    "Store.sliding_sync.request": ArgumentCase(
+        SlidingSyncRequest(lists={"all": SlidingList([(0, 19)])}),
+        (None, 7, "text", {}, SlidingList()),
+    ),
+    "Store.sliding_sync.pos": ArgumentCase(None, NO_TOKENS),
     "Receipts.set.user_id": ArgumentCase(REMOTE, (*no_ids("@"), "@none")),
     "Receipts.of_room.user_id": ArgumentCase(REMOTE, (*no_ids("@"), "@none")),
     "ToDevice.inbox.limit": ArgumentCase(5, NO_POSITIONS),

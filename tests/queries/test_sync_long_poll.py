@@ -9,6 +9,7 @@ import storage
 from storage import Store, Sync
 from storage.ids import UserId
 from storage.queries.sync.long_poll import Look, until_news
+from storage.queries.sync.positions import BESIDE
 from storage.streams import SyncToken
 from storage.streams.feed import Fact
 from tests.queries.conftest import StatementLog
@@ -86,14 +87,21 @@ async def test_the_response_covers_news_that_came_after_its_snapshot(store: Stor
     deployment = store.deployment_id
     taken: list[str] = []
 
-    async def look() -> Look:
+    async def look() -> Look[Sync]:
         answer = await store.sync(LOCAL, since=since)
         taken.append(answer.next_batch)
         await store.account_data.set(UserId(LOCAL), "m.test", {"n": len(taken)})
         return Look(answer, {LOCAL})
 
     first = SyncToken.parse(since, deployment)
-    answer = await until_news(look, store.notifier, deployment, first, timeout_ms=LONG_MS)
+    answer = await until_news(
+        look,
+        store.notifier,
+        lambda answer: SyncToken.parse(answer.next_batch, deployment),
+        first,
+        timeout_ms=LONG_MS,
+        ending=BESIDE,
+    )
     assert answer.next_batch == taken[1] != taken[0] == since
 
 

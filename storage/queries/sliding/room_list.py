@@ -11,7 +11,7 @@ from typing import Final, LiteralString, NamedTuple
 import orjson
 
 from storage.database.connection import Connection
-from storage.database.names import INVITE, MEMBERSHIPS
+from storage.database.names import INVITE, JOIN, MEMBERSHIPS
 from storage.ids import RoomId, UserId
 from storage.queries.sliding.types import ALL_ROOMS, SlidingFilter
 from storage.queries.sync.changed_rooms import News
@@ -82,6 +82,10 @@ class RoomList:
     def by_nid(self, room_nid: int) -> ListedRoom | None:
         """Return a room by its nid, as `get`."""
         return self._by_nid.get(room_nid)
+
+    def joined(self) -> Iterator[RoomId]:
+        """Yield the rooms that the user is in, in no order."""
+        return (room.room_id for room in self._rooms if room.membership == JOIN)
 
     def changed_since(self, position: VectorPosition) -> Iterator[ListedRoom]:
         """Yield the rooms that may have events or a membership after a position, latest first."""

@@ -43,6 +43,7 @@ from storage.streams.caches import Cache, LastChange, RoomsOf, Ticket
 UNSEEN: Final = "unseen"
 ROOMS_OF: Final = "rooms of"
 CACHES: Final = "caches"
+CONNECTION: Final = "connection"
 FOLLOWED: Final = ("events", "caches")  # the streams that invalidate the caches
 FAR: Final = 5_000  # positions: a process further behind reads all rooms
 
@@ -102,8 +103,22 @@ FROM principals p
 JOIN memberships m USING (principal_nid)
 JOIN rooms r USING (room_nid)
 WHERE p.name = $4::text
+{connection}
 """
-SQL_NEWS: Final[LiteralString] = fill(TEMPLATE_NEWS, streams=PART_STREAMS)
+SQL_NEWS: Final[LiteralString] = fill(TEMPLATE_NEWS, streams=PART_STREAMS, connection="")
+SQL_NEWS_OF_CONNECTION: Final[LiteralString] = fill(
+    TEMPLATE_NEWS,
+    streams=PART_STREAMS,
+    connection="""
+UNION ALL
+SELECT 'connection', 'events', NULL, c.base, c.used_ts, NULL, c.required_states
+FROM sliding_connections c
+JOIN principals u USING (principal_nid)
+WHERE c.connection_nid = $6::bigint AND ($7::bigint = c.base OR $7::bigint = ANY(c.unconfirmed))
+    AND u.name = $8::text AND c.device_id = $9::text AND c.conn_id = $10::text
+""",
+)
+"""Also returns the connection of a sliding sync, if the state of its `pos` is valid."""
 
 
 class NewsRow(NamedTuple):
@@ -112,6 +127,7 @@ class NewsRow(NamedTuple):
     "writer": its position, and up to which this process has ``seen`` it. "unseen": the last unseen
     position, and the rooms with an event up to it (None: too many). "purged": up to which the
     stream is purged. "rooms of": the rooms of the user, and the last change of their memberships.
+    "connection": its base, when it was in use, and the values of required_state.
     """
 
     kind: str
@@ -210,6 +226,22 @@ class SyncMemory:
         reached = _reached(rows)
         unseen = _unseen(rows)
         return News(reached.token, rooms_of, unseen, self._changes, reached.purged_upto, is_read)
+
+    async def news_of_connection(
+        self, conn: Connection, pos: tuple[int, int], key: tuple[str, str, str]
+    ) -> tuple[News, NewsRow | None]:
+        """Return the news, and the row of the connection. None: its state is not valid any more.
+
+        ``pos``: the connection and the number of its state. ``key``: user, device and conn_id.
+        """
+        seen = [(name, writer, at) for name in FOLLOWED for writer, at in self._seen(name).items()]
+        columns = [list(column) for column in zip(*seen, strict=True)] or [[], [], []]
+        rows = await conn.fetch(
+            SQL_NEWS_OF_CONNECTION, *columns, None, FAR, *pos, *key, row=NewsRow
+        )
+        reached = _reached(rows)
+        news = News(reached.token, None, _unseen(rows), self._changes, reached.purged_upto)
+        return news, next((row for row in rows if row.kind == CONNECTION), None)
 
     async def still(self, conn: Connection, user_id: UserId) -> News | None:
         """Return the news by a smaller statement. None: there are commits not seen yet."""

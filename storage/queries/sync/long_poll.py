@@ -11,44 +11,56 @@ them.
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
-from typing import Final, NamedTuple
+from typing import Final, Generic, NamedTuple, Protocol, TypeVar
 
-from storage.queries.sync.positions import BESIDE, events_of
-from storage.queries.sync.types import Sync
+from storage.queries.sync.positions import events_of
 from storage.streams import SyncToken, VectorPosition
 from storage.streams.notifier import Notifier
 
 RESOLVED: Final = "caches"
 
 
-class Look(NamedTuple):
+class Waited(Protocol):
+    """A response that may be empty."""
+
+    @property
+    def is_empty(self) -> bool:
+        """Return whether there is nothing new."""
+        ...
+
+
+A = TypeVar("A", bound=Waited)
+
+
+class Look(NamedTuple, Generic[A]):
     """A response, and the keys to wait for if it is empty: the user, and the rooms of the user.
 
     The rooms are those as of the response, or of a later moment.
     """
 
-    answer: Sync
+    answer: A
     keys: Iterable[str]
 
 
 async def until_news(
-    look: Callable[[], Awaitable[Look]],
+    look: Callable[[], Awaitable[Look[A]]],
     notifier: Notifier,
-    deployment: str,
+    reached: Callable[[A], SyncToken],
     since: SyncToken | None,
     *,
     timeout_ms: int,
-    defined: Collection[str] = (),
-) -> Sync:
+    ending: Collection[str],
+    included: Collection[str] = (),
+) -> A:
     """Return the first response that is not empty, or before which a stream beside had news.
 
-    Return the last one when the time is over. ``defined`` are streams of the process, which count
-    as streams beside the events.
+    Return the last one when the time is over. ``reached`` returns the positions of a response.
+    ``ending`` are the streams beside the events whose news end the wait. A response has the news of
+    ``included`` streams, so these only end it where the response is not empty.
     """
     if timeout_ms <= 0:
         return (await look()).answer
-    names = *BESIDE, *defined
-    beside = _beside(since, names)
+    beside = _beside(since, ending)
     looked_again = False
     loop = asyncio.get_running_loop()
     deadline = loop.time() + timeout_ms / 1000
@@ -58,16 +70,17 @@ async def until_news(
         left_ms = int((deadline - loop.time()) * 1000)
         if not answer.is_empty or left_ms <= 0:
             return answer
-        reached = SyncToken.parse(answer.next_batch, deployment)
+        upto = reached(answer)
         if notifier.was_told(keys, beside):
             # The news may have come after the snapshot of this response. Look once more then, so
             # that `next_batch` covers them; only once, as news may never end.
-            if looked_again or not notifier.was_told(keys, _beside(reached, names)):
+            if looked_again or not notifier.was_told(keys, _beside(upto, ending)):
                 return answer
             looked_again = True
             continue
-        beside = _followed(_beside(reached, names), notifier)
-        waited = {"events": events_of(reached), **beside, RESOLVED: resolved}
+        beside = _followed(_beside(upto, ending), notifier)
+        others = _followed(_beside(upto, included), notifier)
+        waited = {"events": events_of(upto), **others, **beside, RESOLVED: resolved}
         if not await notifier.wait(keys, after=SyncToken.of(waited), timeout_ms=left_ms):
             return answer
 

@@ -9,9 +9,10 @@ from functools import lru_cache
 from typing import Final, LiteralString, NamedTuple
 
 from storage.database.connection import Connection
+from storage.database.sql_template import fill
 from storage.streams import SyncToken, VectorPosition
 
-SQL_POSITIONS: Final[LiteralString] = """
+TEMPLATE_POSITIONS: Final[LiteralString] = """
 SELECT 'writer' AS kind, stream_name, instance_name, stream_id AS position
 FROM stream_positions
 WHERE stream_name <> 'backfill'
@@ -19,9 +20,27 @@ UNION ALL
 SELECT 'purged', stream_name, NULL, purged_upto
 FROM purged_streams
 WHERE stream_name = 'events'
+{others}
 """
+SQL_POSITIONS: Final[LiteralString] = fill(TEMPLATE_POSITIONS, others="")
 
-BESIDE: Final = ("account_data", "receipts", "to_device")
+SQL_POSITIONS_OF_CONNECTION: Final[LiteralString] = fill(
+    TEMPLATE_POSITIONS,
+    others="""
+UNION ALL
+SELECT 'connection', 'events', NULL, c.used_ts
+FROM sliding_connections c
+JOIN principals u USING (principal_nid)
+WHERE c.connection_nid = $1::bigint AND ($2::bigint = c.base OR $2::bigint = ANY(c.unconfirmed))
+    AND u.name = $3::text AND c.device_id = $4::text AND c.conn_id = $5::text
+""",
+)
+"""Also returns when a connection was in use, if the state of its `pos` is valid."""
+
+ACCOUNT_DATA: Final = "account_data"
+RECEIPTS: Final = "receipts"
+TO_DEVICE: Final = "to_device"
+BESIDE: Final = (ACCOUNT_DATA, RECEIPTS, TO_DEVICE)
 """Streams of which a sync returns the position alone. The store of each returns its facts."""
 
 STREAMS: Final = ("events", *BESIDE)

@@ -8,7 +8,35 @@ position, or, for a room with a late commit, the position before that.
 
 from typing import Final, LiteralString
 
-PART_CHANGED_ROOMS: Final[LiteralString] = """
+from storage.database.sql_template import fill
+
+TEMPLATE_LATE: Final[LiteralString] = """
+-- rooms with an event at or below the furthest position of the token that the token does not
+-- cover: its writer was behind
+late AS MATERIALIZED (
+    SELECT f.room_nid, min(f.stream_ordering) - 1 AS reached
+    FROM (
+        SELECT e.room_nid, e.stream_ordering, e.writer_nid
+        FROM events e
+        WHERE e.stream_ordering > $9::bigint AND e.stream_ordering <= {furthest}
+            AND NOT e.backfilled AND $9::bigint < {furthest}
+        UNION ALL
+        SELECT m.room_nid, m.stream_ordering, m.writer_nid
+        FROM own m
+        WHERE m.stream_ordering > $9::bigint AND m.stream_ordering <= {furthest}
+            AND $9::bigint < {furthest}
+    ) AS f
+    JOIN writers w USING (writer_nid)
+    LEFT JOIN unnest($10::text[], $11::bigint[]) AS p (instance_name, stream_id)
+        USING (instance_name)
+    WHERE f.stream_ordering > COALESCE(p.stream_id, $9::bigint)
+    GROUP BY f.room_nid
+)
+"""
+"""The CTE `late`, made from `own`. Of the token, $9 is the least position of all writers, $10 and
+$11 are the writers that are further, and `furthest` is the position of the furthest one."""
+
+TEMPLATE_CHANGED_ROOMS: Final[LiteralString] = """
 reader AS MATERIALIZED (
     SELECT p.principal_nid, k.state_key_nid
     FROM principals p
@@ -41,29 +69,7 @@ own AS NOT MATERIALIZED (  -- the memberships of the user: of all rooms, or of t
             WHERE principal_nid = u.principal_nid AND room_nid = n.room_nid OFFSET 0
     ) AS m
 ),
--- rooms with an event at or below the furthest position of the token that the token does not
--- cover: its writer was behind
-late AS MATERIALIZED (
-    SELECT f.room_nid, min(f.stream_ordering) - 1 AS reached
-    FROM (
-        SELECT e.room_nid, e.stream_ordering, e.writer_nid
-        FROM events e
-        WHERE e.stream_ordering > $9::bigint
-            AND e.stream_ordering <= COALESCE($2::bigint, $3::bigint) AND NOT e.backfilled
-            AND $9::bigint < COALESCE($2::bigint, $3::bigint)
-        UNION ALL
-        SELECT m.room_nid, m.stream_ordering, m.writer_nid
-        FROM own m
-        WHERE m.stream_ordering > $9::bigint
-            AND m.stream_ordering <= COALESCE($2::bigint, $3::bigint)
-            AND $9::bigint < COALESCE($2::bigint, $3::bigint)
-    ) AS f
-    JOIN writers w USING (writer_nid)
-    LEFT JOIN unnest($10::text[], $11::bigint[]) AS p (instance_name, stream_id)
-        USING (instance_name)
-    WHERE f.stream_ordering > COALESCE(p.stream_id, $9::bigint)
-    GROUP BY f.room_nid
-),
+{late},
 -- rooms of the user with new events, and the membership before those (0: none)
 mine AS (
     SELECT m.room_nid, m.event_nid AS member_nid, m.principal_nid, m.state_key_nid, r.room_id,
@@ -158,4 +164,9 @@ room AS (  -- for each room, whether it is returned whole, and the range of the 
         AND NOT (mine.membership = 4 AND COALESCE(member.sender_nid = ANY(filter.ignored), false))
 ),
 """
+
+PART_CHANGED_ROOMS: Final[LiteralString] = fill(
+    TEMPLATE_CHANGED_ROOMS,
+    late=fill(TEMPLATE_LATE, furthest="COALESCE($2::bigint, $3::bigint)"),
+)
 """The CTEs `reader`, `filter` and `room`, with others that they need."""

@@ -2,21 +2,12 @@
 
 from typing import Final, LiteralString
 
-PART_DUE_SUMMARIES: Final[LiteralString] = r"""
-later AS (  -- members that changed after the position of the request
-    SELECT DISTINCT ON (d.room_nid, d.state_key_nid) d.room_nid, d.state_key_nid,
-        COALESCE(e.membership, 0) AS membership, COALESCE(c.membership, 0) AS membership_now
-    FROM room r
-    JOIN state_deltas d ON d.room_nid = r.room_nid AND d.stream_ordering > r.upper
-    LEFT JOIN events e ON e.event_nid = d.prev_event_nid
-    LEFT JOIN current_state c ON c.room_nid = d.room_nid AND c.state_key_nid = d.state_key_nid
-    WHERE r.is_joined
-    ORDER BY d.room_nid, d.state_key_nid, d.stream_ordering
-),
-due AS (  -- joined rooms with a summary that may have changed: members, name, canonical alias
-    SELECT r.room_nid, r.upper, i.joined_count, i.invited_count, EXISTS (
+from storage.database.sql_template import fill
+
+TEMPLATE_IS_NAMED: Final[LiteralString] = r"""
+EXISTS (
             SELECT
-            FROM (VALUES (9, 'name'), (11, 'alias')) AS k (state_key_nid, field)
+            FROM (VALUES {keys}) AS k (state_key_nid, field)
             JOIN events e ON e.event_nid = COALESCE((
                 SELECT COALESCE(d.prev_event_nid, 0)
                 FROM state_deltas d
@@ -34,7 +25,23 @@ due AS (  -- joined rooms with a summary that may have changed: members, name, c
                     THEN pdu.text ~ ('"' || k.field || '"\s*:\s*"[^"]')
                 ELSE (pdu.text::json #> ARRAY['content', k.field])::text ~ '^"[^"]'
             END
-        ) AS is_named
+        )
+"""
+"""Whether the room `r` has one of these names at `r.upper`. A key has a field of its content."""
+
+TEMPLATE_DUE_SUMMARIES: Final[LiteralString] = """
+later AS (  -- members that changed after the position of the request
+    SELECT DISTINCT ON (d.room_nid, d.state_key_nid) d.room_nid, d.state_key_nid,
+        COALESCE(e.membership, 0) AS membership, COALESCE(c.membership, 0) AS membership_now
+    FROM room r
+    JOIN state_deltas d ON d.room_nid = r.room_nid AND d.stream_ordering > r.upper
+    LEFT JOIN events e ON e.event_nid = d.prev_event_nid
+    LEFT JOIN current_state c ON c.room_nid = d.room_nid AND c.state_key_nid = d.state_key_nid
+    WHERE r.is_joined
+    ORDER BY d.room_nid, d.state_key_nid, d.stream_ordering
+),
+due AS (  -- joined rooms with a summary that may have changed: members, name, canonical alias
+    SELECT r.room_nid, r.upper, i.joined_count, i.invited_count, {is_named} AS is_named
     FROM room r
     JOIN rooms i USING (room_nid)
     WHERE r.is_joined AND (r.whole OR EXISTS (
@@ -47,6 +54,10 @@ due AS (  -- joined rooms with a summary that may have changed: members, name, c
     ))
 )
 """
+PART_DUE_SUMMARIES: Final[LiteralString] = fill(
+    TEMPLATE_DUE_SUMMARIES,
+    is_named=fill(TEMPLATE_IS_NAMED, keys="(9, 'name'), (11, 'alias')"),
+)
 """The CTE `due`, made from `room`: rooms whose summary may have changed, and their counts."""
 
 PART_SUMMARIES: Final[LiteralString] = """

@@ -1,0 +1,46 @@
+"""The caches of a process for its sliding syncs."""
+
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+from storage.database.connection import Connection
+from storage.ids import UserId
+from storage.queries.sliding.connection import Connections
+from storage.queries.sliding.prepared import PreparedRequest
+from storage.queries.sliding.room_list import RoomLists
+from storage.queries.sync.changed_rooms import News, NewsRow, SyncMemory
+from storage.queries.sync.positions import WRITER, WriterRow
+from storage.streams.notifier import Notifier
+
+NOT_EXPECTED: Final = ("backfill",)
+
+
+class SlidingMemory(NamedTuple):
+    """The caches: changes, lists of rooms, states of connections, and keys of facts."""
+
+    changes: SyncMemory
+    lists: RoomLists
+    connections: Connections
+    notifier: Notifier
+
+    async def news(self, conn: Connection, request: PreparedRequest) -> tuple[News, NewsRow | None]:
+        """Return the positions of the snapshot, and the connection if its state is valid."""
+        pos = (0, 0) if request.pos is None else (request.pos.connection, request.pos.number)
+        return await self.changes.news_of_connection(conn, pos, request.key)
+
+    def expected_news(self, user_id: UserId) -> News | None:
+        """Return the positions that this process has followed, as if they were a snapshot."""
+        streams = (name for name in self.notifier.streams if name not in NOT_EXPECTED)
+        rows = [
+            WriterRow(WRITER, name, writer, position)
+            for name in streams
+            for writer, position in self.notifier.streams[name].positions().items()
+        ]
+        return self.confirmed_news(user_id, rows)
+
+    def confirmed_news(self, user_id: UserId, rows: Sequence[WriterRow]) -> News | None:
+        """Return the news of a snapshot with these positions.
+
+        None: there are commits that this process has not seen.
+        """
+        return self.changes.known(user_id).confirmed(rows)

@@ -1,0 +1,95 @@
+"""A request with a parsed `pos` and checked arguments."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from storage import arguments as args
+from storage.config import Config
+from storage.errors import InputError
+from storage.ids import UserId
+from storage.queries.sliding.checks import NAME_BYTES_MAX
+from storage.queries.sliding.connection import ConnectionKey
+from storage.queries.sliding.types import SlidingSyncRequest
+from storage.queries.sync.positions import BESIDE, covered
+from storage.streams import SyncToken, VectorPosition
+from storage.streams.tokens import PosToken
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedRequest:
+    """A request of a device. ``pos`` None: it begins a connection."""
+
+    key: ConnectionKey
+    body: SlidingSyncRequest
+    pos: PosToken | None
+    ignored: tuple[UserId, ...]
+    deployment: str
+    defined: frozenset[str]
+    rows_max: int
+    timeline_max: int
+
+    @classmethod
+    def of(
+        cls,
+        user_id: str,
+        body: SlidingSyncRequest,
+        *,
+        device_id: str,
+        pos: str | None,
+        ignored: Iterable[UserId],
+        server_name: str,
+        deployment: str,
+        config: Config,
+        defined: frozenset[str],
+    ) -> "PreparedRequest":
+        """Return the request for these arguments.
+
+        `InvalidIdentifier`, `InvalidToken`, `InputError`.
+        """
+        user = args.local_user(user_id, server_name)
+        if not 1 <= len(args.text(device_id).encode()) <= NAME_BYTES_MAX:
+            raise InputError(f"device_id has 1 to {NAME_BYTES_MAX} bytes, not {device_id[:99]!r}")
+        args.instance(body, SlidingSyncRequest, "request")
+        return cls(
+            ConnectionKey(user, device_id, body.conn_id),
+            body,
+            None if pos is None else PosToken.parse(pos, deployment),
+            tuple(ignored),
+            deployment,
+            defined,
+            config.traversal_rows_max,
+            config.page_limit_max,
+        )
+
+    @property
+    def user_id(self) -> UserId:
+        """Return the user."""
+        return self.key.user_id
+
+    @property
+    def text(self) -> str:
+        """Return the `pos` as the caller gave it: a token has one text only."""
+        return "" if self.pos is None else self.pos.print(self.deployment)
+
+    @property
+    def upto(self) -> SyncToken | None:
+        """Return the positions of the `pos`."""
+        return None if self.pos is None else self.pos.upto
+
+    def covered(self, reached: SyncToken) -> SyncToken:
+        """Return the part of these positions that a response of this process covers."""
+        return covered(reached, self.defined, self.upto)
+
+    def extension_position(self, stream: str) -> VectorPosition:
+        """Return up to where the client has the facts of an extension."""
+        if self.pos is None:
+            return VectorPosition()
+        known = self.pos.extensions.position(stream)
+        if known is None:
+            known = self.pos.upto.position(stream)
+        return VectorPosition() if known is None else known
+
+    @property
+    def waited(self) -> tuple[str, ...]:
+        """Return the streams beside the events whose facts end the wait."""
+        return (*(one for one in BESIDE if one in self.body.extensions), *sorted(self.defined))

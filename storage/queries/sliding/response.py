@@ -1,0 +1,235 @@
+"""The response of a sliding sync from its parts, within one snapshot.
+
+`look` reads it: the positions and the connection; the list of rooms; the timelines; the state; the
+extensions. Each is one statement at most, and is left out where there is nothing to read. The
+result is a draft: it has no `pos` yet, because a change of the connection's state is written once,
+when a response is returned.
+"""
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from storage.database.connection import Connection
+from storage.errors import UnknownPos
+from storage.ids import RoomId
+from storage.queries.sliding.choice import Choice, Window, choose, wanted_rooms
+from storage.queries.sliding.connection import (
+    NO_ROOMS,
+    ClientRoom,
+    ClientRooms,
+    ConnectionState,
+)
+from storage.queries.sliding.extend import (
+    covered_by_extensions,
+    extended,
+    extension_request,
+    marked,
+)
+from storage.queries.sliding.extensions import Extensions, read_extensions
+from storage.queries.sliding.memory import SlidingMemory
+from storage.queries.sliding.prepared import PreparedRequest
+from storage.queries.sliding.read_rooms import ReadRooms, read_rooms
+from storage.queries.sliding.room_list import ListedRoom, RoomList
+from storage.queries.sliding.situation import Situation
+from storage.queries.sliding.types import SlidingListResult, SlidingRoom, SlidingSync
+from storage.queries.sync.changed_rooms import CONNECTION, News
+from storage.queries.sync.positions import (
+    ACCOUNT_DATA,
+    SQL_POSITIONS_OF_CONNECTION,
+    WriterRow,
+    events_of,
+)
+from storage.streams import SyncToken, VectorPosition
+from storage.streams.tokens import PosToken
+
+EXPIRED: Final = "the connection has expired, or the device has begun another one"
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A response without its `pos`. ``state`` None: the connection is new.
+
+    ``changes`` are the rooms whose rows the response changes.
+    """
+
+    state: ConnectionState | None
+    sent: ClientRooms
+    changes: Mapping[int, ClientRoom]
+    upto: SyncToken
+    extensions_upto: SyncToken
+    counts: Mapping[str, int] = field(default_factory=dict)
+    rooms: Mapping[RoomId, SlidingRoom] = field(default_factory=dict)
+    extensions: Extensions = field(default_factory=Extensions)
+    room_list: RoomList | None = None
+    user_id: str = ""
+
+    @property
+    def keys(self) -> Iterable[str]:
+        """Return the keys to wait for: the user, and the rooms of the user."""
+        rooms = () if self.room_list is None else self.room_list.joined()
+        return (self.user_id, *rooms)
+
+    @property
+    def is_empty(self) -> bool:
+        """Return whether there is nothing new."""
+        found = self.extensions
+        return not (self.rooms or found.to_device or found.account_data or found.receipts)
+
+    def response(self, pos: str) -> SlidingSync:
+        """Return the response with its `pos`."""
+        return SlidingSync(
+            pos,
+            {name: SlidingListResult(count) for name, count in self.counts.items()},
+            self.rooms,
+            self.extensions.to_device,
+            self.extensions.account_data,
+            self.extensions.receipts,
+        )
+
+
+async def look(conn: Connection, request: PreparedRequest, memory: SlidingMemory) -> Draft:
+    """Return the response, by at most four statements where the list of rooms is cached.
+
+    ``conn`` is in a REPEATABLE READ transaction: one snapshot. `UnknownPos`.
+    """
+    news, row = await memory.news(conn, request)
+    state = None
+    if request.pos is not None:
+        if row is None:
+            raise UnknownPos(request.text, EXPIRED)
+        state = ConnectionState(
+            request.pos.connection,
+            request.pos.number,
+            row.position or 0,
+            row.seen or 0,
+            row.room_ids or (),
+        )
+    since = _since(request, news)
+    sent = NO_ROOMS if state is None else await memory.connections.rooms(conn, state)
+    room_list = await memory.lists.of(conn, request.user_id, news)
+    windows = {
+        name: await room_list.window(conn, one.filters, one.ranges, sent)
+        for name, one in request.body.lists.items()
+    }
+    direct = await room_list.direct(conn)
+    situation = Situation(request, memory, news, state, since, sent, room_list, direct)
+    choice = _choice(situation, windows)
+    rooms = await read_rooms(conn, situation, choice)
+    asked, found = extension_request(situation, choice, rooms), Extensions()
+    if not asked.is_empty:
+        found = await read_extensions(conn, request.user_id, asked, set(extended(choice)))
+    return _draft(situation, choice, rooms, found)
+
+
+def expect_nothing(request: PreparedRequest, memory: SlidingMemory) -> Draft | None:
+    """Return an empty response, as far as this process has followed. None: there may be news."""
+    if request.pos is None:
+        return None
+    state = ConnectionState(request.pos.connection, request.pos.number, 0, 0, ())
+    sent = memory.connections.cached(state.nid, state.number)
+    news = memory.expected_news(request.user_id)
+    room_list = None if news is None else memory.lists.cached(request.user_id, news)
+    if sent is None or news is None or room_list is None:
+        return None
+    direct, windows = room_list.cached_direct(), _cached_windows(request, room_list, sent)
+    if direct is None or windows is None:
+        return None
+    since = events_of(request.pos.upto.bound(news.positions))
+    situation = Situation(request, memory, news, state, since, sent, room_list, direct)
+    choice = _choice(situation, windows)
+    rooms = ReadRooms()
+    if choice.reasons or choice.left_behind or _is_behind(request.pos, news):
+        return None
+    if not extension_request(situation, choice, rooms).is_empty:
+        return None
+    return _draft(situation, choice, rooms, Extensions())
+
+
+def _is_behind(pos: PosToken, news: News) -> bool:
+    """Return whether the process has not followed the events up to the `pos`."""
+    return not events_of(pos.upto) <= events_of(news.token)
+
+
+def _cached_windows(
+    request: PreparedRequest, room_list: RoomList, sent: ClientRooms
+) -> dict[str, Window] | None:
+    windows: dict[str, Window] = {}
+    for name, one in request.body.lists.items():
+        window = room_list.cached_window(one.filters, one.ranges, sent)
+        if window is None:
+            return None
+        windows[name] = window
+    return windows
+
+
+async def confirmed(
+    conn: Connection, request: PreparedRequest, memory: SlidingMemory, draft: Draft
+) -> Draft | None:
+    """Return an expected response with the positions of the database, by one statement.
+
+    None: there are commits that this process has not seen. `UnknownPos`.
+    """
+    if request.pos is None:
+        return None
+    state = request.pos.connection, request.pos.number
+    rows = await conn.fetch(SQL_POSITIONS_OF_CONNECTION, *state, *request.key, row=WriterRow)
+    found = next((row for row in rows if row.kind == CONNECTION), None)
+    if found is None:
+        raise UnknownPos(request.text, EXPIRED)
+    news = memory.confirmed_news(request.user_id, [row for row in rows if row is not found])
+    if news is None or not _covers(draft.upto, news.token, request.body.extensions):
+        return None
+    _since(request, news)
+    upto = request.covered(news.token)
+    extensions_upto = covered_by_extensions(request, upto, Extensions())
+    used = ConnectionState(*state, 0, found.position, ())
+    return replace(draft, upto=upto, extensions_upto=extensions_upto, state=used)
+
+
+def _covers(expected: SyncToken, reached: SyncToken, extensions: Collection[str]) -> bool:
+    """Return whether the expectation has what the database has, in the streams of the response."""
+    return all(
+        (reached.position(name) or VectorPosition())
+        <= (expected.position(name) or VectorPosition())
+        for name in ("events", ACCOUNT_DATA, *extensions)
+    )
+
+
+def _since(request: PreparedRequest, news: News) -> VectorPosition | None:
+    """Return the position of the `pos`. `UnknownPos` if events after it are purged."""
+    if request.pos is None:
+        return None
+    since = events_of(request.pos.upto.bound(news.positions))
+    if since.min < news.purged_upto:
+        raise UnknownPos(request.text, "what happened since then is not kept any more")
+    return since
+
+
+def _choice(situation: Situation, windows: Mapping[str, Window]) -> Choice:
+    """Return which rooms the response may have."""
+    sent, room_list = situation.sent, situation.room_list
+    wanted = wanted_rooms(situation.request.body, windows, room_list, sent)
+    changed: dict[int, ListedRoom] = {}
+    if situation.since is not None:
+        changed = {room.room_nid: room for room in room_list.changed_since(situation.since)}
+    purged_upto = situation.news.purged_upto
+    choice = choose(wanted, sent, changed, situation.direct, purged_upto=purged_upto)
+    choice.counts.update({name: count for name, (count, _) in windows.items()})
+    return choice
+
+
+def _draft(situation: Situation, choice: Choice, rooms: ReadRooms, found: Extensions) -> Draft:
+    upto = situation.request.covered(situation.news.token)
+    return Draft(
+        situation.state,
+        situation.sent,
+        marked(situation, choice, rooms, found),
+        upto,
+        covered_by_extensions(situation.request, upto, found),
+        choice.counts,
+        rooms.shown,
+        found,
+        situation.room_list,
+        situation.request.user_id,
+    )

@@ -1,0 +1,346 @@
+"""The state in a response: required state, name, avatar, heroes, counts, stripped state.
+
+One statement reads it for all rooms that have some. The keys to read are chosen first (`entry`):
+those of patterns where the client does not have them, members that the timeline needs, the name,
+the avatar, and the heroes. Their values are those of the current state, or, for a user who is not
+in the room any more, those with the later deltas taken back. `changed` are the keys that changed
+since the client has the room.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, LiteralString, NamedTuple
+
+import orjson
+
+from storage.database.connection import Connection
+from storage.database.sql_template import fill
+from storage.errors import StorageCorrupt
+from storage.ids import StateKey, UserId
+from storage.queries.events import StoredEvent, event_of_room
+from storage.queries.sliding.required_state import Patterns
+from storage.queries.sync.state import SyncedRoom, SyncedUser
+from storage.queries.sync.summary import TEMPLATE_IS_NAMED
+
+PART_MATCH: Final[LiteralString] = """
+    (p.type_nid = k.type_nid OR (p.is_any_type AND k.type_nid <> 2))
+        AND (p.state_key IS NULL OR p.state_key = k.state_key)
+"""
+"""Whether the pattern `p` matches the state key `k`. Members have patterns of their own."""
+
+TEMPLATE_CHANGES: Final[LiteralString] = """
+room AS MATERIALIZED (
+    SELECT *
+    FROM unnest($1::int[], $2::boolean[], $3::bigint[], $4::bigint[], $5::boolean[], $6::int[],
+            $7::int[], $8::int[], $9::boolean[])
+        AS r (room_nid, whole, lower, upper, is_joined, wanted, grown, dropped, all_members)
+),
+pattern AS MATERIALIZED (  -- sets of patterns, by number
+    SELECT p.number, t.type_nid, p.state_key, p.type IS NULL AS is_any_type
+    FROM unnest($12::int[], $13::text[], $14::text[]) AS p (number, type, state_key)
+    LEFT JOIN event_types t USING (type)
+    WHERE p.type IS NULL OR t.type_nid IS NOT NULL
+),
+changed AS MATERIALIZED (  -- each key, with its values before and after the range
+    SELECT r.room_nid, k.type_nid, k.state_key, k.state_key_nid, d.before_nid, d.end_nid, EXISTS (
+            SELECT FROM pattern p WHERE p.number = r.wanted AND {match}
+        ) OR (r.all_members AND k.type_nid = 2) AS is_wanted, EXISTS (
+            SELECT FROM pattern p WHERE p.number = r.dropped AND {match}
+        ) AS is_dropped
+    FROM room r
+    CROSS JOIN LATERAL (
+        SELECT d.state_key_nid,
+            (array_agg(d.prev_event_nid ORDER BY d.stream_ordering))[1] AS before_nid,
+            (array_agg(d.event_nid ORDER BY d.stream_ordering DESC))[1] AS end_nid
+        FROM state_deltas d
+        WHERE d.room_nid = r.room_nid AND d.stream_ordering > r.lower
+            AND d.stream_ordering <= r.upper AND NOT r.whole
+        GROUP BY d.state_key_nid
+    ) AS d
+    JOIN state_keys k USING (state_key_nid)
+    WHERE d.before_nid IS DISTINCT FROM d.end_nid
+),
+later AS MATERIALIZED (  -- rooms that the user has left: keys that changed after that
+    SELECT DISTINCT ON (d.room_nid, d.state_key_nid) d.room_nid, d.state_key_nid,
+        d.prev_event_nid AS event_nid
+    FROM room r
+    JOIN state_deltas d ON d.room_nid = r.room_nid AND d.stream_ordering > r.upper
+    WHERE NOT r.is_joined
+    ORDER BY d.room_nid, d.state_key_nid, d.stream_ordering
+),
+due AS MATERIALIZED (  -- what may have changed of the summary of a room
+    SELECT r.room_nid, r.is_joined, has.name, has.avatar, has.members,
+        CASE WHEN (has.name OR has.members) AND NOT {is_named}
+            THEN COALESCE(NULLIF(heroes_of(r.room_nid, r.upper, '{4,5}', $15::text), '{}'),
+                heroes_of(r.room_nid, r.upper, '{1,2}', $15::text)) END AS heroes
+    FROM room r
+    CROSS JOIN LATERAL (
+        SELECT r.whole OR EXISTS (SELECT FROM changed c
+                WHERE c.room_nid = r.room_nid AND c.state_key_nid = 9) AS name,
+            r.whole OR EXISTS (SELECT FROM changed c
+                WHERE c.room_nid = r.room_nid AND c.state_key_nid = 12) AS avatar,
+            r.whole OR EXISTS (SELECT FROM changed c
+                WHERE c.room_nid = r.room_nid AND c.type_nid = 2) AS members
+        OFFSET 0
+    ) AS has
+),
+"""
+
+TEMPLATE_STATE: Final[LiteralString] = """
+WITH
+{changes}
+selected AS MATERIALIZED (  -- the state to read whether it has changed or not
+    SELECT room_nid, CASE WHEN whole THEN wanted ELSE grown END AS number
+    FROM room
+),
+wild AS MATERIALIZED (  -- and its keys but for members, where patterns name them by wildcards
+    SELECT DISTINCT s.room_nid, s.number, c.state_key_nid
+    FROM selected s
+    JOIN pattern p USING (number)
+    JOIN rooms USING (room_nid)
+    CROSS JOIN LATERAL (
+        SELECT state_key_nid FROM state_but_members(rooms.current_state_group)
+        UNION ALL
+        SELECT state_key_nid FROM later WHERE later.room_nid = s.room_nid
+    ) AS c
+    WHERE p.is_any_type OR (p.state_key IS NULL AND p.type_nid <> 2)
+),
+entry AS (
+    SELECT 'state' AS kind, s.room_nid, k.state_key_nid
+    FROM selected s
+    JOIN pattern p USING (number)
+    JOIN state_keys k ON k.type_nid = p.type_nid AND k.state_key = p.state_key
+    UNION
+    SELECT 'state', w.room_nid, w.state_key_nid
+    FROM wild w
+    JOIN state_keys k USING (state_key_nid)
+    WHERE EXISTS (SELECT FROM pattern p WHERE p.number = w.number AND {match})
+    UNION
+    SELECT 'state', s.room_nid, c.state_key_nid
+    FROM selected s
+    JOIN pattern p ON p.number = s.number AND p.type_nid = 2 AND p.state_key IS NULL
+    CROSS JOIN LATERAL (
+        SELECT state_key_nid FROM current_state
+        WHERE room_nid = s.room_nid AND membership IS NOT NULL
+        UNION ALL
+        SELECT state_key_nid FROM later JOIN state_keys k USING (state_key_nid)
+        WHERE later.room_nid = s.room_nid AND k.type_nid = 2
+    ) AS c
+    UNION
+    SELECT 'state', i.room_nid, k.state_key_nid
+    FROM unnest($10::int[], $11::text[]) AS i (room_nid, user_id)
+    JOIN state_keys k ON k.type_nid = 2 AND k.state_key = i.user_id
+    UNION
+    SELECT 'hero', d.room_nid, k.state_key_nid
+    FROM due d
+    CROSS JOIN LATERAL unnest(d.heroes) AS hero (user_id)
+    JOIN state_keys k ON k.type_nid = 2 AND k.state_key = hero.user_id
+    UNION
+    SELECT 'name', room_nid, 9 FROM due WHERE name
+    UNION
+    SELECT 'avatar', room_nid, 12 FROM due WHERE avatar
+),
+found AS (
+    SELECT n.kind, n.room_nid, n.state_key_nid,
+        CASE WHEN l.room_nid IS NULL THEN c.event_nid ELSE l.event_nid END AS event_nid
+    FROM entry n
+    LEFT JOIN current_state c USING (room_nid, state_key_nid)
+    LEFT JOIN later l USING (room_nid, state_key_nid)
+    UNION
+    SELECT CASE WHEN is_wanted AND end_nid IS NOT NULL THEN 'state'
+            WHEN is_wanted THEN 'removed' ELSE 'dropped' END, room_nid, state_key_nid, end_nid
+    FROM changed
+    WHERE is_wanted OR is_dropped
+    UNION ALL
+    SELECT 'lost', room_nid, NULL, NULL FROM wild WHERE state_key_nid IS NULL
+    UNION ALL
+    SELECT 'own', room_nid, NULL, member_nid FROM unnest($16::int[], $17::bigint[])
+        AS s (room_nid, member_nid)
+    UNION ALL  -- create, join rules, name, topic, canonical alias, avatar, encryption
+    SELECT 'shown', c.room_nid, c.state_key_nid, c.event_nid
+    FROM unnest($16::int[]) AS s (room_nid)
+    JOIN current_state c ON c.room_nid = s.room_nid AND c.state_key_nid IN (1, 4, 9, 10, 11, 12, 13)
+)
+SELECT CASE WHEN n.event_nid IS NOT NULL AND e.event_nid IS NULL THEN 'lost' ELSE n.kind END
+        AS kind,
+    n.room_nid, e.event_id, e.stream_ordering, e.topological_ordering,
+    CASE WHEN e.redacted_by IS NOT NULL THEN (SELECT b.event_id FROM events b
+        WHERE b.event_nid = e.redacted_by) END AS redacted_by,
+    e.rejected, e.soft_failed, e.outlier, e.redacted_form, e.json, gone.type AS removed_type,
+    gone.state_key AS removed_key, CASE WHEN n.kind = 'own' THEN (
+        SELECT o.stripped_state FROM out_of_band_memberships o
+        WHERE o.room_nid = n.room_nid AND o.event_nid = n.event_nid
+    ) END AS stripped_state,
+    NULL::int AS joined_count, NULL::int AS invited_count, NULL::text[] AS heroes
+FROM found n
+LEFT JOIN events e ON e.event_nid = n.event_nid
+LEFT JOIN LATERAL (  -- once for each of the few removed keys: a join could hash all keys
+    SELECT t.type, k.state_key
+    FROM state_keys k
+    JOIN event_types t USING (type_nid)
+    WHERE k.state_key_nid = n.state_key_nid AND n.kind = 'removed'
+    OFFSET 0
+) AS gone ON true
+WHERE n.event_nid IS NOT NULL OR n.kind <> 'state'
+UNION ALL
+SELECT 'summary', d.room_nid, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
+    NULL, CASE WHEN d.is_joined AND d.members THEN i.joined_count END,
+    CASE WHEN d.is_joined AND d.members THEN i.invited_count END, d.heroes
+FROM due d
+JOIN rooms i USING (room_nid)
+WHERE d.name OR d.avatar OR d.members
+"""
+
+SQL_SLIDING_STATE: Final[LiteralString] = fill(
+    TEMPLATE_STATE,
+    changes=fill(
+        TEMPLATE_CHANGES,
+        match=PART_MATCH,
+        is_named=fill(TEMPLATE_IS_NAMED, keys="(9, 'name')"),
+    ),
+    match=PART_MATCH,
+)
+
+
+class SlidingStateRow(NamedTuple):
+    """One row of a room. `kind` says which columns it has besides `room_nid`.
+
+    "state", "hero", "name", "avatar": an event; the last two without one if there is none.
+    "removed": a key. "dropped": the state has changed that the client no longer wants. "own": the
+    membership event of a user who is not in the room, and its stripped state as JSON. "shown": an
+    event that is shown to them. "summary": the counts and the heroes. "lost": rows of the state, or
+    an event of it, are not there.
+    """
+
+    kind: str
+    room_nid: int
+    event_id: str | None
+    stream_ordering: int | None
+    topological_ordering: int | None
+    redacted_by: str | None
+    rejected: str | None
+    soft_failed: bool | None
+    outlier: bool | None
+    redacted_form: bool | None
+    json: bytes | None
+    removed_type: str | None
+    removed_key: str | None
+    stripped_state: str | None
+    joined_count: int | None
+    invited_count: int | None
+    heroes: list[str] | None
+
+
+SLIDING_EVENT: Final = SlidingStateRow._fields.index("event_id")
+SLIDING_EVENT_END: Final = SlidingStateRow._fields.index("removed_type")
+
+
+class RequiredRequest(NamedTuple):
+    """The state to read of a room: whole, or changes after `lower`; up to `upper`.
+
+    ``wanted``, ``grown`` and ``dropped`` are numbers of sets of patterns: those of the request, of
+    state that the client does not have, and of state that it has and no longer wants.
+    ``all_members``: each changed membership.
+    """
+
+    room: SyncedRoom
+    whole: bool
+    lower: int
+    upper: int
+    is_joined: bool
+    wanted: int | None
+    grown: int | None
+    dropped: int | None
+    all_members: bool
+
+
+@dataclass(slots=True)
+class SlidingState:
+    """The state of one room. A name or an avatar in ``due`` without an event is not set."""
+
+    room: SyncedRoom
+    required: list[StoredEvent] = field(default_factory=list)
+    removed: list[StateKey] = field(default_factory=list)
+    named: dict[str, StoredEvent] = field(default_factory=dict)
+    due: set[str] = field(default_factory=set)
+    heroes: list[str] | None = None
+    members: dict[str, StoredEvent] = field(default_factory=dict)
+    counts: tuple[int, int] | None = None
+    has_dropped: bool = False
+    own: StoredEvent | None = None
+    shown: list[StoredEvent] = field(default_factory=list)
+    brought: list[dict[str, Any]] = field(default_factory=list)
+
+
+async def sliding_states(
+    conn: Connection,
+    user_id: UserId,
+    requested: Sequence[RequiredRequest],
+    *,
+    members: Iterable[tuple[int, str]],
+    patterns: Patterns,
+    shown: Sequence[SyncedUser],
+) -> dict[int, SlidingState]:
+    """Return the state of each of these rooms, by nid; no statement where there are none.
+
+    ``members``: pairs of a room nid and a user whose membership is read. `StorageCorrupt`.
+    """
+    rooms = (*(one.room for one in requested), *(one.room for one in shown))
+    found = {room.room_nid: SlidingState(room) for room in rooms}
+    if not found:
+        return found
+    pairs = list(members)
+    rows = await conn.records(
+        SQL_SLIDING_STATE,
+        [one.room.room_nid for one in requested],
+        *([one[at] for one in requested] for at in range(1, len(RequiredRequest._fields))),
+        [room_nid for room_nid, _ in pairs],
+        [user for _, user in pairs],
+        *patterns.columns(),
+        user_id,
+        [one.room.room_nid for one in shown],
+        [one.member_nid for one in shown],
+        row=SlidingStateRow,
+    )
+    for row in rows:
+        _add(found[row[1]], SlidingStateRow._make(row))
+    return found
+
+
+def _add(state: SlidingState, row: SlidingStateRow) -> None:
+    """Add a row. `StorageCorrupt` for lost ones."""
+    if row.kind == "lost":
+        lost = "rows of state_groups or events are lost, or an index does not find them"
+        reason = f"the state of a room cannot be read: {lost} (`room-storage verify`)"
+        raise StorageCorrupt(reason, room_id=state.room.room_id)
+    if row.event_id is not None:
+        columns = row[SLIDING_EVENT:SLIDING_EVENT_END]
+        _add_event(state, row, event_of_room(state.room.room_id, state.room.room_version, columns))
+    elif row.kind in ("name", "avatar"):
+        state.due.add(row.kind)
+    elif row.kind == "removed":
+        state.removed.append((row.removed_type or "", row.removed_key or ""))
+    elif row.kind == "dropped":
+        state.has_dropped = True
+    elif row.kind == "summary":
+        state.due.add("heroes")
+        state.heroes = row.heroes
+        if row.joined_count is not None:
+            state.counts = row.joined_count, row.invited_count or 0
+
+
+def _add_event(state: SlidingState, row: SlidingStateRow, event: StoredEvent) -> None:
+    if row.kind == "state":
+        state.required.append(event)
+    elif row.kind == "hero":
+        state.members[event.state_key or ""] = event
+    elif row.kind == "own":
+        state.own = event
+        state.brought.extend(orjson.loads(row.stripped_state or "[]"))
+    elif row.kind == "shown":
+        state.shown.append(event)
+    elif row.kind == "dropped":
+        state.has_dropped = True
+    else:
+        state.due.add(row.kind)
+        state.named[row.kind] = event
