@@ -1,6 +1,6 @@
 """A storage engine for the rooms of a Matrix homeserver, on Postgres."""
 
-from storage import auth, event, federation, replication, streams, visibility
+from storage import auth, event, federation, replication, responses, streams, visibility
 from storage.config import Config
 from storage.errors import (
     AuthDenied,
@@ -156,6 +156,7 @@ __all__ = [
     "federation",
     "open",
     "replication",
+    "responses",
     "streams",
     "visibility",
 ]

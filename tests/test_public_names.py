@@ -18,7 +18,7 @@ SlidingFilter SlidingList SlidingListResult SlidingRoom SlidingSync SlidingSyncR
 StateIds StateKey StateUnknown StorageClosed StorageCorrupt StorageError Store StoredEvent Sync
 SyncFilter ThreadSummary Timeline UnknownEvent UnknownPos UnknownRoom UnknownRoomVersion
 UnknownStream UnknownUser Unread UserId WrongServerName __version__ auth event federation open
-replication streams visibility
+replication responses streams visibility
 """
 
 

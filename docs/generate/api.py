@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 import storage.federation
+import storage.responses
 import storage.testing
 from docs.generate.markup import one_line, page, table
 from storage.store import facade
@@ -123,6 +124,12 @@ SUBJECTS: Final = (
         "History in topological order, what relates to an event, and events as clients get them.",
         modules=("pages", "serving"),
         names=("Page", "Gap", "Context", "RelationsPage", "Aggregations", "ThreadSummary"),
+    ),
+    Subject(
+        "responses",
+        "Responses to clients",
+        "`storage.responses` makes the JSON of the client-server API for what the store returns.",
+        names=tuple(f"responses.{name}" for name in storage.responses.__all__),
     ),
     Subject(
         "federation",

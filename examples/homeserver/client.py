@@ -1,7 +1,6 @@
 """The requests of clients. Client-server API."""
 
 import json
-from collections.abc import Mapping
 from typing import Any, Final
 
 from aiohttp import web
@@ -10,14 +9,13 @@ from storage import (
     EventId,
     RoomId,
     StateKey,
-    Store,
     StoredEvent,
     SyncFilter,
     UnknownEvent,
     UserId,
+    responses,
 )
 
-from .forms import child, summary_of, sync_form
 from .server import BACKFILL, MEMBER
 from .web import Api, Call, Json, MatrixError, now_ms, on
 
@@ -27,6 +25,8 @@ OPEN = ("public", "knock", "knock_restricted")
 VISIBILITY = "m.room.history_visibility"
 VERSIONS: Final = [f"v1.{minor}" for minor in range(1, 12)]
 FEATURES: Final[Json] = {}
+EVERYTHING: Final = ("receipts", "account_data", "to_device", "unread")
+LAZY: Final = "lazy_load_members"
 
 
 class Doors(Api):
@@ -89,27 +89,20 @@ class Client(UserApi):
     async def sync(self, call: Call) -> Json:
         query, since = call.query, call.query.get("since")
         wanted = json.loads(query.get("filter", "{}")).get("room", {})
-        lazy = wanted.get("state", {}).get("lazy_load_members", False)
-        before = {} if since is None else self.store.positions_of(since)
-        if "to_device" in before:  # the device has these
-            await self.store.to_device.delete(call.sender, call.device, before["to_device"])
+        if since and "to_device" in (reached := self.store.positions_of(since)):
+            await self.store.to_device.delete(call.sender, call.device, reached["to_device"])
         found = await self.store.sync(
             call.sender,
             since=since,
             timeout_ms=min(int(query.get("timeout", 0)), WAIT_MS_MAX),
             timeline_limit=wanted.get("timeline", {}).get("limit", 10),
             full_state=query.get("full_state") == "true",
-            filter=SyncFilter(lazy_load_members=lazy),
+            device_id=call.device,
+            include=EVERYTHING,
+            filter=SyncFilter(lazy_load_members=bool(wanted.get("state", {}).get(LAZY))),
         )
-        now = self.store.positions_of(found.next_batch)
-        after = {name: before[name].min if name in before else 0 for name in now}
-        response = await sync_form(self.store, call, found)
-        joined, token = response["rooms"]["join"], found.next_batch
-        account_data = await _add_facts(self.store, call.sender, joined, after, token)
-        response["account_data"] = {"events": account_data}
-        inbox = await self.store.to_device.inbox(call.sender, call.device, upto=now["to_device"])
-        response["to_device"] = {"events": [json.loads(row.content) for row in inbox]}
-        return response
+        how: Json = {"use_state_after": query.get("use_state_after") == "true"}
+        return await responses.sync(self.store, call.sender, found, device_id=call.device, **how)
 
     @on("GET", "/pushrules/")
     async def push_rules(self, _: Call) -> Json:
@@ -263,7 +256,7 @@ class Client(UserApi):
     async def public_rooms(self, _: Call) -> Json:
         listed = await self.store.rooms({one.key for one in await self.home.directory.rows()})
         by_size = sorted(listed.values(), key=lambda room: -room.joined_count)
-        return {"chunk": [summary_of(one) for one in by_size]}
+        return {"chunk": [responses.room_summary(one) for one in by_size]}
 
     @on("GET", "/rooms/{room}/hierarchy")
     async def hierarchy(self, call: Call, room: RoomId) -> Json:
@@ -282,7 +275,7 @@ class Client(UserApi):
                 children = await self.store.space_children(here) if info.type == "m.space" else []
                 if given.get("suggested_only") == "true":
                     children = [one for one in children if one.suggested]
-                found.append(summary_of(info) | {"children_state": [child(it) for it in children]})
+                found.append(responses.hierarchy_room(info, children))
                 if depth < depth_max:
                     stack += [(one.room_id, depth + 1) for one in reversed(children)]
         if not found:
@@ -305,32 +298,3 @@ def _found(known: Any, key: Any) -> Any:
     if key not in known:
         raise MatrixError(404, "M_NOT_FOUND", f"{key} is not there")
     return known[key]
-
-
-def _quiet_room(prev_batch: str, *, limited: bool = False) -> Json:
-    timeline = {"events": [], "limited": limited, "prev_batch": prev_batch}
-    parts = ("state", "ephemeral", "account_data")
-    return {"timeline": timeline, **{part: {"events": []} for part in parts}}
-
-
-async def _add_facts(
-    store: Store, user: UserId, joined: Json, after: Mapping[str, int], token: str
-) -> list[Json]:
-    """Add new receipts and account data to their rooms. Return the global account data."""
-    rooms, everywhere = await store.rooms_of(user), list[Json]()
-    for room in rooms:
-        receipts: Json = {}
-        for row in await store.receipts.of_room(room, user_id=user, after=after["receipts"]):
-            kinds = receipts.setdefault(row.event_id, {})
-            kinds.setdefault(row.receipt_type, {})[row.user_id] = json.loads(row.data)
-        if receipts:
-            event = {"type": "m.receipt", "content": receipts}
-            joined.setdefault(room, _quiet_room(token))["ephemeral"]["events"].append(event)
-    for one in await store.account_data.changes(user, after=after["account_data"]):
-        event = {"type": one.type, "content": json.loads(one.content)}
-        if one.room_id is None:
-            everywhere.append(event)
-        elif one.room_id in rooms:
-            of_room = joined.setdefault(one.room_id, _quiet_room(token))
-            of_room["account_data"]["events"].append(event)
-    return everywhere

@@ -1,0 +1,316 @@
+"""The JSON of the client-server API for what the store returns: /sync, sliding sync, rooms.
+
+`store.client_events` makes the form of events. The functions here make the responses around it.
+They read nothing else, and read all events of a response at once.
+
+Sliding sync (MSC4186) has two forms. Most clients use the unstable one, at
+``/_matrix/client/unstable/org.matrix.simplified_msc3575/sync``. The stable one is at
+``/_matrix/client/v4/sync``. `sliding_request` reads both.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
+from itertools import chain
+from typing import Any, Final
+
+import orjson
+
+from storage.errors import InputError
+from storage.ids import StateKey
+from storage.queries.events import StoredEvent
+from storage.queries.room_info import RoomInfo
+from storage.queries.sliding.types import (
+    RoomSubscription,
+    SlidingFilter,
+    SlidingList,
+    SlidingRoom,
+    SlidingSync,
+    SlidingSyncRequest,
+)
+from storage.queries.space_children import SpaceChild
+from storage.queries.sync.types import JoinedRoom, Sync
+from storage.store.facade import Store
+from storage.streams.receipts import ReceiptRow
+
+__all__ = ["hierarchy_room", "room_summary", "sliding_request", "sliding_sync", "sync"]
+
+Json = dict[str, Any]
+Shown = Mapping[str, Json]
+"""Events in the form for clients, by id."""
+
+EXTENSIONS: Final = ("to_device", "account_data", "receipts")
+MALFORMED: Final = (AttributeError, KeyError, TypeError, ValueError)
+ALWAYS: Final = ("initial", "limited", "num_live")
+IF_KNOWN: Final = (
+    "membership",
+    "is_dm",
+    "prev_batch",
+    "bump_stamp",
+    "joined_count",
+    "invited_count",
+    "stripped_state",
+)
+OLD_NAMES: Final = {
+    "timeline_events": "timeline",
+    "stripped_state": "invite_state",
+    "expanded_timeline": "unstable_expanded_timeline",
+}
+"""Fields of a room in the stable form of sliding sync, and their names in the unstable one."""
+
+
+async def sync(
+    store: Store,
+    user_id: str,
+    found: Sync,
+    *,
+    device_id: str | None = None,
+    use_state_after: bool = False,
+) -> Json:
+    """Return the response of /sync.
+
+    ``found`` is what ``store.sync`` returned for the user. The parts that it does not include are
+    empty. ``use_state_after`` is the parameter of the request (MSC4222): a room has ``state_after``
+    in place of ``state``. Unread events count as notifications, as without push rules.
+    """
+    state_name = "state_after" if use_state_after else "state"
+    rooms: list[JoinedRoom] = [*found.join.values(), *found.leave.values()]
+    events = await _shown(
+        store,
+        user_id,
+        chain.from_iterable(one.timeline.events for one in rooms),
+        chain.from_iterable(getattr(one, state_name) for one in rooms),
+        device_id,
+    )
+    parts: dict[str, Json] = {
+        name: {room: _room(one, events, state_name) for room, one in listed.items()}
+        for name, listed in (("join", found.join), ("leave", found.leave))
+    }
+    parts["invite"] = {
+        room: {"invite_state": _events(one.invite_state)} for room, one in found.invite.items()
+    }
+    parts["knock"] = {
+        room: {"knock_state": _events(one.knock_state)} for room, one in found.knock.items()
+    }
+    return {
+        "next_batch": found.next_batch,
+        "rooms": parts,
+        "account_data": _events(_account_data(found.account_data)),
+        "to_device": _events(found.to_device),
+    }
+
+
+def _room(room: JoinedRoom, events: Shown, state_name: str) -> Json:
+    timeline = {"limited": room.timeline.limited, "prev_batch": room.timeline.prev_batch}
+    form: Json = {
+        "timeline": timeline | _events(_pick(events, room.timeline.events)),
+        state_name: _events(_pick(events, getattr(room, state_name))),
+        "account_data": _events(_account_data(room.account_data)),
+        "ephemeral": _events([_receipts(room.receipts)] if room.receipts else []),
+    }
+    if room.summary is not None:
+        form["summary"] = {
+            "m.joined_member_count": room.summary.joined_count,
+            "m.invited_member_count": room.summary.invited_count,
+        }
+        if room.summary.heroes is not None:
+            form["summary"]["m.heroes"] = list(room.summary.heroes)
+    if room.unread is not None:
+        form["unread_notifications"] = _notifications(room.unread.main)
+        threads = {root: _notifications(count) for root, count in room.unread.threads.items()}
+        form["unread_thread_notifications"] = threads
+    return form
+
+
+def _notifications(count: int) -> Json:
+    return {"notification_count": count, "highlight_count": 0}
+
+
+# ------------------------------------------------------------------------------------------------
+# sliding sync
+
+
+def sliding_request(body: Json) -> SlidingSyncRequest:
+    """Return the request of a body in either form. `InputError`.
+
+    Fields that neither form has are ignored. So is ``exclude`` of the stable form: the response
+    may have more state than the client wants.
+    """
+    try:
+        rooms, extensions = body.get("room_subscriptions", {}), body.get("extensions", {})
+        return SlidingSyncRequest(
+            conn_id=body.get("conn_id", ""),
+            lists={name: _list(one) for name, one in body.get("lists", {}).items()},
+            room_subscriptions={
+                room: RoomSubscription(**_room_config(one)) for room, one in rooms.items()
+            },
+            extensions=[one for one in EXTENSIONS if extensions.get(one, {}).get("enabled")],
+        )
+    except InputError:
+        raise
+    except MALFORMED as error:
+        raise InputError(f"malformed request: {error}") from error
+
+
+def _list(given: Json) -> SlidingList:
+    ranges = [given["range"]] if "range" in given else given.get("ranges")
+    filters = dict(given.get("filters") or {})
+    if "is_invite" in filters:  # of the unstable form
+        filters["is_invited"] = filters.pop("is_invite")
+    known = {name: value for name, value in filters.items() if name in SlidingFilter.__slots__}
+    pairs = None if ranges is None else [(first, last) for first, last in ranges]
+    return SlidingList(ranges=pairs, filters=SlidingFilter(**known), **_room_config(given))
+
+
+def _room_config(given: Json) -> Json:
+    state = given.get("required_state", ())
+    wanted: list[StateKey]
+    if isinstance(state, dict):  # the stable form
+        included = state.get("include", ())
+        wanted = [(one.get("type", "*"), one.get("state_key", "*")) for one in included]
+        if state.get("lazy_members", False):
+            wanted.append(("m.room.member", "$LAZY"))
+    else:
+        wanted = [(kind, key) for kind, key in state]
+    limit = {"timeline_limit": given["timeline_limit"]} if "timeline_limit" in given else {}
+    return {"required_state": wanted, **limit}
+
+
+async def sliding_sync(
+    store: Store,
+    user_id: str,
+    request: SlidingSyncRequest,
+    found: SlidingSync,
+    *,
+    device_id: str | None = None,
+    unstable: bool = False,
+) -> Json:
+    """Return the response of a sliding sync. ``unstable``: in the unstable form.
+
+    The unstable form has no stubs of removed state.
+    """
+    events = await _shown(
+        store,
+        user_id,
+        chain.from_iterable(one.timeline for one in found.rooms.values()),
+        chain.from_iterable(one.required_state for one in found.rooms.values()),
+        device_id,
+    )
+    extensions = _extensions(found)
+    form = _unstable_room if unstable else _sliding_room
+    return {
+        "pos": found.pos,
+        "lists": {name: {"count": one.count} for name, one in found.lists.items()},
+        "rooms": {room: form(one, events) for room, one in found.rooms.items()},
+        "extensions": {name: extensions[name] for name in sorted(request.extensions)},
+    }
+
+
+def _sliding_room(room: SlidingRoom, events: Shown) -> Json:
+    form: Json = {name: getattr(room, name) for name in ALWAYS}
+    for name in IF_KNOWN:
+        if getattr(room, name) is not None:
+            form[name] = getattr(room, name)
+    for name in ("name", "avatar"):
+        if name in room.changed:
+            form[name] = getattr(room, name)
+    if room.expanded_timeline:
+        form["expanded_timeline"] = True
+    if room.lists:
+        form["lists"] = list(room.lists)
+    if room.heroes is not None:
+        form["heroes"] = [
+            {key: value for key, value in asdict(hero).items() if value is not None}
+            for hero in room.heroes
+        ]
+    removed = [{"type": kind, "state_key": key} for kind, key in room.removed_state]
+    form["required_state"] = _pick(events, room.required_state) + removed
+    form["timeline_events"] = _pick(events, room.timeline)
+    return form
+
+
+def _unstable_room(room: SlidingRoom, events: Shown) -> Json:
+    form = _sliding_room(room, events)
+    form["required_state"] = _pick(events, room.required_state)
+    return {OLD_NAMES.get(name, name): value for name, value in form.items()}
+
+
+def _extensions(found: SlidingSync) -> Json:
+    everywhere: list[Json] = []
+    rooms: dict[str, list[Json]] = {}
+    for row in found.account_data:
+        listed = everywhere if row.room_id is None else rooms.setdefault(row.room_id, [])
+        listed.append({"type": row.type, "content": orjson.loads(row.content)})
+    messages = [orjson.loads(one.content) for one in found.to_device]
+    return {
+        "to_device": {"next_batch": found.pos, "events": messages},
+        "account_data": {"global": everywhere, "rooms": rooms},
+        "receipts": {"rooms": {room: _receipts(rows) for room, rows in found.receipts.items()}},
+    }
+
+
+# ------------------------------------------------------------------------------------------------
+# rooms
+
+
+def room_summary(room: RoomInfo) -> Json:
+    """Return the entry of a room in the directory, and in the hierarchy of a space."""
+    known = {
+        "room_id": room.room_id,
+        "name": room.name,
+        "topic": room.topic,
+        "avatar_url": room.avatar,
+        "canonical_alias": room.alias,
+        "room_type": room.type,
+        "join_rule": room.join_rule,
+        "allowed_room_ids": list(room.allowed_rooms) or None,
+        "num_joined_members": room.joined_count,
+        "world_readable": room.visibility == "world_readable",
+        "guest_can_join": room.guest_access == "can_join",
+    }
+    return {name: value for name, value in known.items() if value is not None}
+
+
+def hierarchy_room(room: RoomInfo, children: Iterable[SpaceChild]) -> Json:
+    """Return the entry of a room in the hierarchy of a space, with the state of its children."""
+    keys = ("type", "state_key", "sender", "content", "origin_server_ts")
+    listed = [{key: one.event.json[key] for key in keys} for one in children]
+    return {**room_summary(room), "room_version": room.version, "children_state": listed}
+
+
+# ------------------------------------------------------------------------------------------------
+# parts
+
+
+async def _shown(
+    store: Store,
+    user_id: str,
+    events: Iterable[StoredEvent],
+    state: Iterable[StoredEvent],
+    device_id: str | None,
+) -> dict[str, Json]:
+    """Return the events that the user may see, and those of a state, by id."""
+    found = await store.client_events(user_id, state, as_state=True, with_room_id=False)
+    found += await store.client_events(user_id, events, device_id=device_id, with_room_id=False)
+    return {one["event_id"]: one for one in found}
+
+
+def _pick(shown: Shown, events: Iterable[StoredEvent]) -> list[Json]:
+    return [shown[one.event_id] for one in events if one.event_id in shown]
+
+
+def _events(events: Sequence[Json]) -> Json:
+    return {"events": list(events)}
+
+
+def _account_data(contents: Mapping[str, Json]) -> list[Json]:
+    return [{"type": kind, "content": content} for kind, content in contents.items()]
+
+
+def _receipts(rows: Iterable[ReceiptRow]) -> Json:
+    content: dict[str, Json] = {}
+    for row in rows:
+        data = orjson.loads(row.data)
+        if row.thread_id is not None:
+            data["thread_id"] = row.thread_id
+        content.setdefault(row.event_id, {}).setdefault(row.receipt_type, {})[row.user_id] = data
+    return {"type": "m.receipt", "content": content}

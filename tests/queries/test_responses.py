@@ -1,0 +1,316 @@
+"""The JSON of responses to clients: /sync, both forms of sliding sync, and rooms."""
+
+import json
+from typing import Any, Final, NamedTuple
+
+import pytest
+
+from storage import (
+    EventId,
+    Hero,
+    InputError,
+    RoomId,
+    RoomSubscription,
+    SlidingFilter,
+    SlidingList,
+    SlidingListResult,
+    SlidingRoom,
+    SlidingSync,
+    SlidingSyncRequest,
+    Store,
+    UserId,
+    responses,
+)
+from storage.streams.account_data import AccountDataRow
+from storage.streams.receipts import ReceiptRow
+from storage.streams.to_device import MessageRow
+from tests.queries.rooms import ADMIN, LOCAL, OTHER, deliver, new_room
+
+DEVICE = "PHONE"
+EVERYTHING: Final = ("receipts", "account_data", "to_device", "unread")
+NAME = "m.room.name"
+
+
+async def synced(store: Store, user: str, **how: Any) -> dict[str, Any]:
+    found = await store.sync(user, device_id=DEVICE, include=EVERYTHING)
+    made = await responses.sync(store, user, found, device_id=DEVICE, **how)
+    json.dumps(made)
+    return made
+
+
+async def test_sync(store: Store) -> None:
+    room = new_room(members=[LOCAL], name="The pantry")
+    for number in range(12):
+        room.message(ADMIN, f"message {number}")
+    await deliver(store, room)
+    room_id, read = room.room_id, room.events[-3].event_id
+    user = UserId(LOCAL)
+    await store.account_data.set(user, "m.direct", {"@a:b": [room_id]})
+    await store.account_data.set(user, "m.tag", {"tags": {}}, room_id=room_id)
+    await store.receipts.set(room_id, "m.read", user, read, {"ts": 5}, thread_id="main")
+    await store.to_device.send({user: {DEVICE: {"type": "m.dummy", "content": {}}}})
+
+    made = await synced(store, LOCAL)
+    direct = {"type": "m.direct", "content": {"@a:b": [room_id]}}
+    assert made["account_data"] == {"events": [direct]}
+    assert made["to_device"] == {"events": [{"type": "m.dummy", "content": {}}]}
+    joined = made["rooms"]["join"][room_id]
+    events = joined["timeline"].pop("events")
+    assert [one["content"]["body"] for one in events] == [f"message {one}" for one in range(2, 12)]
+    assert joined["timeline"].keys() == {"limited", "prev_batch"}
+    assert "room_id" not in events[0]
+    assert events[0]["unsigned"]["membership"] == "join"
+    state = {one["type"]: one["content"] for one in joined["state"]["events"]}
+    assert state[NAME] == {"name": "The pantry"}
+    assert joined["account_data"] == {"events": [{"type": "m.tag", "content": {"tags": {}}}]}
+    receipts = {read: {"m.read": {LOCAL: {"ts": 5, "thread_id": "main"}}}}
+    assert joined["ephemeral"] == {"events": [{"type": "m.receipt", "content": receipts}]}
+    assert joined["summary"] == {"m.joined_member_count": 2, "m.invited_member_count": 0}
+    assert joined["unread_notifications"] == {"notification_count": 2, "highlight_count": 0}
+    assert joined["unread_thread_notifications"] == {}
+
+    after = (await synced(store, LOCAL, use_state_after=True))["rooms"]["join"][room_id]
+    assert "state" not in after
+    assert NAME in {one["type"] for one in after["state_after"]["events"]}
+
+
+async def test_sync_of_rooms_that_the_user_is_not_in(store: Store) -> None:
+    left, invited = new_room(members=[LOCAL], seed=1), new_room(seed=2)
+    await deliver(store, left)
+    before = (await store.sync(LOCAL)).next_batch
+    left.kick(ADMIN, LOCAL)
+    invited.invite(ADMIN, LOCAL)
+    for room in (left, invited):
+        await deliver(store, room)
+    found = await store.sync(LOCAL, since=before)
+    rooms = (await responses.sync(store, LOCAL, found))["rooms"]
+    assert rooms["join"] == rooms["knock"] == {}
+    [kick] = rooms["leave"][left.room_id]["timeline"]["events"]
+    assert kick["content"]["membership"] == "leave"
+    stripped = rooms["invite"][invited.room_id]["invite_state"]["events"]
+    assert LOCAL in {one["state_key"] for one in stripped}
+
+
+async def test_heroes_of_a_room_without_a_name(store: Store) -> None:
+    room = new_room(members=[LOCAL, OTHER])
+    await deliver(store, room)
+    joined = (await synced(store, LOCAL))["rooms"]["join"][room.room_id]
+    assert joined["summary"]["m.heroes"] == [ADMIN, OTHER]
+
+
+INVITED = RoomId("!invited:s1.test")
+
+
+class SlidingAnswer(NamedTuple):
+    """A response with a room that the user has joined, and an invite."""
+
+    found: SlidingSync
+    room_id: RoomId
+    message: EventId
+    name: EventId
+
+
+@pytest.fixture
+async def answer(store: Store) -> SlidingAnswer:
+    room = new_room(members=[LOCAL], name="The pantry")
+    message = room.message(ADMIN, "hello")
+    await deliver(store, room)
+    stored = await store.events([one.event_id for one in room.events])
+    [name] = [one for one in stored.values() if one.type == NAME]
+    shown = SlidingRoom(
+        membership="join",
+        initial=True,
+        name="The pantry",
+        heroes=[Hero(UserId(LOCAL), displayname="Me")],
+        required_state=[name],
+        removed_state=[("m.room.topic", "")],
+        timeline=[stored[message.event_id]],
+        prev_batch="p",
+        expanded_timeline=True,
+        num_live=1,
+        bump_stamp=7,
+        joined_count=2,
+        lists=["all"],
+        changed=frozenset({"name", "avatar"}),
+    )
+    invited = SlidingRoom(membership="invite", stripped_state=[{"type": "m.room.member"}])
+    receipt = ReceiptRow(3, "m.read", LOCAL, None, message.event_id, b'{"ts":5}')
+    found = SlidingSync(
+        pos="next",
+        lists={"all": SlidingListResult(2)},
+        rooms={room.room_id: shown, INVITED: invited},
+        to_device=[MessageRow(1, b'{"type":"m.dummy"}')],
+        account_data=[
+            AccountDataRow(1, None, "m.direct", b"{}"),
+            AccountDataRow(2, room.room_id, "m.tag", b'{"tags":{}}'),
+        ],
+        receipts={room.room_id: [receipt]},
+    )
+    return SlidingAnswer(found, room.room_id, message.event_id, name.event_id)
+
+
+async def test_the_stable_form_of_a_sliding_sync(store: Store, answer: SlidingAnswer) -> None:
+    made = await responses.sliding_sync(store, LOCAL, SlidingSyncRequest(), answer.found)
+    json.dumps(made)
+    assert (made["pos"], made["lists"]) == ("next", {"all": {"count": 2}})
+    room = made["rooms"][answer.room_id]
+    [event] = room.pop("timeline_events")
+    assert (event["content"]["body"], event["unsigned"]["membership"]) == ("hello", "join")
+    state, stub = room.pop("required_state")
+    assert state["content"] == {"name": "The pantry"}
+    assert stub == {"type": "m.room.topic", "state_key": ""}
+    assert room == {
+        "membership": "join",
+        "initial": True,
+        "limited": False,
+        "expanded_timeline": True,
+        "name": "The pantry",
+        "avatar": None,  # it was removed
+        "heroes": [{"user_id": LOCAL, "displayname": "Me"}],
+        "prev_batch": "p",
+        "num_live": 1,
+        "bump_stamp": 7,
+        "joined_count": 2,
+        "lists": ["all"],
+    }
+    assert made["rooms"][INVITED] == {
+        "membership": "invite",
+        "initial": False,
+        "limited": False,
+        "num_live": 0,
+        "stripped_state": [{"type": "m.room.member"}],
+        "required_state": [],
+        "timeline_events": [],
+    }
+
+
+async def test_the_unstable_form_of_a_sliding_sync(store: Store, answer: SlidingAnswer) -> None:
+    request = SlidingSyncRequest()
+    old = await responses.sliding_sync(store, LOCAL, request, answer.found, unstable=True)
+    assert old["extensions"] == {}
+    room = old["rooms"][answer.room_id]
+    assert [one["event_id"] for one in room["timeline"]] == [answer.message]
+    assert [one["event_id"] for one in room["required_state"]] == [answer.name]
+    assert room["unstable_expanded_timeline"] is True
+    assert old["rooms"][INVITED]["invite_state"] == [{"type": "m.room.member"}]
+    assert not {"timeline_events", "expanded_timeline", "stripped_state"} & room.keys()
+
+
+async def test_extensions_of_a_sliding_sync(store: Store, answer: SlidingAnswer) -> None:
+    request = SlidingSyncRequest(extensions=["to_device", "account_data", "receipts"])
+    made = await responses.sliding_sync(store, LOCAL, request, answer.found)
+    receipts = {answer.message: {"m.read": {LOCAL: {"ts": 5}}}}
+    assert made["extensions"] == {
+        "to_device": {"next_batch": "next", "events": [{"type": "m.dummy"}]},
+        "account_data": {
+            "global": [{"type": "m.direct", "content": {}}],
+            "rooms": {answer.room_id: [{"type": "m.tag", "content": {"tags": {}}}]},
+        },
+        "receipts": {"rooms": {answer.room_id: {"type": "m.receipt", "content": receipts}}},
+    }
+
+
+STABLE = {
+    "conn_id": "main",
+    "lists": {
+        "all": {
+            "range": [0, 19],
+            "timeline_limit": 3,
+            "required_state": {
+                "include": [{"type": NAME, "state_key": ""}, {"type": "m.space.child"}, {}],
+                "lazy_members": True,
+            },
+            "filters": {"is_invited": False, "room_types": [None]},
+        },
+        "whole": {"timeline_limit": 1},
+    },
+    "room_subscriptions": {
+        "!a:s1.test": {"timeline_limit": 20, "required_state": {"include": [{"state_key": "k"}]}}
+    },
+    "extensions": {"receipts": {"enabled": True}, "to_device": {"enabled": False}, "typing": {}},
+}
+UNSTABLE = {
+    "conn_id": "main",
+    "lists": {
+        "all": {
+            "ranges": [[0, 19]],
+            "timeline_limit": 3,
+            "required_state": [
+                [NAME, ""],
+                ["m.space.child", "*"],
+                ["*", "*"],
+                ["m.room.member", "$LAZY"],
+            ],
+            "filters": {"is_invite": False, "room_types": [None], "unknown": 1},
+            "sort": ["by_recency"],
+        },
+        "whole": {"timeline_limit": 1, "filters": None},
+    },
+    "room_subscriptions": {
+        "!a:s1.test": {"timeline_limit": 20, "required_state": [["*", "k"]]},
+    },
+    "extensions": {"receipts": {"enabled": True}},
+}
+
+
+@pytest.mark.parametrize("body", [STABLE, UNSTABLE], ids=["stable", "unstable"])
+def test_both_forms_of_a_sliding_request(body: dict[str, Any]) -> None:
+    state = [(NAME, ""), ("m.space.child", "*"), ("*", "*"), ("m.room.member", "$LAZY")]
+    filters = SlidingFilter(is_invited=False, room_types=[None])
+    assert responses.sliding_request(body) == SlidingSyncRequest(
+        conn_id="main",
+        lists={
+            "all": SlidingList([(0, 19)], 3, state, filters),
+            "whole": SlidingList(timeline_limit=1),
+        },
+        room_subscriptions={RoomId("!a:s1.test"): RoomSubscription(20, [("*", "k")])},
+        extensions=["receipts"],
+    )
+    assert responses.sliding_request({}) == SlidingSyncRequest()
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"lists": []},
+        {"lists": {"a": {"ranges": [[1]]}}},
+        {"lists": {"a": {"ranges": [["x", "y"]]}}},
+        {"lists": {"a": {"required_state": [["m.room.name"]]}}},
+        {"lists": {"a": {"required_state": {"include": ["m.room.name"]}}}},
+        {"lists": {"a": {"filters": [1]}}},
+        {"lists": {"a": {"filters": {"is_dm": "yes"}}}},
+        {"room_subscriptions": {"!a:s1.test": []}},
+        {"extensions": {"receipts": True}},
+        {"conn_id": 5},
+        {"lists": {"a": {"timeline_limit": "many"}}},
+    ],
+)
+def test_a_malformed_sliding_request(body: dict[str, Any]) -> None:
+    with pytest.raises(InputError):
+        responses.sliding_request(body)
+
+
+async def test_rooms(store: Store) -> None:
+    room = new_room(name="The pantry", visibility="world_readable")
+    child = new_room(seed=3)
+    via = {"via": ["s1.test"]}
+    room.state_event(ADMIN, "m.space.child", via, child.room_id)
+    for one in (room, child):
+        await deliver(store, one)
+    infos = await store.rooms([room.room_id, child.room_id])
+    summary = responses.room_summary(infos[room.room_id])
+    assert summary == {
+        "room_id": room.room_id,
+        "name": "The pantry",
+        "join_rule": "public",
+        "num_joined_members": 1,
+        "world_readable": True,
+        "guest_can_join": False,
+    }
+    children = await store.space_children(room.room_id)
+    entry = responses.hierarchy_room(infos[room.room_id], children)
+    [state] = entry.pop("children_state")
+    assert entry == summary | {"room_version": "11"}
+    assert state.keys() == {"type", "state_key", "sender", "content", "origin_server_ts"}
+    assert (state["state_key"], state["content"]) == (child.room_id, via)
+    assert "name" not in responses.room_summary(infos[child.room_id])
