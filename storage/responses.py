@@ -32,7 +32,14 @@ from storage.queries.sync.types import JoinedRoom, Sync
 from storage.store.facade import Store
 from storage.streams.receipts import ReceiptRow
 
-__all__ = ["hierarchy_room", "room_summary", "sliding_request", "sliding_sync", "sync"]
+__all__ = [
+    "hierarchy_room",
+    "received_upto",
+    "room_summary",
+    "sliding_request",
+    "sliding_sync",
+    "sync",
+]
 
 Json = dict[str, Any]
 Shown = Mapping[str, Json]
@@ -151,6 +158,18 @@ def sliding_request(body: Json) -> SlidingSyncRequest:
         raise InputError(f"malformed request: {error}") from error
 
 
+def received_upto(body: Json) -> int:
+    """Return the position up to which the device has its messages, or 0. `InputError`.
+
+    It is the ``since`` of the extension to_device. Delete the messages up to there, before you
+    request a response: ``await store.to_device.delete(user_id, device_id, position)``.
+    """
+    try:
+        return int(body.get("extensions", {}).get("to_device", {}).get("since") or 0)
+    except MALFORMED as error:
+        raise InputError(f"malformed since of to_device: {error}") from error
+
+
 def _list(given: Json) -> SlidingList:
     ranges = [given["range"]] if "range" in given else given.get("ranges")
     filters = dict(given.get("filters") or {})
@@ -241,8 +260,9 @@ def _extensions(found: SlidingSync) -> Json:
         listed = everywhere if row.room_id is None else rooms.setdefault(row.room_id, [])
         listed.append({"type": row.type, "content": orjson.loads(row.content)})
     messages = [orjson.loads(one.content) for one in found.to_device]
+    reached = str(found.to_device[-1].stream_id if found.to_device else 0)
     return {
-        "to_device": {"next_batch": found.pos, "events": messages},
+        "to_device": {"next_batch": reached, "events": messages},
         "account_data": {"global": everywhere, "rooms": rooms},
         "receipts": {"rooms": {room: _receipts(rows) for room, rows in found.receipts.items()}},
     }

@@ -24,7 +24,7 @@ ROOMS_MAX = 50
 OPEN = ("public", "knock", "knock_restricted")
 VISIBILITY = "m.room.history_visibility"
 VERSIONS: Final = [f"v1.{minor}" for minor in range(1, 12)]
-FEATURES: Final[Json] = {}
+FEATURES: Final = {"org.matrix.simplified_msc3575": True}
 EVERYTHING: Final = ("receipts", "account_data", "to_device", "unread")
 LAZY: Final = "lazy_load_members"
 
@@ -103,6 +103,19 @@ class Client(UserApi):
         )
         how: Json = {"use_state_after": query.get("use_state_after") == "true"}
         return await responses.sync(self.store, call.sender, found, device_id=call.device, **how)
+
+    @on("POST", "/sync")
+    @on("POST", "/{old:org.matrix.simplified_msc3575}/sync")
+    async def sliding_sync(self, call: Call, old: str = "") -> Json:
+        given, device = {**call.body, **call.query}, call.device
+        request = responses.sliding_request(given)
+        if received := responses.received_upto(given):
+            await self.store.to_device.delete(call.sender, device, received)
+        wait_ms = min(int(given.get("timeout", 0)), WAIT_MS_MAX)
+        how: Json = {"pos": given.get("pos"), "timeout_ms": wait_ms, "device_id": device}
+        found = await self.store.sliding_sync(call.sender, request, **how)
+        how = {"device_id": device, "unstable": bool(old)}
+        return await responses.sliding_sync(self.store, call.sender, request, found, **how)
 
     @on("GET", "/pushrules/")
     async def push_rules(self, _: Call) -> Json:

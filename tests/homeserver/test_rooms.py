@@ -1,4 +1,4 @@
-"""The room directory, spaces, threads and single events of the example."""
+"""The room directory, spaces, threads, single events and sliding sync of the example."""
 
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
@@ -113,3 +113,52 @@ async def test_threads(users: Users) -> None:
     thread = root["unsigned"]["m.relations"]["m.thread"]
     assert (thread["count"], thread["latest_event"]["content"]["body"]) == (1, "reply 2")
     assert await ids(bob, **{"from": page["next_batch"]}) == [roots[0], roots[1]]
+
+
+STABLE = "/_matrix/client/v4"
+UNSTABLE = "/_matrix/client/unstable/org.matrix.simplified_msc3575"
+
+
+async def test_both_forms_of_sliding_sync(users: Users) -> None:
+    alice, bob = users.alice, users.bob
+    room = await alice.create_room(name="The pantry", preset="public_chat")
+    invited = await alice.create_room(preset="private_chat", invite=[bob.user_id])
+    await bob.join(room)
+    await alice.send(room, "hello")
+    lists = {"all": {"timeline_limit": 1, "range": [0, 9], "required_state": {"include": [{}]}}}
+    extensions = {"to_device": {"enabled": True}}
+    body: dict[str, Any] = {"lists": lists, "extensions": extensions}
+    stable = await bob.call("POST", "/sync", body, api=STABLE)
+    assert stable["lists"] == {"all": {"count": 2}}
+    shown = stable["rooms"][room]
+    assert [one["content"]["body"] for one in shown["timeline_events"]] == ["hello"]
+    assert (shown["name"], shown["membership"], shown["joined_count"]) == ("The pantry", "join", 2)
+    assert "m.room.power_levels" in {one["type"] for one in shown["required_state"]}
+    assert stable["rooms"][invited]["membership"] == "invite"
+    assert stable["rooms"][invited]["stripped_state"]
+
+    await alice.call("PUT", "/sendToDevice/m.dummy/1", {"messages": {bob.user_id: {"*": {}}}})
+    await alice.send(room, "again")
+    later = await bob.call("POST", "/sync", body | {"pos": stable["pos"]}, api=STABLE)
+    assert later["rooms"].keys() == {room}
+    [message] = later["extensions"]["to_device"]["events"]
+    assert message["sender"] == alice.user_id
+    for since, expected in (
+        (None, [message]),
+        (later["extensions"]["to_device"]["next_batch"], []),
+    ):
+        given = {"extensions": {"to_device": {"enabled": True, "since": since}}}
+        anew = await bob.call("POST", "/sync", given, api=STABLE)
+        assert anew["extensions"]["to_device"]["events"] == expected
+
+    old = {"all": {"timeline_limit": 1, "ranges": [[0, 0]], "required_state": [["*", "*"]]}}
+    body = {"lists": old, "conn_id": "other"}
+    unstable = await bob.call("POST", "/sync", body, api=UNSTABLE)
+    assert unstable["rooms"].keys() == {room}
+    assert [one["content"]["body"] for one in unstable["rooms"][room]["timeline"]] == ["again"]
+    again = await bob.call("POST", "/sync", body, api=UNSTABLE, pos=unstable["pos"], timeout=10)
+    assert again["rooms"] == {}
+    with pytest.raises(ErrorResponse, match=r"400.*M_UNKNOWN_POS"):
+        await bob.call("POST", "/sync", body, api=UNSTABLE, pos=stable["pos"])
+    versions = await bob.call("GET", "/versions", api="/_matrix/client")
+    assert versions["unstable_features"]["org.matrix.simplified_msc3575"]

@@ -139,7 +139,7 @@ async def answer(store: Store) -> SlidingAnswer:
         pos="next",
         lists={"all": SlidingListResult(2)},
         rooms={room.room_id: shown, INVITED: invited},
-        to_device=[MessageRow(1, b'{"type":"m.dummy"}')],
+        to_device=[MessageRow(7, b'{"type":"m.dummy"}')],
         account_data=[
             AccountDataRow(1, None, "m.direct", b"{}"),
             AccountDataRow(2, room.room_id, "m.tag", b'{"tags":{}}'),
@@ -201,13 +201,24 @@ async def test_extensions_of_a_sliding_sync(store: Store, answer: SlidingAnswer)
     made = await responses.sliding_sync(store, LOCAL, request, answer.found)
     receipts = {answer.message: {"m.read": {LOCAL: {"ts": 5}}}}
     assert made["extensions"] == {
-        "to_device": {"next_batch": "next", "events": [{"type": "m.dummy"}]},
+        "to_device": {"next_batch": "7", "events": [{"type": "m.dummy"}]},
         "account_data": {
             "global": [{"type": "m.direct", "content": {}}],
             "rooms": {answer.room_id: [{"type": "m.tag", "content": {"tags": {}}}]},
         },
         "receipts": {"rooms": {answer.room_id: {"type": "m.receipt", "content": receipts}}},
     }
+
+
+def test_what_a_device_has_received() -> None:
+    given = {"extensions": {"to_device": {"enabled": True, "since": "7"}}}
+    assert responses.received_upto(given) == 7
+    for without in ({}, {"extensions": {"to_device": {"enabled": True}}}):
+        assert responses.received_upto(without) == 0
+    bad: list[dict[str, Any]] = [{"extensions": []}, {"extensions": {"to_device": {"since": "x"}}}]
+    for malformed in bad:
+        with pytest.raises(InputError):
+            responses.received_upto(malformed)
 
 
 STABLE = {
