@@ -1,4 +1,6 @@
-"""`room-storage gc`: delete state groups that nothing refers to any more."""
+"""`room-storage gc`: delete state groups that nothing refers to any more, and other old rows."""
+
+from typing import NamedTuple
 
 import typer
 
@@ -7,6 +9,7 @@ from storage.cli.interrupt import AGAIN, run
 from storage.cli.maintaining import maintained
 from storage.cli.progress import ProgressDisplay, QuietOption
 from storage.cli.verify import RoomsOption
+from storage.maintenance.old_connections import delete_old_connections
 from storage.maintenance.old_transactions import delete_old_transactions
 from storage.maintenance.state_group_gc import Collected, collect_all, collect_rooms
 from storage.observability.progress import Report
@@ -19,16 +22,18 @@ def command(
     quiet: QuietOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Delete the state groups that no event and no room refers to, and old transaction ids.
+    """Delete the state groups that no event and no room refers to.
+
+    Also delete old transaction ids, and connections of sliding sync that are not in use.
 
     With --room only state groups. Works in bounded batches while servers run.
     """
     with ProgressDisplay(quiet=quiet) as show:
-        collected, transactions = run(_collect(dsn, room, show), AGAIN)
+        collected, old = run(_collect(dsn, room, show), AGAIN)
     freed = sum(one.state_groups for one in collected)
     if as_json:
         rooms = [one._asdict() for one in collected]
-        print_json({"state_groups": freed, "rooms": rooms, "transactions": transactions})
+        print_json({"state_groups": freed, "rooms": rooms, **old._asdict()})
         return
     print_rows(
         "Freed",
@@ -38,14 +43,24 @@ def command(
     )
     typer.echo(f"{amount(freed, 'state group')} freed")
     if room is None:
-        typer.echo(f"{amount(transactions, 'old transaction id')} deleted")
+        typer.echo(f"{amount(old.transactions, 'old transaction id')} deleted")
+        typer.echo(f"{amount(old.connections, 'unused connection')} deleted")
+
+
+class OldRows(NamedTuple):
+    """The numbers of deleted rows: transaction ids, and connections of sliding sync."""
+
+    transactions: int
+    connections: int
 
 
 async def _collect(
     dsn: str | None, rooms: list[str] | None, show: Report
-) -> tuple[list[Collected], int]:
+) -> tuple[list[Collected], OldRows]:
     async with maintained(dsn) as database:
         if rooms is None:
-            deleted = await delete_old_transactions(database)
-            return [collected async for collected in collect_all(database, report=show)], deleted
-        return await collect_rooms(database, rooms, report=show), 0
+            old = OldRows(
+                await delete_old_transactions(database), await delete_old_connections(database)
+            )
+            return [collected async for collected in collect_all(database, report=show)], old
+        return await collect_rooms(database, rooms, report=show), OldRows(0, 0)

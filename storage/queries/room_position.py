@@ -10,9 +10,9 @@ from typing import NamedTuple
 from storage.errors import ResyncNeeded
 from storage.queries.sync.positions import events_of
 from storage.queries.sync.response import BESIDE_TIMELINE
-from storage.streams import PaginationToken, SyncToken, VectorPosition
+from storage.streams import PaginationToken, VectorPosition
 from storage.streams.positions import LARGEST_POSITION
-from storage.streams.tokens import is_sync_token
+from storage.streams.tokens import is_sync_token, read_positions
 
 
 class RoomPosition(NamedTuple):
@@ -49,7 +49,7 @@ def position_at(token: str | None, deployment: str) -> RoomPosition:
     if token is None:
         return NOW
     if is_sync_token(token):
-        return RoomPosition(events_of(SyncToken.parse(token, deployment)), text=token)
+        return RoomPosition(events_of(read_positions(token, deployment)), text=token)
     page = PaginationToken.parse(token, deployment)
     if page.topological >= BESIDE_TIMELINE:
         return RoomPosition(VectorPosition(page.live), text=token)

@@ -15,9 +15,8 @@ from storage.queries.room_position import RoomPosition, position_at
 from storage.queries.sharing import SharingChanges
 from storage.queries.sync.positions import events_of
 from storage.store.core import StoreCore
-from storage.streams import SyncToken
 from storage.streams.caches import Ticket
-from storage.streams.tokens import is_sync_token
+from storage.streams.tokens import is_sync_token, read_positions
 
 
 @measured("membership")
@@ -139,7 +138,7 @@ async def sharing_changes(store: StoreCore, user_id: str, since: str, to: str) -
     `InvalidToken`, `ResyncNeeded` for a token from before purged state changes.
     """
     user = args.local_user(user_id, store.server_name)
-    tokens = [SyncToken.parse(text, store.deployment_id) for text in (since, to)]
+    tokens = [read_positions(text, store.deployment_id) for text in (since, to)]
     for text, token in zip((since, to), tokens, strict=True):
         if store.streams.lost:
             store.streams.refuse_lost(text, token)
@@ -170,5 +169,5 @@ def _position(store: StoreCore, at: str | None) -> RoomPosition:
     """Return the position of a token. `ResyncNeeded` for one of facts that a restore removed."""
     position = position_at(at, store.deployment_id)
     if at is not None and store.streams.lost and is_sync_token(at):
-        store.streams.refuse_lost(at, SyncToken.parse(at, store.deployment_id))
+        store.streams.refuse_lost(at, read_positions(at, store.deployment_id))
     return position

@@ -18,6 +18,7 @@ from storage.queries.sync.positions import BESIDE
 from storage.queries.unread import COUNT_MAX, UNREAD_TYPES, Unread, UnreadRequest
 from storage.store.core import StoreCore
 from storage.streams import SyncToken, VectorPosition
+from storage.streams.tokens import read_positions
 
 
 @measured("sync", timed=False)
@@ -114,13 +115,13 @@ async def unread(
 
 
 def positions_of(store: StoreCore, token: str) -> dict[str, VectorPosition]:
-    """Return the position of a `Sync.next_batch` in each stream. `InvalidToken`.
+    """Return the position of a `Sync.next_batch`, or a `SlidingSync.pos`, in each stream.
 
     The streams are events, account_data, receipts, to_device, and those of `define_stream`. New
     facts are above `VectorPosition.min`. A stream that is absent came with an upgrade, or was
-    defined later: read it from 0.
+    defined later: read it from 0. `InvalidToken`.
     """
-    return SyncToken.parse(token, store.deployment_id).positions()
+    return read_positions(token, store.deployment_id).positions()
 
 
 async def look(store: StoreCore, request: SyncRequest, *, waits: bool) -> Look[Sync]:

@@ -136,15 +136,15 @@ class Notifier:
         where the beginning is too long ago.
         """
         found: set[str] = set()
-        for writer, position in self.streams[stream_name].positions().items():
+        followed = self.streams[stream_name].positions()
+        for writer in {*followed, *(writer for writer, _ in upto.items)}:
             since, last = after.position(writer), upto.position(writer)
+            if since >= last:
+                continue
             concerned = self._concerned.get((stream_name, writer))
-            if position < last or (concerned is not None and since < concerned.floor):
+            if concerned is None or since < concerned.floor or followed.get(writer, 0) < last:
                 return None
-            if concerned is not None:
-                found.update(concerned.since(since))
-            elif since < last:
-                return None
+            found.update(concerned.since(since))
         return found
 
     def _leave(self, keys: Iterable[str], waiter: _Waiter) -> None:

@@ -82,6 +82,10 @@ FROM (
     SELECT 'writer_nids', COALESCE(pg_sequence_last_value('writer_nids'), 0),
         (SELECT max(writer_nid) FROM writers)
     UNION ALL
+    SELECT 'sliding_connection_nids',
+        COALESCE(pg_sequence_last_value('sliding_connection_nids'), 0),
+        (SELECT max(connection_nid) FROM sliding_connections)
+    UNION ALL
     SELECT 'event_nids', COALESCE(pg_sequence_last_value('event_nids') + 999, 0),
         GREATEST((SELECT max(event_nid) FROM events), (SELECT max(event_nid) FROM missing_events))
     UNION ALL

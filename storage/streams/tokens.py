@@ -301,6 +301,11 @@ class PosToken:
         state = f"{self.connection}.{self.number}"
         return _print(CONNECTION, f"{state}~{_print_streams(self.upto)}{behind}", deployment)
 
+    @property
+    def covered(self) -> SyncToken:
+        """Return the positions up to which the client has the facts of each stream."""
+        return SyncToken.of(self.upto.positions() | self.extensions.positions())
+
     @classmethod
     def _read_body(cls, body: str) -> Self:
         state, _, streams = body.partition("~")
@@ -316,8 +321,15 @@ def is_rooms_token(text: object) -> bool:
 
 
 def is_sync_token(text: object) -> bool:
-    """Return whether a text looks like a `SyncToken`; `parse` checks it."""
-    return isinstance(text, str) and text.startswith(SYNC)
+    """Return whether a text looks like one for `read_positions`, which checks it."""
+    return isinstance(text, str) and text.startswith((SYNC, CONNECTION))
+
+
+def read_positions(text: str, deployment: str) -> SyncToken:
+    """Return the positions of the text of a `SyncToken` or a `PosToken`. `InvalidToken`."""
+    if _text(text).startswith(CONNECTION):
+        return PosToken.parse(text, deployment).covered
+    return SyncToken.parse(text, deployment)
 
 
 class _Token(Protocol):

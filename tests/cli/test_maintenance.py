@@ -103,7 +103,9 @@ async def test_gc_rebuild_and_explain(dsn: str) -> None:
     assert done.returncode == 0
     assert json.loads(done.stdout)["state_groups"] > 0
     said = room_storage("gc", "--dsn", dsn).stdout
-    assert said == "0 state groups freed\n0 old transaction ids deleted\n"
+    assert said == (
+        "0 state groups freed\n0 old transaction ids deleted\n0 unused connections deleted\n"
+    )
     await damage(
         dsn,
         "DELETE FROM visibility WHERE principal_nid <> (SELECT min(principal_nid) "

@@ -42,6 +42,8 @@ ONE_LOCAL = (
     "(SELECT principal_nid FROM principals WHERE name LIKE '@%:s1.test' ORDER BY name LIMIT 1)"
 )
 
+ONE_MEMBER_ID = "@user1:s1.test"
+
 DAMAGES = {
     "bytes": Damage(
         "UPDATE events SET "
@@ -329,6 +331,15 @@ DAMAGES = {
         {"stream_positions"},
         mended=True,
     ),
+    "connection of sliding sync": Damage(
+        "DELETE FROM sliding_connections", {"sliding_rooms"}, mended=True
+    ),
+    "state of a connection": Damage(
+        "UPDATE sliding_rooms SET number = number + 5", {"sliding_rooms"}, mended=True
+    ),
+    "required state of a connection": Damage(
+        "UPDATE sliding_connections SET required_states = '{}'", {"sliding_rooms"}, mended=True
+    ),
     **{
         f"sequence {name}": Damage(f"SELECT setval('{name}', 1, false)", {"sequences"}, mended=True)
         for name in (
@@ -338,6 +349,7 @@ DAMAGES = {
             "to_device_stream",
             "receipts_stream",
             "published_facts_stream",
+            "sliding_connection_nids",
             "writer_nids",
         )
     },
@@ -369,6 +381,8 @@ async def database(dsn: str, room: RoomBuilder) -> AsyncIterator[Database]:
         await opened.account_data.set(LOCAL, "m.direct", {})
         await opened.to_device.send({LOCAL: {"device": {"n": 1}}})
         await opened.receipts.set(room.room_id, "m.read", LOCAL, room.events[0].event_id, {})
+        request = storage.SlidingSyncRequest(lists={"all": storage.SlidingList()})
+        await opened.sliding_sync(ONE_MEMBER_ID, request, device_id="DEVICE")
         await opened.define_stream("typing").publish(room.room_id, {})
     async with await Database.open(dsn) as database:
         yield database

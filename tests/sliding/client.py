@@ -12,7 +12,7 @@ from storage import (
     SlidingSyncRequest,
     Store,
 )
-from storage.ids import RoomId, StateKey
+from storage.ids import RoomId, StateKey, UserId
 
 EVERYTHING: list[StateKey] = [("*", "*")]
 
@@ -37,6 +37,7 @@ class SlidingClient:
         filters: SlidingFilter | None = None,
         subscriptions: Iterable[str] = (),
         timeout_ms: int = 0,
+        ignored: Iterable[UserId] = (),
         **how: Any,
     ) -> SlidingSync:
         """Send a request with one list, unless there are no ranges, and with subscriptions."""
@@ -50,7 +51,7 @@ class SlidingClient:
             {RoomId(room): RoomSubscription(limit, state) for room in subscriptions},
             **how,
         )
-        return await self.request(request, timeout_ms=timeout_ms)
+        return await self.request(request, timeout_ms=timeout_ms, ignored=list(ignored))
 
     async def request(
         self, request: SlidingSyncRequest, *, timeout_ms: int = 0, **how: Any

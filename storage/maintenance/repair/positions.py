@@ -1,6 +1,7 @@
 """Repair what all rooms share: sequences, and the stream positions of writers.
 
-Sequences are set past the values in the tables, and positions up to the facts of each writer. A
+Connections of sliding sync with mistaken rows are deleted: their clients begin new ones. Sequences
+are set past the values in the tables, and positions up to the facts of each writer. A
 store that opens also sets the sequences forward (storage/streams/startup.py). This is for a running
 store.
 """
@@ -9,6 +10,8 @@ from typing import Final, LiteralString
 
 from storage.database.connection import Connection, Database
 from storage.maintenance.indexes import prove_indexes
+from storage.maintenance.old_connections import delete_connections
+from storage.maintenance.verify.connections import SQL_CONNECTIONS, MistakenConnectionRow
 from storage.maintenance.verify.positions import SQL_BEHIND, LaggingWriterRow
 from storage.streams.startup import SQL_LOCK, set_sequences_forward
 
@@ -23,6 +26,8 @@ ON CONFLICT (stream_name, instance_name)
 async def repair_positions(database: Database, *, indexes_proven: bool = False) -> None:
     """Set sequences and positions forward, in one transaction that blocks writers.
 
+    Delete connections with mistaken rows.
+
     Facts of an unknown writer stay as they are. ``indexes_proven``: the caller has called
     `prove_indexes`. Raise `StorageCorrupt` if an index is corrupt: nothing has changed then.
     """
@@ -33,6 +38,8 @@ async def repair_positions(database: Database, *, indexes_proven: bool = False) 
             if row.instance_name is not None:
                 await conn.execute(SQL_SET_POSITION, row.stream_name, row.instance_name, row.latest)
         await set_sequences_forward(conn)
+        mistaken = await conn.fetch(SQL_CONNECTIONS, row=MistakenConnectionRow)
+        await delete_connections(conn, [row.connection_nid for row in mistaken])
 
     if not indexes_proven:
         await prove_indexes(database, "a repair")

@@ -29,6 +29,7 @@ REPAIRABLE: Final = frozenset(
         "rooms",
         "stream_positions",
         "sequences",
+        "sliding_rooms",
     }
 )
 """The checks whose findings `storage.maintenance.repair` mends: they check derived data."""

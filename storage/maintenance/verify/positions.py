@@ -49,6 +49,8 @@ FROM (
     UNION ALL SELECT 'caches_stream', (SELECT max(stream_id) FROM cache_invalidations)
     UNION ALL SELECT 'published_facts_stream', (SELECT max(stream_id) FROM published_facts)
     UNION ALL SELECT 'writer_nids', (SELECT max(writer_nid) FROM writers)
+    UNION ALL SELECT 'sliding_connection_nids',
+        (SELECT max(connection_nid) FROM sliding_connections)
     UNION ALL
     SELECT d.sequence_name, max(p.stream_id)  -- readers have passed these
     FROM unnest($1::text[], $2::text[]) AS d (stream_name, sequence_name)

@@ -8,6 +8,7 @@ from storage.maintenance.indexes import Lie, lies
 from storage.maintenance.totals import event_total
 from storage.maintenance.verify.auth_results import check_auth_results
 from storage.maintenance.verify.chain_cover import check_cover
+from storage.maintenance.verify.connections import check_connections
 from storage.maintenance.verify.current import (
     check_current_state,
     check_member_counts,
@@ -62,6 +63,7 @@ ROOM_CHECKS: Final[tuple[Callable[[Connection, VerifiedRoom], AsyncIterator[Find
 DATABASE_CHECKS: Final[tuple[Callable[[Connection], AsyncIterator[Finding]], ...]] = (
     check_positions,
     check_sequences,
+    check_connections,
     check_indexes,
 )
 

@@ -9,9 +9,9 @@ from storage.ids import EventId
 from storage.queries.events import StoredEvent
 from storage.queries.pagination.reordering import Reorderings, ahead, walking
 from storage.queries.sync.positions import events_of, reached
-from storage.streams import PaginationToken, SyncToken, VectorPosition
+from storage.streams import PaginationToken, VectorPosition
 from storage.streams.positions import LARGEST_POSITION
-from storage.streams.tokens import is_sync_token
+from storage.streams.tokens import is_sync_token, read_positions
 
 Direction = Literal["b", "f"]
 
@@ -90,14 +90,14 @@ def between(
 def _synced(token: str | None, deployment: str) -> VectorPosition | None:
     if token is None or not is_sync_token(token):
         return None
-    return events_of(SyncToken.parse(token, deployment))
+    return events_of(read_positions(token, deployment))
 
 
 def _parsed(token: str, deployment: str) -> PaginationToken:
     """Return the position of a token. A sync token covers all that had arrived by then."""
     if not is_sync_token(token):
         return PaginationToken.parse(token, deployment)
-    live = reached(SyncToken.parse(token, deployment))
+    live = reached(read_positions(token, deployment))
     return PaginationToken(LARGEST_POSITION, LARGEST_POSITION, live)
 
 

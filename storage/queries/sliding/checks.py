@@ -38,6 +38,9 @@ def set_room_config(config: RoomConfig) -> None:
     if len(pairs) > REQUIRED_MAX:
         raise InputError(f"required_state has {len(pairs)} entries, more than {REQUIRED_MAX}")
     for kind, key in pairs:
+        if max(len(kind.encode()), len(key.encode())) > NAME_BYTES_MAX:
+            wanted = f"at most {NAME_BYTES_MAX} bytes"
+            raise InputError(f"required_state has ({kind[:99]!r}, {key[:99]!r}): {wanted} each")
         if key == LAZY and kind != "m.room.member":
             raise InputError(f'required_state has ({kind!r}, "$LAZY"): it is for m.room.member')
     object.__setattr__(config, "timeline_limit", limit)

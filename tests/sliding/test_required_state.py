@@ -1,0 +1,137 @@
+"""Required state: patterns, state that changes, grows, shrinks, and is taken away."""
+
+import pytest
+
+from storage import Store
+from storage.ids import StateKey
+from storage.queries.sliding.required_state import beyond, union
+from tests.queries.rooms import ADMIN, LOCAL, OTHER, REMOTE, append, deliver, new_room
+from tests.sliding.client import EVERYTHING, SlidingClient, state_of
+
+CREATE = ("m.room.create", "")
+NAME = ("m.room.name", "")
+TOPIC = ("m.room.topic", "")
+LAZY = ("m.room.member", "$LAZY")
+MEMBERS = ("m.room.member", "*")
+
+
+def member(user_id: str) -> StateKey:
+    return "m.room.member", user_id
+
+
+@pytest.mark.parametrize(
+    "required, found",
+    [
+        ([], set()),
+        ([CREATE, TOPIC], {CREATE}),
+        ([("m.room.member", "$ME")], {member(LOCAL)}),
+        ([MEMBERS], {member(ADMIN), member(LOCAL), member(OTHER)}),
+        ([("m.room.name", "*")], {NAME}),
+        ([("*", ADMIN)], {member(ADMIN)}),
+        ([LAZY], {member(ADMIN)}),
+        ([("none", ""), ("none", "*")], set()),
+    ],
+)
+async def test_the_state_that_matches_is_sent(
+    store: Store, required: list[StateKey], found: set[StateKey]
+) -> None:
+    room = new_room(members=[LOCAL, OTHER], name="first")
+    room.message(ADMIN, "one")
+    await deliver(store, room)
+    client = SlidingClient(store, LOCAL)
+    shown = (await client.sync((0, 19), limit=1, required=required)).rooms[room.room_id]
+    assert state_of(shown) == found
+
+
+async def test_with_lazy_members_everything_has_no_other_members(store: Store) -> None:
+    room = new_room(members=[LOCAL, OTHER], name="first")
+    room.message(ADMIN, "one")
+    await deliver(store, room)
+    client = SlidingClient(store, LOCAL)
+    answer = await client.sync((0, 19), limit=1, required=[*EVERYTHING, LAZY])
+    others = {key for key in room.state if key[0] != "m.room.member"}
+    assert state_of(answer.rooms[room.room_id]) == {*others, member(ADMIN)}
+
+
+async def test_lazy_members_are_senders_and_changed_members(store: Store) -> None:
+    room = new_room(members=[LOCAL, OTHER])
+    await deliver(store, room)
+    client = SlidingClient(store, LOCAL)
+    await client.sync((0, 19), required=[LAZY])
+    await append(store, room.message(OTHER, "one"))
+    shown = (await client.sync((0, 19), required=[LAZY])).rooms[room.room_id]
+    assert state_of(shown) == {member(OTHER)}
+    await append(store, room.kick(ADMIN, OTHER), room.message(ADMIN, "two"))
+    shown = (await client.sync((0, 19), required=[LAZY], limit=1)).rooms[room.room_id]
+    assert state_of(shown) == {member(ADMIN)}, "a gap: the client flushes its members"
+    await append(store, room.join(OTHER), room.message(ADMIN, "two"))
+    shown = (await client.sync((0, 19), required=[LAZY], limit=2)).rooms[room.room_id]
+    assert state_of(shown) == {member(ADMIN), member(OTHER)}
+
+
+async def test_state_that_is_required_later_is_sent_at_once(store: Store) -> None:
+    room = new_room(members=[LOCAL], name="first")
+    await deliver(store, room)
+    client = SlidingClient(store, LOCAL)
+    await client.sync((0, 19), required=[CREATE])
+    shown = (await client.sync((0, 19), required=[CREATE, NAME])).rooms[room.room_id]
+    assert (state_of(shown), shown.timeline) == ({NAME}, [])
+    assert (await client.sync((0, 19), required=[CREATE, NAME])).rooms == {}
+
+
+async def test_state_that_was_not_required_for_a_while_is_sent_if_it_changed(store: Store) -> None:
+    room = new_room(members=[LOCAL], name="first")
+    await deliver(store, room)
+    client = SlidingClient(store, LOCAL)
+    await client.sync((0, 19), required=[CREATE, NAME])
+    assert (await client.sync((0, 19), required=[CREATE])).rooms == {}
+    assert (await client.sync((0, 19), required=[CREATE, NAME])).rooms == {}, "unchanged"
+    await client.sync((0, 19), required=[CREATE])
+    renamed = room.name(ADMIN, "second")
+    await append(store, renamed)
+    shown = (await client.sync((0, 19), required=[CREATE])).rooms[room.room_id]
+    assert (state_of(shown), shown.name) == (set(), "second")
+    shown = (await client.sync((0, 19), required=[CREATE, NAME])).rooms[room.room_id]
+    assert [event.event_id for event in shown.required_state] == [renamed.event_id]
+
+
+async def test_state_that_resolution_takes_away_is_named(store: Store) -> None:
+    """On one branch a guest joins, on the other the room is closed: resolution removes the join."""
+    room = new_room(members=[LOCAL])
+    left, right = room.fork(2)
+    closed, joined = left.join_rules(ADMIN, "invite"), right.join(REMOTE)
+    await append(store, *[event for event in room.events if event is not closed])
+    client = SlidingClient(store, LOCAL)
+    shown = (await client.sync((0, 19), required=[MEMBERS])).rooms[room.room_id]
+    assert joined.event_id in {event.event_id for event in shown.required_state}
+    await append(store, closed)
+    shown = (await client.sync((0, 19), required=[MEMBERS])).rooms[room.room_id]
+    assert (state_of(shown), list(shown.removed_state)) == (set(), [member(REMOTE)])
+    assert shown.joined_count == 2
+
+
+@pytest.mark.parametrize(
+    "required, known, grown",
+    [
+        ([NAME], [NAME], []),
+        ([NAME], [("m.room.name", "*")], []),
+        ([NAME], [("*", "")], []),
+        ([NAME], EVERYTHING, []),
+        (EVERYTHING, [NAME], [*EVERYTHING, MEMBERS]),
+        (EVERYTHING, [*EVERYTHING, LAZY], [MEMBERS]),
+        ([*EVERYTHING, LAZY], EVERYTHING, []),
+        ([member(ADMIN)], [*EVERYTHING, LAZY], [member(ADMIN)]),
+        ([LAZY], [NAME], []),
+        ([("m.room.name", "*")], [NAME], [("m.room.name", "*")]),
+    ],
+)
+def test_what_a_set_has_beyond_another(
+    required: list[StateKey], known: list[StateKey], grown: list[StateKey]
+) -> None:
+    assert beyond(frozenset(required), frozenset(known)) == set(grown)
+
+
+def test_the_union_keeps_the_members_of_a_set_without_lazy_ones() -> None:
+    everything, lazy = frozenset(EVERYTHING), frozenset([*EVERYTHING, LAZY])
+    assert union([lazy]) == lazy
+    assert union([lazy, everything]) == {*EVERYTHING, LAZY, MEMBERS}
