@@ -3,7 +3,8 @@
 The workload is that of "A Comparative Performance Study of the Matrix /sync Endpoint on Synapse and
 Tuwunel" (SBRC 2026, doi 10.5753/sbrc.2026.19722). There, 200 users request their first sync at the
 same time. Each is in 300 rooms of 300 members. The profiles have timelines of 1, 5 or 20
-events with lazily loaded members, and timelines of 10 events with the whole state. This run is
+events with lazily loaded members, and timelines of 10 events with the whole state. Two profiles of
+sliding sync are not of the study: the window that a client opens with, and all rooms. This run is
 scaled down for two cores: "scale" in the results has the sizes. "published" in the results has the
 response times of the study, as the documentation of Tuwunel reports them. They are of the whole
 load, of Synapse with 18 workers, and of other machines: do not compare them with these.
@@ -24,7 +25,7 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,7 +38,7 @@ import storage
 from benchmarks.harness import Bench, note, show, spent, spread
 from benchmarks.peers.process import SynapseProcess, synapse
 from benchmarks.peers.writes import BATCH, stored
-from storage import Store, SyncFilter
+from storage import SlidingList, SlidingSyncRequest, Store, SyncFilter
 from storage.testing import RoomBuilder
 
 SERVER: Final = "s1.test"
@@ -45,30 +46,59 @@ VERSION: Final = "11"
 TALK: Final = 25
 """Messages of a room after the joins."""
 CLIENT: Final = "/_matrix/client/v3"
+SLIDING: Final = "/_matrix/client/unstable/org.matrix.simplified_msc3575/sync"
+REQUIRED: Final = (
+    ("m.room.create", ""),
+    ("m.room.name", ""),
+    ("m.room.power_levels", ""),
+    ("m.room.member", "$LAZY"),
+    ("m.room.member", "$ME"),
+)
+"""The state of each room in a sliding sync."""
 PASSWORD: Final = "of a benchmark"
 START_SECONDS: Final = 60
 UNLIMITED: Final = aiohttp.ClientTimeout(total=None)
 
 
 class FirstSyncProfile(NamedTuple):
-    """The request of each user."""
+    """The request of each user. ``window``: a sliding sync of so many rooms."""
 
     name: str
     timeline_limit: int
-    lazy: bool
+    lazy: bool = True
+    window: int | None = None
 
     @property
-    def query(self) -> dict[str, str]:
-        """Return the query of a request."""
+    def request(self) -> tuple[str, str, dict[str, Any]]:
+        """Return method, path, and arguments of the HTTP client."""
+        if self.window is not None:
+            room = {"required_state": REQUIRED, "timeline_limit": self.timeline_limit}
+            body = {"lists": {"rooms": room | {"ranges": [[0, self.window - 1]]}}}
+            return "POST", SLIDING, {"json": body}
         timeline, state = {"limit": self.timeline_limit}, {"lazy_load_members": self.lazy}
-        return {"filter": json.dumps({"room": {"timeline": timeline, "state": state}})}
+        query = {"filter": json.dumps({"room": {"timeline": timeline, "state": state}})}
+        return "GET", f"{CLIENT}/sync", {"params": query}
+
+    async def call(self, store: Store, user: str) -> None:
+        """Make the same request of the library."""
+        limit = self.timeline_limit
+        if self.window is None:
+            chosen = SyncFilter(lazy_load_members=self.lazy)
+            await store.sync(user, timeline_limit=limit, filter=chosen)
+            return
+        state = [(kind, key) for kind, key in REQUIRED]
+        rooms = SlidingList([(0, self.window - 1)], timeline_limit=limit, required_state=state)
+        request = SlidingSyncRequest(lists={"rooms": rooms})
+        await store.sliding_sync(user, request, device_id="CALL")
 
 
 PROFILES: Final = (
-    FirstSyncProfile("1 event, lazy members", 1, lazy=True),
-    FirstSyncProfile("5 events, lazy members", 5, lazy=True),
+    FirstSyncProfile("1 event, lazy members", 1),
+    FirstSyncProfile("5 events, lazy members", 5),
     FirstSyncProfile("10 events, whole state", 10, lazy=False),
-    FirstSyncProfile("20 events, lazy members", 20, lazy=True),
+    FirstSyncProfile("20 events, lazy members", 20),
+    FirstSyncProfile("sliding sync, 20 rooms, 1 event", 1, window=20),
+    FirstSyncProfile("sliding sync, all rooms, 20 events", 20, window=1_000),
 )
 PUBLISHED: Final = {
     "1 event, lazy members": {"synapse_seconds": 80.1, "tuwunel_seconds": 8.6},
@@ -114,8 +144,9 @@ class OverHttp:
     async def body(self, user: int, profile: FirstSyncProfile) -> bytes:
         """Return the response of a user."""
         headers = {"Authorization": f"Bearer {self.tokens[user]}"}
-        url = f"{self.url}{CLIENT}/sync"
-        async with self.session.get(url, params=profile.query, headers=headers) as response:
+        method, path, given = profile.request
+        url = self.url + path
+        async with self.session.request(method, url, headers=headers, **given) as response:
             body = await response.read()
             if response.status != 200:
                 raise RuntimeError(f"{url}: {response.status} {body[:500]!r}")
@@ -136,9 +167,7 @@ class CallAlone:
 
     async def respond(self, user: int, profile: FirstSyncProfile) -> int:
         """See `FirstSyncSide`."""
-        limit = profile.timeline_limit
-        chosen = SyncFilter(lazy_load_members=profile.lazy)
-        await self.store.sync(self.users[user], timeline_limit=limit, filter=chosen)
+        await profile.call(self.store, self.users[user])
         return 0
 
     def cpu(self) -> float:
@@ -198,13 +227,23 @@ async def _agree(sides: list[OverHttp], profile: FirstSyncProfile) -> None:
 
 def _content(body: bytes) -> dict[str, Any]:
     """Return the event ids of each room's timeline, and those of its state."""
+    response = json.loads(body)
+    if "join" not in response["rooms"]:
+        return {
+            room_id: (_ids(room["timeline"]), sorted(_ids(room["required_state"])))
+            for room_id, room in response["rooms"].items()
+        }
     return {
         room_id: (
-            [event["event_id"] for event in room["timeline"]["events"]],
-            sorted(event["event_id"] for event in room.get("state", {}).get("events", ())),
+            _ids(room["timeline"]["events"]),
+            sorted(_ids(room.get("state", {}).get("events", ()))),
         )
-        for room_id, room in json.loads(body)["rooms"]["join"].items()
+        for room_id, room in response["rooms"]["join"].items()
     }
+
+
+def _ids(events: Iterable[dict[str, Any]]) -> list[str]:
+    return [event["event_id"] for event in events]
 
 
 def _told(bursts: dict[str, list[Burst]]) -> dict[str, Any]:
