@@ -5,16 +5,7 @@ from typing import Any, Final
 
 from aiohttp import web
 
-from storage import (
-    EventId,
-    RoomId,
-    StateKey,
-    StoredEvent,
-    SyncFilter,
-    UnknownEvent,
-    UserId,
-    responses,
-)
+from storage import EventId, RoomId, StateKey, StoredEvent, SyncFilter, UserId, responses
 
 from .server import BACKFILL, MEMBER
 from .web import Api, Call, Json, MatrixError, now_ms, on
@@ -219,18 +210,18 @@ class Client(UserApi):
 
     @on("GET", "/rooms/{room}/members")
     async def members(self, call: Call, room: RoomId) -> Json:
-        await self._state(call, room)
+        ids = set((await self._state(call, room)).values())
         how = {name: call.query.get(name) for name in ("at", "membership", "not_membership")}
         found = await self.store.members(room, **how)
+        if await self.store.membership(room, call.sender) != "join":
+            found = [one for one in found if one.event_id in ids]  # not what came later
         return {"chunk": await self.store.client_events(call.sender, found, as_state=True)}
 
     @on("GET", "/rooms/{room}/event/{event}")
-    async def event(self, call: Call, room: RoomId, event: EventId) -> Json:
+    async def event(self, call: Call, room: RoomId, event: EventId) -> Any:
         found = (await self.store.events([event])).values()
         shown = await self._shown(call, [one for one in found if one.room_id == room])
-        if not shown:
-            raise UnknownEvent(event)
-        return shown[0]
+        return _found({one["event_id"]: one for one in shown}, event)
 
     @on("GET", "/rooms/{room}/messages")
     async def messages(self, call: Call, room: RoomId) -> Json:
@@ -245,12 +236,9 @@ class Client(UserApi):
         limit = int(call.query.get("limit", 10))
         found = await self.store.context(event, call.sender, limit=limit)
         parts = ("events_before", "events_after", "state")
-        return {
-            **{part: await self._shown(call, getattr(found, part)) for part in parts},
-            "event": (await self._shown(call, [found.event]))[0],
-            "start": found.start,
-            "end": found.end,
-        }
+        shown = {part: await self._shown(call, getattr(found, part)) for part in parts}
+        [event_form] = await self._shown(call, [found.event])
+        return {**shown, "event": event_form, "start": found.start, "end": found.end}
 
     @on("GET", "/rooms/{room}/relations/{event}{rel_type:(/[^/]*)?}{event_type:(/[^/]*)?}")
     async def relations(self, call: Call, room: RoomId, event: EventId, **kinds: str) -> Json:  # noqa: ARG002

@@ -115,6 +115,19 @@ async def test_threads(users: Users) -> None:
     assert await ids(bob, **{"from": page["next_batch"]}) == [roots[0], roots[1]]
 
 
+async def test_a_user_who_left_gets_no_later_members(users: Users) -> None:
+    alice, bob = users.alice, users.bob
+    room = await alice.create_room(preset="public_chat")
+    await bob.join(room)
+    await bob.act(room, "leave")
+    profile = {"membership": "join", "displayname": "later"}
+    await alice.state(room, "m.room.member", profile, alice.user_id)
+    found = (await bob.call("GET", f"/rooms/{room}/members"))["chunk"]
+    assert "later" not in {one["content"].get("displayname") for one in found}
+    found = (await alice.call("GET", f"/rooms/{room}/members"))["chunk"]
+    assert {one["content"].get("displayname") for one in found} == {"later", None}
+
+
 STABLE = "/_matrix/client/v4"
 UNSTABLE = "/_matrix/client/unstable/org.matrix.simplified_msc3575"
 
