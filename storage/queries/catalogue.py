@@ -32,12 +32,14 @@ from storage.queries import (
     space_children,
     state,
     state_at,
+    threads,
+    unread,
 )
 from storage.queries import event_auth as auth_queries
 from storage.queries import timestamp_to_event as timestamps
 from storage.queries import visible_events as visibility_queries
 from storage.queries.filters import ANY_ROOM, SyncFilter
-from storage.queries.pagination.page import Direction, between
+from storage.queries.pagination.page import END, Direction, between
 from storage.queries.room_position import NOW
 from storage.queries.sync import SyncMemory, SyncRequest, brief, sync
 from storage.queries.sync.changed_rooms import rooms_of
@@ -237,6 +239,22 @@ async def _client_events(conn: Connection, given: Any) -> object:
     return await client_events.client_events(conn, request, list(found.values()))
 
 
+async def _threads(conn: Connection, given: Any) -> object:
+    request = threads.ThreadsRequest(
+        room_id=RoomId(given.room),
+        user_id=UserId(given.user),
+        participated=False,
+        start=END,
+        limit=given.limit,
+        rows_max=given.config.traversal_rows_max,
+    )
+    return await threads.threads(conn, request, given.deployment)
+
+
+async def _unread(conn: Connection, given: Any) -> object:
+    return await unread.unread(conn, UserId(given.user))
+
+
 async def _aggregations(conn: Connection, given: Any) -> object:
     return await aggregations.aggregations(conn, UserId(given.user), [EventId(given.event)])
 
@@ -401,6 +419,8 @@ QUESTIONS: Final[Mapping[str, CatalogueQuery]] = {
     "relations-indirect": CatalogueQuery(
         "the same with indirect relations", ("event", "user"), _relations(recurse=True)
     ),
+    "threads": CatalogueQuery("the latest threads of a room", PAGED, _threads),
+    "unread": CatalogueQuery("the unread counts of a user's rooms", ("user",), _unread),
     "aggregations": CatalogueQuery(
         "the aggregations of an event", ("event", "user"), _aggregations
     ),

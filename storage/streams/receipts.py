@@ -17,7 +17,7 @@ from storage import arguments as args
 from storage.database.connection import Connection
 from storage.database.rooms import require_room
 from storage.database.sql_template import fill
-from storage.errors import InputError, UnknownEvent, UnknownRoom
+from storage.errors import InputError, StorageError, UnknownEvent, UnknownRoom
 from storage.ids import EventId, RoomId, UserId
 from storage.streams.feed import Fact
 from storage.streams.stream_writer import StreamWriter, WrittenFactRow, WrittenFacts
@@ -148,8 +148,11 @@ class ReceiptRefusalRow(NamedTuple):
     stream_id: int | None
 
 
-class _Superseded(Exception):  # noqa: N818  # no error: it ends a write that has nothing to write
+class _Superseded(StorageError):  # noqa: N818  # it never leaves this module
+    """End a write that has nothing to write. A `StorageError` means that nothing was done."""
+
     def __init__(self, stream_id: int) -> None:
+        super().__init__("the present receipt is further")
         self.stream_id = stream_id
 
 

@@ -129,6 +129,8 @@ EXPECTED = {
     "sharing-changes": Expected(2, {"memberships_pkey", "state_deltas_pkey"}, 2_000),
     "relations": Expected(1, {BY_ID, BY_RELATION}, 60),
     "relations-indirect": Expected(1, {BY_ID, BY_RELATION}, 800),
+    "threads": Expected(3, {"events_thread_idx"}, 400, 10),
+    "unread": Expected(1, {"memberships_pkey", BY_STREAM}, 150 * LARGE.rooms),
     "aggregations": Expected(2, {BY_RELATION}, 400, 10),
     "client-events": Expected(4, {BY_ID, BY_NID, BY_RELATION}, 500, 10),
     "visible-to-user": Expected(1, {BY_ID, "visibility_pkey"}, 10),
@@ -273,6 +275,7 @@ GROWING = {
     "relations-indirect",
     "aggregations",
     "client-events",
+    "unread",
 }
 """Queries that read more rows in the large database, for one of three reasons.
 

@@ -101,6 +101,47 @@ async def test_rooms_with_new_facts_alone_are_in_join(store: Store) -> None:
     assert after.join[rooms[3].room_id].receipts == []
 
 
+async def test_facts_of_rooms_that_the_user_is_not_in(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    room, left, strange = (new_room(seed=seed, members=[OTHER]) for seed in range(3))
+    for one in (room, left):
+        one.join(LOCAL)
+    left.leave(LOCAL)
+    for one in (room, left, strange):
+        await deliver(store, one)
+    token = (await look(store)).next_batch
+    for one in (room, left, strange):
+        await read(store, OTHER, one.events[-1])
+        await store.account_data.set(USER, "m.tag", {}, room_id=one.room_id)
+    for by_position in (included.BY_POSITION, 0):
+        monkeypatch.setattr(included, "BY_POSITION", by_position)
+        assert (await look(store, token)).join.keys() == {room.room_id}
+
+
+async def test_a_message_alone_with_facts(store: Store, statements: StatementLog) -> None:
+    room = new_room(members=[LOCAL, OTHER])
+    await deliver(store, room)
+    token = (await look(store)).next_batch
+    for include in (("unread",), ("receipts",)):
+        for _ in range(2):  # the caches are filled by the first sync
+            said = room.message(ADMIN)
+            await deliver(store, room)
+            if "receipts" in include:
+                await read(store, OTHER, said)
+            found = await look(store, token, include)
+            token = found.next_batch
+            one = found.join[room.room_id]
+            assert [event.event_id for event in one.timeline.events] == [said.event_id]
+            assert (one.unread is not None) == ("unread" in include)
+            assert len(one.receipts) == ("receipts" in include)
+    room.message(ADMIN)
+    await deliver(store, room)
+    statements.take()
+    assert (await look(store, token, ("receipts",))).join[room.room_id].timeline.events
+    assert len(statements.take()) == 1  # no receipts are new
+
+
 async def test_a_room_that_the_user_joined_has_all_of_it(store: Store) -> None:
     room = new_room(members=[OTHER])
     said = room.message(ADMIN)
@@ -108,13 +149,13 @@ async def test_a_room_that_the_user_joined_has_all_of_it(store: Store) -> None:
     await read(store, OTHER, said)
     await store.account_data.set(USER, "m.tag", {"b": 1}, room_id=room.room_id)
     token = (await look(store)).next_batch
+    await read(store, ADMIN, said)
+    await store.account_data.set(USER, "m.new", {}, room_id=room.room_id)
     room.join(LOCAL)
     await deliver(store, room)
     one = (await look(store, token)).join[room.room_id]
-    assert ([row.user_id for row in one.receipts], one.account_data) == (
-        [OTHER],
-        {"m.tag": {"b": 1}},
-    )
+    assert [row.user_id for row in one.receipts] == [OTHER, ADMIN]
+    assert one.account_data == {"m.tag": {"b": 1}, "m.new": {}}
 
 
 async def test_parts_of_an_initial_sync(store: Store) -> None:

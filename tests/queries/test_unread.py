@@ -211,14 +211,21 @@ async def test_a_receipt_for_a_backfilled_event(store: Store) -> None:
 
 
 async def test_hidden_and_erased_events_do_not_count(store: Store) -> None:
-    room = new_room(visibility="joined", members=[OTHER])
-    room.message(OTHER, "before the join")
-    room.join(LOCAL)
-    room.message(OTHER)
-    await deliver(store, room)
-    assert await unread_of(store, room.room_id) == Unread(1)
-    await store.receipts.set(room.room_id, "m.read", UserId(LOCAL), room.events[0].event_id, {})
-    assert await unread_of(store, room.room_id) == Unread(1)
+    rooms = {
+        1: new_room(visibility="joined", members=[OTHER]),
+        2: new_room(seed=1, visibility="shared", members=[OTHER]),
+    }
+    for seen, room in rooms.items():
+        room.message(OTHER, "before the join")
+        room.join(LOCAL)
+        room.message(OTHER)
+        await deliver(store, room)
+        assert await unread_of(store, room.room_id) == Unread(1)
+        first = room.events[0].event_id
+        await store.receipts.set(room.room_id, "m.read", UserId(LOCAL), first, {})
+        assert await unread_of(store, room.room_id) == Unread(seen)
+    await store.erase_user(OTHER)  # the reader was not there at the first message
+    assert await unread_of(store, rooms[2].room_id) == Unread(1)
 
 
 async def test_many_rooms_are_one_statement(store: Store, statements: StatementLog) -> None:

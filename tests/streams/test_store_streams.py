@@ -358,6 +358,36 @@ async def test_receipts(store: Store) -> None:
         await store.receipts.set(storage.RoomId("!nowhere:s1.test"), "m.read", user, event, {})
 
 
+async def test_a_receipt_that_changes_nothing_leaves_nothing_in_flight(store: Store) -> None:
+    room = room_of()
+    await store.append(room.pdus)
+    user, (first, *_, last) = storage.UserId("@user1:s1.test"), room.events
+    at = await store.receipts.set(room.room_id, "m.read", user, last.event_id, {})
+    for _ in range(3):
+        assert await store.receipts.set(room.room_id, "m.read", user, first.event_id, {}) == at
+        assert not store.streams.unsettled
+        assert not store.streams.is_writing("receipts")
+    assert store.streams["receipts"].linear() == at
+    assert await store.receipts.set(room.room_id, "m.read", user, last.event_id, {"ts": 2}) > at
+
+
+async def test_private_receipts_are_for_their_user_alone(store: Store) -> None:
+    room = room_of()
+    await store.append(room.pdus)
+    user, event = storage.UserId("@user1:s1.test"), room.events[-1].event_id
+    now = SyncToken.of({"receipts": store.streams["receipts"].current()})
+    await store.receipts.set(room.room_id, "m.read.private", user, event, {})
+    assert await store.receipts.of_room(room.room_id) == []
+    other = storage.UserId("@user2:s1.test")
+    assert await store.receipts.of_room(room.room_id, user_id=other) == []
+    [own] = await store.receipts.of_room(room.room_id, user_id=user)
+    assert own.receipt_type == "m.read.private"
+    assert await store.notifier.wait([user], after=now, timeout_ms=1)
+    assert not await store.notifier.wait([room.room_id], after=now, timeout_ms=1)
+    [fact] = await store.streams["receipts"].rows(0, own.stream_id, 10)
+    assert fact.row[1] == "m.read.private"  # for the other processes
+
+
 async def test_a_cancelled_write_is_told_all_the_same(store: Store) -> None:
     told: list[Advance] = []
     store.streams.feed.subscribe(told.append)
