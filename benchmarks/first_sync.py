@@ -10,9 +10,9 @@ response times of the study, as the documentation of Tuwunel reports them. They 
 load, of Synapse with 18 workers, and of other machines: do not compare them with these.
 
 Both servers store the same signed events on one Postgres, and have one process each. "call" is
-`store.sync` alone, in the process of the benchmark. The responses of both servers must have the
-same timelines and the same state. Both keep their caches from round to round; only Synapse's cache
-of whole responses is off.
+`store.sync` or `store.sliding_sync` alone, in the process of the benchmark. The responses of both
+servers must have the same timelines and the same state. Both keep their caches from round to round;
+only Synapse's cache of whole responses is off.
 
 The two differ: Synapse's sync also reads push counts, presence and device lists, of which there are
 none. The example homeserver does not have them.
