@@ -164,3 +164,18 @@ async def test_two_processes_share_the_positions(
         assert bool(answer.receipts) == bool(answer.account_data) == bool(extensions)
         assert len(answer.to_device) == bool(extensions)
         assert (await client.sync((0, 9), extensions=extensions)).is_empty
+
+
+async def test_a_room_that_came_without_extensions_is_extended_later(store: Store) -> None:
+    first, second = await many_rooms(store, 2)
+    await store.account_data.set(USER, "m.tag", {}, room_id=second.room_id)
+    await read(store, second, ADMIN)
+    await append(store, first.message(ADMIN, "on top"))
+    client = SlidingClient(store, LOCAL)
+    both = ["account_data", "receipts"]
+    await client.sync((0, 0), extensions=both)
+    assert set((await client.sync((0, 1))).rooms) == {second.room_id}
+    answer = await client.sync((0, 1), extensions=both)
+    assert readers(answer, second) == {(ADMIN, "m.read")}
+    assert set(data_of(answer)) == {(second.room_id, "m.tag")}
+    assert (await client.sync((0, 1), extensions=both)).is_empty

@@ -2,6 +2,7 @@
 
 from storage import Store
 from storage.ids import UserId
+from tests.queries.conftest import StatementLog
 from tests.queries.rooms import ADMIN, LOCAL, OTHER, append, deliver, ids, new_room
 from tests.sliding.client import EVERYTHING, SlidingClient, state_of
 
@@ -137,3 +138,36 @@ async def test_a_name_that_is_removed_is_none(store: Store) -> None:
     shown = (await client.sync((0, 19))).rooms[room.room_id]
     assert (shown.name, "name" in shown.changed) == (None, True)
     assert shown.heroes is not None
+
+
+async def test_a_former_member_with_an_invite_gets_stripped_state(store: Store) -> None:
+    room = new_room(members=[LOCAL], name="first")
+    await deliver(store, room)
+    client = SlidingClient(store, LOCAL)
+    await client.sync((0, 19), required=EVERYTHING)
+    await append(store, room.kick(ADMIN, LOCAL), room.name(ADMIN, "second"))
+    await append(store, room.invite(ADMIN, LOCAL))
+    for one in (client, SlidingClient(store, LOCAL, conn_id="new")):
+        shown = (await one.sync((0, 19), required=EVERYTHING)).rooms[room.room_id]
+        assert (shown.membership, shown.timeline, shown.required_state) == ("invite", (), ())
+        assert shown.stripped_state
+    await append(store, room.join(LOCAL))
+    shown = (await client.sync((0, 19), required=EVERYTHING)).rooms[room.room_id]
+    assert (shown.initial, shown.name, len(shown.required_state)) == (
+        True,
+        "second",
+        len(room.state),
+    )
+
+
+async def test_an_invite_becomes_direct(store: Store, statements: StatementLog) -> None:
+    room = new_room()
+    room.invite(ADMIN, LOCAL)
+    await deliver(store, room)
+    client = SlidingClient(store, LOCAL)
+    assert (await client.sync((0, 19))).rooms[room.room_id].is_dm is None
+    await store.account_data.set(UserId(LOCAL), "m.direct", {ADMIN: [room.room_id]})
+    assert (await client.sync((0, 19))).rooms[room.room_id].is_dm is True
+    statements.sent.clear()
+    assert (await client.sync((0, 19))).rooms == {}
+    assert not any("visibility_of" in one for one in statements.take()), "it reads no timeline"

@@ -1,5 +1,6 @@
 """Timelines: limits that grow, rooms that fall out of a window, live events, bump stamps."""
 
+import storage
 from storage import Store
 from storage.ids import UserId
 from storage.testing import RoomBuilder
@@ -139,3 +140,14 @@ async def test_events_of_ignored_users_are_left_out(store: Store) -> None:
     client = SlidingClient(store, LOCAL)
     answer = await client.sync((0, 19), limit=1, ignored=[UserId(ADMIN)])
     assert [event.type for event in answer.rooms[room.room_id].timeline] == ["m.room.member"]
+
+
+async def test_a_large_limit_is_reduced(dsn: str) -> None:
+    config = storage.Config(page_limit_max=2)
+    async with storage.open(dsn, server_name="s1.test", config=config) as store:
+        room = new_room(members=[LOCAL])
+        await deliver(store, room)
+        client = SlidingClient(store, LOCAL)
+        shown = (await client.sync((0, 19), limit=100)).rooms[room.room_id]
+        assert (ids(shown.timeline), shown.limited) == (ids(room.events[-2:]), True)
+        assert (await client.sync((0, 19), limit=1000)).rooms == {}

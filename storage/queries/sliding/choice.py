@@ -4,13 +4,14 @@ from collections.abc import Collection, Container, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from storage.database.names import MEMBERSHIPS
+from storage.database.names import INVITE, MEMBERSHIPS
 from storage.queries.sliding.connection import ClientRoom, ClientRooms
 from storage.queries.sliding.required_state import Required, beyond, union
 from storage.queries.sliding.room_list import ListedRoom, RoomList
 from storage.queries.sliding.types import RoomSubscription, SlidingList, SlidingSyncRequest
 
 LEAVE: Final = MEMBERSHIPS["leave"]
+KNOCK: Final = MEMBERSHIPS["knock"]
 Window = tuple[int, list[ListedRoom]]
 
 
@@ -24,6 +25,11 @@ class WantedRoom:
     lists: tuple[str, ...]
     is_extended: bool
     """The extensions have the room as well."""
+
+    @property
+    def is_inside(self) -> bool:
+        """Return whether the user is in the room, or was and has no new invite or knock."""
+        return self.listed.was_joined and self.listed.membership not in (INVITE, KNOCK)
 
 
 class Reason(NamedTuple):
@@ -57,8 +63,13 @@ def wanted_rooms(
     windows: Mapping[str, Window],
     room_list: RoomList,
     sent: Container[int],
+    *,
+    timeline_max: int,
 ) -> dict[int, WantedRoom]:
-    """Return the rooms of all windows and subscriptions, by nid."""
+    """Return the rooms of all windows and subscriptions, by nid.
+
+    ``timeline_max``: a larger timeline limit is reduced to it.
+    """
     configs: dict[int, list[tuple[str | None, SlidingList | RoomSubscription]]] = {}
     listed: dict[int, ListedRoom] = {}
     for name, (_, rooms) in windows.items():
@@ -70,8 +81,18 @@ def wanted_rooms(
         if found is not None and _may_subscribe(found, sent):
             configs.setdefault(found.room_nid, []).append((None, subscription))
             listed[found.room_nid] = found
-    cache: dict[tuple[int, ...], tuple[int, Required]] = {}
-    return {nid: _combined(request, listed[nid], given, cache) for nid, given in configs.items()}
+    known: dict[tuple[int, ...], tuple[int, Required]] = {}
+    wanted: dict[int, WantedRoom] = {}
+    for nid, given in configs.items():
+        key = tuple(id(config) for _, config in given)
+        if key not in known:  # many rooms have the same configurations
+            limit = max(config.timeline_limit for _, config in given)
+            state = union(frozenset(config.required_state) for _, config in given)
+            known[key] = min(limit, timeline_max), state
+        names = tuple(name for name, _ in given if name is not None)
+        is_extended = _is_extended(request, listed[nid], names)
+        wanted[nid] = WantedRoom(listed[nid], *known[key], names, is_extended)
+    return wanted
 
 
 def _may_subscribe(room: ListedRoom, sent: Container[int]) -> bool:
@@ -79,24 +100,11 @@ def _may_subscribe(room: ListedRoom, sent: Container[int]) -> bool:
     return room.membership >= LEAVE or room.was_joined or room.room_nid in sent
 
 
-def _combined(
-    request: SlidingSyncRequest,
-    room: ListedRoom,
-    given: list[tuple[str | None, SlidingList | RoomSubscription]],
-    cache: dict[tuple[int, ...], tuple[int, Required]],
-) -> WantedRoom:
-    """Return the union of the configurations of a room. Many rooms have the same ones."""
-    key = tuple(id(config) for _, config in given)
-    if key not in cache:
-        limit = max(config.timeline_limit for _, config in given)
-        cache[key] = limit, union(frozenset(config.required_state) for _, config in given)
-    limit, required = cache[key]
-    names = tuple(name for name, _ in given if name is not None)
-    is_extended = _is_any(names, request.extension_lists) or (
+def _is_extended(request: SlidingSyncRequest, room: ListedRoom, lists: Iterable[str]) -> bool:
+    return _is_any(lists, request.extension_lists) or (
         room.room_id in request.room_subscriptions
         and _is_any([room.room_id], request.extension_rooms)
     )
-    return WantedRoom(room, limit, required, names, is_extended)
 
 
 def _is_any(names: Iterable[str], wanted: Collection[str] | None) -> bool:

@@ -87,11 +87,10 @@ def marked(
     """Return the changed rows, with the positions up to which the client has facts of a room."""
     changes, sent = dict(rooms.changes), situation.sent
     for stream in (RECEIPTS, ACCOUNT_DATA):
-        if stream in situation.request.body.extensions:
-            for nid, value in _positions(situation, choice, rooms, found, stream).items():
-                row = changes.get(nid) or sent.get(nid)
-                if row is not None and _upto(row, stream) != value:
-                    changes[nid] = _with_upto(row, stream, value)
+        for nid, value in _positions(situation, choice, rooms, found, stream).items():
+            row = changes.get(nid) or sent.get(nid)
+            if row is not None and _upto(row, stream) != value:
+                changes[nid] = _with_upto(row, stream, value)
     return changes
 
 
@@ -99,8 +98,11 @@ def _positions(
     situation: Situation, choice: Choice, rooms: ReadRooms, found: Extensions, stream: str
 ) -> dict[int, int | None]:
     """Return, by room, up to where the client has the facts of a stream. None: up to the `pos`."""
-    wanted, sent = extended(choice), situation.sent
-    position = situation.request.extension_position(stream).min
+    request, wanted, sent = situation.request, extended(choice), situation.sent
+    if stream not in request.body.extensions:
+        has_position = request.extension_position(stream) != VectorPosition()
+        return dict.fromkeys(rooms.whole, 0) if has_position else {}
+    position = request.extension_position(stream).min
     behind = (nid for nid in found.behind.get(stream, ()) if nid in sent)
     return {
         **{nid: position for nid in behind if _upto(sent[nid], stream) is None},

@@ -27,7 +27,7 @@ class ReadRoom:
     @property
     def is_inside(self) -> bool:
         """Return whether the user is in the room or was."""
-        return self.wanted.listed.was_joined
+        return self.wanted.is_inside
 
     @property
     def is_new(self) -> bool:
@@ -54,6 +54,11 @@ class ReadRoom:
         return self.limited and (
             not events or (events[0].stream_ordering or 0) > self.timeline.row.lower
         )
+
+    @property
+    def is_shown_outside(self) -> bool:
+        """Return whether a room that the user is not in has anything new."""
+        return self.is_new or self.is_member_changed or self.reason.is_direct_changed
 
     @property
     def is_member_changed(self) -> bool:

@@ -73,8 +73,8 @@ def _timeline_requests(situation: Situation, choice: Choice) -> Iterator[Timelin
         room, known = choice.wanted[nid], situation.sent.get(nid)
         upto = None if known is None else known.sent_upto
         expands = reason.expands and not reason.is_new
-        limit = min(room.timeline_limit, situation.request.timeline_max)
-        yield TimelineRequest(nid, upto, room.listed.was_joined, reason.is_new, expands, limit)
+        limit = room.timeline_limit
+        yield TimelineRequest(nid, upto, room.is_inside, reason.is_new, expands, limit)
     since = situation.since
     if since is not None and since.min < since.furthest():
         for listed in choice.left_behind:
@@ -120,7 +120,7 @@ async def _states(
     outside = [
         SyncedUser(room.room, room.timeline.row.member_nid)
         for room in rooms
-        if not room.is_inside and (room.is_new or room.is_member_changed)
+        if not room.is_inside and room.is_shown_outside
     ]
     return await sliding_states(
         conn, user_id, requested, members=members, patterns=patterns, shown=outside
@@ -181,7 +181,7 @@ def _sent(room: ReadRoom, state: SlidingState | None, is_direct: bool) -> Client
     """Return what the client has of the room with the response."""
     known, wanted = room.known, room.wanted
     if known is None or room.is_new:
-        limit = _coverage(room) if room.is_inside else 0
+        limit = _coverage(room) if room.is_inside else ALL_EVENTS
         return ClientRoom(None, None, None, limit, wanted.required, is_direct)
     if room.has_gap or (room.reason.expands and room.is_inside):
         limit = _coverage(room)

@@ -209,7 +209,8 @@ def _since(request: PreparedRequest, news: News) -> VectorPosition | None:
 def _choice(situation: Situation, windows: Mapping[str, Window]) -> Choice:
     """Return which rooms the response may have."""
     sent, room_list = situation.sent, situation.room_list
-    wanted = wanted_rooms(situation.request.body, windows, room_list, sent)
+    request = situation.request
+    wanted = wanted_rooms(request.body, windows, room_list, sent, timeline_max=request.timeline_max)
     changed: dict[int, ListedRoom] = {}
     if situation.since is not None:
         changed = {room.room_nid: room for room in room_list.changed_since(situation.since)}

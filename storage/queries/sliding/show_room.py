@@ -42,7 +42,7 @@ def show_inside(
     start = (events[0].stream_ordering or 0) - 1 if events else _end(room)
     live = [event for event in events if (event.stream_ordering or 0) > row.reached]
     return SlidingRoom(
-        membership=MEMBERSHIP_NAMES[row.membership],
+        membership=MEMBERSHIP_NAMES.get(row.membership, "leave"),
         initial=is_new,
         required_state=found.required,
         removed_state=found.removed,
@@ -112,11 +112,11 @@ def show_outside(
         return None
     shown = state.shown if row.membership in (INVITE, KNOCK) else []
     return SlidingRoom(
-        membership=MEMBERSHIP_NAMES[row.membership],
+        membership=MEMBERSHIP_NAMES.get(row.membership, "leave"),
         initial=True,
-        is_dm=is_direct or None,
+        is_dm=is_direct if is_direct or room.reason.is_direct_changed else None,
         bump_stamp=row.member_ordering,
         stripped_state=stripped(shown, state.own, state.brought),
         lists=room.wanted.lists,
-        changed=frozenset({"is_dm"} if is_direct else ()),
+        changed=frozenset({"is_dm"} if is_direct or room.reason.is_direct_changed else ()),
     )
