@@ -61,6 +61,10 @@ class SyncFilter:
     them. These are its senders, those whose membership it changes, and the user. The other members
     of a whole room are left out. ``include_redundant_members`` makes no difference: the store does
     not record which members a client has, so a response always has them.
+
+    ``include_leave``: a first sync, and one with ``full_state``, also have the rooms that the user
+    left or was banned from before, if they have not forgotten them. A later sync has each leave
+    once in any case.
     """
 
     rooms: Collection[RoomId] | None = None
@@ -69,6 +73,7 @@ class SyncFilter:
     state: EventFilter = ANY_EVENT
     lazy_load_members: bool = False
     include_redundant_members: bool = False
+    include_leave: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "rooms", args.filtered(self.rooms, "rooms"))
@@ -77,7 +82,7 @@ class SyncFilter:
         )
         for name in ("timeline", "state"):
             args.instance(getattr(self, name), EventFilter, name)
-        for name in ("lazy_load_members", "include_redundant_members"):
+        for name in ("lazy_load_members", "include_redundant_members", "include_leave"):
             args.flag(getattr(self, name), name)
 
 

@@ -4,7 +4,8 @@ Client-server API, "Get the closest event ID to the given timestamp".
 
 The search reads at most `Config.traversal_rows_max` events in the order of time. All of them may be
 hidden from a user who was away. Then it returns the next visible event in topological order. It
-does not read the hidden events between (storage/visibility/audience_ranges.py).
+does not read the hidden events between (storage/visibility/audience_ranges.py). The search for
+another server ends at the bound.
 """
 
 from typing import Final, LiteralString
@@ -13,7 +14,7 @@ from storage.database.connection import Connection
 from storage.database.rooms import require_room
 from storage.database.sql_template import fill
 from storage.errors import InputError
-from storage.ids import RoomId, UserId
+from storage.ids import RoomId, ServerName, UserId
 from storage.queries.events import StoredEvent, stored_of
 from storage.queries.federation import EVENT, TraversalRow
 from storage.queries.pagination.page import Direction
@@ -28,7 +29,8 @@ FROM reader
 CROSS JOIN rooms r
 CROSS JOIN LATERAL visibility_of(r.room_nid, reader.principal_nid) AS v
 CROSS JOIN LATERAL (
-    SELECT e.event_nid, NOT was_there(e, v.joined_since, v.joined_audiences)
+    SELECT e.event_nid, $2::text IS NOT NULL
+        AND NOT was_there(e, v.joined_since, v.joined_audiences)
         AND EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid)
         AND NOT was_there_before(e, v.reader_nid, v.unread) AS withheld
     FROM (
@@ -40,13 +42,24 @@ CROSS JOIN LATERAL (
             e.stream_ordering {order}
         LIMIT $4::bigint
     ) AS e
-    WHERE user_sees(e, v.joined_since, v.own_audiences, v.shared_audiences, v.world_audiences,
-        v.shared_before, v.reader_nid, v.unread)
+    WHERE {is_visible}
     ORDER BY e.origin_server_ts {order}, e.topological_ordering {order}, e.stream_ordering {order}
     LIMIT 1
 ) AS nearest
 JOIN stored_events s USING (event_nid)
 WHERE r.room_id = $1::text
+"""
+
+PART_USER_SEES: Final[LiteralString] = """
+user_sees(e, v.joined_since, v.own_audiences, v.shared_audiences, v.world_audiences,
+    v.shared_before, v.reader_nid, v.unread)
+"""
+
+PART_SERVER_SEES: Final[LiteralString] = """
+e.rejected IS NULL AND NOT e.soft_failed AND ($2::text IS NULL OR (
+    server_sees(e, v.own_audiences, v.shared_audiences, v.world_audiences, v.reader_nid, v.unread)
+    AND server_gets(e, v.joined_audiences, v.world_audiences, v.reader_nid, v.unread)
+))
 """
 
 TEMPLATE_BEYOND: Final[LiteralString] = """
@@ -101,9 +114,21 @@ FROM (
 JOIN stored_events s USING (event_nid)
 """
 
-SQL_AT_OR_AFTER: Final[LiteralString] = fill(TEMPLATE_NEAREST, comparison=">=", order="ASC")
+SQL_AT_OR_AFTER: Final[LiteralString] = fill(
+    TEMPLATE_NEAREST, comparison=">=", order="ASC", is_visible=PART_USER_SEES
+)
 
-SQL_AT_OR_BEFORE: Final[LiteralString] = fill(TEMPLATE_NEAREST, comparison="<=", order="DESC")
+SQL_AT_OR_BEFORE: Final[LiteralString] = fill(
+    TEMPLATE_NEAREST, comparison="<=", order="DESC", is_visible=PART_USER_SEES
+)
+
+SQL_SERVER_AT_OR_AFTER: Final[LiteralString] = fill(
+    TEMPLATE_NEAREST, comparison=">=", order="ASC", is_visible=PART_SERVER_SEES
+)
+
+SQL_SERVER_AT_OR_BEFORE: Final[LiteralString] = fill(
+    TEMPLATE_NEAREST, comparison="<=", order="DESC", is_visible=PART_SERVER_SEES
+)
 
 SQL_BEYOND_AFTER: Final[LiteralString] = fill(
     TEMPLATE_BEYOND,
@@ -148,8 +173,36 @@ async def event_near(
             SQL_AT_OR_BEFORE, *arguments, row=TraversalRow
         ) or await conn.fetchrow(SQL_BEYOND_BEFORE, *arguments, row=TraversalRow)
     else:
-        raise InputError(f"direction {direction!r}: b or f")
+        raise _no_direction(direction)
     if row is None:
         await require_room(conn, room_id)
         return None
     return stored_of(row[EVENT:], withheld=row.withheld)
+
+
+async def timestamp_to_event(
+    conn: Connection,
+    room_id: RoomId,
+    timestamp_ms: int,
+    direction: Direction,
+    *,
+    server_name: ServerName | None,
+    rows_max: int,
+) -> StoredEvent | None:
+    """Return the event nearest to a time that a server may have whole; None: any server.
+
+    The directions are those of `event_near`. None: there is no such event among the ``rows_max``
+    nearest ones. `UnknownRoom`, `InputError`.
+    """
+    if direction not in ("b", "f"):
+        raise _no_direction(direction)
+    sql = SQL_SERVER_AT_OR_AFTER if direction == "f" else SQL_SERVER_AT_OR_BEFORE
+    row = await conn.fetchrow(sql, room_id, server_name, timestamp_ms, rows_max, row=TraversalRow)
+    if row is None:
+        await require_room(conn, room_id)
+        return None
+    return stored_of(row[EVENT:], withheld=row.withheld, sent=server_name is not None)
+
+
+def _no_direction(direction: object) -> InputError:
+    return InputError(f"direction {direction!r}: b or f")

@@ -80,6 +80,7 @@ class Store(StoreCore):
     is_resident: Final = federation.is_resident
     backfill: Final = federation.backfill
     missing_events: Final = federation.missing_events
+    timestamp_to_event: Final = federation.timestamp_to_event
     state_ids: Final = federation.state_ids
     event_auth: Final = federation.event_auth
     auth_chain_ids: Final = federation.auth_chain_ids

@@ -8,8 +8,10 @@ from storage.observability.instrument import measured
 from storage.queries import auth_chain
 from storage.queries import event_auth as auth_queries
 from storage.queries import federation as queries
+from storage.queries import timestamp_to_event as timestamps
 from storage.queries.event_auth import StateIds
 from storage.queries.events import StoredEvent
+from storage.queries.pagination.page import Direction
 from storage.store.core import StoreCore, page_limit
 
 
@@ -77,6 +79,29 @@ async def missing_events(
             min_depth=args.whole(min_depth, "min_depth"),
             server_name=server,
             rows_max=store.database.config.traversal_rows_max,
+        )
+
+
+@measured("timestamp_to_event")
+async def timestamp_to_event(
+    store: StoreCore,
+    room_id: RoomId,
+    timestamp_ms: int,
+    direction: Direction,
+    *,
+    server_name: str | None = None,
+) -> StoredEvent | None:
+    """Return the event at a time, or the nearest before ("b") or after ("f") it, for a server.
+
+    The time is `origin_server_ts`. The result is an accepted event that the server may have whole.
+    None: the `Config.traversal_rows_max` nearest events have none. Refuse a server that is not in
+    the room first (`is_resident`). `UnknownRoom`, `InputError`.
+    """
+    room, at = args.room(room_id), args.whole(timestamp_ms, "timestamp_ms")
+    server, rows_max = _server(server_name), store.database.config.traversal_rows_max
+    async with store.database.connection() as conn:
+        return await timestamps.timestamp_to_event(
+            conn, room, at, direction, server_name=server, rows_max=rows_max
         )
 
 

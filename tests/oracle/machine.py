@@ -61,6 +61,7 @@ class RoomMachine(DeliveringMachine):
         timeline=EVENT_FILTERS,
         state=EVENT_FILTERS,
         lazy=st.booleans(),
+        leaves=st.booleans(),
     )
     def sync_some(
         self,
@@ -70,6 +71,7 @@ class RoomMachine(DeliveringMachine):
         state: EventFilter,
         *,
         lazy: bool,
+        leaves: bool,
     ) -> None:
         """With a filter, or by a user who ignores others; nobody goes on from there."""
         user = pick(data, self.syncing)
@@ -84,6 +86,7 @@ class RoomMachine(DeliveringMachine):
             timeline=timeline,
             state=state,
             lazy_load_members=lazy,
+            include_leave=leaves,
         )
         is_new = data.draw(st.booleans())
         since, token = (

@@ -102,7 +102,25 @@ def sync(
                 else answer.next_batch
             )
             answer.leave[room_id] = _left(oracle, room_id, asked, since, upto)
+        elif wanted.include_leave and membership in ("leave", "ban"):
+            answer.leave[room_id] = _left_before(oracle, room_id, asked, answer.next_batch)
     return answer
+
+
+def _left_before(
+    oracle: Oracle, room_id: RoomId, asked: OracleSyncRequest, upto: int
+) -> RoomAnswer:
+    """Return a room that was left before a first sync: as of the end of the last stay."""
+    stays = [
+        (arrival, oracle.membership_in(state, asked.user_id) == "join")
+        for arrival, room, state in oracle.current_states
+        if room == room_id
+    ]
+    ends = [arrival for (_, was_in), (arrival, is_in) in pairwise(stays) if was_in and not is_in]
+    if ends:
+        return _room(oracle, room_id, asked, 0, ends[-1], is_new=True)
+    told = _room(oracle, room_id, asked, 0, upto, is_new=True)
+    return _only(told, ("m.room.member", asked.user_id))
 
 
 def _left(

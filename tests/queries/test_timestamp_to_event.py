@@ -2,18 +2,24 @@
 
 from typing import Any, LiteralString
 
+import pytest
+
 import storage
 from storage import Store
+from storage.errors import UnknownRoom
+from storage.ids import RoomId
 from storage.queries import context
 from storage.queries import timestamp_to_event as timestamps
 from storage.queries.filters import ANY_EVENT
+from storage.queries.pagination.page import Direction
 from storage.testing import BuiltEvent, RoomBuilder
 from storage.visibility import audience_ranges
 from tests.queries.conftest import StatementLog
-from tests.queries.rooms import ADMIN, LOCAL, deliver, new_room
+from tests.queries.rooms import ADMIN, LOCAL, REMOTE, append, deliver, ids, new_room
 from tests.queries.test_plans import plan_of
 
 HIDDEN = 14 * audience_ranges.SLACK
+DIRECTIONS: list[tuple[Direction, int]] = [("f", 1), ("b", -1)]
 ROWS = 2 * audience_ranges.SLACK
 
 
@@ -56,6 +62,74 @@ async def test_across_a_long_absence(dsn: str) -> None:
         for sql in sqls:
             plan = await plan_of(store, sql, room.room_id, LOCAL, time, ROWS)
             assert plan.event_rows <= 4 * ROWS + 2 * audience_ranges.SLACK, sql
+
+
+@pytest.mark.parametrize("visibility", ["joined", "invited", "shared", "world_readable"])
+async def test_for_a_server_it_is_the_nearest_that_it_may_have(
+    store: Store, visibility: str, statements: StatementLog
+) -> None:
+    """Compared with `visible_to_server`, one event at a time."""
+    room = new_room(visibility=visibility)
+    for _ in range(2):
+        room.message(ADMIN, "before")
+        room.join(REMOTE)
+        room.message(REMOTE, "inside", ts=room.events[-1].json["origin_server_ts"] - 2_500)
+        room.leave(REMOTE)
+    room.message(ADMIN, "after")
+    await deliver(store, room)
+    times = {event.event_id: event.json["origin_server_ts"] for event in room.events}
+    for server in ("s1.test", "s2.test", "s3.test", None):
+        allowed = (
+            set(times)
+            if server is None
+            else await store.visible_to_server(server, ids(room.events))
+        )
+        for time in range(min(times.values()) - 500, max(times.values()) + 1_000, 500):
+            for direction, sign in DIRECTIONS:
+                near = [sign * (times[one] - time) for one in allowed]
+                expected = min((one for one in near if one >= 0), default=None)
+                found = await store.timestamp_to_event(
+                    room.room_id,
+                    time,
+                    direction,
+                    server_name=server,
+                )
+                assert (found is None) is (expected is None), (server, time, direction)
+                if found is not None:
+                    assert found.event_id in allowed
+                    assert sign * (times[found.event_id] - time) == expected
+    statements.take()
+    await store.timestamp_to_event(room.room_id, 10**15, "b", server_name="s1.test")
+    assert len(statements.take()) == 1
+
+
+async def test_for_a_server_refused_events_are_passed_over(store: Store) -> None:
+    room = new_room(members=[LOCAL, REMOTE])
+    said = room.message(LOCAL, "kept")
+    late = room.fork(1)[0]
+    room.ban(ADMIN, REMOTE)
+    await deliver(store, room)
+    refused = late.message(REMOTE, "too late", ts=10**13)
+    assert await append(store, refused) == ["soft_failed"]
+    found = await store.timestamp_to_event(room.room_id, 10**14, "b", server_name="s2.test")
+    assert found is not None
+    assert found.event_id not in (refused.event_id, said.event_id)
+    with pytest.raises(UnknownRoom):
+        await store.timestamp_to_event(RoomId("!nowhere:s1.test"), 5, "b", server_name="s2.test")
+
+
+async def test_for_a_server_an_erased_sender_is_withheld(store: Store) -> None:
+    room = new_room(visibility="shared", members=[LOCAL])
+    said = room.message(LOCAL, "secret")
+    room.join(REMOTE)
+    await deliver(store, room)
+    await store.erase_user(LOCAL)
+    at = said.json["origin_server_ts"]
+    for server, body in (("s2.test", None), ("s1.test", "secret"), (None, "secret")):
+        found = await store.timestamp_to_event(room.room_id, at, "f", server_name=server)
+        assert found is not None
+        assert (found.event_id, found.content.get("body")) == (said.event_id, body)
+        assert (b"secret" in found.raw) is (body is not None)
 
 
 async def test_without_the_limit_it_is_the_same(store: Store) -> None:

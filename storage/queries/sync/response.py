@@ -417,7 +417,8 @@ def _start(room: ChangedRoom, timeline_limit: int) -> int:
 def _room(room: ChangedRoom, state: RoomState, request: SyncRequest) -> JoinedRoom:
     limit = request.timeline_limit
     before = PaginationToken(BESIDE_TIMELINE, 0, live=_start(room, limit)).print(request.deployment)
-    limited = room.cut or len(room.events) > limit or room.is_visit
+    is_visit = room.is_visit and request.since is not None
+    limited = room.cut or len(room.events) > limit or is_visit
     timeline = Timeline(room.events[-limit:] if limit else [], limited, before)
     return JoinedRoom(
         timeline, state.at_start, state.at_end, state.removed, next(iter(state.summary), None)

@@ -78,12 +78,18 @@ mine AS (
         CASE WHEN m.stream_ordering <= token.reached THEN m.membership
             ELSE COALESCE(old.membership, 0) END AS membership_then,
         delta.prev_event_nid AS member_nid_then,
+        old_leave.is_wanted AS is_old_leave, m.stream_ordering AS member_stream,
         CASE WHEN $2::bigint IS NOT NULL THEN token.reached END AS since,
         CASE WHEN $2::bigint IS NULL THEN token.reached ELSE $3::bigint END AS upto
     FROM own m
     JOIN rooms r USING (room_nid)
     LEFT JOIN late USING (room_nid)
     CROSS JOIN LATERAL (SELECT COALESCE(late.reached, $2::bigint, $3::bigint)) AS token (reached)
+    -- rooms that were left before the position, on request: of a first sync, or with full_state
+    CROSS JOIN LATERAL (
+        SELECT $22::boolean AND ($2::bigint IS NULL OR $4::boolean) AND NOT m.forgotten
+            AND m.membership IN (1, 2) AND m.stream_ordering <= token.reached
+    ) AS old_leave (is_wanted)
     LEFT JOIN LATERAL (
         SELECT COALESCE(d.prev_event_nid, 0) AS prev_event_nid
         FROM state_deltas d
@@ -94,6 +100,7 @@ mine AS (
     ) delta ON m.stream_ordering > token.reached
     LEFT JOIN events old ON old.event_nid = delta.prev_event_nid
     WHERE r.room_id <> ALL($15::text[]) AND CASE
+        WHEN old_leave.is_wanted THEN true
         WHEN $2::bigint IS NULL THEN m.membership IN (3, 4, 5)
         ELSE m.stream_ordering > token.reached
             OR (m.membership = 5 AND (r.last_stream_ordering > token.reached OR $4::boolean)) END
@@ -143,9 +150,11 @@ room AS (  -- for each room, whether it is returned whole, and the range of the 
         LIMIT 1
     ) AS live ON true
     UNION ALL
-    SELECT mine.*, mine.last_stream_ordering, visit.whole, visit.whole OR membership_then = 5, CASE
-        WHEN visit.whole THEN 0 ELSE COALESCE(mine.since, 0) END,
-        CASE WHEN member.stream_ordering > mine.since THEN member.stream_ordering ELSE mine.upto END
+    SELECT mine.*, mine.last_stream_ordering, visit.whole OR stay.ended IS NOT NULL,
+        visit.whole OR stay.ended IS NOT NULL OR membership_then = 5,
+        CASE WHEN visit.whole THEN 0 ELSE COALESCE(mine.since, 0) END,
+        CASE WHEN stay.ended IS NOT NULL THEN stay.ended
+            WHEN member.stream_ordering > mine.since THEN member.stream_ordering ELSE mine.upto END
     FROM mine
     CROSS JOIN filter
     LEFT JOIN events member ON member.event_nid = mine.member_nid
@@ -158,8 +167,26 @@ room AS (  -- for each room, whether it is returned whole, and the range of the 
         ) AS whole
         OFFSET 0
     ) AS visit
+    -- where an old leave ended the last stay: a later invite or ban does not show more of the room
+    LEFT JOIN LATERAL (
+        SELECT d.stream_ordering AS ended
+        FROM state_deltas d
+        WHERE d.room_nid = mine.room_nid AND d.stream_ordering <= mine.member_stream
+            AND d.state_key_nid = mine.state_key_nid
+            AND (SELECT e.membership = 5 FROM events e WHERE e.event_nid = d.prev_event_nid)
+            AND EXISTS (
+                SELECT
+                FROM visibility v
+                WHERE v.room_nid = mine.room_nid AND v.principal_nid = mine.principal_nid
+                    AND v.last_join_topological IS NOT NULL
+            )
+        ORDER BY d.stream_ordering DESC
+        LIMIT 1
+    ) AS stay ON mine.is_old_leave
     WHERE mine.membership <> 5 AND mine.member_nid IS DISTINCT FROM mine.member_nid_then
         AND $6::bigint IS NULL
+        -- a client that was not in the room has no state of it to return in full
+        AND NOT (mine.is_old_leave AND mine.since IS NOT NULL AND stay.ended IS NULL)
         -- not an invite by an ignored user
         AND NOT (mine.membership = 4 AND COALESCE(member.sender_nid = ANY(filter.ignored), false))
 ),

@@ -240,11 +240,11 @@ class ChangedRoom:
 
     @property
     def is_visit(self) -> bool:
-        """Return whether the user joined and left since the last sync.
+        """Return whether the user joined and left since the last sync, or since the beginning.
 
         The client may have the room as of an earlier visit.
         """
-        return self.row.whole and self.row.membership != JOIN
+        return self.row.whole and self.row.membership != JOIN and self.row.lower == 0
 
 
 class SyncRange(NamedTuple):
@@ -299,6 +299,7 @@ def _arguments(user_id: UserId, sync_range: SyncRange) -> tuple[object, ...]:
         list(wanted.not_rooms),
         max(sync_range.rows_max, sync_range.timeline_limit + 1),
         *wanted.timeline.arguments,
+        wanted.include_leave,
     )
 
 

@@ -68,6 +68,9 @@ class LeftRoom(JoinedRoom):
 
     A user who never joined gets no state. A user who joined and left since then gets the whole
     state, and a ``limited`` timeline.
+
+    With `SyncFilter.include_leave` also a room that was left before. Its whole state is that at the
+    end of the last stay. There is none if state changes of that time are purged.
     """
 
     __slots__ = ()
