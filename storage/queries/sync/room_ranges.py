@@ -36,6 +36,25 @@ late AS MATERIALIZED (
 """The CTE `late`, made from `own`. Of the token, $9 is the least position of all writers, $10 and
 $11 are the writers that are further, and `furthest` is the position of the furthest one."""
 
+PART_LAST_STAY: Final[LiteralString] = """
+-- where an old leave ended the last stay: a later invite or ban does not show more of the room
+LEFT JOIN LATERAL (
+    SELECT d.stream_ordering AS ended
+    FROM state_deltas d
+    WHERE d.room_nid = mine.room_nid AND d.stream_ordering <= mine.member_stream
+        AND d.state_key_nid = mine.state_key_nid
+        AND (SELECT e.membership = 5 FROM events e WHERE e.event_nid = d.prev_event_nid)
+        AND EXISTS (
+            SELECT
+            FROM visibility v
+            WHERE v.room_nid = mine.room_nid AND v.principal_nid = mine.principal_nid
+                AND v.last_join_topological IS NOT NULL
+        )
+    ORDER BY d.stream_ordering DESC
+    LIMIT 1
+) AS stay ON mine.is_old_leave
+"""
+
 TEMPLATE_CHANGED_ROOMS: Final[LiteralString] = """
 reader AS MATERIALIZED (
     SELECT p.principal_nid, k.state_key_nid
@@ -167,22 +186,7 @@ room AS (  -- for each room, whether it is returned whole, and the range of the 
         ) AS whole
         OFFSET 0
     ) AS visit
-    -- where an old leave ended the last stay: a later invite or ban does not show more of the room
-    LEFT JOIN LATERAL (
-        SELECT d.stream_ordering AS ended
-        FROM state_deltas d
-        WHERE d.room_nid = mine.room_nid AND d.stream_ordering <= mine.member_stream
-            AND d.state_key_nid = mine.state_key_nid
-            AND (SELECT e.membership = 5 FROM events e WHERE e.event_nid = d.prev_event_nid)
-            AND EXISTS (
-                SELECT
-                FROM visibility v
-                WHERE v.room_nid = mine.room_nid AND v.principal_nid = mine.principal_nid
-                    AND v.last_join_topological IS NOT NULL
-            )
-        ORDER BY d.stream_ordering DESC
-        LIMIT 1
-    ) AS stay ON mine.is_old_leave
+    {last_stay}
     WHERE mine.membership <> 5 AND mine.member_nid IS DISTINCT FROM mine.member_nid_then
         AND $6::bigint IS NULL
         -- a client that was not in the room has no state of it to return in full
@@ -195,5 +199,6 @@ room AS (  -- for each room, whether it is returned whole, and the range of the 
 PART_CHANGED_ROOMS: Final[LiteralString] = fill(
     TEMPLATE_CHANGED_ROOMS,
     late=fill(TEMPLATE_LATE, furthest="COALESCE($2::bigint, $3::bigint)"),
+    last_stay=PART_LAST_STAY,
 )
 """The CTEs `reader`, `filter` and `room`, with others that they need."""
