@@ -274,17 +274,6 @@ def _near(direction: Direction) -> Ask:
     return nearest
 
 
-async def _near_for_server(conn: Connection, given: Any) -> object:
-    return await timestamps.timestamp_to_event(
-        conn,
-        RoomId(given.room),
-        given.timestamp,
-        "b",
-        server_name=ServerName(given.server),
-        rows_max=given.config.traversal_rows_max,
-    )
-
-
 async def _backfill(conn: Connection, given: Any) -> object:
     rows_max = given.config.traversal_rows_max
     return await federation.backfill(
@@ -443,11 +432,6 @@ QUESTIONS: Final[Mapping[str, CatalogueQuery]] = {
     ),
     "event-after": CatalogueQuery(
         "the event nearest to a time, after it", (*PAGED, "timestamp"), _near("f")
-    ),
-    "event-before-for-server": CatalogueQuery(
-        "the event nearest to a time, before it, for a server",
-        ("room", "server", "timestamp"),
-        _near_for_server,
     ),
     "event": CatalogueQuery(
         "one event", ("event",), _of_event(lambda conn, event_id: events.events(conn, [event_id]))

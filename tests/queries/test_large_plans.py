@@ -105,7 +105,6 @@ EXPECTED = {
     "context": Expected(3, {BY_ID, BY_ORDER, "state_groups_pkey"}, 200),
     "event-before": Expected(1, {BY_TIME}, 40),
     "event-after": Expected(1, {BY_TIME}, 40),
-    "event-before-for-server": Expected(1, {BY_TIME}, 40),
     "event": Expected(1, {BY_ID}, 5),
     "backfill": Expected(2, {BY_ID, BY_NID}, 100, 8),
     "missing-events": Expected(2, {BY_ID, BY_NID}, 100, 8),

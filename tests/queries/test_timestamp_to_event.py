@@ -103,6 +103,16 @@ async def test_for_a_server_it_is_the_nearest_that_it_may_have(
     assert len(statements.take()) == 1
 
 
+async def test_for_a_server_no_more_is_read_than_the_limit(store: Store) -> None:
+    room, _, middle, _ = await away(store)
+    time = middle.json["origin_server_ts"]
+    for sql in (timestamps.SQL_SERVER_AT_OR_AFTER, timestamps.SQL_SERVER_AT_OR_BEFORE):
+        for server in ("s2.test", None):
+            plan = await plan_of(store, sql, room.room_id, server, time, 20)
+            assert plan.event_rows <= 22
+            assert "events_room_time_idx" in plan.indexes
+
+
 async def test_for_a_server_refused_events_are_passed_over(store: Store) -> None:
     room = new_room(members=[LOCAL, REMOTE])
     said = room.message(LOCAL, "kept")
