@@ -123,7 +123,11 @@ def about(name: str) -> str:
     path = Path(__file__).with_name(f"{name}.py")
     text = ast.get_docstring(ast.parse(path.read_text("utf-8"))) if path.exists() else None
     sentence = " ".join((text or "").split("\n\n", maxsplit=1)[0].split())
-    return sentence.removeprefix(f"`python -m benchmarks {name}`: ").split(". ", maxsplit=1)[0]
+    return (
+        sentence.removeprefix(f"`python -m benchmarks {name}`: ")
+        .split(". ", maxsplit=1)[0]
+        .rstrip(".")
+    )
 
 
 def where(document: dict[str, Any]) -> str:
