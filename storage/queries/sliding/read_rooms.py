@@ -11,12 +11,14 @@ from storage.queries.sliding.choice import Choice
 from storage.queries.sliding.connection import ClientRoom
 from storage.queries.sliding.read_room import ReadRoom
 from storage.queries.sliding.required_state import (
+    ALL_MEMBERS,
     LAZY_MEMBERS,
     MEMBER,
     NOTHING,
     Patterns,
     Required,
     beyond,
+    explicit,
 )
 from storage.queries.sliding.room_state import RequiredRequest, SlidingState, sliding_states
 from storage.queries.sliding.show_room import show_inside, show_outside
@@ -137,7 +139,7 @@ def _state_request(
         row.lower,
         row.state_upper,
         row.membership == JOIN,
-        patterns.number(wanted),
+        patterns.number(explicit(wanted)),
         patterns.number(grown),
         patterns.number(dropped),
         LAZY_MEMBERS in wanted and not room.has_gap,
@@ -188,7 +190,7 @@ def _sent(room: ReadRoom, state: SlidingState | None, is_direct: bool) -> Client
     else:
         limit = known.timeline_limit
     required = known.required
-    if state is not None and state.has_dropped:
+    if (state is not None and state.has_dropped) or _forgets_members(room, known):
         required = wanted.required
     elif room.reason.grown:
         both = known.required | wanted.required | room.reason.grown
@@ -196,6 +198,16 @@ def _sent(room: ReadRoom, state: SlidingState | None, is_direct: bool) -> Client
     return ClientRoom(
         None, known.receipts_upto, known.account_data_upto, limit, required, is_direct
     )
+
+
+def _forgets_members(room: ReadRoom, known: ClientRoom) -> bool:
+    """Return whether the client forgets members that it wanted before.
+
+    With ``$LAZY`` it does, where the timeline is limited.
+    """
+    wanted = room.wanted.required
+    forgets = room.limited and LAZY_MEMBERS in wanted and ALL_MEMBERS not in wanted
+    return forgets and ALL_MEMBERS in explicit(known.required)
 
 
 def _coverage(room: ReadRoom) -> int:

@@ -42,9 +42,14 @@ def beyond(required: Required, known: Required) -> Required:
 def _is_in(pair: StateKey, known: Required) -> bool:
     """Return whether ``known`` matches all that the pair matches."""
     kind, key = pair
-    if pair in known or (kind, ANY) in known or (key != ANY and (ANY, key) in known):
+    if pair in known:
         return True
-    return EVERYTHING in known and kind != MEMBER and (kind != ANY or key == ANY)
+    if kind == ANY:  # members as well, unless the key is a wildcard too
+        members = ALL_MEMBERS in known or (MEMBER, key) in known
+        return key != ANY and EVERYTHING in known and members
+    if (kind, ANY) in known or (key != ANY and (ANY, key) in known):
+        return True
+    return EVERYTHING in known and kind != MEMBER
 
 
 class Pattern(NamedTuple):
@@ -63,8 +68,8 @@ class Patterns:
         self._numbers: dict[Required, int] = {}
 
     def number(self, required: Required) -> int | None:
-        """Return the number of a set. None for an empty one."""
-        wanted = explicit(required) - {LAZY_MEMBERS}
+        """Return the number of a set as `explicit` returns it. None for an empty one."""
+        wanted = required - {LAZY_MEMBERS}
         return self._numbers.setdefault(wanted, len(self._numbers)) if wanted else None
 
     def columns(self) -> tuple[list[int], list[str | None], list[str | None]]:

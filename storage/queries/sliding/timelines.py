@@ -55,7 +55,8 @@ known AS MATERIALIZED (
     CROSS JOIN LATERAL (SELECT COALESCE(late.reached, $8::bigint)) AS live (reached)
 ),
 room AS MATERIALIZED (
-    SELECT k.*, start.whole, start.whole OR was.membership = 5 AS is_state_shown,
+    SELECT k.*, start.whole,
+        start.whole OR was.membership = 5 OR departed.at IS NOT NULL AS is_state_shown,
         CASE WHEN start.whole THEN 0 ELSE COALESCE(has.lower, 0) END AS lower,
         COALESCE(CASE WHEN k.membership <> 5 THEN departed.at END, k.upper) AS state_upper
     FROM known k
