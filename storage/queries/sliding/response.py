@@ -132,18 +132,25 @@ def expect_nothing(request: PreparedRequest, memory: SlidingMemory) -> Draft | N
     room_list = None if news is None else memory.lists.cached(request.user_id, news)
     if sent is None or news is None or room_list is None:
         return None
+    since = events_of(request.pos.upto.bound(news.positions))
+    if _is_behind(request.pos, news) or _has_news(room_list, sent, since):
+        return None
     direct, windows = room_list.cached_direct(), _cached_windows(request, room_list, sent)
     if direct is None or windows is None:
         return None
-    since = events_of(request.pos.upto.bound(news.positions))
     situation = Situation(request, memory, news, state, since, sent, room_list, direct)
     choice = _choice(situation, windows)
     rooms = ReadRooms()
-    if choice.reasons or choice.left_behind or _is_behind(request.pos, news):
-        return None
-    if not extension_request(situation, choice, rooms).is_empty:
+    has_rooms = bool(choice.reasons or choice.left_behind)
+    if has_rooms or not extension_request(situation, choice, rooms).is_empty:
         return None
     return _draft(situation, choice, rooms, Extensions())
+
+
+def _has_news(room_list: RoomList, sent: ClientRooms, since: VectorPosition) -> bool:
+    """Return whether the room that changed last is one of the client, without a look at others."""
+    first = next(room_list.changed_since(since), None)
+    return first is not None and first.room_nid in sent
 
 
 def _is_behind(pos: PosToken, news: News) -> bool:
