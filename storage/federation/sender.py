@@ -59,7 +59,7 @@ class Destination:
 
     def put(self, event_id: EventId, position: int, room_id: RoomId, most: int) -> None:
         """Add an event. It does not wake a server that fails."""
-        self.queue[event_id] = position, room_id
+        self.queue.setdefault(event_id, (position, room_id))
         if len(self.queue) > most:
             latest = {room: one for one, (_, room) in self.queue.items()}
             kept = set(latest.values())
@@ -147,7 +147,8 @@ class Sender:
 
     async def _save(self) -> None:
         """Move the cursor to the first event that a server lacks."""
-        unsent = (at for to in self._servers.values() for at, _ in to.queue.values())
+        queues = (to.queue for to in self._servers.values() if to.queue)
+        unsent = (next(iter(queue.values()))[0] for queue in queues)  # each is in order
         sent_upto = min(unsent, default=self._read + 1) - 1
         if sent_upto > self._saved:
             self._saved = await self._store.cursors.set(self._cursor, sent_upto)
