@@ -92,20 +92,28 @@ async def synapse(dsn: str, server_name: str, **more: Any) -> AsyncIterator[Syna
         await connection.close()
 
 
+@asynccontextmanager
+async def synapse_on_sqlite(
+    python: Path, folder: Path, server_name: str
+) -> AsyncIterator[SynapseProcess]:
+    """Run a peer on SQLite in a folder: for tests, which compare and do not measure."""
+    peer = await _launch(python, None, folder, server_name, {})
+    try:
+        await peer.answer()
+        yield peer
+    finally:
+        await _end(peer)
+
+
 async def _launch(
-    python: Path, dsn: str, folder: Path, server_name: str, more: dict[str, Any]
+    python: Path, dsn: str | None, folder: Path, server_name: str, more: dict[str, Any]
 ) -> SynapseProcess:
-    parts = urlsplit(dsn)
-    host = parse_qs(parts.query).get("host", [parts.hostname or "localhost"])[0]
     key = signing_key(server_name)
     given = {
         "server_name": server_name,
         "signing_key": f"ed25519 {key.version} {encode_signing_key_base64(key)}",
         "folder": str(folder),
-        "host": host,
-        "port": parse_qs(parts.query).get("port", [str(parts.port or 5432)])[0],
-        "user": parts.username or parse_qs(parts.query).get("user", ["postgres"])[0],
-        "database": parts.path.lstrip("/"),
+        **({} if dsn is None else _place_of(dsn)),
         **more,
     }
     with (folder / "errors").open("wb") as errors:
@@ -119,7 +127,19 @@ async def _launch(
             cwd=folder,
             limit=LINE_MAX,
         )
-    return SynapseProcess(process, dsn, folder)
+    return SynapseProcess(process, dsn or "", folder)
+
+
+def _place_of(dsn: str) -> dict[str, str]:
+    """Return the parts of a DSN that the driver takes."""
+    parts = urlsplit(dsn)
+    query = parse_qs(parts.query)
+    return {
+        "host": query.get("host", [parts.hostname or "localhost"])[0],
+        "port": query.get("port", [str(parts.port or 5432)])[0],
+        "user": parts.username or query.get("user", ["postgres"])[0],
+        "database": parts.path.lstrip("/"),
+    }
 
 
 async def _end(peer: SynapseProcess) -> None:

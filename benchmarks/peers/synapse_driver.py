@@ -7,6 +7,8 @@ result, or `{"error": …}`. It calls Synapse's own entry points, and counts whe
 transactions pass.
 
   python synapse_driver.py '{"server_name": …, "folder": …, "host": …, "port": …, "user": …, …}'
+
+Without a host, the database is SQLite in the folder.
 """
 
 import gc
@@ -27,6 +29,7 @@ from synapse.api.room_versions import KNOWN_ROOM_VERSIONS
 from synapse.app.homeserver import SynapseHomeServer, create_homeserver, setup, start
 from synapse.config.homeserver import HomeServerConfig
 from synapse.events.snapshot import UnpersistedEventContext
+from synapse.events.utils import EventFormat
 from synapse.federation.federation_base import event_from_pdu_json
 from synapse.handlers.sync import SyncConfig
 from synapse.logging.context import (
@@ -42,6 +45,7 @@ from synapse.util.caches.expiringcache import ExpiringCache
 from synapse.util.caches.lrucache import LruCache
 from synapse.util.duration import Duration
 from synapse.util.json import json_decoder
+from synapse.visibility import filter_and_transform_events_for_client
 from twisted.internet import defer, reactor
 
 Answer = dict[str, Any]
@@ -110,10 +114,10 @@ def own_homeserver(given: Answer) -> SynapseHomeServer:
     logging.write_text(LOGGING, encoding="utf-8")
     keys = folder / "signing.key"
     keys.write_text(given["signing_key"] + "\n", encoding="utf-8")
-    database = {
-        "name": "psycopg2",
-        "args": {name: given[name] for name in ("host", "port", "user", "database")},
-    }
+    database: Answer = {"name": "sqlite3", "args": {"database": str(folder / "synapse.db")}}
+    if "host" in given:
+        args = {name: given[name] for name in ("host", "port", "user", "database")}
+        database = {"name": "psycopg2", "args": args}
     config = HomeServerConfig()
     own = {
         "server_name": given["server_name"],
@@ -226,6 +230,10 @@ class Peer:
 
     def _event(self, pdu: str) -> Any:
         fields = json_decoder.decode(pdu)
+        if "room_id" not in fields:  # a create event whose own id names the room
+            return event_from_pdu_json(
+                fields, KNOWN_ROOM_VERSIONS[fields["content"]["room_version"]]
+            )
         return event_from_pdu_json(fields, self.room_versions[fields["room_id"]])
 
     async def _single(self, events: list[Any]) -> None:
@@ -380,6 +388,22 @@ class Peer:
         )
         end = page.end_token and await page.end_token.to_string(self.store)
         return lambda: {"ids": [one.event.event_id for one in page.messages_chunk], "end": end}
+
+    async def client_events(self, user_id: str, event_ids: list[str]) -> Answer:
+        """Return those of the events that a user may see, as a page of messages has them."""
+        events = await self.store.get_events_as_list(event_ids, get_prev_content=True)
+        seen = await filter_and_transform_events_for_client(self.controllers, user_id, events)
+        bundles = await self.hs.get_relations_handler().get_bundled_aggregations(seen, user_id)
+        serializer = self.hs.get_event_client_serializer()
+        config = await serializer.create_config(
+            event_format=EventFormat.ClientV2, requester=create_requester(user_id)
+        )
+        now = self.hs.get_clock().time_msec()
+        return {
+            "events": await serializer.serialize_events(
+                seen, now, config=config, bundle_aggregations=bundles
+            )
+        }
 
     async def _ask_backfill(self, room_id: str, event_id: str, limit: int, server: str) -> Any:
         events = await self.hs.get_federation_handler().on_backfill_request(

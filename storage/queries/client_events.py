@@ -114,7 +114,7 @@ def _form(request: ClientRequest, event: StoredEvent, facts: ClientFacts) -> dic
         "sender": json["sender"],
         "origin_server_ts": json["origin_server_ts"],
         "content": json["content"],
-        "unsigned": _unsigned(request, json, facts),
+        "unsigned": _unsigned(request, event.event_id, json, facts),
     }
     if request.with_room_id:
         shown["room_id"] = event.room_id
@@ -133,7 +133,7 @@ def _served(event: StoredEvent, facts: ClientFacts) -> dict[str, Any]:
 
 
 def _unsigned(
-    request: ClientRequest, json: Mapping[str, Any], facts: ClientFacts
+    request: ClientRequest, event_id: EventId, json: Mapping[str, Any], facts: ClientFacts
 ) -> dict[str, Any]:
     unsigned: dict[str, Any] = {"age": request.now_ms - json["origin_server_ts"]}
     if facts.membership is not None:
@@ -145,7 +145,9 @@ def _unsigned(
         unsigned["prev_content"] = facts.replaced.content
         unsigned["prev_sender"] = facts.replaced.sender
     if facts.redaction is not None:
-        unsigned["redacted_because"] = _form(request, *facts.redaction)
+        unsigned["redacted_because"] = because = _form(request, *facts.redaction)
+        if facts.redaction[0].withheld:  # older room versions take the target away, too
+            because |= {"redacts": event_id, "content": {"redacts": event_id}}
     return unsigned
 
 
