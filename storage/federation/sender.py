@@ -51,21 +51,23 @@ class SenderLimits:
 
 @dataclass(slots=True)
 class Destination:
-    """The events that one server has yet to get: position in the outbox, and room."""
+    """The events that one server has yet to get: position in the outbox, and room.
+
+    ``news`` ends the wait for events, ``is_up`` the pause after a failure.
+    """
 
     queue: dict[EventId, tuple[int, RoomId]] = field(default_factory=dict)
-    wake: asyncio.Event = field(default_factory=asyncio.Event)
-    is_failing: bool = False
+    news: asyncio.Event = field(default_factory=asyncio.Event)
+    is_up: asyncio.Event = field(default_factory=asyncio.Event)
 
     def put(self, event_id: EventId, position: int, room_id: RoomId, most: int) -> None:
-        """Add an event. It does not wake a server that fails."""
+        """Add an event."""
         self.queue.setdefault(event_id, (position, room_id))
         if len(self.queue) > most:
             latest = {room: one for one, (_, room) in self.queue.items()}
             kept = set(latest.values())
             self.queue = {one: at for one, at in self.queue.items() if one in kept}
-        if not self.is_failing:
-            self.wake.set()
+        self.news.set()
 
 
 class Sender:
@@ -94,7 +96,7 @@ class Sender:
     def is_up(self, server: str) -> None:
         """Try a server now that failed before. Call it for each request of the server."""
         if (name := args.server(server)) in self._servers:
-            self._servers[name].wake.set()
+            self._servers[name].is_up.set()
 
     def pass_on(self, servers: Iterable[str], event: StoredEvent) -> None:
         """Send an event of another server's user, such as a join that this server accepted."""
@@ -156,18 +158,18 @@ class Sender:
     async def _serve(self, server: ServerName) -> None:
         to, pause = self._servers[server], self._limits.retry_seconds
         while True:
-            to.wake.clear()
+            to.news.clear()
+            to.is_up.clear()
             try:
                 while to.queue:
                     await self._send_first(server, to)
-                to.is_failing, pause = False, self._limits.retry_seconds
+                pause = self._limits.retry_seconds
                 await self._save()
-                await to.wake.wait()
+                await to.news.wait()
             except Exception as error:  # of the caller's `send`, logged
-                to.is_failing = True
                 unexpected = not isinstance(error, RemoteError | StorageError)
                 logger.warning("%s gets no events: %s", server, error, exc_info=unexpected)
-                await _wait(to.wake, pause)
+                await _wait(to.is_up, pause)
                 pause = min(2 * pause, self._limits.retry_seconds_max)
 
     async def _send_first(self, server: ServerName, to: Destination) -> None:

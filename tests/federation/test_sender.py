@@ -114,6 +114,9 @@ async def test_a_server_that_is_down_delays_nobody(three: list[Homeserver]) -> N
     async with sending(wire) as sender:
         sent = await say(one, room, 5)
         await wire.until(wire.has(other, *sent))
+        await wire.until(lambda: two.name in wire.tried)
+        sent += await say(one, room, 2)
+        await wire.until(wire.has(other, *sent))
         assert wire.tried[two.name] == 1
         wire.down.clear()
         sender.is_up(two.name)
