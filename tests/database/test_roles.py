@@ -115,6 +115,14 @@ async def test_a_homeserver_runs_as_runtime(logins: Logins) -> None:
         await store.receipts.set(room.room_id, "m.read", reader, room.events[1].event_id, {})
         await store.to_device.send({reader: {"device": {"n": 1}}})
         await store.to_device.delete(reader, "device", 1 << 40)
+        for first, grown in ((1, 5), (1, 5)):  # a new connection, a new state, one in its place
+            pos = None
+            for limit in (first, grown):
+                listed = storage.SlidingList([(0, 9)], limit)
+                request = storage.SlidingSyncRequest(lists={"all": listed})
+                found = await second.sliding_sync(reader, request, device_id="device", pos=pos)
+                assert set(found.rooms) == {room.room_id}
+                pos = found.pos
         presence = store.define_stream("presence", keep_ms=0)
         for key in (reader, reader, "@user2:s1.test"):  # the last one deletes, too
             await presence.publish(key, {"presence": "online"}, wakes=[reader])
