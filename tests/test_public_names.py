@@ -48,6 +48,12 @@ def test_help_on_a_call_shows_its_arguments_and_explains_them() -> None:
 OBVIOUS = {"pdus", "room_id", "user_id", "sender", "creator", "type", "content"}
 
 
+def test_help_on_open_shows_that_it_is_a_context_manager() -> None:
+    shown = pydoc.plain(pydoc.render_doc(storage.open))
+    assert "-> contextlib.AbstractAsyncContextManager[storage.store.facade.Store]" in shown
+    assert "AsyncIterator" not in shown
+
+
 def parameters_of(store: storage.Store, name: str) -> list[str]:
     return list(inspect.signature(getattr(store, name)).parameters)
 

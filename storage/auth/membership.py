@@ -8,6 +8,7 @@ Source: room versions 1 to 12, authorization rules, rule "If type is m.room.memb
 """
 
 from collections.abc import Mapping
+from typing import Final
 
 from storage.auth.level_lookup import PowerLevels, creator_of
 from storage.auth.state_keys import CREATE, JOIN_RULES, MEMBER, denied, is_user_id
@@ -60,7 +61,24 @@ def require_joined(event: Event, auth_state: AuthState, rule: str) -> None:
     """Raise AuthDenied unless the sender is joined."""
     membership = membership_of(event.sender, auth_state)
     if membership != "join":
-        raise denied(event, rule, f"sender {event.sender} has membership {membership!r}")
+        raise denied(event, rule, f"sender {event.sender} {_standing(membership)}")
+
+
+_STANDINGS: Final[Mapping[object, str]] = {
+    None: "is not in the room",
+    "leave": "has left the room",
+    "join": "is in the room",
+    "ban": "is banned from the room",
+    "invite": "is invited to the room",
+    "knock": "knocks at the room",
+}
+
+
+def _standing(membership: object) -> str:
+    """Return a membership as the end of a sentence. A member event may have any JSON value."""
+    is_known = membership is None or isinstance(membership, str)
+    known = _STANDINGS.get(membership) if is_known else None
+    return known or f"has the unknown membership {membership!r}"
 
 
 def _check_join(event: Event, target: str, auth_state: AuthState, version: RoomVersion) -> None:
@@ -108,7 +126,7 @@ def _check_join_rule(
         raise denied(
             event,
             "member.join.not_invited",
-            f"{event.sender} has membership {membership!r} under join rule {rule!r}",
+            f"{event.sender} {_standing(membership)}, and the join rule is {rule!r}",
         )
     _check_authoriser(event, auth_state, version)
 
@@ -127,7 +145,7 @@ def _check_authoriser(event: Event, auth_state: AuthState, version: RoomVersion)
         raise denied(
             event,
             "member.join.authoriser_not_joined",
-            f"{authoriser} has membership {membership!r}",
+            f"{authoriser} {_standing(membership)}",
         )
     levels = PowerLevels.of(auth_state, version)
     has, needs = levels.user(authoriser), levels.named("invite")
@@ -148,7 +166,7 @@ def _check_invite(event: Event, target: str, auth_state: AuthState, version: Roo
         return
     require_joined(event, auth_state, "member.invite.sender_not_joined")
     if membership in ("join", "ban"):
-        raise denied(event, "member.invite.target", f"{target} has membership {membership!r}")
+        raise denied(event, "member.invite.target", f"{target} {_standing(membership)}")
     levels = PowerLevels.of(auth_state, version)
     has, needs = levels.user(event.sender), levels.named("invite")
     if has < needs:
@@ -162,7 +180,7 @@ def _check_leave(event: Event, target: str, auth_state: AuthState, version: Room
     if event.sender == target:
         if membership in ("invite", "join") or (membership == "knock" and version.knock):
             return
-        raise denied(event, "member.leave.not_in_room", f"{target} has membership {membership!r}")
+        raise denied(event, "member.leave.not_in_room", f"{target} {_standing(membership)}")
     require_joined(event, auth_state, "member.kick.sender_not_joined")
     levels = PowerLevels.of(auth_state, version)
     has = levels.user(event.sender)
@@ -204,4 +222,4 @@ def _check_knock(event: Event, target: str, auth_state: AuthState, version: Room
         raise denied(event, "member.knock.sender", f"{event.sender} cannot knock for {target}")
     membership = membership_of(target, auth_state)
     if membership in ("ban", "invite", "join"):
-        raise denied(event, "member.knock.membership", f"{target} has membership {membership!r}")
+        raise denied(event, "member.knock.membership", f"{target} {_standing(membership)}")

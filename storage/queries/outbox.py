@@ -5,7 +5,7 @@ So an event that commits late never appears behind a position that was returned.
 
     writer a has committed 5, and 8 is in flight; b has committed 6      the outbox ends at 5
     a has committed 8                                                    it ends at 6: b may have 7
-    b reports that it is idle, up to 8                                   it ends at 8
+    b reports that it is idle, up to 8, or it has closed                 it ends at 8
 
 The servers are those in the event's audience (storage/visibility): the remote servers that are
 joined before or after the event. The server of the target of a membership event is added, so that
@@ -22,7 +22,7 @@ from storage.ids import EventId, RoomId, ServerName, server_name_of
 SQL_OUTBOX: Final[LiteralString] = """
 WITH
 reached AS (
-    SELECT COALESCE(min(stream_id), 0) AS position
+    SELECT COALESCE(min(stream_id), 0) AS position, max(stream_id) AS furthest
     FROM stream_positions
     WHERE stream_name = 'events'
 ),
@@ -31,6 +31,20 @@ bounds AS MATERIALIZED (
     SELECT LEAST(r.position, (SELECT min(stream_ordering) FROM events
         WHERE stream_ordering > $1::bigint) + $4::bigint - 1) AS upto
     FROM reached r
+),
+-- a writer without a session, or this one, is behind the others. Its position must be moved before
+-- a snapshot: one that committed after this snapshot, and ended, is not visible here
+held AS (
+    SELECT EXISTS (
+        SELECT
+        FROM reached r
+        JOIN stream_positions p ON p.stream_name = 'events' AND p.stream_id < r.furthest
+        WHERE p.instance_name = $5::text OR NOT EXISTS (
+            SELECT FROM pg_stat_activity a
+                WHERE a.datname = current_database()
+                    AND is_session_of(a.application_name, p.instance_name)
+        )
+    ) AS is_held
 ),
 event AS MATERIALIZED (
     SELECT e.stream_ordering, e.event_id, e.room_nid, e.audience, e.membership, e.state_key_nid
@@ -70,8 +84,9 @@ SELECT CASE
     e.stream_ordering AS position, e.event_id, r.room_id, e.audience,
     -- once an audience: there may be thousands
     CASE WHEN e.is_first THEN COALESCE(j.servers, '{}') END AS servers,
-    CASE WHEN e.membership IS NOT NULL THEN k.state_key END AS target
+    CASE WHEN e.membership IS NOT NULL THEN k.state_key END AS target, held.is_held
 FROM bounds
+CROSS JOIN held
 LEFT JOIN (
     SELECT *, row_number() OVER (PARTITION BY room_nid, audience
         ORDER BY stream_ordering) = 1 AS is_first
@@ -85,7 +100,7 @@ ORDER BY e.stream_ordering
 
 
 class OutboxRow(NamedTuple):
-    """An event, or a row of NULLs but for ``upto`` where there is none.
+    """An event, or a row of NULLs but for ``upto`` and ``is_held`` where there is none.
 
     ``servers`` are those of its audience. None: as in the first row of the room and audience.
     """
@@ -97,6 +112,7 @@ class OutboxRow(NamedTuple):
     audience: int | None
     servers: list[str] | None
     target: str | None
+    is_held: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,17 +133,37 @@ class Outbox(list[Outgoing]):
         self.upto: int = upto
 
 
+class OutboxRead(NamedTuple):
+    """An outbox. ``is_held``: a writer that is idle for certain holds it back.
+
+    Then move the idle writers (`storage.streams.position_poller`), and read again.
+    """
+
+    events: Outbox
+    is_held: bool
+
+
 async def outbox(
-    conn: Connection, after: int, limit: int, *, server_name: str, rows_max: int
-) -> Outbox:
+    conn: Connection,
+    after: int,
+    limit: int,
+    *,
+    server_name: str,
+    instance_name: str,
+    rows_max: int,
+) -> OutboxRead:
     """Return at most ``limit`` events of users of ``server_name`` after a position.
 
-    The range has at most ``rows_max`` positions with events of all users.
+    The range has at most ``rows_max`` positions with events of all users. ``instance_name`` is that
+    of the process.
     """
     if limit == 0:
-        return Outbox([], after)
-    rows = await conn.fetch(SQL_OUTBOX, after, limit, server_name, rows_max, row=OutboxRow)
-    return Outbox(_outgoing(rows, server_name), max(after, rows[0].upto or 0))
+        return OutboxRead(Outbox([], after), False)
+    rows = await conn.fetch(
+        SQL_OUTBOX, after, limit, server_name, rows_max, instance_name, row=OutboxRow
+    )
+    events = Outbox(_outgoing(rows, server_name), max(after, rows[0].upto or 0))
+    return OutboxRead(events, rows[0].is_held and len(events) < limit)
 
 
 def _outgoing(rows: Iterable[OutboxRow], own: str) -> Iterator[Outgoing]:

@@ -6,6 +6,7 @@ A store that is used without it has no attributes. The error says what to write.
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from functools import wraps
+from inspect import signature
 from types import TracebackType
 from typing import Final, NoReturn, ParamSpec
 
@@ -49,4 +50,8 @@ def unopened(
     def call(*args: P.args, **kwargs: P.kwargs) -> AbstractAsyncContextManager[Store]:
         return UnopenedStore(open_(*args, **kwargs))
 
+    # for `help`: the annotation of the generator says nothing of `async with`
+    returned = AbstractAsyncContextManager[Store]
+    call.__annotations__ = {**call.__annotations__, "return": returned}
+    call.__signature__ = signature(open_).replace(return_annotation=returned)  # type: ignore[attr-defined]
     return call

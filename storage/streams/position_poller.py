@@ -101,7 +101,7 @@ async def follow_once(
     for settle in list(streams.unsettled):
         await settle()
     async with database.connection() as conn:
-        await _move_idle(conn, streams)
+        await move_idle(conn, streams)
         found = await conn.fetch(SQL_POSITIONS, row=FollowedPositionRow)
         _meet(streams, found)
         for row in found:
@@ -167,7 +167,8 @@ def _meet(streams: Streams, found: Iterable[FollowedPositionRow]) -> None:
             streams.meet(row.stream_name, row.instance_name, row.entered_at)
 
 
-async def _move_idle(conn: Connection, streams: Streams) -> None:
+async def move_idle(conn: Connection, streams: Streams) -> None:
+    """Move the positions of idle writers: of this process, and of processes that have ended."""
     names = list(streams)
     sequences = [streams[name].declaration.sequence for name in names]
     given = await conn.fetch(SQL_SEQUENCES, names, sequences, row=LastIdRow)

@@ -229,12 +229,14 @@ async def test_run_repeats_the_whole_work_after_a_deadlock(database: Database) -
     async with database.transaction() as conn:
         await conn.execute(INSERT, 5000, "a")
         await conn.execute(INSERT, 5001, "b")
-    both = asyncio.Barrier(2)
+    both, won = asyncio.Barrier(2), asyncio.Event()
     attempts: deque[int] = deque()
 
     async def touch(first: int, second: int) -> None:
         async def work(conn: Connection) -> None:
             attempts.append(first)
+            if len(attempts) > 2:  # else it could get its first row before the winner is woken
+                await won.wait()
             await conn.execute(
                 "UPDATE event_types SET type = type || '.' WHERE type_nid = $1::int", first
             )
@@ -245,6 +247,7 @@ async def test_run_repeats_the_whole_work_after_a_deadlock(database: Database) -
             )
 
         await database.run(work)
+        won.set()
 
     await asyncio.gather(touch(5000, 5001), touch(5001, 5000))
     assert len(attempts) == 3

@@ -99,7 +99,13 @@ class PageRun:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Close the store, and end the programs that the page left running."""
+        """Close the stores, and end the programs that the page left running.
+
+        A page that fails does not reach its own `aclose`. The end of the event loop would close the
+        generators of the store all at once, each while another runs.
+        """
+        for stack in [one for one in self.names.values() if isinstance(one, AsyncExitStack)]:
+            self._runner.run(stack.aclose())
         self._runner.run(self._opened.aclose())
         self._runner.close()
         self._patches.undo()

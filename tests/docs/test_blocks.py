@@ -149,6 +149,28 @@ def test_a_wrong_block_fails(
         run.run(block_of(info, code))
 
 
+OPENING = """
+import contextlib
+opened = contextlib.AsyncExitStack()
+await opened.enter_async_context(storage.open(dsn, server_name="example.org"))
+opened.callback(closed.append, "closed")
+raise ValueError("the page fails")
+"""
+
+
+@pytest.mark.parametrize("page", [FURNISHED], ids=["any"])
+def test_a_page_that_fails_closes_its_stores(
+    page: Path, page_dsn: str, tmp_path: Path, programs: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Otherwise the end of the loop closes their generators, each while another runs."""
+    with PageRun(page_dsn, tmp_path, "$id", programs) as run:
+        run.run(block_of("python", "import storage\nclosed = []\n"))
+        with pytest.raises(ValueError, match="the page fails"):
+            run.run(block_of("python", OPENING))
+    assert run.names["closed"] == ["closed"]
+    assert "asynchronous generator" not in caplog.text
+
+
 @pytest.mark.parametrize("page", [FURNISHED], ids=["any"])
 def test_a_quick_command_is_the_command(
     page: Path, page_dsn: str, tmp_path: Path, programs: Path

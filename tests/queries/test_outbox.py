@@ -255,6 +255,38 @@ async def test_an_event_that_another_writer_holds_open_is_never_skipped(dsn: str
         assert [one.event_id for one in after] == [held.event_id, quick.event_id]
 
 
+async def test_a_closed_writer_does_not_hold_it_back(dsn: str) -> None:
+    """No process polls meanwhile: the call moves the position of the closed one."""
+    async with storage.open(dsn, server_name="s1.test", config=QUIET) as main:
+        async with storage.open(
+            dsn, server_name="s1.test", instance_name="closed", config=QUIET
+        ) as closed:
+            await deliver(closed, new_room(seed=1))
+        room = new_room(members=[LOCAL])
+        for number in range(3):
+            said = room.message(LOCAL, f"{number}")
+            await deliver(main, room)
+            async with asyncio.timeout(20):  # until Postgres has ended the sessions
+                while said.event_id not in servers_of(await main.outbox(0, EVERYTHING)):  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
+
+
+async def test_the_own_idle_position_does_not_hold_it_back(
+    dsn: str, statements: StatementLog
+) -> None:
+    async with (
+        storage.open(dsn, server_name="s1.test", config=QUIET, observer=statements) as sender,
+        storage.open(dsn, server_name="s1.test", instance_name="other", config=QUIET) as other,
+    ):
+        room = new_room(members=[LOCAL])
+        await deliver(other, room)
+        statements.take()
+        assert list(servers_of(await sender.outbox(0, EVERYTHING))) == ids(room.events)
+        assert len(statements.take()) == 4
+        assert len(await sender.outbox(0, EVERYTHING)) == len(room.events)
+        assert len(statements.take()) == 1
+
+
 async def test_two_writers_and_a_reader_that_runs_all_the_time(dsn: str) -> None:
     config = replace(QUIET, follow_ms=5)
     async with (

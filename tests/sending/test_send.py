@@ -210,7 +210,7 @@ async def test_a_refusal_reads_as_a_sentence(store: Store) -> None:
     for call in (store.send, store.template):
         with pytest.raises(AuthDenied) as denied:
             await call(room_id, BOB, "m.room.message", TEXT)
-        assert str(denied.value) == f"sender {BOB} has membership None (sender.not_joined)"
+        assert str(denied.value) == f"sender {BOB} is not in the room (sender.not_joined)"
 
 
 @pytest.mark.parametrize(
