@@ -98,13 +98,18 @@ SELECT 'account_data', d.stream_id, NULLIF(d.room_nid, 0), r.room_id, t.type, NU
     d.content
 FROM data d
 JOIN event_types t USING (type_nid)
-LEFT JOIN rooms r USING (room_nid)
+-- one by one: a join could hash all rooms, and below all principals
+LEFT JOIN LATERAL (
+    SELECT room_id FROM rooms WHERE room_nid = d.room_nid OFFSET 0
+) AS r ON true
 UNION ALL
 SELECT 'receipts', c.stream_id, c.room_nid, r.room_id, c.receipt_type, p.name,
     NULLIF(c.thread_id, ''), c.event_id, c.data
 FROM receipt c
-JOIN rooms r USING (room_nid)
-JOIN principals p USING (principal_nid)
+CROSS JOIN LATERAL (SELECT room_id FROM rooms WHERE room_nid = c.room_nid OFFSET 0) AS r
+CROSS JOIN LATERAL (
+    SELECT name FROM principals WHERE principal_nid = c.principal_nid OFFSET 0
+) AS p
 WHERE c.receipt_type <> 'm.read.private' OR p.name = $1::text
 ORDER BY 2
 """
