@@ -84,7 +84,7 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Sent:
-    """What a client was sent of a room: up to which arrival, and by which config."""
+    """A room as a client was sent it: up to which arrival, and by which config."""
 
     upto: int
     wanted: Wanted
@@ -94,7 +94,7 @@ class Sent:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What a client was sent by all responses up to one. ``upto`` None: by none."""
+    """All that a client was sent, up to one response. ``upto`` None: by none."""
 
     upto: int | None = None
     rooms: Mapping[RoomId, Sent] = field(default_factory=dict)
