@@ -209,6 +209,13 @@ class Config:
     group of an event is read from the database each time.
     """
 
+    cache_room_lists_max: Kept = 200_000
+    """Rooms (about 250 bytes each) of the room lists of sliding sync that a process caches.
+
+    They are those of the users who synced last. It is also the limit for the rooms whose facts
+    (type, encryption, name) filters look at, about 150 bytes each, and for the children of spaces.
+    """
+
     cache_sliding_rooms_max: Kept = 500_000
     """Rooms (about 50 bytes each) of the connections of sliding sync that a process caches."""
 

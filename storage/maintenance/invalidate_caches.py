@@ -7,7 +7,7 @@ name, so the others advance its positions as they do for a writer that is gone. 
 keeps them from passing an id that is not committed yet.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Final, LiteralString
 
 from storage.database.connection import Connection, Database
@@ -27,7 +27,7 @@ SQL_ANNOUNCE: Final[LiteralString] = """
 WITH fact AS (
     INSERT INTO cache_invalidations (stream_id, invalidation_ts, writer_nid, cache_name, keys)
     SELECT nextval('caches_stream'), (extract(epoch FROM clock_timestamp()) * 1000)::bigint,
-        w.writer_nid, $2::text, NULL
+        w.writer_nid, $2::text, $3::text[]
     FROM writers w
     WHERE w.instance_name = $1::text
     RETURNING stream_id
@@ -74,15 +74,17 @@ async def register_writer(database: Database) -> None:
             await enter(conn, INSTANCE_NAME)
 
 
-async def invalidate_caches(conn: Connection, cache_name: str = CURRENT_STATE) -> None:
-    """Empty a cache in every process when this transaction commits.
+async def invalidate_caches(
+    conn: Connection, cache_name: str = CURRENT_STATE, keys: Sequence[str] | None = None
+) -> None:
+    """Empty a cache in every process when this transaction commits, or drop one key of it.
 
     Call it last in the transaction, and `register_writer` before, in another one. The caches are
     those of `storage.streams.caches`: "events", "current_state", "rooms_of"; `CURRENT_STATE` stands
     for the latter two.
     """
     await conn.fetchval(SQL_LOCK_POSITION, INSTANCE_NAME)
-    await conn.execute(SQL_ANNOUNCE, INSTANCE_NAME, cache_name)
+    await conn.execute(SQL_ANNOUNCE, INSTANCE_NAME, cache_name, keys)
 
 
 async def publish_removed(conn: Connection, room_id: str, kind: Kind, ids: Iterable[str]) -> None:

@@ -5,6 +5,7 @@ a space of 50,000 members costs as much as a small one.
 """
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Final, LiteralString, NamedTuple
 
@@ -16,7 +17,7 @@ from storage.ids import RoomId, ServerName
 from storage.queries.events import StoredEvent, event_of_room
 
 SQL_SPACE_CHILDREN: Final[LiteralString] = """
-SELECT k.state_key, e.origin_server_ts, r.room_version, e.event_id, e.stream_ordering,
+SELECT r.room_id, k.state_key, e.origin_server_ts, r.room_version, e.event_id, e.stream_ordering,
     e.topological_ordering,
     (SELECT b.event_id FROM events b WHERE b.event_nid = e.redacted_by) AS redacted_by,
     e.rejected, e.soft_failed, e.outlier, e.redacted_form, e.json
@@ -25,13 +26,14 @@ CROSS JOIN LATERAL state_but_members(r.current_state_group) AS entry
 LEFT JOIN state_keys k USING (state_key_nid)
 LEFT JOIN event_types t USING (type_nid)
 LEFT JOIN events e USING (event_nid)
-WHERE r.room_id = $1::text AND (t.type = 'm.space.child' OR entry.event_nid IS NULL)
+WHERE r.room_id = ANY($1::text[]) AND (t.type = 'm.space.child' OR entry.event_nid IS NULL)
 """
 
 
 class SpaceChildRow(NamedTuple):
     """An m.space.child event. All is None but the version if rows of the state are lost."""
 
+    room_id: str
     state_key: str | None
     origin_server_ts: int | None
     room_version: str
@@ -73,11 +75,22 @@ async def space_children(conn: Connection, room_id: RoomId) -> list[SpaceChild]:
 
     First by `order`, then those without one by `origin_server_ts`; ties by room id.
     """
-    rows = await conn.fetch(SQL_SPACE_CHILDREN, room_id, row=SpaceChildRow)
-    if not rows:
+    found = (await children_of(conn, [room_id]))[room_id]
+    if not found:
         await require_room(conn, room_id)
-    found = [_child(room_id, row) for row in rows]
-    return sorted((child for child in found if child is not None), key=_in_order)
+    return sorted(found, key=_in_order)
+
+
+async def children_of(
+    conn: Connection, room_ids: Iterable[RoomId]
+) -> dict[RoomId, list[SpaceChild]]:
+    """Return the children of each of these spaces, in no order. `StorageCorrupt`."""
+    found: dict[RoomId, list[SpaceChild]] = {room_id: [] for room_id in room_ids}
+    for row in await conn.fetch(SQL_SPACE_CHILDREN, list(found), row=SpaceChildRow):
+        space = RoomId(row.room_id)
+        if (child := _child(space, row)) is not None:
+            found[space].append(child)
+    return found
 
 
 def _in_order(child: SpaceChild) -> tuple[bool, str, int, str]:

@@ -14,7 +14,7 @@ from storage.persist import Writer
 from storage.queries.events import StoredEvent
 from storage.queries.sliding.connection import Connections
 from storage.queries.sliding.memory import SlidingMemory
-from storage.queries.sliding.room_list import RoomLists
+from storage.queries.sliding.room_lists import RoomLists
 from storage.queries.state_entries import StateMap
 from storage.queries.sync import SyncMemory
 from storage.streams.account_data import AccountData
@@ -53,19 +53,23 @@ class StoreCore:
             database.config, streams.feed, self._furthest()
         )
         streams.on_restart(lambda _: self.caches.restart(self._furthest()))
+        lists = RoomLists.following(
+            database.config, streams.feed, lambda name: streams[name].positions()
+        )
         self.memory: SyncMemory = SyncMemory(
             lambda name: streams[name].positions(),
             self.caches.rooms_of,
             self.caches.room_changes,
             self.caches.state_changes,
+            lambda: lists.changes.clock,
         )
         self.sliding: SlidingMemory = SlidingMemory(
             self.memory,
-            RoomLists(),
+            lists,
             Connections(database.config.cache_sliding_rooms_max),
             self.notifier,
         )
-        streams.on_restart(lambda _: self.sliding.connections.forget())
+        streams.on_restart(lambda _: self.sliding.forget())
         self.account_data: AccountData = AccountData(
             self._stream_writer("account_data", identity), identity.server_name
         )

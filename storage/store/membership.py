@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from storage import arguments as args
 from storage.database.names import MEMBERSHIPS
 from storage.ids import RoomId, ServerName, UserId, server_name_of
+from storage.maintenance.invalidate_caches import invalidate_caches, register_writer
 from storage.observability.instrument import measured
 from storage.queries import joined_servers as server_queries
 from storage.queries import member_ids as id_queries
@@ -15,7 +16,7 @@ from storage.queries.room_position import RoomPosition, position_at
 from storage.queries.sharing import SharingChanges
 from storage.queries.sync.positions import events_of
 from storage.store.core import StoreCore
-from storage.streams.caches import Ticket
+from storage.streams.caches import CURRENT_STATE, Ticket
 from storage.streams.tokens import is_sync_token, read_positions
 
 
@@ -106,8 +107,11 @@ async def forget(store: StoreCore, user_id: str, room_id: RoomId) -> None:
     `UnknownRoom`, `InputError` for a user who is joined, invited or knocking.
     """
     user, room = args.local_user(user_id, store.server_name), args.room(room_id)
-    async with store.database.connection() as conn:
+    await register_writer(store.database)
+    async with store.database.transaction() as conn:
         await queries.forget(conn, user, room)
+        # the room leaves the lists of sliding sync
+        await invalidate_caches(conn, CURRENT_STATE, (room, user))
 
 
 @measured("shared_rooms")

@@ -7,8 +7,9 @@ from typing import Final, NamedTuple
 from storage.database.names import INVITE, MEMBERSHIPS
 from storage.queries.sliding.connection import ClientRoom, ClientRooms
 from storage.queries.sliding.required_state import Required, beyond, union
-from storage.queries.sliding.room_list import ListedRoom, RoomList
+from storage.queries.sliding.room_list import RoomList
 from storage.queries.sliding.types import RoomSubscription, SlidingList, SlidingSyncRequest
+from storage.queries.sliding.user_rooms import ListedRoom
 
 LEAVE: Final = MEMBERSHIPS["leave"]
 KNOCK: Final = MEMBERSHIPS["knock"]

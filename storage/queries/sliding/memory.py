@@ -7,7 +7,7 @@ from storage.database.connection import Connection
 from storage.ids import UserId
 from storage.queries.sliding.connection import Connections
 from storage.queries.sliding.prepared import PreparedRequest
-from storage.queries.sliding.room_list import RoomLists
+from storage.queries.sliding.room_lists import RoomLists
 from storage.queries.sync.changed_rooms import News, NewsRow, SyncMemory
 from storage.queries.sync.positions import WRITER, WriterRow
 from storage.streams.notifier import Notifier
@@ -22,6 +22,11 @@ class SlidingMemory(NamedTuple):
     lists: RoomLists
     connections: Connections
     notifier: Notifier
+
+    def forget(self) -> None:
+        """Forget everything, including reads in progress: the database was replaced."""
+        self.lists.restart()
+        self.connections.forget()
 
     async def news(self, conn: Connection, request: PreparedRequest) -> tuple[News, NewsRow | None]:
         """Return the positions of the snapshot, and the connection if its state is valid."""

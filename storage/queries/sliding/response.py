@@ -30,9 +30,10 @@ from storage.queries.sliding.extensions import Extensions, read_extensions
 from storage.queries.sliding.memory import SlidingMemory
 from storage.queries.sliding.prepared import PreparedRequest
 from storage.queries.sliding.read_rooms import ReadRooms, read_rooms
-from storage.queries.sliding.room_list import ListedRoom, RoomList
+from storage.queries.sliding.room_list import RoomList
 from storage.queries.sliding.situation import Situation
 from storage.queries.sliding.types import SlidingListResult, SlidingRoom, SlidingSync
+from storage.queries.sliding.user_rooms import ListedRoom
 from storage.queries.sync.changed_rooms import CONNECTION, News
 from storage.queries.sync.positions import (
     ACCOUNT_DATA,

@@ -1,172 +1,318 @@
-"""The rooms of a user, latest activity first, and windows on them.
+"""The rooms of a user in one snapshot, latest activity first, and windows on them.
 
 A list has the rooms that the user is in, is invited to, or knocks at. It has rooms that the user
 was banned or kicked from, if the user was ever in the room. A room that the user left is in a list
 only where the connection was sent the room before. Forgotten rooms are in no list.
+
+The rooms that pass a filter are kept with the list of the user, and changed by what changed: rooms,
+their facts, and the account data of the user. A window first looks at the caches. If these lack
+something, it is read for all rooms at once.
 """
 
-from collections.abc import Collection, Container, Iterator
-from typing import Final, LiteralString, NamedTuple
-
-import orjson
+from bisect import bisect_left, bisect_right
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 from storage.database.connection import Connection
-from storage.database.names import INVITE, JOIN, MEMBERSHIPS
+from storage.database.names import JOIN
 from storage.ids import RoomId, UserId
+from storage.queries.sliding.connection import ClientRooms
+from storage.queries.sliding.filters import FilterData, needs_facts, needs_personal_data, passing
+from storage.queries.sliding.list_entry import Entry, Filtered, SharedCaches
+from storage.queries.sliding.personal_data import NO_DATA, PersonalData, read_personal_data
+from storage.queries.sliding.room_facts import KNOCK, RoomFacts, read_facts
+from storage.queries.sliding.room_order import RoomOrder
 from storage.queries.sliding.types import ALL_ROOMS, SlidingFilter
+from storage.queries.sliding.user_rooms import ListedRoom, UserRooms
+from storage.queries.space_children import children_of
 from storage.queries.sync.changed_rooms import News
 from storage.streams import VectorPosition
 
-SQL_LISTED: Final[LiteralString] = """
-SELECT m.room_nid, r.room_id, m.membership::int AS membership,
-    COALESCE(CASE WHEN m.membership = 5 THEN r.last_stream_ordering ELSE m.stream_ordering END, 0)
-        AS activity,
-    m.event_nid AS member_nid, m.membership < 3 AND e.sender_nid <> m.principal_nid AS was_kicked,
-    m.membership = 5 OR v.last_join_topological IS NOT NULL AS was_joined
-FROM principals p
-JOIN memberships m USING (principal_nid)
-JOIN rooms r USING (room_nid)
-JOIN events e ON e.event_nid = m.event_nid
-LEFT JOIN visibility v ON v.room_nid = m.room_nid AND v.principal_nid = m.principal_nid
-WHERE p.name = $1::text AND NOT (m.forgotten AND m.membership < 3)
-"""
-
-SQL_DIRECT: Final[LiteralString] = """
-SELECT a.content
-FROM principals p
-JOIN account_data a USING (principal_nid)
-JOIN event_types t USING (type_nid)
-WHERE p.name = $1::text AND a.room_nid = 0 AND t.type = 'm.direct'
-"""
-
-LEAVE: Final = MEMBERSHIPS["leave"]
-BAN: Final = MEMBERSHIPS["ban"]
+Ranges = Collection[tuple[int, int]] | None
+Window = tuple[int, list[ListedRoom]]
 
 
-class ListedRoom(NamedTuple):
-    """A room of a user.
-
-    ``activity`` is the position of its latest event. Where the user is not in the room, it is that
-    of the membership. ``was_kicked``: another user ended the membership. ``was_joined``: the user
-    is in the room, or was there once.
-    """
+class Candidate(NamedTuple):
+    """A room that a filter looks at."""
 
     room_nid: int
-    room_id: RoomId
+    room_id: str
     membership: int
     activity: int
-    member_nid: int
-    was_kicked: bool
-    was_joined: bool
 
-    def is_in_list(self, sent: Container[int]) -> bool:
-        """Return whether a list has the room, on a connection that was ``sent`` these rooms."""
-        if self.membership > LEAVE or self.room_nid in sent:
-            return True
-        return self.was_joined and (self.membership == BAN or self.was_kicked)
+
+class Missing(NamedTuple):
+    """Data that a window takes and the caches lack.
+
+    ``names``: the facts of these rooms have to include the names.
+    """
+
+    personal: bool = False
+    spaces: Sequence[RoomId] = ()
+    rooms: Sequence[int] = ()
+    names: bool = False
 
 
 class RoomList:
     """The rooms of a user in one snapshot."""
 
-    def __init__(self, rooms: Collection[ListedRoom], direct: frozenset[str]) -> None:
-        self._rooms = sorted(rooms, key=lambda room: (room.activity, room.room_nid), reverse=True)
-        self._by_id = {room.room_id: room for room in self._rooms}
-        self._by_nid = {room.room_nid: room for room in self._rooms}
-        self._direct = direct
+    def __init__(
+        self,
+        shared: SharedCaches,
+        user_id: UserId,
+        entry: Entry,
+        rooms: UserRooms,
+        news: News,
+    ) -> None:
+        self._shared = shared
+        self._user_id = user_id
+        self._entry = entry
+        self._rooms = rooms
+        self._news = news
+        # read in this snapshot, or found to be right for it
+        self._personal: PersonalData | None = None
+        self._children: dict[str, frozenset[str]] = {}
+        self._facts: dict[str, RoomFacts] = {}
+        self._filtered: dict[SlidingFilter, Filtered] = {}
 
     def get(self, room_id: str) -> ListedRoom | None:
         """Return a room, whatever the membership. None: the user has none."""
-        return self._by_id.get(RoomId(room_id))
+        nid = self._rooms.nid(room_id)
+        return None if nid is None else self._rooms.get(nid)
 
     def by_nid(self, room_nid: int) -> ListedRoom | None:
         """Return a room by its nid, as `get`."""
-        return self._by_nid.get(room_nid)
+        return self._rooms.get(room_nid)
 
     def joined(self) -> Iterator[RoomId]:
         """Yield the rooms that the user is in, in no order."""
-        return (room.room_id for room in self._rooms if room.membership == JOIN)
+        return (RoomId(one[1]) for one in self._rooms.brief() if one[2] == JOIN)
 
     def changed_since(self, position: VectorPosition) -> Iterator[ListedRoom]:
         """Yield the rooms that may have events or a membership after a position, latest first."""
-        for room in self._rooms:
-            if room.activity <= position.min:
-                return
-            yield room
+        return self._rooms.since(position.min)
 
     async def window(
-        self,
-        conn: Connection,
-        filters: SlidingFilter,
-        ranges: Collection[tuple[int, int]] | None,
-        sent: Container[int],
-    ) -> tuple[int, list[ListedRoom]]:
-        """Return the number of rooms that pass a filter, and those of them in the ranges."""
-        del conn  # for facts of the rooms that are not cached
-        return self._window(filters, ranges, sent)
+        self, conn: Connection, filters: SlidingFilter, ranges: Ranges, sent: ClientRooms
+    ) -> Window:
+        """Return the number of rooms that pass a filter, and those of them in the ranges.
+
+        The indexes of a range are both included. ``sent`` are the rooms of the connection.
+        """
+        while isinstance(found := self._window(filters, ranges, sent), Missing):
+            await self._read(conn, found)
+        return found
 
     def cached_window(
-        self,
-        filters: SlidingFilter,
-        ranges: Collection[tuple[int, int]] | None,
-        sent: Container[int],
-    ) -> tuple[int, list[ListedRoom]] | None:
+        self, filters: SlidingFilter, ranges: Ranges, sent: ClientRooms
+    ) -> Window | None:
         """Return `window` without a statement. None: it takes one."""
-        return self._window(filters, ranges, sent)
-
-    def _window(
-        self,
-        filters: SlidingFilter,
-        ranges: Collection[tuple[int, int]] | None,
-        sent: Container[int],
-    ) -> tuple[int, list[ListedRoom]]:
-        rooms = [
-            room
-            for room in self._rooms
-            if room.is_in_list(sent) and (filters == ALL_ROOMS or self._passes(room, filters))
-        ]
-        if ranges is None:
-            return len(rooms), rooms
-        indexes = sorted(
-            {index for first, last in ranges for index in range(first, min(last + 1, len(rooms)))}
-        )
-        return len(rooms), [rooms[index] for index in indexes]
-
-    def _passes(self, room: ListedRoom, filters: SlidingFilter) -> bool:
-        return filters.is_invited in (None, room.membership == INVITE) and filters.is_dm in (
-            None,
-            room.room_id in self._direct,
-        )
+        found = self._window(filters, ranges, sent)
+        return None if isinstance(found, Missing) else found
 
     async def direct(self, conn: Connection) -> frozenset[str]:
         """Return the ids in the account data m.direct of the user."""
-        del conn  # where they are not cached
-        return self._direct
+        if (data := self._own_data()) is None:
+            data = await self._read_personal(conn)
+        return data.direct
 
     def cached_direct(self) -> frozenset[str] | None:
         """Return `direct` without a statement. None: it takes one."""
-        return self._direct
+        data = self._own_data()
+        return None if data is None else data.direct
+
+    # Windows
+
+    def _window(self, wanted: SlidingFilter, ranges: Ranges, sent: ClientRooms) -> Window | Missing:
+        departed = self._entry.departed_of(self._rooms, sent)
+        if wanted == ALL_ROOMS:
+            return _within(self._rooms, self._rooms.listed, departed, ranges)
+        known = self._known(wanted)
+        found = known if isinstance(known, Missing) else self._order(wanted, known)
+        if isinstance(found, Missing):
+            return found
+        passed = self._passed(wanted, found.known, [_candidate(room) for room in departed])
+        if isinstance(passed, Missing):
+            return passed
+        nids = {one.room_nid for one in passed}
+        some = [room for room in departed if room.room_nid in nids]
+        return _within(self._rooms, found.order, some, ranges)
+
+    def _order(self, wanted: SlidingFilter, known: FilterData) -> Filtered | Missing:
+        """Return the listed rooms that pass, from the cached ones or from all rooms."""
+        done = self._filtered.get(wanted)
+        if done is not None:
+            return done
+        cached = self._entry.filtered.get(wanted)
+        touched = cached and self._entry.touched_between(cached.rooms, self._rooms)
+        if cached is None or touched is None:
+            order = self._whole_order(wanted, known)
+        else:
+            touched = touched.union(self._nids(known.differing(cached.known)))
+            order = self._changed_order(wanted, known, cached, touched)
+        if isinstance(order, Missing):
+            return order
+        found = self._filtered[wanted] = Filtered(self._rooms, order, known)
+        self._entry.store_filtered(wanted, found)
+        return found
+
+    def _whole_order(self, wanted: SlidingFilter, known: FilterData) -> RoomOrder | Missing:
+        listed = [Candidate._make(one[:4]) for one in self._rooms.brief() if one[4]]
+        passed = self._passed(wanted, known, listed)
+        if isinstance(passed, Missing):
+            return passed
+        return RoomOrder.of((one.activity, one.room_nid) for one in passed)
+
+    def _changed_order(
+        self, wanted: SlidingFilter, known: FilterData, cached: Filtered, touched: Collection[int]
+    ) -> RoomOrder | Missing:
+        if not touched:
+            return cached.order
+        before = [room for nid in touched if (room := cached.rooms.get(nid)) is not None]
+        now = [room for nid in touched if (room := self._rooms.get(nid)) is not None]
+        listed = [_candidate(room) for room in now if room.is_always_listed]
+        passed = self._passed(wanted, known, listed)
+        if isinstance(passed, Missing):
+            return passed
+        new = [(one.activity, one.room_nid) for one in passed]
+        return cached.order.changed([room.key for room in before], new)
+
+    def _passed(
+        self, wanted: SlidingFilter, known: FilterData, rooms: Sequence[Candidate]
+    ) -> list[Candidate] | Missing:
+        """Return the rooms that meet the conditions."""
+        names = wanted.room_name_like is not None
+        if needs_facts(wanted) and (lacking := self._without_facts(rooms, names=names)):
+            return Missing(rooms=lacking, names=names)
+        cached, own = self._shared.facts.all(), self._facts
+        pairs = [(one.room_id, one.membership) for one in rooms]
+        results = passing(
+            wanted, known, lambda room_id: own.get(room_id) or cached.get(room_id), pairs
+        )
+        return [one for one, passes in zip(rooms, results, strict=True) if passes]
+
+    # Data of the snapshot
+
+    def _known(self, wanted: SlidingFilter) -> FilterData | Missing:
+        """Return the account data and the children of spaces that a filter looks at."""
+        personal = self._own_data() if needs_personal_data(wanted) else NO_DATA
+        spaces = [
+            space
+            for space in wanted.spaces or ()
+            if (room := self.get(space)) is not None and room.membership == JOIN
+        ]
+        lacking = [space for space in spaces if not self._has_children(space)]
+        if personal is None or lacking:
+            return Missing(personal=personal is None, spaces=lacking)
+        return FilterData(personal, frozenset().union(*(self._children[space] for space in spaces)))
+
+    def _own_data(self) -> PersonalData | None:
+        if self._personal is None:
+            self._personal = self._shared.personal(self._user_id, self._entry, self._news)
+        return self._personal
+
+    def _has_children(self, space: RoomId) -> bool:
+        if space not in self._children and not self._is_wrong([space]):
+            found = self._shared.children.get(space)
+            if isinstance(found, frozenset):
+                self._children[space] = found
+        return space in self._children
+
+    def _without_facts(self, rooms: Sequence[Candidate], *, names: bool) -> list[int]:
+        """Return the rooms without facts that are right in the snapshot."""
+        own, cached = self._facts, self._shared.facts.all()
+        wrong = self._is_wrong(cached)
+        lacking = []
+        for nid, room_id, membership, _ in rooms:
+            found = own.get(room_id)
+            if found is None and membership >= KNOCK and room_id not in wrong:
+                found = cached.get(room_id)
+                if found is not None and not found.is_known:
+                    found = None
+            if found is None or (names and not found.has_name):
+                lacking.append(nid)
+        self._shared.facts.hits += len(rooms) - len(lacking)
+        return lacking
+
+    def _is_wrong(self, room_ids: Collection[str]) -> Collection[str]:
+        """Return those of the rooms whose cached facts may be wrong in the snapshot, and others."""
+        changed = self._shared.facts.changed_since(self._news)
+        if changed is None or self._news.unseen is None:
+            return room_ids
+        unseen = (self._rooms.get(nid) for nid in self._news.unseen)
+        changed.update(room.room_id for room in unseen if room is not None)
+        return changed if len(room_ids) > 1 else changed.intersection(room_ids)
+
+    async def _read(self, conn: Connection, missing: Missing) -> None:
+        """Read the missing data in the snapshot, and cache them."""
+        if missing.personal:
+            await self._read_personal(conn)
+        if missing.spaces:
+            children = await children_of(conn, missing.spaces)
+            self._children |= {
+                space: frozenset(child.room_id for child in found)
+                for space, found in children.items()
+            }
+            wrong = self._is_wrong(missing.spaces)
+            right = [space for space in children if space not in wrong]
+            self._shared.store_children({one: self._children[one] for one in right}, self._news)
+        if missing.rooms:
+            await self._read_facts(conn, missing)
+
+    async def _read_personal(self, conn: Connection) -> PersonalData:
+        known = self._entry.personal or NO_DATA
+        self._personal = await read_personal_data(conn, self._user_id, known, self._news)
+        self._shared.store_personal(self._entry, self._personal)
+        return self._personal
+
+    async def _read_facts(self, conn: Connection, missing: Missing) -> None:
+        rooms = [room for nid in missing.rooms if (room := self._rooms.get(nid)) is not None]
+        cached = self._shared.facts.all()
+        wrong = self._is_wrong(cached)
+        known: dict[str, RoomFacts] = {
+            room.room_id: cached[room.room_id]
+            for room in rooms
+            if room.room_id in cached and room.room_id not in wrong
+        }
+        facts, own = await read_facts(conn, rooms, known, names=missing.names)
+        wrong = self._is_wrong(cached)
+        right = {room_id: one for room_id, one in facts.items() if room_id not in wrong}
+        self._shared.facts.add(right, self._news)
+        self._shared.facts.misses += len(missing.rooms)
+        self._facts |= known | facts | own
+
+    def _nids(self, room_ids: Iterable[str]) -> set[int]:
+        return {nid for one in room_ids if (nid := self._rooms.nid(one)) is not None}
 
 
-class RoomLists:
-    """The room lists of the users of a process."""
-
-    async def of(self, conn: Connection, user_id: UserId, news: News) -> RoomList:
-        """Return the list of a user in the snapshot of ``conn``, whose positions are ``news``."""
-        del news
-        rooms = await conn.fetch(SQL_LISTED, user_id, row=ListedRoom)
-        return RoomList(rooms, direct_rooms(await conn.fetchval(SQL_DIRECT, user_id)))
-
-    def cached(self, user_id: UserId, news: News) -> RoomList | None:
-        """Return `of` without a statement. None: it takes one."""
-        del user_id, news
-        return None
+def _candidate(room: ListedRoom) -> Candidate:
+    return Candidate(room.room_nid, room.room_id, room.membership, room.activity)
 
 
-def direct_rooms(content: bytes | None) -> frozenset[str]:
-    """Return the room ids in a content of m.direct, which a client may have set to anything."""
-    direct = None if content is None else orjson.loads(content)
-    if not isinstance(direct, dict):
-        return frozenset()
-    lists = (rooms for rooms in direct.values() if isinstance(rooms, list))
-    return frozenset(room for rooms in lists for room in rooms if isinstance(room, str))
+def _within(
+    rooms: UserRooms, order: RoomOrder, departed: Sequence[ListedRoom], ranges: Ranges
+) -> Window:
+    """Return the number of rooms, and those at the indexes of the ranges.
+
+    The ``departed`` rooms are not in the order. They have their places between the others.
+    """
+    places = [order.ahead(*room.key) + at for at, room in enumerate(departed)]
+    count = len(order) + len(departed)
+    found: list[int] = []
+    for first, last in _merged(((0, count - 1),) if ranges is None else ranges, count):
+        start, end = bisect_left(places, first), bisect_right(places, last)
+        part = list(order.between(first - start, last - end)) if last - end >= first - start else []
+        for at in range(start, end):
+            part.insert(places[at] - first, departed[at].room_nid)
+        found += part
+    return count, [room for nid in found if (room := rooms.get(nid)) is not None]
+
+
+def _merged(ranges: Iterable[tuple[int, int]], count: int) -> Iterator[tuple[int, int]]:
+    """Yield the ranges up to an index, in order and without overlaps."""
+    done = 0
+    for first, last in sorted(ranges):
+        start, end = max(first, done), min(last, count - 1)
+        if start <= end:
+            yield start, end
+            done = end + 1

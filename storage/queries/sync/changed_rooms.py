@@ -152,6 +152,10 @@ class News:
     purged_upto: int = 0
     is_read: bool = False
     """The rooms of the user were read in the snapshot, not from the cache."""
+    time: int = 0
+    """The time on the clock of the process before the snapshot. 0: unknown."""
+    is_resolved: bool = True
+    """The process has followed the stream "caches" up to the snapshot."""
 
     def candidates(self, since: VectorPosition) -> list[int] | None:
         """Return the nids of the rooms that can have changed since then. None: any can."""
@@ -181,6 +185,7 @@ class SyncMemory:
     """The caches of a process for its syncs.
 
     ``seen`` returns, for a stream, up to which position the process has followed each writer.
+    ``clock`` returns the time of the last change that was published to the process.
     """
 
     def __init__(
@@ -189,11 +194,13 @@ class SyncMemory:
         rooms_of: Cache[RoomsOf],
         changes: LastChange,
         state_changes: LastChange,
+        clock: Callable[[], int] = lambda: 0,
     ) -> None:
         self._seen = seen
         self._rooms_of = rooms_of
         self._changes = changes
         self._state_changes = state_changes
+        self._clock = clock
 
     def is_quiet(self, user_id: UserId, since: VectorPosition) -> bool:
         """Return whether nothing is new to the user, as far as this process has followed."""
@@ -209,15 +216,11 @@ class SyncMemory:
 
         It also reads the rooms of the user where they are not cached, or if ``reread``.
         """
-        entry = self._rooms_of.get(user_id)
+        entry, time = self._rooms_of.get(user_id), self._clock()
         seen = [(name, writer, at) for name in FOLLOWED for writer, at in self._seen(name).items()]
         is_read = reread or isinstance(entry, Ticket)
         rows = await read(conn, seen, user_id if is_read else None)
-        is_current = all(
-            (row.position or 0) <= (row.seen or 0)
-            for row in rows
-            if row.kind == WRITER and row.stream_name == CACHES
-        )
+        is_current = _is_resolved(rows)
         rooms_of = entry if is_current and not isinstance(entry, Ticket) else None
         if is_read:
             rooms_of = _rooms_of(rows)
@@ -225,7 +228,16 @@ class SyncMemory:
             self._rooms_of.fill(entry, rooms_of)
         reached = _reached(rows)
         unseen = _unseen(rows)
-        return News(reached.token, rooms_of, unseen, self._changes, reached.purged_upto, is_read)
+        return News(
+            reached.token,
+            rooms_of,
+            unseen,
+            self._changes,
+            reached.purged_upto,
+            is_read,
+            time,
+            is_current,
+        )
 
     async def news_of_connection(
         self, conn: Connection, pos: tuple[int, int], key: tuple[str, str, str]
@@ -234,13 +246,22 @@ class SyncMemory:
 
         ``pos``: the connection and the number of its state. ``key``: user, device and conn_id.
         """
+        time = self._clock()
         seen = [(name, writer, at) for name in FOLLOWED for writer, at in self._seen(name).items()]
         columns = [list(column) for column in zip(*seen, strict=True)] or [[], [], []]
         rows = await conn.fetch(
             SQL_NEWS_OF_CONNECTION, *columns, None, FAR, *pos, *key, row=NewsRow
         )
         reached = _reached(rows)
-        news = News(reached.token, None, _unseen(rows), self._changes, reached.purged_upto)
+        news = News(
+            reached.token,
+            None,
+            _unseen(rows),
+            self._changes,
+            reached.purged_upto,
+            time=time,
+            is_resolved=_is_resolved(rows),
+        )
         return news, next((row for row in rows if row.kind == CONNECTION), None)
 
     async def still(self, conn: Connection, user_id: UserId) -> News | None:
@@ -252,7 +273,8 @@ class SyncMemory:
         """Return what this process has seen and cached, without a statement."""
         entry = self._rooms_of.get(user_id)
         seen = {name: dict(self._seen(name)) for name in FOLLOWED}
-        return KnownPositions(seen, None if isinstance(entry, Ticket) else entry, self._changes)
+        rooms_of = None if isinstance(entry, Ticket) else entry
+        return KnownPositions(seen, rooms_of, self._changes, self._clock())
 
     def has_state(self, user_id: UserId, since: VectorPosition) -> bool:
         """Return whether a room of the user has had a state event, as far as the caches know.
@@ -275,6 +297,7 @@ class KnownPositions(NamedTuple):
     seen: Mapping[str, Mapping[str, int]]
     rooms_of: RoomsOf | None
     changes: LastChange
+    time: int = 0
 
     @property
     def upto(self) -> VectorPosition:
@@ -295,7 +318,10 @@ class KnownPositions(NamedTuple):
         ):
             return None
         reached = reached_by(rows)
-        return News(reached.token, self.rooms_of, frozenset(), self.changes, reached.purged_upto)
+        purged_upto = reached.purged_upto
+        return News(
+            reached.token, self.rooms_of, frozenset(), self.changes, purged_upto, time=self.time
+        )
 
 
 async def read(
@@ -339,6 +365,15 @@ def _reached(rows: Sequence[NewsRow]) -> Reached:
         WriterRow(row.kind, row.stream_name, row.instance_name, row.position or 0)
         for row in rows
         if row.kind in (WRITER, PURGED)
+    )
+
+
+def _is_resolved(rows: Sequence[NewsRow]) -> bool:
+    """Return whether the process has followed the stream "caches" up to the snapshot."""
+    return all(
+        (row.position or 0) <= (row.seen or 0)
+        for row in rows
+        if row.kind == WRITER and row.stream_name == CACHES
     )
 
 

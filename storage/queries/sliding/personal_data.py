@@ -1,0 +1,116 @@
+"""The account data of a user that lists depend on: direct chats and tags.
+
+Client-server API: m.direct is a map from users to room ids, m.tag of a room has its tags. Clients
+can store anything there. A process keeps the data with the list of the user, and reads only what
+was stored since.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, LiteralString, NamedTuple
+
+import orjson
+
+from storage.database.connection import Connection
+from storage.ids import UserId
+from storage.queries.sliding.list_changes import DIRECT, ListChanges
+from storage.queries.sync.changed_rooms import News
+from storage.queries.sync.positions import vector
+from storage.streams import VectorPosition
+
+STREAM: Final = "account_data"
+
+SQL_PERSONAL_DATA: Final[LiteralString] = """
+SELECT t.type, r.room_id, a.content
+FROM principals p
+JOIN account_data a USING (principal_nid)
+JOIN event_types t USING (type_nid)
+LEFT JOIN rooms r USING (room_nid)
+WHERE p.name = $1::text AND a.stream_id > $2::bigint AND CASE
+    WHEN a.room_nid = 0 THEN t.type = 'm.direct' ELSE t.type = 'm.tag' END
+"""
+
+
+class PersonalDataRow(NamedTuple):
+    """A piece of account data. ``room_id`` None: global, or the room is gone."""
+
+    type: str
+    room_id: str | None
+    content: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class PersonalData:
+    """The direct chats, and the tags of each room that has some.
+
+    ``position``: that of the stream "account_data" in the snapshot. ``time``: on the clock of the
+    process before it.
+    """
+
+    direct: frozenset[str]
+    tags: Mapping[str, frozenset[str]]
+    position: VectorPosition
+    time: int
+
+    def is_right_for(
+        self, user_id: UserId, news: News, changes: ListChanges, seen: Mapping[str, int]
+    ) -> bool:
+        """Return whether the data are certainly the same in the snapshot of these news.
+
+        ``seen``: up to which position this process has followed each writer of the stream.
+        """
+        now = news.positions.get(STREAM, VectorPosition())
+        if self.position == now:
+            return True
+        since, told = min(self.time, news.time), changes.account_data
+        is_seen = now <= vector(seen)
+        return is_seen and since >= told.floor and told.last(user_id) <= since
+
+
+NO_DATA: Final = PersonalData(frozenset(), {}, VectorPosition(), 0)
+
+
+async def read_personal_data(
+    conn: Connection, user_id: UserId, known: PersonalData, news: News
+) -> PersonalData:
+    """Return the data in the snapshot of these news. ``known`` are those of another one."""
+    now = news.positions.get(STREAM, VectorPosition())
+    if not known.position <= now:
+        known = NO_DATA
+    after = known.position.min
+    rows = await conn.fetch(SQL_PERSONAL_DATA, user_id, after, row=PersonalDataRow)
+    return _with(known, rows, now, news.time)
+
+
+def _with(
+    known: PersonalData, rows: Iterable[PersonalDataRow], position: VectorPosition, time: int
+) -> PersonalData:
+    """Return the data with these rows. Unchanged parts stay the same objects."""
+    direct, tags = known.direct, dict(known.tags)
+    for row in rows:
+        if row.type == DIRECT:
+            direct = direct_rooms(row.content)
+        elif row.room_id is not None:
+            tags[row.room_id] = tags_in(row.content)
+    return PersonalData(
+        known.direct if direct == known.direct else direct,
+        known.tags if tags == known.tags else tags,
+        position,
+        time,
+    )
+
+
+def direct_rooms(content: bytes) -> frozenset[str]:
+    """Return the room ids in a content of m.direct."""
+    direct = orjson.loads(content)
+    if not isinstance(direct, dict):
+        return frozenset()
+    lists = (rooms for rooms in direct.values() if isinstance(rooms, list))
+    return frozenset(room for rooms in lists for room in rooms if isinstance(room, str))
+
+
+def tags_in(content: bytes) -> frozenset[str]:
+    """Return the tags in a content of m.tag."""
+    content_of: Any = orjson.loads(content)
+    tags = content_of.get("tags") if isinstance(content_of, dict) else None
+    return frozenset(tags) if isinstance(tags, dict) else frozenset()
