@@ -4,6 +4,7 @@ from typing import Any
 
 from storage import Store
 from storage.testing import RoomBuilder
+from tests.queries.conftest import StatementLog
 from tests.queries.rooms import ADMIN, LOCAL, append, deliver, new_room
 from tests.sliding.client import SlidingClient
 from tests.sliding.test_timelines import many_rooms
@@ -52,3 +53,34 @@ async def test_a_room_out_of_the_window_is_written_once(store: Store) -> None:
         await append(store, first.message(ADMIN, str(number)))
         await client.sync((0, 0))
         assert await versions(store) == written
+
+
+async def test_a_request_without_news_takes_one_statement(
+    store: Store, statements: StatementLog
+) -> None:
+    room = new_room(members=[LOCAL])
+    await deliver(store, room)
+    client = SlidingClient(store, LOCAL)
+    extensions = ["account_data", "receipts", "to_device"]
+    await client.sync((0, 19), extensions=extensions)
+    for _ in range(2):
+        statements.sent.clear()
+        assert (await client.sync((0, 19), extensions=extensions)).is_empty
+        assert len(statements.take()) == 1
+
+
+async def test_ten_changed_rooms_take_few_statements(
+    store: Store, statements: StatementLog
+) -> None:
+    rooms = await many_rooms(store, 30)
+    client = SlidingClient(store, LOCAL)
+    required = [("m.room.name", ""), ("m.room.member", "$LAZY")]
+    extensions = ["account_data", "receipts", "to_device"]
+    await client.sync((0, 19), required=required, extensions=extensions)
+    for _ in range(2):
+        for room in rooms[:10]:
+            await append(store, room.message(ADMIN, "news"))
+        statements.sent.clear()
+        answer = await client.sync((0, 19), required=required, extensions=extensions)
+        assert len(answer.rooms) == 10
+        assert len(statements.take()) <= 4
