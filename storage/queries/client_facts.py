@@ -8,7 +8,7 @@ the key.
 """
 
 from collections.abc import Collection
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final, LiteralString, NamedTuple
 
 from storage.database.connection import Connection
@@ -220,16 +220,20 @@ async def client_facts(
         if row.is_redaction
     }
     return {
-        EventId(row.about): replace(
-            _of(row),
-            redaction=redactions.get(row.redaction_id or ""),
-            replaced=stored_of(row[OTHER:]) if row.event_nid and row.may_see_other else None,
+        EventId(row.about): _of(
+            row,
+            redactions.get(row.redaction_id or ""),
+            stored_of(row[OTHER:]) if row.event_nid and row.may_see_other else None,
         )
         for row in rows
         if not row.is_redaction
     }
 
 
-def _of(row: ClientFactsRow) -> ClientFacts:
+def _of(
+    row: ClientFactsRow,
+    redaction: tuple[StoredEvent, ClientFacts] | None = None,
+    replaced: StoredEvent | None = None,
+) -> ClientFacts:
     known = None if row.membership is None else MEMBERSHIP_NAMES.get(row.membership, LEAVE)
-    return ClientFacts(row.is_shown, row.is_whole, known, row.transaction_id)
+    return ClientFacts(row.is_shown, row.is_whole, known, row.transaction_id, redaction, replaced)
