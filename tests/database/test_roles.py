@@ -48,12 +48,8 @@ def as_user(dsn: str, user: str) -> str:
         return urlunsplit(
             (parts.scheme, f"{user}@{parts.netloc.rpartition('@')[2]}", parts.path, parts.query, "")
         )
-    query = urlencode(
-        [
-            *((name, value) for name, value in parse_qsl(parts.query) if name != "user"),
-            ("user", user),
-        ]
-    )
+    others = [one for one in parse_qsl(parts.query) if one[0] != "user"]
+    query = urlencode([*others, ("user", user)])
     return urlunsplit((parts.scheme, "@", parts.path, query, ""))
 
 
