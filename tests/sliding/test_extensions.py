@@ -179,3 +179,28 @@ async def test_a_room_that_came_without_extensions_is_extended_later(store: Stor
     assert readers(answer, second) == {(ADMIN, "m.read")}
     assert set(data_of(answer)) == {(second.room_id, "m.tag")}
     assert (await client.sync((0, 1), extensions=both)).is_empty
+
+
+async def test_unread_counts_of_the_rooms_of_a_response(store: Store) -> None:
+    room, invited = new_room(members=[LOCAL]), new_room(seed=1)
+    said = [room.message(ADMIN, f"{number}") for number in range(3)]
+    reply = room.threaded(ADMIN, said[0], "in the thread")
+    invited.invite(ADMIN, LOCAL)
+    await deliver(store, room)
+    await deliver(store, invited)
+    client = SlidingClient(store, LOCAL)
+    answer = await client.sync((0, 9), unread=True)
+    counts = {room_id: one.unread for room_id, one in answer.rooms.items()}
+    assert counts == {
+        room.room_id: storage.Unread(3, {said[0].event_id: 1}),
+        invited.room_id: None,
+    }
+    await store.receipts.set(room.room_id, "m.read", USER, reply.event_id, {})
+    await append(store, room.message(ADMIN, "new"))
+    answer = await client.sync((0, 9), unread=True)
+    assert answer.rooms[room.room_id].unread == storage.Unread(1)
+    await append(store, room.message(ADMIN, "newer"))
+    answer = await client.sync((0, 9), unread=True, ignored=[UserId(ADMIN)])
+    assert all(one.unread == storage.Unread(0) for one in answer.rooms.values())
+    await append(store, room.message(ADMIN, "newest"))
+    assert (await client.sync((0, 9))).rooms[room.room_id].unread is None

@@ -1,9 +1,9 @@
 """The response of a sliding sync from its parts, within one snapshot.
 
 `look` reads it: the positions and the connection; the list of rooms; the timelines; the state; the
-extensions. Each is one statement at most, and is left out where there is nothing to read. The
-result is a draft: it has no `pos` yet, because a change of the connection's state is written once,
-when a response is returned.
+unread counts; the extensions. Each is one statement at most, and is left out where there is nothing
+to read. The result is a draft: it has no `pos` yet, because a change of the connection's state is
+written once, when a response is returned.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -33,6 +33,7 @@ from storage.queries.sliding.read_rooms import ReadRooms, read_rooms
 from storage.queries.sliding.room_list import RoomList
 from storage.queries.sliding.situation import Situation
 from storage.queries.sliding.types import SlidingListResult, SlidingRoom, SlidingSync
+from storage.queries.sliding.unread_counts import add_unread
 from storage.queries.sliding.user_rooms import ListedRoom
 from storage.queries.sync.changed_rooms import CONNECTION, News
 from storage.queries.sync.positions import (
@@ -92,7 +93,8 @@ class Draft:
 async def look(conn: Connection, request: PreparedRequest, memory: SlidingMemory) -> Draft:
     """Return the response, by at most four statements where the list of rooms is cached.
 
-    ``conn`` is in a REPEATABLE READ transaction: one snapshot. `UnknownPos`.
+    Unread counts are one more. ``conn`` is in a REPEATABLE READ transaction: one snapshot.
+    `UnknownPos`.
     """
     news, row = await memory.news(conn, request)
     state = None
@@ -117,6 +119,7 @@ async def look(conn: Connection, request: PreparedRequest, memory: SlidingMemory
     situation = Situation(request, memory, news, state, since, sent, room_list, direct)
     choice = _choice(situation, windows)
     rooms = await read_rooms(conn, situation, choice)
+    await add_unread(conn, request, rooms.shown)
     asked, found = extension_request(situation, choice, rooms), Extensions()
     if not asked.is_empty:
         found = await read_extensions(conn, request.user_id, asked, set(extended(choice)))

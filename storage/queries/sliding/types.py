@@ -21,6 +21,7 @@ from storage.queries.sliding.checks import (
     set_room_config,
 )
 from storage.queries.sync.positions import BESIDE
+from storage.queries.unread import Unread
 from storage.streams.account_data import AccountDataRow
 from storage.streams.receipts import ReceiptRow
 from storage.streams.to_device import MessageRow
@@ -105,6 +106,7 @@ class SlidingSyncRequest:
     ``extensions``: some of account_data, receipts and to_device. ``extension_lists`` and
     ``extension_rooms`` limit receipts and the account data of rooms to rooms of these lists, and of
     these subscriptions; None: no limit. ``to_device_limit`` is the largest number of messages.
+    ``unread`` adds the unread counts to the joined rooms of the response, by one statement more.
     """
 
     conn_id: str = ""
@@ -114,6 +116,7 @@ class SlidingSyncRequest:
     extension_lists: Collection[str] | None = None
     extension_rooms: Collection[RoomId] | None = None
     to_device_limit: int = 100
+    unread: bool = False
 
     def __post_init__(self) -> None:
         if len(args.text(self.conn_id).encode()) > NAME_BYTES_MAX:
@@ -132,6 +135,7 @@ class SlidingSyncRequest:
         for name, known in (("extension_lists", self.lists), ("extension_rooms", rooms)):
             if getattr(self, name) is not None:
                 object.__setattr__(self, name, known_names(getattr(self, name), known, name))
+        args.flag(self.unread, "unread")
         if args.limit(self.to_device_limit, args.LARGEST, "to_device_limit") == 0:
             raise InputError("to_device_limit is 0: at least 1 is wanted")
 
@@ -163,6 +167,7 @@ class SlidingRoom:
 
     ``bump_stamp`` sorts rooms by activity that a person would notice; None: it has not changed.
     ``stripped_state`` is that of an invite or a knock. ``lists`` names the lists with this room.
+    ``unread`` are the counts, if the request has ``unread`` and the user is joined.
     """
 
     membership: str
@@ -184,6 +189,7 @@ class SlidingRoom:
     stripped_state: Sequence[dict[str, Any]] | None = None
     lists: Sequence[str] = ()
     changed: frozenset[str] = frozenset()
+    unread: Unread | None = None
 
 
 @dataclass(frozen=True, slots=True)
