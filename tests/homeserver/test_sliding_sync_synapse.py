@@ -44,6 +44,13 @@ FILTERS: Final[Sequence[dict[str, Any]]] = (
     {"is_dm": False},
     {"is_invite": True},
     {"is_invite": False},
+    {"is_encrypted": True},
+    {"is_encrypted": False},
+    {"room_types": ["m.space"]},
+    {"not_room_types": ["m.space"]},
+    {"room_types": [None]},
+    {"tags": ["m.favourite"]},
+    {"not_tags": ["m.favourite"]},
 )
 
 

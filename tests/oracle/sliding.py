@@ -187,7 +187,7 @@ class SlidingOracle:
 
     def says(self, room_id: RoomId, kind: str, word: str) -> object:
         """Return what the state event of a type says, None where there is none."""
-        event_id = self.oracle.current_state(room_id).get((kind, ""))
+        event_id = self.state_then(room_id).get((kind, ""))
         if event_id is None or self.oracle.redacted_by(event_id) is not None:
             return None
         return self.oracle.get(event_id).event.content.get(word)
@@ -198,7 +198,13 @@ class SlidingOracle:
         return event_id is not None and self.oracle.redacted_by(event_id) is not None
 
     def is_encrypted(self, room_id: RoomId) -> bool:
-        return ("m.room.encryption", "") in self.oracle.current_state(room_id)
+        return ("m.room.encryption", "") in self.state_then(room_id)
+
+    def state_then(self, room_id: RoomId) -> State:
+        """Return the state now, or as of when the membership ended."""
+        own = self.membership(room_id)
+        is_over = own is not None and own.name in ("leave", "ban")
+        return self.state(room_id, own.position if own is not None and is_over else self.now)
 
     def in_spaces(self, spaces: Iterable[RoomId]) -> set[RoomId]:
         """Return the children of those of the spaces that the user is in."""

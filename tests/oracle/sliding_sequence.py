@@ -25,7 +25,7 @@ from tests.oracle.sliding_rooms import SlidingRooms, personal
 from tests.oracle.sliding_subject import SlidingSubject
 
 STEPS: Final = 30
-FILTERED: Final = 0.0
+FILTERED: Final = 0.3
 PATTERNS: Final[Sequence[StateKey]] = (
     ("m.room.create", ""),
     ("m.room.name", ""),

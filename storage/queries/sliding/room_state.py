@@ -147,8 +147,9 @@ found AS (
     LEFT JOIN current_state c USING (room_nid, state_key_nid)
     LEFT JOIN later l USING (room_nid, state_key_nid)
     UNION
-    SELECT CASE WHEN is_wanted AND end_nid IS NOT NULL THEN 'state'
-            WHEN is_wanted THEN 'removed' ELSE 'dropped' END, room_nid, state_key_nid, end_nid
+    -- a removal is sent to a client that has the key, even if it no longer wants it
+    SELECT CASE WHEN end_nid IS NULL THEN 'removed' WHEN is_wanted THEN 'state' ELSE 'dropped' END,
+        room_nid, state_key_nid, end_nid
     FROM changed
     WHERE is_wanted OR is_dropped
     UNION ALL
