@@ -1,11 +1,12 @@
 """Connections: repeated and late requests, several of a device, how they expire."""
 
 import asyncio
+from typing import Any
 
 import pytest
 
 import storage
-from storage import SlidingList, SlidingSyncRequest, Store
+from storage import SlidingFilter, SlidingList, SlidingSyncRequest, Store
 from storage.errors import InputError, InvalidToken, UnknownPos
 from storage.ids import UserId
 from storage.maintenance.old_connections import delete_old_connections
@@ -211,6 +212,8 @@ async def test_a_token_of_another_kind_is_invalid(store: Store) -> None:
         lambda: SlidingList("0-9"),  # type: ignore[arg-type]
         lambda: SlidingList([(0, 1)] * 101),
         lambda: SlidingList(timeline_limit=-1),
+        lambda: SlidingList(filters={"is_secret": True}),  # type: ignore[arg-type]
+        lambda: SlidingList(filters=True),  # type: ignore[arg-type]
         lambda: SlidingList(required_state=[("m.room.name",)]),  # type: ignore[list-item]
         lambda: SlidingList(required_state=[("a\0", "")]),
         lambda: SlidingList(required_state=[("a", "$LAZY")]),
@@ -231,6 +234,11 @@ def test_a_malformed_request_is_refused(make: object) -> None:
     with pytest.raises(InputError) as raised:
         make()  # type: ignore[operator]
     assert len(str(raised.value)) < 600
+
+
+def test_filters_may_be_a_mapping() -> None:
+    given: Any = {"is_dm": True, "room_types": [None]}
+    assert SlidingList(filters=given).filters == SlidingFilter(is_dm=True, room_types=[None])
 
 
 async def test_a_user_of_another_server_is_refused(store: Store) -> None:

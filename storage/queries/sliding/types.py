@@ -67,6 +67,15 @@ class SlidingFilter:
 ALL_ROOMS: Final = SlidingFilter()
 
 
+def _filter(given: SlidingFilter | Mapping[str, Any]) -> SlidingFilter:
+    """Return the filter. Raise `InputError` for a mapping with other names."""
+    if not isinstance(given, Mapping):
+        return args.instance(given, SlidingFilter, "filters")
+    if unknown := [name for name in given if name not in SlidingFilter.__slots__]:
+        raise InputError(f"filters has {unknown!r}: {', '.join(SlidingFilter.__slots__)} are known")
+    return SlidingFilter(**given)
+
+
 @dataclass(frozen=True, slots=True)
 class SlidingList:
     """A list of rooms, latest activity first, and which part of it the client wants.
@@ -74,7 +83,7 @@ class SlidingList:
     ``ranges``: pairs of the first and the last index, both included; None: all rooms.
     ``required_state``: pairs of a type and a state key. ``*`` is any of them, ``$ME`` the user, and
     ``("m.room.member", "$LAZY")`` the members that the timeline needs. With it ``("*", "*")`` has
-    no other members.
+    no other members. ``filters`` may also be a mapping with the fields of `SlidingFilter`.
     """
 
     ranges: Collection[tuple[int, int]] | None = None
@@ -85,7 +94,7 @@ class SlidingList:
     def __post_init__(self) -> None:
         object.__setattr__(self, "ranges", index_ranges(self.ranges))
         set_room_config(self)
-        args.instance(self.filters, SlidingFilter, "filters")
+        object.__setattr__(self, "filters", _filter(self.filters))
 
 
 @dataclass(frozen=True, slots=True)
