@@ -37,7 +37,7 @@ test: .venv/.dev ## run all tests on the embedded Postgres, and some on Debian's
 	else echo "Postgres 15 is not installed: skipped the tests for the oldest version"; fi
 
 soak: .venv/.dev ## run long random tests, then MINUTES= of kills and restarts; takes hours
-	STORAGE_EXAMPLES=200 STORAGE_FUZZ=100000 $(BIN)/python -m pytest -n 2 --timeout 0 tests/oracle tests/persist/test_fuzz.py tests/queries/test_sharing.py
+	STORAGE_EXAMPLES=200 STORAGE_FUZZ=100000 $(BIN)/python -m pytest -n 2 --timeout 0 tests/oracle tests/persist/test_fuzz.py tests/queries/test_sharing.py tests/homeserver/test_client_events.py
 	$(BIN)/python -m benchmarks.soak --minutes $(or $(MINUTES),30)
 
 lint: .venv/.dev ## check formatting, ruff, mypy strict, layers, links of the documentation
