@@ -133,9 +133,18 @@ class AskedEngine:
 @asynccontextmanager
 async def sides(bench: Bench) -> AsyncIterator[tuple[AskedEngine, AskedEngine]]:
     """Yield the large database and the small one; build the missing ones."""
+    async with sides_of(bench, SMALL if bench.quick else LARGE) as both:
+        yield both
+
+
+@asynccontextmanager
+async def sides_of(
+    bench: Bench, crowds: Sequence[Crowd]
+) -> AsyncIterator[tuple[AskedEngine, AskedEngine]]:
+    """Yield the databases of these crowds; build the missing ones."""
     async with AsyncExitStack() as stack:
         opened = []
-        for crowd in SMALL if bench.quick else LARGE:
+        for crowd in crowds:
             dsn = await bench.kept_database(crowd.name, _builder(crowd))
             counted = TaskStatements(task=asyncio.current_task())
             store = await stack.enter_async_context(

@@ -1,0 +1,189 @@
+"""Sliding sync of a user in 10,000 rooms, and of one in 1,000: a window of the latest 20 rooms.
+
+The request is like that of a client that shows a list of rooms: 20 events of each, and the state
+that the list needs. Before each request ten of the rooms get a message: ten that the client has, or
+ten that it was not sent. The filter leaves out spaces and direct chats. Then a room with 50,000
+members gets messages while members of it sync. What this writes for sliding sync is counted.
+"""
+
+import random
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Final, LiteralString, NamedTuple
+
+import storage
+from benchmarks.asking import AskedEngine, Question, in_turn, sides_of, table
+from benchmarks.crowd import EVERYWHERE, SERVER, Crowd, room_id
+from benchmarks.harness import Bench, show
+from benchmarks.membership import MEMBERS, QUICK_MEMBERS, SERVERS, SQL_FILL
+from storage import SlidingFilter, SlidingList, SlidingSync, SlidingSyncRequest, Store
+from storage.testing import RoomBuilder
+
+CROWDS: Final = (Crowd(10_000, 250_000, 500), Crowd(1_000, 25_000, 500))
+QUICK_CROWDS: Final = (Crowd(80, 4_000, 100), Crowd(40, 2_000, 100))
+CHANGED: Final = 10
+WINDOW: Final = 20
+READERS: Final = 20
+DEVICE: Final = "PHONE"
+STATE: Final = (
+    ("m.room.create", ""),
+    ("m.room.name", ""),
+    ("m.room.avatar", ""),
+    ("m.room.topic", ""),
+    ("m.room.encryption", ""),
+    ("m.room.join_rules", ""),
+    ("m.room.power_levels", ""),
+    ("m.room.member", "$ME"),
+    ("m.room.member", "$LAZY"),
+)
+ROOMS: Final = SlidingFilter(is_dm=False, not_room_types=["m.space"])
+TARGETS: Final = {
+    "10 changed": 3.0,
+    "10 changed, with a filter": 3.0,
+    "nothing new": 0.4,
+    "first request": 25.0,
+}
+SQL_WRITTEN: Final[LiteralString] = """
+SELECT relname::text AS name, n_tup_ins + n_tup_upd + n_tup_del AS rows
+FROM pg_stat_user_tables
+WHERE relname LIKE 'sliding%'
+ORDER BY 1
+"""
+SQL_FLUSH: Final[LiteralString] = "SELECT pg_stat_force_next_flush()"
+
+Prepare = Callable[[AskedEngine, int], Awaitable[Question]]
+
+
+class WrittenRow(NamedTuple):
+    """The rows that were ever inserted, updated and deleted in a table."""
+
+    name: str
+    rows: int
+
+
+def request(conn_id: str = "", **more: Any) -> SlidingSyncRequest:
+    """Return a request for the window."""
+    given: dict[str, Any] = {"timeline_limit": 20, "required_state": STATE} | more
+    return SlidingSyncRequest(conn_id, {"all": SlidingList([(0, WINDOW - 1)], **given)})
+
+
+async def run(bench: Bench) -> None:
+    """Measure all requests, and count what a large room writes."""
+    async with sides_of(bench, QUICK_CROWDS if bench.quick else CROWDS) as both:
+        rounds = bench.size(200, 10)
+        filtered = request("filtered", filters=ROOMS)
+        asked: dict[str, tuple[Prepare, int]] = {
+            "10 changed": (_changed(request("live"), sent=True), rounds),
+            "10 changed, not sent before": (_changed(request("new"), sent=False), rounds),
+            "10 changed, with a filter": (_changed(filtered, sent=True), rounds),
+            "nothing new": (_nothing(request("quiet")), rounds),
+            "first request": (_first(request("first"), cold=False), rounds // 4),
+            "first request, nothing cached": (_first(request("cold"), cold=True), rounds // 8),
+            "first request, with a filter": (
+                _first(request("first", filters=ROOMS), cold=False),
+                rounds // 4,
+            ),
+        }
+        for name, (prepare, times) in asked.items():
+            bench.results[name] = await in_turn(both, prepare, max(times, 5))
+        table("sliding sync", both, {name: bench.results[name] for name in asked}, TARGETS)
+    bench.results["large room"] = await _large_room(bench)
+    found = bench.results["large room"]
+    show("A room with many members", list(found), [list(found.values())])
+    bench.write()
+
+
+async def _look(side: AskedEngine, wanted: SlidingSyncRequest, pos: str | None) -> SlidingSync:
+    return await side.store.sliding_sync(EVERYWHERE, wanted, device_id=DEVICE, pos=pos)
+
+
+def _changed(wanted: SlidingSyncRequest, *, sent: bool) -> Prepare:
+    """Return the preparation of requests after messages in ten rooms.
+
+    ``sent``: the client was sent these rooms; otherwise they come into the window.
+    """
+    positions: dict[str, str] = {}
+    shown: dict[str, list[str]] = {}
+
+    async def prepare(side: AskedEngine, number: int) -> Question:
+        answer = await _look(side, wanted, positions.get(side.name))
+        shown[side.name] = _latest(shown.get(side.name, []), answer)
+        numbers = [int(one.partition(":")[0][len("!crowd") :]) for one in shown[side.name]]
+        choice = random.Random(number)
+        if not sent:
+            numbers = [one for one in range(side.crowd.rooms) if one not in set(numbers)]
+        chosen = choice.sample(numbers, min(CHANGED, len(numbers)))
+        await side.say(chosen)
+        due = {room_id(one) for one in chosen}
+
+        async def question() -> None:
+            found = await _look(side, wanted, answer.pos)
+            if set(found.rooms) != due:
+                raise AssertionError(f"{len(found.rooms)} rooms, not {len(due)}")
+
+        positions[side.name] = answer.pos
+        return question
+
+    return prepare
+
+
+def _latest(before: Sequence[str], answer: SlidingSync) -> list[str]:
+    """Return the rooms that the client shows: those of the response, and older ones."""
+    return [*answer.rooms, *(one for one in before if one not in answer.rooms)][:WINDOW]
+
+
+def _nothing(wanted: SlidingSyncRequest) -> Prepare:
+    positions: dict[str, str] = {}
+
+    async def prepare(side: AskedEngine, _number: int) -> Question:
+        if side.name not in positions:
+            positions[side.name] = (await _look(side, wanted, None)).pos
+        return lambda: _look(side, wanted, positions[side.name])
+
+    return prepare
+
+
+def _first(wanted: SlidingSyncRequest, *, cold: bool) -> Prepare:
+    """Return the preparation of first requests; ``cold``: of a process that has cached nothing."""
+
+    async def prepare(side: AskedEngine, _number: int) -> Question:
+        if cold:
+            side.store.caches.restart(0)
+        return lambda: _look(side, wanted, None)
+
+    return prepare
+
+
+async def _large_room(bench: Bench) -> dict[str, Any]:
+    """Return the rows that messages to a room of 50,000 members write for sliding sync."""
+    room = RoomBuilder("11", seed=1, sign=False)
+    admin, other = room.user(1, SERVER), room.user(2, "s2.test")
+    readers = [f"@reader{number}:{SERVER}" for number in range(READERS)]
+    room.start(admin)
+    for user in (other, *readers):
+        room.join(user)
+    members = bench.size(MEMBERS, QUICK_MEMBERS)
+    async with bench.database() as dsn, storage.open(dsn, server_name=SERVER) as store:
+        await store.append(room.pdus)
+        async with store.database.connection() as conn:
+            await conn.execute(SQL_FILL, room.room_id, members, bench.size(SERVERS, 10), other)
+            await conn.execute("VACUUM ANALYZE")
+        tokens = {user: await _read(store, user, None) for user in readers}
+        before = await _written(store)
+        messages = 10
+        for _ in range(messages):
+            room.message(admin)
+            await store.append(room.pdus[-1:])
+            tokens = {user: await _read(store, user, pos) for user, pos in tokens.items()}
+        after = await _written(store)
+    rows = {name: after[name] - before[name] for name in after}
+    return {"members": members, "readers": READERS, "messages": messages, "rows": rows}
+
+
+async def _read(store: Store, user: str, pos: str | None) -> str:
+    return (await store.sliding_sync(user, request(), device_id=DEVICE, pos=pos)).pos
+
+
+async def _written(store: Store) -> dict[str, int]:
+    async with store.database.connection() as conn:
+        await conn.fetchval(SQL_FLUSH)
+        return {row.name: row.rows for row in await conn.fetch(SQL_WRITTEN, row=WrittenRow)}
