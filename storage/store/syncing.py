@@ -34,7 +34,7 @@ async def sync(
     ignored: Collection[UserId] = (),
     filter: SyncFilter = ANY_ROOM,  # noqa: A002  # as the client-server API calls it
     device_id: str | None = None,
-    include: Collection[Included] = (),
+    include: Collection[Included] | None = None,
 ) -> Sync:
     """Return what is new to a local user since a token; None asks for everything.
 
@@ -52,8 +52,9 @@ async def sync(
 
     ``include`` adds "receipts", "account_data", "to_device" (messages to ``device_id``) and
     "unread" (counts), as of the same snapshot. A room where only these are new is in `Sync.join`.
-    By default nothing is added, and no statement is sent for it. To-device messages stay stored
-    until you delete them (`storage.streams.to_device.ToDevice.delete`).
+    None adds all four where there is a ``device_id``, and nothing where there is none: then no
+    statement is sent for it. To-device messages stay stored until you delete them
+    (`storage.streams.to_device.ToDevice.delete`).
 
     `InvalidToken`, `ResyncNeeded`, `InputError`.
     """

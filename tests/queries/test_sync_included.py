@@ -36,6 +36,18 @@ async def read(store: Store, user: str, event: BuiltEvent, kind: str = "m.read")
     return await store.receipts.set(event.room_id, kind, UserId(user), event.event_id, {"ts": 1})
 
 
+async def test_a_device_gets_everything_by_default(store: Store) -> None:
+    await deliver(store, new_room(members=[LOCAL, OTHER]))
+    await store.account_data.set(USER, "m.direct", {"a": 1})
+    await store.to_device.send({USER: {"A": {"one": 1}}})
+    for_device = await store.sync(LOCAL, device_id="A")
+    assert (for_device.account_data, for_device.to_device) == ({"m.direct": {"a": 1}}, [{"one": 1}])
+    assert all(room.unread is not None for room in for_device.join.values())
+    for bare in (await store.sync(LOCAL), await store.sync(LOCAL, device_id="A", include=())):
+        assert (bare.account_data, list(bare.to_device)) == ({}, [])
+        assert all(room.unread is None for room in bare.join.values())
+
+
 async def test_an_initial_sync_has_everything(store: Store) -> None:
     room, other = new_room(members=[LOCAL, OTHER]), new_room(seed=1)
     said = room.message(ADMIN)

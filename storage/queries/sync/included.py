@@ -152,8 +152,13 @@ class Include:
     device_id: str | None = None
 
     @classmethod
-    def of(cls, parts: Collection[str], device_id: str | None) -> "Include":
-        """Return the parts for these arguments. `InputError`, `InvalidIdentifier`."""
+    def of(cls, parts: Collection[str] | None, device_id: str | None) -> "Include":
+        """Return the parts for these arguments. `InputError`, `InvalidIdentifier`.
+
+        None: all parts for a device, and none without a device.
+        """
+        if parts is None:
+            parts = () if device_id is None else INCLUDED
         wanted = frozenset(args.texts(parts, "include"))
         if unknown := sorted(wanted.difference(INCLUDED)):
             raise InputError(f"include holds {unknown}: known are {', '.join(INCLUDED)}")
