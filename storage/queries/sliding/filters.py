@@ -12,6 +12,7 @@ from storage.database.names import INVITE
 from storage.queries.sliding.personal_data import NO_DATA, PersonalData
 from storage.queries.sliding.room_facts import RoomFacts
 from storage.queries.sliding.types import SlidingFilter
+from storage.queries.sliding.user_rooms import BriefRoom
 
 Facts = Callable[[str], RoomFacts | None]
 Condition = Callable[[str, int], bool]
@@ -52,18 +53,16 @@ def needs_personal_data(wanted: SlidingFilter) -> bool:
 
 
 def passing(
-    wanted: SlidingFilter, known: FilterData, facts: Facts, rooms: Iterable[tuple[str, int]]
-) -> list[bool]:
-    """Return for each room, given by id and membership, whether it meets all conditions.
+    wanted: SlidingFilter, data: FilterData, facts: Facts, rooms: Iterable[BriefRoom]
+) -> list[BriefRoom]:
+    """Return the rooms that meet all conditions.
 
     ``facts`` returns those of each room, if the filter looks at any.
     """
-    conditions = list(_conditions(wanted, known, facts))
-    if not conditions:
-        return [True for _ in rooms]
-    if len(conditions) == 1:
-        return [conditions[0](*room) for room in rooms]
-    return [all(condition(*room) for condition in conditions) for room in rooms]
+    found = list(rooms)
+    for meets in _conditions(wanted, data, facts):
+        found = [room for room in found if meets(room[1], room[2])]
+    return found
 
 
 def _conditions(wanted: SlidingFilter, known: FilterData, facts: Facts) -> Iterable[Condition]:

@@ -23,22 +23,13 @@ from storage.queries.sliding.personal_data import NO_DATA, PersonalData, read_pe
 from storage.queries.sliding.room_facts import KNOCK, RoomFacts, read_facts
 from storage.queries.sliding.room_order import RoomOrder
 from storage.queries.sliding.types import ALL_ROOMS, SlidingFilter
-from storage.queries.sliding.user_rooms import ListedRoom, UserRooms
+from storage.queries.sliding.user_rooms import BriefRoom, ListedRoom, UserRooms
 from storage.queries.space_children import children_of
 from storage.queries.sync.changed_rooms import News
 from storage.streams import VectorPosition
 
 Ranges = Collection[tuple[int, int]] | None
 Window = tuple[int, list[ListedRoom]]
-
-
-class Candidate(NamedTuple):
-    """A room that a filter looks at."""
-
-    room_nid: int
-    room_id: str
-    membership: int
-    activity: int
 
 
 class Missing(NamedTuple):
@@ -131,10 +122,10 @@ class RoomList:
         found = known if isinstance(known, Missing) else self._order(wanted, known)
         if isinstance(found, Missing):
             return found
-        passed = self._passed(wanted, found.known, [_candidate(room) for room in departed])
+        passed = self._passed(wanted, found.known, [room.brief for room in departed])
         if isinstance(passed, Missing):
             return passed
-        nids = {one.room_nid for one in passed}
+        nids = {one[0] for one in passed}
         some = [room for room in departed if room.room_nid in nids]
         return _within(self._rooms, found.order, some, ranges)
 
@@ -157,11 +148,11 @@ class RoomList:
         return found
 
     def _whole_order(self, wanted: SlidingFilter, known: FilterData) -> RoomOrder | Missing:
-        listed = [Candidate._make(one[:4]) for one in self._rooms.brief() if one[4]]
+        listed = [one for one in self._rooms.brief() if one[4]]
         passed = self._passed(wanted, known, listed)
         if isinstance(passed, Missing):
             return passed
-        return RoomOrder.of((one.activity, one.room_nid) for one in passed)
+        return self._rooms.listed.only({one[0] for one in passed})
 
     def _changed_order(
         self, wanted: SlidingFilter, known: FilterData, cached: Filtered, touched: Collection[int]
@@ -170,26 +161,24 @@ class RoomList:
             return cached.order
         before = [room for nid in touched if (room := cached.rooms.get(nid)) is not None]
         now = [room for nid in touched if (room := self._rooms.get(nid)) is not None]
-        listed = [_candidate(room) for room in now if room.is_always_listed]
+        listed = [room.brief for room in now if room.is_always_listed]
         passed = self._passed(wanted, known, listed)
         if isinstance(passed, Missing):
             return passed
-        new = [(one.activity, one.room_nid) for one in passed]
+        new = [(one[3], one[0]) for one in passed]
         return cached.order.changed([room.key for room in before], new)
 
     def _passed(
-        self, wanted: SlidingFilter, known: FilterData, rooms: Sequence[Candidate]
-    ) -> list[Candidate] | Missing:
+        self, wanted: SlidingFilter, known: FilterData, rooms: Sequence[BriefRoom]
+    ) -> list[BriefRoom] | Missing:
         """Return the rooms that meet the conditions."""
         names = wanted.room_name_like is not None
         if needs_facts(wanted) and (lacking := self._without_facts(rooms, names=names)):
             return Missing(rooms=lacking, names=names)
         cached, own = self._shared.facts.all(), self._facts
-        pairs = [(one.room_id, one.membership) for one in rooms]
-        results = passing(
-            wanted, known, lambda room_id: own.get(room_id) or cached.get(room_id), pairs
+        return passing(
+            wanted, known, lambda room_id: own.get(room_id) or cached.get(room_id), rooms
         )
-        return [one for one, passes in zip(rooms, results, strict=True) if passes]
 
     # Data of the snapshot
 
@@ -218,12 +207,12 @@ class RoomList:
                 self._children[space] = found
         return space in self._children
 
-    def _without_facts(self, rooms: Sequence[Candidate], *, names: bool) -> list[int]:
+    def _without_facts(self, rooms: Sequence[BriefRoom], *, names: bool) -> list[int]:
         """Return the rooms without facts that are right in the snapshot."""
         own, cached = self._facts, self._shared.facts.all()
         wrong = self._is_wrong(cached)
         lacking = []
-        for nid, room_id, membership, _ in rooms:
+        for nid, room_id, membership, *_ in rooms:
             found = own.get(room_id)
             if found is None and membership >= KNOCK and room_id not in wrong:
                 found = cached.get(room_id)
@@ -283,10 +272,6 @@ class RoomList:
 
     def _nids(self, room_ids: Iterable[str]) -> set[int]:
         return {nid for one in room_ids if (nid := self._rooms.nid(one)) is not None}
-
-
-def _candidate(room: ListedRoom) -> Candidate:
-    return Candidate(room.room_nid, room.room_id, room.membership, room.activity)
 
 
 def _within(

@@ -21,6 +21,10 @@ BAN: Final = MEMBERSHIPS["ban"]
 LATER_MIN: Final = 500  # changed rooms on top of the columns; beyond it, a tenth of the rooms
 
 
+BriefRoom = tuple[int, str, int, int, int]
+"""A room of thousands: nid, id, membership, activity, and whether each list has it."""
+
+
 class ListedRoom(NamedTuple):
     """A room of a user.
 
@@ -49,13 +53,15 @@ class ListedRoom(NamedTuple):
         return self.is_always_listed or self.room_nid in sent
 
     @property
+    def brief(self) -> BriefRoom:
+        """Return the room as one of thousands."""
+        kind = self.membership, self.activity, int(self.is_always_listed)
+        return self.room_nid, self.room_id, *kind
+
+    @property
     def key(self) -> tuple[int, int]:
         """Return the key of a `RoomOrder`."""
         return self.activity, self.room_nid
-
-
-BriefRoom = tuple[int, str, int, int, int]
-"""A room of thousands: nid, id, membership, activity, and whether each list has it."""
 
 
 class Columns:
@@ -175,8 +181,7 @@ class UserRooms:
                 yield one
         for room in later.values():
             if room is not None:
-                kind = room.membership, room.activity, room.is_always_listed
-                yield room.room_nid, room.room_id, *kind
+                yield room.brief
 
     def since(self, position: int) -> Iterator[ListedRoom]:
         """Yield the rooms with activity after a position, latest first."""
