@@ -55,9 +55,12 @@ def _room_and_member(row: Sequence[Any]) -> Sequence[str]:
 
 
 def _room_or_owner(row: Sequence[Any]) -> Sequence[str]:
-    """Return the room of a receipt, or the user of a private one."""
-    room_id, receipt_type, user_id, *_ = row
-    return (user_id,) if receipt_type == fact_rows.PRIVATE else (room_id,)
+    """Return the room of a receipt, or the user of a private one.
+
+    The row may come from a process of another release.
+    """
+    is_private = len(row) > 2 and row[1] == fact_rows.PRIVATE
+    return (row[2],) if is_private else (row[0],)
 
 
 def _resolved_members(row: Sequence[Any]) -> Sequence[str]:

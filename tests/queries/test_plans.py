@@ -259,6 +259,7 @@ async def test_sync(filled: Filled) -> None:
             [],
             20_000,
             *ANY_EVENT.arguments,
+            False,
         )
         assert "events_room_stream_idx" in plan.indexes
         assert plan.event_rows <= 2 * 2 * 11 + 20

@@ -14,7 +14,7 @@ written, and so it is cached by connection and number.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, LiteralString, NamedTuple
+from typing import TYPE_CHECKING, Final, LiteralString, NamedTuple, TypeAlias
 
 from storage.database.connection import Connection
 from storage.ids import UserId
@@ -45,7 +45,10 @@ class ClientRoom(NamedTuple):
     is_direct: bool
 
 
-ClientRooms = Map[int, ClientRoom]
+if TYPE_CHECKING:
+    ClientRooms: TypeAlias = Map[int, ClientRoom]
+else:
+    ClientRooms = Map
 """The state of a connection: rooms by nid."""
 
 NO_ROOMS: Final["ClientRooms"] = Map()
