@@ -1,4 +1,4 @@
-"""What users of two servers do in one room, step by step or at random."""
+"""Steps of users of two servers in one room, in a fixed order or at random."""
 
 import asyncio
 import random

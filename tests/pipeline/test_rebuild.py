@@ -159,7 +159,7 @@ async def test_numbers_that_a_repair_gave_are_given_anew(dsn: str) -> None:
 async def test_beside_appends_and_readers(dsn: str) -> None:
     """A room without visibility and with a wrong current state.
 
-    Who reads sees all of a user's events or none, before and after the switch.
+    A reader sees all events of a user or none, before and after the switch.
     """
     room = build_room(LIVELY, 200, seed=2, sign=False)
     creator = room.events[0].sender

@@ -1,4 +1,4 @@
-"""Who shares a room with whom, and every read of members, compared with brute force.
+"""Compare shared rooms, and every read of members, with brute force.
 
 `STORAGE_EXAMPLES` says how many worlds of four random rooms with forks; the default is for every
 day. A thousand rooms are 250 worlds.

@@ -54,7 +54,7 @@ SENT: dict[str, tuple[str, ...]] = {
 
 
 class NumberedWriter:
-    """Writes one numbered fact after another to one stream, and hears what the feed tells of it."""
+    """Write numbered facts to one stream, and record those that the feed publishes."""
 
     def __init__(self, store: Store, stream_name: str) -> None:
         self.store = store
