@@ -110,6 +110,27 @@ async def test_state_that_resolution_takes_away_is_named(store: Store) -> None:
     assert shown.joined_count == 2
 
 
+async def test_a_limited_timeline_has_no_other_changed_members(store: Store) -> None:
+    """Resolution takes back that a guest returned: the timeline has no event of the guest."""
+    room = new_room(members=[LOCAL, REMOTE])
+    room.leave(REMOTE)
+    left, right = room.fork(2)
+    closed = left.join_rules(ADMIN, "invite")
+    right.join(REMOTE)
+    right.message(ADMIN, "one")
+    await append(store, *[event for event in room.events if event is not closed])
+    follower = SlidingClient(store, LOCAL, conn_id="follower")
+    await follower.sync((0, 19), required=[LAZY], limit=50)
+    client = SlidingClient(store, LOCAL)
+    await client.sync((0, 19), required=[LAZY], limit=1)
+    await append(store, closed)
+    shown = (await follower.sync((0, 19), required=[LAZY], limit=50)).rooms[room.room_id]
+    assert (shown.limited, state_of(shown)) == (False, {member(ADMIN), member(REMOTE)})
+    shown = (await client.sync((0, 19), required=[LAZY], limit=2)).rooms[room.room_id]
+    assert (shown.limited, shown.num_live, shown.expanded_timeline) == (True, 1, True)
+    assert state_of(shown) == {member(ADMIN)}, "the client forgets its members"
+
+
 @pytest.mark.parametrize(
     "required, known, grown",
     [

@@ -142,7 +142,7 @@ def _state_request(
         patterns.number(explicit(wanted)),
         patterns.number(grown),
         patterns.number(dropped),
-        LAZY_MEMBERS in wanted and not room.has_gap,
+        LAZY_MEMBERS in wanted and not room.limited,
     )
 
 
