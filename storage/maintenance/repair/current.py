@@ -85,13 +85,16 @@ wanted AS (  -- local users in the current state, with the position of the last 
     WHERE c.room_nid = $1::int AND k.type_nid = 2
         AND right(k.state_key, length($2::text) + 1) = ':' || $2::text
 ),
-own AS (  -- rows that may stay: by an event of the user that is no join
+own AS (  -- rows that may stay: out of band, while no local user is joined
     SELECT m.principal_nid
     FROM memberships m
     JOIN principals p USING (principal_nid)
     JOIN events e ON e.event_nid = m.event_nid AND e.membership = m.membership
+        -- an accepted event of the history is not in the current state
+        AND (e.outlier OR (e.backfilled AND e.rejected IS NULL AND NOT e.soft_failed))
     JOIN state_keys k ON k.state_key_nid = e.state_key_nid AND k.state_key = p.name
     WHERE m.room_nid = $1::int AND m.membership <> 5
+        AND NOT EXISTS (SELECT FROM wanted w WHERE w.membership = 5)
 ),
 gone AS (
     DELETE FROM memberships m

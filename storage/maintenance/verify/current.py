@@ -25,7 +25,8 @@ WHERE r.room_nid = $1::int
 """
 
 SQL_STATE_EVENTS: Final[LiteralString] = """
-SELECT e.event_nid, e.membership, e.state_key_nid, k.state_key, e.type_nid = 2 AS is_member
+SELECT e.event_nid, e.membership, e.state_key_nid, k.state_key, e.type_nid = 2 AS is_member,
+    e.outlier OR (e.backfilled AND e.rejected IS NULL AND NOT e.soft_failed) AS is_outside
 FROM events e
 JOIN state_keys k USING (state_key_nid)
 WHERE e.event_nid = ANY($1::bigint[])
@@ -57,13 +58,14 @@ class CountsRow(NamedTuple):
 
 
 class StateEventRow(NamedTuple):
-    """A state event."""
+    """A state event. ``is_outside``: it can be newer than the current state that is stored."""
 
     event_nid: int
     membership: int | None
     state_key_nid: int
     state_key: str
     is_member: bool
+    is_outside: bool
 
 
 class LocalMembershipRow(NamedTuple):
@@ -111,7 +113,8 @@ async def check_memberships(conn: Connection, room: VerifiedRoom) -> AsyncIterat
     """Check memberships of local users by the current state and out-of-band events ("memberships").
 
     An out-of-band event (an invite or knock over federation, or its end) may contradict the current
-    state, which this server may not have followed. It need only be the user's own, and no join.
+    state while no local user is joined, because this server may not have followed it. It must be
+    the user's own, no join, and in the timeline only as accepted history.
     """
     entries = await current_entries(conn, room)
     state = {
@@ -120,6 +123,7 @@ async def check_memberships(conn: Connection, room: VerifiedRoom) -> AsyncIterat
         if event.is_member
     }
     local = {user: event for user, event in state.items() if user.endswith(f":{room.server_name}")}
+    is_resident = any(event.membership == JOIN for event in local.values())
     rows = {
         row.user_id: row
         for row in await conn.fetch(SQL_MEMBERSHIPS, room.nid, row=LocalMembershipRow)
@@ -131,8 +135,8 @@ async def check_memberships(conn: Connection, room: VerifiedRoom) -> AsyncIterat
         if row is None:
             if event is not None:
                 yield room.finding("memberships", [user], "nothing", _described(wanted))
-        elif (row.event_nid, row.membership) != wanted and not _out_of_band(
-            row, events.get(row.event_nid)
+        elif (row.event_nid, row.membership) != wanted and (
+            is_resident or not _out_of_band(row, events.get(row.event_nid))
         ):
             yield room.finding(
                 "memberships",
@@ -158,9 +162,9 @@ async def _state_events(conn: Connection, nids: Iterable[int]) -> dict[int, Stat
 
 def _out_of_band(row: LocalMembershipRow, event: StateEventRow | None) -> bool:
     """Return whether a row may have come with an outlier."""
-    if event is None or not event.is_member or event.state_key != row.user_id:
+    if event is None or not event.is_outside or event.state_key != row.user_id:
         return False
-    return event.membership == row.membership and row.membership != JOIN
+    return event.is_member and event.membership == row.membership and row.membership != JOIN
 
 
 def _described(membership: tuple[int, int]) -> str:

@@ -297,6 +297,8 @@ def _decide(
     has_place = held is not None and held.rejected is None and not held.is_out_of_band
     entry = None if has_place else cover_event(change_set, row)
     overruled = out_of_band.overruled(changes, current, nid)
+    if held is not None:
+        overruled += out_of_band.overruled_by_timeline(changes, row, event, current)
     return EventDecision(
         row, placement, before, after, current, ends, entry, found, held, overruled
     ), judged

@@ -8,8 +8,9 @@ Such an event is one of these:
 This server stores neither the room's state nor the auth events, so it cannot apply the auth rules.
 This module checks as much as it can; the signature proves the sender. The event is stored as an
 outlier without auth events, which `EventRow.is_out_of_band` recognises. If it arrives again with
-its auth events, it is authorised. When the server joins the room, the current state overrules the
-memberships that came out of band (`overruled`).
+its auth events, it is authorised. The current state overrules memberships that came out of band
+when the server joins the room (`overruled`). It overrules one of them when its event enters the
+timeline and does not become part of the state (`overruled_by_timeline`).
 
 Source: server-server API, "Inviting to a room" and "Knocking upon a room".
 """
@@ -196,6 +197,31 @@ def _by_state(
     membership = changes.change_set.events.row_of(nid).membership if nid else None
     now = one._replace(membership=membership or 0, event_nid=nid, cause_nid=cause_nid)
     return OverruledMembership(now, key, changes.change_set.names.state_key_name(key)[1])
+
+
+def overruled_by_timeline(
+    changes: EventChanges, row: EventRow, event: Event, current: Group | None
+) -> list[OverruledMembership]:
+    """Return the membership that replaces a user's out-of-band one, whose event is now placed.
+
+    ``current``: the current state after the event, if it changes. Return none if the state has the
+    event, or if it is accepted history: then this server still has nothing better.
+    """
+    change_set, user = changes.change_set, event.state_key or ""
+    if row.membership is None or not user.endswith(":" + change_set.server_name):
+        return []
+    if row.backfilled and row.accepted:
+        return []
+    if held_by(change_set, changes.room, user).event_nid != row.event_nid:
+        return []
+    state = current or changes.main_group()
+    nid = 0 if state is None else state.entries.get(row.state_key_nid or 0, 0)
+    if nid == row.event_nid:
+        return []
+    membership = change_set.events.row_of(nid).membership if nid else None
+    principal = change_set.names.principal_nid(user)
+    now = MembershipChange(principal, row.room_nid, membership or 0, nid, row.event_nid)
+    return [OverruledMembership(now, row.state_key_nid or 0, user)]
 
 
 def usable(row: EventRow | None) -> EventRow | None:
