@@ -254,10 +254,14 @@ class Client(UserApi):
 
     @on("GET", "/publicRooms")
     @on("POST", "/publicRooms")
-    async def public_rooms(self, _: Call) -> Json:
+    async def public_rooms(self, call: Call) -> Json:
+        given = {**call.query, **call.body}
         listed = await self.store.rooms({one.key for one in await self.home.directory.rows()})
-        by_size = sorted(listed.values(), key=lambda room: -room.joined_count)
-        return {"chunk": [responses.room_summary(one) for one in by_size]}
+        by_size = sorted(listed.values(), key=lambda room: (-room.joined_count, room.room_id))
+        start = int(given.get("since", 0))
+        end = start + int(given.get("limit", ROOMS_MAX))
+        more = {"next_batch": str(end)} if end < len(by_size) else {}
+        return {"chunk": [responses.room_summary(one) for one in by_size[start:end]], **more}
 
     @on("GET", "/rooms/{room}/hierarchy")
     async def hierarchy(self, call: Call, room: RoomId) -> Json:

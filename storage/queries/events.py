@@ -97,7 +97,7 @@ class StoredEvent:
             object.__setattr__(
                 self,
                 "_json",
-                _read(
+                event_json(
                     self.event_id,
                     self.raw,
                     self.room_version,
@@ -109,7 +109,7 @@ class StoredEvent:
     @property
     def type(self) -> str:
         """Return the type."""
-        return self.json["type"]  # type: ignore[no-any-return]  # `_read` has checked
+        return self.json["type"]  # type: ignore[no-any-return]  # `event_json` has checked
 
     @property
     def sender(self) -> UserId:
@@ -226,7 +226,7 @@ def stored_of(
     pruned = withheld or redacted_form or (redacted and redacted_by is not None)
     json = None
     if withheld or (sent and pruned):
-        json = _read(event_id, raw, version, redacted=True)
+        json = event_json(event_id, raw, version, redacted=True)
         raw = canonical(json)
     event = _Draft(
         event_id,
@@ -271,7 +271,7 @@ def event_of_room(
     pruned = withheld or redacted_form or redacted_by is not None
     json = None
     if withheld:
-        json = _read(event_id, raw, room_version, redacted=True)
+        json = event_json(event_id, raw, room_version, redacted=True)
         raw = canonical(json)
     event = _Draft(
         event_id,
@@ -294,7 +294,9 @@ def event_of_room(
     return made
 
 
-def _read(event_id: EventId, raw: bytes, room_version: str, *, redacted: bool) -> dict[str, Any]:
+def event_json(
+    event_id: EventId, raw: bytes, room_version: str, *, redacted: bool
+) -> dict[str, Any]:
     """Return the event in the bytes, whole or redacted. `StorageCorrupt` for other bytes."""
     try:
         json = read_trusted(raw, strict=version_of(room_version).strict_canonical_json)

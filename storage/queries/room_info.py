@@ -5,7 +5,7 @@ numbers, and never the members: `rooms` has the counts. The content comes from o
 every value is checked here. Postgres does not parse it: its JSON functions fail on a NUL.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, LiteralString, NamedTuple
 
@@ -14,7 +14,7 @@ from storage.database.connection import Connection
 from storage.errors import StorageCorrupt
 from storage.event.versions import version_of
 from storage.ids import RoomId, UserId
-from storage.queries.events import StoredEvent, event_of_room
+from storage.queries.events import event_json
 
 SQL_ROOM_INFO: Final[LiteralString] = """
 SELECT r.room_id, r.room_version, r.joined_count, r.invited_count, entry.state_key_nid,
@@ -61,8 +61,22 @@ TOMBSTONE: Final = 16
 
 VISIBILITIES: Final = frozenset({"world_readable", "shared", "invited", "joined"})
 
-States = Mapping[int, StoredEvent]
-"""Events of a current state, by the number of their state key."""
+Contents = Mapping[int, Mapping[str, Any]]
+"""The contents of a current state, by the number of the state key."""
+
+
+class DescribedRoom(NamedTuple):
+    """A room: its columns, the sender of its create event, and the contents of its state.
+
+    No event is kept beside its content. With the events of 1,000 rooms the garbage collector would
+    take longer than the parser.
+    """
+
+    version: str
+    joined_count: int
+    invited_count: int
+    creators: list[Any]
+    contents: dict[int, Mapping[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,56 +119,59 @@ class RoomInfo:
 async def rooms(conn: Connection, room_ids: Iterable[RoomId]) -> dict[RoomId, RoomInfo]:
     """Return the stored ones of these rooms, by id, in their order. `StorageCorrupt`."""
     wanted = list(room_ids)
-    rows = await conn.fetch(SQL_ROOM_INFO, wanted, row=RoomInfoRow)
-    heads: dict[RoomId, RoomInfoRow] = {}
-    states: dict[RoomId, dict[int, StoredEvent]] = {}
-    for row in rows:
-        room_id = RoomId(row.room_id)
-        heads[room_id] = row
-        state = states.setdefault(room_id, {})
-        if row.state_key_nid is not None:
-            state[row.state_key_nid] = _event(room_id, row)
+    rows = await conn.records(SQL_ROOM_INFO, wanted, row=RoomInfoRow)
+    states: dict[RoomId, DescribedRoom] = {}
+    for room_id, version, joined_count, invited_count, *event in rows:
+        state = states.get(room_id)
+        if state is None:
+            state = states[room_id] = DescribedRoom(version, joined_count, invited_count, [], {})
+        if event[0] is not None:
+            _add_event(state, room_id, event)
     return {
-        room_id: _room_info(room_id, heads[room_id], states[room_id])
-        for room_id in wanted
-        if room_id in heads
+        room_id: _room_info(room_id, states[room_id]) for room_id in wanted if room_id in states
     }
 
 
-def _event(room_id: RoomId, row: RoomInfoRow) -> StoredEvent:
-    """Return the event of a row. `StorageCorrupt` if it is lost."""
-    if row.event_id is None:
+def _add_event(state: DescribedRoom, room_id: RoomId, columns: Sequence[Any]) -> None:
+    """Add the event of a row. `StorageCorrupt` if it is lost."""
+    key_nid, event_id, redacted_by, redacted_form, raw = columns
+    if event_id is None:
         raise StorageCorrupt("an event of the current state is missing", room_id=room_id)
-    columns = (row.event_id, None, None, row.redacted_by, None, False, False, row.redacted_form)
-    return event_of_room(room_id, row.room_version, (*columns, row.json))
+    redacted = redacted_form or redacted_by is not None
+    json = event_json(event_id, raw, state.version, redacted=redacted)
+    content = json.get("content")
+    state.contents[key_nid] = content if isinstance(content, dict) else {}
+    if key_nid == CREATE:
+        state.creators.append(json["sender"])
 
 
-def _room_info(room_id: RoomId, row: RoomInfoRow, state: States) -> RoomInfo:
+def _room_info(room_id: RoomId, state: DescribedRoom) -> RoomInfo:
+    contents = state.contents
     return RoomInfo(
         room_id=room_id,
-        version=row.room_version,
-        type=_text(state, CREATE, "type"),
-        name=_text(state, NAME, "name"),
-        topic=_text(state, TOPIC, "topic"),
-        avatar=_text(state, AVATAR, "url"),
-        alias=text_of(_value(state, ALIAS, "alias"), "#"),
-        join_rule=_text(state, JOIN_RULES, "join_rule"),
-        allowed_rooms=_allowed_rooms(_value(state, JOIN_RULES, "allow")),
-        visibility=_visibility(state),
-        guest_access=_text(state, GUEST_ACCESS, "guest_access"),
-        encryption=_text(state, ENCRYPTION, "algorithm"),
-        creators=_creators(state.get(CREATE), row.room_version),
-        predecessor=_room(_part(_value(state, CREATE, "predecessor"), "room_id")),
-        successor=_room(_value(state, TOMBSTONE, "replacement_room")),
-        joined_count=row.joined_count,
-        invited_count=row.invited_count,
+        version=state.version,
+        type=_text(contents, CREATE, "type"),
+        name=_text(contents, NAME, "name"),
+        topic=_text(contents, TOPIC, "topic"),
+        avatar=_text(contents, AVATAR, "url"),
+        alias=text_of(_value(contents, ALIAS, "alias"), "#"),
+        join_rule=_text(contents, JOIN_RULES, "join_rule"),
+        allowed_rooms=_allowed_rooms(_value(contents, JOIN_RULES, "allow")),
+        visibility=_visibility(contents),
+        guest_access=_text(contents, GUEST_ACCESS, "guest_access"),
+        encryption=_text(contents, ENCRYPTION, "algorithm"),
+        creators=_creators(state),
+        predecessor=_room(_part(_value(contents, CREATE, "predecessor"), "room_id")),
+        successor=_room(_value(contents, TOMBSTONE, "replacement_room")),
+        joined_count=state.joined_count,
+        invited_count=state.invited_count,
     )
 
 
-def _value(state: States, key_nid: int, name: str) -> Any:
+def _value(contents: Contents, key_nid: int, name: str) -> Any:
     """Return a value of the content of an event; None if it is not there."""
-    event = state.get(key_nid)
-    return None if event is None else event.content.get(name)
+    content = contents.get(key_nid)
+    return None if content is None else content.get(name)
 
 
 def _part(value: Any, name: str) -> Any:
@@ -167,8 +184,8 @@ def text_of(value: Any, sigil: str = "") -> str | None:
     return value if value and args.is_text(value) and value.startswith(sigil) else None
 
 
-def _text(state: States, key_nid: int, name: str) -> str | None:
-    return text_of(_value(state, key_nid, name))
+def _text(contents: Contents, key_nid: int, name: str) -> str | None:
+    return text_of(_value(contents, key_nid, name))
 
 
 def _room(value: Any) -> RoomId | None:
@@ -176,8 +193,8 @@ def _room(value: Any) -> RoomId | None:
     return None if room_id is None else RoomId(room_id)
 
 
-def _visibility(state: States) -> str | None:
-    visibility = _text(state, VISIBILITY, "history_visibility")
+def _visibility(contents: Contents) -> str | None:
+    visibility = _text(contents, VISIBILITY, "history_visibility")
     return visibility if visibility in VISIBILITIES else None
 
 
@@ -193,14 +210,14 @@ def _allowed_rooms(conditions: Any) -> tuple[RoomId, ...]:
     return tuple(dict.fromkeys(room_id for room_id in rooms if room_id is not None))
 
 
-def _creators(create: StoredEvent | None, room_version: str) -> tuple[UserId, ...]:
+def _creators(state: DescribedRoom) -> tuple[UserId, ...]:
     """Return the users who made the room, each once."""
-    if create is None:
+    if not state.creators:
         return ()
-    version = version_of(room_version)
-    users = [create.sender if version.creator_is_sender else create.content.get("creator")]
-    more = create.content.get("additional_creators")
+    version, content = version_of(state.version), state.contents[CREATE]
+    users = state.creators if version.creator_is_sender else [content.get("creator")]
+    more = content.get("additional_creators")
     if version.privileged_creators and isinstance(more, list):
-        users += more
+        users = users + more
     texts = [text_of(one, "@") for one in users]
     return tuple(dict.fromkeys(UserId(one) for one in texts if one is not None))

@@ -181,7 +181,8 @@ async def threads(
 
     ``include`` "participated" picks the threads whose root or a reply the user sent. Replies that
     are redacted, hidden from the user, or by ``ignored`` users do not count. A page that has read
-    `Config.traversal_rows_max` replies may have fewer roots than ``limit``, and an `end` to go on.
+    `Config.traversal_rows_max` replies may have fewer roots than ``limit``, and an `end` to go on;
+    with "participated" that is after 2,000 replies.
     A thread that gets a reply while you page moves to the front, so read the first page again.
 
     `UnknownRoom`, `InvalidIdentifier`, `InvalidToken`, `InputError`.

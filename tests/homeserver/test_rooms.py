@@ -90,6 +90,12 @@ async def test_directory_and_spaces(users: Users) -> None:
     assert (shown["num_joined_members"], shown["join_rule"]) == (2, "public")
     assert (await bob.call("POST", "/publicRooms", {}))["chunk"] == [shown]
 
+    other = await alice.create_room(name="other", preset="public_chat", visibility="public")
+    page = await bob.call("GET", "/publicRooms", limit=1)
+    rest = await bob.call("POST", "/publicRooms", {"since": page["next_batch"]})
+    assert [one["room_id"] for one in (*page["chunk"], *rest["chunk"])] == [listed, other]
+    assert "next_batch" not in rest
+
 
 async def test_single_events(users: Users) -> None:
     alice, bob = users.alice, users.bob

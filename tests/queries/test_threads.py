@@ -40,6 +40,7 @@ async def test_random_rooms_agree_with_brute_force(
     seen: Counter[str] = Counter()
     for number in range(WORLDS):
         monkeypatch.setattr(queries, "CHUNK", 1 + number % 4 * 8)
+        monkeypatch.setattr(queries, "PARTICIPATED_ROWS_MAX", 1 + number % 3 * 6)
         world = worlds.new_world(number)
         for _ in range(3):
             worlds.grow(world, 16)

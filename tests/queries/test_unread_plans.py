@@ -108,6 +108,21 @@ async def test_threads_read_a_chunk(read_room: CrowdedRoom) -> None:
     assert is_inlined(plan)
 
 
+async def test_a_user_without_threads_pays_for_a_part_of_the_replies(
+    read_room: CrowdedRoom,
+) -> None:
+    """A page of the user's threads ends early, also where there are none."""
+    found: list[int] = []
+    token = None
+    while not found or token is not None:
+        page = await read_room.store.threads(
+            read_room.room.room_id, LOCAL, include="participated", from_=token
+        )
+        found.append(len(page.chunk))
+        token = page.end
+    assert found == [0] * -(-(MANY + 1) // threads.PARTICIPATED_ROWS_MAX)
+
+
 async def test_included_facts_are_read_by_their_indexes(read_room: CrowdedRoom) -> None:
     for way, index in (
         ("by position", "receipts_stream_id_key"),
