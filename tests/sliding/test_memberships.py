@@ -72,6 +72,17 @@ async def test_a_user_who_leaves_gets_the_room_up_to_that(store: Store) -> None:
     assert (await other.sync((0, 19))).rooms == {}, "who left knows"
 
 
+async def test_state_that_is_required_after_a_leave_is_that_of_the_leave(store: Store) -> None:
+    room = new_room(members=[LOCAL], name="first")
+    await deliver(store, room)
+    client = SlidingClient(store, LOCAL)
+    await client.sync((0, 19))
+    await append(store, room.leave(LOCAL), room.name(ADMIN, "secret"))
+    await client.sync((0, 19))
+    shown = (await client.sync((0, 19), required=[("m.room.name", "")])).rooms[room.room_id]
+    assert [event.content["name"] for event in shown.required_state] == ["first"]
+
+
 async def test_a_kicked_user_gets_the_room_on_each_connection(store: Store) -> None:
     room = new_room(members=[LOCAL], name="first")
     kick = room.kick(ADMIN, LOCAL)

@@ -131,6 +131,55 @@ async def test_a_limited_timeline_has_no_other_changed_members(store: Store) -> 
     assert state_of(shown) == {member(ADMIN)}, "the client forgets its members"
 
 
+async def test_everything_that_is_required_later_has_no_lazy_members(store: Store) -> None:
+    room = new_room(members=[LOCAL, OTHER], name="first")
+    await deliver(store, room)
+    client = SlidingClient(store, LOCAL)
+    await client.sync((0, 19), required=[CREATE], limit=50)
+    answer = await client.sync((0, 19), required=[*EVERYTHING, LAZY], limit=50)
+    assert state_of(answer.rooms[room.room_id]) == {
+        key for key in room.state if key[0] != "m.room.member"
+    }
+
+
+async def test_a_key_of_all_types_has_the_member_that_was_loaded_lazily(store: Store) -> None:
+    room = new_room(members=[LOCAL, OTHER])
+    room.message(ADMIN, "one")
+    await deliver(store, room)
+    client = SlidingClient(store, LOCAL)
+    known = [*EVERYTHING, LAZY]
+    assert member(OTHER) not in state_of(
+        (await client.sync((0, 19), required=known, limit=1)).rooms[room.room_id]
+    )
+    answer = await client.sync((0, 19), required=[*known, ("*", OTHER)], limit=1)
+    assert member(OTHER) in state_of(answer.rooms[room.room_id])
+
+
+async def test_members_that_a_limited_timeline_flushed_are_sent_again(store: Store) -> None:
+    room = new_room(members=[LOCAL, OTHER])
+    await deliver(store, room)
+    client = SlidingClient(store, LOCAL)
+    await client.sync((0, 19), required=[MEMBERS], limit=1)
+    await append(store, room.message(ADMIN, "one"), room.message(ADMIN, "two"))
+    shown = (await client.sync((0, 19), required=[LAZY], limit=1)).rooms[room.room_id]
+    assert (shown.limited, state_of(shown)) == (True, {member(ADMIN)})
+    shown = (await client.sync((0, 19), required=[MEMBERS], limit=1)).rooms[room.room_id]
+    assert state_of(shown) == {member(ADMIN), member(LOCAL), member(OTHER)}
+
+
+async def test_state_that_is_taken_away_is_named_though_no_longer_required(store: Store) -> None:
+    room = new_room(members=[LOCAL])
+    left, right = room.fork(2)
+    closed = left.join_rules(ADMIN, "invite")
+    right.join(REMOTE)
+    await append(store, *[event for event in room.events if event is not closed])
+    client = SlidingClient(store, LOCAL)
+    await client.sync((0, 19), required=[MEMBERS])
+    await append(store, closed)
+    shown = (await client.sync((0, 19))).rooms[room.room_id]
+    assert (state_of(shown), list(shown.removed_state)) == (set(), [member(REMOTE)])
+
+
 @pytest.mark.parametrize(
     "required, known, grown",
     [
@@ -142,6 +191,8 @@ async def test_a_limited_timeline_has_no_other_changed_members(store: Store) -> 
         (EVERYTHING, [*EVERYTHING, LAZY], [MEMBERS]),
         ([*EVERYTHING, LAZY], EVERYTHING, []),
         ([member(ADMIN)], [*EVERYTHING, LAZY], [member(ADMIN)]),
+        ([("*", ADMIN)], [*EVERYTHING, LAZY], [("*", ADMIN)]),
+        ([("*", ADMIN)], EVERYTHING, []),
         ([LAZY], [NAME], []),
         ([("m.room.name", "*")], [NAME], [("m.room.name", "*")]),
     ],
