@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from storage.queries.events import StoredEvent
 from storage.queries.sliding.choice import Reason, WantedRoom
 from storage.queries.sliding.connection import ClientRoom
-from storage.queries.sliding.timelines import RoomTimeline
+from storage.queries.sliding.timelines import SlidingTimeline
 from storage.queries.sync.state import SyncedRoom
 
 
@@ -16,7 +16,7 @@ class ReadRoom:
     wanted: WantedRoom
     reason: Reason
     known: ClientRoom | None
-    timeline: RoomTimeline
+    timeline: SlidingTimeline
 
     @property
     def room(self) -> SyncedRoom:

@@ -6,20 +6,28 @@ event (storage/queries/sync/room_ranges.py). The upper end is the snapshot. For 
 the room any more it is the position of the membership. The state of the room ends there as well, or
 where the user left, if the membership changed again after that.
 
-A timeline is that of a sync (storage/queries/sync/rooms.py). It begins at `lower`, or further back
-where the client does not have the room, or its timeline limit has grown.
+A timeline is that of a sync (storage/queries/sync/timeline.py). It begins at `lower`, or further
+back where the client does not have the room, or its timeline limit has grown.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from operator import attrgetter
 from typing import Any, Final, LiteralString, NamedTuple
 
 from storage.database.connection import Connection
 from storage.database.sql_template import fill
 from storage.ids import RoomId, UserId
-from storage.queries.events import StoredEvent, event_of_room
 from storage.queries.sync.room_ranges import TEMPLATE_LATE
+from storage.queries.sync.timeline import (
+    PART_EVENT,
+    PART_LIVE,
+    PART_NO_EVENT,
+    TEMPLATE_HAS_STATE,
+    TEMPLATE_LATEST,
+    TEMPLATE_TIMELINE,
+    TEMPLATE_TIMELINE_COLUMNS,
+    RoomTimeline,
+    timelines_of,
+)
 from storage.streams import VectorPosition
 
 TEMPLATE_TIMELINES: Final[LiteralString] = """
@@ -91,16 +99,7 @@ room AS MATERIALIZED (
     ) AS departed ON k.membership <> 5
     -- backfilled history may have changed the state. That is no change by itself: it is returned
     -- with the next live event
-    LEFT JOIN LATERAL (
-        SELECT e.stream_ordering AS lower
-        FROM events e
-        WHERE (e.room_nid, e.stream_ordering) > (k.room_nid, 0)
-            AND (e.room_nid, e.stream_ordering) <= (k.room_nid, k.known)
-            AND e.room_nid BETWEEN k.room_nid AND k.room_nid
-            AND NOT e.outlier AND NOT e.backfilled
-        ORDER BY e.room_nid DESC, e.stream_ordering DESC
-        LIMIT 1
-    ) AS has ON NOT start.whole
+    LEFT JOIN LATERAL ({has}) AS has (lower) ON NOT start.whole
     WHERE k.is_inside AND k.timeline_limit IS NOT NULL
 ),
 begun AS MATERIALIZED (  -- once a room: otherwise it would be evaluated for each event
@@ -110,95 +109,90 @@ begun AS MATERIALIZED (  -- once a room: otherwise it would be evaluated for eac
         SELECT CASE WHEN r.expands THEN 0 ELSE r.lower END AS lower
     ) AS first
     CROSS JOIN LATERAL (
-        SELECT {gap} AS gap, {bump} AS bump, EXISTS (
-            SELECT
-            FROM state_deltas d
-            WHERE d.room_nid = r.room_nid AND d.stream_ordering > r.lower
-                AND d.stream_ordering <= r.state_upper
-        ) AS has_state
+        SELECT ({gap}) AS gap, ({bump}) AS bump, {has_state} AS has_state
         OFFSET 0
     ) AS part
 )
 SELECT 'room' AS kind, k.room_nid, k.room_id, k.room_version, k.membership::int AS membership,
     k.member_nid, k.reached, k.stream_ordering AS member_ordering, b.whole, b.is_state_shown,
     b.lower, b.state_upper, b.gap IS NOT NULL AS after_gap, b.has_state, b.bump,
-    NULL::boolean AS is_last, NULL AS event_id, NULL::bigint AS stream_ordering,
-    NULL::bigint AS topological_ordering, NULL AS redacted_by, NULL::boolean AS redacted_form,
-    NULL::boolean AS withheld, NULL::bytea AS json
+    {no_event}
 FROM known k
 LEFT JOIN begun b USING (room_nid)
 UNION ALL
 SELECT CASE WHEN t.is_shown THEN 'event' ELSE 'limit' END, r.room_nid, NULL, NULL, NULL, NULL, NULL,
-    NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, t.is_last, t.event_id, t.stream_ordering,
-    t.topological_ordering, CASE WHEN t.redacted_by IS NOT NULL THEN (SELECT b.event_id
-        FROM events b WHERE b.event_nid = t.redacted_by) END,
-    t.redacted_form, t.withheld, t.json
+    NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
+    {event}
 FROM begun r
 CROSS JOIN LATERAL ({timeline}) AS t
 """
 
-PART_GAP: Final[LiteralString] = """(
-            SELECT e.stream_ordering - 1
-            FROM events e
-            WHERE (e.room_nid, e.stream_ordering) > (r.room_nid, first.lower)
-                AND (e.room_nid, e.stream_ordering) <= (r.room_nid, r.upper)
-                AND e.room_nid BETWEEN r.room_nid AND r.room_nid
-                AND e.after_gap
-            ORDER BY e.room_nid DESC, e.stream_ordering DESC
-            LIMIT 1
-        )"""
+PART_HAS: Final[LiteralString] = fill(
+    TEMPLATE_LATEST,
+    columns="e.stream_ordering",
+    room="k",
+    after="0",
+    upto="k.known",
+    which=PART_LIVE,
+    limit="1",
+)
 
-PART_BUMP: Final[LiteralString] = """(
-            SELECT e.stream_ordering
-            FROM (  -- at most so many are read
-                SELECT e.*
-                FROM events e
-                WHERE (e.room_nid, e.stream_ordering) > (r.room_nid, 0)
-                    AND (e.room_nid, e.stream_ordering) <= (r.room_nid, r.upper)
-                    AND e.room_nid BETWEEN r.room_nid AND r.room_nid
-                    AND NOT e.outlier AND NOT e.backfilled
-                ORDER BY e.room_nid DESC, e.stream_ordering DESC
-                LIMIT $14::bigint
-            ) AS e
-            WHERE e.type_nid = ANY(r.bumping) AND e.rejected IS NULL AND NOT e.soft_failed
-            ORDER BY e.room_nid DESC, e.stream_ordering DESC
-            LIMIT 1
-        )"""
+PART_GAP: Final[LiteralString] = fill(
+    TEMPLATE_LATEST,
+    columns="e.stream_ordering - 1",
+    room="r",
+    after="first.lower",
+    upto="r.upper",
+    which="e.after_gap",
+    limit="1",
+)
 
-PART_TIMELINE: Final[LiteralString] = """
-    SELECT e.*, e.number = $14::bigint AS is_last
-    FROM visibility_of(r.room_nid, r.principal_nid) AS v
-    CROSS JOIN LATERAL (
-        SELECT *
-        FROM (  -- at most so many are read
-            SELECT e.room_nid, e.event_id, e.stream_ordering, e.topological_ordering, e.redacted_by,
-                e.redacted_form, e.json, row_number() OVER () AS number,
-                user_sees(e, v.joined_since, v.own_audiences, v.shared_audiences, v.world_audiences,
-                    v.shared_before, v.reader_nid, v.unread)
-                    AND not_ignored(e, r.ignored) AS is_shown,
-                NOT was_there(e, v.joined_since, v.joined_audiences)
-                    AND EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid)
-                    AND NOT was_there_before(e, v.reader_nid, v.unread) AS withheld
-            FROM events e
-            WHERE (e.room_nid, e.stream_ordering) > (r.room_nid, COALESCE(r.gap, r.first_lower))
-                AND (e.room_nid, e.stream_ordering) <= (r.room_nid, r.upper)
-                AND e.room_nid BETWEEN r.room_nid AND r.room_nid
-                AND NOT e.outlier AND NOT e.backfilled
-            ORDER BY e.room_nid DESC, e.stream_ordering DESC
-            LIMIT $14::bigint
-        ) AS e
-        WHERE e.is_shown OR e.number = $14::bigint
-        ORDER BY e.room_nid DESC, e.stream_ordering DESC
-        LIMIT r.timeline_limit + 1
-    ) AS e
+TEMPLATE_BUMP: Final[LiteralString] = """
+    SELECT e.stream_ordering
+    FROM ({latest}) AS e  -- at most so many are read
+    WHERE e.type_nid = ANY(r.bumping) AND e.rejected IS NULL AND NOT e.soft_failed
+    ORDER BY e.room_nid DESC, e.stream_ordering DESC
+    LIMIT 1
 """
-"""The latest visible events of the room `r`, and one more if there are more."""
+
+PART_BUMP: Final[LiteralString] = fill(
+    TEMPLATE_BUMP,
+    latest=fill(
+        TEMPLATE_LATEST,
+        columns="e.*",
+        room="r",
+        after="0",
+        upto="r.upper",
+        which=PART_LIVE,
+        limit="$14::bigint",
+    ),
+)
+
+PART_TIMELINE: Final[LiteralString] = fill(
+    TEMPLATE_TIMELINE,
+    filter="",
+    latest=fill(
+        TEMPLATE_LATEST,
+        columns=fill(TEMPLATE_TIMELINE_COLUMNS, is_wanted="not_ignored(e, r.ignored)"),
+        room="r",
+        after="COALESCE(r.gap, r.first_lower)",
+        upto="r.upper",
+        which=PART_LIVE,
+        limit="$14::bigint",
+    ),
+    limit="r.timeline_limit",
+    rows_max="$14::bigint",
+)
 
 SQL_TIMELINES: Final[LiteralString] = fill(
     TEMPLATE_TIMELINES,
     late=fill(TEMPLATE_LATE, furthest="$8::bigint"),
+    has=PART_HAS,
     gap=PART_GAP,
     bump=PART_BUMP,
+    has_state=fill(TEMPLATE_HAS_STATE, upto="r.state_upper"),
+    no_event=PART_NO_EVENT,
+    event=PART_EVENT,
     timeline=PART_TIMELINE,
 )
 
@@ -290,17 +284,7 @@ class TimelineRequest(NamedTuple):
     timeline_limit: int | None
 
 
-@dataclass(slots=True)
-class RoomTimeline:
-    """A room, and the events of its timeline: oldest first, perhaps one beyond the limit.
-
-    ``cut``: there may be more visible events before the first one. A gap lies there, or those
-    events were not read.
-    """
-
-    row: SlidingRoomColumns
-    events: list[StoredEvent] = field(default_factory=list)
-    cut: bool = False
+SlidingTimeline = RoomTimeline[SlidingRoomColumns]
 
 
 async def timelines(
@@ -311,7 +295,7 @@ async def timelines(
     *,
     ignored: Sequence[UserId],
     rows_max: int,
-) -> dict[int, RoomTimeline]:
+) -> dict[int, SlidingTimeline]:
     """Return these rooms of a user, by nid. ``since`` is the position of the `pos`."""
     position = since or VectorPosition()
     records = await conn.records(
@@ -327,24 +311,9 @@ async def timelines(
         rows_max,
         row=SlidingRoomRow,
     )
-    found = {
-        record[1]: RoomTimeline(SlidingRoomColumns._make(record[1:EVENT_AT]), cut=bool(record[12]))
-        for record in records
-        if record[0] == "room"
-    }
-    for record in records:
-        if record[0] == "event":
-            _add_event(found[record[1]], record[EVENT_AT:])
-        elif record[0] == "limit":
-            found[record[1]].cut = True
-    for timeline in found.values():
-        timeline.events.sort(key=attrgetter("stream_ordering"))
-    return found
+    return timelines_of(records, slice(EVENT_AT, None), _timeline)
 
 
-def _add_event(timeline: RoomTimeline, columns: Sequence[Any]) -> None:
-    is_last, event_id, stream, topological, redacted_by, redacted_form, withheld, raw = columns
-    timeline.cut = timeline.cut or is_last
-    event = (event_id, stream, topological, redacted_by, None, False, False, redacted_form, raw)
-    row = timeline.row
-    timeline.events.append(event_of_room(row.room_id, row.room_version, event, withheld=withheld))
+def _timeline(record: Sequence[Any]) -> SlidingTimeline:
+    row = SlidingRoomColumns._make(record[1:EVENT_AT])
+    return SlidingTimeline(row, bool(row.after_gap))

@@ -9,6 +9,7 @@ position, or, for a room with a late commit, the position before that.
 from typing import Final, LiteralString
 
 from storage.database.sql_template import fill
+from storage.queries.sync.timeline import PART_LIVE, TEMPLATE_LATEST
 
 TEMPLATE_LATE: Final[LiteralString] = """
 -- rooms with an event at or below the furthest position of the token that the token does not
@@ -133,16 +134,7 @@ joined AS (
     FROM mine
     CROSS JOIN LATERAL (
         SELECT CASE WHEN mine.last_stream_ordering <= mine.upto THEN mine.last_stream_ordering
-            ELSE (
-            SELECT e.stream_ordering
-            FROM events e
-            WHERE (e.room_nid, e.stream_ordering) > (mine.room_nid, 0)
-                AND (e.room_nid, e.stream_ordering) <= (mine.room_nid, mine.upto)
-                AND e.room_nid BETWEEN mine.room_nid AND mine.room_nid
-                AND NOT e.outlier AND NOT e.backfilled
-            ORDER BY e.room_nid DESC, e.stream_ordering DESC
-            LIMIT 1
-        ) END
+            ELSE ({latest}) END
     ) AS latest (activity)
     WHERE mine.membership = 5
         AND (mine.since IS NOT NULL OR NOT mine.is_changed OR mine.membership_then = 5)
@@ -158,16 +150,7 @@ room AS (  -- for each room, whether it is returned whole, and the range of the 
     FROM joined
     -- backfilled history may have changed the state. That is no change by itself: it is returned
     -- with the next live event
-    LEFT JOIN LATERAL (
-        SELECT e.stream_ordering AS after
-        FROM events e
-        WHERE (e.room_nid, e.stream_ordering) > (joined.room_nid, 0)
-            AND (e.room_nid, e.stream_ordering) <= (joined.room_nid, joined.since)
-            AND e.room_nid BETWEEN joined.room_nid AND joined.room_nid
-            AND NOT e.outlier AND NOT e.backfilled
-        ORDER BY e.room_nid DESC, e.stream_ordering DESC
-        LIMIT 1
-    ) AS live ON true
+    LEFT JOIN LATERAL ({live}) AS live (after) ON true
     UNION ALL
     SELECT mine.*, mine.last_stream_ordering, visit.whole OR stay.ended IS NOT NULL,
         visit.whole OR stay.ended IS NOT NULL OR membership_then = 5,
@@ -199,6 +182,24 @@ room AS (  -- for each room, whether it is returned whole, and the range of the 
 PART_CHANGED_ROOMS: Final[LiteralString] = fill(
     TEMPLATE_CHANGED_ROOMS,
     late=fill(TEMPLATE_LATE, furthest="COALESCE($2::bigint, $3::bigint)"),
+    latest=fill(
+        TEMPLATE_LATEST,
+        columns="e.stream_ordering",
+        room="mine",
+        after="0",
+        upto="mine.upto",
+        which=PART_LIVE,
+        limit="1",
+    ),
+    live=fill(
+        TEMPLATE_LATEST,
+        columns="e.stream_ordering",
+        room="joined",
+        after="0",
+        upto="joined.since",
+        which=PART_LIVE,
+        limit="1",
+    ),
     last_stay=PART_LAST_STAY,
 )
 """The CTEs `reader`, `filter` and `room`, with others that they need."""

@@ -1,31 +1,29 @@
 """The rooms that have changed for a user, each with its timeline, in one statement.
 
-A timeline is in stream order: the latest visible live events of the room, and one beyond the limit,
-which shows that there are more. It never has backfilled events. A range of a room's stream is
-written as a range of (room, position), and ordered so. Then only an index by room fits. The index
-over all rooms would be slow for a quiet room. `BETWEEN` shows the planner that the range is of one
-room. It takes a range between two rows for a ninth of the table, and would read the whole room by
-time.
-
-A timeline begins after the last gap: with the last event that arrived before one of its parents.
-Then it is limited. The missing events come by paging back, also those that are backfilled by then.
-At most `rows_max` events of a room are read. A timeline that finds too few visible ones among them
-is limited as well; pages skip the hidden ones.
+storage/queries/sync/timeline.py says what a timeline has, and why the statement reads it so.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from operator import attrgetter
 from typing import Any, Final, LiteralString, NamedTuple
 
 from storage.database.connection import Connection
 from storage.database.names import JOIN
 from storage.database.sql_template import fill
 from storage.ids import RoomId, UserId
-from storage.queries.events import StoredEvent, event_of_room
 from storage.queries.filters import ANY_ROOM, SyncFilter
 from storage.queries.sync.positions import PART_STREAMS, WriterRow
 from storage.queries.sync.room_ranges import PART_CHANGED_ROOMS
+from storage.queries.sync.timeline import (
+    PART_EVENT,
+    PART_LIVE,
+    PART_NO_EVENT,
+    TEMPLATE_HAS_STATE,
+    TEMPLATE_LATEST,
+    TEMPLATE_TIMELINE,
+    TEMPLATE_TIMELINE_COLUMNS,
+    RoomTimeline,
+    timelines_of,
+)
 from storage.streams import VectorPosition
 
 TEMPLATE_ROOMS: Final[LiteralString] = """
@@ -36,70 +34,21 @@ begun AS MATERIALIZED (  -- once a room: otherwise it would be evaluated for eac
     FROM room r
     -- events before the last gap are left out: with them the client would not see the gap
     CROSS JOIN LATERAL (
-        SELECT (
-            SELECT e.stream_ordering - 1
-            FROM events e
-            WHERE (e.room_nid, e.stream_ordering) > (r.room_nid, r.lower)
-                AND (e.room_nid, e.stream_ordering) <= (r.room_nid, r.upper)
-                AND e.room_nid BETWEEN r.room_nid AND r.room_nid
-                AND e.after_gap
-            ORDER BY e.room_nid DESC, e.stream_ordering DESC
-            LIMIT 1
-        ) AS gap, r.whole OR EXISTS (
-            SELECT
-            FROM state_deltas d
-            WHERE d.room_nid = r.room_nid AND d.stream_ordering > r.lower
-                AND d.stream_ordering <= r.upper
-        ) AS has_state
+        SELECT ({gap}) AS gap, r.whole OR {has_state} AS has_state
         OFFSET 0
     ) AS start
 )
 SELECT 'room' AS kind, r.room_nid, r.room_id, r.room_version, r.membership, r.member_nid,
     r.state_key_nid AS member_key_nid, r.whole, r.was_joined, r.lower, r.upper,
-    r.activity, r.gap IS NOT NULL AS after_gap, r.has_state, NULL::boolean AS is_last,
-    NULL AS event_id, NULL::bigint AS stream_ordering, NULL::bigint AS topological_ordering,
-        NULL AS redacted_by, NULL::boolean AS redacted_form,
-    NULL::boolean AS withheld, NULL::bytea AS json {writer_columns}
+    r.activity, r.gap IS NOT NULL AS after_gap, r.has_state,
+    {no_event} {writer_columns}
 FROM begun r
 UNION ALL
 SELECT CASE WHEN t.is_shown THEN 'event' ELSE 'limit' END, r.room_nid, NULL, NULL, NULL, NULL, NULL,
-    NULL, NULL, NULL, NULL, NULL, NULL, NULL, t.is_last,
-    t.event_id, t.stream_ordering, t.topological_ordering,
-    CASE WHEN t.redacted_by IS NOT NULL THEN (SELECT b.event_id FROM events b
-        WHERE b.event_nid = t.redacted_by) END, t.redacted_form,
-    t.withheld, t.json {no_writer}
+    NULL, NULL, NULL, NULL, NULL, NULL, NULL,
+    {event} {no_writer}
 FROM begun r
--- with all columns of an event: to look it up by number would be three more descents each
-CROSS JOIN LATERAL (
-    SELECT e.*, e.number = $16::bigint AS is_last
-    FROM visibility_of(r.room_nid, r.principal_nid) AS v
-    CROSS JOIN filter
-    CROSS JOIN LATERAL (
-        SELECT *
-        FROM (  -- at most so many are read
-            SELECT e.room_nid, e.event_id, e.stream_ordering, e.topological_ordering, e.redacted_by,
-                e.redacted_form, e.json, row_number() OVER () AS number,
-                user_sees(e, v.joined_since, v.own_audiences, v.shared_audiences, v.world_audiences,
-                    v.shared_before, v.reader_nid, v.unread)
-                    AND not_ignored(e, filter.ignored)
-                    AND is_wanted(e, filter.types, filter.not_types, filter.senders,
-                        filter.not_senders, filter.contains_url) AS is_shown,
-                NOT was_there(e, v.joined_since, v.joined_audiences)
-                    AND EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid)
-                    AND NOT was_there_before(e, v.reader_nid, v.unread) AS withheld
-            FROM events e
-            WHERE (e.room_nid, e.stream_ordering) > (r.room_nid, COALESCE(r.gap, r.lower))
-                AND (e.room_nid, e.stream_ordering) <= (r.room_nid, r.upper)
-                AND e.room_nid BETWEEN r.room_nid AND r.room_nid
-                AND NOT e.outlier AND NOT e.backfilled
-            ORDER BY e.room_nid DESC, e.stream_ordering DESC
-            LIMIT $16::bigint
-        ) AS e
-        WHERE e.is_shown OR e.number = $16::bigint
-        ORDER BY e.room_nid DESC, e.stream_ordering DESC
-        LIMIT $8::bigint + 1
-    ) AS e
-) AS t
+CROSS JOIN LATERAL ({timeline}) AS t
 WHERE r.membership NOT IN (3, 4) {writers}
 """
 
@@ -116,9 +65,48 @@ FROM purged_streams
 WHERE stream_name = 'events'
 """
 
+PART_GAP: Final[LiteralString] = fill(
+    TEMPLATE_LATEST,
+    columns="e.stream_ordering - 1",
+    room="r",
+    after="r.lower",
+    upto="r.upper",
+    which="e.after_gap",
+    limit="1",
+)
+
+PART_HAS_STATE: Final[LiteralString] = fill(TEMPLATE_HAS_STATE, upto="r.upper")
+
+PART_IS_WANTED: Final[LiteralString] = """
+    not_ignored(e, filter.ignored)
+        AND is_wanted(e, filter.types, filter.not_types, filter.senders, filter.not_senders,
+            filter.contains_url)
+"""
+
+PART_TIMELINE: Final[LiteralString] = fill(
+    TEMPLATE_TIMELINE,
+    filter="CROSS JOIN filter",
+    latest=fill(
+        TEMPLATE_LATEST,
+        columns=fill(TEMPLATE_TIMELINE_COLUMNS, is_wanted=PART_IS_WANTED),
+        room="r",
+        after="COALESCE(r.gap, r.lower)",
+        upto="r.upper",
+        which=PART_LIVE,
+        limit="$16::bigint",
+    ),
+    limit="$8::bigint",
+    rows_max="$16::bigint",
+)
+
 SQL_ROOMS: Final[LiteralString] = fill(
     TEMPLATE_ROOMS,
     changed_rooms=PART_CHANGED_ROOMS,
+    gap=PART_GAP,
+    has_state=PART_HAS_STATE,
+    no_event=PART_NO_EVENT,
+    event=PART_EVENT,
+    timeline=PART_TIMELINE,
     writer_columns="",
     no_writer="",
     writers="",
@@ -127,6 +115,11 @@ SQL_ROOMS: Final[LiteralString] = fill(
 SQL_ROOMS_AND_WRITERS: Final[LiteralString] = fill(
     TEMPLATE_ROOMS,
     changed_rooms=PART_CHANGED_ROOMS,
+    gap=PART_GAP,
+    has_state=PART_HAS_STATE,
+    no_event=PART_NO_EVENT,
+    event=PART_EVENT,
+    timeline=PART_TIMELINE,
     writer_columns=", NULL AS stream_name, NULL AS instance_name, NULL::bigint AS position",
     no_writer=", NULL, NULL, NULL",
     writers=fill(TEMPLATE_WRITERS, streams=PART_STREAMS),
@@ -218,25 +211,15 @@ class RoomColumns(NamedTuple):
     """The response has state: the whole, or some that has changed."""
 
 
-ROOM: Final = "room"
-EVENT: Final = "event"
-LIMIT: Final = "limit"
 EVENT_AT: Final = ChangedRoomRow._fields.index("is_last")
 """The columns of the event begin here, and end with the next."""
 EVENT_END: Final = len(ChangedRoomRow._fields)
 
 
-@dataclass(slots=True)
-class ChangedRoom:
-    """A changed room, and the events of its timeline: oldest first, perhaps one beyond the limit.
+class ChangedRoom(RoomTimeline[RoomColumns]):
+    """A changed room, with its timeline."""
 
-    ``cut``: there may be more visible events before the first one. A gap lies there, or those
-    events were not read.
-    """
-
-    row: RoomColumns
-    events: list[StoredEvent]
-    cut: bool
+    __slots__ = ()
 
     @property
     def is_visit(self) -> bool:
@@ -305,30 +288,13 @@ def _arguments(user_id: UserId, sync_range: SyncRange) -> tuple[object, ...]:
 
 def _changed_rooms(records: Sequence[Any]) -> list[ChangedRoom]:
     """Return the rooms of these rows, each with its timeline."""
-    found = {
-        record[1]: ChangedRoom(head := RoomColumns._make(record[1:EVENT_AT]), [], head.after_gap)
-        for record in records
-        if record[0] == ROOM
-    }
-    for record in records:
-        if record[0] == EVENT:
-            _add_event(found[record[1]], record[EVENT_AT:EVENT_END])
-        elif record[0] == LIMIT:
-            found[record[1]].cut = True
-    rooms = sorted(found.values(), key=_by_activity, reverse=True)
-    for room in rooms:
-        room.events.sort(key=attrgetter("stream_ordering"))
-    return rooms
+    found = timelines_of(records, slice(EVENT_AT, EVENT_END), _changed_room)
+    return sorted(found.values(), key=_by_activity, reverse=True)
 
 
-def _add_event(room: ChangedRoom, columns: Sequence[Any]) -> None:
-    """Add an event to the timeline."""
-    is_last, event_id, stream, topological, redacted_by, redacted_form, withheld, raw = columns
-    room.cut = room.cut or is_last
-    event = (event_id, stream, topological, redacted_by, None, False, False, redacted_form, raw)
-    room.events.append(
-        event_of_room(room.row.room_id, room.row.room_version, event, withheld=withheld)
-    )
+def _changed_room(record: Sequence[Any]) -> ChangedRoom:
+    row = RoomColumns._make(record[1:EVENT_AT])
+    return ChangedRoom(row, row.after_gap)
 
 
 def _by_activity(room: ChangedRoom) -> tuple[bool, int, int]:
