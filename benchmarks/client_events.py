@@ -1,6 +1,12 @@
 """Pages of 100 events: as `store.messages` returns them, with aggregations, and for clients.
 
-The calls take turns. A fifth of the events have a reaction, an edit, a thread or a redaction.
+The calls take turns. A fifth of the events have a reaction, an edit, a thread or a redaction. The
+reader has sent a tenth of the events.
+
+"Today's" page is the second call: `store.messages` with aggregations, and a dict of each event with
+its ``m.relations`` by `Aggregations.bundle`. A server that makes ``unsigned`` itself starts from
+it. It has the same events and aggregations as the third call, but no other key of ``unsigned``. The
+last call names a device, so the transactions of the reader's own events are looked up, too.
 """
 
 import time
@@ -71,16 +77,22 @@ def _calls(store: Store, room_id: RoomId, reader: str) -> dict[str, Call]:
 
     async def today() -> None:
         for event in (await page(aggregations=True)).chunk:
-            dict(event.json)
+            shown = dict(event.json)
+            if event.relations is not None:
+                shown["unsigned"] = {
+                    "m.relations": event.relations.bundle(lambda one: dict(one.json))
+                }
 
-    async def for_clients() -> None:
-        shown = await store.client_events(reader, (await page(aggregations=False)).chunk)
+    async def for_clients(device_id: str | None = None) -> None:
+        events = (await page(aggregations=False)).chunk
+        shown = await store.client_events(reader, events, device_id=device_id)
         assert len(shown) == LIMIT
 
     return {
         "messages": lambda: page(aggregations=False),
         "messages, with aggregations": today,
         "messages, then client_events": for_clients,
+        "the same for a device": lambda: for_clients("DEVICE"),
     }
 
 

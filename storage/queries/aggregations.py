@@ -5,7 +5,7 @@ statement. They are as of now, for one user. Events that the user may not see, r
 events of ignored senders do not count.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final, LiteralString, NamedTuple, TypeVar
 
@@ -22,48 +22,7 @@ AnyPage = TypeVar("AnyPage", bound=Page)
 REFERENCES_MAX: Final = 1_000
 """Most references of one event, the oldest ones. `relations` pages through all."""
 
-TEMPLATE_AGGREGATIONS: Final[LiteralString] = """
-WITH
-reader AS MATERIALIZED (
-    SELECT COALESCE((SELECT principal_nid FROM principals WHERE name = $1::text),
-        0) AS principal_nid,
-        ARRAY(SELECT principal_nid FROM principals WHERE name = ANY($3::text[])) AS ignored
-),
-named AS MATERIALIZED (
-    SELECT event_nid, room_nid, relation_key(event_id) AS key
-    FROM events
-    WHERE event_id = ANY($2::text[])
-),
--- events that others relate to: a probe for each, never a join with all relations
-related AS MATERIALIZED (
-    SELECT n.event_nid, n.room_nid, n.key
-    FROM named n
-    WHERE (SELECT true FROM events c WHERE c.relates_to = n.key AND NOT c.outlier
-        ORDER BY c.rel_type_nid LIMIT 1)
-),
-room AS MATERIALIZED (
-    SELECT r.room_nid, reader.principal_nid, reader.ignored, v.*
-    FROM (SELECT DISTINCT room_nid FROM related) AS r
-    CROSS JOIN reader
-    CROSS JOIN LATERAL visibility_of(r.room_nid, reader.principal_nid) AS v
-),
-parent AS MATERIALIZED (
-    SELECT e.event_id, a.key, e.sender_nid, e.type_nid, e.state_key_nid IS NULL
-        AND form.whole AS whole,
-        CASE WHEN form.whole THEN e.rel_type_nid END AS rel_type_nid, room.*
-    FROM related a
-    JOIN room USING (room_nid)
-    JOIN events e USING (event_nid)
-    CROSS JOIN LATERAL (
-        SELECT e.redacted_by IS NULL
-            AND (was_there(e, room.joined_since, room.joined_audiences)
-                OR NOT EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid)
-                OR was_there_before(e, room.reader_nid, room.unread)) AS whole
-    ) AS form
-    WHERE user_sees(e, room.joined_since, room.own_audiences, room.shared_audiences,
-        room.world_audiences,
-        room.shared_before, room.reader_nid, room.unread)
-),
+TEMPLATE_BUNDLES: Final[LiteralString] = """
 latest AS MATERIALIZED (  -- of each thread: an event that itself relates to another begins none
     SELECT p.event_id AS root_id, p.key AS root_key, p.sender_nid AS root_sender_nid,
         last.event_nid, last.event_id, last.sender_nid,
@@ -138,17 +97,65 @@ found AS (
     ) AS referring
     WHERE referring.ids IS NOT NULL
 )
+"""
+"""The aggregations of the CTE `parent`: the visible events that others relate to."""
+
+PART_BUNDLES: Final[LiteralString] = fill(
+    TEMPLATE_BUNDLES,
+    visible_by_parent=fill(TEMPLATE_RELATION_IS_VISIBLE, reader="p"),
+    visible_by_holder=fill(TEMPLATE_RELATION_IS_VISIBLE, reader="h"),
+    visible_by_thread=fill(TEMPLATE_RELATION_IS_VISIBLE, reader="l"),
+)
+
+TEMPLATE_AGGREGATIONS: Final[LiteralString] = """
+WITH
+reader AS MATERIALIZED (
+    SELECT COALESCE((SELECT principal_nid FROM principals WHERE name = $1::text),
+        0) AS principal_nid,
+        ARRAY(SELECT principal_nid FROM principals WHERE name = ANY($3::text[])) AS ignored
+),
+named AS MATERIALIZED (
+    SELECT event_nid, room_nid, relation_key(event_id) AS key
+    FROM events
+    WHERE event_id = ANY($2::text[])
+),
+-- events that others relate to: a probe for each, never a join with all relations
+related AS MATERIALIZED (
+    SELECT n.event_nid, n.room_nid, n.key
+    FROM named n
+    WHERE (SELECT true FROM events c WHERE c.relates_to = n.key AND NOT c.outlier
+        ORDER BY c.rel_type_nid LIMIT 1)
+),
+room AS MATERIALIZED (
+    SELECT r.room_nid, reader.principal_nid, reader.ignored, v.*
+    FROM (SELECT DISTINCT room_nid FROM related) AS r
+    CROSS JOIN reader
+    CROSS JOIN LATERAL visibility_of(r.room_nid, reader.principal_nid) AS v
+),
+parent AS MATERIALIZED (
+    SELECT e.event_id, a.key, e.sender_nid, e.type_nid, e.state_key_nid IS NULL
+        AND form.whole AS whole,
+        CASE WHEN form.whole THEN e.rel_type_nid END AS rel_type_nid, room.*
+    FROM related a
+    JOIN room USING (room_nid)
+    JOIN events e USING (event_nid)
+    CROSS JOIN LATERAL (
+        SELECT e.redacted_by IS NULL
+            AND (was_there(e, room.joined_since, room.joined_audiences)
+                OR NOT EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid)
+                OR was_there_before(e, room.reader_nid, room.unread)) AS whole
+    ) AS form
+    WHERE user_sees(e, room.joined_since, room.own_audiences, room.shared_audiences,
+        room.world_audiences,
+        room.shared_before, room.reader_nid, room.unread)
+),
+{bundles}
 SELECT t.about, t.kind, t.events, t.participated, t.ids, s.*
 FROM found t
 LEFT JOIN stored_events s USING (event_nid)
 """
 
-SQL_AGGREGATIONS: Final[LiteralString] = fill(
-    TEMPLATE_AGGREGATIONS,
-    visible_by_parent=fill(TEMPLATE_RELATION_IS_VISIBLE, reader="p"),
-    visible_by_holder=fill(TEMPLATE_RELATION_IS_VISIBLE, reader="h"),
-    visible_by_thread=fill(TEMPLATE_RELATION_IS_VISIBLE, reader="l"),
-)
+SQL_AGGREGATIONS: Final[LiteralString] = fill(TEMPLATE_AGGREGATIONS, bundles=PART_BUNDLES)
 
 
 class AggregationRow(NamedTuple):
@@ -201,6 +208,13 @@ async def aggregations(
         REFERENCES_MAX,
         row=AggregationRow,
     )
+    found = combined(rows)
+    requested = set(event_ids)
+    return {event_id: one for event_id, one in found.items() if event_id in requested}
+
+
+def combined(rows: Iterable[AggregationRow]) -> dict[EventId, Aggregations]:
+    """Return the aggregations in rows, by id: also those of the latest events of threads."""
     found: dict[EventId, Aggregations] = {}
     # threads last: their latest events have aggregations, too
     for row in sorted(rows, key=lambda row: row.kind == "thread"):
@@ -217,8 +231,7 @@ async def aggregations(
                 known,
                 thread=ThreadSummary(latest, row.events or 0, participated=bool(row.participated)),
             )
-    requested = set(event_ids)
-    return {event_id: one for event_id, one in found.items() if event_id in requested}
+    return found
 
 
 async def of_page(

@@ -1,8 +1,9 @@
 """Events in the form that the client-server API serves.
 
 Client-server API, "Room event format": `ClientEvent`. The keys and ``unsigned`` are built here.
-Nothing of the sender's own ``unsigned`` is in them. A page takes two statements: the aggregations,
-and the facts that depend on the reader (client_facts.py).
+Nothing of the sender's own ``unsigned`` is in them. A page takes one statement if the reader was
+joined at all its events (client_page.py). Another statement has the facts of the other events, of
+state events, and of events that the reader's device may have sent (client_facts.py).
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -13,8 +14,8 @@ from storage.database.connection import Connection
 from storage.event import redact
 from storage.event.versions import version_of
 from storage.ids import EventId, UserId
-from storage.queries.aggregations import aggregations
 from storage.queries.client_facts import ClientFacts, client_facts
+from storage.queries.client_page import client_page
 from storage.queries.events import Aggregations, StoredEvent
 
 REDACTION: Final = "m.room.redaction"
@@ -41,13 +42,22 @@ async def client_events(
     conn: Connection, request: ClientRequest, events: Sequence[StoredEvent]
 ) -> list[dict[str, Any]]:
     """Return those of the events that the reader may get, in the same order."""
-    user_id = request.user_id
-    messages = [event.event_id for event in events if event.state_key is None]
+    messages = [event for event in events if event.state_key is None]
     bundles: Bundles = {}
+    facts: dict[EventId, ClientFacts] = {}
     if messages:
-        bundles = await aggregations(conn, user_id, messages, ignored=request.ignored)
-    wanted = dict.fromkeys(event.event_id for event in (*events, *_bundled(bundles.values())))
-    facts = await client_facts(conn, user_id, wanted, request.device_id)
+        page = await client_page(
+            conn,
+            request.user_id,
+            messages,
+            ignored=request.ignored,
+            has_device=request.device_id is not None,
+        )
+        bundles, facts = page.bundles, page.facts
+    listed = [event.event_id for event in (*events, *_bundled(bundles.values()))]
+    unknown = {event_id for event_id in listed if event_id not in facts}
+    if unknown:
+        facts |= await client_facts(conn, request.user_id, unknown, request.device_id)
     shown = [event for event in events if _is_shown(event, facts)]
     return [_with_relations(request, event, facts, bundles.get(event.event_id)) for event in shown]
 
