@@ -14,14 +14,14 @@ State = dict[tuple[str, str], str]
 TOPIC = ("m.room.topic", "")
 
 
-class Client(NamedTuple):
+class SyncingClient(NamedTuple):
     """A client, and the token up to which it has synced."""
 
     store: Store
     since: str | None = None
     section: str = "state_after"
 
-    async def sync(self, *, limit: int = 10) -> tuple["Client", Json]:
+    async def sync(self, *, limit: int = 10) -> tuple["SyncingClient", Json]:
         """Return the client after a sync, and the ``rooms`` of the response."""
         found = await self.store.sync(LOCAL, since=self.since, timeline_limit=limit)
         made = await responses.sync(
@@ -61,7 +61,7 @@ async def test_the_parameter_replaces_the_section_in_all_rooms(
     left = new_room(members=[LOCAL], seed=1)
     for one in (room, left):
         await deliver(store, one)
-    client, rooms = await Client(store, section=section).sync()
+    client, rooms = await SyncingClient(store, section=section).sync()
     assert rooms["join"].keys() == {room.room_id, left.room_id}
     left.leave(LOCAL)
     room.message(ADMIN)
@@ -78,7 +78,7 @@ async def test_the_parameter_replaces_the_section_in_all_rooms(
 async def test_an_empty_section_shows_the_support(store: Store, room: RoomBuilder) -> None:
     """Clients recognise a server with support by the name of the section. So it is always there."""
     await deliver(store, room)
-    client, _ = await Client(store).sync()
+    client, _ = await SyncingClient(store).sync()
     room.message(ADMIN)
     await deliver(store, room)
     _, rooms = await client.sync()
@@ -90,7 +90,7 @@ async def test_a_first_sync_has_the_whole_state_at_the_end(store: Store, room: R
     for number in range(15):
         room.topic(ADMIN, str(number))
     await deliver(store, room)
-    _, rooms = await Client(store).sync(limit=5)
+    _, rooms = await SyncingClient(store).sync(limit=5)
     found = rooms["join"][room.room_id]
     assert found["timeline"]["limited"]
     assert state_of(found["state_after"]["events"]) == await current(store, room)
@@ -102,7 +102,7 @@ async def test_changes_up_to_the_end_of_the_timeline(
 ) -> None:
     """`state` ends before the timeline, `state_after` at its end."""
     await deliver(store, room)
-    clients = [await Client(store, section=name).sync() for name in ("state", "state_after")]
+    clients = [await SyncingClient(store, section=name).sync() for name in ("state", "state_after")]
     early, name = room.topic(ADMIN, "early"), room.name(ADMIN, "the name")
     for _ in range(3):
         room.message(ADMIN)
@@ -118,7 +118,7 @@ async def test_changes_up_to_the_end_of_the_timeline(
 async def test_example_1_a_state_event_is_in_both_sections(store: Store, room: RoomBuilder) -> None:
     """A change without a gap is in the timeline and in `state_after`."""
     await deliver(store, room)
-    clients = [await Client(store, section=name).sync() for name in ("state", "state_after")]
+    clients = [await SyncingClient(store, section=name).sync() for name in ("state", "state_after")]
     event = room.send(ADMIN, "org.matrix.example", {}, state_key="")
     await deliver(store, room)
     for (client, _), expected in zip(clients, ([], [event.event_id]), strict=True):
@@ -129,26 +129,26 @@ async def test_example_1_a_state_event_is_in_both_sections(store: Store, room: R
         assert listed(found, client.section) == expected
 
 
-class Forked(NamedTuple):
+class ForkedTopics(NamedTuple):
     """A topic that takes effect, and one of a fork that arrives later and does not."""
 
     kept: BuiltEvent
     outdated: BuiltEvent
 
 
-async def forked(store: Store, room: RoomBuilder) -> tuple[Forked, Client, State]:
+async def forked(store: Store, room: RoomBuilder) -> tuple[ForkedTopics, SyncingClient, State]:
     """Return the topics, the client as of between their arrivals, and its state."""
     old, new = room.fork()
     outdated, kept = old.topic(ADMIN, "outdated"), new.topic(ADMIN, "kept")
     await store.append(
         [event.pdu for event in room.events if event is not outdated], room_version=room.version
     )
-    client, rooms = await Client(store).sync()
+    client, rooms = await SyncingClient(store).sync()
     state = state_of(rooms["join"][room.room_id]["state_after"]["events"])
     assert state[TOPIC] == kept.event_id
     await store.append([outdated.pdu])
     room.merge(old, new)
-    return Forked(kept, outdated), client, state
+    return ForkedTopics(kept, outdated), client, state
 
 
 async def test_example_2_outdated_state_is_in_the_timeline_only(
