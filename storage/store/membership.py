@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from storage import arguments as args
 from storage.database.names import MEMBERSHIPS
 from storage.ids import RoomId, ServerName, UserId, server_name_of
-from storage.maintenance.invalidate_caches import invalidate_caches, register_writer
+from storage.maintenance.invalidate_caches import INSTANCE_NAME, invalidate_caches, register_writer
 from storage.observability.instrument import measured
 from storage.queries import joined_servers as server_queries
 from storage.queries import member_ids as id_queries
@@ -16,7 +16,8 @@ from storage.queries.room_position import RoomPosition, position_at
 from storage.queries.sharing import SharingChanges
 from storage.queries.sync.positions import events_of
 from storage.store.core import StoreCore
-from storage.streams.caches import CURRENT_STATE, Ticket
+from storage.streams.caches import FORGOTTEN, Ticket
+from storage.streams.position_poller import follow_writer
 from storage.streams.tokens import is_sync_token, read_positions
 
 
@@ -111,7 +112,10 @@ async def forget(store: StoreCore, user_id: str, room_id: RoomId) -> None:
     async with store.database.transaction() as conn:
         await queries.forget(conn, user, room)
         # the room leaves the lists of sliding sync
-        await invalidate_caches(conn, CURRENT_STATE, (room, user))
+        await invalidate_caches(conn, FORGOTTEN, (room, user))
+    async with store.database.connection() as conn:
+        # so that syncs of this process see no commit that is new to them
+        await follow_writer(conn, store.streams, "caches", INSTANCE_NAME)
 
 
 @measured("shared_rooms")

@@ -5,7 +5,8 @@ stale. Most invalidations follow from the facts of the stream "events". The othe
 stream "caches": a state that resolution changed, an event that was reordered. A row of "caches" has
 the name of a cache and a key, or no key for the whole cache. The name ``cs_cache_fake`` means
 everything that depends on the current state of a room. Its key is the room id, followed by the
-users whose membership changed. ``removed`` lists the deleted rows of a room, see `Removed`.
+users whose membership changed. ``removed`` lists the deleted rows of a room, see `Removed`. The key
+of ``forgotten`` is a room, and the user who has forgotten it.
 
 A reader that fills a cache takes a `Ticket` before it queries the database. A value that became
 stale since then is not stored.
@@ -27,6 +28,7 @@ S = TypeVar("S", bound=Sized)
 Key = tuple[str, ...]
 
 CURRENT_STATE: Final = "cs_cache_fake"
+FORGOTTEN: Final = "forgotten"
 STATES_MAX: Final = 100  # their groups are sent with each query
 REMOVED: Final = "removed"
 

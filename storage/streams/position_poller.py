@@ -114,6 +114,17 @@ async def follow_once(
         await join(database, streams)
 
 
+async def follow_writer(
+    conn: Connection, streams: Streams, stream_name: str, instance_name: str
+) -> None:
+    """Catch up with one writer of one stream now, without waiting for the next poll."""
+    found = await conn.fetch(SQL_POSITIONS, row=FollowedPositionRow)
+    _meet(streams, found)
+    for row in found:
+        if (row.stream_name, row.instance_name) == (stream_name, instance_name):
+            await _catch_up(conn, streams, row)
+
+
 def _is_read(streams: Streams, row: FollowedPositionRow, told_of: Collection[str] | None) -> bool:
     """Return whether the facts of a writer are read, beside its position."""
     is_told = told_of is None or row.stream_name in told_of

@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple
 from storage import arguments as args
 from storage.database.connection import Connection, Database
 from storage.streams import fact_rows
-from storage.streams.caches import CURRENT_STATE
+from storage.streams.caches import CURRENT_STATE, FORGOTTEN
 from storage.streams.feed import Advance, Fact, Feed
 from storage.streams.id_generator import IdGenerator
 from storage.streams.positions import VectorPosition
@@ -64,8 +64,8 @@ def _room_or_owner(row: Sequence[Any]) -> Sequence[str]:
 
 
 def _resolved_members(row: Sequence[Any]) -> Sequence[str]:
-    """Return the users whose membership resolution changed: no event names them."""
-    return row[1][1:] if row[0] == CURRENT_STATE and row[1] is not None else ()
+    """Return the users whose membership resolution changed, or `forget`: no event names them."""
+    return row[1][1:] if row[0] in (CURRENT_STATE, FORGOTTEN) and row[1] is not None else ()
 
 
 STREAMS: Final[Mapping[str, Declaration]] = {

@@ -10,7 +10,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final, NamedTuple
 
-from storage.streams.caches import CURRENT_STATE, LastChange
+from storage.streams.caches import CURRENT_STATE, FORGOTTEN, LastChange
 from storage.streams.feed import Advance
 
 DIRECT: Final = "m.direct"
@@ -126,6 +126,8 @@ class ListChanges:
             for fact in advance.facts:
                 if fact.row[0] == CURRENT_STATE:
                     self._resolved(fact.row[1])
+                elif fact.row[0] == FORGOTTEN:
+                    self._forgotten(*fact.row[1])
         elif advance.stream_name == "account_data":
             for fact in advance.facts:
                 self._account_data(*fact.row)
@@ -153,6 +155,10 @@ class ListChanges:
         self._on_state(room_id)
         for user in users:
             self._on_member(user, room_id)
+
+    def _forgotten(self, room_id: str, user_id: str) -> None:
+        self.clock += 1
+        self._on_member(user_id, room_id)
 
     def _account_data(self, user_id: str, _: str | None, kind: str, *__: object) -> None:
         if kind in (DIRECT, TAG):

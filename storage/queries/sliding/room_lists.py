@@ -70,13 +70,16 @@ JOIN writers w USING (instance_name)
 LEFT JOIN unnest($2::text[], $3::bigint[]) AS s (instance_name, stream_id) USING (instance_name)
 JOIN cache_invalidations i ON i.stream_id > COALESCE(s.stream_id, p.entered_at)
     AND i.stream_id <= p.stream_id AND i.writer_nid = w.writer_nid
-WHERE p.stream_name = 'caches' AND i.cache_name = 'cs_cache_fake'
+WHERE p.stream_name = 'caches' AND i.cache_name IN ('cs_cache_fake', 'forgotten')
     AND (i.keys IS NULL OR $1::text = ANY(i.keys[2:]))
 """
 
 
 class ResolvedRow(NamedTuple):
-    """A room where resolution changed the user's membership; or everything may have changed."""
+    """A room that the user has forgotten, or where resolution changed the user's membership.
+
+    Or everything may have changed.
+    """
 
     is_everything: bool
     room_id: str | None

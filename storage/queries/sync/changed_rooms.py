@@ -10,7 +10,8 @@ commit and its notification. So the statement that reads the positions also retu
 the same snapshot. A writer committed to these above the position up to which this process has
 followed that writer. They are candidates as well. A change of membership always has its cause in
 its room, so that room is a candidate. But only the stream "caches" says what state resolution does
-to memberships. If the process is behind in that stream, its rooms of the user may be wrong. Where
+to memberships. If the process has not followed such a row yet, its rooms of the user may be wrong.
+Other rows of that stream, such as those of a purge or of `forget`, change no joined rooms. Where
 the caches do not suffice, the result is None, and the sync reads all rooms. A process that expects
 nothing new requests the positions alone first (`SyncMemory.still`). That is a third of the work,
 and enough if no position is ahead of the process.
@@ -41,8 +42,8 @@ from storage.streams import SyncToken, VectorPosition
 from storage.streams.caches import Cache, LastChange, RoomsOf, Ticket
 
 UNSEEN: Final = "unseen"
+UNRESOLVED: Final = "unresolved"
 ROOMS_OF: Final = "rooms of"
-CACHES: Final = "caches"
 CONNECTION: Final = "connection"
 FOLLOWED: Final = ("events", "caches")  # the streams that invalidate the caches
 FAR: Final = 5_000  # positions: a process further behind reads all rooms
@@ -92,6 +93,17 @@ SELECT 'unseen', 'events', NULL, upto, NULL, CASE
     WHEN NOT is_far THEN ARRAY(SELECT DISTINCT room_nid FROM unseen) END, NULL
 FROM unseen_range
 UNION ALL
+SELECT 'unresolved', 'caches', p.instance_name, p.stream_id, p.seen, NULL, NULL
+FROM writer p
+WHERE p.stream_name = 'caches' AND p.stream_id > p.seen
+    AND (p.stream_id - p.seen > $5::bigint OR EXISTS (
+        SELECT FROM cache_invalidations i
+        JOIN writers w USING (writer_nid)
+        WHERE i.stream_id > p.seen AND i.stream_id <= p.stream_id
+            AND w.instance_name = p.instance_name
+            AND (i.cache_name IN ('cs_cache_fake', 'rooms_of') {invalidating})
+    ))
+UNION ALL
 SELECT 'purged', stream_name, NULL, purged_upto, NULL, NULL, NULL
 FROM purged_streams
 WHERE stream_name = 'events'
@@ -105,10 +117,14 @@ JOIN rooms r USING (room_nid)
 WHERE p.name = $4::text
 {connection}
 """
-SQL_NEWS: Final[LiteralString] = fill(TEMPLATE_NEWS, streams=PART_STREAMS, connection="")
+SQL_NEWS: Final[LiteralString] = fill(
+    TEMPLATE_NEWS, streams=PART_STREAMS, invalidating="", connection=""
+)
 SQL_NEWS_OF_CONNECTION: Final[LiteralString] = fill(
     TEMPLATE_NEWS,
     streams=PART_STREAMS,
+    # a list of sliding sync has no rooms that the user has forgotten
+    invalidating="OR i.cache_name = 'forgotten' AND i.keys[2] = $8::text",
     connection="""
 UNION ALL
 SELECT 'connection', 'events', NULL, c.base, c.used_ts, NULL, c.required_states
@@ -125,7 +141,8 @@ class NewsRow(NamedTuple):
     """One row of a kind, with a position of a stream.
 
     "writer": its position, and up to which this process has ``seen`` it. "unseen": the last unseen
-    position, and the rooms with an event up to it (None: too many). "purged": up to which the
+    position, and the rooms with an event up to it (None: too many). "unresolved": a writer of the
+    stream "caches" that has changed rooms of users above ``seen``. "purged": up to which the
     stream is purged. "rooms of": the rooms of the user, and the last change of their memberships.
     "connection": its base, when it was in use, and the values of required_state.
     """
@@ -155,7 +172,7 @@ class News:
     time: int = 0
     """The time on the clock of the process before the snapshot. 0: unknown."""
     is_resolved: bool = True
-    """The process has followed the stream "caches" up to the snapshot."""
+    """The process has followed the stream "caches", as far as it changes rooms of users."""
 
     def candidates(self, since: VectorPosition) -> list[int] | None:
         """Return the nids of the rooms that can have changed since then. None: any can."""
@@ -369,12 +386,8 @@ def _reached(rows: Sequence[NewsRow]) -> Reached:
 
 
 def _is_resolved(rows: Sequence[NewsRow]) -> bool:
-    """Return whether the process has followed the stream "caches" up to the snapshot."""
-    return all(
-        (row.position or 0) <= (row.seen or 0)
-        for row in rows
-        if row.kind == WRITER and row.stream_name == CACHES
-    )
+    """Return whether the process has followed what changes the rooms of users."""
+    return all(row.kind != UNRESOLVED for row in rows)
 
 
 def _rooms_of(rows: Sequence[NewsRow]) -> RoomsOf:
