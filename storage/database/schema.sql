@@ -33,8 +33,9 @@ COMMENT ON COLUMN deployment.incarnation IS
     'was restored (storage/streams/restore_detection.py).';
 COMMENT ON COLUMN deployment.server_name IS
     'The homeserver whose users are local: visibility and memberships are stored for them. The '
-    'first store that opens sets it, and stores of other names are refused. NULL: all rooms so '
-    'far were imported without a name.';
+    'first store that opens sets it. Another name is refused once there are rooms or data of '
+    'users; until then a store of another name sets that, if no other process uses the database. '
+    'NULL: all rooms so far were imported without a name.';
 
 CREATE TABLE schema_compatibility (
     singleton boolean NOT NULL DEFAULT true,
