@@ -1,6 +1,6 @@
 """The state in a response: required state, name, avatar, heroes, counts, stripped state.
 
-One statement reads it for all rooms that have some. The keys to read are chosen first (`entry`):
+One statement reads it for all rooms that have some. The keys to read are chosen first (`needed`):
 those of patterns where the client does not have them, members that the timeline needs, the name,
 the avatar, and the heroes. Their values are those of the current state, or, for a user who is not
 in the room any more, those with the later deltas taken back. `changed` are the keys that changed
@@ -15,11 +15,18 @@ import orjson
 
 from storage.database.connection import Connection
 from storage.database.sql_template import fill
-from storage.errors import StorageCorrupt
 from storage.ids import StateKey, UserId
 from storage.queries.events import StoredEvent, event_of_room
 from storage.queries.sliding.required_state import Patterns
 from storage.queries.sync.state import SyncedRoom, SyncedUser
+from storage.queries.sync.state_rows import (
+    EVENT,
+    EVENT_END,
+    PART_ENTRY_ROWS,
+    PART_SHOWN,
+    StateRow,
+    lost_state,
+)
 from storage.queries.sync.summary import TEMPLATE_IS_NAMED
 
 PART_MATCH: Final[LiteralString] = """
@@ -105,7 +112,7 @@ wild AS MATERIALIZED (  -- and its keys but for members, where patterns name the
     ) AS c
     WHERE p.is_any_type OR (p.state_key IS NULL AND p.type_nid <> 2)
 ),
-entry AS (
+needed AS (
     SELECT 'state' AS kind, s.room_nid, k.state_key_nid
     FROM selected s
     JOIN pattern p USING (number)
@@ -140,10 +147,14 @@ entry AS (
     UNION
     SELECT 'avatar', room_nid, 12 FROM due WHERE avatar
 ),
-found AS (
+shown AS (  -- rooms that the user is not in, with the membership event
+    SELECT *
+    FROM unnest($16::int[], $17::bigint[]) AS s (room_nid, member_nid)
+),
+entry AS (
     SELECT n.kind, n.room_nid, n.state_key_nid,
         CASE WHEN l.room_nid IS NULL THEN c.event_nid ELSE l.event_nid END AS event_nid
-    FROM entry n
+    FROM needed n
     LEFT JOIN current_state c USING (room_nid, state_key_nid)
     LEFT JOIN later l USING (room_nid, state_key_nid)
     UNION
@@ -155,33 +166,11 @@ found AS (
     UNION ALL
     SELECT 'lost', room_nid, NULL, NULL FROM wild WHERE state_key_nid IS NULL
     UNION ALL
-    SELECT 'own', room_nid, NULL, member_nid FROM unnest($16::int[], $17::bigint[])
-        AS s (room_nid, member_nid)
-    UNION ALL  -- create, join rules, name, topic, canonical alias, avatar, encryption
-    SELECT 'shown', c.room_nid, c.state_key_nid, c.event_nid
-    FROM unnest($16::int[]) AS s (room_nid)
-    JOIN current_state c ON c.room_nid = s.room_nid AND c.state_key_nid IN (1, 4, 9, 10, 11, 12, 13)
+    SELECT 'own', room_nid, NULL, member_nid FROM shown
+    UNION ALL
+    {shown}
 )
-SELECT CASE WHEN n.event_nid IS NOT NULL AND e.event_nid IS NULL THEN 'lost' ELSE n.kind END
-        AS kind,
-    n.room_nid, e.event_id, e.stream_ordering, e.topological_ordering,
-    CASE WHEN e.redacted_by IS NOT NULL THEN (SELECT b.event_id FROM events b
-        WHERE b.event_nid = e.redacted_by) END AS redacted_by,
-    e.rejected, e.soft_failed, e.outlier, e.redacted_form, e.json, gone.type AS removed_type,
-    gone.state_key AS removed_key, CASE WHEN n.kind = 'own' THEN (
-        SELECT o.stripped_state FROM out_of_band_memberships o
-        WHERE o.room_nid = n.room_nid AND o.event_nid = n.event_nid
-    ) END AS stripped_state,
-    NULL::int AS joined_count, NULL::int AS invited_count, NULL::text[] AS heroes
-FROM found n
-LEFT JOIN events e ON e.event_nid = n.event_nid
-LEFT JOIN LATERAL (  -- once for each of the few removed keys: a join could hash all keys
-    SELECT t.type, k.state_key
-    FROM state_keys k
-    JOIN event_types t USING (type_nid)
-    WHERE k.state_key_nid = n.state_key_nid AND n.kind = 'removed'
-    OFFSET 0
-) AS gone ON true
+{rows}
 WHERE n.event_nid IS NOT NULL OR n.kind <> 'state'
 UNION ALL
 SELECT 'summary', d.room_nid, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
@@ -191,6 +180,8 @@ FROM due d
 JOIN rooms i USING (room_nid)
 WHERE d.name OR d.avatar OR d.members
 """
+"""The kinds of rows beside those of `StateRow`: "state", "hero", "name" and "avatar" have an event,
+the last two none if it is not set. "dropped": state has changed that the client no longer wants."""
 
 SQL_SLIDING_STATE: Final[LiteralString] = fill(
     TEMPLATE_STATE,
@@ -200,40 +191,9 @@ SQL_SLIDING_STATE: Final[LiteralString] = fill(
         is_named=fill(TEMPLATE_IS_NAMED, keys="(9, 'name')"),
     ),
     match=PART_MATCH,
+    shown=PART_SHOWN,
+    rows=PART_ENTRY_ROWS,
 )
-
-
-class SlidingStateRow(NamedTuple):
-    """One row of a room. `kind` says which columns it has besides `room_nid`.
-
-    "state", "hero", "name", "avatar": an event; the last two without one if there is none.
-    "removed": a key. "dropped": the state has changed that the client no longer wants. "own": the
-    membership event of a user who is not in the room, and its stripped state as JSON. "shown": an
-    event that is shown to them. "summary": the counts and the heroes. "lost": rows of the state, or
-    an event of it, are not there.
-    """
-
-    kind: str
-    room_nid: int
-    event_id: str | None
-    stream_ordering: int | None
-    topological_ordering: int | None
-    redacted_by: str | None
-    rejected: str | None
-    soft_failed: bool | None
-    outlier: bool | None
-    redacted_form: bool | None
-    json: bytes | None
-    removed_type: str | None
-    removed_key: str | None
-    stripped_state: str | None
-    joined_count: int | None
-    invited_count: int | None
-    heroes: list[str] | None
-
-
-SLIDING_EVENT: Final = SlidingStateRow._fields.index("event_id")
-SLIDING_EVENT_END: Final = SlidingStateRow._fields.index("removed_type")
 
 
 class RequiredRequest(NamedTuple):
@@ -301,21 +261,19 @@ async def sliding_states(
         user_id,
         [one.room.room_nid for one in shown],
         [one.member_nid for one in shown],
-        row=SlidingStateRow,
+        row=StateRow,
     )
     for row in rows:
-        _add(found[row[1]], SlidingStateRow._make(row))
+        _add(found[row[1]], StateRow._make(row))
     return found
 
 
-def _add(state: SlidingState, row: SlidingStateRow) -> None:
+def _add(state: SlidingState, row: StateRow) -> None:
     """Add a row. `StorageCorrupt` for lost ones."""
     if row.kind == "lost":
-        lost = "rows of state_groups or events are lost, or an index does not find them"
-        reason = f"the state of a room cannot be read: {lost} (`room-storage verify`)"
-        raise StorageCorrupt(reason, room_id=state.room.room_id)
+        raise lost_state(state.room.room_id)
     if row.event_id is not None:
-        columns = row[SLIDING_EVENT:SLIDING_EVENT_END]
+        columns = row[EVENT:EVENT_END]
         _add_event(state, row, event_of_room(state.room.room_id, state.room.room_version, columns))
     elif row.kind in ("name", "avatar"):
         state.due.add(row.kind)
@@ -330,7 +288,7 @@ def _add(state: SlidingState, row: SlidingStateRow) -> None:
             state.counts = row.joined_count, row.invited_count or 0
 
 
-def _add_event(state: SlidingState, row: SlidingStateRow, event: StoredEvent) -> None:
+def _add_event(state: SlidingState, row: StateRow, event: StoredEvent) -> None:
     if row.kind == "state":
         state.required.append(event)
     elif row.kind == "hero":

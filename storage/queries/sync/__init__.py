@@ -4,7 +4,8 @@
    have changed, from caches.
 2. rooms.py: the rooms that have changed, and their timelines. room_ranges.py is a part of it.
 3. state.py: the state at the start and at the end of the timelines, whole or as changes. summary.py
-   is a part of it. It also reads the events that stripped_state.py makes stripped state of.
+   and state_rows.py are parts of it; sliding sync has them as well. It also reads the events that
+   stripped_state.py makes stripped state of.
 
 response.py puts them together, types.py has the results, long_poll.py the long poll. Where a
 process has followed no change, it requests the positions alone first. Where only timelines have new

@@ -23,10 +23,18 @@ import orjson
 
 from storage.database.connection import Connection
 from storage.database.sql_template import fill
-from storage.errors import StorageCorrupt
 from storage.ids import RoomId, StateKey, UserId
 from storage.queries.events import StoredEvent, event_of_room
 from storage.queries.filters import ANY_EVENT, EventFilter
+from storage.queries.sync.state_rows import (
+    EVENT,
+    EVENT_END,
+    PART_ENTRY_ROWS,
+    PART_SHOWN,
+    STRIPPED,
+    StateRow,
+    lost_state,
+)
 from storage.queries.sync.summary import PART_DUE_SUMMARIES, PART_SUMMARIES
 from storage.queries.sync.types import RoomSummary
 
@@ -162,29 +170,29 @@ TEMPLATE_STATE: Final[LiteralString] = """
 WITH
 {values}
 entry AS (
-    SELECT 'state' AS kind, room_nid, state_key_nid, start_nid AS event_nid, true AS at_start,
-        COALESCE(start_nid = end_nid, false) AS at_end
+    SELECT CASE WHEN start_nid = end_nid THEN 'both' ELSE 'start' END AS kind, room_nid,
+        state_key_nid, start_nid AS event_nid
     FROM value
     WHERE start_nid IS NOT NULL AND start_nid IS DISTINCT FROM before_nid
     UNION ALL
-    SELECT 'state', room_nid, state_key_nid, end_nid, false, true
+    SELECT 'end', room_nid, state_key_nid, end_nid
     FROM value
     WHERE end_nid IS NOT NULL AND end_nid IS DISTINCT FROM before_nid
         AND end_nid IS DISTINCT FROM start_nid
     UNION ALL
-    SELECT 'removed', room_nid, state_key_nid, NULL, false, false
+    SELECT 'removed', room_nid, state_key_nid, NULL
     FROM changed
     WHERE before_nid IS NOT NULL AND end_nid IS NULL
     UNION ALL
-    SELECT 'lost', room_nid, NULL, NULL, NULL, NULL
+    SELECT 'lost', room_nid, NULL, NULL
     FROM value
     WHERE state_key_nid IS NULL
     UNION ALL
-    SELECT 'lost', room_nid, NULL, NULL, NULL, NULL
+    SELECT 'lost', room_nid, NULL, NULL
     FROM given
     WHERE is_lost
     UNION ALL
-    SELECT 'own', s.room_nid, NULL, s.member_nid, false, false
+    SELECT 'own', s.room_nid, NULL, s.member_nid
     FROM shown s
     WHERE NOT EXISTS (  -- an end that the room's state has did not come out of band
         SELECT
@@ -192,35 +200,12 @@ entry AS (
         WHERE c.room_nid = s.room_nid AND c.state_key_nid = s.ended_key_nid
             AND c.event_nid = s.member_nid
     )
-    UNION ALL  -- create, join rules, name, topic, canonical alias, avatar, encryption
-    SELECT 'shown', s.room_nid, c.state_key_nid, c.event_nid, false, false
-    FROM shown s
-    JOIN current_state c ON c.room_nid = s.room_nid AND c.state_key_nid IN (1, 4, 9, 10, 11, 12, 13)
+    UNION ALL
+    {shown}
 ),
 {due_summaries}
-SELECT CASE WHEN e.event_nid IS NULL AND gone.type IS NULL THEN 'lost' ELSE n.kind END AS kind,
-    n.room_nid, n.at_start, n.at_end, e.event_id, e.stream_ordering,
-    e.topological_ordering,
-    CASE WHEN e.redacted_by IS NOT NULL THEN (SELECT b.event_id FROM events b
-        WHERE b.event_nid = e.redacted_by) END AS redacted_by,
-    e.rejected, e.soft_failed, e.outlier, e.redacted_form, e.json, gone.type AS removed_type,
-        gone.state_key AS removed_key,
-    CASE WHEN n.kind = 'own' THEN (
-        SELECT o.stripped_state FROM out_of_band_memberships o
-            WHERE o.room_nid = n.room_nid AND o.event_nid = n.event_nid
-    ) END AS stripped_state,
-    NULL::int AS joined_count, NULL::int AS invited_count, NULL::text[] AS heroes
-FROM entry n
+{rows}
 CROSS JOIN filter
--- not `stored_events`: it looks its room up for each event
-LEFT JOIN events e ON e.event_nid = n.event_nid
-LEFT JOIN LATERAL (  -- once for each of the few removed keys: a join could hash all keys
-    SELECT t.type, k.state_key
-    FROM state_keys k
-    JOIN event_types t USING (type_nid)
-    WHERE k.state_key_nid = n.state_key_nid AND n.event_nid IS NULL
-    OFFSET 0
-) AS gone ON true
 WHERE e.event_nid IS NULL OR NOT $11::boolean OR n.kind IN ('own', 'shown')
     OR is_wanted(e, filter.types, filter.not_types, filter.senders, filter.not_senders,
         filter.contains_url)
@@ -231,46 +216,16 @@ UNION ALL
 SQL_STATE: Final[LiteralString] = fill(
     TEMPLATE_STATE,
     values=PART_VALUES,
+    shown=PART_SHOWN,
     due_summaries=PART_DUE_SUMMARIES,
+    rows=PART_ENTRY_ROWS,
     summaries=PART_SUMMARIES,
 )
 
-
-class SyncStateRow(NamedTuple):
-    """One row of a room. `kind` says which columns it has besides `room_nid`.
-
-    "state": an event, and whether it belongs to the state at the start, and at the end. "removed":
-    a key. "own": the membership event of an invited or knocking user, and its stripped state as
-    JSON. "shown": an event that is shown to them. "summary": the counts and the heroes. "lost":
-    rows of the state, or an event of it, are not there.
-    """
-
-    kind: str
-    room_nid: int
-    at_start: bool | None
-    at_end: bool | None
-    event_id: str | None
-    stream_ordering: int | None
-    topological_ordering: int | None
-    redacted_by: str | None
-    rejected: str | None
-    soft_failed: bool | None
-    outlier: bool | None
-    redacted_form: bool | None
-    json: bytes | None
-    removed_type: str | None
-    removed_key: str | None
-    stripped_state: str | None
-    joined_count: int | None
-    invited_count: int | None
-    heroes: list[str] | None
-
-
-EVENT: Final = SyncStateRow._fields.index("event_id")
-"""The first column of the event."""
-EVENT_END: Final = SyncStateRow._fields.index("removed_type")
-"""The column after those of the event."""
-STRIPPED: Final = SyncStateRow._fields.index("stripped_state")
+AT_START: Final = ("start", "both")
+"""Kinds of rows with an event of the state at the start of the timeline."""
+AT_END: Final = ("end", "both")
+"""Kinds of rows with an event of the state at its end."""
 
 
 class SyncedRoom(NamedTuple):
@@ -357,11 +312,11 @@ async def states(
         [one.member_nid for one in shown],
         [one.has_first for one in requested],
         [one.ended_key_nid for one in shown],
-        row=SyncStateRow,
+        row=StateRow,
     )
     for row in rows:
         if row[EVENT] is None:
-            _add_other(found[row[1]], SyncStateRow._make(row))
+            _add_other(found[row[1]], StateRow._make(row))
         else:
             _add_event(found[row[1]], row)
     return found
@@ -372,7 +327,7 @@ def _columns(rows: Sequence[tuple[Any, ...]], count: int) -> list[list[Any]]:
     return [[row[place] for row in rows] for place in range(count)]
 
 
-def _add_other(state: RoomState, row: SyncStateRow) -> None:
+def _add_other(state: RoomState, row: StateRow) -> None:
     """Add a summary or a removed key. `StorageCorrupt` for lost rows."""
     if row.kind == "removed":
         state.removed.append((row.removed_type or "", row.removed_key or ""))
@@ -381,21 +336,19 @@ def _add_other(state: RoomState, row: SyncStateRow) -> None:
         summary = RoomSummary(row.joined_count or 0, row.invited_count or 0, heroes)
         state.summary.append(summary)
     else:
-        lost = "rows of state_groups or events are lost, or an index does not find them"
-        reason = f"the state of a room cannot be read: {lost} (`room-storage verify`)"
-        raise StorageCorrupt(reason, room_id=state.room.room_id)
+        raise lost_state(state.room.room_id)
 
 
 def _add_event(state: RoomState, row: Any) -> None:
-    """Add an event. ``row`` has the columns of `SyncStateRow`."""
-    kind, _, at_start, at_end = row[:EVENT]
+    """Add an event. ``row`` has the columns of `StateRow`."""
+    kind = row[0]
     event = event_of_room(state.room.room_id, state.room.room_version, row[EVENT:EVENT_END])
     if kind == "own":
         state.own.append(event)
         state.brought.extend(orjson.loads(row[STRIPPED] or "[]"))
     elif kind == "shown":
         state.shown.append(event)
-    if at_start:
+    if kind in AT_START:
         state.at_start.append(event)
-    if at_end:
+    if kind in AT_END:
         state.at_end.append(event)

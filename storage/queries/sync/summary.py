@@ -62,7 +62,7 @@ PART_DUE_SUMMARIES: Final[LiteralString] = fill(
 
 PART_SUMMARIES: Final[LiteralString] = """
 SELECT 'summary', d.room_nid, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
-    NULL, NULL, NULL,
+    NULL,
     d.joined_count + COALESCE((SELECT sum((l.membership = 5)::int - (l.membership_now = 5)::int)
         FROM later l WHERE l.room_nid = d.room_nid), 0)::int,
     d.invited_count + COALESCE((SELECT sum((l.membership = 4)::int - (l.membership_now = 4)::int)
