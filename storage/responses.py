@@ -1,7 +1,8 @@
-"""The JSON of the client-server API for what the store returns: /sync, sliding sync, rooms.
+"""The JSON of the client-server API for what the store returns: /sync, sliding sync, rooms, errors.
 
-`store.client_events` makes the form of events. The functions here make the responses around it.
-They read nothing else, and read all events of a response at once.
+`store.client_events` makes the form of events. The functions here make the responses around it, and
+read all events of a response at once. `room_state` and `hierarchy` are the only ones that read more
+than they are given.
 
 Sliding sync (MSC4186) has two forms. Most clients use the unstable one, at
 ``/_matrix/client/unstable/org.matrix.simplified_msc3575/sync``. The stable one is at
@@ -15,8 +16,20 @@ from typing import Any, Final
 
 import orjson
 
-from storage.errors import InputError
-from storage.ids import StateKey
+from storage import arguments as args
+from storage.errors import (
+    AuthDenied,
+    InputError,
+    InvalidSignature,
+    ResyncNeeded,
+    StorageError,
+    UnknownEvent,
+    UnknownPos,
+    UnknownRoom,
+    UnknownUser,
+)
+from storage.federation import IncompatibleRoomVersion, RemoteError
+from storage.ids import EventId, RoomId, StateKey
 from storage.queries.events import StoredEvent
 from storage.queries.room_info import RoomInfo
 from storage.queries.sliding.types import (
@@ -33,8 +46,11 @@ from storage.store.facade import Store
 from storage.streams.receipts import ReceiptRow
 
 __all__ = [
+    "error",
+    "hierarchy",
     "hierarchy_room",
     "received_upto",
+    "room_state",
     "room_summary",
     "sliding_request",
     "sliding_sync",
@@ -44,6 +60,27 @@ __all__ = [
 Json = dict[str, Any]
 Shown = Mapping[str, Json]
 """Events in the form for clients, by id."""
+
+ERRORS: Final[tuple[tuple[type[Exception], int, str], ...]] = (
+    (AuthDenied, 403, "M_FORBIDDEN"),
+    (UnknownRoom, 404, "M_NOT_FOUND"),
+    (UnknownEvent, 404, "M_NOT_FOUND"),
+    (UnknownUser, 404, "M_NOT_FOUND"),
+    (ResyncNeeded, 400, "M_UNKNOWN_POS"),
+    (UnknownPos, 400, "M_UNKNOWN_POS"),
+    (InvalidSignature, 401, "M_UNAUTHORIZED"),
+    (IncompatibleRoomVersion, 400, "M_INCOMPATIBLE_ROOM_VERSION"),
+    (InputError, 400, "M_INVALID_PARAM"),
+    (StorageError, 503, "M_UNKNOWN"),
+)
+"""The status and the errcode of each error. The first class that fits is used."""
+
+PASSED_ON: Final = frozenset({400, 403, 404})
+"""Statuses of other servers that concern the user. 401, for one, would log the client out."""
+
+PUBLIC_RULES: Final = frozenset({"public", "knock", "knock_restricted"})
+HIERARCHY_MAX: Final = 50
+"""Rooms of one page of a hierarchy, and its depth without `max_depth`."""
 
 EXTENSIONS: Final = ("to_device", "account_data", "receipts")
 MALFORMED: Final = (AttributeError, KeyError, TypeError, ValueError)
@@ -295,6 +332,90 @@ def hierarchy_room(room: RoomInfo, children: Iterable[SpaceChild]) -> Json:
     keys = ("type", "state_key", "sender", "content", "origin_server_ts")
     listed = [{key: one.event.json[key] for key in keys} for one in children]
     return {**room_summary(room), "room_version": room.version, "children_state": listed}
+
+
+async def room_state(store: Store, user_id: str, room_id: RoomId) -> dict[StateKey, EventId]:
+    """Return the state of a room that a user may read: the current one, or that of their leave.
+
+    Use it for /state and /members. `AuthDenied` for a user who was never in the room.
+    """
+    state = await store.current_state(room_id)
+    membership = await store.membership(room_id, user_id)
+    if membership == "join":
+        return state
+    if membership in ("leave", "ban"):
+        return await store.state_before(state["m.room.member", user_id])
+    raise AuthDenied(f"{user_id} was never in {room_id}", rule="request.not_in_room")
+
+
+async def hierarchy(
+    store: Store,
+    user_id: str,
+    room_id: RoomId,
+    *,
+    from_: str | None = None,
+    limit: int = HIERARCHY_MAX,
+    max_depth: int = HIERARCHY_MAX,
+    suggested_only: bool = False,
+) -> Json:
+    """Return the response of /hierarchy: the rooms of a space, depth first.
+
+    It has the rooms that the user is joined or invited to, and those that anybody may enter or
+    read. ``from_`` is the ``next_batch`` of the page before. `AuthDenied` for a hidden space.
+    """
+    start, depth_max = _offset(from_), args.whole(max_depth, "max_depth")
+    end = start + args.limit(limit, HIERARCHY_MAX)
+    own = await store.memberships_of(user_id, ("join", "invite"))
+    found, seen, stack = list[Json](), set[str](), [(args.room(room_id), 0)]
+    while stack and len(found) <= end:
+        here, depth = stack.pop()
+        room = None if here in seen else (await store.rooms([here])).get(here)
+        seen.add(here)
+        if room is None or not (here in own or _is_open(room)):
+            continue
+        children = await store.space_children(here) if room.type == "m.space" else []
+        children = [one for one in children if one.suggested or not suggested_only]
+        found.append(hierarchy_room(room, children))
+        if depth < depth_max:
+            stack += [(one.room_id, depth + 1) for one in reversed(children)]
+    if not found:
+        raise AuthDenied(f"{room_id} is not visible to {user_id}", rule="request.hidden_room")
+    return {"rooms": found[start:end]} | ({"next_batch": str(end)} if found[end:] else {})
+
+
+def _offset(token: str | None) -> int:
+    if token is not None and not token.isdecimal():
+        raise InputError(f"from {token!r} is no token of a hierarchy")
+    return int(token or 0)
+
+
+def _is_open(room: RoomInfo) -> bool:
+    return room.join_rule in PUBLIC_RULES or room.visibility == "world_readable"
+
+
+# ------------------------------------------------------------------------------------------------
+# errors
+
+
+def error(raised: StorageError | RemoteError) -> tuple[int, Json]:
+    """Return the status and the JSON object for an error of a store or of another server.
+
+    The responses to clients and to other servers have the same form. An error of another server is
+    502, unless its response was 400, 403 or 404.
+    """
+    if isinstance(raised, RemoteError):
+        if raised.status in PASSED_ON:
+            return raised.status, _error(raised.errcode or "M_UNKNOWN", raised)
+        return 502, _error("M_UNKNOWN", raised)
+    status, errcode = next(known[1:] for known in ERRORS if isinstance(raised, known[0]))
+    form = _error(errcode, raised)
+    if isinstance(raised, IncompatibleRoomVersion):
+        form["room_version"] = raised.room_version
+    return status, form
+
+
+def _error(errcode: str, raised: Exception) -> Json:
+    return {"errcode": errcode, "error": str(raised)}
 
 
 # ------------------------------------------------------------------------------------------------

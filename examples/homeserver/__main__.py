@@ -18,11 +18,12 @@ from signedjson.key import generate_signing_key, read_signing_keys, write_signin
 from signedjson.types import SigningKey
 
 import storage
+from storage.federation import HttpRemote
 
 from .accounts import Accounts
 from .client import Client, Doors
 from .federation import Federation
-from .remote import Remote
+from .remote import HttpClient
 from .server import Homeserver
 
 BODY_BYTES_MAX = 50_000_000
@@ -75,7 +76,8 @@ async def serve(given: argparse.Namespace) -> None:
     for path in (authority, *given.trust):
         theirs.load_verify_locations(path)
     async with storage.open(given.dsn, server_name=name, signing_key=key, migrate=True) as store:
-        remote = Remote(name, key, theirs)
+        client = HttpClient(theirs)
+        remote = HttpRemote(name, key, client.request)
         home = Homeserver(store, Accounts(given.folder / "accounts.json", name), remote)
         app = web.Application(client_max_size=BODY_BYTES_MAX)
         for api in (Client, Federation, Doors):
@@ -89,7 +91,7 @@ async def serve(given: argparse.Namespace) -> None:
             await home.sender.run()
         finally:
             await runner.cleanup()
-            await remote.session.close()
+            await client.session.close()
 
 
 if __name__ == "__main__":

@@ -6,13 +6,14 @@ from typing import Any, Final
 from aiohttp import web
 
 from storage import EventId, RoomId, StateKey, StoredEvent, SyncFilter, UserId, responses
+from storage.federation import published_keys
 
-from .server import BACKFILL, MEMBER
 from .web import Api, Call, Json, MatrixError, now_ms, on
 
 WAIT_MS_MAX = 30_000
+BACKFILL = 100
 ROOMS_MAX = 50
-OPEN = ("public", "knock", "knock_restricted")
+MEMBER = "m.room.member"
 VISIBILITY = "m.room.history_visibility"
 VERSIONS: Final = [f"v1.{minor}" for minor in range(1, 12)]
 FEATURES: Final = {"org.matrix.simplified_msc3575": True}
@@ -48,7 +49,7 @@ class Doors(Api):
 
     @on("GET", "/_matrix/key/v2/server")
     async def keys(self, _: Call) -> Json:
-        return self.home.remote.own_keys()
+        return published_keys(self.home.remote.server_name, self.home.remote.signing_key)
 
     @on("OPTIONS", "/{path:.*}")
     async def preflight(self, _: Call, path: str) -> None:
@@ -157,24 +158,25 @@ class Client(UserApi):
         if given.get("visibility") == "public":
             await self.home.directory.publish(room, "public")
         for user in given.get("invite", ()):
-            await self.home.invite(call.sender, room, user, {"membership": "invite"})
+            await self.home.memberships.invite(call.sender, room, user)
         return {"room_id": room}
 
     @on("POST", "/{act:join|knock}/{room}")
     @on("POST", "/rooms/{room}/{act:join|leave|invite|kick|ban|unban|forget}")
     async def change_membership(self, call: Call, room: RoomId, act: str) -> Json:
         content = {key: value for key, value in call.body.items() if key == "reason"}
-        content["membership"] = {"kick": "leave", "unban": "leave"}.get(act, act)
+        members, user = self.home.memberships, call.sender
         if act == "forget":
-            await self.store.forget(call.sender, room)
-        elif act in ("join", "knock", "leave"):
-            via = [one for key in ("via", "server_name") for one in call.query.getall(key, [])]
-            await self.home.change(call.sender, room, content, via)
+            await self.store.forget(user, room)
         elif act == "invite":
-            await self.home.invite(call.sender, room, call.body["user_id"], content)
+            await members.invite(user, room, call.body["user_id"], content=content)
+        elif act in ("join", "knock", "leave"):
+            change = {"join": members.join, "knock": members.knock, "leave": members.leave}[act]
+            via = [one for key in ("via", "server_name") for one in call.query.getall(key, [])]
+            await change(user, room, via, content=content)
         else:
-            target = call.body["user_id"]
-            await self.home.send(room, call.sender, MEMBER, content, state_key=target)
+            content["membership"] = "ban" if act == "ban" else "leave"
+            await self.home.send(room, user, MEMBER, content, state_key=call.body["user_id"])
         return {"room_id": room} if act in ("join", "knock") else {}
 
     @on("PUT", "/rooms/{room}/send/{kind}/{txn}")
@@ -190,30 +192,23 @@ class Client(UserApi):
 
     @on("GET", "/rooms/{room}/state")
     async def state(self, call: Call, room: RoomId) -> list[Json]:
-        events = await self.store.events((await self._state(call, room)).values())
+        state = await responses.room_state(self.store, call.sender, room)
+        events = await self.store.events(state.values())
         return await self.store.client_events(call.sender, events.values(), as_state=True)
 
     @on("GET", "/rooms/{room}/state/{kind}{key:(/[^/]*)?}")
     async def state_event(self, call: Call, room: RoomId, kind: str, key: str) -> Any:
-        event_id = _found(await self._state(call, room), (kind, key[1:]))
+        state = await responses.room_state(self.store, call.sender, room)
+        event_id = _found(state, (kind, key[1:]))
         return (await self.store.events([event_id]))[event_id].json["content"]
-
-    async def _state(self, call: Call, room: RoomId) -> dict[StateKey, EventId]:
-        """Return the state of a room: now, or when the user left."""
-        state = await self.store.current_state(room)
-        match await self.store.membership(room, call.sender):
-            case "join":
-                return state
-            case "leave" | "ban":
-                return await self.store.state_before(state[MEMBER, call.sender])
-        raise MatrixError(403, "M_FORBIDDEN", "the user was never in the room")
 
     @on("GET", "/rooms/{room}/members")
     async def members(self, call: Call, room: RoomId) -> Json:
-        ids = set((await self._state(call, room)).values())
+        state = await responses.room_state(self.store, call.sender, room)
         how = {name: call.query.get(name) for name in ("at", "membership", "not_membership")}
         found = await self.store.members(room, **how)
         if await self.store.membership(room, call.sender) != "join":
+            ids = set(state.values())
             found = [one for one in found if one.event_id in ids]  # not what came later
         return {"chunk": await self.store.client_events(call.sender, found, as_state=True)}
 
@@ -265,27 +260,16 @@ class Client(UserApi):
 
     @on("GET", "/rooms/{room}/hierarchy")
     async def hierarchy(self, call: Call, room: RoomId) -> Json:
-        """Walk a space depth first, over the rooms that the user may know of."""
-        given, own = call.query, await self.store.memberships_of(call.sender, ("join", "invite"))
-        start, depth_max = int(given.get("from", 0)), int(given.get("max_depth", ROOMS_MAX))
-        end = start + min(int(given.get("limit", ROOMS_MAX)), ROOMS_MAX)
-        found, seen, stack = list[Json](), set[str](), [(room, 0)]
-        while stack and len(found) <= end:
-            here, depth = stack.pop()
-            info = None if here in seen else (await self.store.rooms([here])).get(here)
-            seen.add(here)
-            if info and (
-                here in own or info.join_rule in OPEN or info.visibility == "world_readable"
-            ):
-                children = await self.store.space_children(here) if info.type == "m.space" else []
-                if given.get("suggested_only") == "true":
-                    children = [one for one in children if one.suggested]
-                found.append(responses.hierarchy_room(info, children))
-                if depth < depth_max:
-                    stack += [(one.room_id, depth + 1) for one in reversed(children)]
-        if not found:
-            raise MatrixError(403, "M_FORBIDDEN", "the user may not see the room")
-        return {"rooms": found[start:end]} | ({"next_batch": str(end)} if found[end:] else {})
+        given = call.query
+        return await responses.hierarchy(
+            self.store,
+            call.sender,
+            room,
+            from_=given.get("from"),
+            limit=int(given.get("limit", ROOMS_MAX)),
+            max_depth=int(given.get("max_depth", ROOMS_MAX)),
+            suggested_only=given.get("suggested_only") == "true",
+        )
 
     async def _shown(self, call: Call, events: list[StoredEvent]) -> list[Json]:
         return await self.store.client_events(call.sender, events, device_id=call.device)

@@ -10,7 +10,7 @@ import orjson
 from aiohttp import web
 from multidict import MultiMapping
 
-import storage
+from storage import StorageError, responses
 from storage.federation import RemoteError
 
 if TYPE_CHECKING:
@@ -19,16 +19,8 @@ if TYPE_CHECKING:
 Json = dict[str, Any]
 Method = TypeVar("Method", bound=Callable[..., Awaitable[Any]])
 MALFORMED: Final = (AttributeError, LookupError, TypeError, ValueError)
-ERRORS: Final[tuple[tuple[type[Exception] | tuple[type[Exception], ...], int, str], ...]] = (
-    (storage.AuthDenied, 403, "M_FORBIDDEN"),
-    ((storage.UnknownRoom, storage.UnknownEvent), 404, "M_NOT_FOUND"),
-    ((storage.ResyncNeeded, storage.UnknownPos), 400, "M_UNKNOWN_POS"),
-    (storage.InvalidSignature, 401, "M_UNAUTHORIZED"),
-    (storage.InputError, 400, "M_INVALID_PARAM"),
-    (storage.StorageError, 503, "M_UNKNOWN"),
-    (MALFORMED, 400, "M_BAD_JSON"),
-)
-"""The response to each error. The first that fits is used."""
+"""Errors of a handler whose request lacks something, or has it in another form."""
+
 CORS: Final = {
     "Access-Control-Allow-Origin": "*",
     "Access-Control-Allow-Methods": "GET, POST, PUT, OPTIONS",
@@ -36,11 +28,11 @@ CORS: Final = {
 }
 
 
-class MatrixError(RemoteError):
-    """An error for the client or the other server, or one that another server returned."""
+class MatrixError(Exception):
+    """An error for the client."""
 
     def __init__(self, status: int, errcode: str, error: str, **more: Any) -> None:
-        super().__init__(f"{status} {errcode}: {error}")
+        super().__init__(error)
         self.status, self.body = status, {"errcode": errcode, "error": error, **more}
 
 
@@ -91,9 +83,10 @@ class Api:
             found = await answer(call, **path)
         except MatrixError as error:
             status, found = error.status, error.body
-        except (storage.StorageError, *MALFORMED) as error:
-            status, code = next(known[1:] for known in ERRORS if isinstance(error, known[0]))
-            found = {"errcode": code, "error": str(error)}
+        except (StorageError, RemoteError) as error:
+            status, found = responses.error(error)
+        except MALFORMED as error:
+            status, found = 400, {"errcode": "M_BAD_JSON", "error": repr(error)}
         return web.json_response(
             {} if found is None else found, status=status, headers=CORS, dumps=_dumps
         )

@@ -1,7 +1,8 @@
 """Events of other servers: transactions, joins, invites, gaps and backfill; and sending to them.
 
 receiver.py      `Receiver`, the calls
-remote.py        `Remote`, the requests that the homeserver implements
+remote.py        `Remote` and `MembershipRemote`, the requests to other servers
+http_remote.py   `HttpRemote`, these requests over the homeserver's HTTP client
 limits.py        `ReceiverLimits`, the bounds on all work
 requests.py      requests of one task: limited in time and number, with checked answers
 in_turns.py      long loops that let other tasks run
@@ -12,26 +13,41 @@ gap.py           the gap before new events
 state_fetch.py   the state before an event whose parents are missing
 joining.py, invites.py, backfilling.py   one call each
 sender.py        `Sender`, the way of local events to other servers
+memberships.py   `Memberships`: join, knock, leave and invite
+join_through.py  the same through one server of the room
+answering.py     `Responder`, the responses to other servers
+signed_requests.py   signatures of requests, and the published keys
 """
 
+from storage.federation.answering import IncompatibleRoomVersion, Responder
 from storage.federation.backfilling import BackfillResult
+from storage.federation.http_remote import HttpRemote, HttpRequest
 from storage.federation.invites import InviteResult
 from storage.federation.joining import JoinFault, JoinResult
 from storage.federation.limits import ReceiverLimits
+from storage.federation.memberships import Memberships
 from storage.federation.receiver import Receiver
-from storage.federation.remote import JsonObject, Remote, RemoteError
+from storage.federation.remote import JsonObject, MembershipRemote, Remote, RemoteError
 from storage.federation.sender import Sender, SenderLimits
+from storage.federation.signed_requests import published_keys
 
 __all__ = [
     "BackfillResult",
+    "HttpRemote",
+    "HttpRequest",
+    "IncompatibleRoomVersion",
     "InviteResult",
     "JoinFault",
     "JoinResult",
     "JsonObject",
+    "MembershipRemote",
+    "Memberships",
     "Receiver",
     "ReceiverLimits",
     "Remote",
     "RemoteError",
+    "Responder",
     "Sender",
     "SenderLimits",
+    "published_keys",
 ]

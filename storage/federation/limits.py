@@ -30,6 +30,12 @@ class ReceiverLimits:
     requests_at_once: int = 5
     """Single events that one task requests at the same time."""
 
+    send_membership_seconds: float = 60.0
+    """Time for one send_join, send_knock, send_leave or invite. A server resolves a state first."""
+
+    resident_servers_max: int = 5
+    """Servers that are tried for one join, knock or leave."""
+
     servers_max: int = 3
     """Servers that are tried for the same answer."""
 

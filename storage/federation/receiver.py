@@ -12,8 +12,8 @@ from typing import Any, Final, TypeVar
 from signedjson.key import get_verify_key
 
 from storage import arguments as args
-from storage.errors import InputError, UnknownRoom
-from storage.event import Event
+from storage.errors import AuthDenied, InputError, InvalidSignature, UnknownRoom
+from storage.event import Event, parse
 from storage.federation import joining
 from storage.federation.backfilling import BackfillResult, backfill_room
 from storage.federation.gap import Results, fill_gap
@@ -33,6 +33,7 @@ from storage.federation.limits import ReceiverLimits
 from storage.federation.remote import JsonObject, Remote
 from storage.federation.requests import TaskRequests
 from storage.federation.room_task import RoomTask
+from storage.federation.signed_requests import claim_of, read_authorization
 from storage.ids import EventId, RoomId, ServerName
 from storage.persist import AppendResult, receive
 from storage.persist.receive import Pdu
@@ -54,14 +55,14 @@ class Receiver:
     def __init__(
         self, store: Store, remote: Remote, *, limits: ReceiverLimits | None = None
     ) -> None:
-        self._store = store
+        self.store = store
         self._remote = remote
-        self._limits = limits or ReceiverLimits()
+        self.limits = limits or ReceiverLimits()
         self._rooms = KeyedLocks()
         own = None
         if store.signing_key is not None:
             own = store.server_name, get_verify_key(store.signing_key)
-        self._keys = KeyRing(remote, self._limits, own)
+        self._keys = KeyRing(remote, self.limits, own)
 
     async def check_signed(self, server: str, signed: JsonObject) -> None:
         """Raise `InvalidSignature` unless a server has signed a JSON object with a key valid now.
@@ -72,7 +73,39 @@ class Receiver:
 
         Source: server-server API, "Request Authentication".
         """
-        await self._keys.check_signed(args.server(server), signed, self._limits.request_seconds)
+        await self._keys.check_signed(args.server(server), signed, self.limits.request_seconds)
+
+    async def check_request(
+        self, method: str, uri: str, authorization: str, content: JsonObject | None
+    ) -> ServerName:
+        """Return the server that signed a request. `InvalidSignature`: answer 401.
+
+        ``uri`` is the path with the query as it was sent. ``authorization`` is the header of that
+        name, and ``content`` the JSON object of the body. It is None without a body.
+        """
+        header = read_authorization(authorization)
+        if header.destination not in ("", self.store.server_name):
+            raise InvalidSignature(
+                f"it is for {header.destination}", server_name=header.origin, key_id=header.key_id
+            )
+        signed = claim_of(method, uri, header.origin, self.store.server_name, content)
+        signed["signatures"] = {header.origin: {header.key_id: header.signature}}
+        await self.check_signed(header.origin, signed)
+        return ServerName(header.origin)
+
+    # ---------------------------------------------------------------------------------------------
+    # rooms
+
+    async def known_room(self, room_id: RoomId) -> KnownRoom | None:
+        """Return the version of a room, and whether a local user is joined to it now."""
+        return (await self._known_rooms([args.room(room_id)])).get(room_id)
+
+    async def version_of(self, room_id: RoomId) -> str:
+        """Return the version of a room. `UnknownRoom`."""
+        known = await self.known_room(room_id)
+        if known is None:
+            raise UnknownRoom(room_id)
+        return known.room_version
 
     # ---------------------------------------------------------------------------------------------
     # transactions
@@ -91,12 +124,12 @@ class Receiver:
         Source: server-server API, "Transactions", "Checks performed on receipt of a PDU".
         """
         server, batch = args.server(origin), args.pdus(pdus)
-        if len(batch) > self._limits.pdus_max:
+        if len(batch) > self.limits.pdus_max:
             raise InputError(
-                f"the transaction has {len(batch)} PDUs: at most {self._limits.pdus_max} are read"
+                f"the transaction has {len(batch)} PDUs: at most {self.limits.pdus_max} are read"
             )
         by_room, results = await self._by_room(batch)
-        turns = asyncio.Semaphore(self._limits.rooms_at_once)
+        turns = asyncio.Semaphore(self.limits.rooms_at_once)
 
         async def receive_room(room: KnownRoom, here: Sequence[Pdu]) -> Results:
             async with turns:
@@ -107,6 +140,20 @@ class Receiver:
         for found in await _all([receive_room(room, here) for room, here in by_room.items()]):
             results.update(found)
         return results
+
+    async def accepted(self, origin: str, pdu: Pdu, room_version: str) -> AppendResult:
+        """Store one event as `transaction` does. `AuthDenied` if the room does not accept it.
+
+        Use it for the events of send_join, send_knock and send_leave. `InvalidEvent`.
+        """
+        event_id = parse(pdu, room_version).event_id
+        results = await self.transaction(origin, [pdu])
+        result = results.get(event_id, AppendResult(event_id, "invalid", "it cannot be read"))
+        kept = await self.store.event(event_id) if result.is_stored else None
+        if kept is None or kept.outlier or kept.rejected is not None or kept.soft_failed:
+            reason = result.reason or (kept and kept.rejected) or result.outcome
+            raise AuthDenied(reason, rule="event.not_accepted", event_id=event_id)
+        return result
 
     async def _by_room(self, pdus: Sequence[Pdu]) -> tuple[dict[KnownRoom, list[Pdu]], Results]:
         """Return the PDUs of known rooms, and refusals of others whose ids can be read."""
@@ -125,8 +172,8 @@ class Receiver:
         return by_room, refused
 
     async def _known_rooms(self, room_ids: Iterable[str]) -> dict[str, KnownRoom]:
-        async with self._store.database.connection() as conn:
-            return await known_rooms(conn, room_ids, self._store.server_name)
+        async with self.store.database.connection() as conn:
+            return await known_rooms(conn, room_ids, self.store.server_name)
 
     async def _receive(self, origin: ServerName, room: KnownRoom, pdus: Sequence[Pdu]) -> Results:
         task = self._task(room.room_id, room.room_version)
@@ -164,7 +211,7 @@ class Receiver:
         parsed = await task.parse(pdus)
         results = dict(parsed.refused)
         for event_id, event in parsed.events.items():
-            if is_local_membership(event, self._store.server_name, ENDS):
+            if is_local_membership(event, self.store.server_name, ENDS):
                 results[event_id] = await store_out_of_band(task, event, event.raw)
             else:
                 results[event_id] = _not_in_room(event_id, room.room_id)
@@ -184,7 +231,7 @@ class Receiver:
         """
         args.server(origin)
         try:
-            join = joining.read_join(join_pdu, room_version, self._store.server_name)
+            join = joining.read_join(join_pdu, room_version, self.store.server_name)
         except joining.Refused as refused:
             return JoinResult("refused", fault=refused.fault, reason=refused.reason)
         try:
@@ -205,7 +252,7 @@ class Receiver:
         known = (await self._known_rooms([join.room_id])).get(join.room_id)
         if known is not None and known.room_version != task.room_version:
             raise joining.Refused("wrong_version", f"the room has version {known.room_version}")
-        read = joining.read_response(response, self._limits.state_events_max)
+        read = joining.read_response(response, self.limits.state_events_max)
         checked = await joining.checked_join(task, join, read)
         return await joining.store_join(task, checked)
 
@@ -217,11 +264,11 @@ class Receiver:
         ``stripped_state`` is the ``invite_room_state`` of the request; malformed events of it are
         skipped. See `InviteResult` for what to answer.
         """
-        found = read_membership(pdu, room_version, self._store.server_name, {"invite"})
+        found = read_membership(pdu, room_version, self.store.server_name, {"invite"})
         if isinstance(found, AppendResult):
             return InviteResult(found, {})
         task = self._task(found.room_id, room_version)
-        whole = signed(self._store, found)
+        whole = signed(self.store, found)
         room = (await self._known_rooms([found.room_id])).get(found.room_id)
         if room is not None and room.is_resident:
             return InviteResult(await store_in_room(task, found, whole), whole)
@@ -250,7 +297,7 @@ class Receiver:
         memberships: Collection[str],
         stripped_state: Iterable[Mapping[str, Any]],
     ) -> AppendResult:
-        found = read_membership(pdu, room_version, self._store.server_name, memberships)
+        found = read_membership(pdu, room_version, self.store.server_name, memberships)
         if isinstance(found, AppendResult):
             return found
         task = self._task(found.room_id, room_version)
@@ -267,15 +314,13 @@ class Receiver:
         """
         if args.whole(limit, "limit") < 1:
             raise InputError(f"limit {limit}: it must be 1 or more")
-        known = (await self._known_rooms([args.room(room_id)])).get(room_id)
-        if known is None:
-            raise UnknownRoom(room_id)
-        most = args.limit(limit, self._limits.backfill_max)
-        return await backfill_room(self._task(room_id, known.room_version), most)
+        room_version = await self.version_of(room_id)
+        most = args.limit(limit, self.limits.backfill_max)
+        return await backfill_room(self._task(room_id, room_version), most)
 
     def _task(self, room_id: RoomId, room_version: str) -> RoomTask:
-        requests = TaskRequests(self._remote, self._limits)
-        return RoomTask(self._store, (room_id, room_version), self._keys, requests, self._limits)
+        requests = TaskRequests(self._remote, self.limits)
+        return RoomTask(self.store, (room_id, room_version), self._keys, requests, self.limits)
 
 
 def _waiting(events: Mapping[EventId, Event], results: Results) -> dict[EventId, Event]:

@@ -1,4 +1,6 @@
-"""`Remote`: the requests that a `Receiver` makes. The homeserver implements them over HTTP.
+"""`Remote`: the requests of a `Receiver`; `MembershipRemote`: those of `Memberships` as well.
+
+`HttpRemote` implements both, and needs one function from the homeserver: an HTTP request.
 
 Each method sends one request to one server and returns the decoded JSON object of the response,
 whatever it holds: the receiver checks it. PDUs in it may be bytes instead of objects; they are then
@@ -11,7 +13,7 @@ the time of each call and cancels it at its end.
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from storage.ids import EventId, RoomId, ServerName
+from storage.ids import EventId, RoomId, ServerName, UserId
 
 JsonObject = Mapping[str, Any]
 """The decoded JSON object of a response: a dict."""
@@ -21,8 +23,15 @@ class RemoteError(Exception):
     """Another server did not answer, or refused: the receiver tries the next server.
 
     Raise it in a `Remote`. Any other exception counts as the same, and is logged with its
-    traceback.
+    traceback. ``status`` and ``errcode`` are those of the response, if there was one.
     """
+
+    def __init__(
+        self, reason: str, *, status: int | None = None, errcode: str | None = None
+    ) -> None:
+        super().__init__(reason)
+        self.status = status
+        self.errcode = errcode
 
 
 class Remote(Protocol):
@@ -83,5 +92,64 @@ class Remote(Protocol):
 
         ``{"server_name": …, "verify_keys": …, "old_verify_keys": …, "valid_until_ts": ms,
         "signatures": …}``. The receiver checks the server's own signature.
+        """
+        ...
+
+
+class MembershipRemote(Remote, Protocol):
+    """Requests by which local users enter and leave rooms of other servers.
+
+    ``pdu`` is a signed event. ``versions`` are the values of the parameter ``ver``.
+    """
+
+    async def make_join(
+        self, server: ServerName, room_id: RoomId, user_id: UserId, *, versions: Sequence[str]
+    ) -> JsonObject:
+        """GET /_matrix/federation/v1/make_join/{roomId}/{userId}?ver=…&ver=….
+
+        ``{"room_version": …, "event": template}``.
+        """
+        ...
+
+    async def make_knock(
+        self, server: ServerName, room_id: RoomId, user_id: UserId, *, versions: Sequence[str]
+    ) -> JsonObject:
+        """GET /_matrix/federation/v1/make_knock/{roomId}/{userId}: as `make_join`."""
+        ...
+
+    async def make_leave(self, server: ServerName, room_id: RoomId, user_id: UserId) -> JsonObject:
+        """GET /_matrix/federation/v1/make_leave/{roomId}/{userId}: as `make_join`."""
+        ...
+
+    async def send_join(
+        self, server: ServerName, room_id: RoomId, event_id: EventId, pdu: JsonObject
+    ) -> JsonObject:
+        """PUT /_matrix/federation/v2/send_join/{roomId}/{eventId}.
+
+        ``{"event": pdu, "state": [pdu, …], "auth_chain": [pdu, …]}``.
+        """
+        ...
+
+    async def send_knock(
+        self, server: ServerName, room_id: RoomId, event_id: EventId, pdu: JsonObject
+    ) -> JsonObject:
+        """PUT /_matrix/federation/v1/send_knock/{roomId}/{eventId}.
+
+        ``{"knock_room_state": [stripped event, …]}``.
+        """
+        ...
+
+    async def send_leave(
+        self, server: ServerName, room_id: RoomId, event_id: EventId, pdu: JsonObject
+    ) -> JsonObject:
+        """PUT /_matrix/federation/v2/send_leave/{roomId}/{eventId}: ``{}``."""
+        ...
+
+    async def invite(
+        self, server: ServerName, room_id: RoomId, event_id: EventId, body: JsonObject
+    ) -> JsonObject:
+        """PUT /_matrix/federation/v2/invite/{roomId}/{eventId}: ``{"event": pdu}``.
+
+        ``body`` has ``event``, ``room_version`` and ``invite_room_state``.
         """
         ...

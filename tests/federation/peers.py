@@ -17,14 +17,27 @@ from signedjson.sign import sign_json
 import storage
 from storage import AppendResult, EventId, RoomId, ServerName, Store, UserId
 from storage.event import sign
-from storage.federation import JoinResult, Receiver, ReceiverLimits, RemoteError
+from storage.federation import (
+    JoinResult,
+    JsonObject,
+    Memberships,
+    Receiver,
+    ReceiverLimits,
+    RemoteError,
+    Responder,
+)
 from storage.queries.events import StoredEvent
 from storage.testing import KEY_ID, signing_key, verify_key
 
 T = TypeVar("T")
 Json = dict[str, Any]
 Fault = Callable[[Json], Awaitable[Json]]
-QUICK = ReceiverLimits(request_seconds=2.0, task_seconds=20.0, key_retry_seconds=0.001)
+QUICK = ReceiverLimits(
+    request_seconds=2.0,
+    send_membership_seconds=2.0,
+    task_seconds=20.0,
+    key_retry_seconds=0.001,
+)
 
 
 def as_json(event: StoredEvent) -> Json:
@@ -162,6 +175,65 @@ class NetworkRemote:
 
         return await self._network.answer(server, "server_keys", make)
 
+    def _responder(self, server: str) -> Responder:
+        if server not in self._network.servers:
+            raise RemoteError("no such server")
+        return self._network.servers[server].responder
+
+    async def make_join(
+        self, server: ServerName, room_id: RoomId, user_id: UserId, *, versions: Sequence[str]
+    ) -> Json:
+        return await self._make(server, "join", room_id, user_id, versions)
+
+    async def make_knock(
+        self, server: ServerName, room_id: RoomId, user_id: UserId, *, versions: Sequence[str]
+    ) -> Json:
+        return await self._make(server, "knock", room_id, user_id, versions)
+
+    async def make_leave(self, server: ServerName, room_id: RoomId, user_id: UserId) -> Json:
+        return await self._make(server, "leave", room_id, user_id, ())
+
+    async def _make(
+        self, server: str, change: str, room_id: RoomId, user_id: str, versions: Sequence[str]
+    ) -> Json:
+        async def make() -> Json:
+            responder = self._responder(server)
+            return await responder.make_membership(self._own, change, room_id, user_id, versions)
+
+        return await self._network.answer(server, f"make_{change}", make)
+
+    async def send_join(
+        self, server: ServerName, room_id: RoomId, event_id: EventId, pdu: JsonObject
+    ) -> Json:
+        return await self._send(server, "join", room_id, event_id, pdu)
+
+    async def send_knock(
+        self, server: ServerName, room_id: RoomId, event_id: EventId, pdu: JsonObject
+    ) -> Json:
+        return await self._send(server, "knock", room_id, event_id, pdu)
+
+    async def send_leave(
+        self, server: ServerName, room_id: RoomId, event_id: EventId, pdu: JsonObject
+    ) -> Json:
+        return await self._send(server, "leave", room_id, event_id, pdu)
+
+    async def _send(
+        self, server: str, change: str, room_id: RoomId, event_id: EventId, pdu: JsonObject
+    ) -> Json:
+        async def make() -> Json:
+            responder = self._responder(server)
+            return await responder.take_membership(self._own, change, room_id, event_id, pdu)
+
+        return await self._network.answer(server, f"send_{change}", make)
+
+    async def invite(
+        self, server: ServerName, room_id: RoomId, event_id: EventId, body: JsonObject
+    ) -> Json:
+        async def make() -> Json:
+            return await self._responder(server).invite(room_id, event_id, body)
+
+        return await self._network.answer(server, "invite", make)
+
 
 class Homeserver:
     """One server of the network."""
@@ -172,6 +244,8 @@ class Homeserver:
         self.store = store
         self.remote = NetworkRemote(network, name)
         self.receiver = Receiver(store, self.remote, limits=limits)
+        self.memberships = Memberships(self.receiver, self.remote)
+        self.responder = Responder(self.receiver)
         self.sent: list[Json] = []
 
     def user(self, name: str = "user") -> UserId:

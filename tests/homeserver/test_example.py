@@ -8,6 +8,7 @@ from typing import Final
 from tests.cli.running import ROOT
 
 FILES: Final = sorted((ROOT / "examples" / "homeserver").glob("*.py"))
+LINES_MAX: Final = 700
 PUBLIC: Final = {"storage", "storage.federation"}
 
 
@@ -20,6 +21,10 @@ def imported(path: Path) -> set[str]:
         elif isinstance(node, ast.ImportFrom) and node.level == 0:
             found.add(node.module or "")
     return {one for one in found if one.partition(".")[0] == "storage"}
+
+
+def test_it_is_short() -> None:
+    assert sum(len(path.read_text("utf-8").splitlines()) for path in FILES) <= LINES_MAX
 
 
 def test_it_imports_the_public_names() -> None:

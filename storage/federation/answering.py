@@ -1,0 +1,250 @@
+"""`Responder`: the responses to other servers' requests, as JSON objects.
+
+It checks that a server may have what it requests, and reads the events. The homeserver checks the
+signature of the request (`Receiver.check_request`) and access control lists before.
+
+Source: server-server API.
+"""
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
+
+from storage import arguments as args
+from storage.errors import AuthDenied, InputError, UnknownEvent
+from storage.event import Event, parse, sign
+from storage.federation.join_through import AUTHORISER
+from storage.federation.memberships import MEMBER, stripped_state
+from storage.federation.receiver import Receiver
+from storage.federation.sender import Sender
+from storage.ids import EventId, RoomId, server_name_of
+from storage.queries.event_auth import StateIds
+from storage.queries.events import StoredEvent
+from storage.queries.pagination.page import Direction
+from storage.store.sending import signer_of
+
+Json = dict[str, Any]
+CHANGES: Final = ("join", "knock", "leave")
+
+CLOSEST: Final[Mapping[str, Direction]] = {"b": "b", "f": "f"}
+
+EVENTS_MAX: Final = 100
+"""Events of one response to /backfill and /get_missing_events."""
+
+REFUSED: Final = frozenset({"invalid", "rejected", "missing_parents"})
+
+
+class IncompatibleRoomVersion(InputError):  # noqa: N818  # the errcode of the specification
+    """The other server does not know the version of the room: answer 400, and name it.
+
+    The server-server API calls it M_INCOMPATIBLE_ROOM_VERSION.
+    """
+
+    def __init__(self, room_id: str, room_version: str) -> None:
+        super().__init__(f"{room_id} has version {room_version}")
+        self.room_id = room_id
+        self.room_version = room_version
+
+
+class Responder:
+    """Responses to other servers. ``origin`` is the server that signed the request.
+
+    Events that the server may not see are redacted or left out. Each call raises `InputError` for a
+    malformed request, `UnknownRoom` and `UnknownEvent` for what is not here, and `AuthDenied` for
+    what the server may not do. ``sender`` passes an accepted membership on to the other servers in
+    the room.
+    """
+
+    def __init__(self, receiver: Receiver, sender: Sender | None = None) -> None:
+        self._receiver, self._sender, self._store = receiver, sender, receiver.store
+
+    # ---------------------------------------------------------------------------------------------
+    # what other servers send
+
+    async def transaction(self, origin: str, body: Mapping[str, Any]) -> Json:
+        """Answer PUT /send/{txnId}. EDUs are ignored."""
+        results = await self._receiver.transaction(origin, _listed(body, "pdus"))
+        errors = {
+            one: {"error": str(result.reason)}
+            for one, result in results.items()
+            if result.outcome in REFUSED
+        }
+        return {"pdus": {one: errors.get(one, {}) for one in results}}
+
+    async def make_membership(
+        self,
+        origin: str,
+        change: str,
+        room_id: RoomId,
+        user_id: str,
+        versions: Iterable[str] = (),
+    ) -> Json:
+        """Answer GET /make_join, /make_knock and /make_leave. `IncompatibleRoomVersion`.
+
+        ``change`` is "join", "knock" or "leave". ``versions`` are the values of the parameter
+        ``ver``. A leave needs none.
+        """
+        if change not in CHANGES:
+            raise InputError(f"no server makes the membership {change!r} for another")
+        room, user = args.room(room_id), args.user(user_id)
+        version = await self._receiver.version_of(room)
+        if change != "leave" and version not in args.texts(versions, "versions"):
+            raise IncompatibleRoomVersion(room, version)
+        if server_name_of(user) != origin:
+            raise AuthDenied(f"{user} is no user of {origin}", rule="request.other_server")
+        content = {"membership": change}
+        template = await self._store.template(room, user, MEMBER, content, state_key=user)
+        return {"room_version": version, "event": template}
+
+    async def take_membership(
+        self,
+        origin: str,
+        change: str,
+        room_id: RoomId,
+        event_id: str,
+        pdu: Mapping[str, Any],
+    ) -> Json:
+        """Answer PUT /send_join, /send_knock and /send_leave: store the event and pass it on."""
+        version = await self._receiver.version_of(args.room(room_id))
+        given = dict(args.mapping(pdu, "the event"))
+        event = parse(given, version)
+        _check_membership(event, origin, change, (room_id, event_id))
+        signed = self._authorised(given, event)
+        await self._receiver.accepted(origin, signed, version)
+        await self._pass_on(origin, event)
+        if change == "knock":
+            return {"knock_room_state": await stripped_state(self._store, event.room_id)}
+        if change == "leave":
+            return {}
+        state = await self._with_chain(await self._store.state_ids(event.event_id), "state")
+        return {"event": signed, "origin": self._store.server_name, **state}
+
+    def _authorised(self, pdu: Json, event: Event) -> Json:
+        """Return an event, signed if a local user authorises a restricted join."""
+        authoriser = event.content.get(AUTHORISER)
+        own = self._store.server_name
+        if not isinstance(authoriser, str) or server_name_of(authoriser) != own:
+            return pdu
+        return sign(pdu, event.room_version, *signer_of(self._store, None))
+
+    async def _pass_on(self, origin: str, event: Event) -> None:
+        if self._sender is not None:
+            servers = await self._store.joined_servers(event.room_id)
+            [stored] = (await self._store.events([event.event_id])).values()
+            self._sender.pass_on(servers - {origin}, stored)
+
+    async def invite(self, room_id: RoomId, event_id: str, body: Mapping[str, Any]) -> Json:
+        """Answer PUT /v2/invite: store the invite of a local user, and sign it."""
+        pdu, version = body.get("event"), body.get("room_version")
+        if not isinstance(pdu, dict) or not isinstance(version, str):
+            raise InputError("an invite has an event and a room_version")
+        event = parse(pdu, version)
+        if (event.room_id, event.event_id) != (room_id, event_id):
+            raise InputError(f"the event is {event.event_id} of {event.room_id}")
+        shown = _listed(body, "invite_room_state")
+        invited = await self._receiver.invited(pdu, version, shown)
+        if not invited.is_welcome:
+            reason = str(invited.result.reason)
+            raise AuthDenied(reason, rule="invite.not_accepted", event_id=event_id)
+        return {"event": invited.pdu}
+
+    # ---------------------------------------------------------------------------------------------
+    # what other servers request
+
+    async def event(self, origin: str, event_id: EventId) -> Json:
+        """Answer GET /event."""
+        return await self.backfill(origin, await self._room_of(event_id), [event_id], 1)
+
+    async def backfill(
+        self, origin: str, room_id: RoomId, event_ids: Iterable[str], limit: int
+    ) -> Json:
+        """Answer GET /backfill: at most 100 events."""
+        most = args.limit(limit, EVENTS_MAX)
+        found = await self._store.backfill(room_id, event_ids, most, server_name=origin)
+        own, now_ms = self._store.server_name, time.time_ns() // 1_000_000
+        return {"origin": own, "origin_server_ts": now_ms, "pdus": _pdus(found)}
+
+    async def missing_events(self, origin: str, room_id: RoomId, body: Mapping[str, Any]) -> Json:
+        """Answer POST /get_missing_events: at most 100 events."""
+        found = await self._store.missing_events(
+            room_id,
+            _listed(body, "earliest_events"),
+            _listed(body, "latest_events"),
+            limit=args.limit(body.get("limit", 10), EVENTS_MAX),
+            min_depth=body.get("min_depth", 0),
+            server_name=origin,
+        )
+        return {"events": _pdus(found)}
+
+    async def state_ids(self, origin: str, room_id: RoomId, event_id: str) -> Json:
+        """Answer GET /state_ids. `StateUnknown`."""
+        ids = await self._store.state_ids(await self._checked(origin, room_id, event_id))
+        return {"pdu_ids": [*ids.state_ids], "auth_chain_ids": [*ids.auth_chain_ids]}
+
+    async def state(self, origin: str, room_id: RoomId, event_id: str) -> Json:
+        """Answer GET /state. `StateUnknown`."""
+        ids = await self._store.state_ids(await self._checked(origin, room_id, event_id))
+        return await self._with_chain(ids, "pdus")
+
+    async def event_auth(self, origin: str, room_id: RoomId, event_id: str) -> Json:
+        """Answer GET /event_auth."""
+        found = await self._store.event_auth(await self._checked(origin, room_id, event_id))
+        return {"auth_chain": _pdus(found)}
+
+    async def timestamp_to_event(
+        self, origin: str, room_id: RoomId, timestamp_ms: int, direction: str
+    ) -> Json:
+        """Answer GET /timestamp_to_event."""
+        if direction not in CLOSEST:
+            raise InputError(f"the direction is b or f, not {direction!r}")
+        await self._check_resident(origin, room_id)
+        found = await self._store.timestamp_to_event(
+            room_id, timestamp_ms, CLOSEST[direction], server_name=origin
+        )
+        if found is None:
+            raise UnknownEvent(f"at {timestamp_ms}")
+        return {"event_id": found.event_id, "origin_server_ts": found.json["origin_server_ts"]}
+
+    async def _checked(self, origin: str, room_id: RoomId, event_id: str) -> EventId:
+        """Return the event id if the event is of the room, and the server is in the room."""
+        if await self._room_of(event_id) != room_id:
+            raise UnknownEvent(event_id)
+        await self._check_resident(origin, room_id)
+        return EventId(event_id)
+
+    async def _check_resident(self, origin: str, room_id: RoomId) -> None:
+        if not await self._store.is_resident(origin, room_id):
+            raise AuthDenied(f"{origin} is not in {room_id}", rule="request.not_in_room")
+
+    async def _room_of(self, event_id: str) -> RoomId:
+        found = await self._store.event(EventId(event_id))
+        if found is None:
+            raise UnknownEvent(event_id)
+        return found.room_id
+
+    async def _with_chain(self, ids: StateIds, name: str) -> Json:
+        state = await self._store.events(ids.state_ids)
+        chain = await self._store.events(ids.auth_chain_ids)
+        return {name: _pdus(state.values()), "auth_chain": _pdus(chain.values())}
+
+
+def _check_membership(event: Event, origin: str, change: str, path: tuple[str, str]) -> None:
+    """Raise `InputError` unless an event is what the path of its request says."""
+    if change not in CHANGES:
+        raise InputError(f"no server takes the membership {change!r} of another")
+    found = (event.type, event.content.get("membership"), event.room_id, event.event_id)
+    if found != (MEMBER, change, *path) or event.state_key != event.sender:
+        raise InputError(f"{event.event_id} is no {change} of {path[0]} with the id {path[1]}")
+    if server_name_of(event.sender) != origin:
+        raise AuthDenied(f"{event.sender} is no user of {origin}", rule="request.other_server")
+
+
+def _listed(body: Mapping[str, Any], name: str) -> list[Any]:
+    found = body.get(name, [])
+    if not isinstance(found, list):
+        raise InputError(f"{name} is no list")
+    return found
+
+
+def _pdus(events: Iterable[StoredEvent]) -> Sequence[Json]:
+    return [one.json for one in events]

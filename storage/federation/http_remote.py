@@ -1,0 +1,171 @@
+"""`HttpRemote`: the requests to other servers, signed. The homeserver gives it an HTTP request.
+
+Source: server-server API.
+"""
+
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, Final
+from urllib.parse import quote, urlencode
+
+from signedjson.types import SigningKey
+
+from storage import arguments as args
+from storage.federation.remote import JsonObject, RemoteError
+from storage.federation.signed_requests import authorization, claim_of
+from storage.ids import EventId, RoomId, ServerName, UserId
+from storage.queries.events import StoredEvent
+
+HttpRequest = Callable[
+    [ServerName, str, str, Mapping[str, str], JsonObject | None], Awaitable[tuple[int, Any]]
+]
+"""A request to a server: method, path with query, headers, and the object to send as JSON.
+
+It returns the status and the decoded JSON of the response. Send the path as it is: the signature
+covers it. Raise `RemoteError` if there is no response.
+"""
+
+FEDERATION: Final = "/_matrix/federation"
+REASON_MAX: Final = 500
+
+
+class HttpRemote:
+    """All requests of a server. It is a `MembershipRemote`, and its `send` is for a `Sender`."""
+
+    def __init__(self, server_name: str, signing_key: SigningKey, request: HttpRequest) -> None:
+        self.server_name, self.signing_key = args.server(server_name), signing_key
+        self._request = request
+
+    async def get_missing_events(
+        self,
+        server: ServerName,
+        room_id: RoomId,
+        *,
+        earliest: Sequence[EventId],
+        latest: Sequence[EventId],
+        limit: int,
+        min_depth: int,
+    ) -> JsonObject:
+        """Request events between others."""
+        body: JsonObject = {
+            "earliest_events": [*earliest],
+            "latest_events": [*latest],
+            "limit": limit,
+            "min_depth": min_depth,
+        }
+        return await self._signed(server, "POST", "v1", "get_missing_events", room_id, body=body)
+
+    async def event(self, server: ServerName, event_id: EventId) -> JsonObject:
+        """Request one event."""
+        return await self._get(server, "event", event_id)
+
+    async def state_ids(self, server: ServerName, room_id: RoomId, event_id: EventId) -> JsonObject:
+        """Request the ids of the state before an event."""
+        return await self._get(server, "state_ids", room_id, event_id=event_id)
+
+    async def state(self, server: ServerName, room_id: RoomId, event_id: EventId) -> JsonObject:
+        """Request the state before an event."""
+        return await self._get(server, "state", room_id, event_id=event_id)
+
+    async def backfill(
+        self, server: ServerName, room_id: RoomId, event_ids: Sequence[EventId], *, limit: int
+    ) -> JsonObject:
+        """Request events and those before them."""
+        return await self._get(server, "backfill", room_id, v=[*event_ids], limit=limit)
+
+    async def event_auth(
+        self, server: ServerName, room_id: RoomId, event_id: EventId
+    ) -> JsonObject:
+        """Request the auth chain of an event."""
+        return await self._get(server, "event_auth", room_id, event_id)
+
+    async def server_keys(self, server: ServerName) -> JsonObject:
+        """Request the keys of a server. The request has no signature."""
+        return await self._answer(server, "GET", "/_matrix/key/v2/server", {}, None)
+
+    async def make_join(
+        self, server: ServerName, room_id: RoomId, user_id: UserId, *, versions: Sequence[str]
+    ) -> JsonObject:
+        """Request the template of a join."""
+        return await self._get(server, "make_join", room_id, user_id, ver=[*versions])
+
+    async def make_knock(
+        self, server: ServerName, room_id: RoomId, user_id: UserId, *, versions: Sequence[str]
+    ) -> JsonObject:
+        """Request the template of a knock."""
+        return await self._get(server, "make_knock", room_id, user_id, ver=[*versions])
+
+    async def make_leave(self, server: ServerName, room_id: RoomId, user_id: UserId) -> JsonObject:
+        """Request the template of a leave."""
+        return await self._get(server, "make_leave", room_id, user_id)
+
+    async def send_join(
+        self, server: ServerName, room_id: RoomId, event_id: EventId, pdu: JsonObject
+    ) -> JsonObject:
+        """Send a join, and return the state before it."""
+        return await self._signed(server, "PUT", "v2", "send_join", room_id, event_id, body=pdu)
+
+    async def send_knock(
+        self, server: ServerName, room_id: RoomId, event_id: EventId, pdu: JsonObject
+    ) -> JsonObject:
+        """Send a knock."""
+        return await self._signed(server, "PUT", "v1", "send_knock", room_id, event_id, body=pdu)
+
+    async def send_leave(
+        self, server: ServerName, room_id: RoomId, event_id: EventId, pdu: JsonObject
+    ) -> JsonObject:
+        """Send a leave."""
+        return await self._signed(server, "PUT", "v2", "send_leave", room_id, event_id, body=pdu)
+
+    async def invite(
+        self, server: ServerName, room_id: RoomId, event_id: EventId, body: JsonObject
+    ) -> JsonObject:
+        """Send an invite."""
+        return await self._signed(server, "PUT", "v2", "invite", room_id, event_id, body=body)
+
+    async def send(
+        self, server: ServerName, transaction_id: str, events: Sequence[StoredEvent]
+    ) -> None:
+        """Send a transaction. The server may refuse single events of it."""
+        body: JsonObject = {
+            "origin": self.server_name,
+            "origin_server_ts": time.time_ns() // 1_000_000,
+            "pdus": [one.json for one in events],
+        }
+        await self._signed(server, "PUT", "v1", "send", transaction_id, body=body)
+
+    async def _get(self, server: ServerName, *path: str, **query: Any) -> JsonObject:
+        return await self._signed(server, "GET", "v1", *path, **query)
+
+    async def _signed(
+        self,
+        server: ServerName,
+        method: str,
+        *path: str,
+        body: JsonObject | None = None,
+        **query: Any,
+    ) -> JsonObject:
+        uri = "/".join((FEDERATION, *(quote(part, safe="") for part in path)))
+        uri += "?" + urlencode(query, doseq=True) if query else ""
+        claim = claim_of(method, uri, self.server_name, server, body)
+        header = {"Authorization": authorization(claim, self.signing_key)}
+        return await self._answer(server, method, uri, header, body)
+
+    async def _answer(
+        self,
+        server: ServerName,
+        method: str,
+        uri: str,
+        headers: Mapping[str, str],
+        body: JsonObject | None,
+    ) -> JsonObject:
+        """Return the object of a response; raise `RemoteError` for a status other than 200."""
+        status, answer = await self._request(server, method, uri, headers, body)
+        if status == 200 and isinstance(answer, dict):
+            return answer
+        errcode = answer.get("errcode") if isinstance(answer, dict) else None
+        raise RemoteError(
+            f"{status}: {str(answer)[:REASON_MAX]}",
+            status=status,
+            errcode=errcode if isinstance(errcode, str) else None,
+        )

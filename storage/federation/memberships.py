@@ -1,0 +1,213 @@
+"""`Memberships`: local users join, knock, leave and invite, here or through other servers.
+
+If this server is in the room, it makes the event. If not, the servers of the room are tried one
+after the other (join_through.py). Their servers sign invites of users of other servers.
+"""
+
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import Any, Final, TypeVar
+
+from storage import arguments as args
+from storage.event import event_id as event_id_of
+from storage.event import sign
+from storage.federation.join_through import (
+    MembershipRequest,
+    OtherServer,
+    join_through,
+    knock_through,
+    leave_through,
+)
+from storage.federation.joining import JoinResult
+from storage.federation.keyed_locks import KeyedLocks
+from storage.federation.receiver import Receiver
+from storage.federation.remote import JsonObject, MembershipRemote, RemoteError
+from storage.federation.requests import answer_of
+from storage.ids import EventId, RoomId, ServerName, UserId, server_name_of
+from storage.persist import AppendResult
+from storage.queries.filters import SyncFilter
+from storage.store.facade import Store
+from storage.store.sending import signer_of
+
+T = TypeVar("T")
+
+MEMBER: Final = "m.room.member"
+SHOWN: Final = (
+    "m.room.create",
+    "m.room.join_rules",
+    "m.room.name",
+    "m.room.avatar",
+    "m.room.topic",
+    "m.room.encryption",
+    "m.room.canonical_alias",
+)
+"""State that a user sees of a room before joining. Client-server API, "Stripped state"."""
+
+
+class Memberships:
+    """Joins, knocks, leaves and invites of local users. Make one for each store and keep it.
+
+    ``content`` adds keys to the event, such as ``reason`` or ``displayname``. Every call stores the
+    membership or raises: `AuthDenied` if the room refuses it, `RemoteError` if no other server did
+    its part. The ``status`` and ``errcode`` of the latter are those of the last response.
+    """
+
+    def __init__(self, receiver: Receiver, remote: MembershipRemote) -> None:
+        self._receiver, self._remote, self._store = receiver, remote, receiver.store
+        self._joins = KeyedLocks()
+
+    async def join(
+        self,
+        user_id: str,
+        room_id: RoomId,
+        servers: Iterable[str] = (),
+        *,
+        content: Mapping[str, Any] | None = None,
+    ) -> JoinResult:
+        """Join a room. ``servers`` may be in it: the parameter ``via`` of the client's request.
+
+        The server of an inviter and that of the room id are tried after them, at most
+        `ReceiverLimits.resident_servers_max` in all.
+        """
+        wanted = self._wanted(user_id, room_id, "join", content)
+        async with self._joins.lock(wanted.room_id):  # the second user finds the room here
+            if not await self._is_inside(wanted.room_id):
+                return await self._through(join_through, wanted, servers)
+        result = await self._send(wanted)
+        return JoinResult("joined", wanted.room_id, result.event_id, wanted.user_id, result=result)
+
+    async def knock(
+        self,
+        user_id: str,
+        room_id: RoomId,
+        servers: Iterable[str] = (),
+        *,
+        content: Mapping[str, Any] | None = None,
+    ) -> AppendResult:
+        """Knock on a room, as `join` joins one."""
+        wanted = self._wanted(user_id, room_id, "knock", content)
+        if await self._is_inside(wanted.room_id):
+            return await self._send(wanted)
+        return await self._through(knock_through, wanted, servers)
+
+    async def leave(
+        self,
+        user_id: str,
+        room_id: RoomId,
+        servers: Iterable[str] = (),
+        *,
+        content: Mapping[str, Any] | None = None,
+    ) -> AppendResult:
+        """Leave a room, reject an invite, or take a knock back."""
+        wanted = self._wanted(user_id, room_id, "leave", content)
+        if await self._is_inside(wanted.room_id):
+            return await self._send(wanted)
+        return await self._through(leave_through, wanted, servers)
+
+    async def invite(
+        self,
+        sender: str,
+        room_id: RoomId,
+        user_id: str,
+        *,
+        content: Mapping[str, Any] | None = None,
+    ) -> AppendResult:
+        """Invite a user. A server that is not in the room signs the invite of its user first."""
+        inviter = args.local_user(sender, self._store.server_name)
+        room, guest = args.room(room_id), args.user(user_id)
+        fields = {**(content or {}), "membership": "invite"}
+        server = server_name_of(guest)
+        if await self._store.is_resident(server, room) or server == self._store.server_name:
+            return await self._store.send(room, inviter, MEMBER, fields, state_key=guest)
+        template = await self._store.template(room, inviter, MEMBER, fields, state_key=guest)
+        return await self._invite_through(server, room, template)
+
+    async def _invite_through(
+        self, server: ServerName, room_id: RoomId, template: dict[str, Any]
+    ) -> AppendResult:
+        """Let a server sign an invite, and store it with both signatures."""
+        version, signer = await self._receiver.version_of(room_id), signer_of(self._store, None)
+        pdu = sign(template, version, *signer)
+        event_id = event_id_of(pdu, version)
+        shown = await stripped_state(self._store, room_id)
+        body = {"event": pdu, "room_version": version, "invite_room_state": shown}
+        seconds = self._receiver.limits.send_membership_seconds
+        response = await answer_of(
+            server, seconds, self._remote.invite, server, room_id, EventId(event_id), body
+        )
+        pdu["signatures"] |= _signature(response, server)
+        return await self._receiver.accepted(signer.server_name, pdu, version)
+
+    def _wanted(
+        self, user_id: str, room_id: str, membership: str, content: Mapping[str, Any] | None
+    ) -> MembershipRequest:
+        user = args.local_user(user_id, self._store.server_name)
+        fields = args.mapping(content or {}, "content")
+        return MembershipRequest(args.room(room_id), user, {**fields, "membership": membership})
+
+    async def _is_inside(self, room_id: RoomId) -> bool:
+        room = await self._receiver.known_room(room_id)
+        return room is not None and room.is_resident
+
+    async def _send(self, wanted: MembershipRequest) -> AppendResult:
+        room_id, user_id, content = wanted
+        return await self._store.send(room_id, user_id, MEMBER, content, state_key=user_id)
+
+    async def _through(
+        self,
+        enter: Callable[[OtherServer, MembershipRequest], Awaitable[T]],
+        wanted: MembershipRequest,
+        servers: Iterable[str],
+    ) -> T:
+        """Try servers one after the other; raise `RemoteError` with the failures of all."""
+        signer = signer_of(self._store, None)
+        failures: dict[ServerName, RemoteError] = {}
+        for server in await self._candidates(wanted, servers):
+            try:
+                return await enter(
+                    OtherServer(server, self._remote, self._receiver, signer), wanted
+                )
+            except RemoteError as error:
+                failures[server] = error
+        raise _failure_of_all(failures)
+
+    async def _candidates(
+        self, wanted: MembershipRequest, servers: Iterable[str]
+    ) -> list[ServerName]:
+        """Return the servers to try: those named, that of the inviter, and that of the room id."""
+        named = [args.server(one) for one in args.listed(servers, "servers")]
+        inviters = await self._inviters(wanted.user_id, wanted.room_id)
+        found = dict.fromkeys([*named, *inviters, server_name_of(wanted.room_id)])
+        others = [one for one in found if one not in ("", self._store.server_name)]
+        return others[: self._receiver.limits.resident_servers_max]
+
+    async def _inviters(self, user_id: UserId, room_id: RoomId) -> list[ServerName]:
+        found = await self._store.sync(user_id, filter=SyncFilter(rooms=[room_id]))
+        shown = found.invite[room_id].invite_state if room_id in found.invite else ()
+        return [server_name_of(one["sender"]) for one in shown if one["state_key"] == user_id]
+
+
+async def stripped_state(store: Store, room_id: RoomId) -> list[dict[str, Any]]:
+    """Return the state that a user sees of a room before joining, in its stripped form."""
+    state = await store.current_state(room_id, types=SHOWN)
+    events = await store.events(state.values())
+    keys = ("type", "state_key", "sender", "content")
+    return [{key: one.json[key] for key in keys} for one in events.values()]
+
+
+def _signature(response: JsonObject, server: ServerName) -> dict[str, Any]:
+    """Return the signatures of a server on an invite; raise `RemoteError` if there are none."""
+    event = response.get("event")
+    signatures = event.get("signatures") if isinstance(event, dict) else None
+    own = signatures.get(server) if isinstance(signatures, dict) else None
+    if not isinstance(own, dict) or not all(isinstance(one, str) for one in own.values()):
+        raise RemoteError(f"{server} has not signed the invite")
+    return {server: own}
+
+
+def _failure_of_all(failures: Mapping[ServerName, RemoteError]) -> RemoteError:
+    if not failures:
+        return RemoteError("no server of the room is known", status=404, errcode="M_NOT_FOUND")
+    reason = "; ".join(f"{server}: {error}" for server, error in failures.items())
+    answers = [one for one in failures.values() if one.status is not None]
+    last = answers[-1] if answers else RemoteError(reason)
+    return RemoteError(reason, status=last.status, errcode=last.errcode)

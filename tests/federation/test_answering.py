@@ -1,0 +1,198 @@
+"""Responses to other servers: what they may have, and requests that are false."""
+
+from typing import Any
+
+import pytest
+
+from storage import AuthDenied, EventId, InputError, RoomId, UnknownEvent, UnknownRoom, responses
+from storage.event import event_id, sign
+from storage.federation import IncompatibleRoomVersion, RemoteError, Responder, Sender
+from storage.queries.events import StoredEvent
+from storage.testing import signing_key
+from tests.federation.peers import Homeserver
+from tests.federation.rooms import PUBLIC, shared_room
+
+Json = dict[str, Any]
+
+
+async def test_a_join_is_made_for_users_of_the_server_in_versions_that_it_knows(
+    two: list[Homeserver],
+) -> None:
+    one, other = two
+    room_id = await one.store.create_room(one.user(), initial_state=[PUBLIC])
+    make, user = one.responder.make_membership, other.user()
+    made = await make("s2.test", "join", room_id, user, ["11", "12"])
+    assert made["room_version"] == "12"
+    with pytest.raises(IncompatibleRoomVersion) as refused:
+        await make("s2.test", "join", room_id, user, ["10"])
+    assert responses.error(refused.value) == (
+        400,
+        {
+            "errcode": "M_INCOMPATIBLE_ROOM_VERSION",
+            "error": f"{room_id} has version 12",
+            "room_version": "12",
+        },
+    )
+    with pytest.raises(AuthDenied, match="no user of"):
+        await make("s3.test", "join", room_id, user, ["12"])
+    with pytest.raises(AuthDenied):
+        await make("s2.test", "knock", room_id, user, ["12"])
+    with pytest.raises(InputError):
+        await make("s2.test", "ban", room_id, user, ["12"])
+    with pytest.raises(UnknownRoom):
+        await make("s2.test", "join", RoomId("!none"), user, ["12"])
+
+
+async def signed_join(one: Homeserver, other: Homeserver, room_id: RoomId, **changes: Any) -> Json:
+    made = await one.responder.make_membership("s2.test", "join", room_id, other.user(), ["12"])
+    return sign(made["event"] | changes, "12", "s2.test", signing_key("s2.test"))
+
+
+async def test_only_the_event_of_the_path_is_taken(two: list[Homeserver]) -> None:
+    one, other = two
+    room_id = await one.store.create_room(one.user(), initial_state=[PUBLIC])
+    other_room = await one.store.create_room(one.user(), initial_state=[PUBLIC])
+    join = await signed_join(one, other, room_id)
+    take, join_id = one.responder.take_membership, event_id(join, "12")
+    for origin, change, room, id_, pdu in (
+        ("s2.test", "join", room_id, "$other", join),
+        ("s2.test", "join", other_room, join_id, join),
+        ("s2.test", "knock", room_id, join_id, join),
+        ("s2.test", "ban", room_id, join_id, join),
+        ("s3.test", "join", room_id, join_id, join),
+        ("s2.test", "join", room_id, join_id, {}),
+        ("s2.test", "join", room_id, join_id, []),
+    ):
+        with pytest.raises(InputError):
+            await take(origin, change, room, id_, pdu)  # type: ignore[arg-type]
+    unsigned = join | {"signatures": {}}
+    with pytest.raises(AuthDenied):
+        await take("s2.test", "join", room_id, join_id, unsigned)
+    assert await one.store.membership(room_id, other.user()) is None
+    found = await take("s2.test", "join", room_id, join_id, join)
+    assert {one["type"] for one in found["state"]} >= {"m.room.create", "m.room.join_rules"}
+    assert found["event"] == join
+    assert await take("s2.test", "join", room_id, join_id, join) == found
+
+
+async def test_a_refused_join_is_refused_again(two: list[Homeserver]) -> None:
+    one, other = two
+    room_id = await one.store.create_room(one.user(), initial_state=[PUBLIC])
+    join = await signed_join(one, other, room_id)
+    ban = {"membership": "ban"}
+    await one.do(room_id, "user", "m.room.member", ban, state_key=other.user())
+    for _ in range(2):
+        with pytest.raises(AuthDenied):
+            await one.responder.take_membership(
+                "s2.test", "join", room_id, event_id(join, "12"), join
+            )
+    assert await one.store.membership(room_id, other.user()) == "ban"
+
+
+async def test_an_accepted_join_is_passed_on_to_the_others(three: list[Homeserver]) -> None:
+    one, other, third = three
+    room_id = await shared_room(one, third)
+    passed: list[tuple[set[str], str]] = []
+
+    class RecordingSender(Sender):
+        """Records instead of sending."""
+
+        def pass_on(self, servers: Any, event: StoredEvent) -> None:
+            passed.append((set(servers), event.event_id))
+
+    async def send(*_: Any) -> None:
+        """Send nothing."""
+
+    responder = Responder(one.receiver, RecordingSender(one.store, send))
+    join = await signed_join(one, other, room_id)
+    join_id = event_id(join, "12")
+    await responder.take_membership("s2.test", "join", room_id, join_id, join)
+    assert [(servers - {"s1.test"}, id_) for servers, id_ in passed] == [({"s3.test"}, join_id)]
+
+
+async def test_history_and_states_are_for_servers_in_the_room(three: list[Homeserver]) -> None:
+    one, other, third = three
+    room_id = await shared_room(one, other)
+    elsewhere = await one.store.create_room(one.user())
+    said = [await one.say(room_id, f"message {number}") for number in range(3)]
+    first, last = EventId(event_id(said[0], "12")), EventId(event_id(said[-1], "12"))
+    answers, origin = one.responder, "s2.test"
+    assert (await answers.event(origin, last))["pdus"] == [said[-1]]
+    assert (await answers.backfill(origin, room_id, [last], 2))["pdus"] == said[:0:-1]
+    between = {"earliest_events": [first], "latest_events": [last]}
+    assert (await answers.missing_events(origin, room_id, between))["events"] == [said[1]]
+    ids, states = (
+        await answers.state_ids(origin, room_id, last),
+        await answers.state(origin, room_id, last),
+    )
+    assert {event_id(pdu, "12") for pdu in states["pdus"]} == set(ids["pdu_ids"])
+    assert {event_id(pdu, "12") for pdu in states["auth_chain"]} == set(ids["auth_chain_ids"])
+    assert (await answers.event_auth(origin, room_id, last))["auth_chain"]
+    at = said[1]["origin_server_ts"]
+    near = await answers.timestamp_to_event(origin, room_id, at, "b")
+    assert near["origin_server_ts"] <= at
+    for request in (answers.state_ids, answers.state, answers.event_auth):
+        with pytest.raises(AuthDenied):
+            await request(third.name, room_id, last)
+        with pytest.raises(UnknownEvent):
+            await request(origin, elsewhere, last)
+        with pytest.raises(UnknownEvent):
+            await request(origin, room_id, "$none")
+    with pytest.raises(AuthDenied):
+        await answers.timestamp_to_event(third.name, room_id, at, "b")
+    with pytest.raises(UnknownEvent):
+        await answers.timestamp_to_event(origin, room_id, 1, "b")
+    assert (await answers.event(third.name, last))["pdus"] == []
+
+
+async def test_malformed_bodies_are_refused(two: list[Homeserver]) -> None:
+    one, other = two
+    room_id = await shared_room(one, other)
+    answers = one.responder
+    sent = await other.do(
+        room_id, "user", "m.room.member", {"membership": "invite"}, state_key=one.user("guest")
+    )
+    invite = {"event": sent, "room_version": "12", "invite_room_state": []}
+    for body in (
+        {},
+        invite | {"event": [sent]},
+        invite | {"room_version": 12},
+        invite | {"room_version": "org.none"},
+        invite | {"invite_room_state": "none"},
+    ):
+        with pytest.raises(InputError):
+            await answers.invite(room_id, event_id(sent, "12"), body)
+    with pytest.raises(InputError):
+        await answers.invite(room_id, "$other", invite)
+    assert (await answers.invite(room_id, event_id(sent, "12"), invite))["event"]
+    for call in (
+        answers.transaction("s2.test", {"pdus": {}}),
+        answers.missing_events("s2.test", room_id, {"earliest_events": "$a"}),
+        answers.missing_events("s2.test", room_id, {"limit": "ten"}),
+        answers.timestamp_to_event("s2.test", room_id, 5, "up"),
+    ):
+        with pytest.raises(InputError):
+            await call
+
+
+async def test_a_transaction_names_what_was_refused(two: list[Homeserver]) -> None:
+    one, other = two
+    room_id = await shared_room(one, other)
+    said = await one.say(room_id, "hello")
+    forged = sign(said | {"content": {}}, "12", "s2.test", signing_key("s2.test"))
+    del forged["signatures"]["s1.test"]
+    found = await other.responder.transaction("s1.test", {"pdus": [said, forged]})
+    assert found["pdus"][event_id(said, "12")] == {}
+    assert "signature" in found["pdus"][event_id(forged, "12")]["error"]
+
+
+def test_errors_of_other_servers_have_a_status() -> None:
+    for status, errcode, expected in (
+        (403, "M_FORBIDDEN", (403, "M_FORBIDDEN")),
+        (404, None, (404, "M_UNKNOWN")),
+        (401, "M_UNKNOWN_TOKEN", (502, "M_UNKNOWN")),
+        (429, "M_LIMIT_EXCEEDED", (502, "M_UNKNOWN")),
+        (None, None, (502, "M_UNKNOWN")),
+    ):
+        found, body = responses.error(RemoteError("why", status=status, errcode=errcode))
+        assert (found, body) == (expected[0], {"errcode": expected[1], "error": "why"})

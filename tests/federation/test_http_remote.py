@@ -1,0 +1,172 @@
+"""Requests over HTTP: paths, bodies, signatures, and responses that are errors."""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import pytest
+
+from storage import EventId, InvalidSignature, RoomId, ServerName, UserId
+from storage.federation import HttpRemote, JsonObject, RemoteError, published_keys
+from storage.testing import KEY_ID, signing_key
+from tests.federation.peers import Homeserver
+
+Json = dict[str, Any]
+SERVER, ROOM = ServerName("s2.test"), RoomId("!room/a:s1.test")
+EVENT, USER = EventId("$a/b"), UserId("@user:s1.test")
+IN_PATH: Final = {ROOM: "%21room%2Fa%3As1.test", EVENT: "%24a%2Fb", USER: "%40user%3As1.test"}
+
+
+class OtherEnd:
+    """Another server: what was sent to it, and its response."""
+
+    def __init__(self) -> None:
+        self.sent: tuple[str, str, Mapping[str, str], JsonObject | None] = ("", "", {}, None)
+        self.response: tuple[int, Any] = 200, {"pdus": []}
+        self.remote = HttpRemote("s1.test", signing_key("s1.test"), self.request)
+
+    async def request(
+        self,
+        server: str,
+        method: str,
+        uri: str,
+        headers: Mapping[str, str],
+        body: JsonObject | None,
+    ) -> tuple[int, Any]:
+        assert server == SERVER
+        self.sent = method, uri, headers, body
+        return self.response
+
+
+async def test_each_request_has_the_path_of_the_specification() -> None:
+    server = OtherEnd()
+    remote, pdu = server.remote, {"type": "m.room.member"}
+    room, event, user = IN_PATH.values()
+    between = {"earliest": [EVENT], "latest": [], "limit": 7, "min_depth": 1}
+    body = {"earliest_events": [EVENT], "latest_events": [], "limit": 7, "min_depth": 1}
+    expected = (
+        (remote.event(SERVER, EVENT), "GET", f"v1/event/{event}", None),
+        (remote.state_ids(SERVER, ROOM, EVENT), "GET", f"v1/state_ids/{room}?event_id={event}", 0),
+        (remote.state(SERVER, ROOM, EVENT), "GET", f"v1/state/{room}?event_id={event}", None),
+        (
+            remote.backfill(SERVER, ROOM, [EVENT, EVENT], limit=3),
+            "GET",
+            f"v1/backfill/{room}?v={event}&v={event}&limit=3",
+            None,
+        ),
+        (remote.event_auth(SERVER, ROOM, EVENT), "GET", f"v1/event_auth/{room}/{event}", None),
+        (
+            remote.get_missing_events(SERVER, ROOM, **between),  # type: ignore[arg-type]
+            "POST",
+            f"v1/get_missing_events/{room}",
+            body,
+        ),
+        (
+            remote.make_join(SERVER, ROOM, USER, versions=["11", "12"]),
+            "GET",
+            f"v1/make_join/{room}/{user}?ver=11&ver=12",
+            None,
+        ),
+        (
+            remote.make_knock(SERVER, ROOM, USER, versions=["12"]),
+            "GET",
+            f"v1/make_knock/{room}/{user}?ver=12",
+            None,
+        ),
+        (remote.make_leave(SERVER, ROOM, USER), "GET", f"v1/make_leave/{room}/{user}", None),
+        (remote.send_join(SERVER, ROOM, EVENT, pdu), "PUT", f"v2/send_join/{room}/{event}", pdu),
+        (remote.send_knock(SERVER, ROOM, EVENT, pdu), "PUT", f"v1/send_knock/{room}/{event}", pdu),
+        (remote.send_leave(SERVER, ROOM, EVENT, pdu), "PUT", f"v2/send_leave/{room}/{event}", pdu),
+        (remote.invite(SERVER, ROOM, EVENT, pdu), "PUT", f"v2/invite/{room}/{event}", pdu),
+    )
+    for sending, method, path, content in expected:
+        await sending
+        found_method, uri, headers, found = server.sent
+        assert (found_method, uri) == (method, f"/_matrix/federation/{path}")
+        assert found == (content or None)
+        assert headers["Authorization"].startswith("X-Matrix origin=")
+    await remote.server_keys(SERVER)
+    assert server.sent == ("GET", "/_matrix/key/v2/server", {}, None)
+
+
+async def test_a_transaction_has_the_events_as_json(two: list[Homeserver]) -> None:
+    one, _ = two
+    room_id = await one.store.create_room(one.user())
+    said = await one.say(room_id, "hello")
+    events = await one.store.events(await one.store.forward_extremities(room_id))
+    server = OtherEnd()
+    await server.remote.send(SERVER, "5", list(events.values()))
+    method, uri, _, body = server.sent
+    assert (method, uri) == ("PUT", "/_matrix/federation/v1/send/5")
+    assert body is not None
+    assert (body["origin"], body["pdus"]) == ("s1.test", [said])
+
+
+@pytest.mark.parametrize(
+    "response, status, errcode",
+    [
+        ((403, {"errcode": "M_FORBIDDEN", "error": "no"}), 403, "M_FORBIDDEN"),
+        ((500, "<html>"), 500, None),
+        ((404, {"errcode": ["M_NOT_FOUND"]}), 404, None),
+        ((200, [{}]), 200, None),
+        ((200, None), 200, None),
+    ],
+)
+async def test_an_error_is_raised_with_its_status(
+    response: tuple[int, Any], status: int, errcode: str | None
+) -> None:
+    server = OtherEnd()
+    server.response = response
+    with pytest.raises(RemoteError) as failed:
+        await server.remote.event(SERVER, EVENT)
+    assert (failed.value.status, failed.value.errcode) == (status, errcode)
+
+
+async def test_a_signed_request_is_accepted_by_its_destination_alone(
+    three: list[Homeserver],
+) -> None:
+    one, other, third = three
+    server = OtherEnd()
+    body: Json = {"pdus": [], "ä": 1}
+    await server.remote.invite(SERVER, ROOM, EVENT, body)
+    method, uri, headers, _ = server.sent
+    header = headers["Authorization"]
+    check = other.receiver.check_request
+    assert await check(method, uri, header, body) == one.name
+    assert await check(method, uri, header.replace("X-Matrix ", "x-matrix  "), body) == one.name
+    assert await check(method, uri, header.replace(",", " , "), body) == one.name
+    without = header.replace('destination="s2.test",', "")
+    assert await check(method, uri, without, body) == one.name
+    for receiver in (third.receiver, one.receiver):
+        with pytest.raises(InvalidSignature, match=r"it is for s2\.test"):
+            await receiver.check_request(method, uri, header, body)
+    with pytest.raises(InvalidSignature):
+        await third.receiver.check_request(method, uri, without, body)
+    for false in (
+        ("GET", uri, header, body),
+        (method, uri + "?", header, body),
+        (method, uri, header, None),
+        (method, uri, header, {**body, "pdus": [1]}),
+        (method, uri, header.replace("s1.test", "s3.test"), body),
+        (method, uri, header.replace("X-Matrix", "Bearer"), body),
+        (method, uri, header.replace("sig=", "signature="), body),
+        (method, uri, header.replace(KEY_ID, "ed25519:9"), body),
+        (method, uri, "", body),
+    ):
+        with pytest.raises(InvalidSignature):
+            await check(*false)
+
+
+async def test_published_keys_are_those_that_the_receiver_reads(two: list[Homeserver]) -> None:
+    _, other = two
+    keys = published_keys("s1.test", signing_key("s1.test"))
+    assert keys["verify_keys"].keys() == {KEY_ID}
+
+    async def answer(_: Json) -> Json:
+        return keys
+
+    other.network.faults["s1.test", "server_keys"] = answer
+    server = OtherEnd()
+    await server.remote.event(SERVER, EVENT)
+    method, uri, headers, _ = server.sent
+    check = other.receiver.check_request
+    assert await check(method, uri, headers["Authorization"], None) == "s1.test"
