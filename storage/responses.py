@@ -176,8 +176,7 @@ def _notifications(count: int) -> Json:
 def sliding_request(body: Json) -> SlidingSyncRequest:
     """Return the request of a body in either form. `InputError`.
 
-    Fields that neither form has are ignored. So is ``exclude`` of the stable form: the response
-    may have more state than the client wants.
+    Fields that neither form has are ignored.
     """
     try:
         rooms, extensions = body.get("room_subscriptions", {}), body.get("extensions", {})
@@ -220,15 +219,20 @@ def _list(given: Json) -> SlidingList:
 def _room_config(given: Json) -> Json:
     state = given.get("required_state", ())
     wanted: list[StateKey]
+    excluded: list[StateKey] = []
     if isinstance(state, dict):  # the stable form
-        included = state.get("include", ())
-        wanted = [(one.get("type", "*"), one.get("state_key", "*")) for one in included]
+        wanted = _elements(state.get("include", ()))
+        excluded = _elements(state.get("exclude", ()))
         if state.get("lazy_members", False):
             wanted.append(("m.room.member", "$LAZY"))
     else:
         wanted = [(kind, key) for kind, key in state]
     limit = {"timeline_limit": given["timeline_limit"]} if "timeline_limit" in given else {}
-    return {"required_state": wanted, **limit}
+    return {"required_state": wanted, "excluded_state": excluded, **limit}
+
+
+def _elements(given: Iterable[Json]) -> list[StateKey]:
+    return [(one.get("type", "*"), one.get("state_key", "*")) for one in given]
 
 
 async def sliding_sync(

@@ -23,6 +23,8 @@ from tests.oracle.syncing import _after_gap, _server_is_in, _summary
 
 MEMBER: Final = "m.room.member"
 LAZY: Final = "$LAZY"
+EXCLUDED: Final = "not "
+"""A pattern with this before its type excludes."""
 ME: Final = "$ME"
 EVERYTHING: Final = 10**9
 """The timeline limit of a client that has all events."""
@@ -78,8 +80,28 @@ class Wanted:
 
     def __or__(self, other: "Wanted") -> "Wanted":
         """``$LAZY`` of one takes no members away from a wildcard of the other."""
-        patterns = explicit(self.patterns) | explicit(other.patterns)
-        return Wanted(max(self.limit, other.limit), patterns)
+        included = (explicit(self.patterns) | explicit(other.patterns)) - self.excluded
+        excluded = self._still_excluded(other) | other._still_excluded(self)
+        limit = max(self.limit, other.limit)
+        return Wanted(limit, (included - other.excluded) | excluded)
+
+    @property
+    def excluded(self) -> Patterns:
+        return frozenset(pair for pair in self.patterns if pair[0].startswith(EXCLUDED))
+
+    def _still_excluded(self, other: "Wanted") -> Patterns:
+        """Return the exclusions of state that the other one does not include."""
+        wanted = explicit(other.patterns) - other.excluded - {(MEMBER, LAZY)}
+        return frozenset(
+            (kind, key)
+            for kind, key in self.excluded
+            if (kind, key) in other.excluded
+            or not any(
+                (one == "*" or kind in (EXCLUDED + "*", EXCLUDED + one))
+                and ("*" in (key, its) or key == its or its == ME)
+                for one, its in wanted
+            )
+        )
 
 
 @dataclass(frozen=True)
@@ -314,6 +336,9 @@ def matches(patterns: Patterns, key: StateKey, user_id: str) -> bool:
 
     With these, ("*", "*") is about other types only.
     """
+    for kind, excluded in patterns:
+        if kind in (EXCLUDED + "*", EXCLUDED + key[0]) and excluded in ("*", key[1]):
+            return False
     lazily = key[0] == MEMBER and is_lazy(patterns)
     return any(
         kind in ("*", key[0]) and (wanted in ("*", key[1]) or (wanted == ME and key[1] == user_id))

@@ -4,14 +4,16 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from storage import SlidingSyncRequest
+from storage import RoomSubscription, SlidingList, SlidingSyncRequest
 from storage.ids import EventId, RoomId
 from tests.oracle.sliding import (
     EVERYTHING,
+    EXCLUDED,
     MEMBER,
     OUTSIDE,
     Listed,
     Membership,
+    Patterns,
     Sent,
     SlidingOracle,
     Snapshot,
@@ -46,12 +48,16 @@ def expected(oracle: SlidingOracle, request: SlidingSyncRequest, sent: Snapshot)
         rooms = [room for room in listed if oracle.passes(room, one.filters)]
         found.counts[name] = len(rooms)
         for room in window(rooms, one.ranges):
-            add(room.room_id, Wanted(one.timeline_limit, frozenset(one.required_state)))
+            add(room.room_id, Wanted(one.timeline_limit, patterns_of(one)))
     for room_id, subscription in request.room_subscriptions.items():
         if oracle.may_subscribe(room_id, sent.rooms):
-            patterns = frozenset(subscription.required_state)
-            add(room_id, Wanted(subscription.timeline_limit, patterns))
+            add(room_id, Wanted(subscription.timeline_limit, patterns_of(subscription)))
     return found
+
+
+def patterns_of(config: SlidingList | RoomSubscription) -> Patterns:
+    excluded = {(EXCLUDED + kind, key) for kind, key in config.excluded_state}
+    return frozenset(config.required_state) | excluded
 
 
 def window(rooms: Sequence[Listed], ranges: Collection[tuple[int, int]] | None) -> Sequence[Listed]:
@@ -226,6 +232,7 @@ class ResponseCheck:
                 before is not None
                 and not told.initial
                 and not changed
+                and before.wanted.excluded <= wanted.excluded
                 and not matches(
                     explicit(wanted.patterns) - explicit(before.wanted.patterns), key, user
                 )

@@ -39,6 +39,12 @@ PATTERNS: Final[Sequence[StateKey]] = (
     ("*", "$ME"),
     ("*", "*"),
 )
+EXCLUSIONS: Final[Sequence[StateKey]] = (
+    ("m.room.create", ""),
+    ("m.room.topic", "*"),
+    ("m.room.name", ""),
+    ("*", ""),
+)
 WEIGHTS: Final = {
     "write": 34,
     "request": 40,
@@ -233,13 +239,16 @@ class SlidingSequence:
                 timeline_limit=rng.choice((0, 1, 1, 2, 5, 50)),
                 required_state=self._patterns(rng),
                 filters=self._filters(rng) if rng.random() < FILTERED else SlidingFilter(),
+                excluded_state=self._excluded(rng),
             )
             for name in ("all", "some")[: rng.choice((1, 1, 1, 2, 0))]
         }
         rooms = [*self.rooms.room_ids, RoomId("!unknown:s9.test")]
         subscriptions = {
             room_id: RoomSubscription(
-                timeline_limit=rng.choice((1, 3, 20)), required_state=self._patterns(rng)
+                timeline_limit=rng.choice((1, 3, 20)),
+                required_state=self._patterns(rng),
+                excluded_state=self._excluded(rng),
             )
             for room_id in rng.sample(rooms, min(len(rooms), rng.choice((0, 0, 1, 2))))
         }
@@ -250,6 +259,9 @@ class SlidingSequence:
 
     def _patterns(self, rng: random.Random) -> list[StateKey]:
         return rng.sample(PATTERNS, rng.choice((0, 1, 1, 2, 2, 3, 5)))
+
+    def _excluded(self, rng: random.Random) -> list[StateKey]:
+        return rng.sample(EXCLUSIONS, rng.choice((0, 0, 0, 1, 2)))
 
     def _filters(self, rng: random.Random) -> SlidingFilter:
         """Return one or two conditions."""

@@ -229,6 +229,7 @@ STABLE = {
             "timeline_limit": 3,
             "required_state": {
                 "include": [{"type": NAME, "state_key": ""}, {"type": "m.space.child"}, {}],
+                "exclude": [{"type": "m.room.topic"}, {"state_key": "k"}],
                 "lazy_members": True,
             },
             "filters": {"is_invited": False, "room_types": [None]},
@@ -264,14 +265,20 @@ UNSTABLE = {
 }
 
 
-@pytest.mark.parametrize("body", [STABLE, UNSTABLE], ids=["stable", "unstable"])
-def test_both_forms_of_a_sliding_request(body: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "body, excluded",
+    [(STABLE, [("m.room.topic", "*"), ("*", "k")]), (UNSTABLE, [])],
+    ids=["stable", "unstable"],
+)
+def test_both_forms_of_a_sliding_request(
+    body: dict[str, Any], excluded: list[tuple[str, str]]
+) -> None:
     state = [(NAME, ""), ("m.space.child", "*"), ("*", "*"), ("m.room.member", "$LAZY")]
     filters = SlidingFilter(is_invited=False, room_types=[None])
     assert responses.sliding_request(body) == SlidingSyncRequest(
         conn_id="main",
         lists={
-            "all": SlidingList([(0, 19)], 3, state, filters),
+            "all": SlidingList([(0, 19)], 3, state, filters, excluded),
             "whole": SlidingList(timeline_limit=1),
         },
         room_subscriptions={RoomId("!a:s1.test"): RoomSubscription(20, [("*", "k")])},
@@ -288,6 +295,7 @@ def test_both_forms_of_a_sliding_request(body: dict[str, Any]) -> None:
         {"lists": {"a": {"ranges": [["x", "y"]]}}},
         {"lists": {"a": {"required_state": [["m.room.name"]]}}},
         {"lists": {"a": {"required_state": {"include": ["m.room.name"]}}}},
+        {"lists": {"a": {"required_state": {"exclude": ["m.room.name"]}}}},
         {"lists": {"a": {"filters": [1]}}},
         {"lists": {"a": {"filters": {"is_dm": "yes"}}}},
         {"room_subscriptions": {"!a:s1.test": []}},

@@ -34,6 +34,7 @@ class SlidingClient:
         *ranges: tuple[int, int],
         limit: int = 10,
         required: Iterable[StateKey] = (),
+        excluded: Iterable[StateKey] = (),
         filters: SlidingFilter | None = None,
         subscriptions: Iterable[str] = (),
         timeout_ms: int = 0,
@@ -41,14 +42,14 @@ class SlidingClient:
         **how: Any,
     ) -> SlidingSync:
         """Send a request with one list, unless there are no ranges, and with subscriptions."""
-        state = tuple(required)
+        state, without = tuple(required), tuple(excluded)
         lists = {}
         if ranges:
-            lists["all"] = SlidingList(ranges, limit, state, filters or SlidingFilter())
+            lists["all"] = SlidingList(ranges, limit, state, filters or SlidingFilter(), without)
         request = SlidingSyncRequest(
             self.conn_id,
             lists,
-            {RoomId(room): RoomSubscription(limit, state) for room in subscriptions},
+            {RoomId(room): RoomSubscription(limit, state, without) for room in subscriptions},
             **how,
         )
         return await self.request(request, timeout_ms=timeout_ms, ignored=list(ignored))

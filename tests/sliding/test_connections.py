@@ -218,6 +218,7 @@ async def test_a_token_of_another_kind_is_invalid(store: Store) -> None:
         lambda: SlidingList(required_state=[("a\0", "")]),
         lambda: SlidingList(required_state=[("a", "$LAZY")]),
         lambda: SlidingList(required_state=[("a" * 256, "")]),
+        lambda: SlidingList(excluded_state=[("m.room.member", "$LAZY")]),
         lambda: SlidingList(required_state=[("a", str(n)) for n in range(1001)]),
         lambda: SlidingSyncRequest(lists={str(n): SlidingList() for n in range(101)}),
         lambda: SlidingSyncRequest(lists={"": SlidingList()}),

@@ -4,7 +4,7 @@ import pytest
 
 from storage import Store
 from storage.ids import StateKey
-from storage.queries.sliding.required_state import beyond, union
+from storage.queries.sliding.required_state import Required, beyond, printed, read, union
 from tests.queries.rooms import ADMIN, LOCAL, OTHER, REMOTE, append, deliver, new_room
 from tests.sliding.client import EVERYTHING, SlidingClient, state_of
 
@@ -13,6 +13,10 @@ NAME = ("m.room.name", "")
 TOPIC = ("m.room.topic", "")
 LAZY = ("m.room.member", "$LAZY")
 MEMBERS = ("m.room.member", "*")
+
+
+def _set(included: list[StateKey], *excluded: StateKey) -> Required:
+    return Required(frozenset(included), frozenset(excluded))
 
 
 def member(user_id: str) -> StateKey:
@@ -200,10 +204,79 @@ async def test_state_that_is_taken_away_is_named_though_no_longer_required(store
 def test_what_a_set_has_beyond_another(
     required: list[StateKey], known: list[StateKey], grown: list[StateKey]
 ) -> None:
-    assert beyond(frozenset(required), frozenset(known)) == set(grown)
+    assert beyond(_set(required), _set(known)) == set(grown)
 
 
 def test_the_union_keeps_the_members_of_a_set_without_lazy_ones() -> None:
-    everything, lazy = frozenset(EVERYTHING), frozenset([*EVERYTHING, LAZY])
+    everything, lazy = _set(EVERYTHING), _set([*EVERYTHING, LAZY])
     assert union([lazy]) == lazy
-    assert union([lazy, everything]) == {*EVERYTHING, LAZY, MEMBERS}
+    assert union([lazy, everything]) == _set([*EVERYTHING, LAZY, MEMBERS])
+
+
+@pytest.mark.parametrize(
+    "other, excluded",
+    [
+        (_set([TOPIC]), [CREATE]),
+        (_set([CREATE]), []),
+        (_set([("*", "")]), []),
+        (_set([CREATE], CREATE), [CREATE]),
+        (_set([("*", "key")]), [CREATE]),
+        (_set([LAZY]), [CREATE]),
+    ],
+)
+def test_a_union_excludes_what_no_set_includes(other: Required, excluded: list[StateKey]) -> None:
+    assert union([_set([NAME], CREATE), other]).excluded == set(excluded)
+
+
+def test_a_set_with_exclusions_is_read_as_it_was_printed() -> None:
+    for one in (_set([NAME, LAZY]), _set(EVERYTHING, CREATE), _set([])):
+        assert read(printed(one)) == one
+
+
+@pytest.mark.parametrize(
+    "required, excluded, found",
+    [
+        (EVERYTHING, [MEMBERS, ("m.room.power_levels", "")], {CREATE, NAME}),
+        ([CREATE, NAME], [("*", "")], set()),
+        ([MEMBERS], [("m.room.member", "$ME")], {member(ADMIN), member(OTHER)}),
+        ([NAME, LAZY], [MEMBERS], {NAME, member(ADMIN)}),
+        ([MEMBERS, LAZY], [MEMBERS], {member(ADMIN)}),
+    ],
+)
+async def test_excluded_state_is_left_out(
+    store: Store, required: list[StateKey], excluded: list[StateKey], found: set[StateKey]
+) -> None:
+    room = new_room(members=[LOCAL, OTHER], name="first")
+    room.message(ADMIN, "one")
+    await deliver(store, room)
+    client = SlidingClient(store, LOCAL)
+    answer = await client.sync((0, 19), limit=1, required=required, excluded=excluded)
+    ignorable = {("m.room.join_rules", ""), ("m.room.history_visibility", "")}
+    assert state_of(answer.rooms[room.room_id]) - ignorable == found
+
+
+async def test_state_that_is_excluded_no_more_is_sent_at_once(store: Store) -> None:
+    room = new_room(members=[LOCAL], name="first")
+    await deliver(store, room)
+    client = SlidingClient(store, LOCAL)
+    await client.sync((0, 19), required=EVERYTHING, excluded=[NAME])
+    assert (await client.sync((0, 19), required=EVERYTHING, excluded=[NAME])).rooms == {}
+    shown = (await client.sync((0, 19), required=EVERYTHING)).rooms[room.room_id]
+    assert NAME in state_of(shown)
+    assert (await client.sync((0, 19), required=EVERYTHING)).rooms == {}
+
+
+async def test_state_that_changed_while_it_was_excluded_is_sent_later(store: Store) -> None:
+    room = new_room(members=[LOCAL], name="first")
+    await deliver(store, room)
+    client = SlidingClient(store, LOCAL)
+    await client.sync((0, 19), required=[CREATE, NAME])
+    assert (await client.sync((0, 19), required=[CREATE, NAME], excluded=[NAME])).rooms == {}
+    assert (await client.sync((0, 19), required=[CREATE, NAME])).rooms == {}, "unchanged"
+    await client.sync((0, 19), required=[CREATE, NAME], excluded=[NAME])
+    renamed = room.name(ADMIN, "second")
+    await append(store, renamed)
+    shown = (await client.sync((0, 19), required=[CREATE, NAME], excluded=[NAME])).rooms
+    assert state_of(shown[room.room_id]) == set()
+    shown = (await client.sync((0, 19), required=[CREATE, NAME])).rooms
+    assert [one.event_id for one in shown[room.room_id].required_state] == [renamed.event_id]

@@ -30,21 +30,35 @@ class RoomConfig(Protocol):
         """Return the wanted pairs of a type and a state key."""
         ...
 
+    @property
+    def excluded_state(self) -> Collection[StateKey]:
+        """Return the pairs whose state is left out."""
+        ...
+
 
 def set_room_config(config: RoomConfig) -> None:
     """Check the fields that say what a room in the response has."""
     limit = args.limit(config.timeline_limit, args.LARGEST, "timeline_limit")
-    pairs = args.keys(args.listed(config.required_state, "required_state")) or []
+    object.__setattr__(config, "timeline_limit", limit)
+    required = _pairs(config.required_state, "required_state")
+    object.__setattr__(config, "required_state", required)
+    excluded = _pairs(config.excluded_state, "excluded_state")
+    if any(key == LAZY for _, key in excluded):
+        raise InputError('excluded_state has "$LAZY": it is for required_state')
+    object.__setattr__(config, "excluded_state", excluded)
+
+
+def _pairs(given: Collection[StateKey], name: str) -> frozenset[StateKey]:
+    pairs = args.keys(args.listed(given, name)) or []
     if len(pairs) > REQUIRED_MAX:
-        raise InputError(f"required_state has {len(pairs)} entries, more than {REQUIRED_MAX}")
+        raise InputError(f"{name} has {len(pairs)} entries, more than {REQUIRED_MAX}")
     for kind, key in pairs:
         if max(len(kind.encode()), len(key.encode())) > NAME_BYTES_MAX:
             wanted = f"at most {NAME_BYTES_MAX} bytes"
-            raise InputError(f"required_state has ({kind[:99]!r}, {key[:99]!r}): {wanted} each")
+            raise InputError(f"{name} has ({kind[:99]!r}, {key[:99]!r}): {wanted} each")
         if key == LAZY and kind != "m.room.member":
-            raise InputError(f'required_state has ({kind!r}, "$LAZY"): it is for m.room.member')
-    object.__setattr__(config, "timeline_limit", limit)
-    object.__setattr__(config, "required_state", frozenset(pairs))
+            raise InputError(f'{name} has ({kind!r}, "$LAZY"): it is for m.room.member')
+    return frozenset(pairs)
 
 
 def index_ranges(ranges: object) -> tuple[tuple[int, int], ...] | None:

@@ -6,7 +6,7 @@ from typing import Final, NamedTuple
 
 from storage.database.names import INVITE, MEMBERSHIPS
 from storage.queries.sliding.connection import ClientRoom, ClientRooms
-from storage.queries.sliding.required_state import Required, beyond, union
+from storage.queries.sliding.required_state import Pairs, Required, beyond, union
 from storage.queries.sliding.room_list import RoomList
 from storage.queries.sliding.types import RoomSubscription, SlidingList, SlidingSyncRequest
 from storage.queries.sliding.user_rooms import ListedRoom
@@ -42,7 +42,7 @@ class Reason(NamedTuple):
     is_new: bool
     has_news: bool
     expands: bool
-    grown: Required
+    grown: Pairs
     is_direct_changed: bool
 
     def __bool__(self) -> bool:
@@ -88,12 +88,16 @@ def wanted_rooms(
         key = tuple(id(config) for _, config in given)
         if key not in known:  # many rooms have the same configurations
             limit = max(config.timeline_limit for _, config in given)
-            state = union(frozenset(config.required_state) for _, config in given)
+            state = union(_required(config) for _, config in given)
             known[key] = min(limit, timeline_max), state
         names = tuple(name for name, _ in given if name is not None)
         is_extended = _is_extended(request, listed[nid], names)
         wanted[nid] = WantedRoom(listed[nid], *known[key], names, is_extended)
     return wanted
+
+
+def _required(config: SlidingList | RoomSubscription) -> Required:
+    return Required(frozenset(config.required_state), frozenset(config.excluded_state))
 
 
 def _may_subscribe(room: ListedRoom, sent: Container[int]) -> bool:

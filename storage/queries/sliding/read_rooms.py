@@ -7,6 +7,7 @@ from typing import Final, NamedTuple
 from storage.database.connection import Connection
 from storage.database.names import JOIN
 from storage.ids import RoomId, UserId
+from storage.queries.events import StoredEvent
 from storage.queries.sliding.choice import Choice
 from storage.queries.sliding.connection import ClientRoom
 from storage.queries.sliding.read_room import ReadRoom
@@ -14,11 +15,11 @@ from storage.queries.sliding.required_state import (
     ALL_MEMBERS,
     LAZY_MEMBERS,
     MEMBER,
-    NOTHING,
+    NO_PAIRS,
+    Pairs,
     Patterns,
     Required,
     beyond,
-    explicit,
 )
 from storage.queries.sliding.room_state import RequiredRequest, SlidingState, sliding_states
 from storage.queries.sliding.show_room import show_inside, show_outside
@@ -93,13 +94,13 @@ def _timeline_requests(situation: Situation, choice: Choice) -> Iterator[Timelin
 class _Difference(NamedTuple):
     """How the wanted state of a room differs from the one that the client has."""
 
-    grown: Required
-    dropped: Required
+    grown: Pairs
+    dropped: Pairs
 
 
 def _difference(room: ReadRoom) -> _Difference:
     if room.known is None or room.is_new:
-        return _Difference(NOTHING, NOTHING)
+        return _Difference(NO_PAIRS, NO_PAIRS)
     return _Difference(room.reason.grown, beyond(room.known.required, room.wanted.required))
 
 
@@ -113,7 +114,7 @@ async def _states(
     for room in rooms:
         if not room.is_inside or not room.timeline.row.is_state_shown:
             continue
-        lazy = LAZY_MEMBERS in room.wanted.required
+        lazy = LAZY_MEMBERS in room.wanted.required.included
         found = list(_members(room)) if lazy else []
         grown, dropped = _difference(room)
         if room.is_new or room.timeline.row.has_state or grown or found:
@@ -124,13 +125,37 @@ async def _states(
         for room in rooms
         if not room.is_inside and room.is_shown_outside
     ]
-    return await sliding_states(
+    found_states = await sliding_states(
         conn, user_id, requested, members=members, patterns=patterns, shown=outside
     )
+    for room in rooms:
+        if room.wanted.required.excluded and (state := found_states.get(room.room.room_nid)):
+            _exclude(room, state, user_id)
+    return found_states
+
+
+def _exclude(room: ReadRoom, state: SlidingState, user_id: UserId) -> None:
+    """Leave out the excluded state, but for members that are loaded lazily.
+
+    Removed keys stay: the client may have them from before it excluded them.
+    """
+    wanted = room.wanted.required
+    lazy = LAZY_MEMBERS in wanted.included
+    everyone = lazy and not room.limited and not room.is_new
+    people = {user for _, user in _members(room)} if lazy else set()
+
+    def is_excluded(event: StoredEvent) -> bool:
+        key = event.state_key or ""
+        is_lazy = event.type == MEMBER and (everyone or key in people)
+        return not is_lazy and wanted.excludes((event.type, key), user_id)
+
+    kept = [event for event in state.required if not is_excluded(event)]
+    state.has_dropped |= len(kept) < len(state.required)
+    state.required = kept
 
 
 def _state_request(
-    room: ReadRoom, patterns: Patterns, grown: Required, dropped: Required
+    room: ReadRoom, patterns: Patterns, grown: Pairs, dropped: Pairs
 ) -> RequiredRequest:
     row, wanted = room.timeline.row, room.wanted.required
     return RequiredRequest(
@@ -139,10 +164,10 @@ def _state_request(
         row.lower,
         row.state_upper,
         row.membership == JOIN,
-        patterns.number(explicit(wanted)),
+        patterns.number(wanted.explicit),
         patterns.number(grown),
         patterns.number(dropped),
-        LAZY_MEMBERS in wanted and not room.limited,
+        LAZY_MEMBERS in wanted.included and not room.limited,
     )
 
 
@@ -193,11 +218,18 @@ def _sent(room: ReadRoom, state: SlidingState | None, is_direct: bool) -> Client
     if (state is not None and state.has_dropped) or _forgets_members(room, known):
         required = wanted.required
     elif room.reason.grown:
-        both = known.required | wanted.required | room.reason.grown
-        required = both if len(both) <= REQUIRED_UNION_MAX else wanted.required
+        required = _with_known(room, known)
     return ClientRoom(
         None, known.receipts_upto, known.account_data_upto, limit, required, is_direct
     )
+
+
+def _with_known(room: ReadRoom, known: ClientRoom) -> Required:
+    """Return the state that the client has after more was sent."""
+    wanted = room.wanted.required
+    both = known.required.included | wanted.included | room.reason.grown
+    has_excluded = known.required.excluded or wanted.excluded
+    return wanted if has_excluded or len(both) > REQUIRED_UNION_MAX else Required(both)
 
 
 def _forgets_members(room: ReadRoom, known: ClientRoom) -> bool:
@@ -205,9 +237,9 @@ def _forgets_members(room: ReadRoom, known: ClientRoom) -> bool:
 
     With ``$LAZY`` it does, where the timeline is limited.
     """
-    wanted = room.wanted.required
+    wanted = room.wanted.required.included
     forgets = room.limited and LAZY_MEMBERS in wanted and ALL_MEMBERS not in wanted
-    return forgets and ALL_MEMBERS in explicit(known.required)
+    return forgets and ALL_MEMBERS in known.required.explicit
 
 
 def _coverage(room: ReadRoom) -> int:

@@ -1,7 +1,8 @@
 """Which state a client wants: pairs of a type and a state key, and how two sets of them differ.
 
 A wildcard for both has no members if the set has ``$LAZY``: the timeline says which ones are sent.
-A wildcard for the type alone is of all types, m.room.member as well.
+A wildcard for the type alone is of all types, m.room.member as well. Excluded pairs are not part of
+the statement: their state is read and left out.
 """
 
 from collections.abc import Iterable, Iterator
@@ -18,28 +19,64 @@ EVERYTHING: Final = (ANY, ANY)
 ALL_MEMBERS: Final = (MEMBER, ANY)
 LAZY_MEMBERS: Final = (MEMBER, LAZY)
 
-Required = frozenset[StateKey]
-NOTHING: Final[Required] = frozenset()
+Pairs = frozenset[StateKey]
+NO_PAIRS: Final[Pairs] = frozenset()
 
 
-def explicit(required: Required) -> Required:
-    """Return the set with a pair for all members where a wildcard stands for them."""
-    if EVERYTHING in required and LAZY_MEMBERS not in required:
-        return required | {ALL_MEMBERS}
-    return required
+class Required(NamedTuple):
+    """The state that a client wants: what an included pair matches and no excluded one.
+
+    Members that are loaded lazily are sent in any case.
+    """
+
+    included: Pairs = NO_PAIRS
+    excluded: Pairs = NO_PAIRS
+
+    @property
+    def explicit(self) -> Pairs:
+        """Return the included pairs, with all members where a wildcard stands for them."""
+        if EVERYTHING in self.included and LAZY_MEMBERS not in self.included:
+            return self.included | {ALL_MEMBERS}
+        return self.included
+
+    def excludes(self, state_key: StateKey, user_id: UserId) -> bool:
+        """Return whether an excluded pair matches this type and state key."""
+        kind, key = state_key
+        return any(
+            one in (ANY, kind) and (user_id if other == ME else other) in (ANY, key)
+            for one, other in self.excluded
+        )
 
 
-def beyond(required: Required, known: Required) -> Required:
-    """Return the pairs that may match state which no pair of ``known`` matches."""
+NOTHING: Final = Required()
+
+
+def beyond(required: Required, known: Required) -> Pairs:
+    """Return the included pairs that may match state which ``known`` does not have.
+
+    State that was excluded may be in it with other state that matches the same pair.
+    """
     if required == known:
-        return NOTHING
-    old = explicit(known)
+        return NO_PAIRS
+    old = known.explicit
+    lifted = known.excluded - required.excluded
     return frozenset(
-        pair for pair in explicit(required) if pair != LAZY_MEMBERS and not _is_in(pair, old)
+        pair
+        for pair in required.explicit
+        if pair != LAZY_MEMBERS
+        and (not _is_in(pair, old) or any(_overlap(pair, one) for one in lifted))
     )
 
 
-def _is_in(pair: StateKey, known: Required) -> bool:
+def _overlap(one: StateKey, other: StateKey) -> bool:
+    """Return whether two pairs may match the same state. ``$ME`` may be any state key."""
+    return all(
+        mine == its or ANY in (mine, its) or ME in (mine, its)
+        for mine, its in zip(one, other, strict=True)
+    )
+
+
+def _is_in(pair: StateKey, known: Pairs) -> bool:
     """Return whether ``known`` matches all that the pair matches."""
     kind, key = pair
     if pair in known:
@@ -65,11 +102,11 @@ class Patterns:
 
     def __init__(self, user_id: UserId) -> None:
         self._user_id = user_id
-        self._numbers: dict[Required, int] = {}
+        self._numbers: dict[Pairs, int] = {}
 
-    def number(self, required: Required) -> int | None:
-        """Return the number of a set as `explicit` returns it. None for an empty one."""
-        wanted = required - {LAZY_MEMBERS}
+    def number(self, pairs: Pairs) -> int | None:
+        """Return the number of a set as `Required.explicit` returns it. None for an empty one."""
+        wanted = pairs - {LAZY_MEMBERS}
         return self._numbers.setdefault(wanted, len(self._numbers)) if wanted else None
 
     def columns(self) -> tuple[list[int], list[str | None], list[str | None]]:
@@ -82,8 +119,8 @@ class Patterns:
         )
 
     def _rows(self) -> Iterator[Pattern]:
-        for required, number in self._numbers.items():
-            for kind, key in sorted(required):
+        for pairs, number in self._numbers.items():
+            for kind, key in sorted(pairs):
                 own = self._user_id if key == ME else key
                 yield Pattern(number, None if kind == ANY else kind, None if own == ANY else own)
                 if kind == ANY and own != ANY:  # the wildcard reads no members
@@ -92,20 +129,40 @@ class Patterns:
 
 def printed(required: Required) -> str:
     """Return a set as text. Equal sets have the same text."""
-    return orjson.dumps(sorted(required)).decode()
+    included, excluded = sorted(required.included), sorted(required.excluded)
+    return orjson.dumps(
+        {"include": included, "exclude": excluded} if excluded else included
+    ).decode()
 
 
 def read(text: str) -> Required:
     """Return the set of a text of `printed`."""
-    return frozenset((kind, key) for kind, key in orjson.loads(text))
+    found = orjson.loads(text)
+    parts = found if isinstance(found, dict) else {"include": found, "exclude": ()}
+    return Required(*(frozenset((kind, key) for kind, key in part) for part in parts.values()))
 
 
 def union(sets: Iterable[Required]) -> Required:
-    """Return the pairs of all sets.
+    """Return a set that matches all that one of the sets matches.
 
-    ``$LAZY`` of one set takes no members away from the wildcard of another.
+    ``$LAZY`` of one set takes no members away from the wildcard of another. A pair stays excluded
+    if no other set includes state that it matches, or if that set excludes it as well.
     """
-    found = list(sets)
+    found = list(dict.fromkeys(sets))
     if len(found) == 1:
         return found[0]
-    return frozenset[StateKey]().union(*map(explicit, found))
+    included = NO_PAIRS.union(*(one.explicit for one in found))
+    excluded = (
+        pair
+        for one in found
+        for pair in one.excluded
+        if not any(_includes(other, pair) for other in found)
+    )
+    return Required(included, frozenset(excluded))
+
+
+def _includes(required: Required, pair: StateKey) -> bool:
+    """Return whether the set may match state that the pair matches."""
+    return pair not in required.excluded and any(
+        _overlap(pair, one) for one in required.explicit if one != LAZY_MEMBERS
+    )

@@ -83,13 +83,15 @@ class SlidingList:
     ``ranges``: pairs of the first and the last index, both included; None: all rooms.
     ``required_state``: pairs of a type and a state key. ``*`` is any of them, ``$ME`` the user, and
     ``("m.room.member", "$LAZY")`` the members that the timeline needs. With it ``("*", "*")`` has
-    no other members. ``filters`` may also be a mapping with the fields of `SlidingFilter`.
+    no other members. State that matches a pair of ``excluded_state`` is left out, but for lazily
+    loaded members. ``filters`` may also be a mapping with the fields of `SlidingFilter`.
     """
 
     ranges: Collection[tuple[int, int]] | None = None
     timeline_limit: int = 10
     required_state: Collection[StateKey] = ()
     filters: SlidingFilter = ALL_ROOMS
+    excluded_state: Collection[StateKey] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "ranges", index_ranges(self.ranges))
@@ -103,6 +105,7 @@ class RoomSubscription:
 
     timeline_limit: int = 10
     required_state: Collection[StateKey] = ()
+    excluded_state: Collection[StateKey] = ()
 
     def __post_init__(self) -> None:
         set_room_config(self)
