@@ -114,7 +114,7 @@ def writer(store: Store) -> Iterator[Metric]:
 
 def caches(store: Store) -> Iterator[Metric]:
     """Yield the metrics of the read caches."""
-    counted = {**store.caches.counted(), **store.sliding.lists.counted()}
+    counted = {**store.caches.counted(), **store.sliding.counted()}
     hits = {name: cache.hits for name, cache in counted.items()}
     misses = {name: cache.misses for name, cache in counted.items()}
     yield _counters("cache_hits", "Look-ups with a result from the cache.", "cache", hits)

@@ -11,7 +11,15 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
 import storage
-from storage import Config, DatabaseError, InputError, Store, UnknownRoom
+from storage import (
+    Config,
+    DatabaseError,
+    InputError,
+    SlidingList,
+    SlidingSyncRequest,
+    Store,
+    UnknownRoom,
+)
 from storage.database import Database
 from storage.observability.counters import Distribution
 from storage.observability.prometheus import expose
@@ -109,6 +117,21 @@ async def test_calls_and_events_are_counted(store: Store, registry: CollectorReg
         now["room_storage_writer_queue_appends"],
         now["room_storage_writer_in_hand_appends"],
     ) == (0, 0)
+
+
+async def test_the_states_of_connections_are_a_cache(
+    store: Store, registry: CollectorRegistry
+) -> None:
+    await store.append(small_room().pdus)
+    request = SlidingSyncRequest(lists={"all": SlidingList()})
+    found = await store.sliding_sync(ALICE, request, device_id="PHONE")
+    await store.sliding_sync(ALICE, request, device_id="PHONE", pos=found.pos)
+    states, now = store.sliding.connections.states, scrape(registry)
+    assert states.hits >= 1
+    label = '{cache="sliding_connections"}'
+    assert now[f"room_storage_cache_hits_total{label}"] == states.hits
+    assert now[f"room_storage_cache_misses_total{label}"] == states.misses
+    assert now[f"room_storage_cache_entries{label}"] == len(states) == 1
 
 
 async def test_resolutions_are_timed(store: Store, registry: CollectorRegistry) -> None:

@@ -1,16 +1,20 @@
 """The caches of a process for its sliding syncs."""
 
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from storage.database.connection import Connection
 from storage.ids import UserId
 from storage.queries.sliding.connection import Connections
 from storage.queries.sliding.prepared import PreparedRequest
+from storage.queries.sliding.room_facts import RoomFactsCache
 from storage.queries.sliding.room_lists import RoomLists
 from storage.queries.sync.changed_rooms import News, NewsRow, SyncMemory
 from storage.queries.sync.positions import WRITER, WriterRow
+from storage.streams.caches import Cache
 from storage.streams.notifier import Notifier
+
+Counted = RoomLists | RoomFactsCache | Cache[Any]
 
 NOT_EXPECTED: Final = ("backfill",)
 
@@ -27,6 +31,10 @@ class SlidingMemory(NamedTuple):
         """Forget everything, including reads in progress: the database was replaced."""
         self.lists.restart()
         self.connections.forget()
+
+    def counted(self) -> dict[str, Counted]:
+        """Return everything that counts hits and misses, by name."""
+        return {**self.lists.counted(), "sliding_connections": self.connections.states}
 
     async def news(self, conn: Connection, request: PreparedRequest) -> tuple[News, NewsRow | None]:
         """Return the positions of the snapshot, and the connection if its state is valid."""
