@@ -131,7 +131,7 @@ class Responder:
         if self._sender is not None:
             servers = await self._store.joined_servers(event.room_id)
             [stored] = (await self._store.events([event.event_id])).values()
-            self._sender.pass_on(servers - {origin}, stored)
+            await self._sender.pass_on(servers - {origin}, stored)
 
     async def invite(self, room_id: RoomId, event_id: str, body: Mapping[str, Any]) -> Json:
         """Answer PUT /v2/invite: store the invite of a local user, and sign it."""

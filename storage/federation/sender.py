@@ -2,7 +2,8 @@
 
 It reads the outbox from a cursor, and has a queue for each server. So a slow server does not delay
 the others. The cursor stays before the first event that a server lacks: after a restart the sender
-sends again from there, and other servers ignore duplicates.
+sends again from there, and other servers ignore duplicates. Events of other servers that it passes
+on are facts of the stream "relay", with a cursor of their own. So a restart loses none of them.
 
 A queue that becomes too long keeps the latest event of each room. Other servers request the events
 before it, because it names them as parents.
@@ -16,7 +17,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import count, islice
-from typing import Final
+from typing import Final, NamedTuple
 
 from storage import arguments as args
 from storage.errors import StorageError
@@ -27,6 +28,11 @@ from storage.store.facade import Store
 from storage.streams.feed import Advance
 
 logger: Final = logging.getLogger(__name__)
+
+RELAY: Final = "relay"
+RELAY_KEEP_MS: Final = 7 * 24 * 3_600_000
+"""Events of other servers are passed on for so long to a server that does not answer."""
+RELAY_ROWS: Final = 100
 
 SendTransaction = Callable[[ServerName, str, list[StoredEvent]], Awaitable[None]]
 """PUT /_matrix/federation/v1/send/{txnId}: the server, a transaction id, and the events."""
@@ -49,25 +55,41 @@ class SenderLimits:
     poll_seconds: float = 1.0
 
 
+class QueuedEvent(NamedTuple):
+    """An event to send, with its position in the outbox.
+
+    ``is_passed_on``: it is of another server, and the position is in the stream "relay".
+    """
+
+    position: int
+    room_id: RoomId
+    is_passed_on: bool
+
+
 @dataclass(slots=True)
 class Destination:
-    """The events that one server has yet to get: position in the outbox, and room.
+    """The events that one server has yet to get.
 
     ``news`` ends the wait for events, ``is_up`` the pause after a failure.
     """
 
-    queue: dict[EventId, tuple[int, RoomId]] = field(default_factory=dict)
+    queue: dict[EventId, QueuedEvent] = field(default_factory=dict)
     news: asyncio.Event = field(default_factory=asyncio.Event)
     is_up: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def put(self, event_id: EventId, position: int, room_id: RoomId, most: int) -> None:
+    def put(self, event_id: EventId, event: QueuedEvent, most: int) -> None:
         """Add an event."""
-        self.queue.setdefault(event_id, (position, room_id))
+        self.queue.setdefault(event_id, event)
         if len(self.queue) > most:
-            latest = {room: one for one, (_, room) in self.queue.items()}
+            latest = {queued.room_id: one for one, queued in self.queue.items()}
             kept = set(latest.values())
             self.queue = {one: at for one, at in self.queue.items() if one in kept}
         self.news.set()
+
+    def first(self, *, is_passed_on: bool) -> int | None:
+        """Return the first position of one kind. Each kind is in order."""
+        kind = (one.position for one in self.queue.values() if one.is_passed_on == is_passed_on)
+        return next(kind, None)
 
 
 class Sender:
@@ -90,7 +112,10 @@ class Sender:
         self._limits = limits or SenderLimits()
         self._servers = defaultdict[ServerName, Destination](Destination)
         self._tasks: dict[ServerName, asyncio.Task[None]] = {}
-        self._news, self._read, self._saved = asyncio.Event(), 0, 0
+        self._relay = store.define_stream(RELAY, keep_ms=RELAY_KEEP_MS)
+        self._news = asyncio.Event()
+        self._read = {False: 0, True: 0}  # by `QueuedEvent.is_passed_on`
+        self._saved = dict(self._read)
         self._transactions = count(time.time_ns())
 
     def is_up(self, server: str) -> None:
@@ -98,9 +123,14 @@ class Sender:
         if (name := args.server(server)) in self._servers:
             self._servers[name].is_up.set()
 
-    def pass_on(self, servers: Iterable[str], event: StoredEvent) -> None:
-        """Send an event of another server's user, such as a join that this server accepted."""
-        self._put(map(args.server, servers), event.event_id, self._read + 1, event.room_id)
+    async def pass_on(self, servers: Iterable[str], event: StoredEvent) -> None:
+        """Send an event of another server's user, such as a join that this server accepted.
+
+        When this returns, a restart does not lose it. Call it before you answer that server, which
+        repeats a request without an answer.
+        """
+        value = {"room_id": event.room_id, "servers": sorted({*map(args.server, servers)})}
+        await self._relay.publish(event.event_id, value)
 
     async def run(self) -> None:
         """Send until it is cancelled. Errors of the database and of servers are logged."""
@@ -114,15 +144,17 @@ class Sender:
             await asyncio.gather(*self._tasks.values(), return_exceptions=True)
 
     def _advanced(self, advance: Advance) -> None:
-        if advance.stream_name == "events":
+        if advance.stream_name in ("events", RELAY):
             self._news.set()
 
     async def _read_outbox(self) -> None:
-        self._read = self._saved = await self._store.cursors.get(self._cursor)
+        await self._relay
+        for kind in self._read:
+            self._read[kind] = self._saved[kind] = await self._store.cursors.get(self._name(kind))
         while True:
             self._news.clear()
             try:
-                is_whole = await self._read_page()
+                is_whole = await self._read_page() & await self._read_relay()
                 await self._save()
             except StorageError as error:
                 logger.warning("the outbox cannot be read: %s", error)
@@ -132,28 +164,43 @@ class Sender:
 
     async def _read_page(self) -> bool:
         """Put a page of the outbox into the queues. Return whether there is no more."""
-        page = await self._store.outbox(self._read)
+        page = await self._store.outbox(self._read[False])
         for one in page:
-            self._put(one.servers, one.event_id, one.position, one.room_id)
-        is_whole, self._read = page.upto == self._read, page.upto
+            event = QueuedEvent(one.position, one.room_id, is_passed_on=False)
+            self._put(one.servers, one.event_id, event)
+        is_whole, self._read[False] = page.upto == self._read[False], page.upto
         return is_whole
 
-    def _put(
-        self, servers: Iterable[ServerName], event_id: EventId, position: int, room_id: RoomId
-    ) -> None:
+    async def _read_relay(self) -> bool:
+        """Put events of other servers into the queues. Return whether there is no more."""
+        upto = self._store.streams[RELAY].linear()
+        facts = await self._relay.rows(self._read[True], upto, limit=RELAY_ROWS)
+        for fact in facts:
+            event = QueuedEvent(fact.stream_id, RoomId(fact.value["room_id"]), is_passed_on=True)
+            self._put(map(ServerName, fact.value["servers"]), EventId(fact.key), event)
+        is_whole = len(facts) < RELAY_ROWS
+        self._read[True] = max(self._read[True], upto if is_whole else facts[-1].stream_id)
+        return is_whole
+
+    def _name(self, kind: bool) -> str:
+        """Return the name of the cursor of outgoing events (False) or of passed on ones."""
+        return f"{self._cursor} {RELAY}" if kind else self._cursor
+
+    def _put(self, servers: Iterable[ServerName], event_id: EventId, event: QueuedEvent) -> None:
         for server in servers:
             if server != self._store.server_name:
-                self._servers[server].put(event_id, position, room_id, self._limits.queue_max)
+                self._servers[server].put(event_id, event, self._limits.queue_max)
                 if server not in self._tasks:
                     self._tasks[server] = asyncio.create_task(self._serve(server))
 
     async def _save(self) -> None:
-        """Move the cursor to the first event that a server lacks."""
-        queues = (to.queue for to in self._servers.values() if to.queue)
-        unsent = (next(iter(queue.values()))[0] for queue in queues)  # each is in order
-        sent_upto = min(unsent, default=self._read + 1) - 1
-        if sent_upto > self._saved:
-            self._saved = await self._store.cursors.set(self._cursor, sent_upto)
+        """Move each cursor to the first event that a server lacks."""
+        for kind, read in self._read.items():
+            unsent = (to.first(is_passed_on=kind) for to in self._servers.values())
+            waiting = [one for one in unsent if one is not None]
+            sent_upto = min(waiting, default=read + 1) - 1
+            if sent_upto > self._saved[kind]:
+                self._saved[kind] = await self._store.cursors.set(self._name(kind), sent_upto)
 
     async def _serve(self, server: ServerName) -> None:
         to, pause = self._servers[server], self._limits.retry_seconds

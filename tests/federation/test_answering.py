@@ -97,7 +97,7 @@ async def test_an_accepted_join_is_passed_on_to_the_others(three: list[Homeserve
     class RecordingSender(Sender):
         """Records instead of sending."""
 
-        def pass_on(self, servers: Any, event: StoredEvent) -> None:
+        async def pass_on(self, servers: Any, event: StoredEvent) -> None:
             passed.append((set(servers), event.event_id))
 
     async def send(*_: Any) -> None:

@@ -2,9 +2,12 @@
 
 import asyncio
 import logging
+import signal
+import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from typing import Final
 
 import pytest
 
@@ -14,8 +17,27 @@ from tests.federation.peers import Homeserver
 from tests.federation.rooms import agree, shared_room
 
 WAIT_S = 10
+ACCEPT: Final = """
+import asyncio, os, signal, sys
+import storage
+from storage.federation import Sender
+
+async def main():
+    dsn, name, server, pdu = sys.argv[1:]
+    async with storage.open(dsn, server_name=name, instance_name="worker") as store:
+        sender = Sender(store, None)
+        [result] = await store.append([pdu.encode()])
+        assert result.outcome == "stored", result
+        await sender.pass_on([server], await store.event(result.event_id))
+        os.kill(os.getpid(), signal.SIGKILL)
+
+asyncio.run(main())
+"""
+"""A process that accepts an event of another server, and ends before it sends it."""
+
 SLOW = SenderLimits(retry_seconds=60.0, poll_seconds=60.0)
 """With these nothing is sent but for a reason."""
+QUICK = SenderLimits(retry_seconds=0.05, poll_seconds=0.05)
 
 
 @dataclass
@@ -197,6 +219,35 @@ async def test_it_passes_on_the_event_of_another_server(three: list[Homeserver])
     await one.receive(two, [event.json])
     wire = Wire(three)
     async with sending(wire) as sender:
-        sender.pass_on([one.name, other.name], event)
+        await sender.pass_on([one.name, other.name], event)
         await wire.until(wire.has(other, theirs))
     assert wire.sent.keys() == {other.name}
+
+
+async def test_a_kill_between_a_join_and_its_delivery(three: list[Homeserver], dsn: str) -> None:
+    """The server of the join has its answer, so it does not repeat the request."""
+    one, two, other = three
+    room = await shared_room(*three)
+    await skip(one)
+    [theirs] = await say(two, room, 1)
+    event = (await two.store.events([theirs]))[theirs]
+    child = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", ACCEPT, dsn, one.name, other.name, event.raw.decode()
+    )
+    async with asyncio.timeout(30):
+        assert await child.wait() == -signal.SIGKILL
+    wire = Wire(three, down={other.name})
+    async with sending(wire, QUICK):
+        await wire.until(lambda: wire.tried.get(other.name, 0) > 0)
+    wire.down.clear()
+    async with sending(wire, QUICK):
+        await wire.until(wire.has(other, theirs))
+        [fact] = await one.store.stream("relay").rows()
+        async with asyncio.timeout(WAIT_S):
+            while await one.store.cursors.get("federation relay") < fact.stream_id:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+    assert wire.sent == {other.name: [theirs]}
+    async with sending(wire, QUICK) as sender:
+        await sender.pass_on([two.name], event)
+        await wire.until(wire.has(two, theirs))
+    assert wire.sent == {other.name: [theirs], two.name: [theirs]}, "nothing twice"
