@@ -80,7 +80,7 @@ part AS (
 SELECT COALESCE(user_sees(e, room.joined_since, room.own_audiences, room.shared_audiences,
             room.world_audiences, room.shared_before, room.reader_nid, room.unread)
         AND was_there(e, room.joined_since, room.joined_audiences)
-        AND e.state_key_nid IS NULL AND e.redacted_by IS NULL
+        AND e.state_key_nid IS NULL
         AND NOT (reader.has_device AND e.sender_nid = room.principal_nid), false) AS is_usual,
     t.about, t.kind, t.events, t.participated, t.ids, s.*
 FROM part t

@@ -268,6 +268,55 @@ async def test_aggregations_are_events_for_clients_too(store: Store) -> None:
     assert "m.relations" not in (await one(store, said, as_state=True))["unsigned"]
 
 
+async def test_events_in_aggregations_have_facts_of_their_own(store: Store) -> None:
+    """The reader was joined at the original, and not at the edit; the reply is the device's."""
+    room = new_room(visibility="world_readable", members=[LOCAL, OTHER])
+    said = room.message(ADMIN)
+    room.leave(OTHER)
+    room.edit(ADMIN, said, "better")
+    await deliver(store, room)
+    reply = {"body": "r", "m.relates_to": {"rel_type": "m.thread", "event_id": said.event_id}}
+    sent = await store.send(
+        room.room_id,
+        LOCAL,
+        "m.room.message",
+        reply,
+        transaction=("FIRST", "m1"),
+        signing_key=signing_key("s1.test"),
+    )
+    for user, device, membership, transaction in (
+        (LOCAL, "FIRST", "join", "m1"),
+        (LOCAL, None, "join", None),
+        (OTHER, "FIRST", "leave", None),
+    ):
+        unsigned = (await one(store, said, user, device_id=device))["unsigned"]
+        edit = unsigned["m.relations"]["m.replace"]["unsigned"]
+        latest = unsigned["m.relations"]["m.thread"]["latest_event"]
+        assert (unsigned["membership"], edit["membership"]) == ("join", membership)
+        assert latest["event_id"] == sent.event_id
+        assert latest["unsigned"]["membership"] == membership
+        assert latest["unsigned"].get("transaction_id") == transaction
+
+
+async def test_a_page_of_a_joined_reader_takes_one_statement(
+    store: Store, statements: StatementLog
+) -> None:
+    room = new_room(members=[LOCAL])
+    said, secret = room.message(ADMIN), room.message(ADMIN, "secret")
+    room.edit(ADMIN, said, "better")
+    room.redact(ADMIN, secret)
+    await deliver(store, room)
+    events = await listed(store, [said, secret])
+    statements.take()
+    for user, device, expected in ((LOCAL, "PHONE", 1), (ADMIN, None, 1), (ADMIN, "PHONE", 2)):
+        found = await store.client_events(user, events, device_id=device)
+        assert len(statements.take()) == expected
+        assert [{*one["unsigned"]} - {"age", "membership"} for one in found] == [
+            {"m.relations"},
+            {"redacted_because"},
+        ]
+
+
 async def test_what_the_user_may_not_see_is_left_out(store: Store) -> None:
     room = new_room(visibility="joined")
     secret, topic = room.message(ADMIN), room.topic(ADMIN, "before the join")
