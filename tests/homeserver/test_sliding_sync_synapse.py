@@ -200,3 +200,24 @@ async def test_as_synapse(alone: SynapseWorld, seed: int) -> None:
     reasons = sum((one.reasons for one in pairs), Counter[str]())
     assert reasons.keys() <= DIFFERENCES.keys()
     assert not lines, "\n".join(lines)
+
+
+async def test_the_order_of_a_list(alone: SynapseWorld) -> None:
+    """Each longer window has one more room. A first request has no room that the user left."""
+    ada, ben, _ = alone.users
+    rooms = [await ada.create_room(preset="public_chat", name=f"list {n}") for n in range(5)]
+    await ben.act(rooms[0], "join")
+    await ada.send(rooms[2], "hello")
+    await ada.state(rooms[1], "m.room.topic", {"topic": "news"})
+    await ben.send(rooms[0], "hello")
+    await alone.mirror.follow()
+    ours: list[str] = []
+    theirs: list[str] = []
+    for last in range(len(rooms)):
+        pair = SlidingPair(ada, alone.store, f"order {last}")
+        one = {"ranges": [[0, last]], "timeline_limit": 1, "required_state": []}
+        pair.body = {"conn_id": pair.conn_id, "lists": {"all": one}}
+        found, at_synapse = await pair.look()
+        ours += [room_id for room_id in found.rooms if room_id not in ours]
+        theirs += [room_id for room_id in at_synapse["rooms"] if room_id not in theirs]
+    assert ours == theirs == [rooms[0], rooms[1], rooms[2], rooms[4], rooms[3]]
