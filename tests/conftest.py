@@ -245,13 +245,17 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture(autouse=True)
 def no_stray_exceptions(request: pytest.FixtureRequest) -> Iterator[None]:
-    """An exception that ends in a task, where nobody awaits it, fails the test."""
+    """An exception that ends in a task, where nobody awaits it, fails the test.
+
+    A page of the documentation (`page_dsn`) has event loops of its own. Without a collection after
+    it, what it leaves behind would fail a later test.
+    """
     stray = _Stray()
     logger = logging.getLogger("asyncio")
     logger.addHandler(stray)
     try:
         yield
-        if request.node.get_closest_marker("asyncio"):
+        if request.node.get_closest_marker("asyncio") or "page_dsn" in request.fixturenames:
             gc.collect()
     finally:
         logger.removeHandler(stray)

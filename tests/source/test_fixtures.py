@@ -39,6 +39,30 @@ async def test_awaited():
     with pytest.raises(ZeroDivisionError):
         await asyncio.create_task(fail())
 """
+STRAY_OF_A_PAGE = """
+import asyncio
+import gc
+import pytest
+
+@pytest.fixture
+def page_dsn():
+    return "the database of a page"
+
+async def leave_a_task():
+    async def fail():
+        raise ZeroDivisionError
+    cycle = [asyncio.create_task(fail())]
+    cycle.append(cycle)
+    await asyncio.wait(cycle[:1])
+
+def test_page(page_dsn):
+    gc.collect()
+    gc.disable()
+    asyncio.run(leave_a_task())
+
+async def test_later():
+    gc.enable()
+"""
 WARNING = """
 import warnings
 
@@ -59,6 +83,7 @@ def test_forgotten():
     [
         (STRAY_TASK, "ZeroDivisionError"),
         (STRAY_CALLBACK, "ZeroDivisionError"),
+        (STRAY_OF_A_PAGE, "::test_page - Failed: stray exception"),
         (WARNING, "look here"),
         (NEVER_AWAITED, "never awaited"),
         (AWAITED, ""),
