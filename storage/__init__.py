@@ -19,6 +19,7 @@ from storage.errors import (
     InvalidSignature,
     InvalidToken,
     MigrationBlocked,
+    PartialState,
     PermissionRefused,
     ProtocolError,
     PurgeRefused,
@@ -47,6 +48,7 @@ from storage.queries.filters import EventFilter, SyncFilter
 from storage.queries.gaps import OpenGap
 from storage.queries.outbox import Outbox, Outgoing
 from storage.queries.pagination.page import Gap, Page
+from storage.queries.partial_rooms import PartialRoom
 from storage.queries.relations import RelationsPage
 from storage.queries.room_info import RoomInfo
 from storage.queries.sharing import SharingChanges
@@ -108,6 +110,8 @@ __all__ = [
     "Outbox",
     "Outgoing",
     "Page",
+    "PartialRoom",
+    "PartialState",
     "PermissionRefused",
     "ProtocolError",
     "PurgeRefused",

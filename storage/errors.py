@@ -17,6 +17,7 @@ StorageError
 │  ├─ PurgeRefused            the purge is impossible, or not now
 │  │  └─ PurgeRunning         another purge of the room is running
 │  ├─ InvalidToken            a sync or page token cannot be used
+│  ├─ PartialState            members of the room are not known yet; repeat later
 │  ├─ UnknownPos              the connection of a sliding sync has expired
 │  └─ ResyncNeeded            the reader is too far behind; start again
 ├─ ProtocolError              a replication line is malformed
@@ -178,6 +179,18 @@ class StateUnknown(InputError):
     def __init__(self, event_id: str) -> None:
         super().__init__(f"the state at {event_id} is not known")
         self.event_id = event_id
+
+
+class PartialState(InputError):
+    """This server has joined the room with the members omitted, and the request needs them.
+
+    Answer another server with 404, or 503, so that it asks elsewhere. Repeat the request when
+    `Store.partial_rooms` does not list the room any more.
+    """
+
+    def __init__(self, room_id: str) -> None:
+        super().__init__(f"the members of {room_id} are not all known yet")
+        self.room_id = room_id
 
 
 class WrongServerName(InputError):

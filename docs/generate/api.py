@@ -82,7 +82,7 @@ SUBJECTS: Final = (
         "Members",
         "The members of a room, the rooms of a user, and the servers and users to inform.",
         modules=("membership_calls",),
-        names=("SharingChanges",),
+        names=("PartialRoom", "SharingChanges"),
     ),
     Subject(
         "sync",

@@ -72,6 +72,8 @@ ROOMS: Final = Table(
     room_version="text",
     forward_extremities="bigint[]",
     out_of_range="int8multirange",
+    is_partial="boolean",
+    completed_at="bigint",
 )
 
 EVENTS: Final = Table(

@@ -67,8 +67,9 @@ BEGIN
                 'SELECT, INSERT, UPDATE (write_version, next_audience, current_state_group, '
                 'last_stream_ordering, max_topological_ordering, '
                 'current_audience, moves, joined_count, invited_count, forward_extremities, '
-                'out_of_range)',
+                'out_of_range, is_partial)',
                 'SELECT, UPDATE, DELETE'),
+            ('partial_rooms', 'SELECT, INSERT, DELETE', 'SELECT, INSERT, UPDATE, DELETE'),
             ('events',
                 'SELECT, INSERT, UPDATE (stream_ordering, topological_ordering, '
                 'state_group_before, state_group_after, audience, redacted_by, '

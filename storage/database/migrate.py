@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
     from storage.database.migration_steps import MigrationStep
 
-HEAD_REVISION: Final = "0016"
+HEAD_REVISION: Final = "0017"
 """The latest that this package knows; `migrate` migrates to it."""
 
 OLDEST_REVISION: Final = "0014"

@@ -168,6 +168,8 @@ CREATE TABLE rooms (
     room_version text COLLATE "C" NOT NULL,
     forward_extremities bigint[] NOT NULL,
     out_of_range int8multirange NOT NULL DEFAULT '{}',
+    is_partial boolean NOT NULL DEFAULT false,
+    completed_at bigint,
     CONSTRAINT rooms_pkey PRIMARY KEY (room_nid),
     CONSTRAINT rooms_room_id_key UNIQUE (room_id),
     CONSTRAINT rooms_extremities_check CHECK (forward_extremities = '{}'
@@ -184,7 +186,8 @@ COMMENT ON COLUMN rooms.current_state_group IS
     'The resolution of the states after the forward extremities; an empty state if there are none '
     'yet.';
 COMMENT ON COLUMN rooms.last_stream_ordering IS
-    'Position of the latest live event. Serves: the rooms that changed since a token.';
+    'Position of the latest live event, or completed_at if that is later. Serves: the rooms that '
+    'changed since a token.';
 COMMENT ON COLUMN rooms.max_topological_ordering IS
     'Largest topological ordering ever assigned in the room; 0 for none.';
 COMMENT ON COLUMN rooms.current_audience IS
@@ -207,7 +210,34 @@ COMMENT ON COLUMN rooms.out_of_range IS
 COMMENT ON COLUMN rooms.forward_extremities IS
     'Accepted live events that are no prev_event of a stored, accepted live event, without '
     'dropped_extremities.';
+COMMENT ON COLUMN rooms.is_partial IS
+    'The states from a join on lack members (partial_rooms). A member key that is absent there is '
+    'unknown.';
+COMMENT ON COLUMN rooms.completed_at IS
+    'Position of the state_deltas with the members that a partial state lacked. There is no event '
+    'at this position. NULL: the room was never partial, or still is for the first time.';
 COMMENT ON CONSTRAINT rooms_room_id_key ON rooms IS 'Serves: intern a room.';
+
+CREATE TABLE partial_rooms (
+    began_ts bigint NOT NULL,
+    room_nid int NOT NULL,
+    join_event_id text COLLATE "C" NOT NULL,
+    origin text COLLATE "C" NOT NULL,
+    servers text[] COLLATE "C" NOT NULL,
+    CONSTRAINT partial_rooms_pkey PRIMARY KEY (room_nid)
+);
+COMMENT ON TABLE partial_rooms IS
+    'Rooms that this server has joined with the members omitted (MSC3706), until the rest of the '
+    'state is stored. rooms.is_partial is true for exactly these rooms. The row is older than the '
+    'join: without the join, nothing is partial.';
+COMMENT ON COLUMN partial_rooms.began_ts IS 'When the answer to send_join arrived.';
+COMMENT ON COLUMN partial_rooms.join_event_id IS
+    'The join: the states from it on lack members.';
+COMMENT ON COLUMN partial_rooms.origin IS 'The server that answered.';
+COMMENT ON COLUMN partial_rooms.servers IS
+    'The servers in the room before the join, as the origin says (servers_in_room).';
+COMMENT ON CONSTRAINT partial_rooms_pkey ON partial_rooms IS
+    'Serves: the partial rooms; the join of a room.';
 
 -- ------------------------------------------------------------------------------------------------
 -- events

@@ -11,6 +11,7 @@ keys.py          `KeyRing`, the verify keys of other servers
 room_task.py     reading, checking and storing events of one room
 gap.py           the gap before new events
 state_fetch.py   the state before an event whose parents are missing
+partial_joins.py joins with the members omitted, and the request for the rest
 joining.py, invites.py, backfilling.py   one call each
 sender.py        `Sender`, the way of local events to other servers
 memberships.py   `Memberships`: join, knock, leave and invite

@@ -8,16 +8,17 @@ Source: server-server API, "Joining rooms".
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal, NamedTuple
 
 from storage.auth import check, keys_needed
 from storage.errors import AuthDenied
 from storage.event import ROOM_VERSIONS, Event
+from storage.federation import partial_joins
 from storage.federation.remote import RemoteError
 from storage.federation.requests import pdus_in
 from storage.federation.room_task import ReadEvents, RoomTask
-from storage.ids import EventId, RoomId, StateKey, UserId, server_name_of
+from storage.ids import EventId, RoomId, ServerName, StateKey, UserId, server_name_of
 from storage.persist import AppendResult, receive
 from storage.persist.receive import Pdu
 from storage.queries.receiving import StoredKey
@@ -59,6 +60,9 @@ class JoinResult:
 
     ``left_out`` has events of the response that were not used, each with the reason: their
     signatures could not be checked, or the auth rules refuse them.
+
+    ``is_partial``: the response has not all members, and they are still missing. The room can be
+    used; `Receiver.complete` fetches the rest.
     """
 
     outcome: JoinOutcome
@@ -69,6 +73,7 @@ class JoinResult:
     reason: str | None = None
     result: AppendResult | None = None
     left_out: Mapping[EventId, str] = field(default_factory=dict)
+    is_partial: bool = False
 
 
 class Refused(Exception):  # noqa: N818  # `Receiver.joined` turns it into a JoinResult
@@ -87,6 +92,8 @@ class JoinResponse(NamedTuple):
     state: list[Pdu]
     auth_chain: list[Pdu]
     join: Pdu | None
+    servers: frozenset[ServerName] | None = None
+    """The servers in the room, if the members are omitted."""
 
 
 class CheckedJoin(NamedTuple):
@@ -118,14 +125,13 @@ def read_response(response: Any, limit: int) -> JoinResponse:
     """Return the PDUs of a response; raise `Refused` if it is cut off."""
     if not isinstance(response, dict):
         raise Refused("malformed_response", "it is no JSON object")
-    if response.get("members_omitted"):
-        raise Refused("malformed_response", "the members are omitted: they are needed")
     event = response.get("event")
     try:
         return JoinResponse(
             pdus_in(response, "state", limit),
             pdus_in(response, "auth_chain", limit),
             event if isinstance(event, bytes | dict) else None,
+            partial_joins.servers_of(response),
         )
     except RemoteError as error:
         raise Refused("malformed_response", str(error)) from error
@@ -133,7 +139,7 @@ def read_response(response: Any, limit: int) -> JoinResponse:
 
 async def checked_join(task: RoomTask, join: Event, response: JoinResponse) -> CheckedJoin:
     """Check a response; raise `Refused`."""
-    signed = await _signed_join(task, join, response.join)
+    signed = await signed_join(task, join, response.join)
     listed, chain = await task.parse(response.state), await task.parse(response.auth_chain)
     parsed = ReadEvents(chain.events | listed.events, chain.refused | listed.refused)
     _refuse_other_rooms(task, parsed.events.values())
@@ -145,6 +151,8 @@ async def checked_join(task: RoomTask, join: Event, response: JoinResponse) -> C
     left_out = {one: refusal.reason or "" for one, refusal in (parsed.refused | unsigned).items()}
     left_out |= authorised.left_out
     entries = _entries(listed.events, stored, authorised.events)
+    if response.servers is not None:
+        entries = partial_joins.cited_members(signed, authorised.events) | entries
     _refuse_if_incomplete(signed, parsed.events, entries, left_out)
     await _refuse_if_not_allowed(task, signed, entries, authorised.events)
     return CheckedJoin(signed, entries, authorised.events, left_out)
@@ -155,7 +163,7 @@ def _is_known(stored: StoredKey | None) -> bool:
     return stored is not None and not stored.out_of_band
 
 
-async def _signed_join(task: RoomTask, join: Event, returned: Pdu | None) -> Event:
+async def signed_join(task: RoomTask, join: Event, returned: Pdu | None) -> Event:
     """Return the join with the signatures of both servers, if the other one has signed as well."""
     own = await task.read([join.raw])
     if returned is not None:
@@ -233,8 +241,10 @@ async def _refuse_if_not_allowed(
         raise Refused("not_allowed", f"{denied.rule}: {denied.reason}") from denied
 
 
-async def store_join(task: RoomTask, checked: CheckedJoin) -> JoinResult:
-    """Store the state as outliers, then the join."""
+async def store_join(
+    task: RoomTask, checked: CheckedJoin, mark: partial_joins.OmittedMembers | None = None
+) -> JoinResult:
+    """Store the state as outliers, then the join. ``mark``: the members are omitted."""
     join, left_out = checked.join, dict(checked.left_out)
     outliers = await task.append(checked.outliers.values(), origin="outlier")
     for event_id, result in outliers.items():
@@ -244,15 +254,16 @@ async def store_join(task: RoomTask, checked: CheckedJoin) -> JoinResult:
         if key in DECISIVE and event_id in left_out:
             raise Refused("state_incomplete", f"{event_id} cannot be used: {left_out[event_id]}")
     state = [one for one in checked.entries.values() if one not in left_out]
-    results = await task.append([join], state_before={join.event_id: state})
-    result = results[join.event_id]
-    return await _result(task, checked, result, left_out)
+    async with partial_joins.marked(task, join, mark) as is_partial:
+        results = await task.append([join], state_before={join.event_id: state})
+        joined = await outcome_of(task, join, results[join.event_id], left_out)
+    return replace(joined, is_partial=is_partial)
 
 
-async def _result(
-    task: RoomTask, checked: CheckedJoin, result: AppendResult, left_out: Mapping[EventId, str]
+async def outcome_of(
+    task: RoomTask, join: Event, result: AppendResult, left_out: Mapping[EventId, str]
 ) -> JoinResult:
-    join = checked.join
+    """Return the result of a join that was appended; raise `Refused` if it does not count."""
     outcome: JoinOutcome = "duplicate" if result.outcome == "duplicate" else "joined"
     kept = await task.store.event(join.event_id)
     if kept is None or kept.rejected is not None or kept.soft_failed:

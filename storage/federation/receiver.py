@@ -7,6 +7,7 @@ servers, and a lock for each room with a gap.
 import asyncio
 import logging
 from collections.abc import Awaitable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final, TypeVar
 
 from signedjson.key import get_verify_key
@@ -14,7 +15,7 @@ from signedjson.key import get_verify_key
 from storage import arguments as args
 from storage.errors import AuthDenied, InputError, InvalidSignature, UnknownRoom
 from storage.event import Event, parse
-from storage.federation import joining
+from storage.federation import joining, partial_joins
 from storage.federation.backfilling import BackfillResult, backfill_room
 from storage.federation.gap import Results, fill_gap
 from storage.federation.invites import (
@@ -30,6 +31,7 @@ from storage.federation.joining import JoinResult
 from storage.federation.keyed_locks import KeyedLocks
 from storage.federation.keys import KeyRing
 from storage.federation.limits import ReceiverLimits
+from storage.federation.partial_joins import OmittedMembers
 from storage.federation.remote import JsonObject, Remote
 from storage.federation.requests import TaskRequests
 from storage.federation.room_task import RoomTask
@@ -37,6 +39,7 @@ from storage.federation.signed_requests import claim_of, read_authorization
 from storage.ids import EventId, RoomId, ServerName
 from storage.persist import AppendResult, receive
 from storage.persist.receive import Pdu
+from storage.queries.partial_rooms import PartialRoom
 from storage.queries.receiving import KnownRoom, known_rooms
 from storage.store.facade import Store
 
@@ -59,6 +62,7 @@ class Receiver:
         self._remote = remote
         self.limits = limits or ReceiverLimits()
         self._rooms = KeyedLocks()
+        self._completing = KeyedLocks()
         own = None
         if store.signing_key is not None:
             own = store.server_name, get_verify_key(store.signing_key)
@@ -228,14 +232,17 @@ class Receiver:
         ``response`` is the decoded JSON object. Everything is checked before anything is stored; a
         response that is cut off or wrong is "refused", and nothing is stored. Then try another
         server.
+
+        The response may omit the members (``members_omitted``, with ``servers_in_room``). Then the
+        room can be used at once, and the result is partial: call `complete` in the background.
         """
-        args.server(origin)
+        server = args.server(origin)
         try:
             join = joining.read_join(join_pdu, room_version, self.store.server_name)
         except joining.Refused as refused:
             return JoinResult("refused", fault=refused.fault, reason=refused.reason)
         try:
-            return await self._join(join, response)
+            return await self._join(server, join, response)
         except joining.Refused as refused:
             return JoinResult(
                 "refused",
@@ -247,14 +254,67 @@ class Receiver:
                 refused.result,
             )
 
-    async def _join(self, join: Event, response: Any) -> JoinResult:
+    async def _join(self, origin: ServerName, join: Event, response: Any) -> JoinResult:
         task = self._task(join.room_id, join.room_version.identifier)
         known = (await self._known_rooms([join.room_id])).get(join.room_id)
         if known is not None and known.room_version != task.room_version:
             raise joining.Refused("wrong_version", f"the room has version {known.room_version}")
         read = joining.read_response(response, self.limits.state_events_max)
-        checked = await joining.checked_join(task, join, read)
-        return await joining.store_join(task, checked)
+        if read.servers is None:
+            return await joining.store_join(task, await joining.checked_join(task, join, read))
+        async with self._rooms.lock(join.room_id):
+            known = (await self._known_rooms([join.room_id])).get(join.room_id)
+            if known is not None and known.is_resident:
+                return await self._join_known(task, origin, known, join, read)
+            checked = await joining.checked_join(task, join, read)
+            return await joining.store_join(task, checked, OmittedMembers(origin, read.servers))
+
+    async def _join_known(
+        self,
+        task: RoomTask,
+        origin: ServerName,
+        room: KnownRoom,
+        join: Event,
+        response: joining.JoinResponse,
+    ) -> JoinResult:
+        """Store a join to a room that this server is in, as an event of a transaction.
+
+        The state in the response is not needed.
+        """
+        signed = await joining.signed_join(task, join, response.join)
+        results = await self._receive(origin, room, [signed.raw])
+        result = await joining.outcome_of(task, join, results[join.event_id], {})
+        return replace(result, is_partial=await self._partial(join.room_id) is not None)
+
+    async def _partial(self, room_id: RoomId) -> PartialRoom | None:
+        found = await self.store.partial_rooms()
+        return next((room for room in found if room.room_id == room_id), None)
+
+    async def complete(self, room_id: RoomId) -> bool:
+        """Fetch the members that a join left out, and complete the state of the room.
+
+        Return whether all members are known now. If no server has returned them, call it again
+        later. It is one transaction, so a call that is interrupted changes nothing. `UnknownRoom`.
+        """
+        known = (await self._known_rooms([args.room(room_id)])).get(room_id)
+        if known is None:
+            raise UnknownRoom(room_id)
+        room = await self._partial(room_id)
+        if room is None:
+            return True
+        async with self._completing.lock(room_id):
+            if await self._partial(room_id) is None:
+                return True
+            return await partial_joins.complete(self._task(room_id, known.room_version), room)
+
+    async def complete_partial_rooms(self) -> list[RoomId]:
+        """Complete every room of which members are missing; return those that are complete now.
+
+        Call it at start, and from time to time: it goes on where a process has ended. One room is
+        fetched at a time.
+        """
+        rooms = [room.room_id for room in await self.store.partial_rooms()]
+        return [room_id for room_id in rooms if await self.complete(room_id)]
 
     async def invited(
         self, pdu: Pdu, room_version: str, stripped_state: Iterable[Mapping[str, Any]] = ()

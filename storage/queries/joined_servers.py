@@ -3,6 +3,9 @@
 `visibility` has a row for each server with users in the room. Its `joined_count` is of the current
 state. For another state the ranges of its audiences say whether a user of it was joined: an
 audience is a set of principals, and that of a state group is the set at this state.
+
+Of a room with a partial state these servers are too few. So the servers that were in the room
+before the join are added: an event must reach all of them.
 """
 
 from typing import Final, LiteralString, NamedTuple
@@ -19,6 +22,10 @@ SELECT ARRAY(
     -- no local user: theirs is the topological ordering of a join, and a name with @
     WHERE v.room_nid = r.room_nid AND v.last_join_topological IS NULL AND v.joined_count > 0
         AND left(p.name, 1) <> '@'
+    UNION
+    SELECT unnest(p.servers)
+    FROM partial_rooms p
+    WHERE r.is_partial AND p.room_nid = r.room_nid
 ) AS servers
 FROM rooms r
 WHERE r.room_id = $1::text
@@ -26,7 +33,7 @@ WHERE r.room_id = $1::text
 
 SQL_JOINED_SERVERS_AT: Final[LiteralString] = """
 WITH at AS MATERIALIZED (
-    SELECT r.room_nid, e.event_nid, e.outlier, g.audience
+    SELECT r.room_nid, r.is_partial, e.event_nid, e.outlier, g.audience
     FROM rooms r
     LEFT JOIN events e ON e.room_nid = r.room_nid AND e.event_id = $2::text
     LEFT JOIN state_groups g ON g.state_group = e.state_group_before
@@ -45,6 +52,10 @@ SELECT at.event_nid IS NOT NULL AS is_stored, at.audience IS NOT NULL AS has_sta
             ELSE v.audiences @> at.audience
                 AND NOT COALESCE(v.invited_audiences @> at.audience, false)
         END
+    UNION
+    SELECT unnest(p.servers)
+    FROM partial_rooms p
+    WHERE at.is_partial AND p.room_nid = at.room_nid
 ) AS servers
 FROM at
 """

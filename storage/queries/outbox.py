@@ -9,7 +9,8 @@ So an event that commits late never appears behind a position that was returned.
 
 The servers are those in the event's audience (storage/visibility): the remote servers that are
 joined before or after the event. The server of the target of a membership event is added, so that
-it learns of an invite, a kick or a ban.
+it learns of an invite, a kick or a ban. While the state of the room is partial, the servers that
+were in the room before the join are added.
 """
 
 from collections.abc import Iterable, Iterator
@@ -83,7 +84,11 @@ SELECT CASE
     END AS upto,
     e.stream_ordering AS position, e.event_id, r.room_id, e.audience,
     -- once an audience: there may be thousands
-    CASE WHEN e.is_first THEN COALESCE(j.servers, '{}') END AS servers,
+    CASE WHEN e.is_first THEN COALESCE(j.servers, '{}') || COALESCE(CASE WHEN r.is_partial THEN (
+        SELECT array_remove(p.servers, $3::text)
+        FROM partial_rooms p
+        WHERE p.room_nid = r.room_nid
+    ) END, '{}') END AS servers,
     CASE WHEN e.membership IS NOT NULL THEN k.state_key END AS target, held.is_held
 FROM bounds
 CROSS JOIN held

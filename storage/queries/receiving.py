@@ -18,12 +18,21 @@ WHERE r.room_id = ANY($1::text[])
 """
 
 SQL_SERVERS_BY_SIZE: Final[LiteralString] = """
-SELECT p.name
-FROM rooms r
-JOIN visibility v USING (room_nid)
-JOIN principals p USING (principal_nid)
-WHERE r.room_id = $1::text AND v.joined_count > 0 AND NOT starts_with(p.name, '@')
-ORDER BY v.joined_count DESC, p.name
+SELECT name
+FROM (
+    SELECT p.name, v.joined_count
+    FROM rooms r
+    JOIN visibility v USING (room_nid)
+    JOIN principals p USING (principal_nid)
+    WHERE r.room_id = $1::text AND v.joined_count > 0 AND NOT starts_with(p.name, '@')
+    UNION ALL
+    SELECT unnest(p.origin || p.servers), 0
+    FROM rooms r
+    JOIN partial_rooms p USING (room_nid)
+    WHERE r.room_id = $1::text
+) AS s
+GROUP BY name
+ORDER BY max(joined_count) DESC, name
 LIMIT $2::int
 """
 

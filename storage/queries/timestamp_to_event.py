@@ -18,6 +18,7 @@ from storage.ids import RoomId, ServerName, UserId
 from storage.queries.events import StoredEvent, stored_of
 from storage.queries.federation import EVENT, TraversalRow
 from storage.queries.pagination.page import Direction
+from storage.queries.partial_rooms import refuse_partial
 
 TEMPLATE_NEAREST: Final[LiteralString] = """
 WITH reader AS MATERIALIZED (
@@ -196,6 +197,8 @@ async def timestamp_to_event(
     """
     if direction not in ("b", "f"):
         raise _no_direction(direction)
+    if server_name is not None:
+        await refuse_partial(conn, room_id)
     sql = SQL_SERVER_AT_OR_AFTER if direction == "f" else SQL_SERVER_AT_OR_BEFORE
     row = await conn.fetchrow(sql, room_id, server_name, timestamp_ms, rows_max, row=TraversalRow)
     if row is None:

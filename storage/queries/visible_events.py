@@ -36,6 +36,8 @@ WHERE e.event_id = ANY($2::text[])
     AND server_sees(e, s.own_audiences, s.shared_audiences, s.world_audiences, s.reader_nid,
         s.unread)
     AND server_gets(e, s.joined_audiences, s.world_audiences, s.reader_nid, s.unread)
+    -- nor any event of a room whose members are not all known
+    AND NOT EXISTS (SELECT FROM partial_rooms p WHERE p.room_nid = e.room_nid)
 """
 
 

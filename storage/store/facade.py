@@ -73,6 +73,7 @@ class Store(StoreCore):
     memberships_of: Final = membership_calls.memberships_of
     forget: Final = membership_calls.forget
     joined_servers: Final = membership_calls.joined_servers
+    partial_rooms: Final = membership_calls.partial_rooms
     shared_rooms: Final = membership_calls.shared_rooms
     users_sharing: Final = membership_calls.users_sharing
     sharing_changes: Final = membership_calls.sharing_changes

@@ -8,6 +8,7 @@ from storage.observability.instrument import measured
 from storage.queries import auth_chain
 from storage.queries import event_auth as auth_queries
 from storage.queries import federation as queries
+from storage.queries import partial_rooms as partial
 from storage.queries import timestamp_to_event as timestamps
 from storage.queries.event_auth import StateIds
 from storage.queries.events import StoredEvent
@@ -18,7 +19,8 @@ from storage.store.core import StoreCore, page_limit
 async def is_resident(store: StoreCore, server_name: str, room_id: RoomId) -> bool:
     """Return whether a user of the server is joined to the room now. `UnknownRoom`.
 
-    Use it to refuse requests of a server that has left.
+    Use it to refuse requests of a server that has left. While the state of the room is partial, a
+    server that was in the room counts as joined until a user of it has left.
     """
     server, room = args.server(server_name), args.room(room_id)
     async with store.database.connection() as conn:
@@ -38,14 +40,18 @@ async def backfill(
 
     With ``server_name``, events that the server may not see are redacted, in ``json`` and in
     ``raw``. A server that was never joined to the room gets world-readable events only.
+    `PartialState` for a server while members of the room are missing.
     """
     room, ids, server = args.room(room_id), args.events(from_ids), _server(server_name)
+    most = page_limit(store, limit)
     async with store.database.connection() as conn:
+        if server is not None:
+            await partial.refuse_partial(conn, room)
         return await queries.backfill(
             conn,
             room,
             ids,
-            page_limit(store, limit),
+            most,
             server_name=server,
             rows_max=store.database.config.traversal_rows_max,
         )
@@ -65,18 +71,21 @@ async def missing_events(
     """Return the events between ``earliest`` and ``latest``, without both, oldest first.
 
     The walk is breadth first from the latest. ``server_name`` is that of `backfill`.
-    `UnknownRoom`.
+    `UnknownRoom`, `PartialState` as there.
     """
     room, early, late = args.room(room_id), args.events(earliest), args.events(latest)
-    server = _server(server_name)
+    server, most = _server(server_name), page_limit(store, limit)
+    lowest = args.whole(min_depth, "min_depth")
     async with store.database.connection() as conn:
+        if server is not None:
+            await partial.refuse_partial(conn, room)
         return await queries.missing_events(
             conn,
             room,
             early,
             late,
-            limit=page_limit(store, limit),
-            min_depth=args.whole(min_depth, "min_depth"),
+            limit=most,
+            min_depth=lowest,
             server_name=server,
             rows_max=store.database.config.traversal_rows_max,
         )
@@ -95,7 +104,7 @@ async def timestamp_to_event(
 
     The time is `origin_server_ts`. The result is an accepted event that the server may have whole.
     None: the `Config.traversal_rows_max` nearest events have none. Refuse a server that is not in
-    the room first (`is_resident`). `UnknownRoom`, `InputError`.
+    the room first (`is_resident`). `UnknownRoom`, `InputError`, `PartialState` for a server.
     """
     room, at = args.room(room_id), args.whole(timestamp_ms, "timestamp_ms")
     server, rows_max = _server(server_name), store.database.config.traversal_rows_max
@@ -113,10 +122,11 @@ def _server(server_name: str | None) -> ServerName | None:
 async def state_ids(store: StoreCore, event_id: EventId) -> StateIds:
     """Return the state before an event, and the auth chain of that state.
 
-    `UnknownEvent`, `StateUnknown` for an outlier.
+    `UnknownEvent`, `StateUnknown` for an outlier, `PartialState` for a state that lacks members.
     """
     wanted = args.event(event_id)
     async with store.database.connection() as conn:
+        await partial.refuse_partial_state(conn, wanted)
         return await auth_queries.state_ids(conn, wanted)
 
 

@@ -10,8 +10,10 @@ from storage.observability.instrument import measured
 from storage.queries import joined_servers as server_queries
 from storage.queries import member_ids as id_queries
 from storage.queries import members as queries
+from storage.queries import partial_rooms as partial
 from storage.queries import sharing
 from storage.queries.events import StoredEvent
+from storage.queries.partial_rooms import PartialRoom
 from storage.queries.room_position import RoomPosition, position_at
 from storage.queries.sharing import SharingChanges
 from storage.queries.sync.positions import events_of
@@ -116,6 +118,16 @@ async def forget(store: StoreCore, user_id: str, room_id: RoomId) -> None:
     async with store.database.connection() as conn:
         # so that syncs of this process see no commit that is new to them
         await follow_writer(conn, store.streams, "caches", INSTANCE_NAME)
+
+
+@measured("partial_rooms")
+async def partial_rooms(store: StoreCore) -> list[PartialRoom]:
+    """Return the rooms joined with the members omitted, until these are stored.
+
+    The one that waits longest is first. `federation.Receiver.complete_partial_rooms` fetches them.
+    """
+    async with store.database.connection() as conn:
+        return await partial.partial_rooms(conn)
 
 
 @measured("shared_rooms")

@@ -52,7 +52,8 @@ async def visible_to_server(
 ) -> set[EventId]:
     """Return those of the events that a server may have unredacted.
 
-    A server that was never joined to a room gets its world-readable events only.
+    A server that was never joined to a room gets its world-readable events only. While members of
+    a room are missing, no server gets any of its events.
     `InvalidIdentifier`.
     """
     server, ids = args.server(server_name), args.events(event_ids)

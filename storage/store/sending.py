@@ -13,6 +13,7 @@ from storage.persist import AppendResult, new_room
 from storage.persist import send as persist
 from storage.persist.model.local_event import Signer
 from storage.persist.new_room import InitialEvent
+from storage.queries import partial_rooms as partial
 from storage.store.core import StoreCore
 
 
@@ -48,8 +49,9 @@ async def send(
     processes get the request at the same moment. `Config.transaction_keep_ms` is how long.
 
     Raise `AuthDenied` for a refused event, `UnknownRoom`, `InvalidIdentifier` for a user of another
-    server, `InvalidEvent` for a content that is too large or no canonical JSON, and `InputError`
-    without a key. Nothing is stored then.
+    server, `InvalidEvent` for a content that is too large or no canonical JSON, `InputError`
+    without a key, and `PartialState` for the membership of a user that is not known yet. Nothing
+    is stored then.
     """
     new = persist.SendRequest(
         args.room(room_id),
@@ -61,7 +63,15 @@ async def send(
         timestamp_ms,
         None if transaction is None else args.transaction(transaction),
     )
+    await _refuse_unknown_member(store, new)
     return await persist.send(store.database, store.writer, new, signer_of(store, signing_key))
+
+
+async def _refuse_unknown_member(store: StoreCore, new: persist.SendRequest) -> None:
+    """Raise `PartialState` for a membership that may replace one that this server lacks."""
+    if new.type == "m.room.member" and isinstance(new.state_key, str):
+        async with store.database.connection() as conn:
+            await partial.refuse_unknown_member(conn, new.room_id, new.state_key)
 
 
 @measured("template")
@@ -85,6 +95,7 @@ async def template(
     new = persist.SendRequest(
         args.room(room_id), args.user(sender), type, content, state_key, redacts
     )
+    await _refuse_unknown_member(store, new)
     return await persist.template(store.database, store.writer, store.server_name, new)
 
 

@@ -31,18 +31,28 @@ FROM unnest($1::text[], $2::text[]) AS s (stream_name, sequence_name)
 """
 
 SQL_MOVE_IDLE: Final[LiteralString] = """
-UPDATE stream_positions p
-SET stream_id = s.stream_id
-FROM unnest($2::text[], $3::bigint[], $4::int[]) AS s (stream_name, stream_id, idle_epoch)
-WHERE p.stream_name = s.stream_name AND p.stream_id < s.stream_id
-    AND (
-        (p.instance_name = $1::text AND p.epoch = s.idle_epoch)
-        OR NOT EXISTS (
-            SELECT FROM pg_stat_activity a
-                WHERE a.datname = current_database()
-                    AND is_session_of(a.application_name, p.instance_name)
+WITH idle AS (  -- locked in the order in which maintenance locks them
+    SELECT p.stream_name, p.instance_name, s.stream_id
+    FROM stream_positions p
+    JOIN unnest($2::text[], $3::bigint[], $4::int[]) AS s (stream_name, stream_id, idle_epoch)
+        USING (stream_name)
+    WHERE p.stream_id < s.stream_id
+        AND (
+            (p.instance_name = $1::text AND p.epoch = s.idle_epoch)
+            OR NOT EXISTS (
+                SELECT FROM pg_stat_activity a
+                    WHERE a.datname = current_database()
+                        AND is_session_of(a.application_name, p.instance_name)
+            )
         )
-    )
+    ORDER BY p.stream_name, p.instance_name
+    FOR UPDATE OF p
+)
+UPDATE stream_positions p
+SET stream_id = idle.stream_id
+FROM idle
+WHERE p.stream_name = idle.stream_name AND p.instance_name = idle.instance_name
+    AND p.stream_id < idle.stream_id
 """
 
 SQL_POSITIONS: Final[LiteralString] = """

@@ -96,6 +96,7 @@ FOLLOWED = {
     "reordered_events",
     "out_of_band_memberships",
     "outlier_memberships",
+    "partial_rooms",
     "past_visibility",
     "purge_jobs",
     "purge_retained_events",

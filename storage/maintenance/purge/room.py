@@ -38,6 +38,7 @@ state AS (DELETE FROM current_state WHERE room_nid = $1::int),
 receipt AS (DELETE FROM receipts WHERE room_nid = $1::int),
 account AS (DELETE FROM account_data WHERE room_nid = $1::int),
 sent AS (DELETE FROM sliding_rooms WHERE room_nid = $1::int),
+partial AS (DELETE FROM partial_rooms WHERE room_nid = $1::int),
 fact AS (
     DELETE FROM published_facts
     WHERE key = (SELECT room_id FROM rooms WHERE room_nid = $1::int)
@@ -60,6 +61,8 @@ SET forward_extremities = '{}',
     current_state_group = NULL,
     last_stream_ordering = NULL,
     current_audience = 0,
+    is_partial = false,
+    completed_at = NULL,
     joined_count = 0,
     invited_count = 0,
     out_of_range = '{}'

@@ -5,7 +5,8 @@ from collections.abc import AsyncIterator
 from typing import Final, LiteralString, NamedTuple
 
 from storage.database.connection import Connection, Database
-from storage.errors import InputError, PurgeRunning, StorageError, UnknownRoom
+from storage.errors import InputError, PartialState, PurgeRunning, StorageError, UnknownRoom
+from storage.ids import RoomId
 from storage.maintenance.indexes import prove_indexes
 from storage.maintenance.invalidate_caches import invalidate_caches, register_writer
 from storage.maintenance.purge import job as job_rows
@@ -28,6 +29,7 @@ from storage.maintenance.room_lock import lock_room, lock_room_keeping_plans
 from storage.maintenance.state_group_gc import collect
 from storage.maintenance.totals import room_total
 from storage.observability.progress import Counted, Progress, Report, silent
+from storage.queries.partial_rooms import refuse_partial
 
 WORK: Final = "a purge"
 DELTAS: Final = 1_000
@@ -112,8 +114,9 @@ async def purge_history(
     it ends the purge, and the job can be resumed. ``indexes_proven``: the caller has called
     `prove_indexes`.
 
-    Raise `UnknownRoom`, `UnknownEvent`, `PurgeRefused`, `PurgeRunning`, or `StorageCorrupt` where
-    an index is corrupt: nothing has changed then.
+    Raise `UnknownRoom`, `UnknownEvent`, `PurgeRefused`, `PurgeRunning`, `PartialState` for a room
+    whose members are not all known, or `StorageCorrupt` where an index is corrupt: nothing has
+    changed then.
     """
     if (before_event_id is None) == (before_ts is None):
         raise InputError("give either the event or the time before which history is purged")
@@ -122,6 +125,7 @@ async def purge_history(
     room = await _room(database, room_id)
     now_ts = time.time_ns() // 1_000_000
     async with database.connection() as conn:
+        await refuse_partial(conn, RoomId(room_id))
         if before_event_id is not None:
             cut: CutPoint | None = await before_event(conn, room_id, room, before_event_id)
         else:
@@ -228,7 +232,7 @@ async def purge_retention(
                     report=_within(counted),
                     indexes_proven=True,
                 )
-            except (PurgeRunning, UnknownRoom):
+            except (PurgeRunning, UnknownRoom, PartialState):
                 continue
             finally:
                 counted.add()

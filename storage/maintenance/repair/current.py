@@ -167,7 +167,12 @@ async def repair_state_tables(conn: Connection, room_nid: int, server_name: str)
 
     Delete transactions that do not name an event of their user.
     """
-    await conn.execute(SQL_REPAIR_CURRENT_STATE, room_nid)
-    await conn.execute(SQL_REPAIR_COUNTS, room_nid)
+    await repair_entries(conn, room_nid)
     await conn.execute(SQL_REPAIR_MEMBERSHIPS, room_nid, server_name)
     await conn.execute(SQL_DELETE_MISTAKEN, room_nid)
+
+
+async def repair_entries(conn: Connection, room_nid: int) -> None:
+    """Rewrite the current state by key, and the numbers of members."""
+    await conn.execute(SQL_REPAIR_CURRENT_STATE, room_nid)
+    await conn.execute(SQL_REPAIR_COUNTS, room_nid)

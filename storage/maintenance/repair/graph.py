@@ -44,7 +44,7 @@ SQL_SET_ENDS: Final[LiteralString] = """
 UPDATE rooms
 SET forward_extremities = $2::bigint[],
     max_topological_ordering = GREATEST(max_topological_ordering, latest.topological_ordering),
-    last_stream_ordering = latest.stream_ordering
+    last_stream_ordering = GREATEST(latest.stream_ordering, completed_at)
 FROM (
     SELECT COALESCE(max(topological_ordering), 0) AS topological_ordering,
         max(stream_ordering) FILTER (WHERE NOT backfilled) AS stream_ordering

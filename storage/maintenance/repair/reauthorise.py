@@ -201,7 +201,7 @@ async def take_out(conn: Connection, room: VerifiedRoom) -> RemovedEvents:
         await conn.execute(SQL_SET_VERSION, room.nid, room.row.room_version)
     if not roots:
         return RemovedEvents()
-    rows = await conn.fetch(SQL_TAKEN, sorted(_dependent(graph, roots)), row=TakenRow)
+    rows = await conn.fetch(SQL_TAKEN, sorted(dependent(graph, roots)), row=TakenRow)
     taken = _taken(rows, room.row.room_version, await _states(conn, rows))
     await _remove(conn, room.nid, rows)
     return taken
@@ -302,7 +302,7 @@ def _own_id(json: bytes, version: str) -> str | None:
         return None
 
 
-def _dependent(graph: Sequence[EventEdgesRow], roots: set[int]) -> set[int]:
+def dependent(graph: Sequence[EventEdgesRow], roots: set[int]) -> set[int]:
     """Return these events and all their descendants."""
     naming: dict[int, list[int]] = {}
     for row in graph:
@@ -327,7 +327,7 @@ async def _states(conn: Connection, rows: Sequence[TakenRow]) -> Mapping[str, tu
 def _taken(
     rows: Sequence[TakenRow], version: str, states: Mapping[str, tuple[EventId, ...]]
 ) -> RemovedEvents:
-    events = [_event(row, version) for row in rows]
+    events = [event_of(row, version) for row in rows]
     new_ids = {row.event_id: event.event_id for row, event in zip(rows, events, strict=True)}
     taken = RemovedEvents()
     for at in in_order(events):
@@ -339,7 +339,7 @@ def _taken(
     return taken
 
 
-def _event(row: TakenRow, version: str) -> Event:
+def event_of(row: TakenRow, version: str) -> Event:
     """Parse an event by the version of the room.
 
     Censored bytes are already those of the redacted form.

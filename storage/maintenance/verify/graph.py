@@ -19,7 +19,8 @@ WHERE c.room_nid = $1::int AND NOT c.outlier AND NOT p.outlier
 
 SQL_ROOM_MAXIMA: Final[LiteralString] = """
 SELECT COALESCE(max(topological_ordering), 0) AS topological_ordering,
-    max(stream_ordering) FILTER (WHERE NOT backfilled) AS stream_ordering
+    GREATEST(max(stream_ordering) FILTER (WHERE NOT backfilled),
+        (SELECT completed_at FROM rooms WHERE room_nid = $1::int)) AS stream_ordering
 FROM events
 WHERE room_nid = $1::int AND NOT outlier
 """

@@ -14,7 +14,8 @@ SELECT room_nid, room_id, room_version, next_audience, current_state_group, last
     max_topological_ordering,
     forward_extremities, current_audience,
     (SELECT max(j.topological_cut) FROM purge_jobs j
-        WHERE j.room_nid = rooms.room_nid) AS purged_below
+        WHERE j.room_nid = rooms.room_nid) AS purged_below,
+    is_partial
 FROM rooms
 WHERE room_id = $1::text
 """
@@ -61,6 +62,7 @@ class VerifiedRoomRow(NamedTuple):
     forward_extremities: list[int]
     current_audience: int
     purged_below: int | None
+    is_partial: bool
 
 
 class TimelineRow(NamedTuple):

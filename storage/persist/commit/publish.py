@@ -114,6 +114,7 @@ def _absorb_rooms(caches: WriterCaches, change_set: ChangeSet) -> None:
                 current_audience=room.audience,
                 out_of_range=room.out_of_range,
                 removals=room.row.removals,
+                is_partial=room.row.is_partial,
             )
 
 

@@ -23,7 +23,7 @@ from storage.visibility import multirange
 SQL_ROOMS: Final[LiteralString] = """
 SELECT room_nid, room_id, room_version, write_version, next_audience, current_state_group,
     max_topological_ordering, forward_extremities,
-    current_audience, out_of_range::text AS out_of_range, removals
+    current_audience, out_of_range::text AS out_of_range, removals, is_partial
 FROM rooms
 WHERE room_id = ANY($1::text[])
 """
@@ -43,6 +43,7 @@ class KnownRoomRow(NamedTuple):
     current_audience: int
     out_of_range: str
     removals: int
+    is_partial: bool
 
 
 async def load(conn: Connection, change_set: ChangeSet, needs: MissingData) -> None:
@@ -95,6 +96,7 @@ async def _rooms(conn: Connection, change_set: ChangeSet, keys: Collection[str])
             row.current_audience,
             out_of_range,
             row.removals,
+            row.is_partial,
         )
 
 

@@ -97,6 +97,7 @@ class RoomRow(NamedTuple):
     current_audience: int
     out_of_range: Ranges
     removals: int = 0
+    is_partial: bool = False
 
 
 class MissingRow(NamedTuple):

@@ -23,6 +23,7 @@ from storage.persist.model.rows import EventRow
 from storage.persist.plan import audience, extremity_limit, fast_path, out_of_band, redactions
 from storage.persist.plan.auth_checks import AuthResult, auth_nids, auth_result, auth_rows_of
 from storage.persist.plan.chain_cover import cover_event
+from storage.persist.plan.partial_state import supplemented
 from storage.persist.plan.state import after_event, before_event, current_after
 from storage.persist.plan.topology import (
     ExtremityChange,
@@ -277,6 +278,7 @@ def _decide(
     # this server rejoins: the current state dates from when it left, so no soft failure by it
     is_back = bool(parents.missing) and out_of_band.brings_back(change_set, room, event)
     current = changes.main_group() if live and room.extremities and not is_back else None
+    before, current = supplemented(changes, parents, auth_rows, before, current)
     judged = auth_result(change_set, room, event, auth_rows, before=before, current=current)
     row = _row(changes, incoming, auth_rows, judged, nid=nid, placement=placement, before=before)
     # so that lookups by nid find the event while its effects are worked out
@@ -369,9 +371,8 @@ def _row(
     """Return the event's row before its effects are known; without a placement, an outlier's."""
     change_set, event = changes.change_set, incoming.event
     type_nid = change_set.names.type_nid(event.type)
-    change_set.events.stored_columns(
-        event
-    )  # raises MissingData for missing names now, not in _store
+    # raises MissingData for missing names now, not in _store
+    change_set.events.stored_columns(event)
     return EventRow(
         event_nid=nid,
         event_id=event.event_id,

@@ -21,6 +21,8 @@ NEW_ROOM: Final = ROOMS.rows(
         "removals",
         "joined_count",
         "invited_count",
+        "is_partial",
+        "completed_at",
     ),
 )
 OLD_ROOM: Final = ROOMS.rows(
@@ -32,6 +34,8 @@ OLD_ROOM: Final = ROOMS.rows(
         "invited_count",
         "room_id",
         "room_version",
+        "is_partial",
+        "completed_at",
     ),
 )
 REORDERED: Final = REORDERED_EVENTS.rows("reordered", REORDERED_EVENTS.but("moves"))

@@ -154,11 +154,11 @@ SQL_SET_ROOM: Final[LiteralString] = compose(
     """
 UPDATE rooms r
 SET current_state_group = COALESCE(same.live, s.current_state_group),
-    last_stream_ordering = (
+    last_stream_ordering = GREATEST(r.completed_at, (
         SELECT max(e.stream_ordering)
         FROM events e
         WHERE e.room_nid = $1::int AND NOT e.outlier AND NOT e.backfilled
-    ),
+    )),
     max_topological_ordering = GREATEST(r.max_topological_ordering, s.max_topological_ordering),
     :room.update(s)
 FROM pg_temp.rooms s
@@ -177,6 +177,8 @@ WHERE r.room_nid = $1::int AND s.room_nid = $2::int
             "removals",
             "room_id",
             "room_version",
+            "is_partial",
+            "completed_at",
         ),
     ),
 ).sql

@@ -54,7 +54,7 @@ own AS MATERIALIZED (  -- the given rooms, with the membership of the user
 ),
 {late},
 known AS MATERIALIZED (
-    SELECT o.*, r.room_id, r.room_version, live.reached,
+    SELECT o.*, r.room_id, r.room_version, r.completed_at, live.reached,
         COALESCE(o.sent_upto, live.reached) AS known,
         CASE WHEN o.membership = 5 THEN 9223372036854775807 ELSE o.stream_ordering END AS upper
     FROM own o
@@ -65,7 +65,8 @@ known AS MATERIALIZED (
 room AS MATERIALIZED (
     SELECT k.*, start.whole,
         start.whole OR was.membership = 5 OR departed.at IS NOT NULL AS is_state_shown,
-        CASE WHEN start.whole THEN 0 ELSE COALESCE(has.lower, 0) END AS lower,
+        CASE WHEN start.whole THEN 0 ELSE COALESCE(GREATEST(has.lower,
+            CASE WHEN k.completed_at <= k.known THEN k.completed_at END), 0) END AS lower,
         COALESCE(CASE WHEN k.membership <> 5 THEN departed.at END, k.upper) AS state_upper
     FROM known k
     LEFT JOIN LATERAL (  -- the membership before the first change that the client does not have

@@ -26,6 +26,12 @@ late AS MATERIALIZED (
         FROM own m
         WHERE m.stream_ordering > $9::bigint AND m.stream_ordering <= {furthest}
             AND $9::bigint < {furthest}
+        UNION ALL  -- a partial state that was completed
+        SELECT e.room_nid, o.stream_id, o.writer_nid
+        FROM outlier_memberships o
+        JOIN events e USING (event_nid)
+        WHERE o.stream_id > $9::bigint AND o.stream_id <= {furthest}
+            AND $9::bigint < {furthest}
     ) AS f
     JOIN writers w USING (writer_nid)
     LEFT JOIN unnest($10::text[], $11::bigint[]) AS p (instance_name, stream_id)
@@ -94,7 +100,8 @@ own AS NOT MATERIALIZED (  -- the memberships of the user: of all rooms, or of t
 mine AS (
     SELECT m.room_nid, m.event_nid AS member_nid, m.principal_nid, m.state_key_nid, r.room_id,
         r.room_version,
-        r.last_stream_ordering, m.membership, m.stream_ordering > token.reached AS is_changed,
+        r.last_stream_ordering, r.completed_at, m.membership,
+        m.stream_ordering > token.reached AS is_changed,
         CASE WHEN m.stream_ordering <= token.reached THEN m.membership
             ELSE COALESCE(old.membership, 0) END AS membership_then,
         delta.prev_event_nid AS member_nid_then,
@@ -145,7 +152,8 @@ joined AS (
 room AS (  -- for each room, whether it is returned whole, and the range of the stream
     SELECT joined.*, since IS NULL OR $4::boolean OR membership_then <> 5 AS whole,
         true AS was_joined,
-        CASE WHEN membership_then = 5 THEN COALESCE(live.after, since, 0) ELSE 0 END AS lower,
+        CASE WHEN membership_then = 5 THEN COALESCE(GREATEST(live.after,
+            CASE WHEN completed_at <= since THEN completed_at END), since, 0) ELSE 0 END AS lower,
             upto AS upper
     FROM joined
     -- backfilled history may have changed the state. That is no change by itself: it is returned

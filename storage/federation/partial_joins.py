@@ -1,0 +1,97 @@
+"""Joins with the members omitted (MSC3706), and the request for the rest.
+
+The answer to send_join has the state without most members, and the servers in the room. The room
+can be used at once; its state is partial until the members are fetched from another server.
+
+Source: server-server API, `PUT /_matrix/federation/v2/send_join`.
+"""
+
+import logging
+from collections.abc import AsyncIterator, Collection, Mapping
+from contextlib import asynccontextmanager
+from typing import Any, Final, NamedTuple
+
+from storage import arguments as args
+from storage.errors import InvalidIdentifier
+from storage.event import Event
+from storage.federation.remote import RemoteError
+from storage.federation.room_task import RoomTask
+from storage.federation.state_fetch import state_before
+from storage.ids import EventId, ServerName, StateKey
+from storage.maintenance import partial_state
+from storage.queries.partial_rooms import PartialRoom
+
+logger: Final = logging.getLogger(__name__)
+
+MEMBER: Final = "m.room.member"
+SERVERS_MAX: Final = 100_000
+
+
+class OmittedMembers(NamedTuple):
+    """The server that answered without the members, and the servers in the room."""
+
+    origin: ServerName
+    servers: Collection[ServerName]
+
+
+def servers_of(response: Mapping[str, Any]) -> frozenset[ServerName] | None:
+    """Return the servers in the room if the members are omitted, else None. `RemoteError`."""
+    if not response.get("members_omitted"):
+        return None
+    found = response.get("servers_in_room")
+    if not isinstance(found, list) or len(found) > SERVERS_MAX:
+        raise RemoteError("the members are omitted, and the response has no list servers_in_room")
+    try:
+        return frozenset(map(args.server, found))
+    except InvalidIdentifier as error:
+        raise RemoteError(f"servers_in_room: {error}") from error
+
+
+def cited_members(join: Event, events: Mapping[EventId, Event]) -> dict[StateKey, EventId]:
+    """Return the memberships that a join names as auth events: the state before it has them."""
+    return {
+        events[one].key: one
+        for one in join.auth_event_ids
+        if one in events and events[one].type == MEMBER and events[one].state_key is not None
+    }
+
+
+@asynccontextmanager
+async def marked(task: RoomTask, join: Event, mark: OmittedMembers | None) -> AsyncIterator[bool]:
+    """OmittedMembers the room as partial while a join is stored; take it back if that fails.
+
+    The value is whether the room is marked. Without ``mark``, nothing is done.
+    """
+    if mark is None:
+        yield False
+        return
+    database = task.store.database
+    async with database.transaction() as conn:
+        is_marked = await partial_state.begin(conn, task.room_id, join.event_id, *mark)
+    try:
+        yield is_marked
+    except BaseException:
+        async with database.transaction() as conn:
+            await partial_state.abandon(conn, task.room_id, join.event_id)
+        raise
+
+
+async def complete(task: RoomTask, room: PartialRoom) -> bool:
+    """Fetch the members of a partial room, and complete it; return whether that was possible.
+
+    Its origin is asked first, then the other servers in the room.
+    """
+    join = (await task.loaded([room.join_event_id])).get(room.join_event_id)
+    if join is None:
+        return False
+    found = await state_before(task, await task.servers(room.origin), join)
+    if found is None or not found.allows:
+        logger.info(
+            "the members of a room are still missing: %s",
+            task.requests.reason(),
+            extra={"room_id": task.room_id},
+        )
+        return False
+    return await partial_state.complete(
+        task.store.database, task.room_id, found.ids, server_name=task.own_name
+    )

@@ -1,0 +1,76 @@
+"""Mark a room as partial, in a transaction before its join is stored.
+
+So a join with a partial state is never stored without the mark. A process that is killed in between
+leaves a mark without a join, which the next join of the room takes over.
+"""
+
+from collections.abc import Iterable
+from typing import Final, LiteralString
+
+from storage.database.connection import Connection
+from storage.ids import EventId, RoomId, ServerName
+from storage.maintenance.room_lock import lock_room
+
+SQL_BEGIN: Final[LiteralString] = """
+WITH
+marked AS (
+    INSERT INTO partial_rooms (began_ts, room_nid, join_event_id, origin, servers)
+    SELECT (extract(epoch FROM clock_timestamp()) * 1000)::bigint, $1::int, $2::text, $3::text,
+        $4::text[]
+    WHERE NOT EXISTS (SELECT FROM events WHERE event_id = $2::text AND NOT outlier)
+    ON CONFLICT (room_nid) DO NOTHING
+    RETURNING room_nid
+)
+UPDATE rooms r
+SET is_partial = true
+FROM marked
+WHERE r.room_nid = marked.room_nid
+"""
+
+SQL_DROP_MARK: Final[LiteralString] = """
+WITH gone AS (
+    DELETE FROM partial_rooms p
+    WHERE p.room_nid = $1::int AND (p.join_event_id = $2::text OR p.began_ts < $3::bigint)
+        AND NOT EXISTS (SELECT FROM events e WHERE e.event_id = p.join_event_id AND NOT e.outlier)
+    RETURNING room_nid
+)
+UPDATE rooms r
+SET is_partial = false
+FROM gone
+WHERE r.room_nid = gone.room_nid
+"""
+
+SQL_IS_MARKED: Final[LiteralString] = """
+SELECT EXISTS (
+    SELECT FROM partial_rooms WHERE room_nid = $1::int AND join_event_id = $2::text
+)
+"""
+
+SQL_STALE: Final[LiteralString] = """
+SELECT (extract(epoch FROM clock_timestamp()) * 1000)::bigint - $1::bigint
+"""
+
+STALE_MS: Final = 600_000  # a join without a result for so long is not being stored any more
+
+
+async def begin(
+    conn: Connection,
+    room_id: RoomId,
+    join_event_id: EventId,
+    origin: ServerName,
+    servers: Iterable[ServerName],
+) -> bool:
+    """Mark a room whose outliers are stored; return whether it is marked by this join.
+
+    It is not if the join was stored before without a mark, or if another join has marked the room.
+    """
+    room_nid = await lock_room(conn, room_id)
+    stale = await conn.fetchval(SQL_STALE, STALE_MS)
+    await conn.execute(SQL_DROP_MARK, room_nid, join_event_id, stale)
+    await conn.execute(SQL_BEGIN, room_nid, join_event_id, origin, sorted(set(servers)))
+    return bool(await conn.fetchval(SQL_IS_MARKED, room_nid, join_event_id))
+
+
+async def abandon(conn: Connection, room_id: RoomId, join_event_id: EventId) -> None:
+    """Take back the mark of a join that was not stored."""
+    await conn.execute(SQL_DROP_MARK, await lock_room(conn, room_id), join_event_id, 0)

@@ -1,0 +1,298 @@
+"""Put back the positions that readers know, and publish the changes of a completion.
+
+Events that were in the timeline keep their positions in the stream, and the state deltas that were
+written for them stay. Then a token from before the completion is still right. The difference
+between the current state before and after is written as state deltas at one new position. So a sync
+from before gets all of it once. An event that is accepted only now has a new position: clients get
+it like any new event.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Final, LiteralString, NamedTuple
+
+from storage.database.array_text import transposed
+from storage.database.connection import Connection
+from storage.errors import StorageCorrupt
+from storage.ids import UserId
+from storage.maintenance.invalidate_caches import INSTANCE_NAME
+
+SQL_TIMELINE: Final[LiteralString] = """
+SELECT event_nid, stream_ordering, topological_ordering, writer_nid,
+    rejected IS NULL AND NOT soft_failed AS was_shown
+FROM events
+WHERE event_nid = ANY($1::bigint[]) AND NOT outlier
+"""
+
+SQL_CURRENT: Final[LiteralString] = """
+SELECT state_key_nid, event_nid
+FROM current_state
+WHERE room_nid = $1::int
+"""
+
+SQL_MEMBERSHIPS: Final[LiteralString] = """
+SELECT principal_nid, stream_ordering, event_nid, writer_nid, membership, forgotten
+FROM memberships
+WHERE room_nid = $1::int
+"""
+
+SQL_REORDERED: Final[LiteralString] = """
+SELECT moves, event_nid, topological_before
+FROM reordered_events
+WHERE room_nid = $1::int
+"""
+
+SQL_BOUNDS: Final[LiteralString] = """
+SELECT nextval('events_stream') AS last_position, moves, max_topological_ordering
+FROM rooms
+WHERE room_nid = $1::int
+"""
+
+SQL_PUT_BACK: Final[LiteralString] = """
+WITH
+event AS (
+    UPDATE events e
+    SET stream_ordering = i.stream_ordering,
+        writer_nid = i.writer_nid
+    FROM unnest($2::bigint[], $3::bigint[], $4::smallint[], $5::boolean[])
+        AS i (event_nid, stream_ordering, writer_nid, was_shown)
+    WHERE e.event_nid = i.event_nid AND NOT e.outlier
+        -- an event that is accepted only now is new
+        AND (i.was_shown OR e.backfilled OR e.soft_failed OR e.rejected IS NOT NULL)
+),
+delta AS (
+    DELETE FROM state_deltas
+    WHERE room_nid = $1::int AND stream_ordering > $6::bigint
+),
+moved AS (
+    DELETE FROM reordered_events
+    WHERE room_nid = $1::int
+)
+UPDATE rooms
+SET max_topological_ordering = GREATEST(max_topological_ordering, $7::bigint)
+WHERE room_nid = $1::int
+"""
+
+SQL_RESTORE_ORDER: Final[LiteralString] = """
+WITH
+kept AS (
+    INSERT INTO reordered_events (room_nid, moves, event_nid, topological_before)
+    SELECT $1::int, *
+    FROM unnest($3::bigint[], $4::bigint[], $5::bigint[])
+),
+-- a reader's token may be from before: these events are now at another position
+moved AS (
+    INSERT INTO reordered_events (room_nid, moves, event_nid, topological_before)
+    SELECT $1::int, $2::bigint + 1, i.event_nid, i.topological_before
+    FROM unnest($6::bigint[], $7::bigint[]) AS i (event_nid, topological_before)
+    JOIN events e USING (event_nid)
+    WHERE e.topological_ordering <> i.topological_before
+    RETURNING event_nid
+)
+UPDATE rooms
+SET moves = $2::bigint + (SELECT count(*) > 0 FROM moved)::int
+WHERE room_nid = $1::int
+"""
+
+SQL_PUBLISH: Final[LiteralString] = """
+WITH
+fact AS MATERIALIZED (
+    SELECT nextval('events_stream') AS stream_id, w.writer_nid
+    FROM writers w
+    WHERE w.instance_name = $2::text
+),
+delta AS (
+    INSERT INTO state_deltas (stream_ordering, event_nid, prev_event_nid, room_nid, state_key_nid,
+        writer_nid)
+    SELECT f.stream_id, c.event_nid, o.event_nid, $1::int, state_key_nid, f.writer_nid
+    FROM fact f
+    CROSS JOIN (
+        (SELECT state_key_nid, event_nid FROM current_state WHERE room_nid = $1::int) AS c
+        FULL JOIN unnest($4::int[], $5::bigint[]) AS o (state_key_nid, event_nid)
+            USING (state_key_nid)
+    )
+    WHERE c.event_nid IS DISTINCT FROM o.event_nid
+),
+published AS (  -- the fact of the stream: it wakes the syncs of the room
+    INSERT INTO outlier_memberships (stream_id, event_nid, writer_nid)
+    SELECT stream_id, $3::bigint, writer_nid
+    FROM fact
+),
+room AS (
+    UPDATE rooms
+    SET last_stream_ordering = fact.stream_id,
+        completed_at = fact.stream_id
+    FROM fact
+    WHERE room_nid = $1::int
+),
+set_position AS (
+    UPDATE stream_positions p
+    SET stream_id = GREATEST(p.stream_id, fact.stream_id)
+    FROM fact
+    WHERE p.stream_name = 'events' AND p.instance_name = $2::text
+)
+SELECT stream_id
+FROM fact
+"""
+
+SQL_SET_MEMBERSHIPS: Final[LiteralString] = """
+WITH
+old AS MATERIALIZED (
+    SELECT *
+    FROM unnest($4::int[], $5::bigint[], $6::bigint[], $7::smallint[], $8::smallint[],
+        $9::boolean[])
+        AS i (principal_nid, stream_ordering, event_nid, writer_nid, membership, forgotten)
+),
+writer AS (
+    SELECT writer_nid FROM writers WHERE instance_name = $3::text
+),
+kept AS (
+    UPDATE memberships m
+    SET stream_ordering = o.stream_ordering,
+        writer_nid = o.writer_nid,
+        forgotten = o.forgotten
+    FROM old o
+    WHERE m.room_nid = $1::int AND m.principal_nid = o.principal_nid
+        AND (m.event_nid, m.membership) = (o.event_nid, o.membership)
+    RETURNING m.principal_nid
+),
+changed AS (
+    UPDATE memberships m
+    SET stream_ordering = $2::bigint,
+        writer_nid = writer.writer_nid
+    FROM writer
+    WHERE m.room_nid = $1::int AND NOT EXISTS (SELECT FROM old o
+        WHERE o.principal_nid = m.principal_nid
+            AND (m.event_nid, m.membership) = (o.event_nid, o.membership))
+    RETURNING m.principal_nid
+),
+ended AS (
+    INSERT INTO memberships (stream_ordering, event_nid, principal_nid, room_nid, writer_nid,
+        membership, forgotten)
+    SELECT CASE WHEN o.event_nid = 0 THEN o.stream_ordering ELSE $2::bigint END, 0,
+        o.principal_nid, $1::int, writer.writer_nid, 0, false
+    FROM old o
+    CROSS JOIN writer
+    WHERE NOT EXISTS (SELECT FROM memberships m
+        WHERE m.room_nid = $1::int AND m.principal_nid = o.principal_nid)
+    RETURNING principal_nid
+)
+SELECT p.name
+FROM (SELECT principal_nid FROM changed UNION SELECT principal_nid FROM ended) AS c
+JOIN principals p USING (principal_nid)
+"""
+
+
+class TimelinePositionRow(NamedTuple):
+    """The positions of an event, and whether clients could see it."""
+
+    event_nid: int
+    stream_ordering: int
+    topological_ordering: int
+    writer_nid: int
+    was_shown: bool
+
+
+class EntryBeforeRow(NamedTuple):
+    """An entry of the current state."""
+
+    state_key_nid: int
+    event_nid: int
+
+
+class MembershipBeforeRow(NamedTuple):
+    """The membership of a local user."""
+
+    principal_nid: int
+    stream_ordering: int
+    event_nid: int
+    writer_nid: int
+    membership: int
+    forgotten: bool
+
+
+class ReorderedBeforeRow(NamedTuple):
+    """An event that was moved in the topological order."""
+
+    moves: int
+    event_nid: int
+    topological_before: int
+
+
+class BoundsRow(NamedTuple):
+    """The last position before a completion, and the room's counters."""
+
+    last_position: int
+    moves: int
+    max_topological_ordering: int
+
+
+class KnownToReaders(NamedTuple):
+    """The state of a room before a completion, as readers know it."""
+
+    events: Sequence[TimelinePositionRow]
+    current: Mapping[int, int]
+    memberships: Sequence[MembershipBeforeRow]
+    reordered: Sequence[ReorderedBeforeRow]
+    bounds: BoundsRow
+
+
+async def known_to_readers(
+    conn: Connection, room_nid: int, event_nids: Sequence[int]
+) -> KnownToReaders:
+    """Return the input of `put_back`; the room is locked and unchanged."""
+    bounds = await conn.fetchrow(SQL_BOUNDS, room_nid, row=BoundsRow)
+    if bounds is None:
+        raise StorageCorrupt("a locked room is gone", room_nid=room_nid)
+    return KnownToReaders(
+        await conn.fetch(SQL_TIMELINE, list(event_nids), row=TimelinePositionRow),
+        dict(await conn.fetch(SQL_CURRENT, room_nid, row=EntryBeforeRow)),
+        await conn.fetch(SQL_MEMBERSHIPS, room_nid, row=MembershipBeforeRow),
+        await conn.fetch(SQL_REORDERED, room_nid, row=ReorderedBeforeRow),
+        bounds,
+    )
+
+
+async def put_back(conn: Connection, room_nid: int, known: KnownToReaders) -> None:
+    """Give the events stored again the positions that they had."""
+    rows = ((row[0], row.stream_ordering, row.writer_nid, row.was_shown) for row in known.events)
+    bounds = known.bounds
+    await conn.execute(
+        SQL_PUT_BACK,
+        room_nid,
+        *transposed(rows, 4),
+        bounds.last_position,
+        bounds.max_topological_ordering,
+    )
+    orders = ((row.event_nid, row.topological_ordering) for row in known.events)
+    await conn.execute(
+        SQL_RESTORE_ORDER,
+        room_nid,
+        bounds.moves,
+        *transposed(known.reordered, 3),
+        *transposed(orders, 2),
+    )
+
+
+async def publish(
+    conn: Connection, room_nid: int, join_nid: int, known: KnownToReaders
+) -> list[UserId]:
+    """Write the difference of the current state at a new position.
+
+    Return the local users whose membership changed.
+    """
+    position = await conn.fetchval(
+        SQL_PUBLISH,
+        room_nid,
+        INSTANCE_NAME,
+        join_nid,
+        list(known.current),
+        list(known.current.values()),
+    )
+    names = await conn.fetchvals(
+        SQL_SET_MEMBERSHIPS,
+        room_nid,
+        position,
+        INSTANCE_NAME,
+        *transposed(known.memberships, 6),
+    )
+    return [UserId(name) for name in names]

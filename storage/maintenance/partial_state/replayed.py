@@ -1,0 +1,92 @@
+"""The events that a completion stores again: the join, and all that arrived after it.
+
+They are stored again in the order in which they arrived, so that the result is that of a join with
+the whole state. An event that was an outlier when others cited it, and entered the timeline later,
+is stored as an outlier first:
+
+    arrived         outlier A; message M, which cites A; then A in the timeline
+    stored again    A as an outlier, M, A in the timeline
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Final, LiteralString, NamedTuple
+
+from storage.database.connection import Connection
+from storage.event import Event
+from storage.ids import EventId
+from storage.maintenance.repair.reauthorise import (
+    SQL_TAKEN,
+    EventEdgesRow,
+    RemovedEvents,
+    TakenRow,
+    dependent,
+    event_of,
+)
+from storage.persist.model.incoming import IncomingEvent
+from storage.queries.state_at import states_at
+
+SQL_CITED: Final[LiteralString] = """
+SELECT event_nid, event_id, rejected IS NOT NULL AS is_rejected, auth_events AS named
+FROM events e
+WHERE room_nid = $1::int AND NOT is_out_of_band(e)
+"""
+
+SQL_ARRIVED_SINCE: Final[LiteralString] = """
+SELECT e.event_nid
+FROM events e
+JOIN events joined ON joined.event_nid = $2::bigint
+WHERE e.room_nid = $1::int AND e.stream_ordering >= joined.stream_ordering
+"""
+
+States = Mapping[str, tuple[EventId, ...]]
+
+
+class EventsToReplay(NamedTuple):
+    """The rows of the events, and the events in the order in which they are stored again."""
+
+    rows: Sequence[TakenRow]
+    removed: RemovedEvents
+
+
+async def replayed(
+    conn: Connection, room_nid: int, version: str, join_nid: int, state: Sequence[EventId]
+) -> EventsToReplay:
+    """Return the events to store again; ``state``: the whole state before the join."""
+    arrived = await conn.fetchvals(SQL_ARRIVED_SINCE, room_nid, join_nid)
+    cited = await conn.fetch(SQL_CITED, room_nid, row=EventEdgesRow)
+    rows = await conn.fetch(SQL_TAKEN, sorted(dependent(cited, set(arrived))), row=TakenRow)
+    given = [row for row in rows if row.is_undetermined and row.event_nid != join_nid]
+    found = await states_at(conn, [EventId(row.event_id) for row in given], after=False)
+    states: dict[str, tuple[EventId, ...]] = {
+        event_id: tuple(sorted(one.values())) for event_id, one in found.items()
+    }
+    states |= {row.event_id: tuple(state) for row in rows if row.event_nid == join_nid}
+    return EventsToReplay(rows, _in_order(rows, version, states))
+
+
+def _in_order(rows: Sequence[TakenRow], version: str, states: States) -> RemovedEvents:
+    """Return the events in the order of their arrival, each after the events that it needs."""
+    events = {row.event_id: event_of(row, version) for row in rows}
+    removed = RemovedEvents(rows={EventId(row.event_id): row for row in rows})
+    known = set[str]()
+
+    def store(event: Event, *, is_placed: bool) -> None:
+        row, state = removed.rows[event.event_id], states.get(event.event_id)
+        known.add(event.event_id)
+        for needed in [*event.auth_event_ids, *(state or ())]:
+            if needed in events and needed not in known:
+                store(events[needed], is_placed=False)
+        origin = row.origin if is_placed else "outlier"
+        removed.incoming.append(
+            IncomingEvent(event, origin, state if is_placed and row.is_undetermined else None)
+        )
+
+    for row in sorted(rows, key=_arrival):
+        if not row.outlier or row.event_id not in known:
+            store(events[row.event_id], is_placed=not row.outlier)
+    return removed
+
+
+def _arrival(row: TakenRow) -> tuple[bool, int]:
+    """Return the sort key: the position; outliers that no other event needs come last."""
+    return row.stream_ordering is None, row.stream_ordering or row.event_nid

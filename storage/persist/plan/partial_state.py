@@ -1,0 +1,74 @@
+"""Members that a partial state lacks: those that an event cites stand in for them.
+
+This server may join a room with the members omitted (MSC3706). Until they are stored, a member key
+that is absent from a state is unknown; it does not mean that the user was never there. An event
+names the memberships that allow it among its auth events. So these are added to the state before
+it, and to the current state against which it is checked:
+
+    state before    create, levels, rules, @ours:here        @theirs:there is unknown
+    message         of @theirs:there, auth events: create, levels, the join of @theirs:there
+    supplemented    create, levels, rules, @ours:here, the join of @theirs:there
+
+A key that the state has is never changed. No membership of a local user is added: this server had
+no member before the join. A state that the caller gave is complete, and stays as it is.
+
+When the members are stored, these events are planned again (storage/maintenance/partial_state).
+"""
+
+from collections.abc import Iterable, Sequence
+
+from storage.persist.model.event_changes import EventChanges
+from storage.persist.model.rows import EventRow
+from storage.persist.plan import audience
+from storage.persist.plan.state_merge import same_state
+from storage.persist.plan.topology import ParentEvents
+from storage.state.groups import Group, derive
+from storage.visibility.audience_numbering import NOTHING
+
+
+def supplemented(
+    changes: EventChanges,
+    parents: ParentEvents,
+    auth_rows: Sequence[EventRow],
+    before: Group,
+    current: Group | None,
+) -> tuple[Group, Group | None]:
+    """Return the state before an event, and the current state to check it against.
+
+    In a partial room both have the members that the event cites and that they lack. A new state
+    before the event is stored; the current state is for the check alone.
+    """
+    if not changes.room.row.is_partial:
+        return before, current
+    if not parents.missing:
+        before = _stored(changes, before, _lacking(changes, before, auth_rows))
+    if current is not None and (lacking := _lacking(changes, current, auth_rows)):
+        current = derive(current, lacking, 0, NOTHING)
+    return before, current
+
+
+def _stored(changes: EventChanges, group: Group, lacking: dict[int, int]) -> Group:
+    """Return the group of a state with these keys added."""
+    if not lacking:
+        return group
+    known = same_state(changes, derive(group, lacking, 0, NOTHING))
+    if known is not None:
+        return known
+    number = changes.change_set.states.group_nid_for(group, lacking)
+    new = derive(group, lacking, number, NOTHING)
+    changes.change_set.names.ensure_state_key_names(new.steps[-1].delta)
+    return changes.add_group(new._replace(audience=audience.branch(changes, group, new)))
+
+
+def _lacking(changes: EventChanges, group: Group, auth_rows: Iterable[EventRow]) -> dict[int, int]:
+    """Return the cited memberships of users of other servers whose key the state lacks."""
+    name, own = changes.change_set.names.state_key_name, ":" + changes.change_set.server_name
+    return {
+        row.state_key_nid: row.event_nid
+        for row in auth_rows
+        if row.membership is not None
+        and row.rejected is None
+        and row.state_key_nid is not None
+        and row.state_key_nid not in group.entries
+        and not name(row.state_key_nid)[1].endswith(own)
+    }
