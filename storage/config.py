@@ -244,6 +244,13 @@ class Config:
     gap_retry_ms_max: Wait = 86_400_000
     """Largest such pause: a day."""
 
+    replica_wait_ms: Wait = 500
+    """Longest wait of a read for a standby that has not replayed what the read needs.
+
+    After it the primary answers, or a store with ``read_only`` raises `ReplicaBehind`. It should be
+    longer than `follow_ms`.
+    """
+
     notifier_keys_max: Kept = 10_000
     """Rooms and users whose last change is stored for each stream and writer.
 

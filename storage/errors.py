@@ -24,6 +24,7 @@ StorageError
 ├─ DatabaseError              Postgres refused or failed; translated
 │  ├─ DatabaseUnavailable     cannot connect, or the connection was lost
 │  │  └─ DatabaseReplaced     restored, or a standby took over: the store enters it again
+│  ├─ ReplicaBehind           the standby has not replayed a token in time
 │  ├─ DatabaseFull            out of disk or other resources
 │  ├─ DatabaseConflict        serialization failure, deadlock or lock timeout, after bounded retries
 │  ├─ CommitUnknown           the connection was lost during COMMIT
@@ -33,6 +34,7 @@ StorageError
 ├─ SchemaOutOfDate            the database has an older schema than this package can serve
 ├─ SchemaTooNew               the database has a newer schema than this package can serve
 ├─ MigrationBlocked           a step of a migration has to wait for something
+├─ ReadOnly                   the store was opened to read
 ├─ StorageClosed              the store was closed
 └─ StorageCorrupt             an invariant of the store is broken
 
@@ -305,6 +307,13 @@ class DatabaseReplaced(DatabaseUnavailable):
     """
 
 
+class ReplicaBehind(DatabaseError):
+    """The standby has not replayed a token in time: repeat later, or read from the primary.
+
+    `Config.replica_wait_ms` is how long a read waits.
+    """
+
+
 class DatabaseFull(DatabaseError):
     """Out of disk, memory or connections: nothing was written; free some, then repeat."""
 
@@ -409,6 +418,14 @@ class MigrationBlocked(StorageError):
         super().__init__(f"the step {revision} has to wait: {reason}")
         self.reason = reason
         self.revision = revision
+
+
+class ReadOnly(StorageError):
+    """The store was opened with ``read_only``: write with a store on the primary."""
+
+    def __init__(self, what: str = "store") -> None:
+        super().__init__(f"the {what} was opened with read_only: write with one on the primary")
+        self.what = what
 
 
 class StorageClosed(StorageError):

@@ -10,8 +10,9 @@ from storage import arguments as args
 from storage.cli.common import DsnOption, JsonOption, print_json
 from storage.cli.interrupt import run
 from storage.cli.maintaining import maintained
-from storage.database.connection import BEGIN, Connection
+from storage.database.connection import Connection
 from storage.database.explained import ExplainingConnection, QueryPlan
+from storage.database.transaction import BEGIN
 from storage.errors import InputError
 from storage.maintenance.local_server import local_server_name
 from storage.queries.catalogue import QUESTIONS, QueryArguments, ask, deployment_of, token_behind

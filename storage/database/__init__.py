@@ -3,6 +3,7 @@
 No driver exception leaves this package.
 """
 
-from storage.database.connection import Connection, Database, Isolation, Observer
+from storage.database.connection import Connection, Database, Observer
+from storage.database.transaction import Isolation
 
 __all__ = ["Connection", "Database", "Isolation", "Observer"]

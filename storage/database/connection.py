@@ -20,7 +20,7 @@ import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from time import perf_counter
-from typing import Any, Final, Literal, LiteralString, NamedTuple, Protocol, Self, TypeVar
+from typing import Any, NamedTuple, Protocol, Self, TypeVar
 
 import asyncpg
 
@@ -29,36 +29,26 @@ from storage.database.dsn import DsnServer
 from storage.database.pool import Pool
 from storage.database.replaced_database import Guard
 from storage.database.session import Connector, Session
+from storage.database.transaction import Isolation, begun
 from storage.database.translate import (
     CONNECTING_ERRORS,
     DRIVER_ERRORS,
+    is_refused_write,
     role_of,
     translate,
     translate_connecting,
 )
 from storage.errors import (
-    CommitUnknown,
     DatabaseConflict,
-    DatabaseError,
     DatabaseReplaced,
     DatabaseUnavailable,
+    ReadOnly,
     StorageClosed,
     StorageError,
 )
 from storage.observability.counters import Measures
 
 T = TypeVar("T")
-
-Isolation = Literal["read_committed", "repeatable_read", "serializable"]
-
-BEGIN: Final[dict[tuple[Isolation, bool], LiteralString]] = {
-    ("read_committed", False): "BEGIN",
-    ("read_committed", True): "BEGIN READ ONLY",
-    ("repeatable_read", False): "BEGIN ISOLATION LEVEL REPEATABLE READ",
-    ("repeatable_read", True): "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY",
-    ("serializable", False): "BEGIN ISOLATION LEVEL SERIALIZABLE",
-    ("serializable", True): "BEGIN ISOLATION LEVEL SERIALIZABLE READ ONLY",
-}
 
 R = TypeVar("R", bound=NamedTuple)
 """The row type of a statement: its fields are the columns, in order."""
@@ -165,6 +155,16 @@ class Connection:
         known = None if self._session is None else self._session.backend_pid
         return int(known or self._driver.get_server_pid())
 
+    @property
+    def server(self) -> object:
+        """Return the note of the pool's user about the server; None for a new session."""
+        return None if self._session is None else self._session.server
+
+    @server.setter
+    def server(self, noted: object) -> None:
+        if self._session is not None:
+            self._session.server = noted
+
     async def _call(
         self, statement: str, call: Callable[..., Awaitable[Any]], *args: object
     ) -> Any:
@@ -185,7 +185,10 @@ class Connection:
                 self._driver.terminate()
             self.is_at_rest = isinstance(error, asyncpg.PostgresError)
             is_closed, role = self._driver.is_closed(), role_of(self._driver)
-            raise self._counted(translate(error, closed=is_closed, role=role)) from error
+            ours = self._counted(translate(error, closed=is_closed, role=role))
+            if self._session is not None and self._session.is_read_only and is_refused_write(ours):
+                raise ReadOnly from error
+            raise ours from error
         except AttributeError as error:
             if not self._driver.is_closed():
                 raise
@@ -236,18 +239,23 @@ class Database:
         config: Config | None = None,
         observer: Observer | None = None,
         mark: str = "",
+        read_only: bool = False,
+        fill: bool = True,
     ) -> Self:
         """Connect.
 
         Raise `DatabaseUnavailable` if there is no answer, `InputError` if the DSN cannot be read or
         the database is not UTF8, `DatabaseError` otherwise. ``mark`` distinguishes the sessions of
-        a writer from those of another one of the same name (`storage.streams.startup`).
+        a writer from those of another one of the same name (`storage.streams.startup`). With
+        ``read_only`` every write raises `ReadOnly`. Without ``fill`` the first connection is opened
+        when it is needed.
         """
         config = config or Config()
         server = DsnServer(dsn)
-        database = cls(Connector(server, config, mark), config, observer)
+        database = cls(Connector(server, config, mark, read_only=read_only), config, observer)
         try:
-            await database._pool.fill()
+            if fill:
+                await database._pool.fill()
         except CONNECTING_ERRORS as error:
             raise translate_connecting(error, server) from error
         return database
@@ -326,8 +334,11 @@ class Database:
     def _expect(self, session: Session) -> None:
         """Raise `DatabaseReplaced` for another cluster or timeline.
 
-        Numbers that a job has read may belong to other rows there.
+        Numbers that a job has read may belong to other rows there. A session that only reads is
+        compared by its user (`storage.streams.standby`).
         """
+        if session.is_read_only:
+            return
         self._cluster = self._cluster or session.cluster
         if session.cluster not in {None, self._cluster}:
             self._pool.end_all()
@@ -344,6 +355,10 @@ class Database:
             self._pool.end_all()
         if self.era != era:
             raise self.guard.error()
+
+    def end_others(self, conn: Connection) -> None:
+        """End all sessions but the one of ``conn``, including those that are lent out."""
+        self._pool.end_all(besides=conn._session)  # noqa: SLF001  # parts of one thing
 
     def connection(self) -> "ConnectionUse":
         """Return a connection in autocommit, one transaction per statement, for `async with`."""
@@ -454,45 +469,3 @@ class ConnectionUse:
 
     async def __aexit__(self, *_: object) -> None:
         await self._database.release(self._conn)
-
-
-@asynccontextmanager
-async def begun(
-    conn: Connection, *, isolation: Isolation = "read_committed", readonly: bool = False
-) -> AsyncIterator[Connection]:
-    """Run a block in a transaction on an open connection, as `Database.transaction`."""
-    try:
-        await conn.execute(BEGIN[isolation, readonly])
-        yield conn
-        await _commit(conn)
-    except BaseException:
-        await _roll_back(conn)
-        raise
-
-
-async def _commit(conn: Connection) -> None:
-    """COMMIT, and check the tag: a transaction that an error has aborted answers ROLLBACK."""
-    try:
-        tag = await conn.execute("COMMIT")
-    except DatabaseUnavailable as error:
-        raise CommitUnknown(error.reason, sqlstate=error.sqlstate) from error
-    if tag != "COMMIT":
-        message = "the transaction was rolled back: an error inside it was caught and not passed on"
-        raise DatabaseError(message)
-
-
-async def _roll_back(conn: Connection) -> None:
-    """Leave no transaction open, in whatever state.
-
-    Drop a connection that cannot be rolled back.
-    """
-    driver = conn._driver  # noqa: SLF001  # the two classes are one thing in two parts
-    if driver.is_closed():
-        return
-    try:
-        await driver.execute("ROLLBACK", timeout=10)
-    except DRIVER_ERRORS:
-        driver.terminate()
-    except asyncio.CancelledError:
-        driver.terminate()
-        raise

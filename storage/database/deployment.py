@@ -12,7 +12,8 @@ import secrets
 import time
 from typing import Final, LiteralString, NamedTuple
 
-from storage.database.connection import Connection, begun
+from storage.database.connection import Connection
+from storage.database.transaction import begun
 from storage.errors import InputError, WrongServerName
 
 logger: logging.Logger = logging.getLogger(__name__)

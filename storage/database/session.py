@@ -133,16 +133,33 @@ class SessionRow(NamedTuple):
 class Session:
     """One connection of the driver, from its start to its end."""
 
-    __slots__ = ("backend_pid", "cluster", "driver", "idle_since", "is_over")
+    __slots__ = (
+        "backend_pid",
+        "cluster",
+        "driver",
+        "idle_since",
+        "is_over",
+        "is_read_only",
+        "server",
+    )
 
     def __init__(
-        self, driver: Any, cluster: str | None = None, backend_pid: int | None = None
+        self,
+        driver: Any,
+        cluster: str | None = None,
+        backend_pid: int | None = None,
+        *,
+        is_read_only: bool = False,
     ) -> None:
         self.driver: Any = driver
         self.backend_pid: int | None = backend_pid
         """The process of the server; a pooler gives the driver another number."""
         self.cluster: str | None = cluster
         """The cluster and its timeline; None for a standby."""
+        self.is_read_only: bool = is_read_only
+        """Whether Postgres refuses every write of the session."""
+        self.server: object = None
+        """A note of the user of the pool about the server."""
         self.idle_since: float = 0.0
         self.is_over: bool = False
         """It was ended on purpose: ignore a result that still arrived over it."""
@@ -245,12 +262,15 @@ async def check_pooling(server: DsnServer, opened: OpenDriver, **options: Any) -
 class Connector:
     """Opens the sessions of one `Database`."""
 
-    __slots__ = ("_config", "_is_checked", "_mark", "server")
+    __slots__ = ("_config", "_is_checked", "_mark", "_read_only", "server")
 
-    def __init__(self, server: DsnServer, config: Config, mark: str) -> None:
+    def __init__(
+        self, server: DsnServer, config: Config, mark: str, *, read_only: bool = False
+    ) -> None:
         self.server: DsnServer = server
         self._config = config
         self._mark = mark
+        self._read_only = read_only
         self._is_checked = False
 
     async def __call__(self) -> Session:
@@ -261,7 +281,7 @@ class Connector:
         timeout = self._config.connect_timeout_ms / 1000
         opened = await open_driver(
             self.server,
-            _server_settings(self._config, self._mark),
+            _server_settings(self._config, self._mark, read_only=self._read_only),
             timeout=timeout,
             command_timeout=self._config.statement_timeout_ms / 1000,
             statement_cache_size=self._config.statement_cache_size,
@@ -275,7 +295,8 @@ class Connector:
         except BaseException:
             opened.driver.terminate()
             raise
-        return Session(opened.driver, opened.row.cluster, opened.row.backend_pid)
+        row = opened.row
+        return Session(opened.driver, row.cluster, row.backend_pid, is_read_only=self._read_only)
 
 
 def migration_settings(database_schema: str) -> dict[str, str]:
@@ -287,13 +308,14 @@ def migration_settings(database_schema: str) -> dict[str, str]:
     return {**pinned(Config(database_schema=database_schema)), **dict.fromkeys(timeouts, "0")}
 
 
-def _server_settings(config: Config, mark: str) -> dict[str, str]:
+def _server_settings(config: Config, mark: str, *, read_only: bool = False) -> dict[str, str]:
     """Return the settings of every session.
 
     Timeouts on the server end the work of vanished clients.
     """
     return {
         **pinned(config),
+        **({"default_transaction_read_only": "on"} if read_only else {}),
         "application_name": f"room-storage {config.instance_name} {mark}".rstrip()[:63],
         "lock_timeout": str(config.lock_timeout_ms),
         "statement_timeout": str(config.statement_timeout_ms + 5_000),

@@ -27,6 +27,7 @@ from storage.errors import (
     InstanceNameTaken,
     PermissionRefused,
     StorageClosed,
+    StorageError,
 )
 
 DRIVER_ERRORS: Final = (
@@ -59,6 +60,9 @@ TOO_MANY_MOVES: Final = "RS004"
 
 `storage.queries.pagination.fetch` turns it into `InvalidToken`.
 """
+
+READ_ONLY: Final = "25006"
+"""SQLSTATE of a write in a read-only transaction: on a standby, or in a read-only session."""
 
 INVALID_LOGIN: Final = "28P01"
 OF_PGBOUNCER: Final = "SASL authentication failed"
@@ -94,7 +98,7 @@ SQLSTATES: Final[Mapping[str, type[DatabaseError]]] = {
     "57P03": DatabaseUnavailable,  # cannot_connect_now: starting up or shutting down
     "57P05": DatabaseUnavailable,  # idle_session_timeout
     "25P03": DatabaseUnavailable,  # idle_in_transaction_session_timeout
-    "25006": DatabaseUnavailable,  # read_only_sql_transaction: a standby, or one that was a primary
+    READ_ONLY: DatabaseUnavailable,  # a standby, or one that was a primary
     # A resource is exhausted.
     "53": DatabaseFull,  # insufficient_resources: 53100 disk_full, 53200 out_of_memory
     "54000": DatabaseFull,  # program_limit_exceeded
@@ -225,6 +229,11 @@ def translate(
     if closed:
         return DatabaseUnavailable(str(error))
     return DatabaseError(str(error))
+
+
+def is_refused_write(error: StorageError) -> bool:
+    """Return whether Postgres has refused to write in a session that may only read."""
+    return isinstance(error, DatabaseError) and error.sqlstate == READ_ONLY
 
 
 def translate_connecting(

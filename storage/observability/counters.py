@@ -29,6 +29,8 @@ SECONDS: Final = (
     10.0,
     30.0,
 )
+READ_OUTCOMES: Final = ("standby", "behind", "cancelled", "failed", "resting")
+"""Outcomes of reads of a store with a standby (`storage.streams.reads`)."""
 SIZES: Final = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000)
 
 
@@ -81,6 +83,10 @@ class Measures:
         """Seconds until the pool lent out a connection, if none was idle; opening one counts."""
         self.database_errors: Counter[str] = Counter()
         """Errors of Postgres, by class, including those that were retried."""
+        self.replica_reads: Counter[str] = Counter()
+        """Reads of a store with a standby, by outcome (`storage.streams.reads`)."""
+        self.replica_waits: Distribution = Distribution()
+        """Seconds that reads waited for the standby to replay what they need."""
         self.streams_polled_at: float = time.monotonic()
         """When the positions of all writers were last read, on the monotonic clock."""
 

@@ -29,7 +29,7 @@ from prometheus_client.metrics_core import (
 )
 from prometheus_client.registry import Collector
 
-from storage.observability.counters import Distribution
+from storage.observability.counters import READ_OUTCOMES, Distribution
 from storage.store.facade import Store
 
 PREFIX: Final = "room_storage"
@@ -184,6 +184,27 @@ def database(store: Store) -> Iterator[Metric]:
     )
 
 
+def replica(store: Store) -> Iterator[Metric]:
+    """Yield the metrics of reads on a standby."""
+    measures, standby = store.measures, store.reads.standby
+    yield _counters(
+        "replica_reads",
+        "Reads of a store with a standby, by outcome; all but standby are those of the primary.",
+        "outcome",
+        {outcome: measures.replica_reads[outcome] for outcome in READ_OUTCOMES},
+    )
+    yield _histogram(
+        "replica_wait_seconds",
+        "Wait of reads for a standby that had not replayed what they need.",
+        measures.replica_waits,
+    )
+    yield _gauge(
+        "replica_resting",
+        "1 while reads leave the standby alone, because it failed or is behind.",
+        float(standby is not None and standby.is_resting),
+    )
+
+
 def sizes(store: Store) -> Iterator[Metric]:
     """Yield the sizes on disk, at most a minute older than the scrape before."""
     size = GaugeMetricFamily(
@@ -214,6 +235,7 @@ PARTS: Final[tuple[Callable[[Store], Iterator[Metric]], ...]] = (
     caches,
     streams,
     database,
+    replica,
     sizes,
 )
 

@@ -23,6 +23,7 @@ from storage.streams.cursors import Cursors
 from storage.streams.defined_streams import DefinedStreams
 from storage.streams.identity import Identity
 from storage.streams.notifier import Notifier
+from storage.streams.reads import Reads
 from storage.streams.receipts import Receipts
 from storage.streams.registry import Streams
 from storage.streams.stream_writer import StreamWriter
@@ -41,6 +42,7 @@ class StoreCore:
         signing_key: SigningKey | None = None,
     ) -> None:
         self.database = database
+        self.reads: Reads = streams.reads
         self.streams = streams
         self.writer = writer
         self.signing_key: SigningKey | None = signing_key
@@ -77,7 +79,7 @@ class StoreCore:
             self._stream_writer("to_device", identity), identity.server_name
         )
         self.receipts: Receipts = Receipts(self._stream_writer("receipts", identity))
-        self.cursors: Cursors = Cursors(database)
+        self.cursors: Cursors = Cursors(database, self.reads)
         self.defined_streams: DefinedStreams = DefinedStreams(
             database, streams, identity.writer_nid
         )

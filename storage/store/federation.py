@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 
 from storage import arguments as args
+from storage.database.connection import Connection
 from storage.ids import EventId, RoomId, ServerName
 from storage.observability.instrument import measured
 from storage.queries import auth_chain
@@ -23,8 +24,7 @@ async def is_resident(store: StoreCore, server_name: str, room_id: RoomId) -> bo
     server that was in the room counts as joined until a user of it has left.
     """
     server, room = args.server(server_name), args.room(room_id)
-    async with store.database.connection() as conn:
-        return await queries.is_resident(conn, server, room)
+    return await store.reads.run(lambda conn: queries.is_resident(conn, server, room))
 
 
 @measured("backfill")
@@ -44,7 +44,8 @@ async def backfill(
     """
     room, ids, server = args.room(room_id), args.events(from_ids), _server(server_name)
     most = page_limit(store, limit)
-    async with store.database.connection() as conn:
+
+    async def read(conn: Connection) -> list[StoredEvent]:
         if server is not None:
             await partial.refuse_partial(conn, room)
         return await queries.backfill(
@@ -55,6 +56,8 @@ async def backfill(
             server_name=server,
             rows_max=store.database.config.traversal_rows_max,
         )
+
+    return await store.reads.run(read)
 
 
 @measured("missing_events")
@@ -76,7 +79,8 @@ async def missing_events(
     room, early, late = args.room(room_id), args.events(earliest), args.events(latest)
     server, most = _server(server_name), page_limit(store, limit)
     lowest = args.whole(min_depth, "min_depth")
-    async with store.database.connection() as conn:
+
+    async def read(conn: Connection) -> list[StoredEvent]:
         if server is not None:
             await partial.refuse_partial(conn, room)
         return await queries.missing_events(
@@ -89,6 +93,8 @@ async def missing_events(
             server_name=server,
             rows_max=store.database.config.traversal_rows_max,
         )
+
+    return await store.reads.run(read)
 
 
 @measured("timestamp_to_event")
@@ -108,10 +114,11 @@ async def timestamp_to_event(
     """
     room, at = args.room(room_id), args.whole(timestamp_ms, "timestamp_ms")
     server, rows_max = _server(server_name), store.database.config.traversal_rows_max
-    async with store.database.connection() as conn:
-        return await timestamps.timestamp_to_event(
+    return await store.reads.run(
+        lambda conn: timestamps.timestamp_to_event(
             conn, room, at, direction, server_name=server, rows_max=rows_max
         )
+    )
 
 
 def _server(server_name: str | None) -> ServerName | None:
@@ -125,9 +132,12 @@ async def state_ids(store: StoreCore, event_id: EventId) -> StateIds:
     `UnknownEvent`, `StateUnknown` for an outlier, `PartialState` for a state that lacks members.
     """
     wanted = args.event(event_id)
-    async with store.database.connection() as conn:
+
+    async def read(conn: Connection) -> StateIds:
         await partial.refuse_partial_state(conn, wanted)
         return await auth_queries.state_ids(conn, wanted)
+
+    return await store.reads.run(read)
 
 
 @measured("event_auth")
@@ -137,15 +147,13 @@ async def event_auth(store: StoreCore, event_id: EventId) -> list[StoredEvent]:
     `UnknownEvent`.
     """
     wanted = args.event(event_id)
-    async with store.database.connection() as conn:
-        return await auth_queries.event_auth(conn, wanted)
+    return await store.reads.run(lambda conn: auth_queries.event_auth(conn, wanted))
 
 
 async def auth_chain_ids(store: StoreCore, event_ids: Iterable[str]) -> set[EventId]:
     """Return the union of the auth chains of these events. `UnknownEvent`."""
     ids = args.events(event_ids)
-    async with store.database.connection() as conn:
-        return await auth_chain.auth_chain_ids(conn, ids)
+    return await store.reads.run(lambda conn: auth_chain.auth_chain_ids(conn, ids))
 
 
 async def auth_chain_difference(store: StoreCore, sets: Iterable[Iterable[str]]) -> set[EventId]:
@@ -154,5 +162,4 @@ async def auth_chain_difference(store: StoreCore, sets: Iterable[Iterable[str]])
     `UnknownEvent`.
     """
     ids = [args.events(one) for one in args.listed(sets, "sets")]
-    async with store.database.connection() as conn:
-        return await auth_chain.auth_chain_difference(conn, ids)
+    return await store.reads.run(lambda conn: auth_chain.auth_chain_difference(conn, ids))

@@ -35,8 +35,9 @@ async def membership(
     `UnknownRoom`, `InvalidToken`, `ResyncNeeded` for a token from before purged state changes.
     """
     room, user, position = args.room(room_id), args.user(user_id), _position(store, at)
-    async with store.database.connection() as conn:
-        return await queries.membership(conn, room, user, position)
+    return await store.reads.run(
+        lambda conn: queries.membership(conn, room, user, position), tokens=(at,)
+    )
 
 
 @measured("member_ids")
@@ -49,8 +50,7 @@ async def member_ids(store: StoreCore, room_id: RoomId, membership: str = "join"
     cache = store.caches.members
     entry = cache.get(room, membership)
     known = None if isinstance(entry, Ticket) else entry
-    async with store.database.connection() as conn:
-        found = await id_queries.member_ids(conn, room, code, known)
+    found = await store.reads.run(lambda conn: id_queries.member_ids(conn, room, code, known))
     if found is not known:
         cache.fill(entry if isinstance(entry, Ticket) else cache.ticket(room, membership), found)
     return list(found.user_ids)
@@ -80,8 +80,10 @@ async def members(
         if not_membership is None
         else MEMBERSHIPS[args.membership(not_membership, "not_membership")]
     )
-    async with store.database.connection() as conn:
-        return await queries.members(conn, room, position, wanted=wanted, unwanted=unwanted)
+    return await store.reads.run(
+        lambda conn: queries.members(conn, room, position, wanted=wanted, unwanted=unwanted),
+        tokens=(at,),
+    )
 
 
 @measured("memberships_of")
@@ -95,8 +97,9 @@ async def memberships_of(
     """
     user, names = args.user(user_id), args.memberships(memberships)
     codes, is_local = [MEMBERSHIPS[one] for one in names], server_name_of(user) == store.server_name
-    async with store.database.connection() as conn:
-        return await queries.memberships_of(conn, user, codes, is_local=is_local)
+    return await store.reads.run(
+        lambda conn: queries.memberships_of(conn, user, codes, is_local=is_local)
+    )
 
 
 @measured("forget")
@@ -110,14 +113,15 @@ async def forget(store: StoreCore, user_id: str, room_id: RoomId) -> None:
     `UnknownRoom`, `InputError` for a user who is joined, invited or knocking.
     """
     user, room = args.local_user(user_id, store.server_name), args.room(room_id)
-    await register_writer(store.database)
-    async with store.database.transaction() as conn:
-        await queries.forget(conn, user, room)
-        # the room leaves the lists of sliding sync
-        await invalidate_caches(conn, FORGOTTEN, (room, user))
-    async with store.database.connection() as conn:
-        # so that syncs of this process see no commit that is new to them
-        await follow_writer(conn, store.streams, "caches", INSTANCE_NAME)
+    with store.reads.writing():
+        await register_writer(store.database)
+        async with store.database.transaction() as conn:
+            await queries.forget(conn, user, room)
+            # the room leaves the lists of sliding sync
+            await invalidate_caches(conn, FORGOTTEN, (room, user))
+        async with store.database.connection() as conn:
+            # so that syncs of this process see no commit that is new to them
+            await follow_writer(conn, store.streams, "caches", INSTANCE_NAME)
 
 
 @measured("partial_rooms")
@@ -126,16 +130,14 @@ async def partial_rooms(store: StoreCore) -> list[PartialRoom]:
 
     The one that waits longest is first. `federation.Receiver.complete_partial_rooms` fetches them.
     """
-    async with store.database.connection() as conn:
-        return await partial.partial_rooms(conn)
+    return await store.reads.of_primary(partial.partial_rooms)
 
 
 @measured("shared_rooms")
 async def shared_rooms(store: StoreCore, user_a: str, user_b: str) -> set[RoomId]:
     """Return the rooms to which both users are joined, of any servers."""
     users = args.user(user_a), args.user(user_b)
-    async with store.database.connection() as conn:
-        return await sharing.shared_rooms(conn, *users)
+    return await store.reads.run(lambda conn: sharing.shared_rooms(conn, *users))
 
 
 @measured("users_sharing")
@@ -145,8 +147,7 @@ async def users_sharing(store: StoreCore, user_id: str) -> set[UserId]:
     They are to be informed of changes of the user's devices, keys and presence.
     """
     user = args.user(user_id)
-    async with store.database.connection() as conn:
-        return await sharing.users_sharing(conn, user)
+    return await store.reads.run(lambda conn: sharing.users_sharing(conn, user))
 
 
 @measured("sharing_changes")
@@ -163,8 +164,10 @@ async def sharing_changes(store: StoreCore, user_id: str, since: str, to: str) -
         if store.streams.lost:
             store.streams.refuse_lost(text, token)
     earlier, later = map(events_of, tokens)
-    async with store.database.connection() as conn:
-        return await sharing.sharing_changes(conn, user, earlier, later, text=since)
+    return await store.reads.run(
+        lambda conn: sharing.sharing_changes(conn, user, earlier, later, text=since),
+        tokens=(since, to),
+    )
 
 
 @measured("joined_servers")
@@ -179,10 +182,13 @@ async def joined_servers(
     `UnknownRoom`; `UnknownEvent`, also for an event of another room; `StateUnknown` for an outlier.
     """
     room, event = args.room(room_id), None if at_event is None else args.event(at_event)
-    async with store.database.connection() as conn:
-        if event is None:
-            return await server_queries.joined_servers(conn, room)
-        return await server_queries.joined_servers_at(conn, room, event)
+    return await store.reads.run(
+        lambda conn: (
+            server_queries.joined_servers(conn, room)
+            if event is None
+            else server_queries.joined_servers_at(conn, room, event)
+        )
+    )
 
 
 def _position(store: StoreCore, at: str | None) -> RoomPosition:

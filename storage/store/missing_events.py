@@ -17,8 +17,7 @@ async def gaps(store: StoreCore, room_id: RoomId) -> list[OpenGap]:
     Each says what is known of it, and when to request it again.
     """
     room = args.room(room_id)
-    async with store.database.connection() as conn:
-        return await queries.gaps(conn, room, time_ns() // 1_000_000)
+    return await store.reads.run(lambda conn: queries.gaps(conn, room, time_ns() // 1_000_000))
 
 
 async def gap_failed(
@@ -43,7 +42,8 @@ async def gap_failed(
             conn, room, ids, why, servers=servers, now_ms=now_ms, config=config
         )
 
-    await store.database.run(record)
+    with store.reads.writing():
+        await store.database.run(record)
 
 
 async def server_up(store: StoreCore, server_name: str) -> None:
@@ -52,5 +52,6 @@ async def server_up(store: StoreCore, server_name: str) -> None:
     Replication calls this for REMOTE_SERVER_UP.
     """
     server = args.server(server_name)
-    async with store.database.connection() as conn:
-        await queries.server_up(conn, server)
+    with store.reads.writing():
+        async with store.database.connection() as conn:
+            await queries.server_up(conn, server)

@@ -1,13 +1,12 @@
 """Open a store: check the database, enter it as a writer, and close everything in reverse order."""
 
-import asyncio
 import logging
 import os
 import secrets
-from collections.abc import AsyncIterator, Collection, Coroutine
+from collections.abc import AsyncIterator, Collection
 from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager, nullcontext
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from signedjson.types import SigningKey
 
@@ -17,9 +16,12 @@ from storage.database.connection import Database, Observer
 from storage.database.deployment import settled
 from storage.database.embedded import embedded_postgres, naming_folder
 from storage.database.migrate import MigrationOptions, check_schema, migrate
+from storage.errors import InputError
 from storage.persist import Writer
 from storage.persist.commit.group_commit import WRITER_READS
+from storage.store.background import running
 from storage.store.facade import Store
+from storage.store.open_standby import open_reader, reads_beside
 from storage.store.unopened import unopened
 from storage.streams import startup
 from storage.streams.identity import Identity
@@ -51,6 +53,8 @@ async def open_store(
     migrate: bool = False,
     observer: Observer | None = None,
     signing_key: SigningKey | None = None,
+    replica_dsn: str | None = None,
+    read_only: bool = False,
 ) -> AsyncIterator[Store]:
     """Open a store for the length of a block: ``async with storage.open(…) as store:``.
 
@@ -61,7 +65,15 @@ async def open_store(
     ``instance_name`` must be unique among the processes on the database: 1 to 40 printable
     ASCII characters without spaces. `InstanceNameTaken` is raised while another process uses
     the name. ``observer`` is called for every statement. ``signing_key`` signs the events of
-    `Store.send` and `Store.create_room`. Raise `SchemaOutOfDate`, `DatabaseUnavailable`, or
+    `Store.send` and `Store.create_room`.
+
+    ``replica_dsn`` is the DSN of a standby of the database. It answers reads, as soon as it has
+    replayed the tokens of the call and all that this process knows; else the primary does.
+    ``read_only`` opens ``dsn``, which may be a standby, to read alone: calls that write raise
+    `ReadOnly`, and reads wait `Config.replica_wait_ms` for their tokens, and then raise
+    `ReplicaBehind`.
+
+    Raise `SchemaOutOfDate`, `DatabaseUnavailable`, or
     `InputError` for a DSN that cannot be read, or a malformed server name or key.
     """
     startup.check_name(instance_name)  # before anything is started, or migrated
@@ -70,6 +82,15 @@ async def open_store(
     if signing_key is not None:
         args.signing_key(signing_key)
     config = replace(config or Config.from_env(), instance_name=instance_name)
+    if read_only:
+        if dsn is None or migrate or replica_dsn is not None:
+            raise InputError("read_only wants the DSN of one server, and does not migrate it")
+        async with (
+            open_reader(dsn, server_name=server_name, config=config, observer=observer) as reader,
+            _opened(Store(*reader, signing_key)) as store,
+        ):
+            yield store
+        return
     async with AsyncExitStack() as stack:
         if dsn is None:
             _note_unused_variable()
@@ -84,10 +105,25 @@ async def open_store(
             dsn, server_name=server_name, config=config, observer=observer, told_of=None
         )
         with naming:
-            store = Store(*await stack.enter_async_context(opening), signing_key)
-        stack.callback(store.notifier.close)
-        stack.push_async_callback(store.sizes.close)
+            opened = await stack.enter_async_context(opening)
+        if replica_dsn is not None:
+            deployment_id = opened.identity.deployment_id
+            await stack.enter_async_context(
+                reads_beside(
+                    replica_dsn, opened.database, opened.streams, deployment_id, observer=observer
+                )
+            )
+        yield await stack.enter_async_context(_opened(Store(*opened, signing_key)))
+
+
+@asynccontextmanager
+async def _opened(store: Store) -> AsyncIterator[Store]:
+    """Run a block with a store, and end its waiting calls after it."""
+    try:
         yield store
+    finally:
+        await store.sizes.close()
+        store.notifier.close()
 
 
 @asynccontextmanager
@@ -146,14 +182,3 @@ def _note_unused_variable() -> None:
 
 
 _migrate = migrate
-
-
-@asynccontextmanager
-async def running(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
-    """Run a background task during the block. Cancel and await it at the end."""
-    task = asyncio.create_task(work)
-    try:
-        yield
-    finally:
-        task.cancel()
-        await asyncio.wait([task])

@@ -20,12 +20,15 @@ async def outbox(store: StoreCore, after: int, limit: int = 100) -> Outbox:
     open stores that are idle, for at most their `Config.follow_ms`. `InputError`.
     """
     position, most = args.position(after, "after"), page_limit(store, limit)
-    async with store.database.connection() as conn:
+
+    async def read(conn: Connection) -> Outbox:
         events, is_held = await _read(store, conn, position, most)
-        if is_held:
+        if is_held and not store.reads.read_only:
             await move_idle(conn, store.streams)
             events, _ = await _read(store, conn, position, most)
-    return events
+        return events
+
+    return await store.reads.of_primary(read)
 
 
 async def _read(store: StoreCore, conn: Connection, after: int, limit: int) -> OutboxRead:

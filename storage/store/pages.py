@@ -3,6 +3,7 @@
 from collections.abc import Collection, Iterable
 
 from storage import arguments as args
+from storage.database.connection import Connection
 from storage.errors import InputError
 from storage.ids import EventId, RoomId, UserId
 from storage.observability.instrument import measured
@@ -50,7 +51,8 @@ async def messages(
     silent, bundles = args.users(ignored), args.flag(aggregations, "aggregations")
     wanted = args.instance(filter, EventFilter, "filter")
     bounds = between(from_, to, direction, page_limit(store, limit), store.deployment_id)
-    async with store.database.connection() as conn:
+
+    async def read(conn: Connection) -> Page:
         page = await message_queries.messages(
             conn,
             room,
@@ -64,6 +66,8 @@ async def messages(
         if not bundles:
             return page
         return await aggregation_queries.of_page(conn, user, page, ignored=silent)
+
+    return await store.reads.run(read, tokens=(from_, to))
 
 
 @measured("context")
@@ -84,7 +88,8 @@ async def context(
     target, user = args.event(event_id), args.local_user(user_id, store.server_name)
     silent, bundles = args.users(ignored), args.flag(aggregations, "aggregations")
     most, wanted = page_limit(store, limit), args.instance(filter, EventFilter, "filter")
-    async with store.database.transaction(isolation="repeatable_read", readonly=True) as conn:
+
+    async def read(conn: Connection) -> Context:
         found = await context_queries.context(
             conn,
             target,
@@ -97,6 +102,8 @@ async def context(
         if not bundles:
             return found
         return await aggregation_queries.of_context(conn, user, found, ignored=silent)
+
+    return await store.reads.run(read, snapshot=True)
 
 
 @measured("relations")
@@ -132,7 +139,8 @@ async def relations(
         recurse=args.flag(recurse, "recurse"),
     )
     bounds = between(from_, to, direction, page_limit(store, limit), store.deployment_id)
-    async with store.database.connection() as conn:
+
+    async def read(conn: Connection) -> RelationsPage:
         page = await relation_queries.relations(
             conn,
             target,
@@ -145,6 +153,8 @@ async def relations(
         if not bundles:
             return page
         return await aggregation_queries.of_page(conn, user, page, ignored=silent)
+
+    return await store.reads.run(read, tokens=(from_, to))
 
 
 @measured("aggregations")
@@ -162,8 +172,9 @@ async def aggregations(
     """
     user, ids = args.local_user(user_id, store.server_name), args.events(event_ids)
     silent = args.users(ignored)
-    async with store.database.connection() as conn:
-        return await aggregation_queries.aggregations(conn, user, ids, ignored=silent)
+    return await store.reads.run(
+        lambda conn: aggregation_queries.aggregations(conn, user, ids, ignored=silent)
+    )
 
 
 @measured("threads")
@@ -199,8 +210,11 @@ async def threads(
         rows_max=store.database.config.traversal_rows_max,
         ignored=args.users(ignored),
     )
-    async with store.database.transaction(isolation="repeatable_read", readonly=True) as conn:
-        return await thread_queries.threads(conn, request, store.deployment_id)
+    return await store.reads.run(
+        lambda conn: thread_queries.threads(conn, request, store.deployment_id),
+        tokens=(from_,),
+        snapshot=True,
+    )
 
 
 @measured("event_near")
@@ -214,7 +228,8 @@ async def event_near(
     room, user = args.room(room_id), args.local_user(user_id, store.server_name)
     at = args.whole(timestamp_ms, "timestamp_ms")
     rows_max = store.database.config.traversal_rows_max
-    async with store.database.connection() as conn:
-        return await timestamp_to_event.event_near(
+    return await store.reads.run(
+        lambda conn: timestamp_to_event.event_near(
             conn, room, user, at, direction, rows_max=rows_max
         )
+    )

@@ -28,13 +28,11 @@ async def events(
     wanted = [one for one in args.listed(event_ids, "event_ids") if args.is_text(one)]
     if args.flag(redact, "redact") and store.database.config.cache_reads:
         return await store.caches.events.many(wanted, lambda ids: _load(store, ids))
-    async with store.database.connection() as conn:
-        return await event_queries.events(conn, wanted, redacted=redact)
+    return await store.reads.run(lambda conn: event_queries.events(conn, wanted, redacted=redact))
 
 
 async def _load(store: StoreCore, event_ids: list[EventId]) -> dict[EventId, StoredEvent]:
-    async with store.database.connection() as conn:
-        return await event_queries.events(conn, event_ids)
+    return await store.reads.run(lambda conn: event_queries.events(conn, event_ids))
 
 
 async def visible_to_user(store: StoreCore, user_id: str, event_ids: Iterable[str]) -> set[EventId]:
@@ -43,8 +41,7 @@ async def visible_to_user(store: StoreCore, user_id: str, event_ids: Iterable[st
     `InvalidIdentifier`, also for a user of another server.
     """
     user, ids = args.local_user(user_id, store.server_name), args.events(event_ids)
-    async with store.database.connection() as conn:
-        return await visible_events.visible_to_user(conn, user, ids)
+    return await store.reads.run(lambda conn: visible_events.visible_to_user(conn, user, ids))
 
 
 async def visible_to_server(
@@ -57,8 +54,7 @@ async def visible_to_server(
     `InvalidIdentifier`.
     """
     server, ids = args.server(server_name), args.events(event_ids)
-    async with store.database.connection() as conn:
-        return await visible_events.visible_to_server(conn, server, ids)
+    return await store.reads.run(lambda conn: visible_events.visible_to_server(conn, server, ids))
 
 
 async def explain_visibility(
@@ -74,5 +70,6 @@ async def explain_visibility(
         if is_user
         else args.server(user_or_server)
     )
-    async with store.database.transaction(isolation="repeatable_read", readonly=True) as conn:
-        return await explain.explain_visibility(conn, wanted, reader)
+    return await store.reads.run(
+        lambda conn: explain.explain_visibility(conn, wanted, reader), snapshot=True
+    )

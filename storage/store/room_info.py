@@ -21,8 +21,7 @@ async def rooms(store: StoreCore, room_ids: Iterable[str]) -> dict[RoomId, RoomI
     see a room. `InvalidIdentifier`.
     """
     wanted = args.rooms(room_ids)
-    async with store.database.connection() as conn:
-        return await room_queries.rooms(conn, wanted)
+    return await store.reads.run(lambda conn: room_queries.rooms(conn, wanted))
 
 
 @measured("space_children")
@@ -34,5 +33,4 @@ async def space_children(store: StoreCore, room_id: RoomId) -> list[SpaceChild]:
     space, and may be its own ancestor: end a walk at rooms that it has visited. `UnknownRoom`.
     """
     room = args.room(room_id)
-    async with store.database.connection() as conn:
-        return await space_queries.space_children(conn, room)
+    return await store.reads.run(lambda conn: space_queries.space_children(conn, room))

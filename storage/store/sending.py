@@ -63,8 +63,9 @@ async def send(
         timestamp_ms,
         None if transaction is None else args.transaction(transaction),
     )
-    await _refuse_unknown_member(store, new)
-    return await persist.send(store.database, store.writer, new, signer_of(store, signing_key))
+    with store.reads.writing():
+        await _refuse_unknown_member(store, new)
+        return await persist.send(store.database, store.writer, new, signer_of(store, signing_key))
 
 
 async def _refuse_unknown_member(store: StoreCore, new: persist.SendRequest) -> None:
@@ -95,8 +96,9 @@ async def template(
     new = persist.SendRequest(
         args.room(room_id), args.user(sender), type, content, state_key, redacts
     )
-    await _refuse_unknown_member(store, new)
-    return await persist.template(store.database, store.writer, store.server_name, new)
+    with store.reads.writing():  # it plans the event as `send` does
+        await _refuse_unknown_member(store, new)
+        return await persist.template(store.database, store.writer, store.server_name, new)
 
 
 @measured("create_room")
@@ -126,9 +128,10 @@ async def create_room(
         {} if content is None else args.mapping(content, "content"),
         [_initial_event(one) for one in args.listed(initial_state, "initial_state")],
     )
-    return await new_room.create_room(
-        store.database, store.writer, request, signer_of(store, signing_key)
-    )
+    with store.reads.writing():
+        return await new_room.create_room(
+            store.database, store.writer, request, signer_of(store, signing_key)
+        )
 
 
 def _initial_event(given: Any) -> InitialEvent:

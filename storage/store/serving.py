@@ -52,5 +52,4 @@ async def client_events(
     read = queries.client_state if args.flag(as_state, "as_state") else queries.client_events
     if not listed:
         return []
-    async with store.database.connection() as conn:
-        return await read(conn, request, listed)
+    return await store.reads.run(lambda conn: read(conn, request, listed))

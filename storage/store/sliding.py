@@ -61,18 +61,19 @@ async def sliding_sync(
         config=store.database.config,
         defined=store.defined_streams.covered,
     )
-    await store.defined_streams.ready()
-    waits = wait_ms > 0 and prepared.pos is not None
-    draft = await until_news(
-        lambda: _look(store, prepared, waits=waits),
-        store.notifier,
-        lambda one: one.upto,
-        prepared.upto,
-        timeout_ms=wait_ms if waits else 0,
-        ending=prepared.defined,
-        included=sorted({ACCOUNT_DATA, *prepared.body.extensions}),
-    )
-    return draft.response(await _pos(store, prepared, draft))
+    with store.reads.writing():  # the state of the connection
+        await store.defined_streams.ready()
+        waits = wait_ms > 0 and prepared.pos is not None
+        draft = await until_news(
+            lambda: _look(store, prepared, waits=waits),
+            store.notifier,
+            lambda one: one.upto,
+            prepared.upto,
+            timeout_ms=wait_ms if waits else 0,
+            ending=prepared.defined,
+            included=sorted({ACCOUNT_DATA, *prepared.body.extensions}),
+        )
+        return draft.response(await _pos(store, prepared, draft))
 
 
 async def _look(store: StoreCore, request: PreparedRequest, *, waits: bool) -> Look[Draft]:

@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 
 from storage import arguments as args
+from storage.database.connection import Connection
 from storage.ids import EventId, RoomId, StateKey, UserId
 from storage.observability.instrument import measured
 from storage.queries import state, state_at
@@ -72,10 +73,11 @@ async def _states(
     after: bool,
 ) -> dict[EventId, StateMap]:
     ids, pairs, wanted = args.events(event_ids), args.keys(keys), _types(types)
-    async with store.database.connection() as conn:
-        return await state_at.states_at(
+    return await store.reads.run(
+        lambda conn: state_at.states_at(
             conn, ids, after=after, types=wanted, keys=pairs, remembered=store.caches.states
         )
+    )
 
 
 def _types(types: Iterable[str] | None) -> list[str] | None:
@@ -92,27 +94,27 @@ async def current_state(
         cache = store.caches.current_state
         found = await cache.many([room_id], lambda ids: _load_current_states(store, ids))
         return dict(found[room_id])
-    async with store.database.connection() as conn:
-        return await state.current_state(conn, room, types=wanted)
+    return await store.reads.run(lambda conn: state.current_state(conn, room, types=wanted))
 
 
 async def _load_current_states(store: StoreCore, room_ids: list[RoomId]) -> dict[RoomId, StateMap]:
-    async with store.database.connection() as conn:
+
+    async def read(conn: Connection) -> dict[RoomId, StateMap]:
         return {room_id: await state.current_state(conn, room_id) for room_id in room_ids}
+
+    return await store.reads.run(read)
 
 
 async def forward_extremities(store: StoreCore, room_id: RoomId) -> set[EventId]:
     """Return the events that the next event of the room will have as prev_events. `UnknownRoom`."""
     room = args.room(room_id)
-    async with store.database.connection() as conn:
-        return await state.forward_extremities(conn, room)
+    return await store.reads.run(lambda conn: state.forward_extremities(conn, room))
 
 
 async def backward_extremities(store: StoreCore, room_id: RoomId) -> set[EventId]:
     """Return the ids of the missing events that stored events have as parents. `UnknownRoom`."""
     room = args.room(room_id)
-    async with store.database.connection() as conn:
-        return await state.backward_extremities(conn, room)
+    return await store.reads.run(lambda conn: state.backward_extremities(conn, room))
 
 
 async def rooms_of(store: StoreCore, user_id: UserId) -> list[RoomId]:
@@ -125,10 +127,12 @@ async def rooms_of(store: StoreCore, user_id: UserId) -> list[RoomId]:
         cache = store.caches.rooms_of
         found = await cache.many([user_id], lambda ids: _load_rooms_of(store, ids))
         return sorted(map(RoomId, found[user_id].joined))
-    async with store.database.connection() as conn:
-        return await state.rooms_of(conn, user_id)
+    return await store.reads.run(lambda conn: state.rooms_of(conn, user_id))
 
 
 async def _load_rooms_of(store: StoreCore, user_ids: list[UserId]) -> dict[UserId, RoomsOf]:
-    async with store.database.connection() as conn:
+
+    async def read(conn: Connection) -> dict[UserId, RoomsOf]:
         return {user_id: await changed_rooms.rooms_of(conn, user_id) for user_id in user_ids}
+
+    return await store.reads.run(read)

@@ -111,8 +111,9 @@ async def unread(
         ignored=args.users(ignored),
         rows_max=store.database.config.traversal_rows_max,
     )
-    async with store.database.connection() as conn:
-        return await unread_queries.unread(conn, user, room_ids=rooms, request=request)
+    return await store.reads.run(
+        lambda conn: unread_queries.unread(conn, user, room_ids=rooms, request=request)
+    )
 
 
 def positions_of(store: StoreCore, token: str) -> dict[str, VectorPosition]:
@@ -150,15 +151,23 @@ async def _look_within_an_era(store: StoreCore, request: SyncRequest, *, waits: 
 
 
 async def _look_once(store: StoreCore, request: SyncRequest, *, waits: bool) -> Look[Sync]:
-    was_quiet = queries.is_quiet(request, store.memory)
+    was_quiet, tokens = queries.is_quiet(request, store.memory), (request.text or None,)
     if was_quiet or queries.is_brief(request, store.memory):
         short_answer = queries.quiet if was_quiet else queries.brief
-        async with store.database.connection() as conn:
-            if found := await short_answer(conn, request, store.memory):
-                return await _with_keys(conn, request, *found, waits=waits)
-    async with store.database.transaction(isolation="repeatable_read", readonly=True) as conn:
+
+        async def read_briefly(conn: Connection) -> Look[Sync] | None:
+            known = await short_answer(conn, request, store.memory)
+            return None if known is None else await _with_keys(conn, request, *known, waits=waits)
+
+        found = await store.reads.run(read_briefly, tokens=tokens)
+        if found is not None:
+            return found
+
+    async def read(conn: Connection) -> Look[Sync]:
         answer, news = await queries.look(conn, request, store.memory, reread=waits and was_quiet)
         return await _with_keys(conn, request, answer, news, waits=waits)
+
+    return await store.reads.run(read, tokens=tokens, snapshot=True)
 
 
 async def _with_keys(

@@ -48,7 +48,8 @@ async def append(
     empty mapping makes every event invalid. None, the default, checks no signatures.
     """
     options = persist.AppendOptions(room_version, origin, state_before, stripped_state, verify_keys)
-    results = await persist.append(store.database, store.writer, pdus, options)
+    with store.reads.writing():
+        results = await persist.append(store.database, store.writer, pdus, options)
     store.measures.append_events.add(len(results))
     store.measures.outcomes.update(result.outcome for result in results)
     return results
@@ -60,12 +61,14 @@ async def erase_user(store: StoreCore, user_id: str) -> None:
     `InvalidIdentifier`.
     """
     user = args.user(user_id)
-    async with store.database.connection() as conn:
-        await user_erasure.erase_user(conn, user, time_ns() // 1_000_000)
+    with store.reads.writing():
+        async with store.database.connection() as conn:
+            await user_erasure.erase_user(conn, user, time_ns() // 1_000_000)
 
 
 async def restore_user(store: StoreCore, user_id: str) -> None:
     """Take `erase_user` back. It does nothing for a user who is not erased. `InvalidIdentifier`."""
     user = args.user(user_id)
-    async with store.database.connection() as conn:
-        await user_erasure.restore_user(conn, user)
+    with store.reads.writing():
+        async with store.database.connection() as conn:
+            await user_erasure.restore_user(conn, user)

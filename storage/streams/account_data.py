@@ -138,8 +138,7 @@ class AccountData:
         room = None if room_id is None else args.room(room_id)
         rows = [row for row in await self.changes(user_id) if row.room_id == room]
         if room is not None and not rows:
-            async with self._writer.database.connection() as conn:
-                await require_room(conn, room)
+            await self._writer.reads.of_primary(lambda conn: require_room(conn, room))
         return {row.type: orjson.loads(row.content) for row in rows}
 
     async def changes(
@@ -151,5 +150,6 @@ class AccountData:
         """
         user = args.local_user(user_id, self._server_name)
         between = args.position(after, "after"), args.position(upto, "upto")
-        async with self._writer.database.connection() as conn:
-            return await conn.fetch(SQL_GET, user, *between, row=AccountDataRow)
+        return await self._writer.reads.of_primary(
+            lambda conn: conn.fetch(SQL_GET, user, *between, row=AccountDataRow)
+        )

@@ -10,6 +10,7 @@ from typing import Final, LiteralString
 from storage import arguments as args
 from storage.database.connection import Connection, Database
 from storage.errors import InputError
+from storage.streams.reads import Reads
 
 NAME_BYTES_MAX: Final = 255
 
@@ -34,14 +35,14 @@ RETURNING position
 class Cursors:
     """The cursors of the database (``store.cursors``)."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, reads: Reads) -> None:
         self._database = database
+        self._reads = reads
 
     async def get(self, name: str) -> int:
         """Return the position of a cursor; 0 for one that was never set. `InputError`."""
         cursor = _name(name)
-        async with self._database.connection() as conn:
-            return int(await conn.fetchval(SQL_GET, cursor) or 0)
+        return int(await self._reads.of_primary(lambda conn: conn.fetchval(SQL_GET, cursor)) or 0)
 
     async def set(self, name: str, position: int, *, rewind: bool = False) -> int:
         """Store the position of a cursor, and return the position that it has then.

@@ -18,7 +18,7 @@ import orjson
 from storage import arguments as args
 from storage.database.connection import Connection, Database
 from storage.database.sql_template import fill
-from storage.errors import InputError, UnknownStream
+from storage.errors import InputError, ReadOnly, UnknownStream
 from storage.streams.feed import Fact
 from storage.streams.joining import join
 from storage.streams.position_arguments import parts, vector
@@ -151,6 +151,8 @@ class DefinedStream:
         """
         packed, woken = _value(value), _woken(wakes)
         given = _key(key), packed, woken, SUPERSEDED_KEEP_MS, self.keep_ms
+        if self._streams.read_only:
+            raise ReadOnly
         await self
 
         async def write(conn: Connection) -> WrittenFacts:
@@ -181,12 +183,13 @@ class DefinedStream:
         most = None if limit is None else args.position(limit, "limit")
         given = (self.name, *parts(low), *parts(high), high.furthest(), most)
         of_keys = None if keys is None else args.texts(keys, "keys")
-        async with self._database.connection() as conn:
-            rows = await (
+        rows = await self._streams.reads.of_primary(
+            lambda conn: (
                 conn.fetch(SQL_FACTS, *given, row=PublishedRow)
                 if of_keys is None
                 else conn.fetch(SQL_FACTS_OF_KEYS, *given, of_keys, row=PublishedRow)
             )
+        )
         return [PublishedFact.of(row) for row in rows]
 
 

@@ -111,7 +111,8 @@ async def follow_once(
     for settle in list(streams.unsettled):
         await settle()
     async with database.connection() as conn:
-        await move_idle(conn, streams)
+        if not streams.read_only:
+            await move_idle(conn, streams)
         found = await conn.fetch(SQL_POSITIONS, row=FollowedPositionRow)
         _meet(streams, found)
         for row in found:
@@ -120,6 +121,8 @@ async def follow_once(
                     await _catch_up(conn, streams, row)
                 else:
                     _move(streams, row)
+    if streams.read_only:
+        streams.keep_up()
     if told_of is None and (streams.wanted or any(row.stream_name not in streams for row in found)):
         await join(database, streams)
 

@@ -194,7 +194,8 @@ class Receipts:
             return WrittenFacts([Fact(row.stream_id, writer.instance_name, content)], row.writers)
 
         try:
-            return await self._writer.write(write)
+            with self._writer.reads.using_primary():
+                return await self._writer.write(write)
         except _Superseded as present:
             return present.stream_id
 
@@ -214,11 +215,14 @@ class Receipts:
         """
         room, reader = args.room(room_id), None if user_id is None else args.user(user_id)
         between = args.position(after, "after"), args.position(upto, "upto")
-        async with self._writer.database.connection() as conn:
+
+        async def read(conn: Connection) -> list[ReceiptRow]:
             found = await conn.fetch(SQL_OF_ROOM, room, *between, reader, row=ReceiptRow)
             if not found:
                 await require_room(conn, room)
             return found
+
+        return await self._writer.reads.of_primary(read)
 
 
 async def _refused(conn: Connection, key: tuple[RoomId, str, UserId, str, EventId]) -> int:

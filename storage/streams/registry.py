@@ -21,6 +21,7 @@ from storage.streams.caches import CURRENT_STATE, FORGOTTEN
 from storage.streams.feed import Advance, Fact, Feed
 from storage.streams.id_generator import IdGenerator
 from storage.streams.positions import VectorPosition
+from storage.streams.reads import Reads
 from storage.streams.restore_detection import JUMP, LostPositions
 from storage.streams.sequences import allocator
 from storage.streams.tokens import SyncToken
@@ -88,12 +89,12 @@ class Stream:
     """One stream as this process knows it."""
 
     def __init__(
-        self, declaration: Declaration, database: Database, generator: IdGenerator
+        self, declaration: Declaration, streams: "Streams", generator: IdGenerator
     ) -> None:
         self.declaration = declaration
         self.name: str = declaration.name
         self.generator = generator
-        self._database = database
+        self._streams = streams
 
     def __repr__(self) -> str:
         return f"<Stream {self.name} at {self.current()}>"
@@ -129,8 +130,9 @@ class Stream:
         )
         if instance_name is not None:
             args.text(instance_name)
-        async with self._database.connection() as conn:
-            return await self.declaration.read(conn, after, upto, instance_name, limit)
+        return await self._streams.reads.of_primary(
+            lambda conn: self.declaration.read(conn, after, upto, instance_name, limit)
+        )
 
 
 class Restart(NamedTuple):
@@ -157,8 +159,11 @@ class Streams(Mapping[str, Stream]):
         epochs: Mapping[str, int] | None = None,
         *,
         lost: Mapping[str, LostPositions] | None = None,
+        read_only: bool = False,
     ) -> None:
         self.instance_name = instance_name
+        # this process writes nothing, so it is not among the writers
+        self.read_only: bool = read_only
         # of this writer, by stream (`storage.streams.in_flight`)
         self.epochs: dict[str, int] = dict(epochs or {})
         self.feed: Feed = Feed()
@@ -169,10 +174,11 @@ class Streams(Mapping[str, Stream]):
         # settle a write with a lost response
         self.unsettled: dict[Callable[[], Awaitable[object]], None] = {}
         self.lost: Mapping[str, LostPositions] = lost or {}
+        self.reads: Reads = Reads(database)
         self._database = database
         self._restarts: list[Callable[[Restart], None]] = []
         self._streams = {
-            name: Stream(one, database, self._generator(one, positions.get(name, {})))
+            name: Stream(one, self, self._generator(one, positions.get(name, {})))
             for name, one in STREAMS.items()
         }
 
@@ -180,7 +186,19 @@ class Streams(Mapping[str, Stream]):
         generator = IdGenerator(allocator(self._database, declaration.sequence), self.instance_name)
         for writer, position in positions.items():
             generator.advance(writer, position, completed=False)
+        if self.read_only:
+            self._keep_up(generator)
         return generator
+
+    def keep_up(self) -> None:
+        """Move the position of a process that does not write behind those of the writers."""
+        for stream in self._streams.values():
+            self._keep_up(stream.generator)
+
+    def _keep_up(self, generator: IdGenerator) -> None:
+        writers = generator.positions()
+        del writers[self.instance_name]
+        generator.advance(self.instance_name, min(writers.values(), default=0), completed=False)
 
     def add(self, declaration: Declaration, positions: Mapping[str, int], epoch: int) -> None:
         """Add a stream that this process has entered, with the positions of its writers then.
@@ -191,9 +209,7 @@ class Streams(Mapping[str, Stream]):
         if name in self._streams:
             return
         self.epochs[name] = epoch
-        self._streams[name] = Stream(
-            declaration, self._database, self._generator(declaration, positions)
-        )
+        self._streams[name] = Stream(declaration, self, self._generator(declaration, positions))
         for writer, position in positions.items():  # news before that are not known
             self.feed.publish(Advance(name, writer, position, position, (), local=False))
 

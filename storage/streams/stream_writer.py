@@ -15,6 +15,7 @@ from storage.errors import DatabaseConflict
 from storage.streams.feed import Fact
 from storage.streams.in_flight import LOST, Author, InFlight
 from storage.streams.position_poller import learn_writers
+from storage.streams.reads import Reads
 from storage.streams.registry import Streams
 
 ATTEMPTS = 5
@@ -50,6 +51,11 @@ class StreamWriter:
         self._streams = streams
         self._in_flight = InFlight(database, streams, (name,), writer_nid)
         self._one_at_a_time = asyncio.Lock()
+
+    @property
+    def reads(self) -> Reads:
+        """Return the reads of the store."""
+        return self._streams.reads
 
     @property
     def author(self) -> Author:

@@ -183,9 +183,10 @@ class ToDevice:
             None if limit is None else args.position(limit, "limit"),
         )
         low, high = vector(after, "after"), vector(upto, "upto")
-        async with self._writer.database.connection() as conn:
-            arguments = *parts(low), *parts(high), high.furthest(), most
-            return await conn.fetch(SQL_INBOX, *inbox, *arguments, row=MessageRow)
+        arguments = *parts(low), *parts(high), high.furthest(), most
+        return await self._writer.reads.of_primary(
+            lambda conn: conn.fetch(SQL_INBOX, *inbox, *arguments, row=MessageRow)
+        )
 
     async def delete(self, user_id: UserId, device_id: str, upto: int | VectorPosition) -> int:
         """Delete the messages of a device up to a position that it acknowledged; return how many.
@@ -193,8 +194,9 @@ class ToDevice:
         See `inbox` for which position that is. `InvalidIdentifier`, `InputError`.
         """
         inbox, high = self._inbox(user_id, device_id), vector(upto, "upto")
-        async with self._writer.database.connection() as conn:
-            return int(await conn.fetchval(SQL_DELETE, *inbox, *parts(high), high.furthest()))
+        with self._writer.reads.writing():
+            async with self._writer.database.connection() as conn:
+                return int(await conn.fetchval(SQL_DELETE, *inbox, *parts(high), high.furthest()))
 
     def _inbox(self, user_id: UserId, device_id: str) -> tuple[UserId, str]:
         return args.local_user(user_id, self._server_name), args.text(device_id)

@@ -39,6 +39,8 @@ SAMPLES: list[StorageError] = [
     errors.SchemaTooNew(found="5", wanted="3", needed="4"),
     errors.MigrationBlocked("a job is not done", revision="4"),
     errors.UnknownStream("typing"),
+    errors.ReplicaBehind("it has not replayed this"),
+    errors.ReadOnly(),
     errors.StorageClosed(),
     errors.StorageCorrupt("child before parent", child=1, parent=2),
 ]

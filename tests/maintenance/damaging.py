@@ -8,7 +8,8 @@ from typing import Final
 
 import asyncpg
 
-from storage.database.connection import Connection, begun
+from storage.database.connection import Connection
+from storage.database.transaction import begun
 
 SCHEMA: Final = (files("storage.database") / "schema.sql").read_text()
 INDEXES: Final = sorted(

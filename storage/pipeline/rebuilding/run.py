@@ -7,8 +7,9 @@ from dataclasses import replace
 from typing import Final, LiteralString, NamedTuple, Self
 
 from storage.config import Config
-from storage.database.connection import Database, begun
+from storage.database.connection import Database
 from storage.database.names import InternedNames
+from storage.database.transaction import begun
 from storage.errors import DatabaseConflict, StorageCorrupt, UnknownRoom
 from storage.maintenance.invalidate_caches import register_writer
 from storage.maintenance.room_lock import lock_room

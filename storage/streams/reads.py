@@ -1,0 +1,147 @@
+"""Where reads go: to the primary, or to a standby that has replayed what they need.
+
+    reads = Reads(database)                            # the primary alone
+    reads = Reads(database, standby)                   # with ``replica_dsn``
+    reads = Reads(database, standby, read_only=True)   # a standby alone
+
+    await reads.run(lambda conn: members(conn, room), tokens=(at,))
+
+A read on the standby that fails is repeated on the primary: the standby may be gone, behind, or
+replay something that the read stands in the way of (a recovery conflict). So the work of a read
+must have no effect outside of its connection, except for caches that any snapshot may fill.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, TypeVar
+
+from storage.database.connection import Connection, Database
+from storage.errors import (
+    DatabaseConflict,
+    DatabaseError,
+    DatabaseUnavailable,
+    ReadOnly,
+    ReplicaBehind,
+)
+from storage.observability.counters import READ_OUTCOMES
+from storage.streams.replayed import NOTHING, Need
+
+if TYPE_CHECKING:
+    from storage.streams.standby import Standby
+
+T = TypeVar("T")
+Work = Callable[[Connection], Awaitable[T]]
+
+STANDBY, BEHIND, CANCELLED, FAILED, RESTING = READ_OUTCOMES
+"""The outcomes of reads: after all but the first one the primary has answered."""
+
+
+class Reads:
+    """The reads of one store."""
+
+    def __init__(
+        self,
+        database: Database,
+        standby: "Standby | None" = None,
+        *,
+        read_only: bool = False,
+    ) -> None:
+        self.standby: Standby | None = standby
+        self.read_only: bool = read_only
+        self._database = database
+
+    async def run(
+        self, work: Work[T], *, tokens: Iterable[str | None] = (), snapshot: bool = False
+    ) -> T:
+        """Run a read whose answer includes the facts that ``tokens`` cover.
+
+        ``snapshot``: all its statements read one state. `InvalidToken`; `ReplicaBehind` if there is
+        only a standby.
+        """
+        if self.standby is None:
+            return await self._of_primary(work, snapshot=snapshot)
+        need = Need.of(tokens, self.standby.deployment_id)
+        if self.read_only:
+            return await self._of_standby(self.standby, work, need, snapshot=snapshot)
+        return await self._of_either(self.standby, work, need, snapshot=snapshot)
+
+    async def of_primary(self, work: Work[T]) -> T:
+        """Run a read on the primary, or on the standby of a read-only store."""
+        if self.standby is not None and self.read_only:
+            return await self._of_standby(self.standby, work, NOTHING, snapshot=False)
+        with self.using_primary():
+            return await self._of_primary(work, snapshot=False)
+
+    @contextmanager
+    def using_primary(self) -> Iterator[None]:
+        """Run a block that uses the primary: later reads of the standby include what it saw."""
+        try:
+            yield
+        finally:
+            if self.standby is not None:
+                self.standby.note_use()
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """Run a block that writes. Raise `ReadOnly` if the store only reads."""
+        if self.read_only:
+            raise ReadOnly
+        with self.using_primary():
+            yield
+
+    async def _of_primary(self, work: Work[T], *, snapshot: bool) -> T:
+        if not snapshot:
+            async with self._database.connection() as conn:
+                return await work(conn)
+        async with self._database.transaction(isolation="repeatable_read", readonly=True) as conn:
+            return await work(conn)
+
+    async def _of_either(
+        self, standby: "Standby", work: Work[T], need: Need, *, snapshot: bool
+    ) -> T:
+        outcome, answer = await _tried(standby, work, need, snapshot=snapshot)
+        self._database.measures.replica_reads[outcome] += 1
+        if answer is not None:
+            return answer[0]
+        with self.using_primary():
+            return await self._of_primary(work, snapshot=snapshot)
+
+    async def _of_standby(
+        self, standby: "Standby", work: Work[T], need: Need, *, snapshot: bool
+    ) -> T:
+        """Read from the only server; repeat a read that it cancels, or that loses its session."""
+        config, measures = self._database.config, self._database.measures
+        for attempt in range(1, config.transaction_attempts + 1):
+            try:
+                answer = await standby.read(work, need, snapshot=snapshot)
+            except (DatabaseConflict, DatabaseUnavailable) as error:
+                is_cancelled = isinstance(error, DatabaseConflict)
+                measures.replica_reads[CANCELLED if is_cancelled else FAILED] += 1
+                if attempt == config.transaction_attempts:
+                    raise
+                await asyncio.sleep(config.retry_delay_ms_first * 2**attempt / 1000)
+            except ReplicaBehind:
+                measures.replica_reads[BEHIND] += 1
+                raise
+            else:
+                measures.replica_reads[STANDBY] += 1
+                return answer
+        raise AssertionError("the last attempt returns or raises")
+
+
+async def _tried(
+    standby: "Standby", work: Work[T], need: Need, *, snapshot: bool
+) -> tuple[str, tuple[T] | None]:
+    """Read from the standby; return the outcome, and no answer if the primary has to give it."""
+    if standby.is_resting:
+        return RESTING, None
+    try:
+        return STANDBY, (await standby.read(work, need, snapshot=snapshot),)
+    except ReplicaBehind:
+        return BEHIND, None
+    except DatabaseConflict:
+        return CANCELLED, None
+    except DatabaseError as error:
+        standby.rest(str(error))
+        return FAILED, None

@@ -1,0 +1,67 @@
+"""Stores on a primary and its standby, and a standby that stops to replay for a while."""
+
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any
+
+import storage
+from storage import Config, Store
+from tests.failover import ReplicatedPair, ask, value
+from tests.maintenance.rooms import SERVER
+
+CONFIG = Config(follow_ms=50, pool_size_max=4)
+ALONE = Config(follow_ms=3_600_000, pool_size_max=4, replica_wait_ms=100)
+"""A process that hears nothing of the others."""
+PATIENT = Config(follow_ms=50, pool_size_max=4, replica_wait_ms=20_000)
+
+
+def on_primary(
+    pair: ReplicatedPair, name: str, config: Config = CONFIG
+) -> AbstractAsyncContextManager[Store]:
+    """A store without a standby."""
+    dsn = pair.rooms(pair.primary)
+    return storage.open(dsn, server_name=SERVER, instance_name=name, config=config)
+
+
+def with_standby(
+    pair: ReplicatedPair, name: str, config: Config = CONFIG, **options: Any
+) -> AbstractAsyncContextManager[Store]:
+    """A store that reads from the standby."""
+    return storage.open(
+        options.pop("dsn", pair.rooms(pair.primary)),
+        server_name=SERVER,
+        instance_name=name,
+        config=config,
+        replica_dsn=options.pop("replica_dsn", pair.rooms(pair.standby)),
+        **options,
+    )
+
+
+def on_standby(
+    pair: ReplicatedPair, name: str = "reader", config: Config = CONFIG
+) -> AbstractAsyncContextManager[Store]:
+    """A store that only reads."""
+    dsn = pair.rooms(pair.standby)
+    return storage.open(dsn, instance_name=name, config=config, read_only=True)
+
+
+@asynccontextmanager
+async def paused(pair: ReplicatedPair) -> AsyncIterator[None]:
+    """The standby replays nothing during a block, and all after it."""
+    await pair.caught_up()
+    await ask(pair.standby.dsn, "SELECT pg_wal_replay_pause()")
+    while await value(pair.standby.dsn, "SELECT pg_get_wal_replay_pause_state()") != "paused":
+        pass
+    try:
+        yield
+    finally:
+        await ask(pair.standby.dsn, "SELECT pg_wal_replay_resume()")
+        await pair.caught_up()
+
+
+def outcomes(store: Store) -> Counter[str]:
+    """How many reads were answered where, since the last call."""
+    counted = Counter(store.measures.replica_reads)
+    store.measures.replica_reads.clear()
+    return counted

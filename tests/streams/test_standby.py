@@ -1,0 +1,327 @@
+"""Reads on a real standby: made by pg_basebackup, paused, cancelled, restarted, and promoted."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+import pytest
+import pytest_asyncio
+
+import storage
+from storage import InputError, ReadOnly, ReplicaBehind, ResyncNeeded, Store
+from storage.database import Connection
+from storage.streams.reads import BEHIND, CANCELLED, RESTING, STANDBY
+from tests.failover import ReplicatedPair, ask
+from tests.maintenance.rooms import SERVER
+from tests.streams.lossy import ALICE, LOST, FailoverRoom, FeedRecorder, timeline
+from tests.streams.standby_pair import (
+    ALONE,
+    CONFIG,
+    PATIENT,
+    on_primary,
+    on_standby,
+    outcomes,
+    paused,
+    with_standby,
+)
+
+pytestmark = [
+    pytest.mark.timeout(120),
+    pytest.mark.every_postgres,
+    pytest.mark.asyncio(loop_scope="module"),
+]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def pair() -> AsyncIterator[ReplicatedPair]:
+    """One pair for all tests that leave it as it is; each test has rooms of its own."""
+    async with ReplicatedPair() as opened, on_primary(opened, "main"):
+        yield opened
+
+
+async def test_a_process_reads_what_it_wrote_from_the_standby(pair: ReplicatedPair) -> None:
+    room = FailoverRoom(seed=101)
+    async with with_standby(pair, "a", PATIENT) as store:
+        for _ in range(20):
+            [written] = (await room.write(store, 1))[-1:]
+            assert (await store.event(written)) is not None
+            assert written in (await timeline(store, None))[0]
+        found = outcomes(store)
+        assert found.keys() == {STANDBY}
+        assert found[STANDBY] >= 40
+
+
+async def test_a_token_of_another_process_is_waited_for(pair: ReplicatedPair) -> None:
+    room = FailoverRoom(seed=102)
+    async with on_primary(pair, "a") as a, with_standby(pair, "b", PATIENT) as b:
+        await room.write(a, 1)
+        early = (await timeline(a, None))[1]
+        await timeline(b, early)
+        async with paused(pair):
+            written = await room.write(a, 3)
+            token = (await timeline(a, early))[1]
+            waiting = asyncio.create_task(timeline(b, token))
+            page = asyncio.create_task(b.messages(room.builder.room_id, ALICE, from_=token))
+            while len(b.measures.replica_waits) and not b.reads.standby:
+                pass
+            await asyncio.sleep(0.2)
+            assert not waiting.done()
+            assert not page.done()
+        assert (await waiting)[0] == []
+        assert [event.event_id for event in (await page).chunk][:3] == written[::-1]
+        assert outcomes(b).keys() == {STANDBY}
+
+
+async def test_the_primary_answers_for_a_standby_that_is_behind(pair: ReplicatedPair) -> None:
+    room = FailoverRoom(seed=103)
+    async with on_primary(pair, "a") as a, with_standby(pair, "b", ALONE) as b:
+        await room.write(a, 1)
+        early = (await timeline(b, None))[1]
+        outcomes(b)
+        async with paused(pair):
+            written = await room.write(a, 3)
+            token = (await timeline(a, early))[1]
+            assert await b.event(written[0]) is None  # nothing has told this process of it
+            assert outcomes(b) == {STANDBY: 1}
+            assert (await timeline(b, token))[0] == []
+            assert outcomes(b)[BEHIND] >= 1
+            # and what it has seen stays
+            assert await b.event(written[0]) is not None
+            assert (await timeline(b, early))[0] == written
+            assert not outcomes(b)[STANDBY]
+
+
+async def test_a_lagging_standby_is_left_alone_until_it_has_caught_up(
+    pair: ReplicatedPair, caplog: pytest.LogCaptureFixture
+) -> None:
+    room = FailoverRoom(seed=104)
+    async with with_standby(pair, "b", ALONE) as b:
+        await room.write(b, 1)
+        await timeline(b, None)
+        outcomes(b)
+        async with paused(pair):
+            written = await room.write(b, 1)
+            for _ in range(5):
+                assert await b.event(written[0]) is not None
+            assert outcomes(b) == {BEHIND: 1, RESTING: 4}
+        async with asyncio.timeout(20):
+            while not outcomes(b)[STANDBY]:
+                await b.event(written[0])
+                await asyncio.sleep(0.01)
+    assert "reads go to the primary" in caplog.text
+    assert "the standby is back" in caplog.text
+
+
+async def test_a_store_on_a_standby_alone(pair: ReplicatedPair) -> None:
+    room = FailoverRoom(seed=105)
+    impatient = storage.Config(follow_ms=50, replica_wait_ms=50)
+    # it may have the name of a writer
+    async with on_primary(pair, "a") as a, on_standby(pair, "a", impatient) as reader:
+        await room.write(a, 1)
+        written = await room.write(a, 3)
+        token = (await timeline(a, None))[1]
+        assert (await timeline(reader, token))[0] == []
+        assert set(written) <= set((await timeline(reader, None))[0])
+        async with paused(pair):
+            more = await room.write(a, 1)
+            later = (await timeline(a, token))[1]
+            assert (await timeline(reader, token))[0] == []
+            with pytest.raises(ReplicaBehind, match="50 ms"):
+                await timeline(reader, later)
+            page = (await a.context(more[0], ALICE)).end
+            with pytest.raises(ReplicaBehind):
+                await reader.messages(room.builder.room_id, ALICE, from_=page, direction="b")
+        assert (await timeline(reader, token))[0] == more
+        waiting = asyncio.create_task(timeline(reader, later, timeout_ms=60_000))
+        last = await room.write(a, 1)
+        assert (await waiting)[0] == last
+        assert outcomes(reader)[BEHIND] == 2
+
+
+WRITES: dict[str, Callable[[Store, FailoverRoom], Awaitable[object]]] = {
+    "append": lambda store, room: store.append(room.builder.pdus),
+    "send": lambda store, room: store.send(room.builder.room_id, ALICE, "m.room.message", {}),
+    "template": lambda store, room: store.template(room.builder.room_id, ALICE, "m.a", {}),
+    "create_room": lambda store, _: store.create_room(ALICE),
+    "erase_user": lambda store, _: store.erase_user(ALICE),
+    "restore_user": lambda store, _: store.restore_user(ALICE),
+    "forget": lambda store, room: store.forget(ALICE, room.builder.room_id),
+    "gap_failed": lambda store, room: store.gap_failed(room.builder.room_id, ["$a"], "gone"),
+    "server_up": lambda store, _: store.server_up("s2.test"),
+    "sliding_sync": lambda store, _: store.sliding_sync(
+        ALICE, storage.SlidingSyncRequest(), device_id="D"
+    ),
+    "publish": lambda store, room: store.define_stream("typing").publish(room.builder.room_id, 1),
+    "account_data": lambda store, _: store.account_data.set(ALICE, "m.a", {}),
+    "receipts": lambda store, room: store.receipts.set(
+        room.builder.room_id, "m.read", ALICE, room.builder.events[-1].event_id, {}
+    ),
+    "to_device.send": lambda store, _: store.to_device.send({ALICE: {"D": {"a": 1}}}),
+    "to_device.delete": lambda store, _: store.to_device.delete(ALICE, "D", 5),
+    "cursors": lambda store, _: store.cursors.set("sender", 1),
+}
+
+
+async def test_every_write_of_a_read_only_store_is_refused(pair: ReplicatedPair) -> None:
+    room = FailoverRoom(seed=106)
+    async with on_primary(pair, "a") as a:
+        await room.write(a, 1)
+        await pair.caught_up()
+        # a primary refuses as well: the session may not write
+        for dsn in (pair.rooms(pair.standby), pair.rooms(pair.primary)):
+            async with storage.open(dsn, read_only=True, config=CONFIG) as reader:
+                before = await a.rooms([room.builder.room_id])
+                for name, write in WRITES.items():
+                    with pytest.raises(ReadOnly):
+                        await write(reader, room)
+                        pytest.fail(name)
+                assert await reader.rooms([room.builder.room_id]) == before
+                assert await reader.cursors.get("sender") == 0
+                assert (await reader.outbox(0)).upto > 0
+
+
+async def test_defined_streams_are_followed_without_entering_them(pair: ReplicatedPair) -> None:
+    async with on_primary(pair, "a") as a, on_standby(pair) as reader:
+        typing, read = a.define_stream("typing"), reader.define_stream("typing")
+        since = (await timeline(a, None))[1]
+        at = await typing.publish("!a:s1.test", {"user_ids": [ALICE]}, wakes=[ALICE])
+        token = (await timeline(a, since))[1]
+        assert (await timeline(reader, token))[0] == []
+        assert [fact.stream_id for fact in await read.rows(at - 1)] == [at]
+        waiting = asyncio.create_task(timeline(reader, token, timeout_ms=60_000))
+        await typing.publish("!a:s1.test", {"user_ids": []}, wakes=[ALICE])
+        assert reader.positions_of((await waiting)[1])["typing"].furthest() > at
+
+
+async def cancelled_once(pair: ReplicatedPair, store: Store, *, is_idle: bool) -> tuple[int, int]:
+    """Read in a snapshot whose rows a vacuum removes: the answer, and how often it was begun.
+
+    Postgres cancels a running statement, and ends a session that is idle in its transaction.
+    """
+    begun = 0
+
+    async def vacuum() -> None:
+        await ask(
+            pair.rooms(pair.primary),
+            "INSERT INTO cursors (name, position) VALUES ('conflict', 1)",
+            "DELETE FROM cursors WHERE name = 'conflict'",
+            "VACUUM cursors",
+        )
+        await pair.caught_up()
+
+    async def read(conn: Connection) -> int:
+        nonlocal begun
+        begun += 1
+        await conn.fetchval("SELECT count(*) FROM cursors")
+        if begun == 1:
+            running = asyncio.create_task(vacuum())
+            if not is_idle:
+                await conn.fetchval("SELECT pg_sleep(60)")
+            await running
+        return int(await conn.fetchval("SELECT count(*) FROM cursors"))
+
+    return await store.reads.run(read, snapshot=True), begun
+
+
+@pytest.mark.parametrize("is_idle", [False, True])
+async def test_a_read_that_a_recovery_conflict_cancels_is_repeated(
+    pair: ReplicatedPair, *, is_idle: bool
+) -> None:
+    await ask(
+        pair.standby.dsn,
+        "ALTER SYSTEM SET max_standby_streaming_delay = 0",
+        "SELECT pg_reload_conf()",
+    )
+    async with with_standby(pair, "b") as store, on_standby(pair) as reader:
+        for one, elsewhere in ((store, {CANCELLED: 1}), (reader, {CANCELLED: 1, STANDBY: 1})):
+            outcomes(one)
+            assert await cancelled_once(pair, one, is_idle=is_idle) == (0, 2)
+            assert outcomes(one) == elsewhere
+
+
+async def test_a_standby_that_is_gone_and_comes_back(pair: ReplicatedPair) -> None:
+    room = FailoverRoom(seed=107)
+    async with with_standby(pair, "b") as store:
+        written = await room.write(store, 1)
+        assert await store.event(written[0]) is not None
+        await asyncio.to_thread(pair.standby.stop)
+        outcomes(store)
+        for _ in range(3):
+            assert await store.event(written[0]) is not None
+        found = outcomes(store)
+        assert found.total() == 3
+        assert not found[STANDBY]
+        async with with_standby(pair, "c") as other:  # opened without its standby
+            assert await other.event(written[0]) is not None
+            assert outcomes(other) == {RESTING: 1}
+            await asyncio.to_thread(pair.standby.start)
+            async with asyncio.timeout(30):
+                for one in (store, other):
+                    while not outcomes(one)[STANDBY]:
+                        assert await one.event(written[0]) is not None
+                        await asyncio.sleep(0.01)
+
+
+async def test_what_is_opened_in_vain(pair: ReplicatedPair, dsn: str) -> None:
+    standby = pair.rooms(pair.standby)
+    async with storage.open(dsn, server_name=SERVER):
+        pass
+    with pytest.raises(InputError, match="another database"):
+        async with with_standby(pair, "b", dsn=dsn):
+            pass
+    with pytest.raises(InputError, match="synchronous_commit"):
+        async with with_standby(pair, "b", storage.Config(synchronous_commit="off")):
+            pass
+    for options in ({"migrate": True}, {"replica_dsn": standby}):
+        with pytest.raises(InputError, match="read_only"):
+            async with storage.open(standby, read_only=True, **options):
+                pass
+    with pytest.raises(InputError, match="read_only"):
+        async with storage.open(read_only=True):
+            pass
+    with pytest.raises(storage.WrongServerName):
+        async with storage.open(standby, server_name="s9.test", read_only=True):
+            pass
+
+
+async def test_a_primary_in_place_of_the_standby_is_not_read(pair: ReplicatedPair) -> None:
+    async with with_standby(pair, "b", replica_dsn=pair.rooms(pair.primary)) as store:
+        await store.rooms([])
+        assert outcomes(store) == {RESTING: 1}
+
+
+async def test_promotion_below_open_stores() -> None:
+    """The standby takes over without the last events: nothing of two histories is mixed."""
+    room = FailoverRoom(seed=108)
+    async with (
+        ReplicatedPair() as pair,
+        with_standby(pair, "a", dsn=pair.dsn) as a,
+        on_standby(pair) as reader,
+    ):
+        kept = await room.write(a, 20)
+        seen, early = await timeline(a, None)
+        assert seen == kept
+        assert (await timeline(reader, early))[0] == []
+        await pair.caught_up()
+        await pair.detach()
+        before = room.stored
+        lost = await room.write(a, LOST)
+        assert (await timeline(a, early))[0] == lost  # the primary has answered
+        late = (await timeline(a, early))[1]
+        told = FeedRecorder(a)
+        await pair.promote()
+        assert set(outcomes(a)) <= {STANDBY, BEHIND, RESTING}
+        assert (await timeline(a, late))[0] == []  # by the primary, which is still there
+        assert not outcomes(a)[STANDBY]
+        await pair.stop_primary()
+        pair.point_to_standby()
+        room.back_to(before)
+        new = await room.write(a, 3)
+        await told.reached(new)
+        for store in (a, reader):
+            with pytest.raises(ResyncNeeded, match="restored from"):
+                await timeline(store, late)
+            assert (await timeline(store, early))[0] == new
+            assert (await timeline(store, None))[0] == kept + new
+        assert not outcomes(a)[STANDBY]  # the server is a primary now
+        with pytest.raises(ReadOnly):
+            await reader.cursors.set("sender", 1)
