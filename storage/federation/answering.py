@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from storage import arguments as args
-from storage.errors import AuthDenied, InputError, UnknownEvent
+from storage.errors import AuthDenied, InputError, PartialState, UnknownEvent
 from storage.event import Event, parse, sign
 from storage.federation.join_through import AUTHORISER
 from storage.federation.memberships import MEMBER, stripped_state
@@ -50,9 +50,9 @@ class Responder:
     """Responses to other servers. ``origin`` is the server that signed the request.
 
     Events that the server may not see are redacted or left out. Each call raises `InputError` for a
-    malformed request, `UnknownRoom` and `UnknownEvent` for what is not here, and `AuthDenied` for
-    what the server may not do. ``sender`` passes an accepted membership on to the other servers in
-    the room.
+    malformed request, `UnknownRoom` and `UnknownEvent` for what is not here, `AuthDenied` for what
+    the server may not do, and `PartialState` where members of the room are missing. ``sender``
+    passes an accepted membership on to the other servers in the room.
     """
 
     def __init__(self, receiver: Receiver, sender: Sender | None = None) -> None:
@@ -110,6 +110,8 @@ class Responder:
         event = parse(given, version)
         _check_membership(event, origin, change, (room_id, event_id))
         signed = self._authorised(given, event)
+        if change == "join" and await self._receiver.partial_room(event.room_id) is not None:
+            raise PartialState(event.room_id)  # the response needs the whole state
         await self._receiver.accepted(origin, signed, version)
         await self._pass_on(origin, event)
         if change == "knock":

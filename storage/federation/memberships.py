@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any, Final, TypeVar
 
 from storage import arguments as args
+from storage.errors import PartialState
 from storage.event import event_id as event_id_of
 from storage.event import sign
 from storage.federation.join_through import (
@@ -72,7 +73,12 @@ class Memberships:
         async with self._joins.lock(wanted.room_id):  # the second user finds the room here
             if not await self._is_inside(wanted.room_id):
                 return await self._through(join_through, wanted, servers)
-        result = await self._send(wanted)
+        try:
+            result = await self._send(wanted)
+        except PartialState:  # only a server that knows all members can let the user in
+            inside = await self._store.joined_servers(wanted.room_id)
+            others = [*args.listed(servers, "servers"), *sorted(inside)]
+            return await self._through(join_through, wanted, others)
         return JoinResult("joined", wanted.room_id, result.event_id, wanted.user_id, result=result)
 
     async def knock(

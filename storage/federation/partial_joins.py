@@ -20,6 +20,7 @@ from storage.federation.state_fetch import state_before
 from storage.ids import EventId, ServerName, StateKey
 from storage.maintenance import partial_state
 from storage.queries.partial_rooms import PartialRoom
+from storage.streams.position_poller import follow_once
 
 logger: Final = logging.getLogger(__name__)
 
@@ -92,6 +93,9 @@ async def complete(task: RoomTask, room: PartialRoom) -> bool:
             extra={"room_id": task.room_id},
         )
         return False
-    return await partial_state.complete(
-        task.store.database, task.room_id, found.ids, server_name=task.own_name
+    store = task.store
+    is_complete = await partial_state.complete(
+        store.database, task.room_id, found.ids, server_name=task.own_name
     )
+    await follow_once(store.database, store.streams)  # wakes the syncs of this process now
+    return is_complete

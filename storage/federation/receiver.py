@@ -284,9 +284,10 @@ class Receiver:
         signed = await joining.signed_join(task, join, response.join)
         results = await self._receive(origin, room, [signed.raw])
         result = await joining.outcome_of(task, join, results[join.event_id], {})
-        return replace(result, is_partial=await self._partial(join.room_id) is not None)
+        return replace(result, is_partial=await self.partial_room(join.room_id) is not None)
 
-    async def _partial(self, room_id: RoomId) -> PartialRoom | None:
+    async def partial_room(self, room_id: RoomId) -> PartialRoom | None:
+        """Return the room if members of it are missing."""
         found = await self.store.partial_rooms()
         return next((room for room in found if room.room_id == room_id), None)
 
@@ -299,11 +300,11 @@ class Receiver:
         known = (await self._known_rooms([args.room(room_id)])).get(room_id)
         if known is None:
             raise UnknownRoom(room_id)
-        room = await self._partial(room_id)
+        room = await self.partial_room(room_id)
         if room is None:
             return True
         async with self._completing.lock(room_id):
-            if await self._partial(room_id) is None:
+            if await self.partial_room(room_id) is None:
                 return True
             return await partial_joins.complete(self._task(room_id, known.room_version), room)
 

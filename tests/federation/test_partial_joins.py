@@ -1,10 +1,19 @@
 """Joins with the members omitted: what works before the members are fetched, and after it."""
 
+import asyncio
+from collections.abc import Awaitable, Callable
+
 import pytest
 
-from storage import RoomId
+import storage
+from storage import EventId, PartialState, RoomId
+from storage.event import event_id, sign
+from storage.federation import Responder
+from storage.maintenance.partial_state import completion
+from storage.maintenance.purge import purge_history
+from storage.testing import signing_key
 from tests.federation.partial import Json, join_partially
-from tests.federation.peers import Homeserver
+from tests.federation.peers import Homeserver, fail
 from tests.federation.rooms import PUBLIC, agree
 from tests.maintenance.rooms import findings
 
@@ -15,17 +24,23 @@ async def crowded(one: Homeserver, version: str = "12") -> RoomId:
     """A public room of the first server with a few members."""
     room_id = await one.store.create_room(one.user(), room_version=version, initial_state=[PUBLIC])
     for name in MEMBERS:
-        await member(one, room_id, name, "join")
+        await member(one, room_id, name, name, "join")
     return room_id
 
 
-async def member(server: Homeserver, room_id: RoomId, name: str, membership: str) -> Json:
+async def member(
+    server: Homeserver, room_id: RoomId, sender: str, name: str, membership: str
+) -> Json:
     return await server.do(
-        room_id, name, "m.room.member", {"membership": membership}, state_key=server.user(name)
+        room_id, sender, "m.room.member", {"membership": membership}, state_key=server.user(name)
     )
 
 
-@pytest.mark.parametrize("version", ["1", "6", "12"])
+async def delivered(server: Homeserver, origin: Homeserver, *pdus: Json) -> list[str]:
+    return [result.outcome for result in (await server.receive(origin, pdus)).values()]
+
+
+@pytest.mark.parametrize("version", ["1", "12"])
 async def test_a_partial_room_is_used_and_completed(two: list[Homeserver], version: str) -> None:
     one, other = two
     room_id = await crowded(one, version)
@@ -37,29 +52,216 @@ async def test_a_partial_room_is_used_and_completed(two: list[Homeserver], versi
     assert other.user() in await other.store.member_ids(room_id)
     assert one.user("ann") not in await other.store.member_ids(room_id)
 
-    said = await one.say(room_id, "hello", "ann")
-    [result] = (await other.receive(one, [said])).values()
-    assert result.outcome == "stored", result
+    assert await delivered(other, one, await one.say(room_id, "hello", "ann")) == ["stored"]
     assert one.user("ann") in await other.store.member_ids(room_id)
-    mine = await other.say(room_id, "hello ann")
-    [result] = (await one.receive(other, [mine])).values()
-    assert result.outcome == "stored", result
+    assert await delivered(one, other, await other.say(room_id, "hello ann")) == ["stored"]
     before = await other.store.sync(other.user())
     bodies = [event.json["content"].get("body") for event in before.join[room_id].timeline.events]
     assert bodies[-2:] == ["hello", "hello ann"]
+    assert await findings(other.store, room_id) == []
 
-    assert await findings(other.store) == []
+    waiting = asyncio.ensure_future(
+        other.store.sync(other.user(), since=before.next_batch, timeout_ms=60_000)
+    )
     assert await other.receiver.complete_partial_rooms() == [room_id]
-    assert await findings(other.store) == []
+    after = await waiting
     assert await other.store.partial_rooms() == []
     assert await other.receiver.complete(room_id)
     await agree(room_id, one, other)
-    after = await other.store.sync(other.user(), since=before.next_batch)
+    assert await findings(other.store, room_id) == []
     assert after.join[room_id].timeline.events == []
     came = {event.state_key for event in after.join[room_id].state_after}
     assert came == {one.user("bob"), one.user("cid"), one.user()}
+    shared = await other.store.sharing_changes(other.user(), before.next_batch, after.next_batch)
+    assert shared.gained == came
     again = await other.store.sync(other.user(), since=after.next_batch)
     assert room_id not in again.join
-    await other.receive(one, [await one.say(room_id, "more", "bob")])
+    assert await delivered(other, one, await one.say(room_id, "more", "bob")) == ["stored"]
     last = await other.store.sync(other.user(), since=again.next_batch)
     assert last.join[room_id].state_after == []
+
+
+async def test_requests_that_need_all_members_are_refused(two: list[Homeserver]) -> None:
+    one, other = two
+    room_id = await crowded(one)
+    joined = await join_partially(room_id, other, one)
+    assert joined.event_id is not None
+    mine = await other.say(room_id, "mine")
+    assert await delivered(one, other, mine) == ["stored"]
+    said = EventId(event_id(mine, "12"))
+    store, join = other.store, {"membership": "join"}
+    calls: dict[str, Callable[[], Awaitable[object]]] = {
+        "state_ids": lambda: store.state_ids(said),
+        "backfill": lambda: store.backfill(room_id, [said], 5, server_name="s1.test"),
+        "missing": lambda: store.missing_events(room_id, [], [said], server_name="s1.test"),
+        "time": lambda: store.timestamp_to_event(room_id, 0, "f", server_name="s1.test"),
+        "template": lambda: store.template(
+            room_id, "@x:s3.test", "m.room.member", join, state_key="@x:s3.test"
+        ),
+        "send": lambda: store.send(
+            room_id, other.user("b"), "m.room.member", join, state_key=other.user("b")
+        ),
+        "purge": lambda: purge_history(
+            store.database, room_id, server_name="s2.test", before_event_id=said
+        ),
+    }
+    for name, call in calls.items():
+        with pytest.raises(PartialState) as raised:
+            await call()
+        assert raised.value.room_id == room_id, name
+    assert await store.visible_to_server("s1.test", [said]) == set()
+    assert await store.joined_servers(room_id) == {"s1.test", "s2.test"}
+    assert (await store.outbox(0))[-1].servers == {"s1.test"}
+    assert await store.is_resident("s1.test", room_id)
+    assert not await store.is_resident("s3.test", room_id)
+    assert len(await store.backfill(room_id, [said], 5)) == 2
+    responder = Responder(other.receiver)
+    leaver = await one.make_join(room_id, one, "dan")
+    with pytest.raises(PartialState):
+        await responder.take_membership("s1.test", "join", room_id, event_id(leaver, "12"), leaver)
+    # a second user enters through the other server, and an event of a user who leaves is believed
+    second = await join_partially(room_id, other, one, "b")
+    assert (second.outcome, second.is_partial) == ("joined", True)
+    third = await other.memberships.join(other.user("c"), room_id)
+    assert (third.outcome, other.network.calls["send_join"]) == ("joined", 1)
+    await other.receive(one, [await member(one, room_id, "bob", "bob", "leave")])
+    assert not await store.is_resident("s1.test", room_id)
+
+    assert await other.receiver.complete(room_id)
+    for name in ("state_ids", "backfill", "missing", "time", "template"):
+        assert await calls[name]() is not None, name
+    assert await store.visible_to_server("s1.test", [said]) == {said}
+    assert await store.is_resident("s1.test", room_id)
+    await agree(room_id, one, other)
+
+
+async def test_an_event_of_a_banned_user_goes(two: list[Homeserver]) -> None:
+    """The one kind of event that is shown before the completion and not after it."""
+    one, other = two
+    room_id = await crowded(one)
+    ann = (await one.store.current_state(room_id))["m.room.member", one.user("ann")]
+    await member(one, room_id, "user", "ann", "ban")
+    joined = await join_partially(room_id, other, one)
+    levels = (await one.store.current_state(room_id))["m.room.power_levels", ""]
+    hostile = sign(
+        {
+            "type": "m.room.message",
+            "room_id": room_id,
+            "sender": one.user("ann"),
+            "content": {"body": "I am still here"},
+            "depth": 50,
+            "origin_server_ts": 1,
+            "prev_events": [joined.event_id],
+            "auth_events": [levels, ann],
+        },
+        "12",
+        "s1.test",
+        signing_key("s1.test"),
+    )
+    old = await one.store.event(ann)
+    assert old is not None
+    await other.store.append([old.raw], room_version="12", origin="outlier")
+    assert await delivered(other, one, hostile) == ["stored"]
+    reply = EventId(event_id(await other.say(room_id, "go away"), "12"))
+    bad = EventId(event_id(hostile, "12"))
+    assert await other.store.visible_to_user(other.user(), [bad, reply]) == {bad, reply}
+    assert await other.store.membership(room_id, one.user("ann")) == "join"
+    before = await other.store.sync(other.user())
+
+    assert await other.receiver.complete(room_id)
+    stored = await other.store.events([bad, reply])
+    assert stored[bad].rejected is not None
+    assert stored[bad].stream_ordering is not None
+    assert await other.store.visible_to_user(other.user(), [bad, reply]) == {reply}
+    after = await other.store.sync(other.user(), since=before.next_batch)
+    [ban] = [one_ for one_ in after.join[room_id].state_after if one_.state_key == one.user("ann")]
+    assert ban.json["content"]["membership"] == "ban"
+    assert await findings(other.store, room_id) == []
+
+
+async def test_a_completion_that_fails_changes_nothing_and_goes_on(
+    two: list[Homeserver], another_dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process, which has read and written the room before, goes on after it as well."""
+    one, other = two
+    room_id = await crowded(one)
+    joined = await join_partially(room_id, other, one)
+    async with storage.open(
+        another_dsn,
+        server_name="s2.test",
+        instance_name="second",
+        signing_key=signing_key("s2.test"),
+    ) as second:
+        await second.send(room_id, other.user(), "m.room.message", {"body": "one"})
+        before = await second.sync(other.user())
+        state = await second.current_state(room_id)
+        other.network.faults["s1.test", "state_ids"] = fail
+        assert not await other.receiver.complete(room_id)
+        del other.network.faults["s1.test", "state_ids"]
+
+        async def broken(*_: object) -> None:
+            raise RuntimeError
+
+        with monkeypatch.context() as patch:
+            patch.setattr(completion, "publish", broken)
+            with pytest.raises(RuntimeError):
+                await other.receiver.complete(room_id)
+        assert [room.room_id for room in await second.partial_rooms()] == [room_id]
+        assert await second.current_state(room_id) == state
+        assert await findings(second, room_id) == []
+
+        async with other.store.database.connection() as conn:  # as if it had been refused
+            await conn.execute(
+                "UPDATE events SET soft_failed = true WHERE sender_nid = (SELECT principal_nid "
+                "FROM principals WHERE name = $1::text) AND state_key_nid IS NULL",
+                other.user(),
+            )
+        assert await other.receiver.complete(room_id)
+        after = await second.sync(other.user(), since=before.next_batch)
+        [new] = after.join[room_id].timeline.events  # accepted only now: it is new to clients
+        assert new.json["content"] == {"body": "one"}
+        assert len(after.join[room_id].state_after) == 4
+        await second.send(room_id, other.user(), "m.room.message", {"body": "two"})
+        again = await join_partially_again(room_id, other, one, joined.event_id)
+        assert (again.outcome, again.is_partial) == ("duplicate", False)
+        assert await findings(second, room_id) == []
+    await agree(room_id, other)
+
+
+async def join_partially_again(
+    room_id: RoomId, server: Homeserver, resident: Homeserver, event: EventId | None
+) -> storage.federation.JoinResult:
+    """The same answer once more, as after a lost response."""
+    assert event is not None
+    stored = await server.store.event(event)
+    assert stored is not None
+    answer = {
+        **await resident.state_at(event, "state"),
+        "event": stored.json,
+        "members_omitted": True,
+        "servers_in_room": ["s1.test"],
+    }
+    return await server.receiver.joined("s1.test", stored.json, answer, "12")
+
+
+async def test_a_room_is_joined_again_with_its_history(two: list[Homeserver]) -> None:
+    one, other = two
+    room_id = await crowded(one)
+    assert (await other.join(room_id, one)).outcome == "joined"
+    early = await one.say(room_id, "early", "bob")
+    assert await delivered(other, one, early) == ["stored"]
+    left = await member(other, room_id, "user", "user", "leave")
+    assert await delivered(one, other, left) == ["stored"]
+    await one.say(room_id, "between", "cid")
+    assert (await join_partially(room_id, other, one)).is_partial
+    assert await delivered(other, one, await one.say(room_id, "late", "ann")) == ["stored"]
+    assert await findings(other.store, room_id) == []
+    seen = {event.event_id for event in (await page(other, room_id))}
+    assert await other.receiver.complete(room_id)
+    assert await findings(other.store, room_id) == []
+    assert seen <= {event.event_id for event in (await page(other, room_id))}
+    await agree(room_id, one, other)
+
+
+async def page(server: Homeserver, room_id: RoomId) -> list[storage.StoredEvent]:
+    return (await server.store.messages(room_id, server.user(), limit=100)).chunk

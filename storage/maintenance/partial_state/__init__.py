@@ -1,7 +1,7 @@
 """Partial states: rooms that this server has joined with the members omitted (MSC3706).
 
   begin      mark a room before its join is stored, or take the mark back
-  complete   store the join and everything after it again, on the whole state
+  completion store the join and everything after it again, on the whole state
   replayed   the events to store again, in the order in which they arrived
   positions  put back what clients know, and publish the difference at one new position
 
@@ -9,6 +9,6 @@ The planner adds the members that events cite (storage/persist/plan/partial_stat
 """
 
 from storage.maintenance.partial_state.begin import abandon, begin
-from storage.maintenance.partial_state.complete import complete
+from storage.maintenance.partial_state.completion import complete
 
 __all__ = ["abandon", "begin", "complete"]
