@@ -135,6 +135,27 @@ async def test_requests_that_need_all_members_are_refused(two: list[Homeserver])
     await agree(room_id, one, other)
 
 
+def message(
+    server: Homeserver, name: str, room_id: RoomId, prev: list[EventId], auth: list[EventId]
+) -> Json:
+    """A message that cites what it likes."""
+    return sign(
+        {
+            "type": "m.room.message",
+            "room_id": room_id,
+            "sender": server.user(name),
+            "content": {"body": f"of {name}"},
+            "depth": 50,
+            "origin_server_ts": 1,
+            "prev_events": prev,
+            "auth_events": auth,
+        },
+        "12",
+        server.name,
+        signing_key(server.name),
+    )
+
+
 async def test_an_event_of_a_banned_user_goes(two: list[Homeserver]) -> None:
     """The one kind of event that is shown before the completion and not after it."""
     one, other = two
@@ -143,21 +164,8 @@ async def test_an_event_of_a_banned_user_goes(two: list[Homeserver]) -> None:
     await member(one, room_id, "user", "ann", "ban")
     joined = await join_partially(room_id, other, one)
     levels = (await one.store.current_state(room_id))["m.room.power_levels", ""]
-    hostile = sign(
-        {
-            "type": "m.room.message",
-            "room_id": room_id,
-            "sender": one.user("ann"),
-            "content": {"body": "I am still here"},
-            "depth": 50,
-            "origin_server_ts": 1,
-            "prev_events": [joined.event_id],
-            "auth_events": [levels, ann],
-        },
-        "12",
-        "s1.test",
-        signing_key("s1.test"),
-    )
+    assert joined.event_id is not None
+    hostile = message(one, "ann", room_id, [joined.event_id], [levels, ann])
     old = await one.store.event(ann)
     assert old is not None
     await other.store.append([old.raw], room_version="12", origin="outlier")
@@ -176,6 +184,29 @@ async def test_an_event_of_a_banned_user_goes(two: list[Homeserver]) -> None:
     after = await other.store.sync(other.user(), since=before.next_batch)
     [ban] = [one_ for one_ in after.join[room_id].state_after if one_.state_key == one.user("ann")]
     assert ban.json["content"]["membership"] == "ban"
+    assert await findings(other.store, room_id) == []
+
+
+async def test_an_event_of_an_older_fork_waits_for_the_members(two: list[Homeserver]) -> None:
+    """Its user may have been banned since, for all that the state says."""
+    one, other = two
+    room_id = await crowded(one)
+    state = await one.store.current_state(room_id)
+    prev = await one.store.forward_extremities(room_id)
+    assert (await join_partially(room_id, other, one)).is_partial
+    auth = [state["m.room.power_levels", ""], state["m.room.member", one.user("bob")]]
+    late = message(one, "bob", room_id, list(prev), auth)
+    await one.store.append([late])
+    before = await other.store.sync(other.user())
+    assert await delivered(other, one, late) == ["soft_failed"]
+    hidden = await other.store.sync(other.user(), since=before.next_batch)
+    came = [event for room in hidden.join.values() for event in room.timeline.events]
+    assert event_id(late, "12") not in {event.event_id for event in came}
+
+    assert await other.receiver.complete(room_id)
+    after = await other.store.sync(other.user(), since=hidden.next_batch)
+    [shown] = after.join[room_id].timeline.events
+    assert shown.event_id == event_id(late, "12")
     assert await findings(other.store, room_id) == []
 
 

@@ -93,6 +93,25 @@ SET moves = $2::bigint + (SELECT count(*) > 0 FROM moved)::int
 WHERE room_nid = $1::int
 """
 
+# an event with a new position arrived, for clients, after its children and after its parents
+SQL_SET_AFTER_GAP: Final[LiteralString] = """
+UPDATE events e
+SET after_gap = NULLIF(correct.is_after_gap, false)
+FROM (
+    SELECT x.event_nid, EXISTS (
+        SELECT
+        FROM unnest(x.prev_events) AS n (event_nid)
+        LEFT JOIN events p ON p.event_nid = n.event_nid AND p.room_nid = x.room_nid
+            AND p.stream_ordering < x.stream_ordering
+        WHERE p.event_nid IS NULL
+    ) AS is_after_gap
+    FROM events x
+    WHERE x.event_nid = ANY($1::bigint[]) AND NOT x.outlier AND NOT x.backfilled
+) AS correct
+WHERE e.event_nid = correct.event_nid
+    AND COALESCE(e.after_gap, false) <> correct.is_after_gap
+"""
+
 SQL_PUBLISH: Final[LiteralString] = """
 WITH
 fact AS MATERIALIZED (
@@ -263,6 +282,7 @@ async def put_back(conn: Connection, room_nid: int, known: KnownToReaders) -> No
         bounds.last_position,
         bounds.max_topological_ordering,
     )
+    await conn.execute(SQL_SET_AFTER_GAP, [row.event_nid for row in known.events])
     orders = ((row.event_nid, row.topological_ordering) for row in known.events)
     await conn.execute(
         SQL_RESTORE_ORDER,

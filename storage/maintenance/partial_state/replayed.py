@@ -73,7 +73,7 @@ def _in_order(rows: Sequence[TakenRow], version: str, states: States) -> Removed
     def store(event: Event, *, is_placed: bool) -> None:
         row, state = removed.rows[event.event_id], states.get(event.event_id)
         known.add(event.event_id)
-        for needed in [*event.auth_event_ids, *(state or ())]:
+        for needed in [*_cited(event), *(state or ())]:
             if needed in events and needed not in known:
                 store(events[needed], is_placed=False)
         origin = row.origin if is_placed else "outlier"
@@ -85,6 +85,13 @@ def _in_order(rows: Sequence[TakenRow], version: str, states: States) -> Removed
         if not row.outlier or row.event_id not in known:
             store(events[row.event_id], is_placed=not row.outlier)
     return removed
+
+
+def _cited(event: Event) -> list[EventId]:
+    """Return the auth events, with the create event that the room id names."""
+    if event.room_version.create_room_id and event.type != "m.room.create":
+        return [*event.auth_event_ids, EventId("$" + event.room_id[1:])]
+    return list(event.auth_event_ids)
 
 
 def _arrival(row: TakenRow) -> tuple[bool, int]:

@@ -68,6 +68,13 @@ CROSS JOIN LATERAL (
 ) AS r
 """
 
+SQL_PARTIAL_JOIN: Final[LiteralString] = """
+SELECT e.depth
+FROM partial_rooms p
+JOIN events e ON e.event_id = p.join_event_id AND NOT e.outlier
+WHERE p.room_nid = $1::int
+"""
+
 SQL_CREATE: Final[LiteralString] = """
 SELECT event_id
 FROM events
@@ -193,6 +200,11 @@ async def _reaching(
     return await conn.fetch(SQL_REACHING, list(nids), limit, row=ReachingRow)
 
 
+async def _partial_join(conn: Connection, _: ChangeSet, room_nid: int) -> int | None:
+    found: int | None = await conn.fetchval(SQL_PARTIAL_JOIN, room_nid)
+    return found
+
+
 async def _create(conn: Connection, _: ChangeSet, room_nid: int) -> list[str]:
     return await conn.fetchvals(SQL_CREATE, room_nid)
 
@@ -243,6 +255,7 @@ LOOKUPS: Final[dict[Hashable, Callable[..., Awaitable[Any]]]] = {
     "auth_graph": _auth_graph,
     "reaching": _reaching,
     "create": _create,
+    "partial_join": _partial_join,
     "order": _order,
     "invited": _invited,
     "principals": _room_principals,

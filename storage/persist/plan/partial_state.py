@@ -12,13 +12,19 @@ it, and to the current state against which it is checked:
 A key that the state has is never changed. No membership of a local user is added: this server had
 no member before the join. A state that the caller gave is complete, and stays as it is.
 
+Two kinds of membership are not added, because the whole state might refuse the event, which would
+then vanish. One is a membership from after the join: it is none of the omitted ones, and its depth
+is at least that of the join. The other concerns an event of a fork from before the join. Its user
+may have been banned since, and that ban may have been omitted. So nothing is added to the current
+state for it, and it is soft-failed until the state is complete.
+
 When the members are stored, these events are planned again (storage/maintenance/partial_state).
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from storage.persist.model.event_changes import EventChanges
-from storage.persist.model.rows import EventRow
+from storage.persist.model.rows import EventRow, PrincipalStanding
 from storage.persist.plan import audience
 from storage.persist.plan.state_merge import same_state
 from storage.persist.plan.topology import ParentEvents
@@ -40,11 +46,22 @@ def supplemented(
     """
     if not changes.room.row.is_partial:
         return before, current
+    cited = _omitted_members(changes, auth_rows)
     if not parents.missing:
-        before = _stored(changes, before, _lacking(changes, before, auth_rows))
-    if current is not None and (lacking := _lacking(changes, current, auth_rows)):
-        current = derive(current, lacking, 0, NOTHING)
+        before = _stored(changes, before, _absent(cited, before))
+    if current is not None and _is_inside(changes, before):
+        lacking = _absent(cited, current)
+        current = derive(current, lacking, 0, NOTHING) if lacking else current
     return before, current
+
+
+def _is_inside(changes: EventChanges, group: Group) -> bool:
+    """Return whether this server is in the room in a state.
+
+    If so, the state follows the join, and with it all that led to the state before the join.
+    """
+    own = changes.change_set.names.principal_nid(changes.change_set.server_name)
+    return changes.standing(own, group.audience) is PrincipalStanding.IN
 
 
 def _stored(changes: EventChanges, group: Group, lacking: dict[int, int]) -> Group:
@@ -60,15 +77,25 @@ def _stored(changes: EventChanges, group: Group, lacking: dict[int, int]) -> Gro
     return changes.add_group(new._replace(audience=audience.branch(changes, group, new)))
 
 
-def _lacking(changes: EventChanges, group: Group, auth_rows: Iterable[EventRow]) -> dict[int, int]:
-    """Return the cited memberships of users of other servers whose key the state lacks."""
+def _omitted_members(changes: EventChanges, auth_rows: Iterable[EventRow]) -> dict[int, int]:
+    """Return the cited memberships that may be among the omitted ones, by key.
+
+    Their users are of other servers, and their depth is below that of the join.
+    """
     name, own = changes.change_set.names.state_key_name, ":" + changes.change_set.server_name
+    depth = changes.change_set.answers.answer(("partial_join", changes.room_nid))
     return {
         row.state_key_nid: row.event_nid
         for row in auth_rows
         if row.membership is not None
         and row.rejected is None
         and row.state_key_nid is not None
-        and row.state_key_nid not in group.entries
+        and depth is not None
+        and row.depth < depth
         and not name(row.state_key_nid)[1].endswith(own)
     }
+
+
+def _absent(members: Mapping[int, int], group: Group) -> dict[int, int]:
+    """Return those of the members whose key a state lacks."""
+    return {key: nid for key, nid in members.items() if key not in group.entries}
