@@ -152,7 +152,8 @@ async def checked_join(task: RoomTask, join: Event, response: JoinResponse) -> C
     left_out |= authorised.left_out
     entries = _entries(listed.events, stored, authorised.events)
     if response.servers is not None:
-        entries = partial_joins.cited_members(signed, authorised.events) | entries
+        cited = partial_joins.cited_members(signed, authorised.events)
+        entries = await partial_joins.left_before(task) | cited | entries
     _refuse_if_incomplete(signed, parsed.events, entries, left_out)
     await _refuse_if_not_allowed(task, signed, entries, authorised.events)
     return CheckedJoin(signed, entries, authorised.events, left_out)

@@ -57,6 +57,12 @@ def cited_members(join: Event, events: Mapping[EventId, Event]) -> dict[StateKey
     }
 
 
+async def left_before(task: RoomTask) -> dict[StateKey, EventId]:
+    """Return the memberships of local users from an earlier stay: the state before the join."""
+    async with task.store.database.connection() as conn:
+        return await partial_state.own_members(conn, task.room_id, task.own_name)
+
+
 @asynccontextmanager
 async def marked(task: RoomTask, join: Event, mark: OmittedMembers | None) -> AsyncIterator[bool]:
     """OmittedMembers the room as partial while a join is stored; take it back if that fails.

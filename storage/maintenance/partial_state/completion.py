@@ -6,7 +6,7 @@ derived data is rebuilt without them, and they are appended again by the planner
 Before that, the missing members are stored as outliers, in transactions of their own; a process
 that is killed leaves outliers, and the mark of the room stays.
 
-The entries of the first answer stand. The fetched state adds the members whose keys are absent.
+The members are those of the fetched state. All other entries are those of the first answer.
 
 An event that the whole state does not allow is rejected now, and clients that have it keep it until
 they load the room again. That is an event of a sender whom the whole state has banned, for example:
@@ -47,19 +47,19 @@ WHERE p.room_nid = $1::int
 
 SQL_WHOLE_STATE: Final[LiteralString] = """
 WITH
-known AS MATERIALIZED (
-    SELECT state_key_nid, event_nid
-    FROM state_entries($2::bigint)
+fetched AS MATERIALIZED (
+    SELECT e.state_key_nid, e.event_id
+    FROM events e
+    WHERE e.event_id = ANY($3::text[]) AND e.room_nid = $1::int AND e.membership IS NOT NULL
+        AND e.rejected IS NULL AND NOT is_out_of_band(e)
 )
 SELECT event_id
-FROM known
-JOIN events USING (event_nid)
+FROM fetched
 UNION ALL
 SELECT e.event_id
-FROM events e
-WHERE e.event_id = ANY($3::text[]) AND e.room_nid = $1::int AND e.membership IS NOT NULL
-    AND e.rejected IS NULL AND NOT is_out_of_band(e)
-    AND e.state_key_nid NOT IN (SELECT state_key_nid FROM known)
+FROM state_entries($2::bigint) AS known
+JOIN events e USING (event_nid)
+WHERE known.state_key_nid NOT IN (SELECT state_key_nid FROM fetched)
 """
 
 SQL_TAKE_OUT: Final[LiteralString] = """
