@@ -1,0 +1,450 @@
+"""Every column of every table, in the terms of the protocol, so that two stores can be compared.
+
+Numbers become names: an event its id, a state group its entries, an audience the principals in it,
+a position of the stream the event that arrived there. Columns that two equal stores may differ in
+are in the lists below with the reason. A column of a new table is in neither list, and the test of
+this module fails.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+import asyncpg
+
+Row = dict[str, Any]
+
+TABLES: Final[dict[str, dict[str, str]]] = {
+    "rooms": {
+        "room_nid": "key room",
+        "room_version": "value",
+        "current_state_group": "state",
+        "last_stream_ordering": "position",
+        "max_topological_ordering": "value",
+        "current_audience": "audience",
+        "joined_count": "value",
+        "invited_count": "value",
+        "forward_extremities": "event set",
+        "is_partial": "value",
+    },
+    "partial_rooms": {
+        "room_nid": "key room",
+        "join_event_id": "value",
+        "origin": "value",
+        "servers": "value",
+    },
+    "events": {
+        "event_nid": "key event",
+        "topological_ordering": "value",
+        "depth": "value",
+        "origin_server_ts": "value",
+        "state_group_before": "state",
+        "state_group_after": "state",
+        "audience": "audience",
+        "redacted_by": "event",
+        "relates_to": "value",
+        "room_nid": "room",
+        "sender_nid": "principal",
+        "type_nid": "type",
+        "state_key_nid": "state key",
+        "rel_type_nid": "type",
+        "encoding": "value",
+        "membership": "value",
+        "outlier": "value",
+        "backfilled": "value",
+        "soft_failed": "value",
+        "redacted_form": "value",
+        "ineffective": "value",
+        "replaces": "value",
+        "has_url": "value",
+        "after_gap": "value",
+        "event_id": "value",
+        "rejected": "value",
+        "prev_events": "events",
+        "auth_events": "events",
+        "json": "value",
+    },
+    "missing_events": {
+        "event_nid": "key event",
+        "room_nid": "room",
+        "superseded": "value",
+        "event_id": "value",
+        "child_nids": "event set",
+    },
+    "gap_failures": {
+        "event_nid": "key event",
+        "failures": "value",
+        "reason": "value",
+        "servers": "value",
+    },
+    "dropped_extremities": {"event_nid": "key event", "room_nid": "room"},
+    "waiting_redactions": {
+        "redaction_nid": "key event",
+        "room_nid": "room",
+        "target_event_id": "value",
+    },
+    "current_state": {
+        "event_nid": "event",
+        "room_nid": "key room",
+        "state_key_nid": "key state key",
+        "membership": "value",
+    },
+    "memberships": {
+        "stream_ordering": "position",
+        "event_nid": "event",
+        "principal_nid": "key principal",
+        "room_nid": "key room",
+        "membership": "value",
+        "forgotten": "value",
+    },
+    "out_of_band_memberships": {
+        "event_nid": "event",
+        "room_nid": "key room",
+        "principal_nid": "key principal",
+        "stripped_state": "value",
+    },
+    "auth_chains": {"event_nid": "key event", "event_id": "value", "state_key": "value"},
+    "visibility": {
+        "last_join_topological": "value",
+        "room_nid": "key room",
+        "principal_nid": "key principal",
+        "joined_count": "value",
+        "invited_count": "value",
+    },
+    "purged_streams": {"stream_name": "key value", "purged_upto": "value"},
+    "lost_positions": {"stream_name": "key value", "lost_upto": "key value"},
+    "erased_users": {"principal_nid": "key principal"},
+    "deployment": {"server_name": "key value"},
+    "receipts": {
+        "room_nid": "key room",
+        "principal_nid": "key principal",
+        "receipt_type": "key value",
+        "thread_id": "key value",
+        "event_id": "value",
+        "data": "value",
+    },
+}
+"""The columns that are compared, and how to read each. Those with "key" identify a row."""
+
+COLUMNS_LEFT_OUT: Final[dict[str, dict[str, str]]] = {
+    "rooms": {
+        "room_id": "the key",
+        "write_version": "counts the writes",
+        "next_audience": "a number; the audiences are compared by the principals in them",
+        "moves": "counts the writes that moved events, and those of a completion",
+        "removals": "counts the transactions that deleted rows",
+        "out_of_range": "a range of reads that may be too wide; verify checks it",
+        "completed_at": "the position of the completion",
+    },
+    "partial_rooms": {"began_ts": "a time of arrival"},
+    "events": {
+        "stream_ordering": "compared as an order (StoreRows.order)",
+        "received_ts": "a time of arrival",
+        "writer_nid": "the process that stored it",
+    },
+    "gap_failures": {"failed_ts": "a time", "retry_ts": "a time"},
+    "memberships": {"writer_nid": "the process that stored it"},
+    "auth_chains": {
+        "chain_nid": "the chains follow the order of storing; the auth chains are compared",
+        "sequence_number": "the same",
+    },
+    "visibility": {
+        "audiences": "numbers; the principals of each event are compared",
+        "invited_audiences": "the same",
+        "first_audience": "the same",
+    },
+    "lost_positions": {
+        "lost_after": "a position",
+        "instance_names": "processes",
+        "kept_upto": "positions",
+    },
+    "erased_users": {"erased_ts": "a time"},
+    "deployment": {
+        "deployment_id": "chosen at random",
+        "created_ts": "a time",
+        "singleton": "always true",
+        "incarnation": "chosen at random",
+    },
+    "receipts": {"stream_id": "a position", "writer_nid": "the process that stored it"},
+}
+
+TABLES_LEFT_OUT: Final[dict[str, str]] = {
+    "state_groups": "numbers and paths; the states of all events are compared as maps",
+    "state_deltas": "compared as maps (StoreRows.deltas)",
+    "reordered_events": "positions before a move, for tokens from before it",
+    "outlier_memberships": "a completion publishes one fact, to wake syncs",
+    "auth_chain_links": "as auth_chains; the auth chains are compared",
+    "past_visibility": "numbers; the principals of each event are compared",
+    "audiences": "numbers; the principals of each event are compared",
+    "local_transactions": "an event is sent by one store and received by the other",
+    "principals": "names that were read, perhaps without a row that has them",
+    "event_types": "the same",
+    "state_keys": "the same",
+    "alembic_version": "the schema",
+    "schema_compatibility": "the schema",
+    "background_jobs": "the schema",
+    "stream_positions": "the processes",
+    "writers": "the processes",
+    "cache_invalidations": "the processes",
+    "account_data": "nothing of a room's events",
+    "to_device": "nothing of a room's events",
+    "defined_streams": "nothing of a room's events",
+    "published_facts": "nothing of a room's events",
+    "cursors": "nothing of a room's events",
+    "sliding_connections": "nothing of a room's events",
+    "sliding_rooms": "nothing of a room's events",
+    "import_events": "nothing of a room's events",
+    "purge_jobs": "nothing of a room's events",
+    "purge_retained_events": "nothing of a room's events",
+}
+
+COMPLETED: Final = "(the completion)"
+"""The position of a completion."""
+
+SQL_COLUMNS: Final = """
+SELECT c.relname AS table_name, a.attname AS column_name
+FROM pg_class c
+JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
+WHERE c.relnamespace = 'public'::regnamespace AND c.relkind = 'r'
+"""
+SQL_GROUPS: Final = """
+WITH used AS (
+    SELECT state_group_before AS number FROM events WHERE NOT outlier
+    UNION SELECT state_group_after FROM events WHERE state_group_after IS NOT NULL
+    UNION SELECT current_state_group FROM rooms WHERE current_state_group IS NOT NULL
+)
+SELECT u.number, x.state_key_nid, x.event_nid
+FROM used u
+CROSS JOIN LATERAL state_entries(u.number) AS x
+"""
+SQL_AUDIENCES: Final = """
+WITH used AS (
+    SELECT room_nid, audience FROM events WHERE audience IS NOT NULL
+    UNION SELECT room_nid, current_audience FROM rooms
+)
+SELECT u.room_nid, u.audience, p.name, u.audience <@ v.invited_audiences AS is_invited
+FROM used u
+JOIN whole_visibility v USING (room_nid)
+JOIN principals p USING (principal_nid)
+WHERE u.audience <@ v.audiences
+"""
+SQL_CHAINS: Final = """
+WITH RECURSIVE reached AS (
+    SELECT event_nid AS root, unnest(auth_events) AS event_nid FROM events
+    UNION
+    SELECT r.root, unnest(e.auth_events) FROM reached r JOIN events e USING (event_nid)
+)
+SELECT root, event_nid FROM reached
+"""
+
+
+class StoreRows(NamedTuple):
+    """The rows of a store. ``order``: its timeline in the order of arrival.
+
+    ``deltas``: the changes of the current state, in order: the position, and the new values.
+    """
+
+    tables: Mapping[str, Mapping[tuple[Any, ...], Row]]
+    order: list[str]
+    completed_after: int
+    """The number of events that arrived before the last completion; 0 for none."""
+    deltas: list[tuple[str, dict[Any, str | None]]]
+
+
+async def uncovered(conn: asyncpg.Connection) -> set[tuple[str, str]]:
+    """Return the columns in neither list, and those in the lists that do not exist."""
+    found = {(row["table_name"], row["column_name"]) for row in await conn.fetch(SQL_COLUMNS)}
+    named = {(table, column) for table, columns in TABLES.items() for column in columns}
+    named |= {(table, column) for table, names in COLUMNS_LEFT_OUT.items() for column in names}
+    whole = {(table, column) for table, column in found if table in TABLES_LEFT_OUT}
+    return (found - whole) ^ named
+
+
+async def rows_of(dsn: str) -> StoreRows:
+    """Read a store."""
+    conn = await asyncpg.connect(dsn)
+    try:
+        async with conn.transaction(isolation="repeatable_read", readonly=True):
+            names = await Names.read(conn)
+            tables = {table: await _table(conn, names, table) for table in TABLES}
+            return StoreRows(
+                tables,
+                [names.at[position] for position in sorted(names.at) if names.is_event(position)],
+                names.completed_after,
+                await _deltas(conn, names),
+            )
+    finally:
+        await conn.close()
+
+
+class Names:
+    """The names that the numbers of a store stand for."""
+
+    def __init__(self) -> None:
+        self.events: dict[int, str] = {}
+        self.rooms: dict[int, str] = {}
+        self.principals: dict[int, str] = {}
+        self.types: dict[int, str] = {}
+        self.keys: dict[int, tuple[str, str]] = {}
+        self.groups: dict[int, dict[tuple[str, str], str]] = {}
+        self.audiences: dict[tuple[int, int], set[tuple[str, bool]]] = {}
+        self.at: dict[int, str] = {}
+
+    @classmethod
+    async def read(cls, conn: asyncpg.Connection) -> "Names":
+        self = cls()
+        for sql in (
+            "SELECT event_nid, event_id FROM missing_events",
+            "SELECT event_nid, event_id FROM events",
+        ):
+            self.events.update(map(tuple, await conn.fetch(sql)))
+        self.rooms = dict(map(tuple, await conn.fetch("SELECT room_nid, room_id FROM rooms")))
+        self.principals = dict(map(tuple, await conn.fetch("SELECT * FROM principals")))
+        self.types = dict(map(tuple, await conn.fetch("SELECT * FROM event_types")))
+        for nid, type_nid, key in await conn.fetch("SELECT * FROM state_keys"):
+            self.keys[nid] = (self.types[type_nid], key)
+        for number, key, event in await conn.fetch(SQL_GROUPS):
+            self.groups.setdefault(number, {})[self.keys[key]] = self.events[event]
+        for room, audience, name, invited in await conn.fetch(SQL_AUDIENCES):
+            self.audiences.setdefault((room, audience), set()).add((name, bool(invited)))
+        self.at.update(
+            await conn.fetch(
+                "SELECT stream_ordering, event_id FROM events WHERE stream_ordering IS NOT NULL"
+            )
+        )
+        self.at.update(
+            (position, COMPLETED)
+            for (position,) in await conn.fetch(
+                "SELECT completed_at FROM rooms WHERE completed_at IS NOT NULL"
+            )
+        )
+        return self
+
+    def is_event(self, position: int) -> bool:
+        return self.at[position] != COMPLETED
+
+    @property
+    def completed_after(self) -> int:
+        completed = [position for position in self.at if not self.is_event(position)]
+        return sum(map(self.is_event, (one for one in self.at if one < max(completed, default=0))))
+
+    def reader(self, kind: str) -> Callable[[Any, Row], Any]:
+        """Return the function that reads a column of this kind."""
+        simple: dict[str, Callable[[Any, Row], Any]] = {
+            "value": lambda value, _: value,
+            "room": lambda value, _: self.rooms[value],
+            "event": lambda value, _: self.events.get(value, value),
+            "events": lambda value, _: [self.events[one] for one in value],
+            "event set": lambda value, _: {self.events[one] for one in value},
+            "principal": lambda value, _: self.principals[value],
+            "type": lambda value, _: self.types[value],
+            "state key": lambda value, _: self.keys[value],
+            "state": lambda value, _: self.groups.get(value, {}),
+            "position": lambda value, _: self.at.get(value, "(another)"),
+            "audience": lambda value, row: self.audiences.get((row["room_nid"], value), set()),
+        }
+        read = simple[kind]
+        return lambda value, row: None if value is None else read(value, row)
+
+
+async def _table(conn: asyncpg.Connection, names: Names, table: str) -> dict[tuple[Any, ...], Row]:
+    kinds = TABLES[table]
+    readers = {column: names.reader(kind.removeprefix("key ")) for column, kind in kinds.items()}
+    keys = [column for column, kind in kinds.items() if kind.startswith("key ")]
+    found = {}
+    for record in await conn.fetch(f"SELECT * FROM {table}"):
+        row = {column: read(record[column], record) for column, read in readers.items()}
+        found[tuple(row[column] for column in keys)] = row
+    if table == "auth_chains":
+        for root, event in await conn.fetch(SQL_CHAINS):
+            if (names.events[root],) in found:
+                chain = found[names.events[root],].setdefault("auth chain", set())
+                chain.add(names.events[event])
+    return found
+
+
+async def _deltas(
+    conn: asyncpg.Connection, names: Names
+) -> list[tuple[str, dict[Any, str | None]]]:
+    found: dict[int, dict[Any, str | None]] = {}
+    for row in await conn.fetch("SELECT * FROM state_deltas ORDER BY stream_ordering"):
+        event = None if row["event_nid"] is None else names.events[row["event_nid"]]
+        found.setdefault(row["stream_ordering"], {})[names.keys[row["state_key_nid"]]] = event
+    return [(names.at[position], changes) for position, changes in found.items()]
+
+
+def differences(full: StoreRows, completed: StoreRows, moved: Iterable[str] = ()) -> list[str]:
+    """Return the differences of two stores, as lines; the second one may have been completed."""
+    lines = []
+    for table in TABLES:
+        lines += _table_differences(table, full.tables[table], completed.tables[table])
+    kept = set(moved)
+    theirs = [one for one in full.order if one not in kept]
+    ours = [one for one in completed.order if one not in kept]
+    if theirs != ours or set(full.order) != set(completed.order):
+        lines.append(f"order: {theirs} != {ours}")
+    return lines + _delta_differences(full, completed)
+
+
+def _table_differences(
+    table: str, full: Mapping[tuple[Any, ...], Row], completed: Mapping[tuple[Any, ...], Row]
+) -> list[str]:
+    lines = [
+        f"{table}: only one has {key}" for key in sorted(full.keys() ^ completed.keys(), key=str)
+    ]
+    for key in full.keys() & completed.keys():
+        for column, value in full[key].items():
+            other = completed[key][column]
+            # the position of the completion is the one that only this store has
+            if value != other and not (
+                TABLES[table].get(column) == "position" and other == COMPLETED
+            ):
+                lines.append(f"{table} {key} {column}: {_unlike(value, other)}")
+    return lines
+
+
+def _unlike(value: Any, other: Any) -> str:
+    if isinstance(value, dict) and isinstance(other, dict):
+        keys = {key for key in value.keys() | other.keys() if value.get(key) != other.get(key)}
+        return str({key: (value.get(key), other.get(key)) for key in keys})
+    if isinstance(value, set) and isinstance(other, set):
+        return f"only full {value - other}, only completed {other - value}"
+    return f"{value!r} != {other!r}"
+
+
+def _delta_differences(full: StoreRows, completed: StoreRows) -> list[str]:
+    """Compare the state deltas after the completion, and the state up to there."""
+    before = {*completed.order[: completed.completed_after], COMPLETED}
+    ours = [one for one in completed.deltas if one[0] not in before]
+    theirs = [one for one in full.deltas if one[0] not in before]
+    lines = [f"state_deltas: only full {one}" for one in theirs if one not in ours]
+    lines += [f"state_deltas: only completed {one}" for one in ours if one not in theirs]
+    state = _folded(one for one in full.deltas if one[0] in before)
+    other = _folded(one for one in completed.deltas if one[0] in before)
+    if state != other:
+        lines.append(f"state_deltas up to the completion: {_unlike(state, other)}")
+    return lines
+
+
+def _folded(deltas: Iterable[tuple[str, dict[Any, str | None]]]) -> dict[Any, str]:
+    state: dict[Any, str] = {}
+    for _, changes in deltas:
+        for key, event in changes.items():
+            if event is None:
+                state.pop(key, None)
+            else:
+                state[key] = event
+    return state
+
+
+def moved_events(full: StoreRows, completed: StoreRows) -> Sequence[str]:
+    """Return the events that a completion has accepted, and given new positions.
+
+    They are the last ones before its own position.
+    """
+    at = completed.completed_after
+    for count in range(at + 1):
+        moved = completed.order[at - count : at]
+        rest = completed.order[: at - count] + completed.order[at:]
+        if rest == [one for one in full.order if one not in moved]:
+            return moved
+    return ()
