@@ -264,10 +264,11 @@ class Receiver:
             return await joining.store_join(task, await joining.checked_join(task, join, read))
         async with self._rooms.lock(join.room_id):
             known = (await self._known_rooms([join.room_id])).get(join.room_id)
-            if known is not None and known.is_resident:
-                return await self._join_known(task, origin, known, join, read)
-            checked = await joining.checked_join(task, join, read)
-            return await joining.store_join(task, checked, OmittedMembers(origin, read.servers))
+            if known is None or not known.is_resident:
+                checked = await joining.checked_join(task, join, read)
+                return await joining.store_join(task, checked, OmittedMembers(origin, read.servers))
+        # without the lock: the join may have a gap, and filling it needs the lock
+        return await self._join_known(task, origin, known, join, read)
 
     async def _join_known(
         self,

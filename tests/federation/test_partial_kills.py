@@ -1,0 +1,68 @@
+"""A process is killed at a random moment of a join with the members omitted, or of its completion.
+
+A new process makes the same calls again. Then all tables equal those of a join with the whole
+answer (tests/persist/whole_rows.py). `STORAGE_EXAMPLES` is the number of kills.
+"""
+
+import asyncio
+import os
+import random
+import signal
+import sys
+from asyncio.subprocess import PIPE, STDOUT
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+import storage
+from tests.conftest import _fresh_database
+from tests.federation.partial_process import Killer, play
+from tests.federation.partial_worlds import SERVER
+from tests.maintenance.rooms import findings
+from tests.persist.whole_rows import differences, moved_events, rows_of
+
+KILLS: Final = int(os.environ.get("STORAGE_EXAMPLES", "1"))
+KILLS_EACH: Final = 8
+DELAYS_MS: Final = (0, 0, 0.5, 2, 8)
+
+
+async def killed(dsn: str, seed: int, number: int, delay_ms: float) -> bool:
+    """Run the script in a process; return whether it was killed before its end."""
+    started = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "tests.federation.partial_process",
+        dsn,
+        str(seed),
+        str(number),
+        str(delay_ms),
+        cwd=Path(__file__).parents[2],
+        stdout=PIPE,
+        stderr=STDOUT,
+    )
+    output, _ = await started.communicate()
+    assert started.returncode in (0, -signal.SIGKILL), output.decode()[-3000:]
+    return started.returncode != 0
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("seed", range(-(-KILLS // KILLS_EACH)))
+async def test_a_killed_completion_goes_on(
+    seed: int, dsn: str, another_dsn: str, server_dsn: str, template_name: str, worker_id: str
+) -> None:
+    await play(another_dsn, seed, Killer(), is_partial=False)
+    full = await rows_of(another_dsn)
+    await play(dsn, seed, counted := Killer())
+    chance = random.Random(seed)
+    for _ in range(min(KILLS, KILLS_EACH)):
+        at, delay_ms = chance.randint(1, counted.count), chance.choice(DELAYS_MS)
+        async with _fresh_database(server_dsn, template_name, worker_id) as fresh:
+            assert await killed(fresh, seed, at, delay_ms) or delay_ms
+            await play(fresh, seed, Killer())
+            completed = await rows_of(fresh)
+            found = differences(full, completed, moved_events(full, completed))
+            assert not found, (at, delay_ms, "\n".join(found))
+            async with storage.open(fresh, server_name=SERVER) as store:
+                assert await store.partial_rooms() == []
+                assert await findings(store) == []
