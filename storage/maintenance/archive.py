@@ -12,7 +12,7 @@ from typing import Final, LiteralString, NamedTuple
 import orjson
 
 from storage.database.connection import Connection
-from storage.errors import UnknownRoom
+from storage.errors import PartialState, UnknownRoom
 from storage.event.ndjson import envelope
 from storage.ids import EventId, RoomId
 from storage.queries.state_at import states_at
@@ -21,7 +21,7 @@ PAGE: Final = 1_000
 """Events read by one statement: some megabytes."""
 
 SQL_ROOMS: Final[LiteralString] = """
-SELECT room_nid, room_id, room_version
+SELECT room_nid, room_id, room_version, is_partial
 FROM rooms
 WHERE $1::text[] IS NULL OR room_id = ANY($1::text[])
 ORDER BY room_nid
@@ -66,6 +66,7 @@ class ArchivedRoom(NamedTuple):
     room_nid: int
     room_id: RoomId
     room_version: str
+    is_partial: bool
 
 
 class _Event(NamedTuple):
@@ -81,13 +82,16 @@ async def rooms_to_archive(
 ) -> list[ArchivedRoom]:
     """Return these rooms, or all, in the order in which the store first saw them.
 
-    Raise `UnknownRoom`.
+    Raise `UnknownRoom`, or `PartialState` for a room whose members are not all known: an import
+    would reject the events of the others.
     """
     found = await conn.fetch(
         SQL_ROOMS, None if room_ids is None else list(room_ids), row=ArchivedRoom
     )
     if unknown := set(room_ids or ()) - {room.room_id for room in found}:
         raise UnknownRoom(min(unknown))
+    if partial := [room.room_id for room in found if room.is_partial]:
+        raise PartialState(min(partial))
     return found
 
 

@@ -21,7 +21,7 @@ from pyspark.sql import DataFrame, SparkSession
 from storage.config import Config
 from storage.database.arrow_results import arrow_snapshot
 from storage.database.connection import Database
-from storage.errors import StorageCorrupt, UnknownRoom
+from storage.errors import PartialState, StorageCorrupt, UnknownRoom
 from storage.maintenance.indexes import Lie, lies, prove_indexes
 from storage.maintenance.local_server import local_server_name
 from storage.maintenance.verify import Finding, verify_database, verify_room
@@ -245,6 +245,6 @@ async def _rebuilt_all(
 async def _error_of(rebuilder: Rebuilder, room_id: str) -> str | None:
     try:
         await rebuilder.rebuild(room_id)
-    except StorageCorrupt as error:
+    except (StorageCorrupt, PartialState) as error:
         return str(error)
     return None

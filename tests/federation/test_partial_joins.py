@@ -9,8 +9,10 @@ import storage
 from storage import EventId, PartialState, RoomId
 from storage.event import event_id, sign
 from storage.federation import Responder
+from storage.maintenance.archive import rooms_to_archive
 from storage.maintenance.partial_state import completion
 from storage.maintenance.purge import purge_history
+from storage.pipeline.rebuilding import Rebuilder
 from storage.testing import signing_key
 from tests.federation.partial import Json, join_partially
 from tests.federation.peers import Homeserver, fail
@@ -81,7 +83,9 @@ async def test_a_partial_room_is_used_and_completed(two: list[Homeserver], versi
     assert last.join[room_id].state_after == []
 
 
-async def test_requests_that_need_all_members_are_refused(two: list[Homeserver]) -> None:
+async def test_requests_that_need_all_members_are_refused(
+    two: list[Homeserver], another_dsn: str
+) -> None:
     one, other = two
     room_id = await crowded(one)
     joined = await join_partially(room_id, other, one)
@@ -109,6 +113,12 @@ async def test_requests_that_need_all_members_are_refused(two: list[Homeserver])
         with pytest.raises(PartialState) as raised:
             await call()
         assert raised.value.room_id == room_id, name
+    async with store.database.connection() as conn:
+        with pytest.raises(PartialState):
+            await rooms_to_archive(conn)
+        async with Rebuilder.opened(another_dsn, "s2.test") as rebuilder:
+            with pytest.raises(PartialState):
+                await rebuilder.rebuild(room_id)
     assert await store.visible_to_server("s1.test", [said]) == set()
     assert await store.joined_servers(room_id) == {"s1.test", "s2.test"}
     assert (await store.outbox(0))[-1].servers == {"s1.test"}

@@ -11,6 +11,7 @@ from storage.database.connection import Database
 from storage.database.names import InternedNames
 from storage.database.transaction import begun
 from storage.errors import DatabaseConflict, StorageCorrupt, UnknownRoom
+from storage.ids import RoomId
 from storage.maintenance.invalidate_caches import register_writer
 from storage.maintenance.room_lock import lock_room
 from storage.maintenance.verify.groups import check_groups
@@ -28,6 +29,7 @@ from storage.pipeline.rebuilding.match import Matching
 from storage.pipeline.rebuilding.replan import CHUNK, RoomReplan
 from storage.pipeline.rebuilding.shadow_tables import ShadowTables
 from storage.pipeline.rebuilding.swap import swap
+from storage.queries.partial_rooms import refuse_partial
 from storage.streams.in_flight import Author
 
 SQL_ROOM_NID: Final[LiteralString] = """
@@ -114,12 +116,14 @@ class Rebuilder:
     async def rebuild(self, room_id: str) -> Rebuilt:
         """Rebuild one room.
 
-        Raise `UnknownRoom`. Raise `StorageCorrupt`, and change nothing, if the input is unreadable.
+        Raise `UnknownRoom`, or `PartialState` while members of the room are missing. Raise
+        `StorageCorrupt`, and change nothing, if the input is unreadable.
         """
         async with self._database.connection() as reader:
             live = await reader.fetchrow(SQL_LIVE_ROOM, room_id, row=LiveRoomRow)
             if live is None:
                 raise UnknownRoom(room_id)
+            await refuse_partial(reader, RoomId(room_id))
         await self._make_room(room_id)
         matching = Matching(await self._wrong_groups(room_id))
         work = _Work(
