@@ -111,6 +111,9 @@ EVENTS: Final = Table(
     prev_events="bigint[]",
     auth_events="bigint[]",
     json="bytea",
+    arrival_ordering="bigint",
+    superseded="boolean",
+    refused="text",
 )
 
 REORDERED_EVENTS: Final = Table(

@@ -73,8 +73,8 @@ BEGIN
             ('events',
                 'SELECT, INSERT, UPDATE (stream_ordering, topological_ordering, '
                 'state_group_before, state_group_after, audience, redacted_by, '
-                'writer_nid, outlier, backfilled, soft_failed, ineffective, after_gap, rejected, '
-                'prev_events, auth_events)',
+                'arrival_ordering, writer_nid, outlier, backfilled, soft_failed, ineffective, '
+                'after_gap, superseded, rejected, refused, prev_events, auth_events)',
                 'SELECT, UPDATE, DELETE'),
             ('reordered_events', 'SELECT, INSERT', 'SELECT, INSERT, UPDATE, DELETE'),
             ('missing_events',

@@ -39,10 +39,10 @@ if TYPE_CHECKING:
 
     from storage.database.migration_steps import MigrationStep
 
-HEAD_REVISION: Final = "0017"
+HEAD_REVISION: Final = "0019"
 """The latest that this package knows; `migrate` migrates to it."""
 
-OLDEST_REVISION: Final = "0014"
+OLDEST_REVISION: Final = "0018"
 """The oldest that this package can serve: it needs nothing later."""
 
 ONE_CONNECTION: Final = Config(pool_size_max=1, instance_name="migrate")

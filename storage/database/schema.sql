@@ -281,6 +281,9 @@ CREATE TABLE events (
     prev_events bigint[] NOT NULL,
     auth_events bigint[] NOT NULL,
     json bytea NOT NULL,
+    arrival_ordering bigint,
+    superseded boolean,
+    refused text,
     CONSTRAINT events_pkey PRIMARY KEY (event_nid),
     CONSTRAINT events_event_id_key UNIQUE (event_id) INCLUDE (event_nid),
     CONSTRAINT events_stream_ordering_key UNIQUE (stream_ordering),
@@ -297,7 +300,9 @@ CREATE TABLE events (
     CONSTRAINT events_relation_check CHECK (
         (relates_to IS NULL) = (rel_type_nid IS NULL)
         AND (replaces IS NULL) = (rel_type_nid IS DISTINCT FROM 19)
-    )
+    ),
+    CONSTRAINT events_refused_check CHECK (refused IS NULL OR soft_failed),
+    CONSTRAINT events_superseded_check CHECK (superseded IS NULL OR refused IS NOT NULL)
 );
 ALTER TABLE events ALTER COLUMN json SET STORAGE EXTERNAL;
 -- makes the planner use the index even where one event has most of the relations
@@ -349,8 +354,17 @@ COMMENT ON COLUMN events.membership IS
     'Of m.room.member: 0 other or missing, 1 ban, 2 leave, 3 knock, 4 invite, 5 join.';
 COMMENT ON COLUMN events.backfilled IS 'History: never goes down /sync.';
 COMMENT ON COLUMN events.soft_failed IS
-    'Refused by the room''s current state when it arrived: never shown to clients, never an '
-    'extremity.';
+    'Refused by the room''s current state when it arrived, or by the caller (refused): not shown '
+    'to clients, and no extremity.';
+COMMENT ON COLUMN events.refused IS
+    'The reason why the caller refused an event that the auth rules accept, such as the verdict of '
+    'a policy server. NULL: the caller did not refuse it, or has readmitted it.';
+COMMENT ON COLUMN events.superseded IS
+    'Of a refused event: an accepted live event descends from it, so it is no forward extremity '
+    'once it is readmitted. NULL: none does, or the event is not refused.';
+COMMENT ON COLUMN events.arrival_ordering IS
+    'Of a readmitted event: the stream ordering that it had while it was refused. NULL: '
+    'stream_ordering, or an outlier.';
 COMMENT ON COLUMN events.redacted_form IS
     'Its content hash was wrong: only the redacted form is valid and ever shown. json has the '
     'received bytes.';

@@ -10,7 +10,7 @@ from storage.errors import InputError
 from storage.event import Event
 from storage.ids import EventId
 from storage.observability.opentelemetry import tracing
-from storage.persist import given_states, receive
+from storage.persist import given_states, receive, verdicts
 from storage.persist import stripped_state as stripped
 from storage.persist.commit.group_commit import Writer
 from storage.persist.model.incoming import IncomingEvent
@@ -48,6 +48,8 @@ class AppendOptions(NamedTuple):
     Such an event is ``invalid`` if this server is in the room, or if there is nothing to end. As an
     auth event and in a state it counts as missing until it is appended again with its auth events.
     It may then be an outlier or a timeline event.
+
+    ``refused`` has the reasons of the caller to refuse events, by event.
     """
 
     room_version: str | None
@@ -55,6 +57,7 @@ class AppendOptions(NamedTuple):
     state_before: Mapping[EventId, Iterable[EventId]] | None
     stripped_state: StrippedState | None
     verify_keys: VerifyKeys | None
+    refused: verdicts.Refused | None = None
 
 
 async def append(
@@ -72,6 +75,7 @@ async def append(
     receive.check_keys(said.verify_keys)
     shown = stripped.read_stripped_state(said.stripped_state, said.origin)
     states = given_states.read(said.state_before)
+    refused = verdicts.read_refused(said.refused, said.origin)
     glanced = receive.glances(pdus)
     rooms = receive.room_ids(glanced)
     known = await _known_versions(database, writer, {room for room in rooms if room is not None})
@@ -87,32 +91,43 @@ async def append(
             events[index] = read
         else:
             results[index] = read
+    if refused:
+        ids = [event.event_id for event in events.values()]
+        verdicts.check_named(refused, [*ids, *(one.event_id for one in results.values())])
     await given_states.check(database, states, events.values())
     indexes = list(events)
     ordered = [indexes[at] for at in receive.in_order(list(events.values()))]
     incoming = [IncomingEvent(events[index], said.origin) for index in ordered]
-    if states or shown:
-        incoming = [_with_given(one, states, shown) for one in incoming]
+    if states or shown or refused:
+        incoming = [_with_given(one, states, shown, refused) for one in incoming]
     if incoming:
         results.update(zip(ordered, await writer.append(incoming), strict=True))
     answers = [results[index] for index in range(len(pdus))]
-    _note(answers, rooms)
+    _note(answers, rooms, refused)
     return answers
 
 
 def _with_given(
-    one: IncomingEvent, states: given_states.States, shown: Mapping[EventId, str]
+    one: IncomingEvent,
+    states: given_states.States,
+    shown: Mapping[EventId, str],
+    refused: verdicts.Refused,
 ) -> IncomingEvent:
+    event_id = one.event.event_id
     return one._replace(
-        state_before=states.get(one.event.event_id), stripped_state=shown.get(one.event.event_id)
+        state_before=states.get(event_id),
+        stripped_state=shown.get(event_id),
+        refused=refused.get(event_id),
     )
 
 
-def _note(answers: Sequence[AppendResult], rooms: Sequence[str | None]) -> None:
+def _note(
+    answers: Sequence[AppendResult], rooms: Sequence[str | None], refused: verdicts.Refused
+) -> None:
     """Log results other than stored and duplicate.
 
-    The log has ids and the auth rule, but no event content, and no reason that may quote it. The
-    open span, if any, gets the ids of all events.
+    The log has ids and the auth rule ("refused" for the caller's verdict), but no event content,
+    and no reason that may quote it. The open span, if any, gets the ids of all events.
     """
     if tracing.tracer is not None:
         tracing.name(rooms, (answer.event_id for answer in answers))
@@ -121,6 +136,8 @@ def _note(answers: Sequence[AppendResult], rooms: Sequence[str | None]) -> None:
     for answer, room_id in zip(answers, rooms, strict=True):
         if answer.outcome not in USUAL:
             rule = (answer.reason or "").partition(":")[0] if answer.outcome in JUDGED else None
+            if rule is not None and refused.get(answer.event_id or EventId("")) == answer.reason:
+                rule = "refused"
             ids = {
                 "event_id": answer.event_id,
                 "room_id": room_id,

@@ -17,9 +17,12 @@ from storage.event.versions import version_of
 from storage.ids import EventId, RoomId, UserId
 
 SQL_EVENTS: Final[LiteralString] = """
-SELECT *
-FROM stored_events
-WHERE event_id = ANY($1::text[])
+SELECT s.*,
+    CASE WHEN s.soft_failed THEN (
+        SELECT e.refused FROM events e WHERE e.event_nid = s.event_nid
+    ) END AS refused
+FROM stored_events s
+WHERE s.event_id = ANY($1::text[])
 """
 
 
@@ -40,6 +43,26 @@ class StoredEventRow(NamedTuple):
     redacted_form: bool
     encoding: int
     json: bytes
+
+
+class EventWithVerdictRow(NamedTuple):
+    """One event as `StoredEventRow` has it, and the reason why the caller refused it."""
+
+    event_nid: int
+    event_id: str
+    room_id: str
+    room_version: str
+    stream_ordering: int | None
+    topological_ordering: int | None
+    depth: int
+    redacted_by: str | None
+    rejected: str | None
+    soft_failed: bool
+    outlier: bool
+    redacted_form: bool
+    encoding: int
+    json: bytes
+    refused: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +100,9 @@ class StoredEvent:
     """The aggregations. None: there are none, or the read did not request them."""
     _json: dict[str, Any] | None = field(default=None, compare=False)
     """``json``, after the first access."""
+    refused: str | None = None
+    """The reason why the caller refused the event. Only `Store.event` and `Store.events` read it.
+    """
 
     def __repr__(self) -> str:
         try:
@@ -200,7 +226,12 @@ def stored(
 
 
 def stored_of(
-    columns: Sequence[Any], *, redacted: bool = True, withheld: bool = False, sent: bool = False
+    columns: Sequence[Any],
+    *,
+    redacted: bool = True,
+    withheld: bool = False,
+    sent: bool = False,
+    refused: str | None = None,
 ) -> StoredEvent:
     """Return the event of columns in the order of `StoredEventRow`.
 
@@ -243,6 +274,7 @@ def stored_of(
         withheld,
         None,
         json,
+        refused,
     )
     event.__class__ = StoredEvent
     made: StoredEvent = event
@@ -288,6 +320,7 @@ def event_of_room(
         withheld,
         None,
         json,
+        None,
     )
     event.__class__ = StoredEvent
     made: StoredEvent = event
@@ -313,5 +346,8 @@ async def events(
     conn: Connection, event_ids: Iterable[EventId], *, redacted: bool = True
 ) -> dict[EventId, StoredEvent]:
     """Return the stored ones of these events, by id."""
-    rows = await conn.fetch(SQL_EVENTS, list(event_ids), row=StoredEventRow)
-    return {EventId(row.event_id): stored(row, redacted=redacted) for row in rows}
+    rows = await conn.fetch(SQL_EVENTS, list(event_ids), row=EventWithVerdictRow)
+    return {
+        EventId(row.event_id): stored_of(row[:-1], redacted=redacted, refused=row.refused)
+        for row in rows
+    }

@@ -29,6 +29,7 @@ class Store(StoreCore):
     """The rooms of one homeserver, on one database. Open it with `storage.open`."""
 
     append: Final = writing.append
+    readmit: Final = writing.readmit
     create_room: Final = sending.create_room
     send: Final = sending.send
     template: Final = sending.template

@@ -8,6 +8,7 @@ from storage.ids import EventId
 from storage.observability.instrument import measured
 from storage.persist import AppendResult, Origin, user_erasure
 from storage.persist import append as persist
+from storage.persist import readmit as readmission
 from storage.persist.receive import Pdu, VerifyKeys
 from storage.persist.stripped_state import StrippedState
 from storage.store.core import StoreCore
@@ -23,6 +24,7 @@ async def append(
     state_before: Mapping[EventId, Iterable[EventId]] | None = None,
     stripped_state: StrippedState | None = None,
     verify_keys: VerifyKeys | None = None,
+    refused: Mapping[EventId, str] | None = None,
 ) -> list[AppendResult]:
     """Store PDUs, and return one result for each, in their order.
 
@@ -46,13 +48,37 @@ async def append(
     ``verify_keys`` is a mapping from (server name, key id) to a verify key, or an async function
     of both. Each server that must sign needs one valid signature by a key that it returns. So an
     empty mapping makes every event invalid. None, the default, checks no signatures.
+
+    ``refused`` has your own verdicts, such as those of a policy server: event id and reason, up to
+    500 characters. A live or backfilled event that would be accepted is stored as "soft_failed"
+    with that reason. Rejected events stay rejected, and a duplicate is not changed. `readmit` lifts
+    the verdict.
     """
-    options = persist.AppendOptions(room_version, origin, state_before, stripped_state, verify_keys)
+    options = persist.AppendOptions(
+        room_version, origin, state_before, stripped_state, verify_keys, refused
+    )
     with store.reads.writing():
         results = await persist.append(store.database, store.writer, pdus, options)
     store.measures.append_events.add(len(results))
     store.measures.outcomes.update(result.outcome for result in results)
     return results
+
+
+@measured("readmit")
+async def readmit(store: StoreCore, event_id: EventId) -> AppendResult:
+    """Accept an event that was refused by ``refused`` of `append`, at a new stream position.
+
+    It keeps its topological position. From now on it is in sync, in pages and in the state, as if
+    it arrived now; it becomes a forward extremity unless an accepted event descends from it.
+    Redactions take effect. An event that is accepted already is a "duplicate", also if another
+    process has just readmitted it.
+
+    Raise `UnknownEvent`, `InvalidIdentifier`, and `InputError` for an event that is an outlier, or
+    that the auth rules refuse.
+    """
+    wanted = args.event(event_id)
+    with store.reads.writing():
+        return await readmission.readmit(store.database, store.writer, wanted)
 
 
 async def erase_user(store: StoreCore, user_id: str) -> None:

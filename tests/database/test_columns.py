@@ -47,7 +47,7 @@ def test_the_rows_of_the_model_have_declared_columns() -> None:
     assert set(EventRow._fields) | set(StoredColumns._fields) | {
         "after_gap",
         "json",
-    } == set(EVENTS.but("received_ts", "encoding", "writer_nid"))
+    } == set(EVENTS.but("received_ts", "encoding", "writer_nid", "arrival_ordering"))
     assert GroupRow._fields == STATE_GROUPS.columns
     assert set(VisibilityRow._fields) == set(VISIBILITY.but("room_nid", "principal_nid"))
     assert set(MissingRow._fields) == set(columns.MISSING_EVENTS.columns)

@@ -10,7 +10,7 @@ from storage.database.connection import Database
 SQL_LOGICAL = {
     "events": """
         SELECT e.event_id, e.topological_ordering, e.outlier, e.backfilled, e.soft_failed,
-            e.redacted_form, e.rejected, e.membership,
+            e.redacted_form, e.rejected, e.refused, e.superseded, e.membership,
             t.type, k.state_key, p.name, b.event_id AS redacted_by, e.depth, e.origin_server_ts,
                 e.json,
             ARRAY(SELECT COALESCE(x.event_id, m.event_id)

@@ -32,6 +32,7 @@ from storage.maintenance.repair.reauthorise import append_again, drop_groups
 from storage.maintenance.repair.redactions import repair_redactions
 from storage.maintenance.repair.replay import replay
 from storage.maintenance.repair.room_planner import RepairPlanner
+from storage.maintenance.repair.verdicts import repair_superseded
 from storage.maintenance.room_lock import lock_room
 from storage.maintenance.room_states import RoomStates
 from storage.maintenance.verify.room import VerifiedRoom
@@ -122,6 +123,7 @@ async def _complete(
     known = await known_to_readers(conn, room.nid, [row.event_nid for row in again.rows])
     await _take_out(conn, room, again)
     await append_again(conn, again.removed, room.server_name, extremities_max=extremities_max)
+    await repair_superseded(conn, room.nid)
     await repair_state_tables(conn, room.nid, room.server_name)
     await put_back(conn, room.nid, known)
     users = await publish(conn, room.nid, join.event_nid, known)

@@ -78,7 +78,12 @@ def _in_order(rows: Sequence[TakenRow], version: str, states: States) -> Removed
                 store(events[needed], is_placed=False)
         origin = row.origin if is_placed else "outlier"
         removed.incoming.append(
-            IncomingEvent(event, origin, state if is_placed and row.is_undetermined else None)
+            IncomingEvent(
+                event,
+                origin,
+                state if is_placed and row.is_undetermined else None,
+                refused=row.refused if is_placed else None,
+            )
         )
 
     for row in sorted(rows, key=_arrival):
@@ -96,4 +101,4 @@ def _cited(event: Event) -> list[EventId]:
 
 def _arrival(row: TakenRow) -> tuple[bool, int]:
     """Return the sort key: the position; outliers that no other event needs come last."""
-    return row.stream_ordering is None, row.stream_ordering or row.event_nid
+    return row.arrival is None, row.arrival or row.event_nid

@@ -52,9 +52,12 @@ SET outlier = true,
     state_group_after = NULL,
     audience = NULL,
     backfilled = false,
+    arrival_ordering = NULL,
     soft_failed = false,
     ineffective = false,
     after_gap = NULL,
+    superseded = NULL,
+    refused = NULL,
     prev_events = '{}'
 WHERE event_nid = ANY($2::bigint[]) AND room_nid = $1::int AND NOT outlier
 """

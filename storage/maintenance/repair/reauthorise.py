@@ -70,11 +70,13 @@ SELECT e.event_nid, e.event_id, e.stream_ordering, e.outlier, e.backfilled, e.re
         SELECT
         FROM unnest(e.prev_events) AS named (event_nid)
         LEFT JOIN events p USING (event_nid)
-        WHERE p.stream_ordering IS NULL OR p.stream_ordering > e.stream_ordering
-    ) AS is_undetermined
+        WHERE p.stream_ordering IS NULL OR COALESCE(p.arrival_ordering, p.stream_ordering)
+            > COALESCE(e.arrival_ordering, e.stream_ordering)
+    ) AS is_undetermined,
+    e.refused, COALESCE(e.arrival_ordering, e.stream_ordering) AS arrival
 FROM events e
 WHERE e.event_nid = ANY($1::bigint[])
-ORDER BY e.stream_ordering NULLS FIRST, e.event_nid
+ORDER BY arrival NULLS FIRST, e.event_nid
 """
 
 SQL_FOLLOW: Final[LiteralString] = """
@@ -164,6 +166,8 @@ class TakenRow(NamedTuple):
     is_accepted: bool
     json: bytes
     is_undetermined: bool
+    refused: str | None
+    arrival: int | None
 
     @property
     def origin(self) -> Origin:
@@ -334,7 +338,7 @@ def _taken(
         row, event = rows[at], events[at]
         given = states.get(row.event_id)
         state = None if given is None else tuple(new_ids.get(one, one) for one in given)
-        taken.incoming.append(IncomingEvent(event, row.origin, state))
+        taken.incoming.append(IncomingEvent(event, row.origin, state, refused=row.refused))
         taken.rows.setdefault(event.event_id, row)
     return taken
 

@@ -22,6 +22,7 @@ from storage.maintenance.repair.redactions import repair_redactions
 from storage.maintenance.repair.relations import repair_relations
 from storage.maintenance.repair.replay import replay
 from storage.maintenance.repair.room_planner import RepairPlanner
+from storage.maintenance.repair.verdicts import repair_superseded
 from storage.maintenance.room_lock import lock_room
 from storage.maintenance.room_states import RoomStates
 from storage.maintenance.verify.version import read_room
@@ -77,6 +78,7 @@ async def repair(
                 conn, taken, server_name, extremities_max=database.config.forward_extremities_max
             )
             await invalidate_caches(conn, "events")
+        await repair_superseded(conn, room_nid)
         await invalidate_caches(conn)
 
     if not indexes_proven:

@@ -22,6 +22,7 @@ REPAIRABLE: Final = frozenset(
         "redacted_by",
         "ineffective",
         "waiting_redactions",
+        "superseded",
         "relations",
         "audiences",
         "visibility",

@@ -79,7 +79,8 @@ CROSS JOIN LATERAL (
         SELECT
         FROM unnest(e.prev_events) AS n (event_nid)
         LEFT JOIN events p ON p.event_nid = n.event_nid AND p.room_nid = e.room_nid
-            AND p.stream_ordering < e.stream_ordering
+            AND COALESCE(p.arrival_ordering, p.stream_ordering)
+                < COALESCE(e.arrival_ordering, e.stream_ordering)
         WHERE p.event_nid IS NULL
     )
 ) AS correct (expected)

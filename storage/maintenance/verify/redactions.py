@@ -19,7 +19,7 @@ ORDER BY event_nid
 """
 
 SQL_TARGETS: Final[LiteralString] = """
-SELECT e.event_id, p.name AS sender, e.room_nid,
+SELECT e.event_id, p.name AS sender, e.room_nid, e.refused IS NOT NULL AS is_refused,
     (e.rejected IS NULL AND NOT e.soft_failed)
         OR (e.encoding = 1 AND NOT e.redacted_form) AS accepted
 FROM events e
@@ -74,6 +74,7 @@ class TargetRow(NamedTuple):
     event_id: str
     sender: str
     room_nid: int
+    is_refused: bool
     accepted: bool
 
 
@@ -106,8 +107,8 @@ class ExpectedRedactions(NamedTuple):
 async def check_redactions(conn: Connection, room: VerifiedRoom) -> AsyncIterator[Finding]:
     """Check that the earliest of the allowed redactions takes effect ("redacted_by").
 
-    A redaction without its target waits ("waiting_redactions"). One without effect is marked
-    ("ineffective").
+    A redaction waits while its target is missing or refused ("waiting_redactions"). One without
+    effect is marked ("ineffective").
     """
     expected = await redactions(conn, room)
     for event_id, (found, wanted) in (await misnamed(conn, room, expected)).items():
@@ -172,7 +173,8 @@ async def redactions(conn: Connection, room: VerifiedRoom) -> ExpectedRedactions
                 result.effective[target.event_id] = min(
                     rank, result.effective.get(target.event_id, rank)
                 )
-            if target is None and held.event.redacts is not None:
+            is_hidden = target is None or target.is_refused
+            if is_hidden and held.event.redacts is not None:
                 result.waiting[row.event_nid] = held.event.redacts
             purged = (
                 target is None

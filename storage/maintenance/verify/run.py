@@ -30,6 +30,7 @@ from storage.maintenance.verify.reorderings import check_reorderings
 from storage.maintenance.verify.room import VerifiedRoom
 from storage.maintenance.verify.states import check_current_group, check_states
 from storage.maintenance.verify.transactions import check_transactions
+from storage.maintenance.verify.verdicts import check_verdicts
 from storage.maintenance.verify.version import check_version, read_room
 from storage.maintenance.verify.visibility import (
     check_audiences,
@@ -56,6 +57,7 @@ ROOM_CHECKS: Final[tuple[Callable[[Connection, VerifiedRoom], AsyncIterator[Find
     check_transactions,
     check_cover,
     check_redactions,
+    check_verdicts,
     check_audiences,
     check_visibility,
     check_visibility_counts,

@@ -17,9 +17,9 @@ K = TypeVar("K", bound=Hashable)
 
 def absorb(caches: WriterCaches, change_set: ChangeSet) -> None:
     """Add a change set to the caches, before or after the commit."""
-    new = change_set.events.new_events
+    placed = change_set.events.placed  # they have no position yet, or take another
     rows = [
-        row if row.event_nid in new else _with_known_position(caches, row)
+        row if row.event_nid in placed else _with_known_position(caches, row)
         for row in change_set.events.rows.values()
         if row is not None
     ]

@@ -94,6 +94,13 @@ class ChangeSet:
         self.states.records.clear()
         self.caches.records.clear()
 
+    def readmit(self, row: EventRow, event: Event) -> None:
+        """Accept a refused event: it keeps its topological position and takes a stream position."""
+        self.events.parsed[row.event_nid] = event
+        self.events.change_event(row)
+        self.events.placed[row.event_nid] = None
+        self.events.readmitted[row.event_nid] = None
+
     def authorise(self, row: EventRow, event: Event) -> None:
         """Store an out-of-band event again, now with its auth events.
 

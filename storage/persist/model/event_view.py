@@ -69,6 +69,7 @@ class EventView:
         self.moved: dict[int, Reordering] = {}  # by nid
         self.after_gaps: set[int] = set()  # live events that arrive before one of their prev_events
         self.authorised: dict[int, None] = {}
+        self.readmitted: dict[int, None] = {}
 
     def row(self, event_id: str) -> EventRow | None:
         """Return the row of an event, or None if the event is not stored."""

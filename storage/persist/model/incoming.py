@@ -12,13 +12,15 @@ class IncomingEvent(NamedTuple):
     """A parsed PDU to store.
 
     ``state_before`` has the ids of the state before the event, as given by the caller.
-    ``stripped_state`` is JSON and belongs to an out-of-band event.
+    ``stripped_state`` is JSON and belongs to an out-of-band event. ``refused`` is the reason of
+    the caller to refuse the event.
     """
 
     event: Event
     origin: Origin
     state_before: tuple[EventId, ...] | None = None
     stripped_state: str | None = None
+    refused: str | None = None
 
     @property
     def room_id(self) -> RoomId:
@@ -26,5 +28,12 @@ class IncomingEvent(NamedTuple):
         return self.event.room_id
 
 
-AnyEvent = IncomingEvent | LocalEvent
-"""An event to store: received, or to be built."""
+class Readmission(NamedTuple):
+    """A refused event of a room that is to be accepted."""
+
+    event_id: EventId
+    room_id: RoomId
+
+
+AnyEvent = IncomingEvent | LocalEvent | Readmission
+"""An event to store: received, or to be built; or one to readmit."""

@@ -20,7 +20,7 @@ class AppendResult(NamedTuple):
     - ``stored``
     - ``duplicate``: it was stored before, and nothing changed
     - ``rejected``: it is stored and flagged, because the auth rules refuse it
-    - ``soft_failed``: it is stored and flagged, because the current state refuses it
+    - ``soft_failed``: it is stored and flagged, because the current state or the caller refuses it
     - ``redacted``: it is stored, but its content hash is wrong: only the redacted form counts
     - ``missing_parents``: it is not stored; fetch ``missing``, or give ``state_before``
     - ``invalid``: it is not stored, because it is malformed, too large, or has a bad signature

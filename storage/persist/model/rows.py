@@ -35,6 +35,8 @@ class EventRow(NamedTuple):
     prev_events: tuple[int, ...]
     auth_events: tuple[int, ...]
     ineffective: bool
+    refused: str | None = None
+    superseded: bool | None = None
 
     def at(self, stream_ordering: int) -> "EventRow":
         """Return the row with its stream position.

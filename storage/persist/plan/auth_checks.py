@@ -25,10 +25,14 @@ CREATE_KEY: StateKey = ("m.room.create", "")
 
 
 class AuthResult(NamedTuple):
-    """The reasons why an event is rejected or soft-failed; both None if it is accepted."""
+    """The reasons why an event is rejected or soft-failed; both None if it is accepted.
+
+    ``refused`` is the reason of the caller, for an event that would be accepted.
+    """
 
     rejected: str | None = None
     soft_failed: str | None = None
+    refused: str | None = None
 
 
 def auth_rows_of(change_set: ChangeSet, event: Event) -> tuple[list[EventRow], list[EventId]]:

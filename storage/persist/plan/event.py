@@ -18,12 +18,18 @@ from storage.persist.model.change_set import ChangeSet, room_of
 from storage.persist.model.event_changes import EventChanges
 from storage.persist.model.incoming import IncomingEvent
 from storage.persist.model.results import AppendResult, Origin, stored
-from storage.persist.model.row_changes import MembershipChange, RoomChanges, StateDelta
+from storage.persist.model.row_changes import MembershipChange, RoomChanges
 from storage.persist.model.rows import EventRow
 from storage.persist.plan import audience, extremity_limit, fast_path, out_of_band, redactions
 from storage.persist.plan.auth_checks import AuthResult, auth_nids, auth_result, auth_rows_of
 from storage.persist.plan.chain_cover import cover_event
 from storage.persist.plan.partial_state import supplemented
+from storage.persist.plan.room_changes import (
+    store_current,
+    store_extremities,
+    store_membership,
+    store_overruled,
+)
 from storage.persist.plan.state import after_event, before_event, current_after
 from storage.persist.plan.topology import (
     ExtremityChange,
@@ -34,9 +40,10 @@ from storage.persist.plan.topology import (
     parents_of,
     placement_of,
 )
-from storage.state.groups import Group, changed_keys
+from storage.state.groups import Group
 
 INT8_MAX = (1 << 63) - 1
+ACCEPTED = AuthResult()
 
 
 class EventDecision(NamedTuple):
@@ -60,9 +67,8 @@ class EventDecision(NamedTuple):
 
 def plan_event(change_set: ChangeSet, incoming: IncomingEvent) -> AppendResult:
     """Plan an event and add its rows; on `MissingData` nothing was added."""
-    ordinary = (
-        fast_path.plan_message(change_set, incoming.event) if incoming.origin == "live" else None
-    )
+    may_be_ordinary = incoming.origin == "live" and incoming.refused is None
+    ordinary = fast_path.plan_message(change_set, incoming.event) if may_be_ordinary else None
     return plan_whole(change_set, incoming) if ordinary is None else ordinary
 
 
@@ -169,16 +175,11 @@ def _plan_out_of_band(
     )
     own = out_of_band.membership_of(change_set, row, event.state_key or "")
     change_set.events.add_event(row, event)
-    _store_membership(change_set, own)
+    store_membership(change_set, own)
     if incoming.stripped_state is not None:
         change_set.members.stripped[own.principal_nid, own.room_nid] = incoming.stripped_state
     room.changed = True
     return stored(event)
-
-
-def _store_membership(change_set: ChangeSet, one: MembershipChange) -> None:
-    change_set.members.stripped.pop((one.principal_nid, one.room_nid), None)
-    change_set.members.memberships[one.principal_nid, one.room_nid] = one
 
 
 def _unknown_state(
@@ -223,7 +224,7 @@ def _plan_outlier(
     else:
         change_set.authorise(row, event)
     if membership is not None:
-        _store_membership(change_set, membership)
+        store_membership(change_set, membership)
     room.changed = True
     return _result(event, judged)
 
@@ -280,6 +281,8 @@ def _decide(
     current = changes.main_group() if live and room.extremities and not is_back else None
     before, current = supplemented(changes, parents, auth_rows, before, current)
     judged = auth_result(change_set, room, event, auth_rows, before=before, current=current)
+    if judged == ACCEPTED:
+        judged = AuthResult(soft_failed=incoming.refused, refused=incoming.refused)
     row = _row(changes, incoming, auth_rows, judged, nid=nid, placement=placement, before=before)
     # so that lookups by nid find the event while its effects are worked out
     change_set.events.pending, change_set.events.pending_event = row, event
@@ -294,8 +297,7 @@ def _decide(
     audience.note_place(changes, row.audience or 0, placement.order)
     _note_moves(changes, placement)
     found = redactions.find(changes, row, event, before)
-    if found.redacted_by is not None or found.ineffective:
-        row = row._replace(redacted_by=found.redacted_by, ineffective=found.ineffective)
+    row = redactions.applied(row, found)
     has_place = held is not None and held.rejected is None and not held.is_out_of_band
     entry = None if has_place else cover_event(change_set, row)
     overruled = out_of_band.overruled(changes, current, nid)
@@ -401,6 +403,7 @@ def _row(
         prev_events=() if placement is None else placement.prev_events,
         auth_events=auth_nids(event, auth_rows),
         ineffective=False,
+        refused=judged.refused,
     )
 
 
@@ -429,8 +432,8 @@ def _store(changes: EventChanges, decision: EventDecision, event: Event) -> None
         change_set.events.add_missing(
             gap._replace(superseded=gap.superseded or decision.ends is not None)
         )
-    for gap in decision.ends.superseded if decision.ends is not None else ():
-        change_set.events.add_missing(gap)
+    if decision.ends is not None:
+        store_extremities(change_set, room, decision.ends)
     if placement.arrived is not None:
         change_set.events.drop_missing(placement.arrived)
     for nid, order in placement.moves.items():
@@ -438,13 +441,10 @@ def _store(changes: EventChanges, decision: EventDecision, event: Event) -> None
     room.max_order = max(room.max_order, placement.order, *placement.moves.values())
     room.changed = True
     redactions.store(change_set, decision.redactions, row)
-    if decision.ends is not None:
-        room.extremities = decision.ends.extremities
-        change_set.rooms.dropped.update(dict.fromkeys(decision.ends.dropped, room.row.room_nid))
-    _store_overruled(change_set, decision)
+    store_overruled(change_set, row, decision.overruled)
     if decision.current is not None:
         before = None if old is None else change_set.states.group(old)
-        _store_current(change_set, room, row.event_nid, before, decision.current)
+        store_current(change_set, room, row.event_nid, before, decision.current)
 
 
 def _store_event(change_set: ChangeSet, decision: EventDecision, event: Event) -> None:
@@ -454,32 +454,6 @@ def _store_event(change_set: ChangeSet, decision: EventDecision, event: Event) -
     if decision.held.is_out_of_band:
         change_set.authorise(decision.row, event)
     change_set.place_outlier(decision.row, event)
-
-
-def _store_overruled(change_set: ChangeSet, decision: EventDecision) -> None:
-    for one in decision.overruled:
-        _store_membership(change_set, one.membership)
-        change_set.members.overruled.append((decision.row.room_nid, one.state_key_nid, one.user))
-
-
-def _store_current(
-    change_set: ChangeSet, room: RoomChanges, cause_nid: int, old: Group | None, new: Group
-) -> None:
-    """Add the differences of the current state, and with them local users' memberships."""
-    room_nid = room.row.room_nid
-    for key in sorted(set(new.entries) if old is None else changed_keys(old, new)):
-        before = None if old is None else old.entries.get(key)
-        nid = new.entries.get(key)
-        membership = None if nid is None else change_set.events.row_of(nid).membership
-        change_set.states.deltas.append(StateDelta(room_nid, cause_nid, key, nid, before))
-        change_set.states.current_changes[room_nid, key] = (nid or 0, membership)
-        type_nid, user = change_set.names.state_key_name(key)
-        if type_nid == TYPE_MEMBER and user.endswith(":" + change_set.server_name):
-            principal = change_set.names.principal_nid(user)
-            _store_membership(
-                change_set,
-                MembershipChange(principal, room_nid, membership or 0, nid or 0, cause_nid),
-            )
 
 
 def _refused(event: Event, missing: list[EventId]) -> AppendResult:

@@ -84,6 +84,8 @@ def plan_message(change_set: ChangeSet, event: Event) -> AppendResult | None:
         tuple([parent.event_nid for parent in parents]),
         allowed.auth_events,
         False,
+        None,
+        None,
     )
     change_set.events.add_event(row, event)
     for parent in parents:

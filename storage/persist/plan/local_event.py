@@ -20,13 +20,14 @@ from storage.event.parsing import MAX_PREV_EVENTS
 from storage.event.versions import RoomVersion, version_of
 from storage.ids import EventId, StateKey
 from storage.persist.model.change_set import ChangeSet
-from storage.persist.model.incoming import AnyEvent, IncomingEvent
+from storage.persist.model.incoming import AnyEvent, IncomingEvent, Readmission
 from storage.persist.model.local_event import LocalEvent
 from storage.persist.model.results import AppendResult
 from storage.persist.model.row_changes import RoomChanges
 from storage.persist.model.rows import EventRow
 from storage.persist.plan.auth_checks import auth_state
 from storage.persist.plan.event import plan_event
+from storage.persist.plan.readmission import plan_readmission
 from storage.persist.plan.restricted_join import with_authoriser
 
 REDACTION: Final = "m.room.redaction"
@@ -41,9 +42,11 @@ class Ancestry(NamedTuple):
 
 
 def plan_any(change_set: ChangeSet, incoming: AnyEvent) -> AppendResult:
-    """Plan a received event, or build and plan a local one."""
+    """Plan a received event, build and plan a local one, or readmit one."""
     if isinstance(incoming, IncomingEvent):
         return plan_event(change_set, incoming)
+    if isinstance(incoming, Readmission):
+        return plan_readmission(change_set, incoming)
     return plan_local(change_set, incoming)
 
 

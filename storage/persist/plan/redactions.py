@@ -29,7 +29,7 @@ class RedactionEffects(NamedTuple):
     - ``settled``: the nids of all redactions that waited for the event.
 
     A rejected or soft-failed event is not redacted: both events must be valid, and no client has
-    its content.
+    its content. The redactions of an event that the caller refused wait until it is readmitted.
     """
 
     redacted_by: int | None
@@ -58,14 +58,16 @@ def find(changes: EventChanges, row: EventRow, event: Event, before: Group) -> R
     first = min(applying, key=_rank, default=None)
     changed = tuple(one._replace(ineffective=False) for one in applying)
     found = RedactionEffects(
-        None if first is None else first.event_nid, changed=changed, settled=waiting
+        None if first is None else first.event_nid,
+        changed=changed,
+        settled=waiting if row.refused is None else (),
     )
     if row.type_nid != TYPE_REDACTION or not row.accepted:
         return found
     if event.redacts is None:
         return found._replace(ineffective=True)
     target = changes.change_set.events.row(event.redacts)
-    if target is None or target.outlier:
+    if target is None or target.outlier or target.refused is not None:
         return found._replace(ineffective=True, waits_for=event.redacts)
     if (
         target.room_nid != row.room_nid
@@ -74,6 +76,13 @@ def find(changes: EventChanges, row: EventRow, event: Event, before: Group) -> R
     ):
         return found._replace(ineffective=True)
     return found._replace(changed=(*changed, *_redacted(changes, row, target)))
+
+
+def applied(row: EventRow, found: RedactionEffects) -> EventRow:
+    """Return the row of the event itself with the effects."""
+    if found.redacted_by is None and not found.ineffective:
+        return row
+    return row._replace(redacted_by=found.redacted_by, ineffective=found.ineffective)
 
 
 def store(change_set: ChangeSet, found: RedactionEffects, row: EventRow) -> None:

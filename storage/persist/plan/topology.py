@@ -181,12 +181,14 @@ class ExtremityChange(NamedTuple):
 
     ``superseded`` does not list the event's own missing parents. ``dropped`` are events that would
     be extremities but are left out: by `storage.persist.plan.extremity_limit`, or because the
-    events that superseded them were purged (`is_extremity_again`).
+    events that superseded them were purged (`is_extremity_again`). ``refused`` are the refused
+    events that are superseded now.
     """
 
     extremities: dict[int, None]
     superseded: list[MissingRow]
     dropped: Sequence[int] = ()
+    refused: Sequence[EventRow] = ()
 
 
 def extremities_after(
@@ -205,7 +207,8 @@ def extremities_after(
     does not become one.
     """
     left = dict(room.extremities)
-    ends = ExtremityChange(left, [])
+    refused: list[EventRow] = []
+    ends = ExtremityChange(left, [], refused=refused)
     front = list(parents)
     seen: set[int] = set()
     while front and len(seen) < WALK_EVENTS_MAX:
@@ -213,7 +216,9 @@ def extremities_after(
         left.pop(parent.event_nid, None)
         if not _may_end(parent) and parent.event_nid not in seen:
             seen.add(parent.event_nid)
-            front.extend(_above(change_set, parent, ends.superseded))
+            front.extend(stored_parents(change_set, parent, ends.superseded))
+            if parent.refused is not None and not parent.superseded:
+                refused.append(parent)
     if _may_end(row) and not superseded:
         left[row.event_nid] = None
     return ends
@@ -240,8 +245,10 @@ def _may_end(row: EventRow) -> bool:
     return row.accepted and not row.backfilled
 
 
-def _above(change_set: ChangeSet, row: EventRow, superseded: list[MissingRow]) -> list[EventRow]:
-    """Return the stored parents of an event that cannot be an extremity itself.
+def stored_parents(
+    change_set: ChangeSet, row: EventRow, superseded: list[MissingRow]
+) -> list[EventRow]:
+    """Return the parents of a stored event that are in the timeline.
 
     Add its missing parents to ``superseded``.
     """

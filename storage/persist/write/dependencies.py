@@ -40,7 +40,8 @@ def dependencies_of(change_set: ChangeSet) -> Dependencies:
     """Return the dependencies of a change set, without its own rows and what no purge deletes."""
     rows = [new.row for new in change_set.events.new_events.values()]
     changed = change_set.events.changed_events.values()
-    own = change_set.events.new_events.keys() | change_set.events.placed.keys()
+    placed = change_set.events.placed.keys() - change_set.events.readmitted.keys()
+    own = change_set.events.new_events.keys() | placed
     gaps = [*change_set.events.new_missing.values(), *change_set.events.gone_missing.values()]
     waited_for = {gap.event_nid for gap in gaps}
     ends = chain.from_iterable(

@@ -14,7 +14,8 @@ from storage.persist.model.rows import EventRow, MissingRow
 from storage.persist.write.event_columns import after_gap_column, new_event_columns
 
 NEW_EVENT: Final = EVENTS.rows(
-    "new_event", EVENTS.but("stream_ordering", "received_ts", "encoding", "writer_nid")
+    "new_event",
+    EVENTS.but("stream_ordering", "received_ts", "arrival_ordering", "encoding", "writer_nid"),
 )
 
 REPLACED: Final = (  # what may change of an event; the role of a homeserver may update only these
@@ -27,7 +28,9 @@ REPLACED: Final = (  # what may change of an event; the role of a homeserver may
     "backfilled",
     "soft_failed",
     "ineffective",
+    "superseded",
     "rejected",
+    "refused",
     "prev_events",
 )
 CHANGED_EVENT: Final = EVENTS.rows(
@@ -35,15 +38,17 @@ CHANGED_EVENT: Final = EVENTS.rows(
     ("event_nid", *REPLACED),
     after_gap=EVENTS.types["after_gap"],
     auth_events=EVENTS.types["auth_events"],
+    readmitted="boolean",
 )
 NEW_GAP: Final = MISSING_EVENTS.rows("new_gap")
 FILLED_GAP: Final = InputRows.own("filled_gap", event_nid="bigint")
 EVENT_INPUTS: Final = (NEW_EVENT, CHANGED_EVENT, NEW_GAP, FILLED_GAP)
 
 NEW_WAITING: Final = WAITING_REDACTIONS.rows("new_waiting")
+TARGET: Final = InputRows.own("target", event_id="text")
 SETTLED: Final = InputRows.own("settled", redaction_nid="bigint")
 DROPPED: Final = DROPPED_EXTREMITIES.rows("dropped")
-REDACTION_INPUTS: Final = (NEW_WAITING, SETTLED, DROPPED)
+REDACTION_INPUTS: Final = (NEW_WAITING, TARGET, SETTLED, DROPPED)
 
 PART_EVENTS: Final[LiteralString] = """
 new_event AS (
@@ -57,6 +62,8 @@ changed_event AS (
     SET stream_ordering = COALESCE(p.stream_ordering, e.stream_ordering),
         writer_nid = CASE WHEN p.stream_ordering IS NULL THEN e.writer_nid ELSE :writer_nid END,
         after_gap = COALESCE(i.after_gap, e.after_gap),
+        arrival_ordering = CASE WHEN i.readmitted THEN e.stream_ordering
+            ELSE e.arrival_ordering END,
         auth_events = COALESCE(i.auth_events::bigint[], e.auth_events),
         :changed_event.update(i)
     FROM unnest(:changed_event.*) AS i (:changed_event.names)
@@ -83,7 +90,7 @@ new_waiting AS (
 ),
 settled AS (
     DELETE FROM waiting_redactions
-    WHERE target_event_id = ANY(:placed.event_id)
+    WHERE target_event_id = ANY(:target.event_id)
     RETURNING redaction_nid
 )"""
 
@@ -106,6 +113,7 @@ def event_values(change_set: ChangeSet) -> dict[str, ColumnValues]:
             ("redaction_nid", "room_nid", "target_event_id"),
             ((nid, *value) for nid, value in change_set.events.new_waiting.items()),
         ),
+        "target": {"event_id": _targets(change_set)},
         "settled": {"redaction_nid": list(change_set.events.gone_waiting)},
         "dropped": by_column(("event_nid", "room_nid"), change_set.rooms.dropped.items()),
     }
@@ -122,4 +130,12 @@ def _changed_events(change_set: ChangeSet) -> ColumnValues:
             row.auth_events if nid in change_set.events.authorised else None
             for nid, row in changed.items()
         ],
+        "superseded": [row.superseded or None for row in changed.values()],  # loaded, NULL is False
+        "readmitted": [nid in change_set.events.readmitted for nid in changed],
     }
+
+
+def _targets(change_set: ChangeSet) -> list[str]:
+    """Return the events whose redactions wait no longer: those that arrive, unless refused."""
+    placed = map(change_set.events.row_of, change_set.events.placed)
+    return [row.event_id for row in placed if row.refused is None]

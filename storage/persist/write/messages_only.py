@@ -40,6 +40,9 @@ NEW_MESSAGE: Final = EVENTS.rows(
         "ineffective",
         "after_gap",
         "rejected",
+        "refused",
+        "superseded",
+        "arrival_ordering",
     ),
 )
 ROOM: Final = ROOMS.rows(

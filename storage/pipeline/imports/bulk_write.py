@@ -33,7 +33,7 @@ from storage.streams.position_poller import learn_writers
 
 LOADED_EVENT: Final = EVENTS.rows(
     "loaded_event",
-    EVENTS.but("received_ts", "encoding", "writer_nid", "json"),
+    EVENTS.but("received_ts", "arrival_ordering", "encoding", "writer_nid", "json"),
     import_place="bigint",  # where the bytes are staged
 )
 

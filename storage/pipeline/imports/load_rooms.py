@@ -198,4 +198,6 @@ class RoomLoader:
 def _arrival(pdu: bytes, version: str, one: SlimEvent) -> ArrivedEvent:
     event = load(pdu, version, one.event_id, redacted=not one.valid)
     state_before: Any = one.state_before  # ids of events, as texts
-    return ArrivedEvent(IncomingEvent(event, one.origin, state_before), one.place)
+    return ArrivedEvent(
+        IncomingEvent(event, one.origin, state_before, refused=one.refused), one.place
+    )

@@ -11,14 +11,16 @@ caches have dropped by then is read from the written parts.
 
 import heapq
 import sys
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final, LiteralString
 
 from storage.database.connection import Connection, Database
 from storage.database.names import InternedNames
 from storage.errors import StorageCorrupt
 from storage.event import Event
+from storage.ids import EventId
 from storage.persist.commit.publish import absorb, place
 from storage.persist.load.on_demand import load
 from storage.persist.model.caches import WriterCaches
@@ -209,7 +211,8 @@ class RoomPlanner:
 
     async def _try(self, room: PlannedRoom, turn: int, one: SlimEvent, event: Event) -> None:
         state_before: Any = one.state_before  # ids of events, as texts
-        result = await self._planned(IncomingEvent(event, one.origin, state_before))
+        incoming = IncomingEvent(event, one.origin, state_before, refused=one.refused)
+        result = await self._planned(incoming)
         if result.outcome == "missing_parents":
             room.turns[turn] = Waiting(turn, one, event, result)
             room.waiting_for.setdefault(result.missing[0], []).append(turn)
@@ -222,14 +225,19 @@ class RoomPlanner:
             self.failed.append((one, result))
 
     async def _planned(self, incoming: IncomingEvent) -> AppendResult:
+        work = partial(plan_event, self.change_set, incoming)
+        return await self._complete(work, incoming.event.event_id)
+
+    async def _complete(self, work: Callable[[], AppendResult], event_id: EventId) -> AppendResult:
+        """Plan, loading missing data until it succeeds."""
         for _ in range(ROUNDS_MAX):
             try:
-                return plan_event(self.change_set, incoming)
+                return work()
             except MissingData as needs:
-                await self._load(incoming.event, needs)
-        raise StorageCorrupt("planning does not come to an end", event_id=incoming.event.event_id)
+                await self._load(event_id, needs)
+        raise StorageCorrupt("planning does not come to an end", event_id=event_id)
 
-    async def _load(self, event: Event, needs: MissingData) -> None:
+    async def _load(self, event_id: EventId, needs: MissingData) -> None:
         if needs.kind in {"event_ids", "cited"} and (
             unknown := [str(one) for one in needs.keys if one not in self._written]
         ):
@@ -237,7 +245,7 @@ class RoomPlanner:
             if len(unknown) == len(needs.keys):
                 return
         if needs.kind == "rooms" and not self._written:
-            raise StorageCorrupt("a room was not announced", event_id=event.event_id)
+            raise StorageCorrupt("a room was not announced", event_id=event_id)
         await load(self.connection, self.change_set, needs)
 
     # ---------------------------------------------------------------------------------------------

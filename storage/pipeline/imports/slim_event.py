@@ -44,10 +44,17 @@ class SlimEvent(NamedTuple):
     content: dict[str, Any]
     whole: bytes | None
     state_before: tuple[str, ...] | None
+    refused: str | None = None
 
 
 def slim(
-    event: Event, rank: int, place: int, origin: Origin, state_before: tuple[str, ...] | None
+    event: Event,
+    rank: int,
+    place: int,
+    origin: Origin,
+    state_before: tuple[str, ...] | None,
+    *,
+    refused: str | None = None,
 ) -> tuple[Any, ...]:
     """Return the fields of a `SlimEvent`, as they are packed."""
     whole = event.state_key is not None or event.type in CONTENT_MATTERS
@@ -67,6 +74,7 @@ def slim(
         NOTHING if whole else _reduced(event),
         event.raw if whole else None,
         state_before,
+        refused,
     )
 
 

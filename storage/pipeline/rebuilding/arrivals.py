@@ -21,11 +21,20 @@ FROM rooms
 WHERE room_id = $1::text
 """
 
-SQL_TIMELINE_NIDS: Final[LiteralString] = """
-SELECT event_nid
-FROM events
-WHERE room_nid = $1::int AND NOT outlier AND stream_ordering > $2::bigint
-ORDER BY stream_ordering
+SQL_TIMELINE_STEPS: Final[LiteralString] = """
+WITH latest AS (
+    SELECT event_nid, stream_ordering, arrival_ordering
+    FROM events
+    WHERE room_nid = $1::int AND NOT outlier AND stream_ordering > $2::bigint
+)
+SELECT event_nid, COALESCE(arrival_ordering, stream_ordering) AS position, false AS is_readmission
+FROM latest
+WHERE COALESCE(arrival_ordering, stream_ordering) > $2::bigint
+UNION ALL
+SELECT event_nid, stream_ordering, true
+FROM latest
+WHERE arrival_ordering IS NOT NULL
+ORDER BY position
 """
 
 SQL_OUTLIER_NIDS: Final[LiteralString] = """
@@ -41,7 +50,9 @@ FROM unnest($1::bigint[]) WITH ORDINALITY AS wanted (event_nid, ordinal)
 CROSS JOIN LATERAL (
     SELECT x.event_nid, x.event_id, x.stream_ordering, x.outlier, x.backfilled,
         x.state_group_before, x.state_group_after, x.json,
-        is_out_of_band(x)
+        is_out_of_band(x),
+        COALESCE(x.refused, CASE WHEN x.arrival_ordering IS NOT NULL THEN 'readmitted' END)
+            AS refused
     FROM events x
     WHERE event_nid = wanted.event_nid
     OFFSET 0
@@ -88,8 +99,19 @@ class LiveRoomRow(NamedTuple):
     room_version: str
 
 
+class TimelineStepRow(NamedTuple):
+    """An event that entered the timeline at a position, or was readmitted there."""
+
+    event_nid: int
+    position: int
+    is_readmission: bool
+
+
 class ArrivalRow(NamedTuple):
-    """An event as it arrived, and the states that the store has for it."""
+    """An event as it arrived, and the states that the store has for it.
+
+    ``refused``: the verdict of the caller then. Of an event readmitted since, any text.
+    """
 
     event_nid: int
     event_id: str
@@ -100,6 +122,7 @@ class ArrivalRow(NamedTuple):
     state_group_after: int | None
     json: bytes
     is_out_of_band: bool
+    refused: str | None
 
     @property
     def origin(self) -> Origin:
@@ -123,7 +146,14 @@ class ArrivalRow(NamedTuple):
                 found=event.event_id,
             )
         return SlimEvent._make(
-            slim(event, self.stream_ordering or 0, self.event_nid, origin or self.origin, None)
+            slim(
+                event,
+                self.stream_ordering or 0,
+                self.event_nid,
+                origin or self.origin,
+                None,
+                refused=None if origin == "outlier" else self.refused,
+            )
         )
 
 

@@ -12,13 +12,14 @@ from typing import Final
 from storage.database.connection import Connection, Database
 from storage.database.names import InternedNames
 from storage.event import Event
-from storage.ids import EventId
+from storage.ids import EventId, RoomId
 from storage.maintenance.room_states import RoomStates
 from storage.persist.model.change_set import ChangeSet
 from storage.persist.model.database_answers import Answers
-from storage.persist.model.incoming import IncomingEvent
+from storage.persist.model.incoming import IncomingEvent, Readmission
 from storage.persist.model.nid_blocks import NidBlocks
 from storage.persist.model.results import AppendResult
+from storage.persist.plan.readmission import plan_readmission
 from storage.pipeline.imports.plan_rooms import PlannedRoom, RoomPlanner
 from storage.pipeline.imports.slim_event import event_of
 from storage.pipeline.rebuilding.arrivals import (
@@ -84,6 +85,15 @@ class RoomReplan(RoomPlanner):
         version = self._held_as.room_version
         await self.plan(room, version, [row.line(version) for row in rows])
         self.results.clear()
+
+    async def readmit(self, event_nid: int) -> None:
+        """Plan the readmission of an event that is written and refused."""
+        async with self._live.connection() as reader:
+            [row] = await arrivals(reader, [event_nid])
+        event_id, room_id = EventId(row.event_id), RoomId(self._held_as.room_id)
+        await self._complete(
+            lambda: plan_readmission(self.change_set, Readmission(event_id, room_id)), event_id
+        )
 
     def _new_change_set(self, answers: Answers) -> ChangeSet:
         """Use the numbers of the live tables for new events and chains, where these have any."""

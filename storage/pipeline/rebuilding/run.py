@@ -4,6 +4,8 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from itertools import groupby
+from operator import attrgetter
 from typing import Final, LiteralString, NamedTuple, Self
 
 from storage.config import Config
@@ -22,8 +24,9 @@ from storage.pipeline.imports.plan_rooms import NAMES_REMEMBERED, PlannedRoom
 from storage.pipeline.rebuilding.arrivals import (
     SQL_LIVE_ROOM,
     SQL_OUTLIER_NIDS,
-    SQL_TIMELINE_NIDS,
+    SQL_TIMELINE_STEPS,
     LiveRoomRow,
+    TimelineStepRow,
 )
 from storage.pipeline.rebuilding.match import Matching
 from storage.pipeline.rebuilding.replan import CHUNK, RoomReplan
@@ -42,12 +45,6 @@ SQL_CURRENT_GROUP: Final[LiteralString] = """
 SELECT current_state_group
 FROM rooms
 WHERE room_id = $1::text
-"""
-
-SQL_POSITION: Final[LiteralString] = """
-SELECT stream_ordering
-FROM events
-WHERE event_nid = $1::bigint
 """
 
 BEHIND: Final = 200
@@ -225,13 +222,21 @@ class _Work:
     async def _plan_timeline(self) -> int:
         """Plan what is new in the timeline, and return how many events that is."""
         async with self._database.connection() as reader:
-            nids: list[int] = await reader.fetchvals(
-                SQL_TIMELINE_NIDS, self._live.room_nid, self._position
+            steps = await reader.fetch(
+                SQL_TIMELINE_STEPS, self._live.room_nid, self._position, row=TimelineStepRow
             )
-            if nids:
-                self._position = await reader.fetchval(SQL_POSITION, nids[-1])
-        await self._plan(nids)
-        return len(nids)
+        if steps:
+            self._position = steps[-1].position
+        for is_readmission, some in groupby(steps, key=attrgetter("is_readmission")):
+            nids = [step.event_nid for step in some]
+            await (self._readmit(nids) if is_readmission else self._plan(nids))
+        return len(steps)
+
+    async def _readmit(self, nids: Sequence[int]) -> None:
+        """Plan readmissions. Their events are written: `_plan` ends with a write."""
+        for nid in nids:
+            await self.replay.readmit(nid)
+        await self._write()
 
     async def _plan(self, nids: Sequence[int], *, outliers: bool = False) -> None:
         for start in range(0, len(nids), CHUNK):

@@ -99,6 +99,7 @@ REPLANNED: Final = EVENTS.chosen(
         "event_nid",
         "stream_ordering",
         "received_ts",
+        "arrival_ordering",
         "state_group_before",  # these two are compared under the numbers that the live tables have
         "state_group_after",
         "room_nid",
