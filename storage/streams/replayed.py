@@ -153,9 +153,15 @@ class StandbyState:
         )
 
     def has_events(self, upto: int) -> bool:
-        """Return whether all events up to a stream ordering are there, whoever wrote them."""
+        """Return whether all events up to a stream ordering are there, whoever wrote them.
+
+        A writer stores its events in the order of their ids, new ones and backfill. So it has
+        stored all below its further position.
+        """
+        events, backfill = (self.positions.get(name, {}) for name in EVENT_STREAMS)
         return not upto or all(
-            min(self.positions.get(name, {}).values(), default=0) >= upto for name in EVENT_STREAMS
+            max(events.get(writer, 0), backfill.get(writer, 0)) >= upto
+            for writer in {*events, *backfill}
         )
 
     def has_followed(self, followed: Followed) -> bool:

@@ -1,7 +1,13 @@
-"""Reads on a real standby: made by pg_basebackup, paused, cancelled, restarted, and promoted."""
+"""Reads on a real standby: made by pg_basebackup, paused, cancelled, restarted, and promoted.
+
+`STORAGE_EXAMPLES` says how many random questions, `STORAGE_SEED` which.
+"""
 
 import asyncio
+import os
+import random
 from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Final
 
 import pytest
 import pytest_asyncio
@@ -10,8 +16,9 @@ import storage
 from storage import InputError, ReadOnly, ReplicaBehind, ResyncNeeded, Store
 from storage.database import Connection
 from storage.streams.reads import BEHIND, CANCELLED, RESTING, STANDBY
+from storage.testing import build_room
 from tests.failover import ReplicatedPair, ask
-from tests.maintenance.rooms import SERVER
+from tests.maintenance.rooms import LIVELY, SERVER
 from tests.streams.lossy import ALICE, LOST, FailoverRoom, FeedRecorder, timeline
 from tests.streams.standby_pair import (
     ALONE,
@@ -23,6 +30,10 @@ from tests.streams.standby_pair import (
     paused,
     with_standby,
 )
+from tests.streams.standby_questions import answer, moment, of_anything, with_the_token
+
+EXAMPLES: Final = int(os.environ.get("STORAGE_EXAMPLES", "400"))
+SEED: Final = int(os.environ.get("STORAGE_SEED", "1"))
 
 pytestmark = [
     pytest.mark.timeout(120),
@@ -287,6 +298,35 @@ async def test_a_primary_in_place_of_the_standby_is_not_read(pair: ReplicatedPai
     async with with_standby(pair, "b", replica_dsn=pair.rooms(pair.primary)) as store:
         await store.rooms([])
         assert outcomes(store) == {RESTING: 1}
+
+
+async def test_random_questions_have_the_answers_of_the_primary(pair: ReplicatedPair) -> None:
+    """Both are asked while the standby may still be replaying what the tokens cover."""
+    rng = random.Random(SEED)
+    room = build_room(LIVELY, 60 + EXAMPLES // 10, seed=SEED)
+    stored, asked, earlier = 0, 0, list[str]()
+    async with (
+        on_primary(pair, "a", ALONE) as primary,
+        on_standby(pair, config=PATIENT) as reader,
+        with_standby(pair, "b", PATIENT) as store,
+    ):
+        while asked < EXAMPLES:
+            count = 40 if not stored else rng.randint(1, 4)
+            await primary.append([one.pdu for one in room.events[stored : stored + count]])
+            stored = min(stored + count, len(room.events))
+            at = await moment(primary, room, stored, earlier)
+            earlier = [*at.earlier[-20:]]
+            for number in range(40):
+                question = (of_anything if number else with_the_token)(rng, at)
+                for one in (reader, store):
+                    if not number:  # each meets the token itself first
+                        question = with_the_token(rng, at)
+                    assert await answer(one, question) == await answer(primary, question)
+                    asked += 1
+        for one in (reader, store):
+            found = outcomes(one)
+            assert found[STANDBY] > 0.98 * found.total()
+            assert len(one.measures.replica_waits) > 0
 
 
 async def test_promotion_below_open_stores() -> None:
