@@ -1,6 +1,7 @@
 """`python -m benchmarks [names] [--quick] [--profile]`: run benchmarks.
 
-Without names, all run except peer, first_sync, giant and scaling. Results go to benchmarks/results.
+Without names, all run except peer, first_sync, giant, scaling and standby. Results go to
+benchmarks/results.
 Commands on results: `python -m benchmarks report` (a page with plots), `compare A.json B.json`,
 `readme` (the tables of the peer).
 """
@@ -15,13 +16,14 @@ import uvloop
 from benchmarks import compare, readme, report
 from benchmarks.harness import RESULTS, Bench, bench_server, whole_run
 
-# peer and first_sync install another engine on first use, giant takes an hour, scaling starts a
-# cluster
+# peer and first_sync install another engine on first use, giant takes an hour, scaling and standby
+# start servers of their own
 BY_NAME_ONLY = {
     "peer",
     "first_sync",
     "giant",
     "scaling",
+    "standby",
 }
 OF_RESULTS = {"report": report.main, "compare": compare.main, "readme": readme.main}
 

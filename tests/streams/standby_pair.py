@@ -1,5 +1,8 @@
 """Stores on a primary and its standby, and a standby that stops to replay for a while."""
 
+import asyncio
+import os
+import signal
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -57,6 +60,26 @@ async def paused(pair: ReplicatedPair) -> AsyncIterator[None]:
         yield
     finally:
         await ask(pair.standby.dsn, "SELECT pg_wal_replay_resume()")
+        await pair.caught_up()
+
+
+@asynccontextmanager
+async def crashed(pair: ReplicatedPair, *, replays_to: str) -> AsyncIterator[None]:
+    """The standby was killed, and has replayed up to a position of the log again."""
+    standby = pair.standby
+    settings = standby.directory / "postgresql" / "postgresql.auto.conf"
+    kept = settings.read_text(encoding="utf-8")
+    assert standby.pid is not None
+    os.kill(standby.pid, signal.SIGQUIT)
+    await asyncio.to_thread(standby.stop)
+    settings.write_text(f"{kept}recovery_target_lsn = '{replays_to}'\n", encoding="utf-8")
+    await asyncio.to_thread(standby.start)
+    try:
+        yield
+    finally:
+        await asyncio.to_thread(standby.stop)
+        settings.write_text(kept, encoding="utf-8")
+        await asyncio.to_thread(standby.start)
         await pair.caught_up()
 
 

@@ -13,7 +13,7 @@ T = TypeVar("T")
 Question = Callable[[Store], Awaitable[Any]]
 
 
-class Asked(NamedTuple):
+class PrimaryMoment(NamedTuple):
     """A moment of a room on the primary: its events so far, and tokens of the primary."""
 
     room: RoomBuilder
@@ -29,7 +29,7 @@ class Asked(NamedTuple):
         return self.room.room_id
 
 
-def with_the_token(rng: random.Random, at: Asked) -> Question:
+def with_the_token(rng: random.Random, at: PrimaryMoment) -> Question:
     """A question whose token covers all that was written."""
     user, other = rng.choice(at.users), rng.choice(at.users)
     old, limit, direction = rng.choice(at.earlier), rng.randint(1, 12), rng.choice("bf")
@@ -52,7 +52,7 @@ def with_the_token(rng: random.Random, at: Asked) -> Question:
     )
 
 
-def of_anything(rng: random.Random, at: Asked) -> Question:
+def of_anything(rng: random.Random, at: PrimaryMoment) -> Question:
     """A question that comes after one with the token."""
     user, event_id = rng.choice(at.users), rng.choice(at.events).event_id
     some = [one.event_id for one in rng.sample(at.events, min(5, len(at.events)))]
@@ -112,13 +112,15 @@ async def answer(store: Store, question: Question) -> Any:
     return found
 
 
-async def moment(store: Store, room: RoomBuilder, stored: int, earlier: Sequence[str]) -> Asked:
+async def moment(
+    store: Store, room: RoomBuilder, stored: int, earlier: Sequence[str]
+) -> PrimaryMoment:
     """Take tokens of the primary after so many events of the room are stored."""
     events = room.events[:stored]
     users = sorted({one.sender for one in events if one.sender.endswith(":s1.test")})
     end = (await store.messages(room.room_id, users[0], limit=3)).start
     pages = [(await store.messages(room.room_id, one, limit=3)).end for one in users]
     token = (await store.sync(users[0])).next_batch
-    return Asked(
+    return PrimaryMoment(
         room, events, users, token, [*earlier, token], [*(one for one in pages if one), end]
     )

@@ -17,13 +17,14 @@ from storage import InputError, ReadOnly, ReplicaBehind, ResyncNeeded, Store
 from storage.database import Connection
 from storage.streams.reads import BEHIND, CANCELLED, RESTING, STANDBY
 from storage.testing import build_room
-from tests.failover import ReplicatedPair, ask
+from tests.failover import ReplicatedPair, ask, value
 from tests.maintenance.rooms import LIVELY, SERVER
 from tests.streams.lossy import ALICE, LOST, FailoverRoom, FeedRecorder, timeline
 from tests.streams.standby_pair import (
     ALONE,
     CONFIG,
     PATIENT,
+    crashed,
     on_primary,
     on_standby,
     outcomes,
@@ -101,6 +102,17 @@ async def test_the_primary_answers_for_a_standby_that_is_behind(pair: Replicated
             assert not outcomes(b)[STANDBY]
 
 
+async def test_what_this_process_was_told_of_is_in_its_answers(pair: ReplicatedPair) -> None:
+    room = FailoverRoom(seed=109)
+    async with on_primary(pair, "a") as a, with_standby(pair, "b") as b:
+        await timeline(b, None)
+        told = FeedRecorder(b)
+        async with paused(pair):
+            written = await room.write(a, 1)
+            await told.reached(written)
+            assert await b.event(written[0]) is not None
+
+
 async def test_a_lagging_standby_is_left_alone_until_it_has_caught_up(
     pair: ReplicatedPair, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -145,6 +157,8 @@ async def test_a_store_on_a_standby_alone(pair: ReplicatedPair) -> None:
         waiting = asyncio.create_task(timeline(reader, later, timeout_ms=60_000))
         last = await room.write(a, 1)
         assert (await waiting)[0] == last
+        events = reader.streams["events"]
+        assert events.linear() == min(events.positions().values()) > 0
         assert outcomes(reader)[BEHIND] == 2
 
 
@@ -204,18 +218,16 @@ async def test_defined_streams_are_followed_without_entering_them(pair: Replicat
 
 
 async def cancelled_once(pair: ReplicatedPair, store: Store, *, is_idle: bool) -> tuple[int, int]:
-    """Read in a snapshot whose rows a vacuum removes: the answer, and how often it was begun.
+    """Read while the standby replays a lock of the table: the answer, and how often it was begun.
 
     Postgres cancels a running statement, and ends a session that is idle in its transaction.
     """
-    begun = 0
+    begun, locking = 0, asyncio.Event()
 
-    async def vacuum() -> None:
+    async def lock() -> None:
+        await locking.wait()
         await ask(
-            pair.rooms(pair.primary),
-            "INSERT INTO cursors (name, position) VALUES ('conflict', 1)",
-            "DELETE FROM cursors WHERE name = 'conflict'",
-            "VACUUM cursors",
+            pair.rooms(pair.primary), "BEGIN; LOCK TABLE cursors IN ACCESS EXCLUSIVE MODE; COMMIT"
         )
         await pair.caught_up()
 
@@ -224,13 +236,16 @@ async def cancelled_once(pair: ReplicatedPair, store: Store, *, is_idle: bool) -
         begun += 1
         await conn.fetchval("SELECT count(*) FROM cursors")
         if begun == 1:
-            running = asyncio.create_task(vacuum())
+            locking.set()
             if not is_idle:
                 await conn.fetchval("SELECT pg_sleep(60)")
             await running
         return int(await conn.fetchval("SELECT count(*) FROM cursors"))
 
-    return await store.reads.run(read, snapshot=True), begun
+    running = asyncio.create_task(lock())
+    found = await store.reads.run(read, snapshot=True)
+    await running
+    return found, begun
 
 
 @pytest.mark.parametrize("is_idle", [False, True])
@@ -272,6 +287,23 @@ async def test_a_standby_that_is_gone_and_comes_back(pair: ReplicatedPair) -> No
                         await asyncio.sleep(0.01)
 
 
+async def test_a_standby_that_crashes_takes_nobody_back(pair: ReplicatedPair) -> None:
+    """It comes back at a state from before an event that a client has read there."""
+    room = FailoverRoom(seed=111)
+    async with on_primary(pair, "a") as a, with_standby(pair, "b", ALONE) as b:
+        await room.write(a, 1)
+        await pair.caught_up()
+        await timeline(b, None)
+        before = await value(pair.primary.dsn, "SELECT pg_current_wal_flush_lsn()::text")
+        written = await room.write(a, 1)
+        await pair.caught_up()
+        assert await b.event(written[0]) is not None
+        assert outcomes(b).keys() == {STANDBY}
+        async with crashed(pair, replays_to=before):
+            assert await b.event(written[0]) is not None
+            assert not outcomes(b)[STANDBY]
+
+
 async def test_what_is_opened_in_vain(pair: ReplicatedPair, dsn: str) -> None:
     standby = pair.rooms(pair.standby)
     async with storage.open(dsn, server_name=SERVER):
@@ -298,6 +330,21 @@ async def test_a_primary_in_place_of_the_standby_is_not_read(pair: ReplicatedPai
     async with with_standby(pair, "b", replica_dsn=pair.rooms(pair.primary)) as store:
         await store.rooms([])
         assert outcomes(store) == {RESTING: 1}
+
+
+async def test_a_standby_that_knows_of_another_restore_is_not_read(pair: ReplicatedPair) -> None:
+    gap = "INSERT INTO lost_positions VALUES ('events', 1::bigint << 40, (1::bigint << 40) + 1)"
+    dsn, room = pair.rooms(pair.primary), FailoverRoom(seed=110)
+    async with with_standby(pair, "b", ALONE) as b:
+        await room.write(b, 1)
+        await timeline(b, None)
+        outcomes(b)
+        await ask(dsn, gap)
+        await pair.caught_up()
+        await room.write(b, 1)
+        await timeline(b, None)
+        await ask(dsn, "DELETE FROM lost_positions")
+        assert not outcomes(b)[STANDBY]
 
 
 async def test_random_questions_have_the_answers_of_the_primary(pair: ReplicatedPair) -> None:
@@ -336,6 +383,7 @@ async def test_promotion_below_open_stores() -> None:
         ReplicatedPair() as pair,
         with_standby(pair, "a", dsn=pair.dsn) as a,
         on_standby(pair) as reader,
+        on_standby(pair, config=ALONE) as late_reader,
     ):
         kept = await room.write(a, 20)
         seen, early = await timeline(a, None)
@@ -343,21 +391,26 @@ async def test_promotion_below_open_stores() -> None:
         assert (await timeline(reader, early))[0] == []
         await pair.caught_up()
         await pair.detach()
-        before = room.stored
-        lost = await room.write(a, LOST)
-        assert (await timeline(a, early))[0] == lost  # the primary has answered
-        late = (await timeline(a, early))[1]
-        told = FeedRecorder(a)
         await pair.promote()
-        assert set(outcomes(a)) <= {STANDBY, BEHIND, RESTING}
-        assert (await timeline(a, late))[0] == []  # by the primary, which is still there
+        async with asyncio.timeout(10):
+            while not outcomes(a)[RESTING]:  # noticed, though each read is covered
+                assert await a.event(kept[0]) is not None
+                await asyncio.sleep(0.01)
+        before = room.stored
+        lost = await room.write(a, LOST)  # the primary is still there
+        seen, late = await timeline(a, early)
+        assert seen == lost
+        told = FeedRecorder(a)
         assert not outcomes(a)[STANDBY]
         await pair.stop_primary()
         pair.point_to_standby()
         room.back_to(before)
         new = await room.write(a, 3)
         await told.reached(new)
-        for store in (a, reader):
+        # this one has not read the lost positions before its first call
+        with pytest.raises(ResyncNeeded, match="restored from"):
+            await late_reader.membership(room.builder.room_id, ALICE, at=late)
+        for store in (a, reader, late_reader):
             with pytest.raises(ResyncNeeded, match="restored from"):
                 await timeline(store, late)
             assert (await timeline(store, early))[0] == new
