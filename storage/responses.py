@@ -9,6 +9,7 @@ Sliding sync (MSC4186) has two forms. Most clients use the unstable one, at
 ``/_matrix/client/v4/sync``. `sliding_request` reads both.
 """
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from itertools import chain
@@ -21,6 +22,7 @@ from storage.errors import (
     AuthDenied,
     InputError,
     InvalidSignature,
+    PartialState,
     ResyncNeeded,
     StorageError,
     UnknownEvent,
@@ -31,6 +33,7 @@ from storage.errors import (
 from storage.federation import IncompatibleRoomVersion, RemoteError
 from storage.ids import EventId, RoomId, StateKey
 from storage.queries.events import StoredEvent
+from storage.queries.filters import SyncFilter
 from storage.queries.room_info import RoomInfo
 from storage.queries.sliding.types import (
     RoomSubscription,
@@ -69,6 +72,7 @@ ERRORS: Final[tuple[tuple[type[Exception], int, str], ...]] = (
     (ResyncNeeded, 400, "M_UNKNOWN_POS"),
     (UnknownPos, 400, "M_UNKNOWN_POS"),
     (InvalidSignature, 401, "M_UNAUTHORIZED"),
+    (PartialState, 503, "M_UNKNOWN"),
     (IncompatibleRoomVersion, 400, "M_INCOMPATIBLE_ROOM_VERSION"),
     (InputError, 400, "M_INVALID_PARAM"),
     (StorageError, 503, "M_UNKNOWN"),
@@ -84,6 +88,9 @@ HIERARCHY_MAX: Final = 50
 
 EXTENSIONS: Final = ("to_device", "account_data", "receipts")
 MALFORMED: Final = (AttributeError, KeyError, TypeError, ValueError)
+CREATE: Final = ("m.room.create", "")
+NUMBER: Final[re.Pattern[str]] = re.compile("[0-9]{1,18}")
+"""A number in a token: a position, or how many rooms of a hierarchy are before a page."""
 ALWAYS: Final = ("initial", "limited", "num_live")
 IF_KNOWN: Final = (
     "membership",
@@ -201,9 +208,14 @@ def received_upto(body: Json) -> int:
     request a response: ``await store.to_device.delete(user_id, device_id, position)``.
     """
     try:
-        return int(body.get("extensions", {}).get("to_device", {}).get("since") or 0)
+        since = body.get("extensions", {}).get("to_device", {}).get("since")
     except MALFORMED as error:
-        raise InputError(f"malformed since of to_device: {error}") from error
+        raise InputError(f"malformed request: {error}") from error
+    if since is None:
+        return 0
+    if not args.is_text(since) or NUMBER.fullmatch(since) is None:
+        raise InputError(f"since of to_device is {str(since)[:99]!r}: a text of digits is wanted")
+    return int(since)
 
 
 def _list(given: Json) -> SlidingList:
@@ -341,15 +353,18 @@ def hierarchy_room(room: RoomInfo, children: Iterable[SpaceChild]) -> Json:
 async def room_state(store: Store, user_id: str, room_id: RoomId) -> dict[StateKey, EventId]:
     """Return the state of a room that a user may read: the current one, or that of their leave.
 
-    Use it for /state and /members. `AuthDenied` for a user who was never in the room.
+    Use it for /state and /members. `AuthDenied` for a user who was never in the room, or who has
+    forgotten it. A later invite or ban shows no more.
     """
-    state = await store.current_state(room_id)
-    membership = await store.membership(room_id, user_id)
-    if membership == "join":
-        return state
-    if membership in ("leave", "ban"):
-        return await store.state_before(state["m.room.member", user_id])
-    raise AuthDenied(f"{user_id} was never in {room_id}", rule="request.not_in_room")
+    if await store.membership(room_id, user_id) == "join":
+        return await store.current_state(room_id)
+    past = SyncFilter(rooms=[room_id], include_leave=True)
+    left = (await store.sync(user_id, filter=past, timeline_limit=0)).leave.get(room_id)
+    events = () if left is None else left.state_after
+    state = {(one.type, one.state_key or ""): one.event_id for one in events}
+    if CREATE not in state:  # a rejected invite and a ban come without it
+        raise AuthDenied(f"{user_id} was never in {room_id}", rule="request.not_in_room")
+    return state
 
 
 async def hierarchy(
@@ -368,7 +383,9 @@ async def hierarchy(
     read. ``from_`` is the ``next_batch`` of the page before. `AuthDenied` for a hidden space.
     """
     start, depth_max = _offset(from_), args.whole(max_depth, "max_depth")
-    end = start + args.limit(limit, HIERARCHY_MAX)
+    if args.limit(limit, HIERARCHY_MAX) == 0:
+        raise InputError("limit 0: at least 1 is wanted")
+    end = start + min(limit, HIERARCHY_MAX)
     own = await store.memberships_of(user_id, ("join", "invite"))
     found, seen, stack = list[Json](), set[str](), [(args.room(room_id), 0)]
     while stack and len(found) <= end:
@@ -388,9 +405,11 @@ async def hierarchy(
 
 
 def _offset(token: str | None) -> int:
-    if token is not None and not token.isdecimal():
-        raise InputError(f"from {token!r} is no token of a hierarchy")
-    return int(token or 0)
+    if token is None:
+        return 0
+    if not args.is_text(token) or NUMBER.fullmatch(token) is None:
+        raise InputError(f"from {str(token)[:99]!r} is no token of a hierarchy")
+    return int(token)
 
 
 def _is_open(room: RoomInfo) -> bool:

@@ -215,8 +215,9 @@ def test_what_a_device_has_received() -> None:
     assert responses.received_upto(given) == 7
     for without in ({}, {"extensions": {"to_device": {"enabled": True}}}):
         assert responses.received_upto(without) == 0
-    bad: list[dict[str, Any]] = [{"extensions": []}, {"extensions": {"to_device": {"since": "x"}}}]
-    for malformed in bad:
+    numbers = ("x", [7], 1e999, "9" * 5_000, -1, "-1", 2**63, 7.5, True)
+    bad: list[Any] = [{"extensions": {"to_device": {"since": one}}} for one in numbers]
+    for malformed in ({"extensions": []}, [], None, *bad):
         with pytest.raises(InputError):
             responses.received_upto(malformed)
 

@@ -114,7 +114,7 @@ def check_list_name(name: str) -> None:
 def known_names(names: Collection[str], known: Collection[str], field_name: str) -> frozenset[str]:
     """Return the names. Raise `InputError` for an unknown one."""
     for name in (found := args.listed(names, field_name)):
-        if name not in known:
+        if not args.is_text(name) or name not in known:
             wanted = ", ".join(sorted(known)) or "none"
             raise InputError(f"{field_name} has {name!r}: known here: {wanted}"[:500])
     return frozenset(found)
