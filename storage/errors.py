@@ -186,7 +186,7 @@ class StateUnknown(InputError):
 class PartialState(InputError):
     """This server has joined the room with the members omitted, and the request needs them.
 
-    Answer another server with 404, or 503, so that it asks elsewhere. Repeat the request when
+    Answer another server with 503, so that it asks elsewhere. Repeat the request when
     `Store.partial_rooms` does not list the room any more.
     """
 

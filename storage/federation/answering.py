@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from storage import arguments as args
-from storage.errors import AuthDenied, InputError, PartialState, UnknownEvent
+from storage.errors import AuthDenied, InputError, PartialState, UnknownEvent, UnknownRoom
 from storage.event import Event, parse, sign
 from storage.federation.join_through import AUTHORISER
 from storage.federation.memberships import MEMBER, stripped_state
@@ -87,7 +87,7 @@ class Responder:
         if change not in CHANGES:
             raise InputError(f"no server makes the membership {change!r} for another")
         room, user = args.room(room_id), args.user(user_id)
-        version = await self._receiver.version_of(room)
+        version = await self._version_inside(room)
         if change != "leave" and version not in args.texts(versions, "versions"):
             raise IncompatibleRoomVersion(room, version)
         if server_name_of(user) != origin:
@@ -105,7 +105,7 @@ class Responder:
         pdu: Mapping[str, Any],
     ) -> Json:
         """Answer PUT /send_join, /send_knock and /send_leave: store the event and pass it on."""
-        version = await self._receiver.version_of(args.room(room_id))
+        version = await self._version_inside(args.room(room_id))
         given = dict(args.mapping(pdu, "the event"))
         event = parse(given, version)
         _check_membership(event, origin, change, (room_id, event_id))
@@ -120,6 +120,13 @@ class Responder:
             return {}
         state = await self._with_chain(await self._store.state_ids(event.event_id), "state")
         return {"event": signed, "origin": self._store.server_name, **state}
+
+    async def _version_inside(self, room_id: RoomId) -> str:
+        """Return the version of a room that this server is in. `UnknownRoom`."""
+        room = await self._receiver.known_room(room_id)
+        if room is None or not room.is_resident:
+            raise UnknownRoom(room_id)
+        return room.room_version
 
     def _authorised(self, pdu: Json, event: Event) -> Json:
         """Return an event, signed if a local user authorises a restricted join."""
@@ -137,13 +144,14 @@ class Responder:
 
     async def invite(self, room_id: RoomId, event_id: str, body: Mapping[str, Any]) -> Json:
         """Answer PUT /v2/invite: store the invite of a local user, and sign it."""
-        pdu, version = body.get("event"), body.get("room_version")
+        given = args.mapping(body, "the body")
+        pdu, version = given.get("event"), given.get("room_version")
         if not isinstance(pdu, dict) or not isinstance(version, str):
             raise InputError("an invite has an event and a room_version")
         event = parse(pdu, version)
         if (event.room_id, event.event_id) != (room_id, event_id):
             raise InputError(f"the event is {event.event_id} of {event.room_id}")
-        shown = _listed(body, "invite_room_state")
+        shown = _listed(given, "invite_room_state")
         invited = await self._receiver.invited(pdu, version, shown)
         if not invited.is_welcome:
             reason = str(invited.result.reason)
@@ -154,8 +162,11 @@ class Responder:
     # what other servers request
 
     async def event(self, origin: str, event_id: EventId) -> Json:
-        """Answer GET /event."""
-        return await self.backfill(origin, await self._room_of(event_id), [event_id], 1)
+        """Answer GET /event. `UnknownEvent` also for a server that may not have it."""
+        found = await self.backfill(origin, await self._room_of(event_id), [event_id], 1)
+        if not found["pdus"]:
+            raise UnknownEvent(event_id)
+        return found
 
     async def backfill(
         self, origin: str, room_id: RoomId, event_ids: Iterable[str], limit: int
@@ -168,12 +179,13 @@ class Responder:
 
     async def missing_events(self, origin: str, room_id: RoomId, body: Mapping[str, Any]) -> Json:
         """Answer POST /get_missing_events: at most 100 events."""
+        given = args.mapping(body, "the body")
         found = await self._store.missing_events(
             room_id,
-            _listed(body, "earliest_events"),
-            _listed(body, "latest_events"),
-            limit=args.limit(body.get("limit", 10), EVENTS_MAX),
-            min_depth=body.get("min_depth", 0),
+            _listed(given, "earliest_events"),
+            _listed(given, "latest_events"),
+            limit=args.limit(given.get("limit", 10), EVENTS_MAX),
+            min_depth=given.get("min_depth", 0),
             server_name=origin,
         )
         return {"events": _pdus(found)}
@@ -197,11 +209,12 @@ class Responder:
         self, origin: str, room_id: RoomId, timestamp_ms: int, direction: str
     ) -> Json:
         """Answer GET /timestamp_to_event."""
-        if direction not in CLOSEST:
+        closest = CLOSEST.get(direction) if args.is_text(direction) else None
+        if closest is None:
             raise InputError(f"the direction is b or f, not {direction!r}")
         await self._check_resident(origin, room_id)
         found = await self._store.timestamp_to_event(
-            room_id, timestamp_ms, CLOSEST[direction], server_name=origin
+            room_id, timestamp_ms, closest, server_name=origin
         )
         if found is None:
             raise UnknownEvent(f"at {timestamp_ms}")
@@ -242,7 +255,7 @@ def _check_membership(event: Event, origin: str, change: str, path: tuple[str, s
 
 
 def _listed(body: Mapping[str, Any], name: str) -> list[Any]:
-    found = body.get(name, [])
+    found = args.mapping(body, "the body").get(name, [])
     if not isinstance(found, list):
         raise InputError(f"{name} is no list")
     return found

@@ -241,7 +241,7 @@ def _keys_in(listed: Any) -> dict[str, VerifyKey]:
 def _is_signed(body: JsonObject, server: ServerName, key: VerifyKey) -> bool:
     try:
         verify_signed_json(dict(body), server, key)
-    except (SignatureVerifyException, TypeError, ValueError):  # also for a malformed object
+    except (SignatureVerifyException, TypeError, ValueError, RecursionError):  # or malformed
         return False
     return True
 

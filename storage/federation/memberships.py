@@ -8,9 +8,11 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any, Final, TypeVar
 
 from storage import arguments as args
-from storage.errors import PartialState
+from storage.errors import InvalidEvent, PartialState
 from storage.event import event_id as event_id_of
-from storage.event import sign
+from storage.event import parse, sign
+from storage.event.hashes import canonical
+from storage.event.reading import MAX_PDU_BYTES
 from storage.federation.join_through import (
     MembershipRequest,
     OtherServer,
@@ -120,7 +122,7 @@ class Memberships:
         """Invite a user. A server that is not in the room signs the invite of its user first."""
         inviter = args.local_user(sender, self._store.server_name)
         room, guest = args.room(room_id), args.user(user_id)
-        fields = {**(content or {}), "membership": "invite"}
+        fields = _fields(content, "invite")
         server = server_name_of(guest)
         if await self._store.is_resident(server, room) or server == self._store.server_name:
             return await self._store.send(room, inviter, MEMBER, fields, state_key=guest)
@@ -141,14 +143,17 @@ class Memberships:
             server, seconds, self._remote.invite, server, room_id, EventId(event_id), body
         )
         pdu["signatures"] |= _signature(response, server)
+        try:
+            parse(pdu, version)
+        except InvalidEvent as error:  # it was valid without this signature
+            raise RemoteError(f"the signature of {server} makes no event: {error}") from error
         return await self._receiver.accepted(signer.server_name, pdu, version)
 
     def _wanted(
         self, user_id: str, room_id: str, membership: str, content: Mapping[str, Any] | None
     ) -> MembershipRequest:
         user = args.local_user(user_id, self._store.server_name)
-        fields = args.mapping(content or {}, "content")
-        return MembershipRequest(args.room(room_id), user, {**fields, "membership": membership})
+        return MembershipRequest(args.room(room_id), user, _fields(content, membership))
 
     async def _is_inside(self, room_id: RoomId) -> bool:
         room = await self._receiver.known_room(room_id)
@@ -205,9 +210,18 @@ def _signature(response: JsonObject, server: ServerName) -> dict[str, Any]:
     event = response.get("event")
     signatures = event.get("signatures") if isinstance(event, dict) else None
     own = signatures.get(server) if isinstance(signatures, dict) else None
-    if not isinstance(own, dict) or not all(isinstance(one, str) for one in own.values()):
+    if not isinstance(own, dict) or not own or not all(map(args.is_text, own.values())):
         raise RemoteError(f"{server} has not signed the invite")
     return {server: own}
+
+
+def _fields(content: Mapping[str, Any] | None, membership: str) -> dict[str, Any]:
+    """Return the content of a membership. Raise `InvalidEvent` if no event can have it."""
+    fields = dict(args.mapping({} if content is None else content, "content"))
+    fields["membership"] = membership
+    if (size := len(canonical(fields))) > MAX_PDU_BYTES:
+        raise InvalidEvent(f"the content has {size} bytes, more than {MAX_PDU_BYTES}")
+    return fields
 
 
 def _failure_of_all(failures: Mapping[ServerName, RemoteError]) -> RemoteError:

@@ -80,12 +80,12 @@ class Receiver:
         await self._keys.check_signed(args.server(server), signed, self.limits.request_seconds)
 
     async def check_request(
-        self, method: str, uri: str, authorization: str, content: JsonObject | None
+        self, method: str, uri: str, authorization: str | None, content: JsonObject | None
     ) -> ServerName:
         """Return the server that signed a request. `InvalidSignature`: answer 401.
 
         ``uri`` is the path with the query as it was sent. ``authorization`` is the header of that
-        name, and ``content`` the JSON object of the body. It is None without a body.
+        name, or None. ``content`` is the JSON object of the body. It is None without a body.
         """
         header = read_authorization(authorization)
         if header.destination not in ("", self.store.server_name):

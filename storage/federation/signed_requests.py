@@ -45,8 +45,10 @@ def authorization(claim: dict[str, Any], key: SigningKey) -> str:
     )
 
 
-def read_authorization(header: str) -> SignedHeader:
+def read_authorization(header: str | None) -> SignedHeader:
     """Return the parts of a header `Authorization`. `InvalidSignature` if one is missing."""
+    if header is None:
+        raise InvalidSignature("the request has no header Authorization")
     scheme = SCHEME.match(header)
     found = PARAMETER.findall(header[scheme.end() :]) if scheme else []
     given = {name.lower(): quoted or token for name, quoted, token in found}

@@ -142,7 +142,8 @@ async def test_history_and_states_are_for_servers_in_the_room(three: list[Homese
         await answers.timestamp_to_event(third.name, room_id, at, "b")
     with pytest.raises(UnknownEvent):
         await answers.timestamp_to_event(origin, room_id, 1, "b")
-    assert (await answers.event(third.name, last))["pdus"] == []
+    with pytest.raises(UnknownEvent):
+        await answers.event(third.name, last)
 
 
 async def test_malformed_bodies_are_refused(two: list[Homeserver]) -> None:
@@ -170,6 +171,10 @@ async def test_malformed_bodies_are_refused(two: list[Homeserver]) -> None:
         answers.missing_events("s2.test", room_id, {"earliest_events": "$a"}),
         answers.missing_events("s2.test", room_id, {"limit": "ten"}),
         answers.timestamp_to_event("s2.test", room_id, 5, "up"),
+        answers.timestamp_to_event("s2.test", room_id, 5, ["b"]),  # type: ignore[arg-type]
+        answers.transaction("s2.test", []),  # type: ignore[arg-type]
+        answers.invite(room_id, "$any", None),  # type: ignore[arg-type]
+        answers.missing_events("s2.test", room_id, "body"),  # type: ignore[arg-type]
     ):
         with pytest.raises(InputError):
             await call
@@ -196,3 +201,17 @@ def test_errors_of_other_servers_have_a_status() -> None:
     ):
         found, body = responses.error(RemoteError("why", status=status, errcode=errcode))
         assert (found, body) == (expected[0], {"errcode": expected[1], "error": "why"})
+
+
+async def test_nobody_joins_through_a_server_that_has_left(three: list[Homeserver]) -> None:
+    one, other, third = three
+    room_id = await shared_room(one, other)
+    await other.memberships.leave(other.user(), room_id)
+    make, take = other.responder.make_membership, other.responder.take_membership
+    for change in ("join", "leave"):
+        with pytest.raises(UnknownRoom):
+            await make(third.name, change, room_id, third.user(), ["12"])
+    join = await one.responder.make_membership(third.name, "join", room_id, third.user(), ["12"])
+    pdu = sign(join["event"], "12", third.name, signing_key(third.name))
+    with pytest.raises(UnknownRoom):
+        await take(third.name, "join", room_id, event_id(pdu, "12"), pdu)

@@ -141,8 +141,13 @@ async def test_a_signed_request_is_accepted_by_its_destination_alone(
             await receiver.check_request(method, uri, header, body)
     with pytest.raises(InvalidSignature):
         await third.receiver.check_request(method, uri, without, body)
-    for false in (
+    deep: Any = body
+    for _ in range(5_000):
+        deep = {"a": deep}
+    false_ones: list[tuple[str, str, str | None, Json | None]] = [
         ("GET", uri, header, body),
+        (method, uri, None, body),
+        (method, uri, header, deep),
         (method, uri + "?", header, body),
         (method, uri, header, None),
         (method, uri, header, {**body, "pdus": [1]}),
@@ -151,7 +156,8 @@ async def test_a_signed_request_is_accepted_by_its_destination_alone(
         (method, uri, header.replace("sig=", "signature="), body),
         (method, uri, header.replace(KEY_ID, "ed25519:9"), body),
         (method, uri, "", body),
-    ):
+    ]
+    for false in false_ones:
         with pytest.raises(InvalidSignature):
             await check(*false)
 

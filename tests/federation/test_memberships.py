@@ -6,7 +6,14 @@ from typing import Any, Final
 
 import pytest
 
-from storage import AuthDenied, EventId, InputError, InvalidIdentifier, RoomId
+from storage import (
+    AuthDenied,
+    EventId,
+    InputError,
+    InvalidEvent,
+    InvalidIdentifier,
+    RoomId,
+)
 from storage.event import sign
 from storage.federation import RemoteError
 from storage.testing import signing_key
@@ -32,6 +39,11 @@ def changed(change: Callable[[Json], None]) -> Callable[[Json], Awaitable[Json]]
 def lies(key: str, value: Any) -> Callable[[Json], Awaitable[Json]]:
     """A fault that changes a field of a template."""
     return changed(lambda body: body["event"].update({key: value}))
+
+
+def signed_with(signatures: Json) -> Callable[[Json], Awaitable[Json]]:
+    """A fault that changes the signatures on an invite."""
+    return changed(lambda body: body["event"]["signatures"].update({"s2.test": signatures}))
 
 
 async def json_of(server: Homeserver, event_id: EventId | None) -> Json:
@@ -214,7 +226,10 @@ async def test_an_invite_that_its_server_does_not_sign_is_not_stored(
         changed(lambda body: body.update(event="invite")),
         changed(lambda body: body["event"].update(signatures=["s2.test"])),
         changed(lambda body: body["event"]["signatures"].pop("s2.test")),
-        changed(lambda body: body["event"]["signatures"].update({"s2.test": {"ed25519:1": 1}})),
+        signed_with({"ed25519:1": 1}),
+        signed_with({}),
+        signed_with({"ed25519:1": "\ud800"}),
+        signed_with({"ed25519:1": "A" * 70_000}),
     ):
         one.network.faults["s2.test", "invite"] = fault
         with pytest.raises(RemoteError):
@@ -287,3 +302,23 @@ async def test_only_local_users_change_their_memberships(two: list[Homeserver]) 
         await other.memberships.join(other.user(), room_id, "s1.test")
     with pytest.raises(AuthDenied):
         await one.memberships.join(one.user("guest"), room_id)
+
+
+async def test_a_content_that_no_event_can_have_is_not_sent(two: list[Homeserver]) -> None:
+    one, other = two
+    room_id = await one.store.create_room(one.user(), initial_state=[PUBLIC])
+    own = await other.store.create_room(other.user())
+    deep: list[Any] = []
+    for _ in range(2_000):
+        deep = [deep]
+    for name in ("x" * 70_000, "\ud800", float("inf"), deep, object()):
+        content = {"displayname": name}
+        for call in (
+            other.memberships.join(other.user(), room_id, ["s1.test"], content=content),
+            other.memberships.invite(other.user(), own, one.user(), content=content),
+        ):
+            with pytest.raises(InvalidEvent):
+                await call
+    with pytest.raises(InputError, match="mapping"):
+        await other.memberships.invite(other.user(), own, one.user(), content=[])  # type: ignore[arg-type]
+    assert other.network.calls.total() == 0

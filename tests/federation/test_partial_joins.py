@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 import storage
-from storage import EventId, PartialState, RoomId
+from storage import EventId, PartialState, RoomId, responses
 from storage.event import event_id, sign
 from storage.federation import Responder
 from storage.maintenance.archive import rooms_to_archive
@@ -113,6 +113,7 @@ async def test_requests_that_need_all_members_are_refused(
         with pytest.raises(PartialState) as raised:
             await call()
         assert raised.value.room_id == room_id, name
+        assert responses.error(raised.value)[0] == 503
     async with store.database.connection() as conn:
         with pytest.raises(PartialState):
             await rooms_to_archive(conn)
