@@ -1,18 +1,19 @@
 """Joins with the members omitted: what works before the members are fetched, and after it."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 import pytest
 
 import storage
-from storage import EventId, PartialState, RoomId, responses
+from storage import EventId, PartialState, RoomId, SlidingList, SlidingSyncRequest, responses
 from storage.event import event_id, sign
 from storage.federation import Responder
 from storage.maintenance.archive import rooms_to_archive
 from storage.maintenance.partial_state import completion
 from storage.maintenance.purge import purge_history
 from storage.pipeline.rebuilding import Rebuilder
+from storage.streams import SyncToken, VectorPosition
 from storage.testing import signing_key
 from tests.federation.partial import Json, join_partially
 from tests.federation.peers import Homeserver, fail
@@ -66,6 +67,9 @@ async def test_a_partial_room_is_used_and_completed(two: list[Homeserver], versi
         other.store.sync(other.user(), since=before.next_batch, timeout_ms=60_000)
     )
     assert await other.receiver.complete_partial_rooms() == [room_id]
+    async with other.store.database.connection() as conn:
+        position = await conn.fetchval("SELECT max(completed_at) FROM rooms")
+    assert other.store.streams["events"].positions()["maintenance"] >= position  # waits for no poll
     after = await waiting
     assert await other.store.partial_rooms() == []
     assert await other.receiver.complete(room_id)
@@ -90,6 +94,7 @@ async def test_requests_that_need_all_members_are_refused(
     room_id = await crowded(one)
     joined = await join_partially(room_id, other, one)
     assert joined.event_id is not None
+    assert await delivered(other, one, await one.say(room_id, "hello", "ann")) == ["stored"]
     mine = await other.say(room_id, "mine")
     assert await delivered(one, other, mine) == ["stored"]
     said = EventId(event_id(mine, "12"))
@@ -125,7 +130,7 @@ async def test_requests_that_need_all_members_are_refused(
     assert (await store.outbox(0))[-1].servers == {"s1.test"}
     assert await store.is_resident("s1.test", room_id)
     assert not await store.is_resident("s3.test", room_id)
-    assert len(await store.backfill(room_id, [said], 5)) == 2
+    assert len(await store.backfill(room_id, [said], 5)) == 3
     responder = Responder(other.receiver)
     leaver = await one.make_join(room_id, one, "dan")
     with pytest.raises(PartialState):
@@ -135,7 +140,9 @@ async def test_requests_that_need_all_members_are_refused(
     assert (second.outcome, second.is_partial) == ("joined", True)
     third = await other.memberships.join(other.user("c"), room_id)
     assert (third.outcome, other.network.calls["send_join"]) == ("joined", 1)
-    await other.receive(one, [await member(one, room_id, "bob", "bob", "leave")])
+    for name in ("bob", "ann"):
+        left = await member(one, room_id, name, name, "leave")
+        assert await delivered(other, one, left) == ["stored"]
     assert not await store.is_resident("s1.test", room_id)
 
     assert await other.receiver.complete(room_id)
@@ -147,7 +154,7 @@ async def test_requests_that_need_all_members_are_refused(
 
 
 def message(
-    server: Homeserver, name: str, room_id: RoomId, prev: list[EventId], auth: list[EventId]
+    server: Homeserver, name: str, room_id: RoomId, prev: Sequence[str], auth: Sequence[str]
 ) -> Json:
     """A message that cites what it likes."""
     return sign(
@@ -181,6 +188,11 @@ async def test_an_event_of_a_banned_user_goes(two: list[Homeserver]) -> None:
     assert old is not None
     await other.store.append([old.raw], room_version="12", origin="outlier")
     assert await delivered(other, one, hostile) == ["stored"]
+    # a member from after the join was not omitted: the event had to have the join as ancestor
+    new = await member(one, room_id, "dan", "dan", "join")
+    await other.store.append([new], room_version="12", origin="outlier")
+    early = message(one, "dan", room_id, [joined.event_id], [levels, event_id(new, "12")])
+    assert await delivered(other, one, early) == ["rejected"]
     reply = EventId(event_id(await other.say(room_id, "go away"), "12"))
     bad = EventId(event_id(hostile, "12"))
     assert await other.store.visible_to_user(other.user(), [bad, reply]) == {bad, reply}
@@ -219,6 +231,39 @@ async def test_an_event_of_an_older_fork_waits_for_the_members(two: list[Homeser
     [shown] = after.join[room_id].timeline.events
     assert shown.event_id == event_id(late, "12")
     assert await findings(other.store, room_id) == []
+
+
+async def test_no_reader_misses_the_members(two: list[Homeserver]) -> None:
+    """Sliding sync sends them once, and so does a sync whose token is further in other writers."""
+    one, other = two
+    store = other.store
+    room_id = await crowded(one)
+    await join_partially(room_id, other, one)
+    wanted = SlidingList([(0, 9)], timeline_limit=5, required_state=[("m.room.member", "*")])
+    request = SlidingSyncRequest(lists={"all": wanted})
+    known = await store.sliding_sync(other.user(), request, device_id="D")
+    assert members_of(known, room_id) == {other.user()}
+    before = store.positions_of((await store.sync(other.user())).next_batch)["events"]
+
+    assert await other.receiver.complete(room_id)
+    await store.create_room(other.user("elsewhere"))
+    told = await store.sliding_sync(other.user(), request, device_id="D", pos=known.pos)
+    assert members_of(told, room_id) == {one.user(), *map(one.user, MEMBERS)}
+    again = await store.sliding_sync(other.user(), request, device_id="D", pos=told.pos)
+    assert room_id not in again.rooms
+    await other.receive(one, [await one.say(room_id, "more", "bob")])
+    last = await store.sliding_sync(other.user(), request, device_id="D", pos=again.pos)
+    assert members_of(last, room_id) == set()
+
+    now = store.positions_of((await store.sync(other.user())).next_batch)["events"]
+    lagging = VectorPosition.of(before.min, {"main": now.position("main")})
+    token = SyncToken.of({"events": lagging}).print(store.deployment_id)
+    found = (await store.sync(other.user(), since=token)).join[room_id]
+    assert {event.state_key for event in found.state_after} == {one.user(), *map(one.user, MEMBERS)}
+
+
+def members_of(found: storage.SlidingSync, room_id: RoomId) -> set[str | None]:
+    return {event.state_key for event in found.rooms[room_id].required_state}
 
 
 async def test_a_completion_that_fails_changes_nothing_and_goes_on(
