@@ -256,7 +256,7 @@ class InvalidToken(InputError):
 class UnknownPos(InputError):
     """The connection has expired, or a later `pos` was used: start again without `pos`.
 
-    The client-server API calls it M_UNKNOWN_POS.
+    A `pos` of another database has expired, too. The client-server API calls it M_UNKNOWN_POS.
     """
 
     def __init__(self, pos: str, reason: str) -> None:

@@ -10,10 +10,10 @@ Sliding sync (MSC4186) has two forms. Most clients use the unstable one, at
 """
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from itertools import chain
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import orjson
 
@@ -61,6 +61,7 @@ __all__ = [
 ]
 
 Json = dict[str, Any]
+T = TypeVar("T")
 Shown = Mapping[str, Json]
 """Events in the form for clients, by id."""
 
@@ -88,6 +89,7 @@ HIERARCHY_MAX: Final = 50
 
 EXTENSIONS: Final = ("to_device", "account_data", "receipts")
 MALFORMED: Final = (AttributeError, KeyError, TypeError, ValueError)
+WANTED: Final = "lists, room_subscriptions, extensions and each extension are objects"
 CREATE: Final = ("m.room.create", "")
 NUMBER: Final[re.Pattern[str]] = re.compile("[0-9]{1,18}")
 """A number in a token: a position, or how many rooms of a hierarchy are before a page."""
@@ -187,18 +189,20 @@ def sliding_request(body: Json) -> SlidingSyncRequest:
     """
     try:
         rooms, extensions = body.get("room_subscriptions", {}), body.get("extensions", {})
+        lists = body.get("lists", {}).items()
         return SlidingSyncRequest(
             conn_id=body.get("conn_id", ""),
-            lists={name: _list(one) for name, one in body.get("lists", {}).items()},
+            lists={name: _part(f"the list {name!r}", one, _list) for name, one in lists},
             room_subscriptions={
-                room: RoomSubscription(**_room_config(one)) for room, one in rooms.items()
+                room: RoomSubscription(**_part(f"the subscription of {room!r}", one, _room_config))
+                for room, one in rooms.items()
             },
             extensions=[one for one in EXTENSIONS if extensions.get(one, {}).get("enabled")],
         )
     except InputError:
         raise
     except MALFORMED as error:
-        raise InputError(f"malformed request: {error}") from error
+        raise InputError(f"{WANTED}, not {str(body)[:200]}") from error
 
 
 def received_upto(body: Json) -> int:
@@ -210,12 +214,22 @@ def received_upto(body: Json) -> int:
     try:
         since = body.get("extensions", {}).get("to_device", {}).get("since")
     except MALFORMED as error:
-        raise InputError(f"malformed request: {error}") from error
+        raise InputError(f"{WANTED}, not {str(body)[:200]}") from error
     if since is None:
         return 0
     if not args.is_text(since) or NUMBER.fullmatch(since) is None:
         raise InputError(f"since of to_device is {str(since)[:99]!r}: a text of digits is wanted")
     return int(since)
+
+
+def _part(name: str, given: Json, read: Callable[[Json], T]) -> T:
+    """Return what is read of a part of a request. `InputError` with its name."""
+    try:
+        return read(given)
+    except InputError:
+        raise
+    except MALFORMED as error:
+        raise InputError(f"{name} is malformed: {str(given)[:200]}") from error
 
 
 def _list(given: Json) -> SlidingList:

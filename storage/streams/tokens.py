@@ -325,6 +325,14 @@ def is_sync_token(text: object) -> bool:
     return isinstance(text, str) and text.startswith((SYNC, CONNECTION))
 
 
+def is_foreign_pos(text: str, deployment: str) -> bool:
+    """Return whether a text is an intact `PosToken` of another deployment."""
+    head, _, checksum = text.rpartition("~")
+    if not (text.startswith(f"{CONNECTION}{VERSION}~") and text.isascii()):
+        return False
+    return checksum == _checksum(head) and head.split("~")[1] != deployment_mark(deployment)
+
+
 def read_positions(text: str, deployment: str) -> SyncToken:
     """Return the positions of the text of a `SyncToken` or a `PosToken`. `InvalidToken`."""
     if _text(text).startswith(CONNECTION):

@@ -302,12 +302,17 @@ def test_both_forms_of_a_sliding_request(
         {"room_subscriptions": {"!a:s1.test": []}},
         {"extensions": {"receipts": True}},
         {"conn_id": 5},
+        {"lists": None},
+        {"lists": {"a": {"range": None}}},
+        {"lists": {"a": {"required_state": {"include": None}}}},
         {"lists": {"a": {"timeline_limit": "many"}}},
     ],
 )
 def test_a_malformed_sliding_request(body: dict[str, Any]) -> None:
-    with pytest.raises(InputError):
+    with pytest.raises(InputError) as malformed:
         responses.sliding_request(body)
+    for text_of_python in ("object", "not enough", "to unpack", "iterable", "argument", "sequence"):
+        assert text_of_python not in str(malformed.value).replace("are objects", "")
 
 
 async def test_rooms(store: Store) -> None:

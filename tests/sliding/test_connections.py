@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 import storage
-from storage import SlidingFilter, SlidingList, SlidingSyncRequest, Store
+from storage import SlidingFilter, SlidingList, SlidingSyncRequest, Store, responses
 from storage.errors import InputError, InvalidToken, UnknownPos
 from storage.ids import UserId
 from storage.maintenance.old_connections import delete_old_connections
@@ -193,6 +193,19 @@ async def test_a_user_without_rooms_has_a_connection(store: Store) -> None:
     room = new_room(members=[LOCAL])
     await deliver(store, room)
     assert set((await client.sync((0, 9))).rooms) == {room.room_id}
+
+
+async def test_a_client_begins_again_on_another_database(store: Store, another_dsn: str) -> None:
+    async with storage.open(another_dsn, server_name="s1.test") as other:
+        client = SlidingClient(other, LOCAL)
+        await client.sync((0, 9))
+        client.store = store
+        with pytest.raises(UnknownPos, match="another database") as unknown:
+            await client.sync((0, 9))
+        assert responses.error(unknown.value)[1]["errcode"] == "M_UNKNOWN_POS"
+        for client.pos in (unknown.value.pos[:-1], (await other.sync(LOCAL)).next_batch):
+            with pytest.raises(InvalidToken):
+                await client.sync((0, 9))
 
 
 async def test_a_token_of_another_kind_is_invalid(store: Store) -> None:

@@ -5,14 +5,14 @@ from dataclasses import dataclass
 
 from storage import arguments as args
 from storage.config import Config
-from storage.errors import InputError
+from storage.errors import InputError, InvalidToken, UnknownPos
 from storage.ids import UserId
 from storage.queries.sliding.checks import NAME_BYTES_MAX
 from storage.queries.sliding.connection import ConnectionKey
 from storage.queries.sliding.types import SlidingSyncRequest
 from storage.queries.sync.positions import BESIDE, covered
 from storage.streams import SyncToken, VectorPosition
-from storage.streams.tokens import PosToken
+from storage.streams.tokens import PosToken, is_foreign_pos
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class PreparedRequest:
     ) -> "PreparedRequest":
         """Return the request for these arguments.
 
-        `InvalidIdentifier`, `InvalidToken`, `InputError`.
+        `InvalidIdentifier`, `InvalidToken`, `UnknownPos`, `InputError`.
         """
         user = args.local_user(user_id, server_name)
         if not 1 <= len(args.text(device_id).encode()) <= NAME_BYTES_MAX:
@@ -53,7 +53,7 @@ class PreparedRequest:
         return cls(
             ConnectionKey(user, device_id, body.conn_id),
             body,
-            None if pos is None else PosToken.parse(pos, deployment),
+            None if pos is None else _read(pos, deployment),
             tuple(ignored),
             deployment,
             defined,
@@ -93,3 +93,13 @@ class PreparedRequest:
     def waited(self) -> tuple[str, ...]:
         """Return the streams beside the events whose facts end the wait."""
         return (*(one for one in BESIDE if one in self.body.extensions), *sorted(self.defined))
+
+
+def _read(pos: str, deployment: str) -> PosToken:
+    """Return a `pos`. `UnknownPos` for one of another database: its connections are not here."""
+    try:
+        return PosToken.parse(pos, deployment)
+    except InvalidToken as error:
+        if is_foreign_pos(error.token, deployment):
+            raise UnknownPos(pos, error.reason) from error
+        raise
