@@ -374,10 +374,9 @@ async def _deltas(
 
 def differences(full: StoreRows, completed: StoreRows, moved: Iterable[str] = ()) -> list[str]:
     """Return the differences of two stores, as lines; the second one may have been completed."""
-    lines = []
+    lines, kept = list[str](), set(moved)
     for table in TABLES:
-        lines += _table_differences(table, full.tables[table], completed.tables[table])
-    kept = set(moved)
+        lines += _table_differences(table, full.tables[table], completed.tables[table], kept)
     theirs = [one for one in full.order if one not in kept]
     ours = [one for one in completed.order if one not in kept]
     if theirs != ours or set(full.order) != set(completed.order):
@@ -386,7 +385,10 @@ def differences(full: StoreRows, completed: StoreRows, moved: Iterable[str] = ()
 
 
 def _table_differences(
-    table: str, full: Mapping[tuple[Any, ...], Row], completed: Mapping[tuple[Any, ...], Row]
+    table: str,
+    full: Mapping[tuple[Any, ...], Row],
+    completed: Mapping[tuple[Any, ...], Row],
+    moved: set[str],
 ) -> list[str]:
     lines = [
         f"{table}: only one has {key}" for key in sorted(full.keys() ^ completed.keys(), key=str)
@@ -394,12 +396,16 @@ def _table_differences(
     for key in full.keys() & completed.keys():
         for column, value in full[key].items():
             other = completed[key][column]
-            # the position of the completion is the one that only this store has
-            if value != other and not (
-                TABLES[table].get(column) == "position" and other == COMPLETED
-            ):
+            if value != other and not _may_differ(table, column, completed[key], moved):
                 lines.append(f"{table} {key} {column}: {_unlike(value, other)}")
     return lines
+
+
+def _may_differ(table: str, column: str, row: Row, moved: set[str]) -> bool:
+    """Return whether a value depends on a position that a completion has given."""
+    if column == "after_gap":
+        return not moved.isdisjoint([row["event_id"], *row["prev_events"]])
+    return TABLES[table].get(column) == "position" and row[column] in {COMPLETED, *moved}
 
 
 def _unlike(value: Any, other: Any) -> str:

@@ -21,7 +21,7 @@ from storage.ids import EventId, RoomId
 from storage.maintenance.invalidate_caches import invalidate_caches, register_writer
 from storage.maintenance.partial_state.positions import known_to_readers, publish, put_back
 from storage.maintenance.partial_state.replayed import EventsToReplay, replayed
-from storage.maintenance.purge.removal import delete
+from storage.maintenance.purge.removal import SQL_SET_ASIDE, delete
 from storage.maintenance.repair.current import (
     repair_current,
     repair_entries,
@@ -61,6 +61,31 @@ SELECT e.event_id
 FROM state_entries($2::bigint) AS known
 JOIN events e USING (event_nid)
 WHERE known.state_key_nid NOT IN (SELECT state_key_nid FROM fetched)
+"""
+
+SQL_IN_STATES: Final[LiteralString] = """
+WITH
+used AS (
+    SELECT state_group_before AS state_group
+    FROM events
+    WHERE room_nid = $1::int AND NOT outlier AND event_nid <> ALL($2::bigint[])
+    UNION
+    SELECT state_group_after
+    FROM events
+    WHERE room_nid = $1::int AND NOT outlier AND event_nid <> ALL($2::bigint[])
+),
+path AS (
+    SELECT DISTINCT g.state_group - b.back AS state_group
+    FROM used
+    JOIN state_groups g USING (state_group)
+    CROSS JOIN unnest(g.back) AS b (back)
+)
+SELECT DISTINCT e.event_id
+FROM path
+JOIN state_groups g USING (state_group)
+CROSS JOIN unnest(g.event_nids || g.member_event_nids) AS i (event_nid)
+JOIN events e USING (event_nid)
+WHERE i.event_nid = ANY($2::bigint[])
 """
 
 SQL_TAKE_OUT: Final[LiteralString] = """
@@ -132,9 +157,15 @@ async def _complete(
 
 
 async def _take_out(conn: Connection, room: VerifiedRoom, again: EventsToReplay) -> None:
-    """Take the events out of the room, and rebuild what is derived of the others."""
+    """Take the events out of the room, and rebuild what is derived of the others.
+
+    An event of an earlier stay may have one of them in its state: that one becomes an outlier.
+    """
     nids = [row.event_nid for row in again.rows]
-    await delete(conn, room.nid, nids, nids)
+    kept = again.with_auth_events(await conn.fetchvals(SQL_IN_STATES, room.nid, nids))
+    gone = [nid for nid in nids if nid not in kept]
+    await delete(conn, room.nid, gone, gone)
+    await conn.execute(SQL_SET_ASIDE, room.nid, list(kept))
     await conn.execute(SQL_TAKE_OUT, room.nid, nids)
     await repair_gaps(conn, room)
     await repair_redactions(conn, room)

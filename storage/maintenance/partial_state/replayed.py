@@ -8,7 +8,7 @@ is stored as an outlier first:
     stored again    A as an outlier, M, A in the timeline
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, LiteralString, NamedTuple
 
 from storage.database.connection import Connection
@@ -46,6 +46,17 @@ class EventsToReplay(NamedTuple):
 
     rows: Sequence[TakenRow]
     removed: RemovedEvents
+
+    def with_auth_events(self, event_ids: Iterable[str]) -> frozenset[int]:
+        """Return the nids of these events, and of those that they cite, as far as they are here."""
+        events = {one.event.event_id: one.event for one in self.removed.incoming}
+        found, front = set[str](), list(event_ids)
+        while front:
+            event_id = front.pop()
+            if event_id in events and event_id not in found:
+                found.add(event_id)
+                front.extend(_cited(events[EventId(event_id)]))
+        return frozenset(self.removed.rows[EventId(one)].event_nid for one in found)
 
 
 async def replayed(
