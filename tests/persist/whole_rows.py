@@ -59,6 +59,8 @@ TABLES: Final[dict[str, dict[str, str]]] = {
         "after_gap": "value",
         "event_id": "value",
         "rejected": "value",
+        "refused": "value",
+        "superseded": "value",
         "prev_events": "events",
         "auth_events": "events",
         "json": "value",
@@ -138,6 +140,7 @@ COLUMNS_LEFT_OUT: Final[dict[str, dict[str, str]]] = {
     "partial_rooms": {"began_ts": "a time of arrival"},
     "events": {
         "stream_ordering": "compared as an order (StoreRows.order)",
+        "arrival_ordering": "the position before it was readmitted; no order depends on it here",
         "received_ts": "a time of arrival",
         "writer_nid": "the process that stored it",
     },
