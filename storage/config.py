@@ -36,7 +36,7 @@ KNOWN_VARIABLES: Final[frozenset[str]] = frozenset(
 
 OF_OTHERS: Final[re.Pattern[str]] = re.compile(
     # of tests and benchmarks
-    r"STORAGE_(TEST|BENCH)_\w+|STORAGE_(EXAMPLES|FUZZ|VECTORS|ROOMS|LARGE_ROOM|OUTAGE_S)"
+    r"STORAGE_(TEST|BENCH)_\w+|STORAGE_(EXAMPLES|FUZZ|SEED|VECTORS|ROOMS|LARGE_ROOM|OUTAGE_S)"
     # Kubernetes sets these for a service with the name "storage"
     r"|STORAGE_SERVICE_(HOST|PORT\w*)|STORAGE_PORT(_\d+\w*)?"
 )

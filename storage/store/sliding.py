@@ -136,7 +136,7 @@ async def _written(store: StoreCore, request: PreparedRequest, draft: Draft) -> 
         await _note_use(store, state, now)
         return state.nid, state.number
     number = await store.database.run(
-        lambda conn: write_state(conn, state.nid, state.number, draft.changes, now_ms=now)
+        lambda conn: write_state(conn, state, draft.changes, now_ms=now)
     )
     if number is None:
         raise UnknownPos(request.text, EXPIRED)

@@ -1,6 +1,7 @@
 """Connections: repeated and late requests, several of a device, how they expire."""
 
 import asyncio
+import time
 from typing import Any
 
 import pytest
@@ -11,6 +12,11 @@ from storage.errors import InputError, InvalidToken, UnknownPos
 from storage.ids import UserId
 from storage.maintenance.old_connections import delete_old_connections
 from storage.maintenance.verify.connections import check_connections
+from storage.queries.sliding.connection import ClientRoom, ConnectionColumnsRow, ConnectionState
+from storage.queries.sliding.connection_writes import SQL_LOCK, SQL_WRITE_STATE, write_state
+from storage.queries.sliding.required_state import Required
+from storage.streams.tokens import PosToken
+from tests.queries.conftest import StatementLog
 from tests.queries.rooms import ADMIN, LOCAL, append, deliver, ids, new_room
 from tests.sliding.client import EVERYTHING, SlidingClient
 from tests.sliding.test_timelines import many_rooms
@@ -19,6 +25,57 @@ from tests.sliding.test_timelines import many_rooms
 async def rows(store: Store, table: str) -> int:
     async with store.database.connection() as conn:
         return int(await conn.fetchval(f"SELECT count(*) FROM {table}"))
+
+
+ROOM = ClientRoom(None, None, None, 1, Required(frozenset()), is_direct=False)
+
+
+async def state_of_pos(store: Store, pos: str | None) -> ConnectionState:
+    """Return the state of a `pos`, as a request reads it."""
+    assert pos is not None
+    token = PosToken.parse(pos, store.deployment_id)
+    async with store.database.connection() as conn:
+        columns = await conn.fetchrow(
+            SQL_LOCK, token.connection, token.number, row=ConnectionColumnsRow
+        )
+    assert columns is not None
+    return ConnectionState(token.connection, token.number, 0, columns)
+
+
+async def nid_of(store: Store, room_id: str) -> int:
+    async with store.database.connection() as conn:
+        return int(
+            await conn.fetchval("SELECT room_nid FROM rooms WHERE room_id = $1::text", room_id)
+        )
+
+
+async def written(store: Store, state: ConnectionState, room_id: str) -> int | None:
+    """Write a room on top of a state that was read before."""
+    changes, now = {await nid_of(store, room_id): ROOM}, time.time_ns() // 1_000_000
+    return await store.database.run(lambda conn: write_state(conn, state, changes, now_ms=now))
+
+
+def writes(statements: StatementLog) -> list[str]:
+    """Return the statements that write or lock a connection."""
+    return [one for one in statements.take() if one in (SQL_LOCK, SQL_WRITE_STATE)]
+
+
+async def until_blocked(store: Store) -> None:
+    """Wait until a session waits for a lock."""
+    async with store.database.connection() as conn:
+        for _ in range(500):
+            if await conn.fetchval(
+                "SELECT count(*) FROM pg_stat_activity "
+                "WHERE datname = current_database() AND wait_event_type = 'Lock'"
+            ):
+                return
+            await asyncio.sleep(0.01)
+    raise AssertionError("no session waits")
+
+
+async def rooms_are_consistent(store: Store) -> None:
+    async with store.database.connection() as conn:
+        assert [finding async for finding in check_connections(conn)] == []
 
 
 async def test_a_repeated_request_has_the_same_response(store: Store) -> None:
@@ -65,6 +122,85 @@ async def test_one_of_two_concurrent_responses_can_be_used(store: Store) -> None
         assert set((await client.sync((0, 1))).rooms) == set()
     client.pos = answers[0].pos
     assert set((await client.sync((0, 2))).rooms) == {rooms[2].room_id}
+
+
+async def test_one_statement_writes_a_state_unless_another_request_was_first(
+    store: Store, statements: StatementLog
+) -> None:
+    rooms = await many_rooms(store, 4)
+    client = SlidingClient(store, LOCAL)
+    base = (await client.sync((0, 0))).pos
+    required = [("m.room.name", "")]
+    statements.take()
+    await client.sync((0, 1), required=required)
+    assert len(writes(statements)) == 1
+    client.pos = base
+    await client.sync((0, 2), required=required)
+    assert len(writes(statements)) == 1
+
+    stale = await state_of_pos(store, base)
+    client.pos = base
+    answer = await client.sync((0, 3), required=[("m.room.topic", "")])
+    statements.take()
+    number = await written(store, stale, rooms[0].room_id)
+    assert [one == SQL_LOCK for one in writes(statements)] == [False, True, False]
+    assert number == stale.columns.last_number + 2
+    client.pos = answer.pos
+    answer = await client.sync((0, 3), required=[("m.room.topic", "")])
+    assert answer.rooms == {}, "it is still valid, as is the other one"
+    await rooms_are_consistent(store)
+
+
+async def test_a_state_waits_for_another_request_and_then_drops_its_rows(store: Store) -> None:
+    """Two states are on top of the base. The client has confirmed one of them meanwhile.
+
+    The write waits for the lock of a request that adds a state with rows. These rows go as well.
+    """
+    rooms = await many_rooms(store, 4)
+    client = SlidingClient(store, LOCAL)
+    base = (await client.sync((0, 0))).pos
+    second = (await client.sync((0, 1))).pos
+    on_base, on_second = [await state_of_pos(store, pos) for pos in (base, second)]
+    async with store.database.transaction() as conn:
+        changes = {await nid_of(store, rooms[3].room_id): ROOM}
+        lost = await write_state(conn, on_base, changes, now_ms=time.time_ns() // 1_000_000)
+        waiting = asyncio.create_task(written(store, on_second, rooms[2].room_id))
+        await until_blocked(store)
+    number = await waiting
+    assert lost is not None
+    assert number == lost + 1
+    async with store.database.connection() as conn:
+        numbers = await conn.fetchvals("SELECT number FROM sliding_rooms ORDER BY number")
+        assert lost not in numbers
+        assert number in numbers
+    await rooms_are_consistent(store)
+
+
+async def test_a_write_that_comes_too_late_deletes_nothing(store: Store) -> None:
+    """Two states are on top of the base. The client confirms one while a request has the other."""
+    rooms = await many_rooms(store, 4)
+    client = SlidingClient(store, LOCAL)
+    base = (await client.sync((0, 0))).pos
+    first = (await client.sync((0, 1))).pos
+    client.pos = base
+    late = await state_of_pos(store, (await client.sync((0, 2))).pos)
+    client.pos = first
+    await client.sync((0, 3))
+    before = await rows(store, "sliding_rooms")
+    assert await written(store, late, rooms[0].room_id) is None
+    assert await rows(store, "sliding_rooms") == before
+    await rooms_are_consistent(store)
+
+
+async def test_a_connection_that_expired_meanwhile_is_not_written(store: Store) -> None:
+    rooms = await many_rooms(store, 2)
+    client = SlidingClient(store, LOCAL)
+    pos = (await client.sync((0, 0))).pos
+    state = await state_of_pos(store, pos)
+    client.pos = None
+    await client.sync((0, 0))
+    assert await written(store, state, rooms[1].room_id) is None
+    assert await rows(store, "sliding_rooms") == 1
 
 
 async def test_a_pos_before_a_confirmed_one_is_unknown(store: Store) -> None:
@@ -183,8 +319,7 @@ async def test_rows_of_rooms_do_not_pile_up(store: Store) -> None:
         await append(store, rooms[number % 3].message(ADMIN, str(number)))
         await client.sync((0, number % 2), limit=1 + number % 4)
     assert await rows(store, "sliding_rooms") <= 3 * 3
-    async with store.database.connection() as conn:
-        assert [finding async for finding in check_connections(conn)] == []
+    await rooms_are_consistent(store)
 
 
 async def test_a_user_without_rooms_has_a_connection(store: Store) -> None:

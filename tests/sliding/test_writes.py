@@ -84,3 +84,20 @@ async def test_ten_changed_rooms_take_few_statements(
         answer = await client.sync((0, 19), required=required, extensions=extensions)
         assert len(answer.rooms) == 10
         assert len(statements.take()) <= 4
+
+
+async def test_rooms_that_are_new_in_a_window_take_few_statements(
+    store: Store, statements: StatementLog
+) -> None:
+    """The write of the connection is one of them."""
+    rooms = await many_rooms(store, 30)
+    client = SlidingClient(store, LOCAL)
+    required = [("m.room.name", ""), ("m.room.member", "$LAZY")]
+    await client.sync((0, 9), required=required)
+    for some in (rooms[10:20], rooms[20:30]):
+        for room in some:
+            await append(store, room.message(ADMIN, "news"))
+        statements.sent.clear()
+        answer = await client.sync((0, 9), required=required)
+        assert set(answer.rooms) == {room.room_id for room in some}
+        assert len(statements.take()) <= 4

@@ -74,15 +74,26 @@ class ConnectionKey(NamedTuple):
     conn_id: str
 
 
+class ConnectionColumnsRow(NamedTuple):
+    """The columns of `sliding_connections` that a new state changes."""
+
+    base: int
+    last_number: int
+    unconfirmed: Sequence[int]
+    required_states: Sequence[str]
+
+
+NOT_READ: Final = ConnectionColumnsRow(0, 0, (), ())
+
+
 @dataclass(frozen=True, slots=True)
 class ConnectionState:
     """A state of a connection that the database has confirmed to be valid."""
 
     nid: int
     number: int
-    base: int
     used_ts: int
-    required_states: Sequence[str]
+    columns: ConnectionColumnsRow = NOT_READ
 
 
 class Connections:
@@ -114,9 +125,9 @@ class Connections:
         if not isinstance(entry, Ticket):
             return entry
         rows = await conn.fetch(
-            SQL_SENT_ROOMS, state.nid, state.base, state.number, row=ClientRoomRow
+            SQL_SENT_ROOMS, state.nid, state.columns.base, state.number, row=ClientRoomRow
         )
-        sets = [read(text) for text in state.required_states]
+        sets = [read(text) for text in state.columns.required_states]
         shared: dict[ClientRoom, ClientRoom] = {}
         rooms = (
             (row.room_nid, ClientRoom(*row[1:5], sets[row.required_state - 1], row.is_direct))

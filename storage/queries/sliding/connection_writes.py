@@ -1,6 +1,13 @@
-"""Writes of the states of connections (connection.py), each in a transaction of two statements.
+"""Writes of the states of connections (connection.py), each in a transaction.
 
-The first one locks. So the second one has a snapshot in which no other request is writing.
+A new connection takes two statements. The first one locks, so the second one has a snapshot in
+which no other request is writing.
+
+A new state takes one statement. It writes only if the connection still has the ``last_number`` that
+the request has read. Each write of a connection increases that number. So nothing else was written
+to the connection since the request, and the snapshot of the statement has all its rows. Without a
+comparison the statement could wait for another request, and then miss the rows of that one. If the
+number is another one, the write is repeated after a statement that locks and reads the connection.
 """
 
 from collections.abc import Mapping, Sequence
@@ -8,7 +15,13 @@ from typing import Any, Final, LiteralString, NamedTuple
 
 from storage.database.connection import Connection
 from storage.errors import DatabaseConflict
-from storage.queries.sliding.connection import ClientRoom, ClientRoomRow, ConnectionKey
+from storage.queries.sliding.connection import (
+    ClientRoom,
+    ClientRoomRow,
+    ConnectionColumnsRow,
+    ConnectionKey,
+    ConnectionState,
+)
 from storage.queries.sliding.required_state import Required, printed
 
 SQL_OF_DEVICE: Final[LiteralString] = """
@@ -73,11 +86,12 @@ FOR UPDATE
 
 SQL_WRITE_STATE: Final[LiteralString] = """
 WITH
-connection AS (
+connection AS (  -- the other parts depend on its row
     UPDATE sliding_connections
-    SET base = $2::bigint, last_number = $3::bigint, unconfirmed = $4::bigint[],
+    SET base = $2::bigint, last_number = last_number + 1, unconfirmed = $4::bigint[],
         used_ts = $5::bigint, required_states = COALESCE($6::text[], required_states)
-    WHERE connection_nid = $1::bigint
+    WHERE connection_nid = $1::bigint AND last_number = $3::bigint
+    RETURNING last_number
 ),
 room AS MATERIALIZED (
     SELECT *
@@ -89,7 +103,7 @@ room AS MATERIALIZED (
 dropped AS (  -- states that nobody has: rare, so it may read all rows of the connection
     DELETE FROM sliding_rooms
     WHERE connection_nid = $1::bigint AND number = ANY($7::bigint[])
-        AND cardinality($7::bigint[]) > 0
+        AND cardinality($7::bigint[]) > 0 AND EXISTS (SELECT FROM connection)
 ),
 superseded AS (
     DELETE FROM sliding_rooms s
@@ -100,12 +114,17 @@ superseded AS (
         FROM sliding_rooms l
         WHERE l.connection_nid = $1::bigint AND l.room_nid = room.room_nid
             AND l.number <= $2::bigint AND l.number <> ALL($7::bigint[])
-    )
+    ) AND EXISTS (SELECT FROM connection)
+),
+sent AS (
+    INSERT INTO sliding_rooms (connection_nid, number, room_nid, sent_upto, receipts_upto,
+        account_data_upto, timeline_limit, required_state, is_direct)
+    SELECT $1::bigint, connection.last_number, room.*
+    FROM connection
+    CROSS JOIN room
 )
-INSERT INTO sliding_rooms (connection_nid, number, room_nid, sent_upto, receipts_upto,
-    account_data_upto, timeline_limit, required_state, is_direct)
-SELECT $1::bigint, $3::bigint, room.*
-FROM room
+SELECT last_number
+FROM connection
 """
 
 SQL_USE: Final[LiteralString] = """
@@ -126,19 +145,6 @@ class OpenConnectionRow(NamedTuple):
     connection_nid: int
     conn_id: str
     used_ts: int
-
-
-class LockedConnectionRow(NamedTuple):
-    """The columns of `sliding_connections` that a new state changes."""
-
-    base: int
-    last_number: int
-    unconfirmed: list[int]
-    required_states: list[str]
-
-    def unconfirmed_on(self, number: int) -> list[int]:
-        """Return the states that stay valid when there is another one on top of this one."""
-        return self.unconfirmed[1 - UNCONFIRMED_MAX :] if number == self.base else []
 
 
 async def open_connection(
@@ -171,30 +177,44 @@ async def open_connection(
 
 
 async def write_state(
-    conn: Connection, nid: int, number: int, rooms: Mapping[int, ClientRoom], *, now_ms: int
+    conn: Connection, state: ConnectionState, rooms: Mapping[int, ClientRoom], *, now_ms: int
 ) -> int | None:
     """Write changed rooms on top of a state, in a transaction; return the number of the new state.
 
     None: the state is not valid any more.
-
-    The first statement locks the connection, so the second one has a snapshot of its own in which
-    no other request is writing.
     """
-    known = await conn.fetchrow(SQL_LOCK, nid, number, row=LockedConnectionRow)
-    if known is None:
-        return None
-    sets = dict.fromkeys(
-        (*known.required_states, *(printed(one.required) for one in rooms.values()))
-    )
+    number = await _write_on(conn, state, state.columns, rooms, now_ms)
+    if number is None:
+        columns = await conn.fetchrow(SQL_LOCK, state.nid, state.number, row=ConnectionColumnsRow)
+        if columns is not None:
+            number = await _write_on(conn, state, columns, rooms, now_ms)
+    return number
+
+
+async def _write_on(
+    conn: Connection,
+    state: ConnectionState,
+    known: ConnectionColumnsRow,
+    rooms: Mapping[int, ClientRoom],
+    now_ms: int,
+) -> int | None:
+    """Write, if the connection is as it is known; return the number of the new state."""
+    printed_sets = (printed(one.required) for one in rooms.values())
+    sets = list(dict.fromkeys((*known.required_states, *printed_sets)))
     if len(sets) > REQUIRED_STATES_MAX:
         return None
-    new = known.last_number + 1
-    kept = known.unconfirmed_on(number)
-    dropped = [one for one in known.unconfirmed if one not in kept and one != number]
-    changed_sets = list(sets) if len(sets) > len(known.required_states) else None
-    given = number, new, [*kept, new], now_ms, changed_sets, dropped
-    await conn.execute(SQL_WRITE_STATE, nid, *given, *_columns(rooms, list(sets)))
-    return new
+    kept = _kept(known, state.number)
+    dropped = [one for one in known.unconfirmed if one not in kept and one != state.number]
+    unconfirmed = [*kept, known.last_number + 1]
+    changed_sets = sets if len(sets) > len(known.required_states) else None
+    given = state.number, known.last_number, unconfirmed, now_ms, changed_sets, dropped
+    found = await conn.fetchval(SQL_WRITE_STATE, state.nid, *given, *_columns(rooms, sets))
+    return None if found is None else int(found)
+
+
+def _kept(known: ConnectionColumnsRow, number: int) -> Sequence[int]:
+    """Return the unconfirmed states that stay valid when there is another one on top of one."""
+    return known.unconfirmed[1 - UNCONFIRMED_MAX :] if number == known.base else []
 
 
 async def note_use(conn: Connection, nid: int, now_ms: int) -> None:

@@ -18,6 +18,7 @@ from storage.queries.sliding.connection import (
     NO_ROOMS,
     ClientRoom,
     ClientRooms,
+    ConnectionColumnsRow,
     ConnectionState,
 )
 from storage.queries.sliding.extend import (
@@ -35,7 +36,7 @@ from storage.queries.sliding.situation import Situation
 from storage.queries.sliding.types import SlidingListResult, SlidingRoom, SlidingSync
 from storage.queries.sliding.unread_counts import add_unread
 from storage.queries.sliding.user_rooms import ListedRoom
-from storage.queries.sync.changed_rooms import CONNECTION, News
+from storage.queries.sync.changed_rooms import CONNECTION, News, NewsRow
 from storage.queries.sync.positions import (
     ACCOUNT_DATA,
     SQL_POSITIONS_OF_CONNECTION,
@@ -101,13 +102,7 @@ async def look(conn: Connection, request: PreparedRequest, memory: SlidingMemory
     if request.pos is not None:
         if row is None:
             raise UnknownPos(request.text, EXPIRED)
-        state = ConnectionState(
-            request.pos.connection,
-            request.pos.number,
-            row.position or 0,
-            row.seen or 0,
-            row.room_ids or (),
-        )
+        state = _state_of(request.pos, row)
     since = _since(request, news)
     sent = NO_ROOMS if state is None else await memory.connections.rooms(conn, state)
     room_list = await memory.lists.of(conn, request.user_id, news)
@@ -126,11 +121,17 @@ async def look(conn: Connection, request: PreparedRequest, memory: SlidingMemory
     return _draft(situation, choice, rooms, found)
 
 
+def _state_of(pos: PosToken, row: NewsRow) -> ConnectionState:
+    last, *unconfirmed = row.numbers or (0,)
+    columns = ConnectionColumnsRow(row.position or 0, last, unconfirmed, row.room_ids or ())
+    return ConnectionState(pos.connection, pos.number, row.seen or 0, columns)
+
+
 def expect_nothing(request: PreparedRequest, memory: SlidingMemory) -> Draft | None:
     """Return an empty response, as far as this process has followed. None: there may be news."""
     if request.pos is None:
         return None
-    state = ConnectionState(request.pos.connection, request.pos.number, 0, 0, ())
+    state = ConnectionState(request.pos.connection, request.pos.number, 0)
     sent = memory.connections.cached(state.nid, state.number)
     news = memory.expected_news(request.user_id)
     room_list = None if news is None else memory.lists.cached(request.user_id, news)
@@ -194,7 +195,7 @@ async def confirmed(
     _since(request, news)
     upto = request.covered(news.token)
     extensions_upto = covered_by_extensions(request, upto, Extensions())
-    used = ConnectionState(*state, 0, found.position, ())
+    used = ConnectionState(*state, found.position)
     return replace(draft, upto=upto, extensions_upto=extensions_upto, state=used)
 
 

@@ -86,14 +86,14 @@ unseen AS (
     JOIN behind b ON b.writer_nid = f.writer_nid AND f.stream_ordering > b.seen
 )
 SELECT 'writer' AS kind, stream_name, instance_name, stream_id AS position, seen,
-    NULL::int[] AS room_nids, NULL::text[] AS room_ids
+    NULL::int[] AS room_nids, NULL::text[] AS room_ids, NULL::bigint[] AS numbers
 FROM writer
 UNION ALL
 SELECT 'unseen', 'events', NULL, upto, NULL, CASE
-    WHEN NOT is_far THEN ARRAY(SELECT DISTINCT room_nid FROM unseen) END, NULL
+    WHEN NOT is_far THEN ARRAY(SELECT DISTINCT room_nid FROM unseen) END, NULL, NULL
 FROM unseen_range
 UNION ALL
-SELECT 'unresolved', 'caches', p.instance_name, p.stream_id, p.seen, NULL, NULL
+SELECT 'unresolved', 'caches', p.instance_name, p.stream_id, p.seen, NULL, NULL, NULL
 FROM writer p
 WHERE p.stream_name = 'caches' AND p.stream_id > p.seen
     AND (p.stream_id - p.seen > $5::bigint OR EXISTS (
@@ -104,13 +104,13 @@ WHERE p.stream_name = 'caches' AND p.stream_id > p.seen
             AND (i.cache_name IN ('cs_cache_fake', 'rooms_of') {invalidating})
     ))
 UNION ALL
-SELECT 'purged', stream_name, NULL, purged_upto, NULL, NULL, NULL
+SELECT 'purged', stream_name, NULL, purged_upto, NULL, NULL, NULL, NULL
 FROM purged_streams
 WHERE stream_name = 'events'
 UNION ALL
 SELECT 'rooms of', 'events', NULL, max(m.stream_ordering), NULL,
     array_agg(m.room_nid ORDER BY m.room_nid) FILTER (WHERE m.membership = 5),
-    array_agg(r.room_id ORDER BY m.room_nid) FILTER (WHERE m.membership = 5)
+    array_agg(r.room_id ORDER BY m.room_nid) FILTER (WHERE m.membership = 5), NULL
 FROM principals p
 JOIN memberships m USING (principal_nid)
 JOIN rooms r USING (room_nid)
@@ -127,7 +127,8 @@ SQL_NEWS_OF_CONNECTION: Final[LiteralString] = fill(
     invalidating="OR i.cache_name = 'forgotten' AND i.keys[2] = $8::text",
     connection="""
 UNION ALL
-SELECT 'connection', 'events', NULL, c.base, c.used_ts, NULL, c.required_states
+SELECT 'connection', 'events', NULL, c.base, c.used_ts, NULL, c.required_states,
+    c.last_number || c.unconfirmed
 FROM sliding_connections c
 JOIN principals u USING (principal_nid)
 WHERE c.connection_nid = $6::bigint AND ($7::bigint = c.base OR $7::bigint = ANY(c.unconfirmed))
@@ -144,7 +145,8 @@ class NewsRow(NamedTuple):
     position, and the rooms with an event up to it (None: too many). "unresolved": a writer of the
     stream "caches" that has changed rooms of users above ``seen``. "purged": up to which the
     stream is purged. "rooms of": the rooms of the user, and the last change of their memberships.
-    "connection": its base, when it was in use, and the values of required_state.
+    "connection": its base, when it was in use, and the values of required_state. Its ``numbers``
+    are those of states: the last one, and then the unconfirmed ones.
     """
 
     kind: str
@@ -154,6 +156,7 @@ class NewsRow(NamedTuple):
     seen: int | None
     room_nids: list[int] | None
     room_ids: list[str] | None
+    numbers: list[int] | None
 
 
 @dataclass(frozen=True, slots=True)
