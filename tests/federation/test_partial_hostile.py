@@ -23,7 +23,7 @@ MEMBERS: Final = 6
 ORIGIN: Final = "s1.test"
 
 
-class JoinedRoom:
+class FalseAnswers:
     """A public room of three servers, the join of a local user, and the receiver."""
 
     def __init__(self, store: storage.Store) -> None:
@@ -64,9 +64,9 @@ def build(**content: str) -> RoomBuilder:
 
 
 @pytest.fixture
-async def here(dsn: str) -> AsyncIterator[JoinedRoom]:
+async def here(dsn: str) -> AsyncIterator[FalseAnswers]:
     async with storage.open(dsn, server_name=SERVER, signing_key=signing_key(SERVER)) as store:
-        yield JoinedRoom(store)
+        yield FalseAnswers(store)
 
 
 async def rows(dsn: str) -> int:
@@ -78,7 +78,7 @@ async def rows(dsn: str) -> int:
 
 
 async def test_an_answer_without_an_auth_event_of_the_join_leaves_nothing(
-    here: JoinedRoom, dsn: str
+    here: FalseAnswers, dsn: str
 ) -> None:
     for gone in parse(here.join.pdu, "11").auth_event_ids:
 
@@ -105,7 +105,7 @@ RUBBISH: Final[tuple[object, ...]] = (
 )
 
 
-async def test_servers_in_room_must_be_a_list_of_servers(here: JoinedRoom, dsn: str) -> None:
+async def test_servers_in_room_must_be_a_list_of_servers(here: FalseAnswers, dsn: str) -> None:
     for rubbish in RUBBISH:
         refused = await here.joined(lambda answer, one=rubbish: answer.update(servers_in_room=one))  # type: ignore[misc]
         assert (refused.outcome, refused.fault) == ("refused", "malformed_response"), rubbish
@@ -154,7 +154,7 @@ async def nothing(_: Json) -> Json:
     "fault", [another_create, twice(build()), nothing, fail, hang], ids=lambda one: one.__name__
 )
 async def test_after_a_false_answer_the_next_server_completes(
-    here: JoinedRoom, fault: Callable[[Json], Any]
+    here: FalseAnswers, fault: Callable[[Json], Any]
 ) -> None:
     """Alone, the false one completes nothing."""
     assert (await here.joined()).is_partial
@@ -176,7 +176,9 @@ async def test_after_a_false_answer_the_next_server_completes(
     assert await findings(here.store) == []
 
 
-async def test_half_of_the_members_make_a_state_that_later_events_extend(here: JoinedRoom) -> None:
+async def test_half_of_the_members_make_a_state_that_later_events_extend(
+    here: FalseAnswers,
+) -> None:
     """No server can see that entries are left out: the rest comes with what the events cite."""
     assert (await here.joined()).is_partial
     state = here.join.state_before
