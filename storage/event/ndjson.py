@@ -2,7 +2,9 @@ r"""PDUs in lines of text: one per line, alone or in an envelope, cut out byte f
 
 A line is a PDU, or an envelope ``{"pdu": {…}, "room_version": "11", "origin": "live",
 "state_before": ["$…", …]}``. Only ``pdu`` is required; unknown keys are ignored. The last of
-duplicate keys counts, as in every server. Instead of ``pdu`` there may be ``pdu_base64`` (RFC 4648,
+duplicate keys counts, as in every server. ``"refused": "spam"`` is a verdict of the caller on the
+event. A line with ``"readmit": true`` stores nothing: the event of an earlier line is readmitted.
+Instead of ``pdu`` there may be ``pdu_base64`` (RFC 4648,
 padded), for bytes that no line can hold, such as those with line breaks. An object that has a
 ``sender`` is a PDU, whatever else it has. So a PDU with a key ``pdu`` of its own is not mistaken
 for an envelope.
@@ -43,8 +45,8 @@ _READER: Final = json.JSONDecoder(parse_int=float, strict=False)
 class Line:
     """The contents of a line.
 
-    ``origin``, ``room_version``, ``state_before`` and ``stripped_state`` are None where the line
-    does not give them.
+    ``origin``, ``room_version``, ``state_before``, ``stripped_state`` and ``refused`` are None
+    where the line does not give them.
 
     ``room_id`` and ``depth`` are the PDU's own, unchecked: enough to sort by, not to store. They
     are None where there is none.
@@ -55,6 +57,8 @@ class Line:
     origin: Origin | None = None
     state_before: tuple[str, ...] | None = None
     stripped_state: tuple[dict[str, Any], ...] | None = None
+    refused: str | None = None
+    readmit: bool = False
     room_id: str | None = field(default=None, compare=False)
     depth: float | None = field(default=None, compare=False)
 
@@ -93,6 +97,9 @@ def envelope(
     origin: str | None,
     state_before: Sequence[str] | None = None,
     stripped_state: Sequence[Mapping[str, Any]] | None = None,
+    *,
+    refused: str | None = None,
+    readmit: bool = False,
 ) -> bytes:
     """Return a line that `read_line` reads back as these values.
 
@@ -110,6 +117,8 @@ def envelope(
         "origin": origin,
         "state_before": state_before,
         "stripped_state": stripped_state,
+        "refused": refused,
+        "readmit": readmit or None,
     }
     rest = orjson.dumps({name: one for name, one in said.items() if one is not None})
     return form + value + (b"," if len(rest) > len(b"{}") else b"") + rest[1:]
@@ -174,11 +183,18 @@ def _opened(text: str, start: int, given: dict[str, Any]) -> Line:
         raise InvalidEvent(f"origin {origin!r} is none of {', '.join(ORIGINS)}")
     if state is not None and not _are_strings(state):
         raise InvalidEvent("state_before is not a list of event ids")
+    refused, readmit = given.get("refused"), given.get("readmit", False)
+    if not isinstance(refused, str | None):
+        raise InvalidEvent("refused is not a string")
+    if not isinstance(readmit, bool):
+        raise InvalidEvent("readmit is neither true nor false")
     line = replace(
         pdu,
         room_version=room_version,
         origin=origin,
         state_before=None if state is None else tuple(state),
+        refused=refused,
+        readmit=readmit,
     )
     return (
         line

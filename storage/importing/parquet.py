@@ -1,8 +1,8 @@
 """Read Parquet as lines: each row becomes the envelope that `storage.event.ndjson` reads.
 
 It needs pyarrow (the extra `spark`). Columns: ``pdu`` (the received bytes), and optionally
-``room_version``, ``origin`` and ``state_before``, as in the files of `room-storage spark export`.
-Other columns are ignored.
+``room_version``, ``origin``, ``state_before`` and ``refused``, as in the files of `room-storage
+spark export`. Other columns are ignored.
 """
 
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ from typing import Any, Final
 from storage.errors import ExtraMissing, InputError
 from storage.event.ndjson import envelope
 
-COLUMNS: Final = ("pdu", "room_version", "origin", "state_before")
+COLUMNS: Final = ("pdu", "room_version", "origin", "state_before", "refused")
 ROWS_MAX: Final = 500
 """Rows read at a time."""
 
@@ -48,7 +48,11 @@ def read_parquet(source: str) -> Iterator[list[bytes]]:
 
 def _line(row: dict[str, Any]) -> bytes:
     return envelope(
-        row["pdu"] or b"", row.get("room_version"), row.get("origin"), row.get("state_before")
+        row["pdu"] or b"",
+        row.get("room_version"),
+        row.get("origin"),
+        row.get("state_before"),
+        refused=row.get("refused"),
     )
 
 

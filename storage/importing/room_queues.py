@@ -91,12 +91,15 @@ class RoomQueues:
 
 
 def take_run(lane: deque[QueuedLine], most: int) -> list[QueuedLine]:
-    """Take the next lines that can be appended in one call: of one origin and room version."""
+    """Take the next lines that can be appended in one call: of one origin and room version.
+
+    Readmissions are not appended, so they make a run of their own.
+    """
     run = [lane.popleft()]
-    while (
-        lane
-        and len(run) < most
-        and (lane[0].origin, lane[0].line.room_version) == (run[0].origin, run[0].line.room_version)
-    ):
+    while lane and len(run) < most and _kind(lane[0]) == _kind(run[0]):
         run.append(lane.popleft())
     return run
+
+
+def _kind(entry: QueuedLine) -> tuple[Origin, str | None, bool]:
+    return entry.origin, entry.line.room_version, entry.line.readmit

@@ -6,14 +6,22 @@ An append is idempotent, so you can run an interrupted import again: stored even
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import aclosing, asynccontextmanager, closing, suppress
 from dataclasses import dataclass, field
-from typing import Any, Final
+from functools import partial
+from typing import Any, Final, TypeVar
 
 import orjson
 
-from storage.errors import CommitUnknown, InputError, InvalidEvent, StorageError, UnknownRoomVersion
+from storage.errors import (
+    CommitUnknown,
+    InputError,
+    InvalidEvent,
+    StorageError,
+    UnknownEvent,
+    UnknownRoomVersion,
+)
 from storage.event import ROOM_VERSIONS, parse
 from storage.event.ndjson import Line, read_line
 from storage.ids import EventId
@@ -27,6 +35,8 @@ from storage.store.facade import Store
 
 COMMIT_ATTEMPTS: Final = 3
 NO_ROOM: Final = ""
+
+T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -155,17 +165,19 @@ class Import:
         self._count(len(run), sum(entry.size for entry in run))
 
     async def _answers(self, run: list[QueuedLine]) -> list[AppendResult]:
-        """Return the results; an invalid `state_before` makes only its own line invalid.
+        """Return the results; an invalid `state_before` or `refused` makes only its line invalid.
 
         The other lines are appended without it.
         """
+        if run[0].line.readmit:
+            return [await self._readmitted(entry.line) for entry in run]
         try:
             return await self._appended(run)
         except InputError as error:
             if len(run) == 1:
                 return [
                     AppendResult(
-                        next((event_id for event_id, _ in _state_given(run[0].line)), None),
+                        next(_event_ids(run[0].line), None),
                         "invalid",
                         str(error),
                     )
@@ -181,21 +193,30 @@ class Import:
             for event_id, ids in _state_given(entry.line)
         }
         shown = {event_id: stripped for entry in run for event_id, stripped in _shown(entry.line)}
-        pdus = [entry.line.pdu for entry in run]
-        for _ in range(1, COMMIT_ATTEMPTS):
-            try:
-                return await self._store.append(
-                    pdus,
-                    room_version=version,
-                    origin=origin,
-                    state_before=given,
-                    stripped_state=shown,
-                )
-            except CommitUnknown:
-                continue
-        return await self._store.append(
-            pdus, room_version=version, origin=origin, state_before=given, stripped_state=shown
+        refused = {event_id: reason for entry in run for event_id, reason in _refused(entry.line)}
+        append = partial(
+            self._store.append,
+            [entry.line.pdu for entry in run],
+            room_version=version,
+            origin=origin,
+            state_before=given,
+            stripped_state=shown,
+            refused=refused,
         )
+        return await _repeated(append)
+
+    async def _readmitted(self, line: Line) -> AppendResult:
+        """Readmit the event of a line. It waits if the event is not stored."""
+        event_id = next(_event_ids(line), None)
+        if event_id is None:
+            return AppendResult(None, "invalid", "the event to readmit cannot be read")
+        try:
+            return await _repeated(partial(self._store.readmit, event_id))
+        except UnknownEvent:
+            reason = "the event to readmit is not stored"
+            return AppendResult(event_id, "missing_parents", reason, missing=(event_id,))
+        except InputError as error:
+            return AppendResult(event_id, "invalid", str(error))
 
     def _hold(self, entry: QueuedLine, result: AppendResult) -> None:
         outcome: RejectOutcome = (
@@ -211,6 +232,16 @@ class Import:
     def _reject(self, source: str, number: int, raw: bytes, reject: Reject) -> None:
         self.summary.outcomes[reject.outcome] += 1
         self._rejects.write(source, number, raw, reject)
+
+
+async def _repeated(call: Callable[[], Awaitable[T]]) -> T:
+    """Return the result of a call; call again if the result of a COMMIT was lost."""
+    for _ in range(1, COMMIT_ATTEMPTS):
+        try:
+            return await call()
+        except CommitUnknown:
+            continue
+    return await call()
 
 
 def room_of(line: Line) -> str:
@@ -231,25 +262,37 @@ def _line_of(raw: RawLine) -> Line:
     line = read_line(raw.raw)
     if line.state_before is not None and line.room_version not in ROOM_VERSIONS:
         raise InvalidEvent("state_before needs a room_version that is known")
+    if (line.refused is not None or line.readmit) and line.room_version not in ROOM_VERSIONS:
+        raise InvalidEvent("refused and readmit need a room_version that is known")
     return line
+
+
+def _event_ids(line: Line) -> Iterator[EventId]:
+    """Yield the id of the event of a line whose room version is known; else nothing."""
+    if line.room_version is not None and line.room_version in ROOM_VERSIONS:
+        with suppress(InvalidEvent):  # the append reports it
+            yield parse(line.pdu, line.room_version).event_id
 
 
 def _state_given(line: Line) -> Iterator[tuple[EventId, tuple[str, ...]]]:
     """Yield the event of a line that gives the state before it, with that state; else nothing."""
-    if line.state_before is not None and line.room_version is not None:
-        with suppress(InvalidEvent):  # the append reports it
-            yield parse(line.pdu, line.room_version).event_id, line.state_before
+    if line.state_before is not None:
+        for event_id in _event_ids(line):
+            yield event_id, line.state_before
+
+
+def _refused(line: Line) -> Iterator[tuple[EventId, str]]:
+    """Yield the event of a line with a verdict, with the reason; else nothing."""
+    if line.refused is not None:
+        for event_id in _event_ids(line):
+            yield event_id, line.refused
 
 
 def _shown(line: Line) -> Iterator[tuple[EventId, tuple[dict[str, Any], ...]]]:
     """Yield the event of a line that gives stripped state, with that; else nothing."""
-    if (
-        line.stripped_state is not None
-        and line.room_version is not None
-        and line.room_version in ROOM_VERSIONS
-    ):
-        with suppress(InvalidEvent):  # the append reports it
-            yield parse(line.pdu, line.room_version).event_id, line.stripped_state
+    if line.stripped_state is not None:
+        for event_id in _event_ids(line):
+            yield event_id, line.stripped_state
 
 
 def _lacks_its_room(entry: QueuedLine, result: AppendResult) -> bool:

@@ -4,6 +4,9 @@ Each line holds the received bytes of one event and the fields that `import` nee
 Events come in the order in which they were stored: outliers first, then the timeline by stream
 ordering. A line includes the state before its event only where the earlier lines do not determine
 it: where a parent is missing or was stored later.
+
+A refused event has its reason. An event that was readmitted has two lines: one where it arrived,
+refused, and one where it was readmitted.
 """
 
 from collections.abc import AsyncIterator, Sequence
@@ -11,6 +14,7 @@ from typing import Final, LiteralString, NamedTuple
 
 import orjson
 
+from storage.database.array_text import transposed
 from storage.database.connection import Connection
 from storage.errors import PartialState, UnknownRoom
 from storage.event.ndjson import envelope
@@ -27,15 +31,19 @@ WHERE $1::text[] IS NULL OR room_id = ANY($1::text[])
 ORDER BY room_nid
 """
 
-SQL_EVENT_NIDS: Final[LiteralString] = """
-SELECT event_nid
+SQL_STEPS: Final[LiteralString] = """
+SELECT event_nid, is_readmission
 FROM (
-    SELECT event_nid, NULL::bigint AS stream_ordering FROM events
+    SELECT event_nid, NULL::bigint AS position, false AS is_readmission FROM events
         WHERE room_nid = $1::bigint AND outlier
     UNION ALL
-    SELECT event_nid, stream_ordering FROM events WHERE room_nid = $1::bigint AND NOT outlier
+    SELECT event_nid, COALESCE(arrival_ordering, stream_ordering), false FROM events
+        WHERE room_nid = $1::bigint AND NOT outlier
+    UNION ALL
+    SELECT event_nid, stream_ordering, true FROM events
+        WHERE room_nid = $1::bigint AND arrival_ordering IS NOT NULL
 ) AS e
-ORDER BY stream_ordering NULLS FIRST, event_nid
+ORDER BY position NULLS FIRST, event_nid
 """
 
 SQL_EVENTS: Final[LiteralString] = """
@@ -44,17 +52,22 @@ SELECT
     e.json AS pdu,
     CASE WHEN is_out_of_band(e) THEN 'out_of_band' WHEN e.outlier THEN 'outlier'
         WHEN e.backfilled THEN 'backfill' ELSE 'live' END AS origin,
-    NOT e.outlier AND EXISTS (
+    NOT e.outlier AND NOT wanted.is_readmission AND EXISTS (
         SELECT
         FROM unnest(e.prev_events) AS named (event_nid)
         LEFT JOIN events p USING (event_nid)
-        WHERE p.stream_ordering IS NULL OR p.stream_ordering > e.stream_ordering
+        WHERE p.stream_ordering IS NULL OR COALESCE(p.arrival_ordering, p.stream_ordering)
+            > COALESCE(e.arrival_ordering, e.stream_ordering)
     ) AS is_undetermined,
     CASE WHEN is_out_of_band(e) THEN (
         SELECT o.stripped_state FROM out_of_band_memberships o
             WHERE o.room_nid = e.room_nid AND o.event_nid = e.event_nid
-    ) END AS stripped_state
-FROM unnest($1::bigint[]) WITH ORDINALITY AS wanted (event_nid, place)
+    ) END AS stripped_state,
+    CASE WHEN e.arrival_ordering IS NULL THEN e.refused
+        WHEN NOT wanted.is_readmission THEN 'readmitted later' END AS refused,
+    wanted.is_readmission
+FROM unnest($1::bigint[], $2::boolean[]) WITH ORDINALITY
+    AS wanted (event_nid, is_readmission, place)
 JOIN events e USING (event_nid)
 ORDER BY wanted.place
 """
@@ -75,6 +88,15 @@ class _Event(NamedTuple):
     origin: str
     is_undetermined: bool
     stripped_state: str | None
+    refused: str | None
+    is_readmission: bool
+
+
+class ArchiveStepRow(NamedTuple):
+    """An event that is written, or written again because it was readmitted then."""
+
+    event_nid: int
+    is_readmission: bool
 
 
 async def rooms_to_archive(
@@ -100,9 +122,10 @@ async def archive(conn: Connection, room: ArchivedRoom) -> AsyncIterator[list[by
 
     `storage.event.ndjson` describes the fields. Call it within a snapshot.
     """
-    nids = await conn.fetchvals(SQL_EVENT_NIDS, room.room_nid)
-    for start in range(0, len(nids), PAGE):
-        events = await conn.fetch(SQL_EVENTS, nids[start : start + PAGE], row=_Event)
+    steps = await conn.fetch(SQL_STEPS, room.room_nid, row=ArchiveStepRow)
+    for start in range(0, len(steps), PAGE):
+        page = transposed(steps[start : start + PAGE], 2)
+        events = await conn.fetch(SQL_EVENTS, *page, row=_Event)
         states = await states_at(
             conn, [event.event_id for event in events if event.is_undetermined], after=False
         )
@@ -113,6 +136,8 @@ async def archive(conn: Connection, room: ArchivedRoom) -> AsyncIterator[list[by
                 event.origin,
                 sorted(states[event.event_id].values()) if event.is_undetermined else None,
                 None if event.stripped_state is None else orjson.loads(event.stripped_state),
+                refused=event.refused,
+                readmit=event.is_readmission,
             )
             for event in events
         ]

@@ -24,13 +24,14 @@ def read_refused(refused: Refused | None, origin: str) -> dict[EventId, str]:
     given = {} if refused is None else args.mapping(refused, "refused")
     if given and origin not in TIMELINE_ORIGINS:
         raise InputError(f"refused goes with live or backfilled events, not with {origin!r}")
-    return {args.event(event_id): _reason(event_id, one) for event_id, one in given.items()}
+    return {args.event(event_id): reason_of(one) for event_id, one in given.items()}
 
 
-def _reason(event_id: str, reason: object) -> str:
+def reason_of(reason: object) -> str:
+    """Return the reason of a verdict; raise `InputError` for what is none."""
     if not args.is_text(reason) or not 1 <= len(reason) <= REASON_MAX:
         raise InputError(
-            f"refused of {event_id} is {reason!r}: "
+            f"the reason of a verdict is {reason!r}: "
             f"a text of 1 to {REASON_MAX} characters is wanted, without NUL and half surrogates"
         )
     return reason

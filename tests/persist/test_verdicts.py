@@ -17,6 +17,7 @@ from storage.testing.generate import build_room
 from storage.testing.shapes import ALL_ACTIONS, Odd, Shape
 from tests.persist.planning import SERVER, begun, take
 from tests.persist.tables import logical_tables
+from tests.persist.writing import WRITES, listen, lossy
 
 SHAPE = Shape(
     "verdicts",
@@ -318,7 +319,27 @@ async def test_two_processes_readmit_once(dsn: str) -> None:
         assert await findings(one) == []
 
 
-@pytest.mark.parametrize("seed", range(6))
+async def test_a_readmission_whose_answer_is_lost_is_done_once(dsn: str) -> None:
+    """It has no new event to look up: the second attempt finds it accepted."""
+    room, _, other = begun()
+    async with lossy(dsn) as (eater, store):
+        await take(store, *room.events)
+        first, second = room.message(other, "one"), room.message(other, "two")
+        await refuse(store, first)
+        await refuse(store, second)
+        await store.readmit(first.event_id)  # prepares the statement
+        told = listen(store)
+        eater.eat(*WRITES)
+        result = await store.readmit(second.event_id)
+        assert eater.eaten.is_set()
+        assert result.outcome == "duplicate"
+        kept = (await store.events([second.event_id]))[second.event_id]
+        assert (kept.refused, kept.stream_ordering) == (None, result.stream_ordering)
+        assert [fact.stream_id for fact in told] == [result.stream_ordering]
+        assert await findings(store) == []
+
+
+@pytest.mark.parametrize("seed", range(4))
 async def test_readmitted_rooms_equal_rooms_without_verdicts(
     dsn: str, another_dsn: str, seed: int
 ) -> None:

@@ -49,8 +49,8 @@ class ReadmissionEffects(NamedTuple):
 def plan_readmission(change_set: ChangeSet, wanted: Readmission) -> AppendResult:
     """Plan a readmission; on `MissingData` nothing was changed.
 
-    The result is "missing_parents" for an event that is not stored, "duplicate" for one that is
-    accepted, and "invalid" for one that the caller did not refuse.
+    The result is "missing_parents" for an event that is not stored, and "duplicate" for one that is
+    accepted. It is "invalid" for one that the caller did not refuse.
     """
     change_set.events.pending = change_set.events.pending_event = None
     row = change_set.events.row(wanted.event_id)

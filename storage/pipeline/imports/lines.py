@@ -19,6 +19,7 @@ from pyarrow import fs
 from storage.errors import InputError, InvalidEvent
 from storage.event import glance
 from storage.event.ndjson import ORIGINS, Origin, pdus_of, read_line
+from storage.persist.verdicts import reason_of
 
 PIECE_BYTES: Final = 1 << 20
 LINE_BYTES_MAX: Final = 16 << 20
@@ -53,6 +54,7 @@ class LineContent(NamedTuple):
     room_version: str | None
     origin: Origin
     state_before: tuple[str, ...] | None
+    refused: str | None = None
 
 
 class FileRange(NamedTuple):
@@ -205,13 +207,26 @@ def given_of(raw: bytes) -> LineContent:
     if found is not None:
         return found
     line = read_line(raw)
+    if line.readmit:
+        raise InvalidEvent("a readmission needs the event in the store: use `room-storage import`")
     return LineContent(
         line.pdu,
         glance(line.pdu) or {},
         line.room_version,
         line.origin or "live",
         line.state_before,
+        _reason(line.refused),
     )
+
+
+def _reason(refused: str | None) -> str | None:
+    """Return the reason of a verdict. Raise `InvalidEvent` for one that `append` would refuse."""
+    if refused is None:
+        return None
+    try:
+        return reason_of(refused)
+    except InputError as error:
+        raise InvalidEvent(str(error)) from None
 
 
 def _alone(raw: bytes) -> LineContent | None:
@@ -337,6 +352,7 @@ TAKEN: Final = {
     "room_version": pa.string(),
     "origin": pa.string(),
     "state_before": pa.list_(pa.string()),
+    "refused": pa.string(),
 }
 POSITION: Final = "stream_ordering"
 """The column that gives the order, if there is one, as in exports; null (outliers) comes first."""
@@ -385,6 +401,7 @@ def given_of_row(row: dict[str, Any]) -> LineContent:
         row.get("room_version"),
         known,
         None if state is None else tuple(state),
+        _reason(row.get("refused")),
     )
 
 

@@ -129,7 +129,9 @@ class RowStager:
         )
         self._aside.append((place, event.raw))
         rows = self._rooms.setdefault((event.room_id, event.room_version.identifier), [])
-        rows.append(slim(event, rank, place, given.origin, given.state_before))
+        rows.append(
+            slim(event, rank, place, given.origin, given.state_before, refused=given.refused)
+        )
         if len(rows) >= BUNDLE:
             self._emit(event.room_id, event.room_version.identifier, rows)
 

@@ -268,7 +268,11 @@ class _RangeValidation:
         bundle = self._bundles.get(key)
         if bundle is None:
             bundle = self._bundles[key] = Bundle(self._path_index)
-        bundle.rows.append(slim(event, row.rank, row.place, given.origin, given.state_before))
+        bundle.rows.append(
+            slim(
+                event, row.rank, row.place, given.origin, given.state_before, refused=given.refused
+            )
+        )
         if len(bundle.rows) >= BUNDLE:
             self._done.append(bundle.emitted(*key, self._writer))
 
