@@ -167,6 +167,7 @@ WRITES: dict[str, Callable[[Store, FailoverRoom], Awaitable[object]]] = {
     "send": lambda store, room: store.send(room.builder.room_id, ALICE, "m.room.message", {}),
     "template": lambda store, room: store.template(room.builder.room_id, ALICE, "m.a", {}),
     "create_room": lambda store, _: store.create_room(ALICE),
+    "readmit": lambda store, room: store.readmit(room.builder.events[-1].event_id),
     "erase_user": lambda store, _: store.erase_user(ALICE),
     "restore_user": lambda store, _: store.restore_user(ALICE),
     "forget": lambda store, room: store.forget(ALICE, room.builder.room_id),
