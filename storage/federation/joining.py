@@ -256,9 +256,18 @@ async def store_join(
             raise Refused("state_incomplete", f"{event_id} cannot be used: {left_out[event_id]}")
     state = [one for one in checked.entries.values() if one not in left_out]
     async with partial_joins.marked(task, join, mark) as is_partial:
+        if mark is not None and not is_partial:
+            await _refuse_unless_stored(task, join)
         results = await task.append([join], state_before={join.event_id: state})
         joined = await outcome_of(task, join, results[join.event_id], left_out)
     return replace(joined, is_partial=is_partial)
+
+
+async def _refuse_unless_stored(task: RoomTask, join: Event) -> None:
+    """Raise `Refused` for a new join while another one has marked the room as partial."""
+    known = (await task.stored([join.event_id])).get(join.event_id)
+    if known is None or known.outlier:
+        raise Refused("not_stored", "another join of the room is being stored: repeat it later")
 
 
 async def outcome_of(

@@ -6,11 +6,19 @@ from collections.abc import Awaitable, Callable, Sequence
 import pytest
 
 import storage
-from storage import EventId, PartialState, RoomId, SlidingList, SlidingSyncRequest, responses
+from storage import (
+    EventId,
+    PartialState,
+    RoomId,
+    ServerName,
+    SlidingList,
+    SlidingSyncRequest,
+    responses,
+)
 from storage.event import event_id, sign
 from storage.federation import Responder
 from storage.maintenance.archive import rooms_to_archive
-from storage.maintenance.partial_state import completion
+from storage.maintenance.partial_state import begin, completion
 from storage.maintenance.purge import purge_history
 from storage.pipeline.rebuilding import Rebuilder
 from storage.streams import SyncToken, VectorPosition
@@ -231,6 +239,33 @@ async def test_an_event_of_an_older_fork_waits_for_the_members(two: list[Homeser
     [shown] = after.join[room_id].timeline.events
     assert shown.event_id == event_id(late, "12")
     assert await findings(other.store, room_id) == []
+
+
+async def test_two_joins_never_share_a_mark(two: list[Homeserver]) -> None:
+    """A second join that is not marked would leave a partial state for good."""
+    one, other = two
+    room_id = await crowded(one)
+    await other.store.append(  # so that the room is known
+        [
+            (await one.store.backfill(room_id, await one.store.forward_extremities(room_id), 20))[
+                -1
+            ].raw
+        ],
+        room_version="12",
+        origin="outlier",
+    )
+    async with other.store.database.transaction() as conn:
+        first = EventId("$" + "f" * 43)
+        assert await begin(conn, room_id, first, ServerName("s1.test"), [ServerName("s1.test")])
+    refused = await join_partially(room_id, other, one)
+    assert (refused.outcome, refused.fault) == ("refused", "not_stored")
+    assert await other.store.rooms_of(other.user()) == []
+    assert await other.store.partial_rooms() == []
+    async with other.store.database.connection() as conn:  # its process has ended long ago
+        await conn.execute("UPDATE partial_rooms SET began_ts = 0")
+    joined = await join_partially(room_id, other, one)
+    assert (joined.outcome, joined.is_partial) == ("joined", True)
+    assert [room.join_event_id for room in await other.store.partial_rooms()] == [joined.event_id]
 
 
 async def test_no_reader_misses_the_members(two: list[Homeserver]) -> None:
