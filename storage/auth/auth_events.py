@@ -9,8 +9,9 @@ from collections.abc import Set as AbstractSet
 
 from storage.auth.auth_event_selection import auth_event_keys
 from storage.auth.rules import check
-from storage.auth.state_keys import CREATE, create_id_of, denied
+from storage.auth.state_keys import CREATE, denied
 from storage.event import Event
+from storage.event.references import create_id_of
 from storage.ids import EventId, StateKey
 
 

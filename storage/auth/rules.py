@@ -20,11 +20,11 @@ from storage.auth.state_keys import (
     MEMBER,
     POWER_LEVELS,
     THIRD_PARTY_INVITE,
-    create_id_of,
     denied,
     domain_of,
 )
 from storage.event import Event, RoomVersion
+from storage.event.references import create_id_of
 from storage.event.versions import version_of
 from storage.ids import StateKey
 

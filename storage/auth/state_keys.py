@@ -4,7 +4,7 @@ from typing import Final
 
 from storage.errors import AuthDenied
 from storage.event import Event
-from storage.ids import EventId, StateKey
+from storage.ids import StateKey
 
 MEMBER: Final = "m.room.member"
 THIRD_PARTY_INVITE: Final = "m.room.third_party_invite"
@@ -33,11 +33,6 @@ def domain_of(identifier: str) -> str | None:
     """
     _, colon, domain = identifier.partition(":")
     return domain if colon else None
-
-
-def create_id_of(room_id: str) -> EventId:
-    """Return the id of the room's create event, from a room id of room version 12."""
-    return EventId("$" + room_id[1:])
 
 
 def denied(event: Event, rule: str, reason: str) -> AuthDenied:

@@ -3,7 +3,7 @@
 No I/O.
 
 Read in this order: versions (the table), model (Event), parsing, reading (numbers and limits),
-hashes, redaction, signatures, relation.
+hashes, redaction, signatures, references, relation.
 """
 
 from storage.event.hashes import content_hash, event_id, reference_hash

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from storage.auth import check_auth_events
 from storage.errors import AuthDenied
 from storage.event import Event, parse
+from storage.event.references import auth_ids_of
 from storage.federation.in_turns import in_turns
 from storage.federation.keys import KeyRing
 from storage.federation.limits import ReceiverLimits
@@ -166,10 +167,3 @@ class RoomTask:
             else:
                 known[event.event_id] = done.events[event.event_id] = event
         return done
-
-
-def auth_ids_of(event: Event) -> list[EventId]:
-    """Return the ids of an event's auth events, with the create event that its room id names."""
-    if event.room_version.create_room_id and event.type != "m.room.create":
-        return [*event.auth_event_ids, EventId("$" + event.room_id[1:])]
-    return list(event.auth_event_ids)

@@ -21,8 +21,9 @@ from typing import Final, NamedTuple
 from storage.auth import check, keys_needed
 from storage.errors import AuthDenied
 from storage.event import Event
+from storage.event.references import auth_ids_of
 from storage.federation.remote import RemoteError
-from storage.federation.room_task import RoomTask, auth_ids_of
+from storage.federation.room_task import RoomTask
 from storage.ids import EventId, ServerName, StateKey
 from storage.persist.receive import Pdu
 from storage.queries.receiving import StoredKey

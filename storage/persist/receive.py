@@ -10,6 +10,7 @@ from typing import Any, TypeGuard
 from storage.arguments import is_text
 from storage.errors import InputError, InvalidEvent, InvalidSignature, UnknownRoomVersion
 from storage.event import ROOM_VERSIONS, Event, glance, parse, required_signers, verify_event
+from storage.event.references import references_of
 from storage.graph.topological_sort import topological_sort
 from storage.ids import EventId
 from storage.persist.model.results import AppendResult
@@ -174,7 +175,7 @@ async def _key(keys: VerifyKeys, server: str, key_id: str) -> Any:
 def in_order(events: Sequence[Event]) -> list[int]:
     """Return the indexes of the events in an order in which they can be stored.
 
-    Each step takes the first event whose prev_events and auth_events in the batch were taken. In a
+    Each step takes the first event whose parents and auth events in the batch were taken. In a
     cycle it takes the first remaining event. Event ids of versions 1 and 2 can form cycles.
     """
     if _is_in_order(events):
@@ -193,24 +194,12 @@ def _is_in_order(events: Sequence[Event]) -> bool:
     later: set[str] = set()
     for event in reversed(events):
         later.add(event.event_id)
-        if not (later.isdisjoint(event.prev_event_ids) and later.isdisjoint(event.auth_event_ids)):
-            return False
-        if (
-            event.room_version.create_room_id
-            and event.type != "m.room.create"
-            and "$" + event.room_id[1:] in later
-        ):
+        if not later.isdisjoint(references_of(event)):
             return False
     return True
 
 
 def _within(event: Event, places: Mapping[EventId, Sequence[int]]) -> set[int]:
-    """Return the indexes of the events in the batch that an event refers to.
-
-    They are its prev_events, its auth_events, and the create event that its room id names.
-    """
-    named = {*event.prev_event_ids, *event.auth_event_ids}
-    if event.room_version.create_room_id:
-        named.add(EventId("$" + event.room_id[1:]))
-    named.discard(event.event_id)
+    """Return the indexes of the events in the batch that an event refers to."""
+    named = {*references_of(event)} - {event.event_id}
     return {place for one in named for place in places.get(one, ())}

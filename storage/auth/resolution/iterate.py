@@ -12,9 +12,9 @@ from storage.auth.auth_event_selection import keys_needed
 from storage.auth.resolution.conflicts import StateMap
 from storage.auth.resolution.lookup import Lookup
 from storage.auth.rules import check
-from storage.auth.state_keys import create_id_of
 from storage.errors import AuthDenied
 from storage.event import Event
+from storage.event.references import create_id_of
 from storage.ids import EventId, StateKey
 
 

@@ -7,8 +7,9 @@ should not get this far.
 from collections.abc import Callable, Mapping
 from collections.abc import Set as AbstractSet
 
-from storage.auth.state_keys import CREATE, POWER_LEVELS, create_id_of
+from storage.auth.state_keys import CREATE, POWER_LEVELS
 from storage.event import Event
+from storage.event.references import create_id_of
 from storage.ids import EventId, StateKey
 
 Lookup = Callable[[EventId], Event | None]

@@ -22,8 +22,9 @@ from storage.auth.resolution.conflicts import StateMap
 from storage.auth.resolution.graph import Events
 from storage.auth.resolution.lookup import RecordingLookup
 from storage.auth.resolution.v2 import conflict_of, power_phase, power_phase_events, remaining_order
-from storage.auth.state_keys import POWER_LEVELS, create_id_of
+from storage.auth.state_keys import POWER_LEVELS
 from storage.event import RoomVersion
+from storage.event.references import create_id_of
 from storage.event.versions import version_of
 from storage.ids import EventId, StateKey
 

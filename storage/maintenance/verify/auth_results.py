@@ -11,6 +11,7 @@ from storage.auth import check, check_auth_events, keys_needed
 from storage.database.connection import Connection
 from storage.errors import AuthDenied
 from storage.event import Event
+from storage.event.references import implied_auth_ids
 from storage.ids import EventId, StateKey
 from storage.maintenance.verify.event_loader import EventLoader, StoredContent
 from storage.maintenance.verify.finding import ACCEPTED, Finding
@@ -127,7 +128,7 @@ async def _judge(
     judged = await contents.load(conn, befores)
     auth = await contents.load(conn, (nid for held in judged.values() for nid in held.auth_nids))
     named = await contents.load_ids(
-        conn, {one for held in judged.values() if (one := _named_create(held.event)) is not None}
+        conn, {one for held in judged.values() for one in _implied(held.event)}
     )
     needed = {
         nid: {CREATE_KEY, *keys_needed(held.event)}
@@ -142,8 +143,8 @@ async def _judge(
     findings: list[Finding] = []
     for nid, held in judged.items():
         cited = [auth[one] for one in held.auth_nids if one in auth]
-        create = _named_create(held.event)
-        cited += [named[create]] if create in named and named[create] not in cited else []
+        implied = [named[one] for one in _implied(held.event) if one in named]
+        cited += [one for one in implied if one not in cited]
         entries = state_nids.get(nid)
         state = (
             None
@@ -154,13 +155,8 @@ async def _judge(
     return findings
 
 
-def _named_create(event: Event) -> EventId | None:
-    """Return the create event that the room id names, from room version 12 on."""
-    return (
-        EventId("$" + event.room_id[1:])
-        if event.room_version.create_room_id and event.type != CREATE
-        else None
-    )
+def _implied(event: Event) -> tuple[EventId, ...]:
+    return implied_auth_ids(event.room_version, event.type, event.room_id)
 
 
 def _entries(

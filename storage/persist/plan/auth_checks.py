@@ -14,6 +14,7 @@ from storage.auth import check, check_auth_events, keys_needed
 from storage.database.names import TYPE_CREATE
 from storage.errors import AuthDenied
 from storage.event import Event
+from storage.event.references import auth_ids_of
 from storage.ids import EventId, StateKey
 from storage.persist.model.change_set import ChangeSet
 from storage.persist.model.row_changes import RoomChanges
@@ -41,10 +42,7 @@ def auth_rows_of(change_set: ChangeSet, event: Event) -> tuple[list[EventRow], l
     From version 12 on, the create event that the room id names is one of them. An event that came
     out of band counts as not stored, because it is not authorised.
     """
-    ids = list(dict.fromkeys(event.auth_event_ids))
-    if event.room_version.create_room_id and event.type != "m.room.create":
-        create_id = EventId("$" + event.room_id[1:])
-        ids += [] if create_id in ids else [create_id]
+    ids = list(dict.fromkeys(auth_ids_of(event)))
     change_set.events.ensure_ids(ids)
     rows = [usable(change_set.events.row(one)) for one in ids]
     return [row for row in rows if row is not None], [

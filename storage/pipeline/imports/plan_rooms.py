@@ -20,6 +20,7 @@ from storage.database.connection import Connection, Database
 from storage.database.names import InternedNames
 from storage.errors import StorageCorrupt
 from storage.event import Event
+from storage.event.references import references_of
 from storage.ids import EventId
 from storage.persist.commit.publish import absorb, place
 from storage.persist.load.on_demand import load
@@ -258,11 +259,9 @@ class RoomPlanner:
         own = {event.event_id for event in events}
         named = set[str]()
         for event, one in zip(events, lines, strict=True):
-            named.update(event.prev_event_ids, event.auth_event_ids, one.state_before or ())
+            named.update(references_of(event), one.state_before or ())
             if event.redacts is not None:
                 named.add(event.redacts)
-            if event.room_version.create_room_id and event.type != "m.room.create":
-                named.add("$" + event.room_id[1:])
         unknown = {one for one in named - own if not self._is_known(one)}
         self._absent(unknown - await self._held(aside, unknown))
         self._absent(one for one in own if not self._is_known(one))

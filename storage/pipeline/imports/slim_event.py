@@ -17,6 +17,7 @@ from storage.auth import CONTENT_MATTERS
 from storage.event import ROOM_VERSIONS, Event, load, relation_of
 from storage.event.model import make_event
 from storage.event.ndjson import Origin
+from storage.event.references import implied_auth_ids
 from storage.persist.model.event_view import CONTENT_KEYS
 
 NOTHING: Final[dict[str, Any]] = {}
@@ -131,9 +132,7 @@ def needs(one: SlimEvent, room_id: str, version: str) -> list[str]:
     """
     if one.origin == "out_of_band":
         return []
-    needed = list(one.auth_events)
-    if ROOM_VERSIONS[version].create_room_id and one.type != "m.room.create":
-        needed.append("$" + room_id[1:])
+    needed = [*one.auth_events, *implied_auth_ids(ROOM_VERSIONS[version], one.type, room_id)]
     if one.origin == "outlier":
         return needed
     if one.state_before is not None:
