@@ -53,6 +53,57 @@ def version_places() -> set[str]:
     return naming(r'"12"', "storage")
 
 
+EDGES = r"\.(?:prev|auth)_event_ids\b"
+ANSWER = re.compile(r"^\| [^|]+\? \| `(\w+)` \| `([^`]+)` \| (`[^|]+`) \|$", re.MULTILINE)
+
+
+def edge_places() -> set[str]:
+    """Return the files that read the edges of an event, outside the pure layers."""
+    return {
+        path
+        for path in naming(EDGES, "storage")
+        if not path.startswith(("storage/event/", "storage/auth/"))
+    }
+
+
+def callers_of(function: str, home: str) -> set[str]:
+    """Return the files below storage/ that call a function of the file ``home``."""
+    module = home.removesuffix(".py").replace("/", ".")
+    found = set()
+    for name in naming(rf"\b{function}\b", "storage"):
+        tree = ast.parse((ROOT / name).read_text("utf-8"))
+        imported = name == home or any(
+            isinstance(node, ast.ImportFrom)
+            and node.module == module
+            and function in {alias.name for alias in node.names}
+            for node in ast.walk(tree)
+        )
+        if imported and any(
+            isinstance(node, ast.Call) and getattr(node.func, "id", None) == function
+            for node in ast.walk(tree)
+        ):
+            found.add(name)
+    return found
+
+
+def edge_section() -> str:
+    text = (PAGES / "add-a-room-version.md").read_text("utf-8")
+    return text.partition("\n## Edges of another kind\n")[2].partition("\n## Places\n")[0]
+
+
+def test_each_question_about_edges_is_answered_by_one_function() -> None:
+    answers = ANSWER.findall(edge_section())
+    assert len(answers) == edge_section().count("? |") == 9
+    for function, home, callers in answers:
+        assert callers_of(function, home) == set(callers.strip("`").split("`, `")), function
+
+
+def test_few_files_read_the_edges_of_an_event_themselves() -> None:
+    listed = PLACE.findall(edge_section())
+    assert edge_places() == set(listed)
+    assert len(listed) == len(set(listed))
+
+
 def migration_places() -> set[str]:
     """A page cannot name a revision that is not written yet.
 
