@@ -19,6 +19,7 @@ SAMPLES: list[StorageError] = [
     errors.UnknownEvent("$a"),
     errors.UnknownUser("@a:b"),
     errors.StateUnknown("$a"),
+    errors.PartialState("!r:s"),
     errors.InvalidToken("t", "damaged"),
     errors.UnknownPos("t", "expired"),
     errors.WrongServerName("s2.test", found="s1.test"),
