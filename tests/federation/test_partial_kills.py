@@ -54,11 +54,11 @@ async def test_a_killed_completion_goes_on(
     await play(another_dsn, seed, Killer(), is_partial=False)
     full = await rows_of(another_dsn)
     await play(dsn, seed, counted := Killer())
-    chance = random.Random(seed)
+    chance, kills = random.Random(seed), 0
     for _ in range(min(KILLS, KILLS_EACH)):
         at, delay_ms = chance.randint(1, counted.count), chance.choice(DELAYS_MS)
         async with _fresh_database(server_dsn, template_name, worker_id) as fresh:
-            assert await killed(fresh, seed, at, delay_ms) or delay_ms
+            kills += await killed(fresh, seed, at, delay_ms)  # the last ones may come too late
             await play(fresh, seed, Killer())
             completed = await rows_of(fresh)
             found = differences(full, completed, moved_events(full, completed))
@@ -66,3 +66,4 @@ async def test_a_killed_completion_goes_on(
             async with storage.open(fresh, server_name=SERVER) as store:
                 assert await store.partial_rooms() == []
                 assert await findings(store) == []
+    assert kills

@@ -19,6 +19,7 @@ Then the event id may be wrong as well: the event gets its correct id, and a new
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final, LiteralString, NamedTuple
 
 from storage.database.array_text import transposed
@@ -33,6 +34,7 @@ from storage.maintenance.verify.auth_results import wrongly_rejected
 from storage.maintenance.verify.room import VerifiedRoom
 from storage.maintenance.verify.version import version_of_id
 from storage.persist.load.on_demand import load as load_needs
+from storage.persist.load.prefetch import prefetch
 from storage.persist.model.change_set import ChangeSet
 from storage.persist.model.incoming import IncomingEvent
 from storage.persist.model.missing_data import MissingData
@@ -219,10 +221,10 @@ async def drop_groups(conn: Connection, room_nid: int) -> None:
 async def append_again(
     conn: Connection, taken: RemovedEvents, server_name: str, *, extremities_max: int
 ) -> None:
-    """Append the removed events. Raise `CannotReauthoriseError` if one would not be stored."""
-    author = await conn.fetchrow(SQL_AUTHOR, INSTANCE_NAME, row=Author)
-    if author is None:
-        raise StorageCorrupt("the writer of repairs has no positions", instance_name=INSTANCE_NAME)
+    """Append the removed events. Raise `CannotReauthoriseError` if one would not be stored.
+
+    The positions of the writer are locked from the first write on: readers wait for them.
+    """
     blocks = NidBlocks()
     again = set[EventId]()
     for start in range(0, len(taken.incoming), BATCH):
@@ -232,7 +234,9 @@ async def append_again(
             for event_id, row in taken.rows.items()
             if event_id == row.event_id
         )
-        for incoming in taken.incoming[start : start + BATCH]:
+        batch = taken.incoming[start : start + BATCH]
+        await prefetch(partial(load_needs, conn), change_set, batch, assume_new=False)
+        for incoming in batch:
             answer = await _planned(conn, change_set, incoming)
             if not answer.is_stored:
                 raise CannotReauthoriseError(
@@ -242,13 +246,20 @@ async def append_again(
             if answer.outcome != "duplicate":  # it was appended since, under the right id
                 again.add(incoming.event.event_id)
         if change_set.has_changes:
-            await write(conn, change_set, author, time.time_ns() // 1_000_000)
+            await write(conn, change_set, await _author(conn), time.time_ns() // 1_000_000)
     received = (
         (event_id, row.received_ts, row.encoding)
         for event_id, row in taken.rows.items()
         if event_id in again
     )
     await conn.execute(SQL_RECEIVED, *transposed(received, 3))
+
+
+async def _author(conn: Connection) -> Author:
+    author = await conn.fetchrow(SQL_AUTHOR, INSTANCE_NAME, row=Author)
+    if author is None:
+        raise StorageCorrupt("the writer of repairs has no positions", instance_name=INSTANCE_NAME)
+    return author
 
 
 async def _planned(
