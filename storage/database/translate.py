@@ -153,6 +153,7 @@ INVARIANTS: Final[Mapping[str, str]] = {
     "sliding_rooms_pkey": "a state of a connection is written once, under the connection's lock",
     "cursors_position_check": "a position is checked before it is sent",
     "purged_streams_pkey": "each purge sets it: ON CONFLICT DO UPDATE",
+    "partial_rooms_pkey": "written by INSERT … ON CONFLICT DO NOTHING",
     "rooms_pkey": "room_nids is a sequence",
     "events_pkey": "event_nids is a sequence; an event takes the number of its missing_events row, "
     "which is deleted",
@@ -200,6 +201,8 @@ INVARIANTS: Final[Mapping[str, str]] = {
     "events_outlier_check": "persist/ builds a row of an outlier or of an event with its position, "
     "never of a mixture",
     "events_state_after_check": "persist/ gives a group only to accepted state events",
+    "events_refused_check": "persist/ writes a verdict only with soft_failed",
+    "events_superseded_check": "persist/ writes it for refused events only",
     "events_relation_check": "persist/ writes the three columns from one relation",
     "events_membership_check": "membership is computed from type and state key",
     "reordered_events_moves_check": "rooms.moves is counted up from 0 before it is written",

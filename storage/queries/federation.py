@@ -15,6 +15,7 @@ from storage.database.rooms import require_room
 from storage.errors import UnknownRoom
 from storage.ids import EventId, RoomId, ServerName
 from storage.queries.events import StoredEvent, StoredEventRow, stored
+from storage.queries.partial_rooms import refuse_partial
 
 SQL_BACKFILL: Final[LiteralString] = """
 WITH
@@ -27,7 +28,7 @@ room AS MATERIALIZED (
     FROM server
     CROSS JOIN rooms r
     CROSS JOIN LATERAL visibility_of(r.room_nid, server.principal_nid) AS v
-    WHERE r.room_id = $1::text
+    WHERE r.room_id = $1::text AND ($4::text IS NULL OR NOT r.is_partial)
 ),
 found AS MATERIALIZED (
     SELECT walk.event_nid
@@ -66,7 +67,7 @@ room AS MATERIALIZED (
     FROM server
     CROSS JOIN rooms r
     CROSS JOIN LATERAL visibility_of(r.room_nid, server.principal_nid) AS v
-    WHERE r.room_id = $1::text
+    WHERE r.room_id = $1::text AND ($6::text IS NULL OR NOT r.is_partial)
 ),
 found AS MATERIALIZED (
     SELECT walk.event_nid
@@ -210,9 +211,9 @@ async def is_resident(conn: Connection, server_name: ServerName, room_id: RoomId
 async def _stored(
     conn: Connection, room_id: RoomId, rows: Sequence[TraversalRow], server_name: ServerName | None
 ) -> list[StoredEvent]:
-    if not rows:
-        await require_room(conn, room_id)
     sent = server_name is not None
+    if not rows:
+        await (refuse_partial if sent else require_room)(conn, room_id)
     return [
         stored(StoredEventRow._make(row[EVENT:]), withheld=row.withheld, sent=sent) for row in rows
     ]

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Final, LiteralString, NamedTuple
 
 from storage.database.connection import Connection
-from storage.errors import PartialState
+from storage.errors import PartialState, UnknownRoom
 from storage.ids import EventId, RoomId, ServerName
 
 SQL_PARTIAL_ROOMS: Final[LiteralString] = """
@@ -30,15 +30,6 @@ SQL_IS_PARTIAL: Final[LiteralString] = """
 SELECT is_partial
 FROM rooms
 WHERE room_id = $1::text
-"""
-
-SQL_IS_STATE_PARTIAL: Final[LiteralString] = """
-SELECT r.room_id
-FROM events e
-JOIN rooms r USING (room_nid)
-JOIN partial_rooms p USING (room_nid)
-JOIN events joined ON joined.event_id = p.join_event_id
-WHERE e.event_id = $1::text AND e.stream_ordering >= joined.stream_ordering
 """
 
 SQL_IS_MEMBER_UNKNOWN: Final[LiteralString] = """
@@ -96,15 +87,11 @@ async def partial_rooms(conn: Connection) -> list[PartialRoom]:
 
 
 async def refuse_partial(conn: Connection, room_id: RoomId) -> None:
-    """Raise `PartialState` if members of the room are missing."""
-    if await conn.fetchval(SQL_IS_PARTIAL, room_id):
-        raise PartialState(room_id)
-
-
-async def refuse_partial_state(conn: Connection, event_id: EventId) -> None:
-    """Raise `PartialState` if the state before an event lacks members."""
-    room_id = await conn.fetchval(SQL_IS_STATE_PARTIAL, event_id)
-    if room_id is not None:
+    """Raise `PartialState` if members of the room are missing. `UnknownRoom`."""
+    is_partial = await conn.fetchval(SQL_IS_PARTIAL, room_id)
+    if is_partial is None:
+        raise UnknownRoom(room_id)
+    if is_partial:
         raise PartialState(room_id)
 
 

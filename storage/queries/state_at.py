@@ -20,8 +20,14 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Final, LiteralString, NamedTuple, TypeVar
 
 from storage.database.connection import Connection
-from storage.errors import InputError, StateUnknown, StorageCorrupt, UnknownEvent
-from storage.ids import EventId, StateKey
+from storage.errors import (
+    InputError,
+    PartialState,
+    StateUnknown,
+    StorageCorrupt,
+    UnknownEvent,
+)
+from storage.ids import EventId, RoomId, StateKey
 from storage.queries.state_entries import MEMBER, FoldedState, StateMap, state_entries
 from storage.state.groups import REMOVED
 from storage.streams.caches import Cache, Ticket
@@ -37,19 +43,26 @@ SQL_PATHS: Final[LiteralString] = """
 WITH at AS MATERIALIZED (
     SELECT CASE WHEN $2::boolean THEN COALESCE(state_group_after, state_group_before)
         ELSE state_group_before END AS state_group,
-        array_agg(event_id) AS at_event_ids
-    FROM events
+        array_agg(event_id) AS at_event_ids,
+        max((
+            SELECT r.room_id
+            FROM partial_rooms p
+            JOIN rooms r USING (room_nid)
+            JOIN events joined ON joined.event_id = p.join_event_id
+            WHERE p.room_nid = e.room_nid AND e.stream_ordering >= joined.stream_ordering
+        )) AS partial_room_id
+    FROM events e
     WHERE event_id = ANY($1::text[])
     GROUP BY 1
 )
-SELECT g.state_group, at.at_event_ids, g.back, g.key_nids, g.event_nids, g.member_key_nids,
-    g.member_event_nids
+SELECT g.state_group, at.at_event_ids, at.partial_room_id, g.back, g.key_nids, g.event_nids,
+    g.member_key_nids, g.member_event_nids
 FROM state_groups g
 LEFT JOIN at USING (state_group)
 WHERE g.state_group IN (SELECT state_group - unnest(back) FROM at
     JOIN state_groups USING (state_group) WHERE state_group <> ALL($3::bigint[]))
 UNION ALL
-SELECT state_group, at_event_ids, '{}', NULL, NULL, NULL, NULL
+SELECT state_group, at_event_ids, partial_room_id, '{}', NULL, NULL, NULL, NULL
 FROM at
 WHERE state_group IS NULL OR state_group = ANY($3::bigint[])
     OR NOT EXISTS (SELECT FROM state_groups g WHERE g.state_group = at.state_group)
@@ -163,11 +176,13 @@ class StatePathRow(NamedTuple):
 
     ``at_event_ids``: the requested events with this group, if any. ``state_group`` None: outliers.
 
-    ``back`` is empty where there is nothing to fold: of outliers, cached groups and lost groups.
+    ``partial_room_id``: their room, where the state lacks members (partial_rooms.py). ``back`` is
+    empty where there is nothing to fold: of outliers, cached groups and lost groups.
     """
 
     state_group: int | None
     at_event_ids: list[str] | None
+    partial_room_id: str | None
     back: list[int]
     key_nids: list[int] | None
     event_nids: list[int] | None
@@ -253,9 +268,9 @@ def _by_event(wanted: Sequence[EventId], rows: Iterable[EntryRow]) -> dict[Event
 async def event_nids_before(conn: Connection, event_id: EventId) -> list[int]:
     """Return the state before an event as numbers of events, in order.
 
-    `UnknownEvent`, `StateUnknown` for an outlier.
+    `UnknownEvent`, `StateUnknown` for an outlier, `PartialState` for a state that lacks members.
     """
-    _, folded = await _groups_at(conn, [event_id], after=False)
+    _, folded = await _groups_at(conn, [event_id], after=False, whole=True)
     [state] = folded.values()
     return [*state.members, *state.others]
 
@@ -286,11 +301,16 @@ def _remember(remembered: States, states: Mapping[int, StateMap]) -> None:
 
 
 async def _groups_at(
-    conn: Connection, wanted: Sequence[EventId], *, after: bool, known: Collection[int] = ()
+    conn: Connection,
+    wanted: Sequence[EventId],
+    *,
+    after: bool,
+    known: Collection[int] = (),
+    whole: bool = False,
 ) -> tuple[dict[EventId, int], dict[int, FoldedState]]:
     """Return the groups at these events, and the folded state of each unknown group.
 
-    `UnknownEvent`, `StateUnknown`.
+    `UnknownEvent`, `StateUnknown`. With ``whole``, `PartialState` for a state that lacks members.
     """
     rows = await conn.fetch(SQL_PATHS, wanted, after, list(known), row=StatePathRow)
     parts = {row.state_group: row for row in rows if row.back}
@@ -301,6 +321,8 @@ async def _groups_at(
             continue
         if row.state_group is None:
             raise StateUnknown(row.at_event_ids[0])
+        if whole and row.partial_room_id is not None:
+            raise PartialState(RoomId(row.partial_room_id))
         groups.update(dict.fromkeys(map(EventId, row.at_event_ids), row.state_group))
         if row.state_group not in known:
             if not row.back:

@@ -58,7 +58,9 @@ user_sees(e, v.joined_since, v.own_audiences, v.shared_audiences, v.world_audien
 
 PART_SERVER_SEES: Final[LiteralString] = """
 e.rejected IS NULL AND NOT e.soft_failed AND ($2::text IS NULL OR (
-    server_sees(e, v.own_audiences, v.shared_audiences, v.world_audiences, v.reader_nid, v.unread)
+    NOT r.is_partial
+    AND server_sees(e, v.own_audiences, v.shared_audiences, v.world_audiences, v.reader_nid,
+        v.unread)
     AND server_gets(e, v.joined_audiences, v.world_audiences, v.reader_nid, v.unread)
 ))
 """
@@ -197,12 +199,10 @@ async def timestamp_to_event(
     """
     if direction not in ("b", "f"):
         raise _no_direction(direction)
-    if server_name is not None:
-        await refuse_partial(conn, room_id)
     sql = SQL_SERVER_AT_OR_AFTER if direction == "f" else SQL_SERVER_AT_OR_BEFORE
     row = await conn.fetchrow(sql, room_id, server_name, timestamp_ms, rows_max, row=TraversalRow)
     if row is None:
-        await require_room(conn, room_id)
+        await (require_room if server_name is None else refuse_partial)(conn, room_id)
         return None
     return stored_of(row[EVENT:], withheld=row.withheld, sent=server_name is not None)
 

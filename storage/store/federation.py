@@ -3,13 +3,11 @@
 from collections.abc import Iterable
 
 from storage import arguments as args
-from storage.database.connection import Connection
 from storage.ids import EventId, RoomId, ServerName
 from storage.observability.instrument import measured
 from storage.queries import auth_chain
 from storage.queries import event_auth as auth_queries
 from storage.queries import federation as queries
-from storage.queries import partial_rooms as partial
 from storage.queries import timestamp_to_event as timestamps
 from storage.queries.event_auth import StateIds
 from storage.queries.events import StoredEvent
@@ -44,20 +42,10 @@ async def backfill(
     """
     room, ids, server = args.room(room_id), args.events(from_ids), _server(server_name)
     most = page_limit(store, limit)
-
-    async def read(conn: Connection) -> list[StoredEvent]:
-        if server is not None:
-            await partial.refuse_partial(conn, room)
-        return await queries.backfill(
-            conn,
-            room,
-            ids,
-            most,
-            server_name=server,
-            rows_max=store.database.config.traversal_rows_max,
-        )
-
-    return await store.reads.run(read)
+    rows_max = store.database.config.traversal_rows_max
+    return await store.reads.run(
+        lambda conn: queries.backfill(conn, room, ids, most, server_name=server, rows_max=rows_max)
+    )
 
 
 @measured("missing_events")
@@ -79,11 +67,9 @@ async def missing_events(
     room, early, late = args.room(room_id), args.events(earliest), args.events(latest)
     server, most = _server(server_name), page_limit(store, limit)
     lowest = args.whole(min_depth, "min_depth")
-
-    async def read(conn: Connection) -> list[StoredEvent]:
-        if server is not None:
-            await partial.refuse_partial(conn, room)
-        return await queries.missing_events(
+    rows_max = store.database.config.traversal_rows_max
+    return await store.reads.run(
+        lambda conn: queries.missing_events(
             conn,
             room,
             early,
@@ -91,10 +77,9 @@ async def missing_events(
             limit=most,
             min_depth=lowest,
             server_name=server,
-            rows_max=store.database.config.traversal_rows_max,
+            rows_max=rows_max,
         )
-
-    return await store.reads.run(read)
+    )
 
 
 @measured("timestamp_to_event")
@@ -132,12 +117,7 @@ async def state_ids(store: StoreCore, event_id: EventId) -> StateIds:
     `UnknownEvent`, `StateUnknown` for an outlier, `PartialState` for a state that lacks members.
     """
     wanted = args.event(event_id)
-
-    async def read(conn: Connection) -> StateIds:
-        await partial.refuse_partial_state(conn, wanted)
-        return await auth_queries.state_ids(conn, wanted)
-
-    return await store.reads.run(read)
+    return await store.reads.run(lambda conn: auth_queries.state_ids(conn, wanted))
 
 
 @measured("event_auth")
