@@ -77,7 +77,7 @@ async def serve(given: argparse.Namespace) -> None:
         theirs.load_verify_locations(path)
     async with storage.open(given.dsn, server_name=name, signing_key=key, migrate=True) as store:
         client = HttpClient(theirs)
-        remote = HttpRemote(name, key, client.request)
+        remote = HttpRemote(name, key, client.request, omit_members=True)
         home = Homeserver(store, Accounts(given.folder / "accounts.json", name), remote)
         app = web.Application(client_max_size=BODY_BYTES_MAX)
         for api in (Client, Federation, Doors):
@@ -88,7 +88,7 @@ async def serve(given: argparse.Namespace) -> None:
         await web.TCPSite(runner, "127.0.0.1", given.federation_port, ssl_context=ours).start()
         print(f"{name}: clients at http://127.0.0.1:{given.client_port}", flush=True)
         try:
-            await home.sender.run()
+            await asyncio.gather(home.sender.run(), home.receiver.run())
         finally:
             await runner.cleanup()
             await client.session.close()

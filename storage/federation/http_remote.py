@@ -30,11 +30,22 @@ REASON_MAX: Final = 500
 
 
 class HttpRemote:
-    """All requests of a server. It is a `MembershipRemote`, and its `send` is for a `Sender`."""
+    """All requests of a server. It is a `MembershipRemote`, and its `send` is for a `Sender`.
 
-    def __init__(self, server_name: str, signing_key: SigningKey, request: HttpRequest) -> None:
+    With ``omit_members`` a server may leave the members out of its answer to a join (MSC3706). Call
+    `Receiver.complete_partial_rooms` from time to time: it fetches them.
+    """
+
+    def __init__(
+        self,
+        server_name: str,
+        signing_key: SigningKey,
+        request: HttpRequest,
+        *,
+        omit_members: bool = False,
+    ) -> None:
         self.server_name, self.signing_key = args.server(server_name), signing_key
-        self._request = request
+        self._request, self._omit_members = request, omit_members
 
     async def get_missing_events(
         self,
@@ -103,7 +114,9 @@ class HttpRemote:
         self, server: ServerName, room_id: RoomId, event_id: EventId, pdu: JsonObject
     ) -> JsonObject:
         """Send a join, and return the state before it."""
-        return await self._signed(server, "PUT", "v2", "send_join", room_id, event_id, body=pdu)
+        query = {"omit_members": "true"} if self._omit_members else {}
+        path = ("v2", "send_join", room_id, event_id)
+        return await self._signed(server, "PUT", *path, body=pdu, **query)
 
     async def send_knock(
         self, server: ServerName, room_id: RoomId, event_id: EventId, pdu: JsonObject

@@ -72,6 +72,9 @@ class ReceiverLimits:
     key_retry_seconds: float = 60.0
     """Pause until a server is asked again for a key that it did not have, or could not return."""
 
+    completing_seconds: float = 30.0
+    """Pause until rooms of which members are missing are looked for again."""
+
     def __post_init__(self) -> None:
         for field in fields(self):
             if getattr(self, field.name) <= 0:

@@ -65,7 +65,7 @@ async def left_before(task: RoomTask) -> dict[StateKey, EventId]:
 
 @asynccontextmanager
 async def marked(task: RoomTask, join: Event, mark: OmittedMembers | None) -> AsyncIterator[bool]:
-    """OmittedMembers the room as partial while a join is stored; take it back if that fails.
+    """Mark the room as partial while a join is stored; take it back if that fails.
 
     The value is whether the room is marked. Without ``mark``, nothing is done.
     """

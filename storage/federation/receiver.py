@@ -5,6 +5,7 @@ servers, and a lock for each room with a gap.
 """
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Awaitable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -13,7 +14,7 @@ from typing import Any, Final, TypeVar
 from signedjson.key import get_verify_key
 
 from storage import arguments as args
-from storage.errors import AuthDenied, InputError, InvalidSignature, UnknownRoom
+from storage.errors import AuthDenied, InputError, InvalidSignature, StorageError, UnknownRoom
 from storage.event import Event, parse
 from storage.federation import joining, partial_joins
 from storage.federation.backfilling import BackfillResult, backfill_room
@@ -62,7 +63,7 @@ class Receiver:
         self._remote = remote
         self.limits = limits or ReceiverLimits()
         self._rooms = KeyedLocks()
-        self._completing = KeyedLocks()
+        self._completing, self._was_joined = KeyedLocks(), asyncio.Event()
         own = None
         if store.signing_key is not None:
             own = store.server_name, get_verify_key(store.signing_key)
@@ -234,7 +235,7 @@ class Receiver:
         server.
 
         The response may omit the members (``members_omitted``, with ``servers_in_room``). Then the
-        room can be used at once, and the result is partial: call `complete` in the background.
+        room can be used at once, and the result is partial: `run` fetches the members.
         """
         server = args.server(origin)
         try:
@@ -266,7 +267,10 @@ class Receiver:
             known = (await self._known_rooms([join.room_id])).get(join.room_id)
             if known is None or not known.is_resident:
                 checked = await joining.checked_join(task, join, read)
-                return await joining.store_join(task, checked, OmittedMembers(origin, read.servers))
+                mark = OmittedMembers(origin, read.servers)
+                result = await joining.store_join(task, checked, mark)
+                self._was_joined.set()
+                return result
         # without the lock: the join may have a gap, and filling it needs the lock
         return await self._join_known(task, origin, known, join, read)
 
@@ -317,6 +321,22 @@ class Receiver:
         """
         rooms = [room.room_id for room in await self.store.partial_rooms()]
         return [room_id for room_id in rooms if await self.complete(room_id)]
+
+    async def run(self) -> None:
+        """Complete rooms of which members are missing, until it is cancelled.
+
+        It looks every `ReceiverLimits.completing_seconds`, and as soon as a room was joined with
+        the members omitted. Errors of the database and of servers are logged.
+        """
+        while True:
+            self._was_joined.clear()
+            try:
+                await self.complete_partial_rooms()
+            except StorageError as error:
+                logger.warning("rooms with missing members wait: %s", error)
+            with contextlib.suppress(TimeoutError):  # then look for what another process has joined
+                async with asyncio.timeout(self.limits.completing_seconds):
+                    await self._was_joined.wait()
 
     async def invited(
         self, pdu: Pdu, room_version: str, stripped_state: Iterable[Mapping[str, Any]] = ()

@@ -176,3 +176,14 @@ async def test_published_keys_are_those_that_the_receiver_reads(two: list[Homese
     method, uri, headers, _ = server.sent
     check = other.receiver.check_request
     assert await check(method, uri, headers["Authorization"], None) == "s1.test"
+
+
+async def test_members_are_omitted_on_request() -> None:
+    server = OtherEnd()
+    remote = HttpRemote("s1.test", signing_key("s1.test"), server.request, omit_members=True)
+    await remote.send_join(SERVER, ROOM, EVENT, {})
+    room, event, _ = IN_PATH.values()
+    path = f"/_matrix/federation/v2/send_join/{room}/{event}"
+    assert server.sent[1] == path + "?omit_members=true"
+    await server.remote.send_join(SERVER, ROOM, EVENT, {})
+    assert server.sent[1] == path

@@ -26,6 +26,7 @@ from storage.testing import signing_key
 from tests.federation.partial import Json, join_partially
 from tests.federation.peers import Homeserver, fail
 from tests.federation.rooms import PUBLIC, agree
+from tests.homeserver.agreement import until
 from tests.maintenance.rooms import findings
 
 MEMBERS = ("ann", "bob", "cid")
@@ -47,8 +48,23 @@ async def member(
     )
 
 
+async def is_complete(server: Homeserver, room_id: RoomId) -> bool:
+    return await server.receiver.partial_room(room_id) is None
+
+
 async def delivered(server: Homeserver, origin: Homeserver, *pdus: Json) -> list[str]:
     return [result.outcome for result in (await server.receive(origin, pdus)).values()]
+
+
+async def test_a_receiver_completes_rooms_by_itself(two: list[Homeserver]) -> None:
+    one, other = two
+    room_id = await crowded(one)
+    running = asyncio.ensure_future(other.receiver.run())
+    assert (await join_partially(room_id, other, one)).is_partial
+    at_once = other.receiver.limits.completing_seconds / 2
+    await asyncio.wait_for(until(is_complete, other, room_id), at_once)
+    running.cancel()
+    assert one.user("ann") in await other.store.member_ids(room_id)
 
 
 @pytest.mark.parametrize("version", ["1", "12"])

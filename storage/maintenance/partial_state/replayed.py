@@ -6,6 +6,9 @@ is stored as an outlier first:
 
     arrived         outlier A; message M, which cites A; then A in the timeline
     stored again    A as an outlier, M, A in the timeline
+
+An event of an earlier stay is among them if it cites, over auth events, one that arrived after the
+join. It keeps the result of the check against the current state: that state has changed since.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -72,10 +75,12 @@ async def replayed(
         event_id: tuple(sorted(one.values())) for event_id, one in found.items()
     }
     states |= {row.event_id: tuple(state) for row in rows if row.event_nid == join_nid}
-    return EventsToReplay(rows, _in_order(rows, version, states))
+    return EventsToReplay(rows, _in_order(rows, version, states, frozenset(arrived)))
 
 
-def _in_order(rows: Sequence[TakenRow], version: str, states: States) -> RemovedEvents:
+def _in_order(
+    rows: Sequence[TakenRow], version: str, states: States, arrived: frozenset[int]
+) -> RemovedEvents:
     """Return the events in the order of their arrival, each after the events that it needs."""
     events = {row.event_id: event_of(row, version) for row in rows}
     removed = RemovedEvents(rows={EventId(row.event_id): row for row in rows})
@@ -88,19 +93,25 @@ def _in_order(rows: Sequence[TakenRow], version: str, states: States) -> Removed
             if needed in events and needed not in known:
                 store(events[needed], is_placed=False)
         origin = row.origin if is_placed else "outlier"
-        removed.incoming.append(
-            IncomingEvent(
-                event,
-                origin,
-                state if is_placed and row.is_undetermined else None,
-                refused=row.refused if is_placed else None,
-            )
-        )
+        one = IncomingEvent(event, origin)
+        removed.incoming.append(_as_placed(one, row, state, arrived) if is_placed else one)
 
     for row in sorted(rows, key=_arrival):
         if not row.outlier or row.event_id not in known:
             store(events[row.event_id], is_placed=not row.outlier)
     return removed
+
+
+def _as_placed(
+    one: IncomingEvent, row: TakenRow, state: tuple[EventId, ...] | None, arrived: frozenset[int]
+) -> IncomingEvent:
+    """Return an event of the timeline with the facts that its bytes do not say."""
+    is_settled = row.event_nid not in arrived and row.refused is None
+    return one._replace(
+        state_before=state if row.is_undetermined else None,
+        refused=row.refused,
+        soft_failed=row.soft_failed if is_settled else None,
+    )
 
 
 def _cited(event: Event) -> list[EventId]:

@@ -75,7 +75,7 @@ SELECT e.event_nid, e.event_id, e.stream_ordering, e.outlier, e.backfilled, e.re
         WHERE p.stream_ordering IS NULL OR COALESCE(p.arrival_ordering, p.stream_ordering)
             > COALESCE(e.arrival_ordering, e.stream_ordering)
     ) AS is_undetermined,
-    e.refused, COALESCE(e.arrival_ordering, e.stream_ordering) AS arrival
+    e.refused, COALESCE(e.arrival_ordering, e.stream_ordering) AS arrival, e.soft_failed
 FROM events e
 WHERE e.event_nid = ANY($1::bigint[])
 ORDER BY arrival NULLS FIRST, e.event_nid
@@ -170,6 +170,7 @@ class TakenRow(NamedTuple):
     is_undetermined: bool
     refused: str | None
     arrival: int | None
+    soft_failed: bool
 
     @property
     def origin(self) -> Origin:

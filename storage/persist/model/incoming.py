@@ -13,7 +13,8 @@ class IncomingEvent(NamedTuple):
 
     ``state_before`` has the ids of the state before the event, as given by the caller.
     ``stripped_state`` is JSON and belongs to an out-of-band event. ``refused`` is the reason of
-    the caller to refuse the event.
+    the caller to refuse the event. ``soft_failed`` of an event that is stored again is the earlier
+    result of the check against the current state; None: check it.
     """
 
     event: Event
@@ -21,6 +22,7 @@ class IncomingEvent(NamedTuple):
     state_before: tuple[EventId, ...] | None = None
     stripped_state: str | None = None
     refused: str | None = None
+    soft_failed: bool | None = None
 
     @property
     def room_id(self) -> RoomId:

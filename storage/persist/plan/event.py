@@ -67,7 +67,8 @@ class EventDecision(NamedTuple):
 
 def plan_event(change_set: ChangeSet, incoming: IncomingEvent) -> AppendResult:
     """Plan an event and add its rows; on `MissingData` nothing was added."""
-    may_be_ordinary = incoming.origin == "live" and incoming.refused is None
+    is_to_be_checked = incoming.refused is None and incoming.soft_failed is None
+    may_be_ordinary = incoming.origin == "live" and is_to_be_checked
     ordinary = fast_path.plan_message(change_set, incoming.event) if may_be_ordinary else None
     return plan_whole(change_set, incoming) if ordinary is None else ordinary
 
@@ -280,9 +281,10 @@ def _decide(
     is_back = bool(parents.missing) and out_of_band.brings_back(change_set, room, event)
     current = changes.main_group() if live and room.extremities and not is_back else None
     before, current = supplemented(changes, parents, auth_rows, before, current)
-    judged = auth_result(change_set, room, event, auth_rows, before=before, current=current)
+    checked = current if incoming.soft_failed is None else None
+    judged = auth_result(change_set, room, event, auth_rows, before=before, current=checked)
     if judged == ACCEPTED:
-        judged = AuthResult(soft_failed=incoming.refused, refused=incoming.refused)
+        judged = _accepted(incoming)
     row = _row(changes, incoming, auth_rows, judged, nid=nid, placement=placement, before=before)
     # so that lookups by nid find the event while its effects are worked out
     change_set.events.pending, change_set.events.pending_event = row, event
@@ -306,6 +308,15 @@ def _decide(
     return EventDecision(
         row, placement, before, after, current, ends, entry, found, held, overruled
     ), judged
+
+
+def _accepted(incoming: IncomingEvent) -> AuthResult:
+    """Return the result for an event that the rules accept: the caller may know better."""
+    if incoming.refused is not None:
+        return AuthResult(soft_failed=incoming.refused, refused=incoming.refused)
+    return (
+        AuthResult(soft_failed="soft-failed when it arrived") if incoming.soft_failed else ACCEPTED
+    )
 
 
 def _ends(
