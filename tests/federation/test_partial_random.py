@@ -40,7 +40,9 @@ from tests.persist.whole_rows import StoreRows, differences, moved_events, rows_
 
 logger: Final = logging.getLogger(__name__)
 SEEDS: Final = (
-    range(int(os.environ["STORAGE_EXAMPLES"])) if "STORAGE_EXAMPLES" in os.environ else (0, 1, 3, 413)
+    range(int(os.environ["STORAGE_EXAMPLES"]))
+    if "STORAGE_EXAMPLES" in os.environ
+    else (0, 1, 3, 413)
 )
 
 DAMAGES: Final = (

@@ -42,6 +42,7 @@ class DeliveringMachine(RuleBasedStateMachine):
     always: ClassVar[frozenset[str]] = frozenset()  # of the deliveries and oddities
     never: ClassVar[frozenset[str]] = frozenset()
     extremities_max: ClassVar[int | None] = None
+    local_server: ClassVar[str] = "s2.test"
     seeds: ClassVar[st.SearchStrategy[int]] = st.just(0)
     seed = 0  # of the example's first room
 
@@ -65,6 +66,7 @@ class DeliveringMachine(RuleBasedStateMachine):
         self.seed = data.draw(self.seeds)
         self.oracle, self.subject = Oracle(), self.open_subject()
         self.oracle.extremities_max = self.extremities_max
+        self.oracle.local_server = self.local_server
         self.writes, self.on = writes, (others | self.always) - self.never
         self.calls = 0
         self.branches: list[RoomBuilder] = []

@@ -344,6 +344,7 @@ def test_the_oracle_agrees_with_rebuilt_rooms(databases: ExampleDatabases) -> No
     """All that can be asked, after every delivery and the rebuild that follows it."""
 
     class Machine(RoomMachine):
+        local_server = SERVER
         audience = Audience(tuple(user for user in USERS if user.endswith(f":{SERVER}")), SERVERS)
         syncing = tuple(user for user in USERS if user.endswith(f":{SERVER}"))
 
