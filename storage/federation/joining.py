@@ -152,7 +152,9 @@ async def checked_join(task: RoomTask, join: Event, response: JoinResponse) -> C
     left_out |= authorised.left_out
     entries = _entries(listed.events, stored, authorised.events)
     if response.servers is not None:
-        cited = partial_joins.cited_members(signed, authorised.events)
+        known = {one for one, key in stored.items() if key.is_authorised}
+        usable = {one: parsed.events[one] for one in known} | authorised.events
+        cited = partial_joins.cited_members(signed, usable)
         entries = await partial_joins.left_before(task) | cited | entries
     _refuse_if_incomplete(signed, parsed.events, entries, left_out)
     await _refuse_if_not_allowed(task, signed, entries, authorised.events)
