@@ -1,0 +1,21 @@
+"""Event bytes and their stored form, pure: formats and the dictionaries of zstd.
+
+No I/O, except that the shipped dictionary is read from the package.
+
+Read in this order: codec, format_zstd, format_compact, dictionaries, training.
+"""
+
+from storage.codec.codec import MissingDictionary, decode, encode, is_plain, register
+from storage.codec.dictionaries import Dictionary, shipped_dictionary
+from storage.codec.training import train
+
+__all__ = [
+    "Dictionary",
+    "MissingDictionary",
+    "decode",
+    "encode",
+    "is_plain",
+    "register",
+    "shipped_dictionary",
+    "train",
+]

@@ -1,0 +1,62 @@
+"""Dictionaries of zstd: bytes that events have in common, which the compressor refers to.
+
+A dictionary is immutable, and its id comes from its bytes. The shipped one was trained on generated
+events of common types (`benchmarks/train_first_dictionary.py`), for the days before a deployment
+trains its own.
+"""
+
+import threading
+from binascii import a2b_base64
+from functools import cache
+from hashlib import sha256
+from pathlib import Path
+from typing import Final
+
+from zstandard import DICT_TYPE_FULLDICT, ZstdCompressionDict, ZstdCompressor, ZstdDecompressor
+
+LEVEL: Final = 1
+KEY_BYTES: Final = 3
+SHIPPED_FILE: Final = Path(__file__).with_name("first_dictionary.b64")
+
+
+class _Contexts(threading.local):
+    """A compressor and a decompressor per thread: a context serves one call at a time."""
+
+    def __init__(self, dictionary: ZstdCompressionDict, level: int) -> None:
+        self.compress = ZstdCompressor(
+            level=level, dict_data=dictionary, write_checksum=False, write_dict_id=False
+        ).compress
+        self.decompress = ZstdDecompressor(dict_data=dictionary).decompress
+
+
+class Dictionary:
+    """A dictionary, digested once for all events that use it."""
+
+    __slots__ = ("_contexts", "data", "key")
+
+    def __init__(self, data: bytes, *, level: int = LEVEL) -> None:
+        """Digest the dictionary; raise zstandard.ZstdError if the bytes are none."""
+        self.data = data
+        self.key = sha256(data).digest()[:KEY_BYTES]
+        digested = ZstdCompressionDict(data, dict_type=DICT_TYPE_FULLDICT)
+        digested.precompute_compress(level=level)
+        self._contexts = _Contexts(digested, level)
+
+    @property
+    def id(self) -> int:
+        """Return the number that stored forms name the dictionary by."""
+        return int.from_bytes(self.key)
+
+    def compress(self, data: bytes) -> bytes:
+        """Return a frame of zstd without a checksum and without the dictionary's id."""
+        return self._contexts.compress(data)
+
+    def decompress(self, frame: bytes) -> bytes:
+        """Return what `compress` got; raise zstandard.ZstdError if the frame is damaged."""
+        return self._contexts.decompress(frame, allow_extra_data=False)
+
+
+@cache
+def shipped_dictionary() -> Dictionary:
+    """Return the dictionary of the first day."""
+    return Dictionary(a2b_base64(SHIPPED_FILE.read_bytes()))
