@@ -7,7 +7,7 @@ wake nobody. The declaration of a stream maps a fact to its keys.
 """
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from storage.errors import StorageClosed
@@ -50,8 +50,7 @@ class Notifier:
     def _begun(self) -> dict[tuple[str, str], LastChange]:
         return {
             (name, writer): LastChange(self._remembered, position)
-            for name, stream in self.streams.items()
-            for writer, position in stream.positions().items()
+            for name, writer, position in self.positions()
         }
 
     def _restart(self, _: Restart) -> None:
@@ -71,6 +70,12 @@ class Notifier:
                 concerned.note(key, fact.stream_id)
                 for waiter in self._waiting.get(key, ()):
                     waiter.told(advance.stream_name, advance.instance_name, fact.stream_id)
+
+    def positions(self) -> Iterator[tuple[str, str, int]]:
+        """Return stream, writer and position up to which this process has followed."""
+        for name, stream in self.streams.items():
+            for writer, position in stream.positions().items():
+                yield name, writer, position
 
     def position(self, stream_name: str) -> VectorPosition:
         """Return the known position of a stream.

@@ -68,7 +68,7 @@ BY_ORDER, BY_STREAM, BY_TIME = (
     "events_room_stream_idx",
     "events_room_time_idx",
 )
-BY_ID, BY_NID, BY_RELATION = "events_event_id_key", "events_pkey", "events_relation_idx"
+BY_ID, BY_NID, BY_RELATION = "events_event_id_idx", "events_pkey", "events_relation_idx"
 
 
 class Expected(NamedTuple):
@@ -99,12 +99,17 @@ EXPECTED = {
     "initial-lazy-sync": Expected(
         3, {"memberships_pkey", BY_STREAM, "state_groups_pkey"}, 2 * LARGE.rooms + 200, 12
     ),
+    "sliding-sync": Expected(
+        6, {"memberships_pkey", BY_STREAM, "current_state_pkey"}, 10 * LARGE.rooms, 20
+    ),
     "messages": Expected(2, {BY_ORDER, "rooms_room_id_key"}, 100),
     "messages-forwards": Expected(2, {BY_ORDER, "rooms_room_id_key"}, 100),
     "messages-since": Expected(2, {BY_ORDER, BY_STREAM, "rooms_room_id_key"}, 100),
     "context": Expected(3, {BY_ID, BY_ORDER, "state_groups_pkey"}, 200),
     "event-before": Expected(1, {BY_TIME}, 40),
     "event-after": Expected(1, {BY_TIME}, 40),
+    "server-event-before": Expected(1, {BY_TIME}, 40),
+    "server-event-after": Expected(1, {BY_TIME}, 40),
     "event": Expected(1, {BY_ID}, 5),
     "backfill": Expected(2, {BY_ID, BY_NID}, 100, 8),
     "missing-events": Expected(2, {BY_ID, BY_NID}, 100, 8),

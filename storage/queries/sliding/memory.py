@@ -1,7 +1,7 @@
 """The caches of a process for its sliding syncs."""
 
-from collections.abc import Sequence
-from typing import Any, Final, NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import Any, Final, NamedTuple, Protocol
 
 from storage.database.connection import Connection
 from storage.ids import UserId
@@ -12,11 +12,25 @@ from storage.queries.sliding.room_lists import RoomLists
 from storage.queries.sync.changed_rooms import News, NewsRow, SyncMemory
 from storage.queries.sync.positions import WRITER, WriterRow
 from storage.streams.caches import Cache
-from storage.streams.notifier import Notifier
+from storage.streams.positions import VectorPosition
 
 Counted = RoomLists | RoomFactsCache | Cache[Any]
 
 NOT_EXPECTED: Final = ("backfill",)
+
+
+class FollowedStreams(Protocol):
+    """The streams as far as a process has followed them (`storage.streams.notifier`)."""
+
+    def positions(self) -> Iterable[tuple[str, str, int]]:
+        """Return stream, writer and position up to which the process has followed."""
+        ...
+
+    def changed_since(
+        self, stream_name: str, after: VectorPosition, upto: VectorPosition
+    ) -> set[str] | None:
+        """Return the keys with facts in a range of a stream. None: unknown."""
+        ...
 
 
 class SlidingMemory(NamedTuple):
@@ -25,7 +39,7 @@ class SlidingMemory(NamedTuple):
     changes: SyncMemory
     lists: RoomLists
     connections: Connections
-    notifier: Notifier
+    followed: FollowedStreams
 
     def forget(self) -> None:
         """Forget everything, including reads in progress: the database was replaced."""
@@ -43,11 +57,10 @@ class SlidingMemory(NamedTuple):
 
     def expected_news(self, user_id: UserId) -> News | None:
         """Return the positions that this process has followed, as if they were a snapshot."""
-        streams = (name for name in self.notifier.streams if name not in NOT_EXPECTED)
         rows = [
-            WriterRow(WRITER, name, writer, position)
-            for name in streams
-            for writer, position in self.notifier.streams[name].positions().items()
+            WriterRow(WRITER, *position)
+            for position in self.followed.positions()
+            if position[0] not in NOT_EXPECTED
         ]
         return self.confirmed_news(user_id, rows)
 

@@ -33,7 +33,7 @@ class Situation:
         if upto is None:
             return set()
         after = self.request.extension_position(stream)
-        return self.memory.notifier.changed_since(stream, after, upto)
+        return self.memory.followed.changed_since(stream, after, upto)
 
     def concerns_user(self, stream: str) -> bool:
         """Return whether there may be facts of the user that the client does not have."""
