@@ -8,7 +8,7 @@ catalogue. docs/how-to/add-a-column.md names the other files that a new column t
 from collections.abc import Collection, Sequence
 from typing import Final
 
-from storage.database.placeholders import ColumnList, InputRows
+from storage.database.placeholders import ColumnList, InputRows, LoadedColumns
 
 
 class Table:
@@ -34,6 +34,12 @@ class Table:
         columns = self.columns if columns is None else columns
         self._known(columns)
         return ColumnList(name, tuple(columns), frozenset(self.key))
+
+    def loaded(self, name: str, columns: Sequence[str]) -> LoadedColumns:
+        """Return some columns as a load returns them, for the placeholders of a statement."""
+        chosen = self.chosen(name, columns)
+        functions = {one: COMPUTED[one] for one in chosen.columns if one in COMPUTED}
+        return LoadedColumns(name, chosen.columns, chosen.key, functions)
 
     def rows(self, name: str, columns: Sequence[str] | None = None, /, **own: str) -> InputRows:
         """Return input rows with some columns, or all, and with ``own`` columns after them."""
@@ -114,7 +120,31 @@ EVENTS: Final = Table(
     arrival_ordering="bigint",
     superseded="boolean",
     refused="text",
+    prev_distance="int",
+    auth_distance_1="int",
+    auth_distance_2="int",
+    auth_distance_3="int",
+    auth_distance_4="int",
 )
+
+PREV_NIDS: Final = ColumnList("prev_nids", ("event_nid", "prev_events", "prev_distance"))
+AUTH_NIDS: Final = ColumnList(
+    "auth_nids",
+    (
+        "event_nid",
+        "auth_events",
+        "auth_distance_1",
+        "auth_distance_2",
+        "auth_distance_3",
+        "auth_distance_4",
+    ),
+)
+"""The functions of the schema that read the edges of an event, and the columns that they take.
+
+A statement calls them by `:prev_nids.call(e)`. `storage.persist.write.event_edges` writes these
+columns."""
+
+COMPUTED: Final = {"prev_events": PREV_NIDS, "auth_events": AUTH_NIDS}
 
 REORDERED_EVENTS: Final = Table(
     "reordered_events",

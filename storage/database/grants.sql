@@ -74,7 +74,9 @@ BEGIN
                 'SELECT, INSERT, UPDATE (stream_ordering, topological_ordering, '
                 'state_group_before, state_group_after, audience, redacted_by, '
                 'arrival_ordering, writer_nid, outlier, backfilled, soft_failed, ineffective, '
-                'after_gap, superseded, rejected, refused, prev_events, auth_events)',
+                'after_gap, superseded, rejected, refused, prev_events, prev_distance, '
+                'auth_events, auth_distance_1, auth_distance_2, auth_distance_3, '
+                'auth_distance_4)',
                 'SELECT, UPDATE, DELETE'),
             ('reordered_events', 'SELECT, INSERT', 'SELECT, INSERT, UPDATE, DELETE'),
             ('missing_events',

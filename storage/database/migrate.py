@@ -39,11 +39,14 @@ if TYPE_CHECKING:
 
     from storage.database.migration_steps import MigrationStep
 
-HEAD_REVISION: Final = "0019"
+HEAD_REVISION: Final = "0023"
 """The latest that this package knows; `migrate` migrates to it."""
 
-OLDEST_REVISION: Final = "0018"
+OLDEST_REVISION: Final = "0022"
 """The oldest that this package can serve: it needs nothing later."""
+
+DISTANCES_REVISION: Final = "0023"
+"""From this step on writers store edges as distances (storage/persist/write/event_edges.py)."""
 
 ONE_CONNECTION: Final = Config(pool_size_max=1, instance_name="migrate")
 """No writer has this name, so that a migration does not count as a live writer."""

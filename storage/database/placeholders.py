@@ -18,6 +18,7 @@ columns of both kinds of list are also available for an alias:
     :event.of(e)          e.event_nid, e.room_nid, …
     :event.others(e)      the same without the primary key
     :event.update(s)      room_nid = s.room_nid, …, without the primary key
+    :event.call(e)        event(e.event_nid, e.room_nid, …), a function of this name
 
 `compose` replaces all of these once, at import. `NumberedStatement.bind` makes the argument list by
 the same declaration, so nobody keeps a number or an order by hand.
@@ -57,6 +58,8 @@ class ColumnList:
                 return ", ".join(self.columns)
             case "of", True:
                 return ", ".join(f"{alias}.{column}" for column in self.columns)
+            case "call", _:
+                return self.call(f"{alias}." if alias else "")
             case "others", True:
                 return ", ".join(f"{alias}.{column}" for column in self.unkeyed)
             case "update", True:
@@ -68,6 +71,30 @@ class ColumnList:
     def read(self, alias: str, column: str) -> str:
         """Return the expression that reads a column from an alias."""
         return f"{alias}.{column}"
+
+    def call(self, prefix: str) -> str:
+        """Return the call of the function of this name with these columns."""
+        return f"{self.name}({', '.join(prefix + column for column in self.columns)})"
+
+
+@dataclass(frozen=True)
+class LoadedColumns(ColumnList):
+    """Columns of a table as a load returns them: some are worked out from several stored ones.
+
+    ``functions`` maps such a column to a function in the schema and the columns that it takes.
+    """
+
+    functions: Mapping[str, ColumnList] = field(default_factory=dict)
+
+    def text(self, member: str, alias: str) -> str | None:
+        """Return what stands for a placeholder."""
+        prefix = f"{alias}." if alias else ""
+        if member != ("of" if alias else "columns"):
+            return super().text(member, alias)
+        return ", ".join(
+            f"{function.call(prefix)} AS {column}" if function else prefix + column
+            for column, function in ((one, self.functions.get(one)) for one in self.columns)
+        )
 
 
 @dataclass(frozen=True)

@@ -46,7 +46,7 @@ CREATE TABLE schema_compatibility (
 COMMENT ON TABLE schema_compatibility IS
     'One row. Code for an older schema than code_revision cannot serve this one. Each "post" step '
     'of a migration sets it. alembic_version has the revision of the schema.';
-INSERT INTO schema_compatibility (code_revision) VALUES ('0010');
+INSERT INTO schema_compatibility (code_revision) VALUES ('0023');
 
 CREATE TABLE background_jobs (
     name text COLLATE "C" NOT NULL,
@@ -278,14 +278,18 @@ CREATE TABLE events (
     after_gap boolean,
     event_id text COLLATE "C" NOT NULL,
     rejected text,
-    prev_events bigint[] NOT NULL,
-    auth_events bigint[] NOT NULL,
+    prev_events bigint[],
+    auth_events bigint[],
     json bytea NOT NULL,
     arrival_ordering bigint,
     superseded boolean,
     refused text,
+    prev_distance int,
+    auth_distance_1 int,
+    auth_distance_2 int,
+    auth_distance_3 int,
+    auth_distance_4 int,
     CONSTRAINT events_pkey PRIMARY KEY (event_nid),
-    CONSTRAINT events_event_id_key UNIQUE (event_id) INCLUDE (event_nid),
     CONSTRAINT events_stream_ordering_key UNIQUE (stream_ordering),
     CONSTRAINT events_outlier_check CHECK (
         outlier = (stream_ordering IS NULL)
@@ -302,7 +306,11 @@ CREATE TABLE events (
         AND (replaces IS NULL) = (rel_type_nid IS DISTINCT FROM 19)
     ),
     CONSTRAINT events_refused_check CHECK (refused IS NULL OR soft_failed),
-    CONSTRAINT events_superseded_check CHECK (superseded IS NULL OR refused IS NOT NULL)
+    CONSTRAINT events_superseded_check CHECK (superseded IS NULL OR refused IS NOT NULL),
+    CONSTRAINT events_distance_check CHECK (
+        (prev_events IS NULL OR prev_distance IS NULL)
+        AND (auth_events IS NULL OR auth_distance_1 IS NULL)
+    )
 );
 ALTER TABLE events ALTER COLUMN json SET STORAGE EXTERNAL;
 -- makes the planner use the index even where one event has most of the relations
@@ -375,14 +383,51 @@ COMMENT ON COLUMN events.ineffective IS
 COMMENT ON COLUMN events.rejected IS
     'The auth rule that refused it, with the reason. NULL: accepted.';
 COMMENT ON COLUMN events.prev_events IS
-    'Parents, in the order of the PDU: nids of events or of missing_events. Empty for outliers.';
-COMMENT ON COLUMN events.auth_events IS 'Auth events, in the order of the PDU. All are stored.';
+    'Parents, in the order of the PDU: nids of events or of missing_events. NULL: prev_distance '
+    'has them. Read both by prev_nids.';
+COMMENT ON COLUMN events.auth_events IS
+    'Auth events, in the order of the PDU. All are stored. NULL: auth_distance_1 to 4 have them. '
+    'Read all by auth_nids.';
+COMMENT ON COLUMN events.prev_distance IS
+    'event_nid minus the nid of the only parent. An array of one takes 29 bytes. NULL: see '
+    'prev_events; if that is NULL as well, there is no parent, as for outliers.';
+COMMENT ON COLUMN events.auth_distance_1 IS
+    'event_nid minus the nid of the first auth event; the next columns have those of up to three '
+    'more. An array of three takes 45 bytes. NULL: see auth_events; if that is NULL as well, the '
+    'event has no auth events.';
+COMMENT ON COLUMN events.auth_distance_2 IS 'Of the second auth event. NULL: there is none.';
+COMMENT ON COLUMN events.auth_distance_3 IS 'Of the third auth event. NULL: there is none.';
+COMMENT ON COLUMN events.auth_distance_4 IS 'Of the fourth auth event. NULL: there is none.';
 COMMENT ON COLUMN events.json IS 'The received bytes, or another form (see encoding).';
 COMMENT ON CONSTRAINT events_pkey ON events IS 'Serves: events by nid; traversal of edges.';
-COMMENT ON CONSTRAINT events_event_id_key ON events IS 'Serves: events by id; duplicates.';
 COMMENT ON CONSTRAINT events_stream_ordering_key ON events IS
     'Serves: rows of the streams "events" and "backfill" in order.';
 
+CREATE FUNCTION prev_nids(event_nid bigint, prev_events bigint[], prev_distance int)
+RETURNS bigint[]
+LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
+    SELECT COALESCE($2, array_remove(ARRAY[$1 - $3], NULL))
+$$;
+COMMENT ON FUNCTION prev_nids IS
+    'The parents of an event, in the order of the PDU, from the columns of these names.';
+
+CREATE FUNCTION auth_nids(
+    event_nid bigint, auth_events bigint[], auth_distance_1 int, auth_distance_2 int,
+    auth_distance_3 int, auth_distance_4 int
+) RETURNS bigint[]
+LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
+    SELECT COALESCE($2, array_remove(ARRAY[$1 - $3, $1 - $4, $1 - $5, $1 - $6], NULL))
+$$;
+COMMENT ON FUNCTION auth_nids IS
+    'The auth events of an event, in the order of the PDU, from the columns of these names.';
+
+CREATE INDEX events_event_id_idx ON events USING hash (event_id);
+COMMENT ON INDEX events_event_id_idx IS
+    'Serves: events by id. It has 4 bytes of a hash for each id, so it is not unique. A write '
+    'looks for its new events, and the writers of a room take turns (rooms.write_version).';
+CREATE UNIQUE INDEX events_chosen_id_key ON events (event_id) WHERE position(':' IN event_id) > 0;
+COMMENT ON INDEX events_chosen_id_key IS
+    'Serves: duplicates of ids that servers choose (room versions 1 and 2), in any two rooms.';
 CREATE INDEX events_room_topological_idx ON events (room_nid, topological_ordering, stream_ordering)
     WHERE NOT outlier;
 COMMENT ON INDEX events_room_topological_idx IS
@@ -658,7 +703,7 @@ COMMENT ON CONSTRAINT out_of_band_memberships_pkey ON out_of_band_memberships IS
 CREATE FUNCTION is_out_of_band(event events) RETURNS boolean
 LANGUAGE sql IMMUTABLE AS $$
     SELECT $1.outlier AND $1.rejected IS NULL AND COALESCE($1.membership <> 5, false)
-        AND $1.auth_events = '{}'
+        AND COALESCE($1.auth_events = '{}', $1.auth_distance_1 IS NULL)
 $$;
 COMMENT ON FUNCTION is_out_of_band IS
     'Whether an event is a membership that arrived out of band and was not authorised yet. The '
@@ -677,8 +722,17 @@ $$;
 COMMENT ON FUNCTION keep_auth_events IS
     'Refuses new auth events for an event that has some already. Only roles that may change all '
     'columns may change them: a rebuild.';
-CREATE TRIGGER events_auth_events_once BEFORE UPDATE OF auth_events ON events
-    FOR EACH ROW WHEN (OLD.auth_events IS DISTINCT FROM NEW.auth_events AND NOT is_out_of_band(OLD))
+CREATE TRIGGER events_auth_events_once
+    BEFORE UPDATE OF auth_events, auth_distance_1, auth_distance_2, auth_distance_3,
+        auth_distance_4 ON events
+    FOR EACH ROW
+    WHEN (
+        auth_nids(OLD.event_nid, OLD.auth_events, OLD.auth_distance_1, OLD.auth_distance_2,
+            OLD.auth_distance_3, OLD.auth_distance_4)
+        IS DISTINCT FROM auth_nids(NEW.event_nid, NEW.auth_events, NEW.auth_distance_1,
+            NEW.auth_distance_2, NEW.auth_distance_3, NEW.auth_distance_4)
+        AND NOT is_out_of_band(OLD)
+    )
     EXECUTE FUNCTION keep_auth_events();
 
 -- ------------------------------------------------------------------------------------------------
@@ -1819,7 +1873,8 @@ BEGIN
         ORDER BY l.number, m.event_nid, m.moves
     ),
     below AS MATERIALIZED (
-        SELECT e.event_nid, e.topological_ordering, e.stream_ordering, e.prev_events,
+        SELECT e.event_nid, e.topological_ordering, e.stream_ordering,
+            prev_nids(e.event_nid, e.prev_events, e.prev_distance) AS prev_events,
             bit_or(CASE WHEN at.below THEN 1::bigint << l.number ELSE 0 END) AS levels
         FROM (SELECT DISTINCT m.event_nid FROM moved m) AS m
         CROSS JOIN LATERAL (SELECT x.* FROM events x WHERE x.event_nid = m.event_nid OFFSET 0) AS e
@@ -1830,7 +1885,8 @@ BEGIN
                 e.stream_ordering) <= (l.topological, l.stream) AS below
         ) AS at
         WHERE (e.topological_ordering, e.stream_ordering) > (token[base + 1], token[base + 2])
-        GROUP BY e.event_nid, e.topological_ordering, e.stream_ordering, e.prev_events
+        GROUP BY e.event_nid, e.topological_ordering, e.stream_ordering, e.prev_events,
+            e.prev_distance
         HAVING CASE WHEN token[1] = 1 THEN bool_and(at.below) ELSE bool_or(at.below) END
     ),
     found AS (
@@ -1938,7 +1994,9 @@ BEGIN
             left_over := left_over - 1;
         END IF;
         EXIT WHEN left_over = 0 OR looked_up >= $4;
-        SELECT e.prev_events INTO parents FROM events e WHERE e.event_nid = nids[1];
+        SELECT prev_nids(e.event_nid, e.prev_events, e.prev_distance) INTO parents
+        FROM events e
+        WHERE e.event_nid = nids[1];
         IF parents <@ nids[2:] THEN  -- reached already, as by siblings of this event
             nids := nids[2:];
             orders := orders[2:];
@@ -2015,7 +2073,9 @@ BEGIN
     WHERE e.room_nid = $1 AND NOT e.outlier;
     WHILE left_over > 0 AND looked_up < $6 AND at <= cardinality(queue) LOOP
         upto := LEAST(cardinality(queue), at + left_over - 1, at + ($6 - looked_up - 1) / 20);
-        SELECT looked_up + COALESCE(sum(cardinality(e.prev_events)), 0) INTO looked_up
+        SELECT looked_up + COALESCE(sum(cardinality(
+            prev_nids(e.event_nid, e.prev_events, e.prev_distance))), 0)
+        INTO looked_up
         FROM events e
         WHERE e.event_nid = ANY (queue[at:upto]);
         SELECT queue || array_agg(f.event_nid), orders || array_agg(f.topological_ordering),
@@ -2028,8 +2088,12 @@ BEGIN
                 SELECT DISTINCT ON (p.event_nid) p.event_nid, p.topological_ordering, p.is_given,
                     c.place, i.place AS parent
                 FROM unnest(queue[at:upto]) WITH ORDINALITY AS c (event_nid, place)
-                CROSS JOIN LATERAL (SELECT e.prev_events FROM events e
-                    WHERE e.event_nid = c.event_nid OFFSET 0) AS e
+                CROSS JOIN LATERAL (
+                    SELECT prev_nids(e.event_nid, e.prev_events, e.prev_distance) AS prev_events
+                    FROM events e
+                    WHERE e.event_nid = c.event_nid
+                    OFFSET 0
+                ) AS e
                 CROSS JOIN unnest(e.prev_events) WITH ORDINALITY AS i (event_nid, place)
                 CROSS JOIN LATERAL (
                     SELECT p.event_nid, p.topological_ordering, p.rejected IS NULL

@@ -119,7 +119,7 @@ CONFLICTS: Final[Mapping[str, str]] = {
     "state_keys_type_nid_state_key_key": "two writers intern the same state key",
     "rooms_room_id_key": "two writers meet the same new room",
     "import_events_pkey": "a task of an import is repeated while its first attempt still writes",
-    "events_event_id_key": "two writers store the same event",
+    "events_chosen_id_key": "two writers store the same event",
     "local_transactions_pkey": "two writers store the same request of a client",
     "missing_events_event_id_key": "two writers name the same missing parent",
     "background_jobs_pkey": "two migrations register the same job",

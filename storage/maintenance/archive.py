@@ -15,7 +15,9 @@ from typing import Final, LiteralString, NamedTuple
 import orjson
 
 from storage.database.array_text import transposed
+from storage.database.columns import PREV_NIDS
 from storage.database.connection import Connection
+from storage.database.placeholders import compose
 from storage.errors import PartialState, UnknownRoom
 from storage.event.ndjson import envelope
 from storage.ids import EventId, RoomId
@@ -46,7 +48,8 @@ FROM (
 ORDER BY position NULLS FIRST, event_nid
 """
 
-SQL_EVENTS: Final[LiteralString] = """
+SQL_EVENTS: Final[LiteralString] = compose(
+    """
 SELECT
     e.event_id,
     e.json AS pdu,
@@ -54,7 +57,7 @@ SELECT
         WHEN e.backfilled THEN 'backfill' ELSE 'live' END AS origin,
     NOT e.outlier AND NOT wanted.is_readmission AND EXISTS (
         SELECT
-        FROM unnest(e.prev_events) AS named (event_nid)
+        FROM unnest(:prev_nids.call(e)) AS named (event_nid)
         LEFT JOIN events p USING (event_nid)
         WHERE p.stream_ordering IS NULL OR COALESCE(p.arrival_ordering, p.stream_ordering)
             > COALESCE(e.arrival_ordering, e.stream_ordering)
@@ -70,7 +73,9 @@ FROM unnest($1::bigint[], $2::boolean[]) WITH ORDINALITY
     AS wanted (event_nid, is_readmission, place)
 JOIN events e USING (event_nid)
 ORDER BY wanted.place
-"""
+""",
+    PREV_NIDS,
+).sql
 
 
 class ArchivedRoom(NamedTuple):

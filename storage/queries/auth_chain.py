@@ -21,14 +21,17 @@ from typing import Final, LiteralString, NamedTuple
 import orjson
 
 from storage.database.array_text import EMPTY_ARRAY, long_int_array, text_array
+from storage.database.columns import AUTH_NIDS
 from storage.database.connection import Connection
+from storage.database.placeholders import compose
 from storage.errors import UnknownEvent
 from storage.ids import EventId
 from storage.queries.state_entries import texts_of_any
 
 LATER_MAX: Final = 256  # positions to read at first that may reach an event
 
-SQL_AUTH_CHAIN: Final[LiteralString] = """
+SQL_AUTH_CHAIN: Final[LiteralString] = compose(
+    """
 WITH RECURSIVE
 given AS MATERIALIZED (  -- by number, or by id
     SELECT $2::text::bigint[] || ARRAY(
@@ -50,7 +53,7 @@ own AS MATERIALIZED (
     GROUP BY chain_nid
 ),
 loose AS (  -- given events without a position, and those that they reach through such events only
-    SELECT e.event_nid, e.auth_events, true AS is_given
+    SELECT e.event_nid, :auth_nids.call(e) AS auth_events, true AS is_given
     FROM events e
     WHERE e.event_nid = ANY(
         CASE
@@ -64,7 +67,7 @@ loose AS (  -- given events without a position, and those that they reach throug
         END
     )
     UNION
-    SELECT e.event_nid, e.auth_events, false
+    SELECT e.event_nid, :auth_nids.call(e) AS auth_events, false
     FROM loose l
     CROSS JOIN unnest(l.auth_events) AS parent (event_nid)
     JOIN events e ON e.event_nid = parent.event_nid
@@ -131,7 +134,9 @@ SELECT
         JOIN events e USING (event_nid)
         WHERE NOT l.is_given
     )::text AS loose_ids
-"""
+""",
+    AUTH_NIDS,
+).sql
 
 SQL_DIFFERENCE: Final[LiteralString] = """
 WITH RECURSIVE

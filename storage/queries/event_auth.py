@@ -6,17 +6,20 @@ Server-server API, /state_ids and /event_auth. auth_chain.py has the chains of i
 from dataclasses import dataclass
 from typing import Final, LiteralString
 
+from storage.database.columns import AUTH_NIDS
 from storage.database.connection import Connection
+from storage.database.placeholders import compose
 from storage.errors import UnknownEvent
 from storage.ids import EventId
 from storage.queries.auth_chain import state_and_chain_ids
 from storage.queries.events import StoredEvent, StoredEventRow, stored
 from storage.queries.state_at import event_nids_before
 
-SQL_EVENT_AUTH: Final[LiteralString] = """
+SQL_EVENT_AUTH: Final[LiteralString] = compose(
+    """
 WITH RECURSIVE
 start AS MATERIALIZED (
-    SELECT event_nid, room_nid, auth_events
+    SELECT event_nid, room_nid, :auth_nids.call AS auth_events
     FROM events
     WHERE event_id = $1::text
 ),
@@ -29,7 +32,7 @@ chain (event_nid) AS (
     FROM chain
     JOIN events e USING (event_nid)
     JOIN start USING (room_nid)
-    CROSS JOIN unnest(e.auth_events) AS cited (event_nid)
+    CROSS JOIN unnest(:auth_nids.call(e)) AS cited (event_nid)
 )
 SELECT s.*
 FROM start
@@ -43,7 +46,9 @@ CROSS JOIN LATERAL (
     OFFSET 0
 ) AS s
 ORDER BY s.depth, s.event_nid
-"""
+""",
+    AUTH_NIDS,
+).sql
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,9 @@ from typing import Final, LiteralString, NamedTuple
 
 import orjson
 
+from storage.database.columns import AUTH_NIDS
 from storage.database.connection import Connection
+from storage.database.placeholders import compose
 from storage.database.sql_template import fill
 from storage.ids import EventId, RoomId, UserId
 from storage.queries.relation_visibility import TEMPLATE_RELATION_IS_VISIBLE
@@ -98,14 +100,15 @@ has_news AS MATERIALIZED (  -- the others are read to their end
                 AND e.rel_type_nid = 22 AND NOT e.outlier AND NOT e.backfilled
         )) THEN (
             WITH RECURSIVE stay AS (
-                SELECT e.stream_ordering, e.state_key_nid, e.auth_events
+                SELECT e.stream_ordering, e.state_key_nid,
+                    :auth_nids.call(e) AS auth_events
                 FROM events e
                 WHERE e.event_nid = r.member_nid
                 UNION ALL
                 SELECT before.stream_ordering, stay.state_key_nid, before.auth_events
                 FROM stay
                 CROSS JOIN LATERAL (
-                    SELECT e.stream_ordering, e.auth_events
+                    SELECT e.stream_ordering, :auth_nids.call(e) AS auth_events
                     FROM unnest(stay.auth_events) AS a (event_nid)
                     JOIN events e USING (event_nid)
                     WHERE e.type_nid = 2 AND e.state_key_nid = stay.state_key_nid
@@ -180,11 +183,14 @@ TEMPLATE_COUNTS: Final[LiteralString] = """
 e.type_nid = ANY(r.types) AND e.sender_nid <> r.principal_nid AND {is_visible}
 """
 
-SQL_UNREAD: Final[LiteralString] = fill(
-    TEMPLATE_UNREAD,
-    read_upto=fill(TEMPLATE_READ_UPTO, event="e"),
-    counts=fill(TEMPLATE_COUNTS, is_visible=fill(TEMPLATE_RELATION_IS_VISIBLE, reader="r")),
-)
+SQL_UNREAD: Final[LiteralString] = compose(
+    fill(
+        TEMPLATE_UNREAD,
+        read_upto=fill(TEMPLATE_READ_UPTO, event="e"),
+        counts=fill(TEMPLATE_COUNTS, is_visible=fill(TEMPLATE_RELATION_IS_VISIBLE, reader="r")),
+    ),
+    AUTH_NIDS,
+).sql
 
 
 class UnreadRow(NamedTuple):

@@ -4,7 +4,7 @@ import asyncpg
 import pytest
 
 from storage.database import columns
-from storage.database.columns import EVENTS, STATE_GROUPS, VISIBILITY, Table
+from storage.database.columns import AUTH_NIDS, EVENTS, PREV_NIDS, STATE_GROUPS, VISIBILITY, Table
 from storage.persist.model.event_view import StoredColumns
 from storage.persist.model.row_changes import MembershipChange, StateDelta
 from storage.persist.model.rows import AudienceRow, EventRow, MissingRow, RoomRow, VisibilityRow
@@ -47,6 +47,8 @@ def test_the_rows_of_the_model_have_declared_columns() -> None:
     assert set(EventRow._fields) | set(StoredColumns._fields) | {
         "after_gap",
         "json",
+        *PREV_NIDS.columns,
+        *AUTH_NIDS.columns,
     } == set(EVENTS.but("received_ts", "encoding", "writer_nid", "arrival_ordering"))
     assert GroupRow._fields == STATE_GROUPS.columns
     assert set(VisibilityRow._fields) == set(VISIBILITY.but("room_nid", "principal_nid"))

@@ -39,7 +39,10 @@ async def test_what_was_purged_comes_back_under_its_number(store: Store) -> None
         == nid
     )
     assert await value(
-        store, "SELECT prev_events FROM events WHERE event_id = $1::text", child.event_id
+        store,
+        "SELECT prev_nids(event_nid, prev_events, prev_distance) FROM events"
+        " WHERE event_id = $1::text",
+        child.event_id,
     ) == [nid]
     assert await findings(store) == []
     chunk = (await store.messages(room.room_id, ALICE, limit=100)).chunk

@@ -18,7 +18,8 @@ SQL_ROWS = """
 SELECT e.event_id, e.topological_ordering, e.depth, e.membership, e.outlier, e.backfilled,
     e.soft_failed, e.redacted_form, e.rejected,
     e.ineffective, coalesce(e.after_gap, false) AS after_gap,
-        e.state_group_after IS NOT NULL AS changes_state, cardinality(e.prev_events) AS parents
+        e.state_group_after IS NOT NULL AS changes_state,
+    cardinality(prev_nids(e.event_nid, e.prev_events, e.prev_distance)) AS parents
 FROM events e
 """
 

@@ -14,10 +14,13 @@ SQL_LOGICAL = {
             t.type, k.state_key, p.name, b.event_id AS redacted_by, e.depth, e.origin_server_ts,
                 e.json,
             ARRAY(SELECT COALESCE(x.event_id, m.event_id)
-                FROM unnest(e.prev_events) WITH ORDINALITY AS n (nid, place)
+                FROM unnest(prev_nids(e.event_nid, e.prev_events, e.prev_distance))
+                    WITH ORDINALITY AS n (nid, place)
                 LEFT JOIN events x ON x.event_nid = n.nid
                     LEFT JOIN missing_events m ON m.event_nid = n.nid ORDER BY n.place) AS prev,
-            ARRAY(SELECT x.event_id FROM unnest(e.auth_events) WITH ORDINALITY AS n (nid, place)
+            ARRAY(SELECT x.event_id FROM unnest(auth_nids(e.event_nid, e.auth_events,
+                    e.auth_distance_1, e.auth_distance_2, e.auth_distance_3, e.auth_distance_4))
+                    WITH ORDINALITY AS n (nid, place)
                 JOIN events x ON x.event_nid = n.nid ORDER BY n.place) AS auth
         FROM events e
         JOIN event_types t USING (type_nid)

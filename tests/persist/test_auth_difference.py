@@ -39,7 +39,8 @@ from tests.persist.random_auth_graphs import SERVER, AuthGraphWorld, Graph, cach
 
 EXAMPLES = int(os.environ.get("STORAGE_EXAMPLES", "0"))
 SQL_GRAPH = """
-SELECT event_nid, auth_events
+SELECT event_nid, auth_nids(event_nid, auth_events, auth_distance_1, auth_distance_2,
+    auth_distance_3, auth_distance_4) AS auth_events
 FROM events
 JOIN rooms USING (room_nid)
 WHERE room_id = $1::text

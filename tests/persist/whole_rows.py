@@ -143,6 +143,11 @@ COLUMNS_LEFT_OUT: Final[dict[str, dict[str, str]]] = {
         "arrival_ordering": "the position before it was readmitted; no order depends on it here",
         "received_ts": "a time of arrival",
         "writer_nid": "the process that stored it",
+        "prev_distance": "compared as prev_events",
+        "auth_distance_1": "compared as auth_events",
+        "auth_distance_2": "the same",
+        "auth_distance_3": "the same",
+        "auth_distance_4": "the same",
     },
     "gap_failures": {"failed_ts": "a time", "retry_ts": "a time"},
     "memberships": {"writer_nid": "the process that stored it"},
@@ -230,11 +235,19 @@ JOIN whole_visibility v USING (room_nid)
 JOIN principals p USING (principal_nid)
 WHERE u.audience <@ v.audiences
 """
-SQL_CHAINS: Final = """
-WITH RECURSIVE reached AS (
-    SELECT event_nid AS root, unnest(auth_events) AS event_nid FROM events
+SQL_EVENTS: Final = """
+SELECT e.*, prev_nids(event_nid, prev_events, prev_distance) AS parents,
+    auth_nids(event_nid, auth_events, auth_distance_1, auth_distance_2, auth_distance_3,
+        auth_distance_4) AS auth
+FROM events e
+"""
+EDGES: Final = {"prev_events": "parents", "auth_events": "auth"}
+SQL_CHAINS: Final = f"""
+WITH RECURSIVE edge AS MATERIALIZED ({SQL_EVENTS}),
+reached AS (
+    SELECT event_nid AS root, unnest(auth) AS event_nid FROM edge
     UNION
-    SELECT r.root, unnest(e.auth_events) FROM reached r JOIN events e USING (event_nid)
+    SELECT r.root, unnest(e.auth) FROM reached r JOIN edge e USING (event_nid)
 )
 SELECT root, event_nid FROM reached
 """
@@ -354,7 +367,10 @@ async def _table(conn: asyncpg.Connection, names: Names, table: str) -> dict[tup
     readers = {column: names.reader(kind.removeprefix("key ")) for column, kind in kinds.items()}
     keys = [column for column, kind in kinds.items() if kind.startswith("key ")]
     found = {}
-    for record in await conn.fetch(f"SELECT * FROM {table}"):
+    for record in map(
+        dict, await conn.fetch(SQL_EVENTS if table == "events" else f"TABLE {table}")
+    ):
+        record |= {column: record[name] for column, name in EDGES.items() if name in record}
         row = {column: read(record[column], record) for column, read in readers.items()}
         found[tuple(row[column] for column in keys)] = row
     if table == "auth_chains":

@@ -33,8 +33,10 @@ SELECT (jsonb_populate_record(NULL::events, to_jsonb(e) || jsonb_build_object(
     'stream_ordering', e.stream_ordering + n,
     'topological_ordering', e.topological_ordering + n,
     'origin_server_ts', e.origin_server_ts + n,
-    'prev_events', jsonb_build_array(CASE WHEN n = 1 THEN e.event_nid
-        ELSE e.event_nid + 1000000000::bigint * (n - 1) END)
+    'prev_distance', 1000000000,
+    'auth_distance_1', NULL,
+    'auth_events', auth_nids(e.event_nid, e.auth_events, e.auth_distance_1, e.auth_distance_2,
+        e.auth_distance_3, e.auth_distance_4)
 ))).*
 FROM events e
 CROSS JOIN generate_series(1, $2::int) AS n
@@ -308,7 +310,7 @@ async def test_visibility(filled: Filled) -> None:
         (visibility_queries.SQL_VISIBLE_TO_SERVER, "s2.test"),
     ):
         plan = await plan_of(filled.store, sql, name, [filled.last_event_id])
-        assert "events_event_id_key" in plan.indexes
+        assert "events_event_id_idx" in plan.indexes
         assert plan.event_rows <= 1
         assert is_inlined(plan)
 
@@ -323,7 +325,7 @@ async def test_walks_over_the_graph(filled: Filled) -> None:
         "s2.test",
         20_000,
     )
-    assert {"events_event_id_key", "events_pkey"} <= plan.indexes
+    assert {"events_event_id_idx", "events_pkey"} <= plan.indexes
     assert plan.event_rows <= 4 * 100 + 10
     assert is_inlined(plan)
     plan = await plan_of(
@@ -337,7 +339,7 @@ async def test_walks_over_the_graph(filled: Filled) -> None:
         "s2.test",
         20_000,
     )
-    assert {"events_event_id_key", "events_pkey"} <= plan.indexes
+    assert {"events_event_id_idx", "events_pkey"} <= plan.indexes
     assert plan.event_rows <= 5 * 20 + 10
     assert is_inlined(plan)
 

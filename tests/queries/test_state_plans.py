@@ -61,7 +61,7 @@ async def crowded(filled: Filled) -> Filled:
 
 async def test_the_state_at_an_event(crowded: Filled) -> None:
     plan = await plan_of(crowded.store, state_at.SQL_PATHS, [crowded.last_event_id], False, [])
-    assert {"events_event_id_key", "state_groups_pkey"} <= plan.indexes
+    assert {"events_event_id_idx", "state_groups_pkey"} <= plan.indexes
     assert plan.event_rows <= 2
     async with crowded.store.database.connection() as conn:
         nids = await state_at.event_nids_before(conn, EventId(crowded.last_event_id))
@@ -82,7 +82,7 @@ async def test_the_state_at_an_event(crowded: Filled) -> None:
         crowded.store, state_at.SQL_STATE_OF_KEYS, [crowded.last_event_id], False, *keys
     )
     assert {
-        "events_event_id_key",
+        "events_event_id_idx",
         "state_groups_pkey",
         "state_keys_type_nid_state_key_key",
     } <= plan.indexes
@@ -94,7 +94,7 @@ async def test_the_state_at_an_event(crowded: Filled) -> None:
         False,
         ["m.room.create"],
     )
-    assert {"events_event_id_key", "state_groups_pkey"} <= plan.indexes
+    assert {"events_event_id_idx", "state_groups_pkey"} <= plan.indexes
     assert plan.event_rows <= 20
 
 
@@ -143,7 +143,7 @@ async def test_auth_chains(crowded: Filled) -> None:
         )
     plan = await plan_of(crowded.store, auth_chain.SQL_AUTH_CHAIN, text_array(state), "{}")
     assert {
-        "events_event_id_key",
+        "events_event_id_idx",
         "auth_chains_pkey",
         "auth_chains_chain_nid_sequence_number_key",
     } <= plan.indexes
@@ -157,7 +157,7 @@ async def test_auth_chains(crowded: Filled) -> None:
         256,
     )
     assert {
-        "events_event_id_key",
+        "events_event_id_idx",
         "auth_chains_pkey",
         "auth_chain_links_pkey",
         "auth_chain_links_target_idx",

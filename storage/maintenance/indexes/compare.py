@@ -180,8 +180,12 @@ async def _used(conn: Connection, part: Sequence[IndexRow]) -> list[IndexRow]:
 def _is_read(index: IndexRow, of_keys: dict[str, Any], of_rows: dict[str, Any]) -> bool:
     """Return whether these are plans of an index-only scan and of an index scan.
 
-    The value of an expression is computed from the row, so keys with one take an index scan.
+    The value of an expression is computed from the row, so keys with one take an index scan. A hash
+    index is searched for each row of the table.
     """
+    if index.is_hash:
+        searches = {(None, "Sample Scan"), (index.name, "Index Scan")}
+        return _ways(of_keys) == _ways(of_rows) == searches
     key_scans = {"Index Only Scan"} | ({"Index Scan"} if index.has_expressions else set())
     return _ways(of_keys) <= {(index.name, kind) for kind in key_scans} and _ways(of_rows) == {
         (index.name, "Index Scan")

@@ -11,7 +11,9 @@ from collections.abc import Mapping, Sequence
 from typing import Final, LiteralString, NamedTuple
 
 from storage.database.array_text import transposed
+from storage.database.columns import PREV_NIDS
 from storage.database.connection import Connection
+from storage.database.placeholders import compose
 from storage.errors import StorageCorrupt
 from storage.ids import UserId
 from storage.maintenance.invalidate_caches import INSTANCE_NAME
@@ -95,13 +97,14 @@ WHERE room_nid = $1::int
 """
 
 # an event with a new position arrived, for clients, after its children and after its parents
-SQL_SET_AFTER_GAP: Final[LiteralString] = """
+SQL_SET_AFTER_GAP: Final[LiteralString] = compose(
+    """
 UPDATE events e
 SET after_gap = NULLIF(correct.is_after_gap, false)
 FROM (
     SELECT x.event_nid, EXISTS (
         SELECT
-        FROM unnest(x.prev_events) AS n (event_nid)
+        FROM unnest(:prev_nids.call(x)) AS n (event_nid)
         LEFT JOIN events p ON p.event_nid = n.event_nid AND p.room_nid = x.room_nid
             AND p.stream_ordering < x.stream_ordering
         WHERE p.event_nid IS NULL
@@ -111,7 +114,9 @@ FROM (
 ) AS correct
 WHERE e.event_nid = correct.event_nid
     AND COALESCE(e.after_gap, false) <> correct.is_after_gap
-"""
+""",
+    PREV_NIDS,
+).sql
 
 SQL_PUBLISH: Final[LiteralString] = """
 WITH

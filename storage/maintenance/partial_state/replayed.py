@@ -14,7 +14,9 @@ join. It keeps the result of the check against the current state: that state has
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, LiteralString, NamedTuple
 
+from storage.database.columns import AUTH_NIDS
 from storage.database.connection import Connection
+from storage.database.placeholders import compose
 from storage.event import Event
 from storage.ids import EventId
 from storage.maintenance.repair.reauthorise import (
@@ -28,11 +30,14 @@ from storage.maintenance.repair.reauthorise import (
 from storage.persist.model.incoming import IncomingEvent
 from storage.queries.state_at import states_at
 
-SQL_CITED: Final[LiteralString] = """
-SELECT event_nid, event_id, rejected IS NOT NULL AS is_rejected, auth_events AS named
+SQL_CITED: Final[LiteralString] = compose(
+    """
+SELECT event_nid, event_id, rejected IS NOT NULL AS is_rejected, :auth_nids.call AS named
 FROM events e
 WHERE room_nid = $1::int AND NOT is_out_of_band(e)
-"""
+""",
+    AUTH_NIDS,
+).sql
 
 SQL_ARRIVED_SINCE: Final[LiteralString] = """
 SELECT e.event_nid

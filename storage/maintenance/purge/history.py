@@ -22,8 +22,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, LiteralString
 
+from storage.database.columns import PREV_NIDS
 from storage.database.connection import Connection, Database
 from storage.database.names import TYPE_REDACTION
+from storage.database.placeholders import compose
 from storage.errors import DatabaseConflict, DatabaseUnavailable
 from storage.maintenance.invalidate_caches import publish_removed
 from storage.maintenance.purge.cut_point import CutPoint, PurgedRoomRow
@@ -39,11 +41,12 @@ from storage.maintenance.purge.removal import PurgedEventRow, Removal, follow, t
 from storage.maintenance.purge.throttle import PurgeThrottle
 from storage.maintenance.room_lock import lock_room_keeping_plans
 
-SQL_BELOW: Final[LiteralString] = """
+SQL_BELOW: Final[LiteralString] = compose(
+    """
 SELECT e.event_nid, e.event_id, e.topological_ordering, e.stream_ordering, e.type_nid,
     e.state_key_nid IS NOT NULL AS is_state,
     e.rejected IS NOT NULL AS is_rejected, e.soft_failed, e.ineffective, e.backfilled, s.local,
-        e.prev_events
+        :prev_nids.call(e) AS prev_events
 FROM (
     SELECT *
     FROM events
@@ -59,7 +62,9 @@ CROSS JOIN LATERAL (
     OFFSET 0
 ) AS s
 ORDER BY e.topological_ordering DESC, e.stream_ordering DESC
-"""
+""",
+    PREV_NIDS,
+).sql
 
 SQL_TAKEN: Final[LiteralString] = """
 SELECT count(*) FILTER (WHERE e.taken) AS taken, count(*) AS looked_at,

@@ -10,7 +10,9 @@ forged depths can reorder events upwards. Then everything is looked up again (`R
 from collections.abc import Iterable, Sequence
 from typing import Final, LiteralString, NamedTuple
 
+from storage.database.columns import AUTH_NIDS, PREV_NIDS
 from storage.database.connection import Connection, Database
+from storage.database.placeholders import compose
 from storage.event import load
 from storage.maintenance.purge.cut_point import CutPoint
 from storage.maintenance.room_lock import lock_room_keeping_plans
@@ -25,17 +27,18 @@ FROM rooms
 WHERE room_nid = $1::int
 """
 
-SQL_ABOVE: Final[LiteralString] = """
+SQL_ABOVE: Final[LiteralString] = compose(
+    """
 SELECT e.event_nid, e.topological_ordering, e.stream_ordering, e.backfilled, e.redacted_by,
     e.type_nid = 7 AND e.rejected IS NULL AND NOT e.soft_failed AS is_redaction,
     ARRAY(
         SELECT n.event_nid
-        FROM unnest(e.prev_events) AS n (event_nid)
+        FROM unnest(:prev_nids.call(e)) AS n (event_nid)
         CROSS JOIN LATERAL (SELECT x.topological_ordering FROM events x
             WHERE x.event_nid = n.event_nid OFFSET 0) AS p
         WHERE p.topological_ordering < $4::bigint
     ) AS going,
-    CASE WHEN e.rejected IS NULL THEN '{}' ELSE e.auth_events END AS cited
+    CASE WHEN e.rejected IS NULL THEN '{}' ELSE :auth_nids.call(e) END AS cited
 FROM (
     SELECT *
     FROM events
@@ -45,13 +48,17 @@ FROM (
     LIMIT $5::bigint
 ) AS e
 ORDER BY e.topological_ordering, e.stream_ordering
-"""
+""",
+    PREV_NIDS,
+    AUTH_NIDS,
+).sql
 
-SQL_LATE: Final[LiteralString] = """
+SQL_LATE: Final[LiteralString] = compose(
+    """
 SELECT e.event_nid, e.topological_ordering, e.stream_ordering, e.backfilled, e.redacted_by,
     e.type_nid = 7 AND e.rejected IS NULL AND NOT e.soft_failed AS is_redaction,
-    CASE WHEN e.topological_ordering < $3::bigint THEN e.prev_events ELSE '{}' END AS going,
-    CASE WHEN e.rejected IS NULL THEN '{}' ELSE e.auth_events END AS cited
+    CASE WHEN e.topological_ordering < $3::bigint THEN :prev_nids.call(e) ELSE '{}' END AS going,
+    CASE WHEN e.rejected IS NULL THEN '{}' ELSE :auth_nids.call(e) END AS cited
 FROM (
     SELECT *
     FROM events
@@ -60,28 +67,38 @@ FROM (
     LIMIT $4::bigint
 ) AS e
 ORDER BY e.stream_ordering
-"""
+""",
+    PREV_NIDS,
+    AUTH_NIDS,
+).sql
 
-SQL_SINCE: Final[LiteralString] = """
+SQL_SINCE: Final[LiteralString] = compose(
+    """
 SELECT e.event_nid, e.topological_ordering, e.stream_ordering, e.backfilled, e.redacted_by,
     e.type_nid = 7 AND e.rejected IS NULL AND NOT e.soft_failed AS is_redaction,
-    e.prev_events AS going,
-    CASE WHEN e.rejected IS NULL THEN '{}' ELSE e.auth_events END AS cited
+    :prev_nids.call(e) AS going,
+    CASE WHEN e.rejected IS NULL THEN '{}' ELSE :auth_nids.call(e) END AS cited
 FROM events e
 WHERE e.room_nid = $1::int AND NOT e.outlier AND e.stream_ordering > $2::bigint
     AND e.stream_ordering <= $3::bigint
 ORDER BY e.stream_ordering
-"""
+""",
+    PREV_NIDS,
+    AUTH_NIDS,
+).sql
 
-SQL_OUTLIERS: Final[LiteralString] = """
+SQL_OUTLIERS: Final[LiteralString] = compose(
+    """
 SELECT o.auth_nid
 FROM (
-    SELECT unnest(e.auth_events) AS auth_nid
+    SELECT unnest(:auth_nids.call(e)) AS auth_nid
     FROM events e
     WHERE e.room_nid = $1::int AND e.outlier AND e.rejected IS NOT NULL
 ) AS o
 GROUP BY o.auth_nid
-"""
+""",
+    AUTH_NIDS,
+).sql
 
 SQL_REDACTS: Final[LiteralString] = """
 SELECT event_nid, event_id, json, redacted_form

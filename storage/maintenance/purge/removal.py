@@ -58,7 +58,8 @@ SET outlier = true,
     after_gap = NULL,
     superseded = NULL,
     refused = NULL,
-    prev_events = '{}'
+    prev_events = '{}',
+    prev_distance = NULL
 WHERE event_nid = ANY($2::bigint[]) AND room_nid = $1::int AND NOT outlier
 """
 

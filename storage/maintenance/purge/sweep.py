@@ -11,7 +11,9 @@ only their last events.
 from collections.abc import Iterable
 from typing import Final, LiteralString, NamedTuple
 
+from storage.database.columns import AUTH_NIDS, PREV_NIDS
 from storage.database.connection import Connection, Database
+from storage.database.placeholders import compose
 from storage.maintenance.invalidate_caches import publish_removed
 from storage.maintenance.purge.history import PurgeContext
 from storage.maintenance.purge.job import PurgeJob, count
@@ -36,9 +38,10 @@ WHERE l.room_nid = $1::int AND NOT EXISTS (
 )
 """
 
-SQL_LEAVINGS: Final[LiteralString] = """
+SQL_LEAVINGS: Final[LiteralString] = compose(
+    """
 SELECT l.event_nid, e.event_id, l.local, e.outlier,
-    array_remove(array_append(e.auth_events, e.redacted_by), NULL) AS named
+    array_remove(array_append(:auth_nids.call(e), e.redacted_by), NULL) AS named
 FROM (
     SELECT *
     FROM purge_retained_events
@@ -48,7 +51,9 @@ FROM (
 ) AS l
 CROSS JOIN LATERAL (SELECT x.* FROM events x WHERE x.event_nid = l.event_nid OFFSET 0) AS e
 ORDER BY l.event_nid
-"""
+""",
+    AUTH_NIDS,
+).sql
 
 SQL_GROUPS: Final[LiteralString] = """
 SELECT state_group AS nid,
@@ -66,33 +71,44 @@ FROM state_groups
 WHERE room_nid = $1::int AND age(xmin) <= age($2::text::xid)
 """
 
-SQL_TIMELINE: Final[LiteralString] = """
+SQL_TIMELINE: Final[LiteralString] = compose(
+    """
 SELECT event_nid, topological_ordering, stream_ordering,
-    array_remove(array_append(auth_events, redacted_by), NULL) AS named
+    array_remove(array_append(:auth_nids.call, redacted_by), NULL) AS named
 FROM events
 WHERE room_nid = $1::int AND NOT outlier
     AND (topological_ordering, stream_ordering) > ($2::bigint, $3::bigint)
 ORDER BY topological_ordering, stream_ordering
 LIMIT $4::bigint
-"""
+""",
+    AUTH_NIDS,
+).sql
 
-SQL_OUTLIERS: Final[LiteralString] = """
-SELECT event_nid AS nid, array_remove(array_append(auth_events, redacted_by), NULL) AS event_nids
+SQL_OUTLIERS: Final[LiteralString] = compose(
+    """
+SELECT event_nid AS nid,
+    array_remove(array_append(:auth_nids.call, redacted_by), NULL) AS event_nids
 FROM events
 WHERE room_nid = $1::int AND outlier AND event_nid > $2::bigint
 ORDER BY event_nid
 LIMIT $3::bigint
-"""
+""",
+    AUTH_NIDS,
+).sql
 
-SQL_SINCE: Final[LiteralString] = """
-SELECT event_nid AS nid, array_remove(array_append(auth_events, redacted_by), NULL) AS event_nids
+SQL_SINCE: Final[LiteralString] = compose(
+    """
+SELECT event_nid AS nid,
+    array_remove(array_append(:auth_nids.call, redacted_by), NULL) AS event_nids
 FROM events
 WHERE room_nid = $1::int AND NOT outlier AND stream_ordering > $2::bigint
 UNION ALL
-SELECT event_nid AS nid, array_remove(array_append(auth_events, redacted_by), NULL)
+SELECT event_nid AS nid, array_remove(array_append(:auth_nids.call, redacted_by), NULL)
 FROM events
 WHERE room_nid = $1::int AND outlier AND age(xmin) <= age($3::text::xid)
-"""
+""",
+    AUTH_NIDS,
+).sql
 
 SQL_MEMBERS: Final[LiteralString] = """
 SELECT event_nid
@@ -112,14 +128,17 @@ FROM outlier_memberships o
 WHERE o.event_nid = ANY($2::bigint[])
 """
 
-SQL_ROWS: Final[LiteralString] = """
+SQL_ROWS: Final[LiteralString] = compose(
+    """
 SELECT e.event_nid, e.event_id, e.topological_ordering, e.stream_ordering, e.type_nid,
     e.state_key_nid IS NOT NULL AS is_state,
     e.rejected IS NOT NULL AS is_rejected, e.soft_failed, e.ineffective, e.backfilled,
-        false AS local, e.prev_events
+        false AS local, :prev_nids.call(e) AS prev_events
 FROM events e
 WHERE e.event_nid = ANY($1::bigint[]) AND NOT e.outlier
-"""
+""",
+    PREV_NIDS,
+).sql
 
 
 class RetainedEventRow(NamedTuple):

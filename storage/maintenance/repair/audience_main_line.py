@@ -7,17 +7,22 @@ which only the end is still known. Any path gives correct answers.
 
 from typing import Final, LiteralString, NamedTuple
 
+from storage.database.columns import PREV_NIDS
 from storage.database.connection import Connection
+from storage.database.placeholders import compose
 
-SQL_BACKWARDS: Final[LiteralString] = """
-SELECT event_nid, stream_ordering, topological_ordering, prev_events
+SQL_BACKWARDS: Final[LiteralString] = compose(
+    """
+SELECT event_nid, stream_ordering, topological_ordering, :prev_nids.call AS prev_events
 FROM events
 WHERE room_nid = $1::int
     AND NOT outlier
     AND (topological_ordering, stream_ordering) < ($2::bigint, $3::bigint)
 ORDER BY topological_ordering DESC, stream_ordering DESC
 LIMIT $4::bigint
-"""
+""",
+    PREV_NIDS,
+).sql
 
 SQL_GAP_NIDS: Final[LiteralString] = """
 SELECT event_nid

@@ -3,7 +3,9 @@
 from typing import Final, LiteralString, NamedTuple
 
 from storage.database.array_text import int_array, transposed
+from storage.database.columns import PREV_NIDS
 from storage.database.connection import Connection
+from storage.database.placeholders import compose
 from storage.event import load
 from storage.maintenance.verify.graph import SQL_ENDS, SQL_GAPS, SQL_NEVER_ENDS, WrongGapRow
 from storage.maintenance.verify.reorderings import SQL_WRONG_REORDERINGS, WrongReorderingRow
@@ -34,11 +36,14 @@ SET moves = GREATEST(moves,
 WHERE room_nid = $1::int
 """
 
-SQL_CHILD: Final[LiteralString] = """
-SELECT event_id, redacted_form, prev_events, json
+SQL_CHILD: Final[LiteralString] = compose(
+    """
+SELECT event_id, redacted_form, :prev_nids.call AS prev_events, json
 FROM events
 WHERE event_nid = $1::bigint
-"""
+""",
+    PREV_NIDS,
+).sql
 
 SQL_SET_ENDS: Final[LiteralString] = """
 UPDATE rooms

@@ -23,7 +23,9 @@ from functools import partial
 from typing import Final, LiteralString, NamedTuple
 
 from storage.database.array_text import transposed
+from storage.database.columns import AUTH_NIDS, PREV_NIDS
 from storage.database.connection import Connection
+from storage.database.placeholders import compose
 from storage.errors import InvalidEvent, StorageCorrupt
 from storage.event import Event, load, parse
 from storage.ids import EventId
@@ -52,11 +54,16 @@ SET room_version = $2::text
 WHERE room_nid = $1::int AND room_version <> $2::text
 """
 
-SQL_GRAPH: Final[LiteralString] = """
-SELECT event_nid, event_id, rejected IS NOT NULL AS is_rejected, prev_events || auth_events AS named
+SQL_GRAPH: Final[LiteralString] = compose(
+    """
+SELECT event_nid, event_id, rejected IS NOT NULL AS is_rejected,
+    :prev_nids.call || :auth_nids.call AS named
 FROM events e
 WHERE room_nid = $1::int AND NOT is_out_of_band(e)
-"""
+""",
+    PREV_NIDS,
+    AUTH_NIDS,
+).sql
 
 SQL_BYTES: Final[LiteralString] = """
 SELECT event_id, json
@@ -64,13 +71,14 @@ FROM events
 WHERE event_nid = ANY($1::bigint[])
 """
 
-SQL_TAKEN: Final[LiteralString] = """
+SQL_TAKEN: Final[LiteralString] = compose(
+    """
 SELECT e.event_nid, e.event_id, e.stream_ordering, e.outlier, e.backfilled, e.redacted_form,
     e.encoding, e.received_ts,
     e.rejected IS NULL AS is_accepted, e.json,
     NOT e.outlier AND EXISTS (
         SELECT
-        FROM unnest(e.prev_events) AS named (event_nid)
+        FROM unnest(:prev_nids.call(e)) AS named (event_nid)
         LEFT JOIN events p USING (event_nid)
         WHERE p.stream_ordering IS NULL OR COALESCE(p.arrival_ordering, p.stream_ordering)
             > COALESCE(e.arrival_ordering, e.stream_ordering)
@@ -79,7 +87,9 @@ SELECT e.event_nid, e.event_id, e.stream_ordering, e.outlier, e.backfilled, e.re
 FROM events e
 WHERE e.event_nid = ANY($1::bigint[])
 ORDER BY arrival NULLS FIRST, e.event_nid
-"""
+""",
+    PREV_NIDS,
+).sql
 
 SQL_FOLLOW: Final[LiteralString] = """
 WITH

@@ -6,18 +6,23 @@ It takes about 0.3 kB of memory for each state event; messages are not part of i
 from collections.abc import Collection, Iterable
 from typing import Final, LiteralString, NamedTuple
 
+from storage.database.columns import AUTH_NIDS
 from storage.database.connection import Connection
+from storage.database.placeholders import compose
 
-SQL_AUTH_EDGES: Final[LiteralString] = """
+SQL_AUTH_EDGES: Final[LiteralString] = compose(
+    """
 SELECT event_nid, event_id, state_key_nid,
     -- an out-of-band event counts as rejected
     rejected IS NOT NULL OR (outlier AND COALESCE(membership <> 5, false)
-        AND auth_events = '{}') AS rejected,
-    auth_events
+        AND :auth_nids.call = '{}') AS rejected,
+    :auth_nids.call AS auth_events
 FROM events
 WHERE room_nid = $1::int AND state_key_nid IS NOT NULL
 ORDER BY event_nid
-"""
+""",
+    AUTH_NIDS,
+).sql
 
 
 class EdgesRow(NamedTuple):

@@ -3,8 +3,10 @@
 from collections.abc import AsyncIterator, Iterator, Mapping
 from typing import Final, LiteralString, NamedTuple
 
+from storage.database.columns import AUTH_NIDS, PREV_NIDS
 from storage.database.connection import Connection
 from storage.database.names import TYPE_MEMBER, membership_code
+from storage.database.placeholders import compose
 from storage.errors import InvalidEvent
 from storage.event import Event, parse, redact, relation_of
 from storage.event.hashes import canonical
@@ -16,11 +18,12 @@ from storage.maintenance.verify.finding import Finding
 from storage.maintenance.verify.room import VerifiedRoom, event_ids
 from storage.maintenance.verify.version import version_of_id
 
-SQL_CONTENTS: Final[LiteralString] = """
+SQL_CONTENTS: Final[LiteralString] = compose(
+    """
 SELECT e.event_nid, e.event_id, e.encoding, e.redacted_form, e.redacted_by, e.outlier, e.json,
     t.type, p.name AS sender, k.state_key,
     k.type_nid AS key_type_nid, e.type_nid, e.depth, e.origin_server_ts, e.membership,
-        e.prev_events, e.auth_events,
+        :prev_nids.call(e) AS prev_events, :auth_nids.call(e) AS auth_events,
     e.relates_to, x.type AS rel_type, e.replaces, e.has_url, is_out_of_band(e) AS is_out_of_band
 FROM events e
 LEFT JOIN event_types t USING (type_nid)
@@ -28,7 +31,10 @@ LEFT JOIN event_types x ON x.type_nid = e.rel_type_nid
 LEFT JOIN principals p ON p.principal_nid = e.sender_nid
 LEFT JOIN state_keys k USING (state_key_nid)
 WHERE e.event_nid = ANY($1::bigint[])
-"""
+""",
+    PREV_NIDS,
+    AUTH_NIDS,
+).sql
 
 SQL_NIDS: Final[LiteralString] = """
 SELECT event_nid

@@ -3,19 +3,25 @@
 from collections.abc import Iterable, Mapping
 from typing import Final, LiteralString, NamedTuple
 
+from storage.database.columns import AUTH_NIDS
 from storage.database.connection import Connection
+from storage.database.placeholders import compose
 from storage.errors import InvalidEvent
 from storage.event import Event, parse
 from storage.ids import EventId, StateKey
 from storage.maintenance.verify.room import VerifiedRoom
 
-SQL_JUDGED: Final[LiteralString] = """
-SELECT e.event_nid, e.event_id, e.stream_ordering, e.outlier, e.rejected, e.auth_events, e.json,
+SQL_JUDGED: Final[LiteralString] = compose(
+    """
+SELECT e.event_nid, e.event_id, e.stream_ordering, e.outlier, e.rejected,
+    :auth_nids.call(e) AS auth_events, e.json,
     e.room_nid, r.room_version
 FROM events e
 JOIN rooms r USING (room_nid)
 WHERE e.event_nid = ANY($1::bigint[])
-"""
+""",
+    AUTH_NIDS,
+).sql
 
 SQL_NIDS_OF: Final[LiteralString] = """
 SELECT event_id, event_nid

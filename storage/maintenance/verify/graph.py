@@ -3,19 +3,24 @@
 from collections.abc import AsyncIterator
 from typing import Final, LiteralString, NamedTuple
 
+from storage.database.columns import PREV_NIDS
 from storage.database.connection import Connection
+from storage.database.placeholders import compose
 from storage.maintenance.verify.finding import Finding
 from storage.maintenance.verify.room import VerifiedRoom, event_ids
 
-SQL_OUT_OF_ORDER: Final[LiteralString] = """
+SQL_OUT_OF_ORDER: Final[LiteralString] = compose(
+    """
 SELECT c.event_id AS child_id, c.topological_ordering AS child, p.event_id AS parent_id,
     p.topological_ordering AS parent
 FROM events c
-CROSS JOIN unnest(c.prev_events) AS n (event_nid)
+CROSS JOIN unnest(:prev_nids.call(c)) AS n (event_nid)
 JOIN events p ON p.event_nid = n.event_nid
 WHERE c.room_nid = $1::int AND NOT c.outlier AND NOT p.outlier
     AND p.topological_ordering >= c.topological_ordering
-"""
+""",
+    PREV_NIDS,
+).sql
 
 SQL_ROOM_MAXIMA: Final[LiteralString] = """
 SELECT COALESCE(max(topological_ordering), 0) AS topological_ordering,
@@ -25,19 +30,20 @@ FROM events
 WHERE room_nid = $1::int AND NOT outlier
 """
 
-SQL_GAPS: Final[LiteralString] = """
+SQL_GAPS: Final[LiteralString] = compose(
+    """
 WITH RECURSIVE
 named AS (  -- by an accepted live event, also through events that can be no extremity
     SELECT n.event_nid
     FROM events e
-    CROSS JOIN unnest(e.prev_events) AS n (event_nid)
+    CROSS JOIN unnest(:prev_nids.call(e)) AS n (event_nid)
     WHERE e.room_nid = $1::int AND NOT e.outlier AND e.rejected IS NULL AND NOT e.soft_failed
         AND NOT e.backfilled
     UNION
     SELECT n.event_nid
     FROM named
     JOIN events e USING (event_nid)
-    CROSS JOIN unnest(e.prev_events) AS n (event_nid)
+    CROSS JOIN unnest(:prev_nids.call(e)) AS n (event_nid)
     WHERE NOT e.outlier AND (e.rejected IS NOT NULL OR e.soft_failed OR e.backfilled)
 ),
 gap AS (  -- the expected rows
@@ -45,7 +51,7 @@ gap AS (  -- the expected rows
         array_agg(DISTINCT c.event_nid ORDER BY c.event_nid) AS child_nids,
         n.event_nid IN (SELECT event_nid FROM named) AS superseded
     FROM events c
-    CROSS JOIN unnest(c.prev_events) AS n (event_nid)
+    CROSS JOIN unnest(:prev_nids.call(c)) AS n (event_nid)
     LEFT JOIN events p ON p.event_nid = n.event_nid
     WHERE c.room_nid = $1::int AND NOT c.outlier AND p.outlier IS NOT FALSE
     GROUP BY n.event_nid
@@ -69,15 +75,18 @@ WHERE f.event_nid IS NULL
     OR (f.superseded > g.superseded
         AND NOT EXISTS (SELECT FROM purge_jobs j WHERE j.room_nid = $1::int))
     OR f.event_id <> e.event_id
-"""
+""",
+    PREV_NIDS,
+).sql
 
-SQL_AFTER_GAPS: Final[LiteralString] = """
+SQL_AFTER_GAPS: Final[LiteralString] = compose(
+    """
 SELECT e.event_id, COALESCE(e.after_gap, false) AS found, correct.expected
 FROM events e
 CROSS JOIN LATERAL (
     SELECT NOT e.backfilled AND EXISTS (
         SELECT
-        FROM unnest(e.prev_events) AS n (event_nid)
+        FROM unnest(:prev_nids.call(e)) AS n (event_nid)
         LEFT JOIN events p ON p.event_nid = n.event_nid AND p.room_nid = e.room_nid
             AND COALESCE(p.arrival_ordering, p.stream_ordering)
                 < COALESCE(e.arrival_ordering, e.stream_ordering)
@@ -85,12 +94,15 @@ CROSS JOIN LATERAL (
     )
 ) AS correct (expected)
 WHERE e.room_nid = $1::int AND NOT e.outlier AND COALESCE(e.after_gap, false) <> correct.expected
-"""
+""",
+    PREV_NIDS,
+).sql
 
-SQL_ENDS: Final[LiteralString] = """
+SQL_ENDS: Final[LiteralString] = compose(
+    """
 WITH RECURSIVE
 live AS (
-    SELECT event_nid, prev_events
+    SELECT event_nid, :prev_nids.call AS prev_events
     FROM events
     WHERE room_nid = $1::int AND NOT outlier AND rejected IS NULL AND NOT soft_failed
         AND NOT backfilled
@@ -103,7 +115,7 @@ named AS (
     SELECT n.event_nid
     FROM named
     JOIN events e USING (event_nid)
-    CROSS JOIN unnest(e.prev_events) AS n (event_nid)
+    CROSS JOIN unnest(:prev_nids.call(e)) AS n (event_nid)
     WHERE NOT e.outlier AND (e.rejected IS NOT NULL OR e.soft_failed OR e.backfilled)
 )
 SELECT l.event_nid
@@ -111,7 +123,9 @@ FROM live l
 WHERE NOT EXISTS (SELECT FROM named n WHERE n.event_nid = l.event_nid)
     AND NOT EXISTS (SELECT FROM dropped_extremities d
         WHERE d.room_nid = $1::int AND d.event_nid = l.event_nid)
-"""
+""",
+    PREV_NIDS,
+).sql
 
 SQL_NEVER_ENDS: Final[LiteralString] = """
 SELECT d.event_nid

@@ -4,7 +4,9 @@ from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass, field
 from typing import Final, LiteralString, NamedTuple
 
+from storage.database.columns import PREV_NIDS
 from storage.database.connection import Connection
+from storage.database.placeholders import compose
 from storage.ids import RoomId
 from storage.maintenance.room_states import RoomStates
 from storage.maintenance.verify.finding import Finding
@@ -20,17 +22,20 @@ FROM rooms
 WHERE room_id = $1::text
 """
 
-SQL_TIMELINE: Final[LiteralString] = """
+SQL_TIMELINE: Final[LiteralString] = compose(
+    """
 SELECT event_nid, event_id, stream_ordering, topological_ordering, state_group_before,
     state_group_after,
-    state_key_nid, soft_failed, rejected, prev_events
+    state_key_nid, soft_failed, rejected, :prev_nids.call AS prev_events
 FROM events
 WHERE room_nid = $1::int
     AND NOT outlier
     AND (topological_ordering, stream_ordering) > ($2::bigint, $3::bigint)
 ORDER BY topological_ordering, stream_ordering
 LIMIT $4::bigint
-"""
+""",
+    PREV_NIDS,
+).sql
 
 SQL_EVENT_IDS: Final[LiteralString] = """
 SELECT event_nid, event_id

@@ -3,7 +3,9 @@
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Final, LiteralString, NamedTuple
 
+from storage.database.columns import PREV_NIDS
 from storage.database.connection import Connection
+from storage.database.placeholders import compose
 from storage.maintenance.verify.auth_graph import read_auth_graph
 from storage.maintenance.verify.event_loader import EventLoader
 from storage.maintenance.verify.finding import Finding
@@ -11,13 +13,16 @@ from storage.maintenance.verify.room import TimelineRow, VerifiedRoom, event_ids
 from storage.maintenance.verify.state_resolution import Resolver
 from storage.state.groups import Group, changed_keys
 
-SQL_PARENTS: Final[LiteralString] = """
+SQL_PARENTS: Final[LiteralString] = compose(
+    """
 SELECT event_nid, event_id, stream_ordering, topological_ordering, state_group_before,
     state_group_after,
-    state_key_nid, soft_failed, rejected, prev_events
+    state_key_nid, soft_failed, rejected, :prev_nids.call AS prev_events
 FROM events
 WHERE event_nid = ANY($1::bigint[]) AND NOT outlier
-"""
+""",
+    PREV_NIDS,
+).sql
 
 SHOWN_MAX: Final = 5  # differing keys that a finding names
 

@@ -3,7 +3,9 @@
 from collections.abc import AsyncIterator
 from typing import Final, LiteralString, NamedTuple
 
+from storage.database.columns import PREV_NIDS
 from storage.database.connection import Connection
+from storage.database.placeholders import compose
 from storage.maintenance.verify.finding import Finding
 from storage.maintenance.verify.room import VerifiedRoom
 
@@ -11,19 +13,20 @@ SQL_HAS_REFUSED: Final[LiteralString] = """
 SELECT EXISTS (SELECT FROM events WHERE room_nid = $1::int AND refused IS NOT NULL)
 """
 
-SQL_SUPERSEDED: Final[LiteralString] = """
+SQL_SUPERSEDED: Final[LiteralString] = compose(
+    """
 WITH RECURSIVE
 named AS (  -- by an accepted live event, also through events that can be no extremity
     SELECT n.event_nid
     FROM events e
-    CROSS JOIN unnest(e.prev_events) AS n (event_nid)
+    CROSS JOIN unnest(:prev_nids.call(e)) AS n (event_nid)
     WHERE e.room_nid = $1::int AND NOT e.outlier AND e.rejected IS NULL AND NOT e.soft_failed
         AND NOT e.backfilled
     UNION
     SELECT n.event_nid
     FROM named
     JOIN events e USING (event_nid)
-    CROSS JOIN unnest(e.prev_events) AS n (event_nid)
+    CROSS JOIN unnest(:prev_nids.call(e)) AS n (event_nid)
     WHERE NOT e.outlier AND (e.rejected IS NOT NULL OR e.soft_failed OR e.backfilled)
 )
 SELECT e.event_id, e.superseded IS TRUE AS found, n.event_nid IS NOT NULL AS expected
@@ -34,7 +37,9 @@ WHERE e.room_nid = $1::int AND e.refused IS NOT NULL
     AND NOT (e.superseded IS TRUE  -- the events that superseded it may be purged
         AND EXISTS (SELECT FROM purge_jobs j WHERE j.room_nid = $1::int))
 ORDER BY e.event_id
-"""
+""",
+    PREV_NIDS,
+).sql
 
 
 class SupersededRow(NamedTuple):

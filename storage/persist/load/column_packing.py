@@ -12,7 +12,7 @@ from operator import itemgetter
 from typing import Any, Final, LiteralString, NamedTuple
 
 from storage.database.columns import Table
-from storage.database.placeholders import ColumnList
+from storage.database.placeholders import LoadedColumns
 
 PART_COLUMNS: Final[LiteralString] = """
 SELECT NULL::text AS kind, NULL::text[] AS texts, NULL::bigint[] AS numbers,
@@ -41,7 +41,7 @@ ARRAY_FIELDS: Final = PackedRow._fields[3:8]
 
 
 @dataclass(frozen=True)
-class PackedColumns(ColumnList):
+class PackedColumns(LoadedColumns):
     """Columns of a table in the form of a `PackedRow`: `:name.packed`, `:name.packed(alias)`."""
 
     types: dict[str, str] = field(default_factory=dict)
@@ -105,8 +105,10 @@ class PackedColumns(ColumnList):
 
 def packed(name: str, table: Table, columns: Sequence[str]) -> PackedColumns:
     """Return columns of a table to be packed."""
+    loaded = table.loaded(name, columns)
     return PackedColumns(
         name,
-        table.chosen(name, columns).columns,
+        loaded.columns,
+        functions=loaded.functions,
         types={column: table.types[column] for column in columns},
     )

@@ -3,13 +3,13 @@
 from collections.abc import Awaitable, Callable, Hashable, Iterable
 from typing import Any, Final, LiteralString, NamedTuple
 
-from storage.database.columns import EVENTS
+from storage.database.columns import AUTH_NIDS, EVENTS
 from storage.database.connection import Connection
 from storage.database.placeholders import compose
 from storage.persist.model.change_set import ChangeSet
 from storage.persist.model.rows import EventRow
 
-EVENT_ROW: Final = EVENTS.chosen("event", EventRow._fields)
+EVENT_ROW: Final = EVENTS.loaded("event", EventRow._fields)
 
 SQL_EVENTS_FROM_ORDER: Final[LiteralString] = compose(
     """
@@ -31,20 +31,23 @@ WHERE room_nid = $1::int AND digest = $2::bigint
 ORDER BY state_group
 """
 
-SQL_AUTH_GRAPH: Final[LiteralString] = """
+SQL_AUTH_GRAPH: Final[LiteralString] = compose(
+    """
 WITH RECURSIVE chain AS (
-    SELECT event_nid, auth_events
+    SELECT event_nid, :auth_nids.call AS auth_events
     FROM events
     WHERE event_nid = ANY($1::bigint[])
     UNION
-    SELECT e.event_nid, e.auth_events
+    SELECT e.event_nid, :auth_nids.call(e)
     FROM chain c
     CROSS JOIN unnest(c.auth_events) AS parent (event_nid)
     JOIN events e ON e.event_nid = parent.event_nid
 )
 SELECT event_nid, auth_events
 FROM chain
-"""
+""",
+    AUTH_NIDS,
+).sql
 
 SQL_REACHING: Final[LiteralString] = """
 SELECT x.event_nid AS reached_nid, r.event_nid, r.state_key_nid

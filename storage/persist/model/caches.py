@@ -121,6 +121,8 @@ class WriterCaches:
         self.records: ResolutionRecordCache = ResolutionRecordCache(RECORDED_EVENTS_MAX)
         self.has_past = False
         """Whether `past_visibility` is in use. It stays in use for good."""
+        self.has_distances = False
+        """Whether `events.prev_distance` is in use. It stays in use for good."""
         self.resolutions: Distribution = Distribution()
         """Seconds of processor time per state resolution, without loading."""
         self._bounded = [cache for cache in vars(self).values() if isinstance(cache, BoundedCache)]

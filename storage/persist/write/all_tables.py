@@ -18,6 +18,7 @@ from storage.database.sql_template import fill
 from storage.persist.model.change_set import ChangeSet
 from storage.persist.write import messages_only
 from storage.persist.write.dependencies import DEPENDENCIES, dependencies_of
+from storage.persist.write.event_edges import learn_form
 from storage.persist.write.events import (
     EVENT_INPUTS,
     PART_DROPPED,
@@ -76,6 +77,9 @@ SELECT NULL, NULL, NULL,
     CASE
         WHEN (SELECT count(*) FROM old_room) <> cardinality(:old_room.room_nid)
             THEN refuse_stale_plan('rooms')
+        WHEN EXISTS (  -- stored before this statement, as its snapshot shows
+            SELECT FROM events WHERE event_id = ANY(:new_event.event_id)
+        ) THEN refuse_stale_plan('events')
         WHEN EXISTS (SELECT FROM old_room WHERE has_lost) AND dependencies_purged(
             :dependencies.*,
             :placed.event_id || :new_event.event_id,
@@ -173,6 +177,7 @@ async def write(
     conn: Connection, change_set: ChangeSet, author: Author, received_ts: int
 ) -> WriteResult:
     """Apply the change set."""
+    await learn_form(conn, change_set.caches)
     if messages_only.has_messages_only(change_set):
         rows = await conn.fetch(
             messages_only.SQL_WRITE_MESSAGES,
@@ -192,6 +197,7 @@ async def write_around(
     rooms that begin in this transaction: nobody has seen an event that is reordered in it, so no
     reordering is stored.
     """
+    await learn_form(conn, change_set.caches)
     new_events, change_set.events.new_events = change_set.events.new_events, {}
     change_set.events.moved.clear()
     try:

@@ -11,6 +11,7 @@ from typing import Any
 from storage.persist.model.change_set import ChangeSet
 from storage.persist.model.event_view import StoredColumns
 from storage.persist.model.rows import EventRow
+from storage.persist.write.event_edges import edge_columns, sparse
 
 SET_BY_STATEMENT = "stream_ordering"
 """The field of `EventRow` that has no value before the write."""
@@ -27,7 +28,13 @@ def new_event_columns(change_set: ChangeSet) -> dict[str, Sequence[Any]]:
     )
     del columns[SET_BY_STATEMENT]
     for name, column in zip(StoredColumns._fields, zip(*stored, strict=True), strict=True):
-        columns[name] = _sparse(column)
+        columns[name] = sparse(column)
+    columns |= edge_columns(
+        columns["event_nid"],
+        columns["prev_events"],
+        columns["auth_events"],
+        has_distances=change_set.caches.has_distances,
+    )
     columns["after_gap"] = after_gap_column(change_set, new)
     columns["json"] = raw
     return columns
@@ -35,9 +42,4 @@ def new_event_columns(change_set: ChangeSet) -> dict[str, Sequence[Any]]:
 
 def after_gap_column(change_set: ChangeSet, nids: Iterable[int]) -> Sequence[Any]:
     """Return the column `after_gap` of these events."""
-    return _sparse([nid in change_set.events.after_gaps or None for nid in nids])
-
-
-def _sparse(column: Sequence[Any]) -> Sequence[Any]:
-    """Return an empty column for one without values: unnest fills it up with NULLs."""
-    return () if column.count(None) == len(column) else column
+    return sparse([nid in change_set.events.after_gaps or None for nid in nids])

@@ -12,6 +12,7 @@ from storage.database.placeholders import ColumnValues, InputRows, by_column
 from storage.persist.model.change_set import ChangeSet
 from storage.persist.model.rows import EventRow, MissingRow
 from storage.persist.write.event_columns import after_gap_column, new_event_columns
+from storage.persist.write.event_edges import AUTH_DISTANCES, edge_columns
 
 NEW_EVENT: Final = EVENTS.rows(
     "new_event",
@@ -32,12 +33,15 @@ REPLACED: Final = (  # what may change of an event; the role of a homeserver may
     "rejected",
     "refused",
     "prev_events",
+    "prev_distance",
 )
+AUTH_COLUMNS: Final = ("auth_events", *AUTH_DISTANCES)
 CHANGED_EVENT: Final = EVENTS.rows(
     "changed_event",
     ("event_nid", *REPLACED),
     after_gap=EVENTS.types["after_gap"],
-    auth_events=EVENTS.types["auth_events"],
+    **{column: EVENTS.types[column] for column in AUTH_COLUMNS},
+    authorised="boolean",
     readmitted="boolean",
 )
 NEW_GAP: Final = MISSING_EVENTS.rows("new_gap")
@@ -64,7 +68,15 @@ changed_event AS (
         after_gap = COALESCE(i.after_gap, e.after_gap),
         arrival_ordering = CASE WHEN i.readmitted THEN e.stream_ordering
             ELSE e.arrival_ordering END,
-        auth_events = COALESCE(i.auth_events::bigint[], e.auth_events),
+        auth_events = CASE WHEN i.authorised THEN i.auth_events::bigint[] ELSE e.auth_events END,
+        auth_distance_1 = CASE WHEN i.authorised THEN i.auth_distance_1
+            ELSE e.auth_distance_1 END,
+        auth_distance_2 = CASE WHEN i.authorised THEN i.auth_distance_2
+            ELSE e.auth_distance_2 END,
+        auth_distance_3 = CASE WHEN i.authorised THEN i.auth_distance_3
+            ELSE e.auth_distance_3 END,
+        auth_distance_4 = CASE WHEN i.authorised THEN i.auth_distance_4
+            ELSE e.auth_distance_4 END,
         :changed_event.update(i)
     FROM unnest(:changed_event.*) AS i (:changed_event.names)
     LEFT JOIN positioned p USING (event_nid)
@@ -123,13 +135,16 @@ def _changed_events(change_set: ChangeSet) -> ColumnValues:
     changed = change_set.events.changed_events
     if not changed:
         return {}
-    columns = by_column(EventRow._fields, changed.values())
-    return {name: columns[name] for name in CHANGED_EVENT.columns} | {
+    columns = dict(by_column(EventRow._fields, changed.values()))
+    columns |= edge_columns(
+        columns["event_nid"],
+        columns["prev_events"],
+        columns["auth_events"],
+        has_distances=change_set.caches.has_distances,
+    )
+    return {name: columns[name] for name in (*CHANGED_EVENT.columns, *AUTH_COLUMNS)} | {
         "after_gap": after_gap_column(change_set, changed),
-        "auth_events": [
-            row.auth_events if nid in change_set.events.authorised else None
-            for nid, row in changed.items()
-        ],
+        "authorised": [nid in change_set.events.authorised for nid in changed],
         "superseded": [row.superseded or None for row in changed.values()],  # loaded, NULL is False
         "readmitted": [nid in change_set.events.readmitted for nid in changed],
     }

@@ -14,11 +14,13 @@ from storage.database.columns import (
     AUDIENCES,
     AUTH_CHAIN_LINKS,
     AUTH_CHAINS,
+    AUTH_NIDS,
     CURRENT_STATE,
     DROPPED_EXTREMITIES,
     EVENTS,
     MISSING_EVENTS,
     PAST_VISIBILITY,
+    PREV_NIDS,
     ROOMS,
     STATE_GROUPS,
     VISIBILITY,
@@ -93,6 +95,7 @@ JOIN pg_temp.state_groups s USING (state_group)
     STATE_GROUPS.chosen("state_group", STATE_GROUPS.but("room_nid")),
 ).sql
 
+EDGES: Final = tuple(sorted({*PREV_NIDS.columns, *AUTH_NIDS.columns} - {"event_nid"}))
 REPLANNED: Final = EVENTS.chosen(
     "replanned",
     EVENTS.but(
@@ -109,8 +112,10 @@ REPLANNED: Final = EVENTS.chosen(
         "backfilled",
         "event_id",
         "json",
+        *EDGES,  # compared as nids: the same edges may be stored in two forms
     ),
 )
+EDGE_COLUMNS: Final = EVENTS.chosen("edge", EDGES)
 
 SQL_SET_EVENTS: Final[LiteralString] = compose(
     """
@@ -121,7 +126,7 @@ WITH found AS MATERIALIZED (
     LEFT JOIN pg_temp.same_groups b ON b.shadow = s.state_group_before
     LEFT JOIN pg_temp.same_groups a ON a.shadow = s.state_group_after
     CROSS JOIN LATERAL (
-        SELECT state_group_before, state_group_after, :replanned.columns
+        SELECT event_nid, state_group_before, state_group_after, :edge.columns, :replanned.columns
         FROM events
         WHERE event_nid = s.event_nid
         OFFSET 0
@@ -129,17 +134,24 @@ WITH found AS MATERIALIZED (
     WHERE s.room_nid = $1::int
         AND (
             COALESCE(b.live, s.state_group_before), COALESCE(a.live, s.state_group_after),
-            :replanned.of(s)
-        ) IS DISTINCT FROM (e.state_group_before, e.state_group_after, :replanned.of(e))
+            :prev_nids.call(s), :auth_nids.call(s), :replanned.of(s)
+        ) IS DISTINCT FROM (
+            e.state_group_before, e.state_group_after,
+            :prev_nids.call(e), :auth_nids.call(e), :replanned.of(e)
+        )
 )
 UPDATE events e
 SET state_group_before = s.group_before,
     state_group_after = s.group_after,
+    :edge.update(s),
     :replanned.update(s)
 FROM found s
 WHERE e.event_nid = s.event_nid
 """,
     REPLANNED,
+    EDGE_COLUMNS,
+    PREV_NIDS,
+    AUTH_NIDS,
 ).sql
 
 SQL_LEFT_OUT: Final[LiteralString] = """

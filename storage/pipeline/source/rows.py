@@ -15,6 +15,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from storage.database.arrow_results import ArrowConnection
+from storage.database.columns import AUTH_NIDS, PREV_NIDS
+from storage.database.placeholders import compose
 
 IDS: Final = pa.list_(pa.string())
 ARROW_SCHEMA: Final = pa.schema(
@@ -54,7 +56,8 @@ _SPARK_TYPES: Final = {
     "binary": "binary",
 }
 
-SQL_EVENT_ROWS: Final[LiteralString] = """
+SQL_EVENT_ROWS: Final[LiteralString] = compose(
+    """
 SELECT
     e.event_nid,
     e.event_id,
@@ -76,8 +79,8 @@ SELECT
     e.redacted_form,
     e.audience,
     e.redacted_by AS redacted_by_nid,
-    CASE WHEN $2::boolean THEN e.prev_events ELSE '{}' END AS prev_nids,
-    CASE WHEN $2::boolean THEN e.auth_events ELSE '{}' END AS auth_nids,
+    CASE WHEN $2::boolean THEN :prev_nids.call(e) ELSE '{}' END AS prev_nids,
+    CASE WHEN $2::boolean THEN :auth_nids.call(e) ELSE '{}' END AS auth_nids,
     CASE WHEN $3::boolean THEN e.json END AS pdu
 FROM unnest($1::bigint[]) AS wanted (event_nid)
 JOIN events e USING (event_nid)
@@ -85,7 +88,10 @@ JOIN rooms r USING (room_nid)
 JOIN event_types t USING (type_nid)
 JOIN principals p ON p.principal_nid = e.sender_nid
 LEFT JOIN state_keys k ON k.state_key_nid = e.state_key_nid
-"""
+""",
+    PREV_NIDS,
+    AUTH_NIDS,
+).sql
 
 SQL_EDGE_IDS: Final[LiteralString] = """
 SELECT e.event_nid, e.event_id, e.stream_ordering

@@ -27,6 +27,8 @@ from pyspark.sql import functions as f
 
 from storage.config import Config
 from storage.database.arrow_results import arrow_snapshot
+from storage.database.columns import PREV_NIDS
+from storage.database.placeholders import compose
 from storage.errors import ExtraMissing
 from storage.pipeline.failures import executor_errors
 from storage.pipeline.imports.archive_files import literal
@@ -36,7 +38,8 @@ from storage.pipeline.source.options import Options
 from storage.pipeline.source.reader import EventReader, ReadRange
 from storage.pipeline.source.rows import spark_ddl
 
-SQL_COUNTS_OF_RANGE: Final[LiteralString] = """
+SQL_COUNTS_OF_RANGE: Final[LiteralString] = compose(
+    """
 WITH counted AS (
     SELECT
         e.room_nid,
@@ -54,7 +57,7 @@ WITH counted AS (
         count(*) FILTER (WHERE e.rejected IS NOT NULL) AS rejected,
         count(*) FILTER (WHERE e.soft_failed) AS soft_failed,
         count(*) FILTER (WHERE e.redacted_by IS NOT NULL OR e.redacted_form) AS redacted,
-        count(*) FILTER (WHERE cardinality(e.prev_events) > 1) AS merges,
+        count(*) FILTER (WHERE cardinality(:prev_nids.call(e)) > 1) AS merges,
         sum(octet_length(e.json))::bigint AS bytes
     FROM events e
     LEFT JOIN unnest($3::bigint[], $4::bool[], $5::bigint[], $6::bigint[]) AS b (writer_nid,
@@ -81,7 +84,9 @@ SELECT
 FROM counted c
 JOIN rooms r USING (room_nid)
 JOIN event_types t USING (type_nid)
-"""
+""",
+    PREV_NIDS,
+).sql
 
 SQL_ROOMS_NOW: Final[LiteralString] = """
 SELECT
