@@ -201,6 +201,7 @@ INVARIANTS: Final[Mapping[str, str]] = {
     "events_outlier_check": "persist/ builds a row of an outlier or of an event with its position, "
     "never of a mixture",
     "events_state_after_check": "persist/ gives a group only to accepted state events",
+    "events_distance_check": "edge_columns writes each edge in one of the two forms",
     "events_refused_check": "persist/ writes a verdict only with soft_failed",
     "events_superseded_check": "persist/ writes it for refused events only",
     "events_relation_check": "persist/ writes the three columns from one relation",

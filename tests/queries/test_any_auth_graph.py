@@ -11,10 +11,12 @@ import pytest
 
 import storage
 from storage.database import Connection
+from storage.database.columns import AUTH_NIDS
 from storage.ids import EventId
 from storage.persist.load.auth_closures import load_closures
 from storage.persist.model.change_set import ChangeSet
 from storage.persist.model.nid_blocks import NidBlocks
+from storage.persist.write.event_edges import edge_columns
 from storage.queries.auth_chain import auth_chain_difference, auth_chain_ids
 from tests.persist.random_auth_graphs import SERVER, AuthGraphWorld, caches, chain, world_of
 
@@ -23,7 +25,11 @@ TABLES = """
 CREATE TEMPORARY TABLE events (
   event_nid bigint PRIMARY KEY,
   event_id text COLLATE "C" UNIQUE,
-  auth_events bigint[]
+  auth_events bigint[],
+  auth_distance_1 int,
+  auth_distance_2 int,
+  auth_distance_3 int,
+  auth_distance_4 int
 );
 CREATE TEMPORARY TABLE auth_chains (LIKE public.auth_chains INCLUDING ALL);
 CREATE TEMPORARY TABLE auth_chain_links (LIKE public.auth_chain_links INCLUDING ALL)
@@ -34,10 +40,19 @@ async def keep(conn: Connection, world: AuthGraphWorld) -> None:
     """The world, and nothing else, in the tables of this connection."""
     await conn.execute("TRUNCATE events, auth_chains, auth_chain_links")
     places = world.change_set.auth_graph.new_places
+    nids = list(world.graph)
+    edges = edge_columns(nids, [()] * len(nids), list(world.graph.values()), has_distances=True)
     await conn.copy_in(
         "events",
-        ("event_nid", "event_id", "auth_events"),
-        [(nid, f"${nid}", auth) for nid, auth in world.graph.items()],
+        ("event_nid", "event_id", *AUTH_NIDS.columns[1:]),
+        [
+            (nid, f"${nid}", *auth)
+            for nid, *auth in zip(
+                nids,
+                *(edges[column] or [None] * len(nids) for column in AUTH_NIDS.columns[1:]),
+                strict=True,
+            )
+        ],
     )
     rows = [(nid, *entry.place, f"${nid}", "") for nid, entry in places.items()]
     await conn.copy_in(
