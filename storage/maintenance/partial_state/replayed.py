@@ -39,6 +39,19 @@ WHERE room_nid = $1::int AND NOT is_out_of_band(e)
     AUTH_NIDS,
 ).sql
 
+SQL_IS_CITED: Final[LiteralString] = compose(
+    """
+SELECT EXISTS (
+    SELECT
+    FROM events e
+    CROSS JOIN unnest(:auth_nids.call) AS cited (event_nid)
+    WHERE e.room_nid = $1::int AND cited.event_nid = ANY($2::bigint[])
+        AND e.event_nid <> ALL($2::bigint[]) AND NOT is_out_of_band(e)
+)
+""",
+    AUTH_NIDS,
+).sql
+
 SQL_ARRIVED_SINCE: Final[LiteralString] = """
 SELECT e.event_nid
 FROM events e
@@ -72,8 +85,8 @@ async def replayed(
 ) -> EventsToReplay:
     """Return the events to store again; ``state``: the whole state before the join."""
     arrived = await conn.fetchvals(SQL_ARRIVED_SINCE, room_nid, join_nid)
-    cited = await conn.fetch(SQL_CITED, room_nid, row=EventEdgesRow)
-    rows = await conn.fetch(SQL_TAKEN, sorted(dependent(cited, set(arrived))), row=TakenRow)
+    again = await _with_dependent(conn, room_nid, arrived)
+    rows = await conn.fetch(SQL_TAKEN, sorted(again), row=TakenRow)
     given = [row for row in rows if row.is_undetermined and row.event_nid != join_nid]
     found = await states_at(conn, [EventId(row.event_id) for row in given], after=False)
     states: dict[str, tuple[EventId, ...]] = {
@@ -81,6 +94,17 @@ async def replayed(
     }
     states |= {row.event_id: tuple(state) for row in rows if row.event_nid == join_nid}
     return EventsToReplay(rows, _in_order(rows, version, states, frozenset(arrived)))
+
+
+async def _with_dependent(conn: Connection, room_nid: int, arrived: Sequence[int]) -> set[int]:
+    """Return the events that arrived, and all others that cite one of them over auth events.
+
+    Mostly there are no others, and then the auth events of the room are not loaded.
+    """
+    if not await conn.fetchval(SQL_IS_CITED, room_nid, arrived):
+        return set(arrived)
+    cited = await conn.fetch(SQL_CITED, room_nid, row=EventEdgesRow)
+    return dependent(cited, set(arrived))
 
 
 def _in_order(

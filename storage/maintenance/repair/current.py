@@ -52,6 +52,8 @@ SELECT $1::int, state_key_nid, event_nid, membership
 FROM wanted
 ON CONFLICT (room_nid, state_key_nid) DO UPDATE SET event_nid = EXCLUDED.event_nid,
     membership = EXCLUDED.membership
+    WHERE (current_state.event_nid, current_state.membership)
+        IS DISTINCT FROM (EXCLUDED.event_nid, EXCLUDED.membership)
 """
 
 SQL_REPAIR_COUNTS: Final[LiteralString] = """

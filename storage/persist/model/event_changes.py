@@ -177,8 +177,7 @@ class EventChanges:
         """Move all changes into the change set."""
         self.change_set.states.add_groups(self.room, self.groups.values())
         self.room.merged.update(self.merged)
-        self.change_set.states.reserved_groups.clear()
-        self.change_set.states.resolving.clear()
+        self.change_set.states.forget_event()
         for principal, visible in self.visibility.items():
             self.change_set.visibility.set_visibility((self.room_nid, principal), visible)
         for (principal, _), past in self.past.items():

@@ -5,6 +5,7 @@ A view reads through to the caches of the process, and collects what the batch a
 
 from collections.abc import Hashable, Iterable, Mapping
 
+from storage.ids import EventId
 from storage.persist.model.caches import WriterCaches
 from storage.persist.model.missing_data import MissingData
 from storage.persist.model.nid_blocks import NidBlocks
@@ -14,7 +15,8 @@ from storage.persist.model.rows import (
     Counts,
 )
 from storage.persistent_map import Map
-from storage.state.groups import Group
+from storage.state.groups import Group, derive
+from storage.visibility.audience_numbering import NOTHING
 
 
 class StateView:
@@ -27,7 +29,13 @@ class StateView:
         self.counts: dict[int, Map[int, Counts]] = {}
         self.records: dict[int, list[ResolutionRecord]] = {}
         self.new_groups: dict[int, Group] = {}
-        self.reserved_groups: dict[Hashable, int] = {}  # of the event being planned
+        # What was worked out for the event being planned, so that planning it again is cheap. An
+        # event may be left without a plan, so the keys have all that the values depend on.
+        self.derived: dict[Hashable, Group] = {}
+        self.empty_nids: dict[int, int] = {}
+        self.complete_states: set[tuple[int, tuple[EventId, ...]]] = set()  # by room
+        self.nearest: dict[Hashable, tuple[Group, Mapping[int, int]]] = {}
+        self.growths: dict[tuple[int | None, int], Mapping[int, Counts]] = {}
         self.resolving: dict[frozenset[int], PendingResolution] = {}  # of the event being planned
         self.resolving_seconds: dict[str, float] = {}
         """Seconds of processor time that state resolutions took, by room."""
@@ -58,13 +66,30 @@ class StateView:
             self.groups[group.state_group] = self.new_groups[group.state_group] = group
             room.group_digests.setdefault(group.digest, []).append(group.state_group)
 
-    def group_nid_for(self, base: Group, change: Mapping[int, int]) -> int:
-        """Return the nid reserved for the state that results from this change of ``base``.
+    def derive(self, base: Group, change: Mapping[int, int]) -> Group:
+        """Return the group of the state that results from this change of ``base``.
 
-        Repeated calls for one event return the same nid.
+        It has a nid and no audience. Repeated calls for one event return the same group.
         """
         key = base.state_group, frozenset(change.items())
-        nid = self.reserved_groups.get(key)
+        group = self.derived.get(key)
+        if group is None:
+            nid = self.blocks.take("state_group_nids")
+            group = self.derived[key] = derive(base, change, nid, NOTHING)
+        return group
+
+    def empty_nid(self, room_nid: int) -> int:
+        """Return the nid reserved for the empty state group of a new room."""
+        nid = self.empty_nids.get(room_nid)
         if nid is None:
-            nid = self.reserved_groups[key] = self.blocks.take("state_group_nids")
+            nid = self.empty_nids[room_nid] = self.blocks.take("state_group_nids")
         return nid
+
+    def forget_event(self) -> None:
+        """Forget what was worked out for the event whose plan is complete now."""
+        self.derived.clear()
+        self.empty_nids.clear()
+        self.complete_states.clear()
+        self.nearest.clear()
+        self.growths.clear()
+        self.resolving.clear()

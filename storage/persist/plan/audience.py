@@ -9,7 +9,7 @@ There are two ways to a number: `advance` when the current state changes, and `b
 state. Both compare two states only in the keys in which they differ.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 from storage.database.names import (
@@ -227,11 +227,19 @@ def _flags(visibility: str) -> tuple[tuple[int, PrincipalStanding], tuple[int, P
     )
 
 
-def _moved(changes: EventChanges, base: Group | None, target: Group) -> dict[int, Counts]:
+def _moved(changes: EventChanges, base: Group | None, target: Group) -> Mapping[int, Counts]:
     """Return the growth of each principal's joined and invited users from ``base`` to ``target``.
 
-    Principals without a change have no entry.
+    Principals without a change have no entry. The result is kept until the event is planned.
     """
+    kept = changes.change_set.states.growths
+    key = None if base is None else base.state_group, target.state_group
+    if key not in kept:
+        kept[key] = _growth(changes, base, target)
+    return kept[key]
+
+
+def _growth(changes: EventChanges, base: Group | None, target: Group) -> dict[int, Counts]:
     keys = set(target.entries) if base is None else changed_keys(base, target)
     moved: dict[int, Counts] = {}
     for user, old, new in _memberships(changes.change_set, base, target, keys):

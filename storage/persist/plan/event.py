@@ -191,13 +191,19 @@ def _unknown_state(
         return []
     if incoming.state_before is None:
         return [EventId(one) for one in parents.missing]
+    state = room.row.room_nid, incoming.state_before
+    if state in change_set.states.complete_states:
+        return []
     change_set.events.ensure_ids(incoming.state_before)
     rows = [(one, out_of_band.usable(change_set.events.row(one))) for one in incoming.state_before]
-    return [
+    missing = [
         one
         for one, row in rows
         if row is None or row.state_key_nid is None or row.room_nid != room.row.room_nid
     ]
+    if not missing:
+        change_set.states.complete_states.add(state)
+    return missing
 
 
 def _plan_outlier(

@@ -71,8 +71,7 @@ def _stored(changes: EventChanges, group: Group, lacking: dict[int, int]) -> Gro
     known = same_state(changes, derive(group, lacking, 0, NOTHING))
     if known is not None:
         return known
-    number = changes.change_set.states.group_nid_for(group, lacking)
-    new = derive(group, lacking, number, NOTHING)
+    new = changes.change_set.states.derive(group, lacking)
     changes.change_set.names.ensure_state_key_names(new.steps[-1].delta)
     return changes.add_group(new._replace(audience=audience.branch(changes, group, new)))
 

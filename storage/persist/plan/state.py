@@ -8,6 +8,7 @@ from collections.abc import Mapping
 
 from storage.errors import StorageCorrupt
 from storage.ids import EventId
+from storage.persist.model.change_set import ChangeSet
 from storage.persist.model.event_changes import EventChanges
 from storage.persist.model.missing_data import StalePlan
 from storage.persist.model.rows import EventRow
@@ -15,7 +16,7 @@ from storage.persist.plan import audience
 from storage.persist.plan.state_merge import merged_state, same_state
 from storage.persist.plan.topology import ParentEvents
 from storage.persistent_map import Map
-from storage.state.groups import REMOVED, Group, State, derive, root_group
+from storage.state.groups import REMOVED, Group, State, root_group
 from storage.visibility.audience_numbering import NOTHING
 
 
@@ -74,13 +75,9 @@ def current_after(
 def empty(changes: EventChanges) -> Group:
     """Return the room's empty state group; add it if the room has no state yet."""
     if changes.main is None:
+        number = changes.change_set.states.empty_nid(changes.room_nid)
         group = changes.add_group(
-            root_group(
-                changes.change_set.blocks.take("state_group_nids"),
-                changes.room_nid,
-                Map(),
-                changes.next_audience,
-            )
+            root_group(number, changes.room_nid, Map(), changes.next_audience)
         )
         audience.advance(changes, group)
         return group
@@ -104,23 +101,34 @@ def _given(changes: EventChanges, given: tuple[EventId, ...], parents: ParentEve
     """Return the group of a state that the caller gave.
 
     A new group is derived from whichever is nearest: the current state or the state after a stored
-    parent.
+    parent. The change is kept until the event is planned, because the state may be large.
     """
-    change_set = changes.change_set
+    kept, afters = changes.change_set.states.nearest, tuple(row.after for row in parents.held)
+    key = changes.room_nid, changes.main, afters, given
+    if key not in kept:
+        entries = _entries(changes.change_set, given)
+        known = same_state(changes, root_group(0, changes.room_nid, entries, NOTHING))
+        if known is not None:
+            return known
+        candidates = [(base, _between(base.entries, entries)) for base in _bases(changes, parents)]
+        kept[key] = min(candidates, key=lambda pair: len(pair[1]))
+    elif changes.main is None:
+        empty(changes)  # which is the base then, or what comes before it
+    return _new(changes, *kept[key], becomes_current=False)
+
+
+def _entries(change_set: ChangeSet, given: tuple[EventId, ...]) -> State:
+    """Return a state by key; ids of events that are not stored are left out."""
     rows = [row for one in given if (row := change_set.events.row(one)) is not None]
-    entries = Map(
-        {row.state_key_nid: row.event_nid for row in rows if row.state_key_nid is not None}
-    )
-    known = same_state(changes, root_group(0, changes.room_nid, entries, NOTHING))
-    if known is not None:
-        return known
-    bases = [
+    return Map({row.state_key_nid: row.event_nid for row in rows if row.state_key_nid is not None})
+
+
+def _bases(changes: EventChanges, parents: ParentEvents) -> list[Group]:
+    """Return the states near one that the caller gave: the current one, and those after parents."""
+    return [
         changes.main_group() or empty(changes),
         *(changes.group(parent.after) for parent in parents.held),
     ]
-    candidates = [(base, _between(base.entries, entries)) for base in bases]
-    base, change = min(candidates, key=lambda pair: len(pair[1]))
-    return _new(changes, base, change, becomes_current=False)
 
 
 def _between(old: State, new: State) -> dict[int, int]:
@@ -134,7 +142,7 @@ def _new(
     changes: EventChanges, base: Group, change: Mapping[int, int], *, becomes_current: bool
 ) -> Group:
     """Add a group for the state that differs from ``base`` by ``change``, with its audience."""
-    group = derive(base, change, changes.change_set.states.group_nid_for(base, change), NOTHING)
+    group = changes.change_set.states.derive(base, change)
     changes.change_set.names.ensure_state_key_names(group.steps[-1].delta)
     if not becomes_current:
         return changes.add_group(group._replace(audience=audience.branch(changes, base, group)))
