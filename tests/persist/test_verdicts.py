@@ -319,6 +319,28 @@ async def test_two_processes_readmit_once(dsn: str) -> None:
         assert await findings(one) == []
 
 
+@pytest.mark.parametrize("is_refused", [True, False])
+async def test_a_process_that_knows_the_event_as_an_outlier_readmits_it(
+    dsn: str, is_refused: bool
+) -> None:
+    """Its cached row is out of date, and only a write would notice that."""
+    async with (
+        storage.open(dsn, server_name=SERVER, instance_name="one") as one,
+        storage.open(dsn, server_name=SERVER, instance_name="two") as two,
+    ):
+        room, _, other = begun()
+        await take(one, *room.events)
+        said = room.message(other, "spam")
+        await take(one, said, origin="outlier")
+        refused = {said.event_id: "spam"} if is_refused else {}
+        [placed] = await take(two, said, refused=refused)
+        result = await one.readmit(said.event_id)
+        assert result.outcome == ("stored" if is_refused else "duplicate")
+        assert result.topological_ordering == placed.topological_ordering
+        assert await one.forward_extremities(room.room_id) == {said.event_id}
+        assert await findings(one) == []
+
+
 async def test_a_readmission_whose_answer_is_lost_is_done_once(dsn: str) -> None:
     """It has no new event to look up: the second attempt finds it accepted."""
     room, _, other = begun()

@@ -47,40 +47,26 @@ class ReadmissionEffects(NamedTuple):
 
 
 def plan_readmission(change_set: ChangeSet, wanted: Readmission) -> AppendResult:
-    """Plan a readmission; on `MissingData` nothing was changed.
+    """Plan the readmission of an event that is stored and refused.
 
-    The result is "missing_parents" for an event that is not stored, and "duplicate" for one that is
-    accepted. It is "invalid" for one that the caller did not refuse.
+    On `MissingData` nothing was changed. The result is "missing_parents" for an event that was
+    purged meanwhile, and "duplicate" for one that was readmitted meanwhile. Raise `StalePlan` for a
+    cached row from before the event was refused.
     """
     change_set.events.pending = change_set.events.pending_event = None
     row = change_set.events.row(wanted.event_id)
     if row is None:
         return AppendResult(wanted.event_id, "missing_parents", "it is not stored")
-    if row.refused is None:
-        return _not_refused(wanted, row)
-    if row.event_nid in change_set.events.new_events:
-        raise StalePlan("a refused event is readmitted before its write", event_id=row.event_id)
+    if row.refused is None and row.accepted and not row.outlier:
+        return AppendResult(
+            wanted.event_id, "duplicate", None, row.stream_ordering, row.topological_ordering
+        )
+    if row.refused is None or row.event_nid in change_set.events.new_events:
+        raise StalePlan("a refused event is cached as it was before", event_id=row.event_id)
     event = change_set.events.events_of((row.event_nid,))[row.event_nid]
     changes = EventChanges(change_set, room_of(change_set, event))
     _store(changes, _effects(changes, row, event), event)
     return stored(event)
-
-
-def _not_refused(wanted: Readmission, row: EventRow) -> AppendResult:
-    if row.accepted and not row.outlier:
-        return AppendResult(
-            wanted.event_id, "duplicate", None, row.stream_ordering, row.topological_ordering
-        )
-    flag = (
-        f"is rejected ({row.rejected})"
-        if row.rejected is not None
-        else "is an outlier"
-        if row.outlier
-        else "is soft-failed by the current state"
-    )
-    return AppendResult(
-        wanted.event_id, "invalid", f"{row.event_id} {flag}: the caller did not refuse it"
-    )
 
 
 def _effects(changes: EventChanges, refused: EventRow, event: Event) -> ReadmissionEffects:
