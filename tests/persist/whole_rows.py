@@ -208,6 +208,10 @@ TABLES_LEFT_OUT: Final[dict[str, str]] = {
 COMPLETED: Final = "(the completion)"
 """The position of a completion."""
 
+LEFT: Final = "(a position that an event has left)"
+"""That of state deltas whose event has a new position since a completion: a soft-failed event may
+end forward extremities, and so change the current state."""
+
 SQL_COLUMNS: Final = """
 SELECT c.relname AS table_name, a.attname AS column_name
 FROM pg_class c
@@ -388,7 +392,7 @@ async def _deltas(
     for row in await conn.fetch("SELECT * FROM state_deltas ORDER BY stream_ordering"):
         event = None if row["event_nid"] is None else names.events[row["event_nid"]]
         found.setdefault(row["stream_ordering"], {})[names.keys[row["state_key_nid"]]] = event
-    return [(names.at[position], changes) for position, changes in found.items()]
+    return [(names.at.get(position, LEFT), changes) for position, changes in found.items()]
 
 
 def differences(full: StoreRows, completed: StoreRows, moved: Iterable[str] = ()) -> list[str]:
@@ -415,16 +419,21 @@ def _table_differences(
     for key in full.keys() & completed.keys():
         for column, value in full[key].items():
             other = completed[key][column]
-            if value != other and not _may_differ(table, column, completed[key], moved):
+            if value != other and not _may_differ(table, column, completed[key], value, moved):
                 lines.append(f"{table} {key} {column}: {_unlike(value, other)}")
     return lines
 
 
-def _may_differ(table: str, column: str, row: Row, moved: set[str]) -> bool:
-    """Return whether a value depends on a position that a completion has given."""
+def _may_differ(table: str, column: str, row: Row, full: Any, moved: set[str]) -> bool:
+    """Return whether a value depends on a position that a completion has given.
+
+    ``full``: the value of the other store. A membership that it has from a moved event came with
+    another event before the completion.
+    """
     if column == "after_gap":
         return not moved.isdisjoint([row["event_id"], *row["prev_events"]])
-    return TABLES[table].get(column) == "position" and row[column] in {COMPLETED, *moved}
+    given = {COMPLETED, *moved}
+    return TABLES[table].get(column) == "position" and not given.isdisjoint([row[column], full])
 
 
 def _unlike(value: Any, other: Any) -> str:
@@ -438,7 +447,7 @@ def _unlike(value: Any, other: Any) -> str:
 
 def _delta_differences(full: StoreRows, completed: StoreRows) -> list[str]:
     """Compare the state deltas after the completion, and the state up to there."""
-    before = {*completed.order[: completed.completed_after], COMPLETED}
+    before = {*completed.order[: completed.completed_after], COMPLETED, LEFT}
     ours = [one for one in completed.deltas if one[0] not in before]
     theirs = [one for one in full.deltas if one[0] not in before]
     lines = [f"state_deltas: only full {one}" for one in theirs if one not in ours]
