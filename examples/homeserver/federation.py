@@ -32,7 +32,8 @@ class Federation(Api):
 
     @on("PUT", "/send_{act:join|leave|knock}/{room}/{event}")
     async def take(self, call: Call, act: str, room: RoomId, event: str) -> Json:
-        return await self.home.responder.take_membership(call.sender, act, room, event, call.body)
+        omits, take = call.query.get("omit_members") == "true", self.home.responder.take_membership
+        return await take(call.sender, act, room, event, call.body, omit_members=omits)
 
     @on("PUT", "/invite/{room}/{event}")
     async def invite(self, call: Call, room: RoomId, event: str) -> Json:

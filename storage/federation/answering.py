@@ -21,6 +21,7 @@ from storage.ids import EventId, RoomId, server_name_of
 from storage.queries.event_auth import StateIds
 from storage.queries.events import StoredEvent
 from storage.queries.pagination.page import Direction
+from storage.queries.reduced_state import reduced_state
 from storage.store.sending import signer_of
 
 Json = dict[str, Any]
@@ -103,8 +104,14 @@ class Responder:
         room_id: RoomId,
         event_id: str,
         pdu: Mapping[str, Any],
+        *,
+        omit_members: bool = False,
     ) -> Json:
-        """Answer PUT /send_join, /send_knock and /send_leave: store the event and pass it on."""
+        """Answer PUT /send_join, /send_knock and /send_leave: store the event and pass it on.
+
+        ``omit_members`` is the parameter of that name of /send_join. The response then has only the
+        members that the other server needs at once, and the servers in the room.
+        """
         version = await self._version_inside(args.room(room_id))
         given = dict(args.mapping(pdu, "the event"))
         event = parse(given, version)
@@ -118,8 +125,25 @@ class Responder:
             return {"knock_room_state": await stripped_state(self._store, event.room_id)}
         if change == "leave":
             return {}
-        state = await self._with_chain(await self._store.state_ids(event.event_id), "state")
-        return {"event": signed, "origin": self._store.server_name, **state}
+        response = {"event": signed, "origin": self._store.server_name}
+        if omit_members:
+            return response | await self._without_members(event)
+        ids = await self._store.state_ids(event.event_id)
+        return response | await self._with_chain(ids, "state")
+
+    async def _without_members(self, join: Event) -> Json:
+        """Return the state before a join without most members, and the rest of its auth chains.
+
+        Source: server-server API, `PUT /_matrix/federation/v2/send_join`, `omit_members`.
+        """
+        state = await self._store.reads.run(lambda conn: reduced_state(conn, join.event_id))
+        chain = await self._store.auth_chain_ids([*state, join.event_id])
+        servers = await self._store.joined_servers(join.room_id, at_event=join.event_id)
+        return {
+            "members_omitted": True,
+            "servers_in_room": sorted(servers),
+            **await self._with_chain(StateIds(state, frozenset(chain - state)), "state"),
+        }
 
     async def _version_inside(self, room_id: RoomId) -> str:
         """Return the version of a room that this server is in. `UnknownRoom`."""

@@ -3,7 +3,7 @@
 from typing import Any
 
 from storage import RoomId
-from storage.event import parse
+from storage.event import event_id, parse
 from storage.federation import JoinResult
 from tests.federation.peers import Homeserver
 
@@ -38,10 +38,10 @@ def omitted(response: Json, version: str, servers: list[str]) -> Json:
 async def join_partially(
     room_id: RoomId, server: Homeserver, resident: Homeserver, user: str = "user"
 ) -> JoinResult:
-    """Join over federation, with the members omitted."""
+    """Join over federation, with the members omitted by the other server."""
     version = await resident.version(room_id)
     join = await server.make_join(room_id, resident, user)
-    response = await resident.send_join(join)
-    servers = sorted(await resident.store.joined_servers(room_id))
-    partial = omitted(response, version, [one for one in servers if one != server.name])
-    return await server.receiver.joined(resident.name, join, partial, version)
+    path = "join", room_id, event_id(join, version)
+    take = resident.responder.take_membership
+    response = await take(server.name, *path, join, omit_members=True)
+    return await server.receiver.joined(resident.name, join, response, version)

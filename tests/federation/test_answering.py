@@ -1,16 +1,27 @@
 """Responses to other servers: what they may have, and requests that are false."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
 
-from storage import AuthDenied, EventId, InputError, RoomId, UnknownEvent, UnknownRoom, responses
+from storage import (
+    AuthDenied,
+    EventId,
+    InputError,
+    PartialState,
+    RoomId,
+    UnknownEvent,
+    UnknownRoom,
+    responses,
+)
 from storage.event import event_id, sign
 from storage.federation import IncompatibleRoomVersion, RemoteError, Responder, Sender
 from storage.queries.events import StoredEvent
 from storage.testing import signing_key
+from tests.federation.partial import join_partially
 from tests.federation.peers import Homeserver
-from tests.federation.rooms import PUBLIC, shared_room
+from tests.federation.rooms import PUBLIC, agree, shared_room
 
 Json = dict[str, Any]
 
@@ -73,6 +84,90 @@ async def test_only_the_event_of_the_path_is_taken(two: list[Homeserver]) -> Non
     assert {one["type"] for one in found["state"]} >= {"m.room.create", "m.room.join_rules"}
     assert found["event"] == join
     assert await take("s2.test", "join", room_id, join_id, join) == found
+
+
+def ids_of(pdus: Iterable[Json]) -> set[str]:
+    return {event_id(pdu, "12") for pdu in pdus}
+
+
+def users_in(response: Json) -> set[str]:
+    """The users whose membership is in the state of a response."""
+    return {pdu["state_key"] for pdu in response["state"] if pdu["type"] == "m.room.member"}
+
+
+@pytest.mark.parametrize("is_named", [True, False])
+async def test_members_are_omitted_on_request(three: list[Homeserver], *, is_named: bool) -> None:
+    one, other, third = three
+    room_id = await one.store.create_room(one.user(), initial_state=[PUBLIC])
+    for number in range(8):
+        user = one.user(f"m{number}")
+        join = {"membership": "join"}
+        await one.do(room_id, f"m{number}", "m.room.member", join, state_key=user)
+    if is_named:
+        await one.do(room_id, "user", "m.room.name", {"name": "Jam"}, state_key="")
+    assert (await third.join(room_id, one)).outcome == "joined"
+    invite = {"membership": "invite"}
+    await one.do(room_id, "m5", "m.room.member", invite, state_key=other.user())
+    join = await signed_join(one, other, room_id)
+    take, path = one.responder.take_membership, (room_id, event_id(join, "12"))
+    small = await take("s2.test", "join", *path, join, omit_members=True)
+    assert (small["members_omitted"], small["servers_in_room"]) == (True, ["s1.test", "s3.test"])
+    assert await take("s2.test", "join", *path, join, omit_members=True) == small
+    whole = await take("s2.test", "join", *path, join)
+    assert not {"members_omitted", "servers_in_room"} & whole.keys()
+    assert small["event"] == whole["event"]
+
+    def others(response: Json) -> list[Json]:
+        found = [pdu for pdu in response["state"] if pdu["type"] != "m.room.member"]
+        return sorted(found, key=lambda pdu: str(pdu["type"]))
+
+    assert others(small) == others(whole)
+    heroes = set() if is_named else {one.user(), *(one.user(f"m{number}") for number in range(4))}
+    assert users_in(small) == {other.user(), *heroes}
+    given, kept = ids_of(small["state"]), ids_of(small["auth_chain"])
+    assert not given & kept
+    assert given < ids_of(whole["state"])
+    assert kept <= ids_of([*whole["auth_chain"], *whole["state"]])
+    cited = {one_id for pdu in small["state"] for one_id in pdu["auth_events"]}
+    assert cited | set(join["auth_events"]) <= given | kept
+    joined = await other.receiver.joined("s1.test", join, small, "12")
+    assert (joined.outcome, joined.is_partial, joined.left_out) == ("joined", True, {})
+    [partial] = await other.store.partial_rooms()
+    assert partial.servers == {"s1.test", "s3.test"}
+    assert await other.receiver.complete(room_id)
+    await agree(room_id, one, other)
+
+
+async def test_the_state_before_a_join_is_that_of_its_parents(two: list[Homeserver]) -> None:
+    """Members and heroes are not those of the current state."""
+    one, other = two
+    room_id = await one.store.create_room(one.user(), initial_state=[PUBLIC])
+    join = await signed_join(one, other, room_id)
+    await one.do(
+        room_id, "late", "m.room.member", {"membership": "join"}, state_key=one.user("late")
+    )
+    await one.do(room_id, "user", "m.room.topic", {"topic": "later"}, state_key="")
+    found = await one.responder.take_membership(
+        "s2.test", "join", room_id, event_id(join, "12"), join, omit_members=True
+    )
+    assert users_in(found) == {one.user()}
+    assert "m.room.topic" not in {pdu["type"] for pdu in found["state"]}
+    assert found["servers_in_room"] == ["s1.test"]
+
+
+async def test_members_are_not_known_while_the_own_state_is_partial(
+    three: list[Homeserver],
+) -> None:
+    one, other, third = three
+    room_id = await one.store.create_room(one.user(), initial_state=[PUBLIC])
+    assert (await join_partially(room_id, other, one)).is_partial
+    join = await one.responder.make_membership(third.name, "join", room_id, third.user(), ["12"])
+    pdu = sign(join["event"], "12", third.name, signing_key(third.name))
+    with pytest.raises(PartialState):
+        await other.responder.take_membership(
+            third.name, "join", room_id, event_id(pdu, "12"), pdu, omit_members=True
+        )
+    assert await other.store.event(EventId(event_id(pdu, "12"))) is None
 
 
 async def test_a_refused_join_is_refused_again(two: list[Homeserver]) -> None:

@@ -23,7 +23,7 @@ from storage.maintenance.purge import purge_history
 from storage.pipeline.rebuilding import Rebuilder
 from storage.streams import SyncToken, VectorPosition
 from storage.testing import signing_key
-from tests.federation.partial import Json, join_partially
+from tests.federation.partial import Json, join_partially, omitted
 from tests.federation.peers import Homeserver, fail
 from tests.federation.rooms import PUBLIC, agree
 from tests.homeserver.agreement import until
@@ -33,8 +33,9 @@ MEMBERS = ("ann", "bob", "cid")
 
 
 async def crowded(one: Homeserver, version: str = "12") -> RoomId:
-    """A public room of the first server with a few members."""
-    room_id = await one.store.create_room(one.user(), room_version=version, initial_state=[PUBLIC])
+    """A public room of the first server with a name and a few members."""
+    state = [PUBLIC, ("m.room.name", "", {"name": "Jam"})]
+    room_id = await one.store.create_room(one.user(), room_version=version, initial_state=state)
     for name in MEMBERS:
         await member(one, room_id, name, name, "join")
     return room_id
@@ -65,6 +66,31 @@ async def test_a_receiver_completes_rooms_by_itself(two: list[Homeserver]) -> No
     await asyncio.wait_for(until(is_complete, other, room_id), at_once)
     running.cancel()
     assert one.user("ann") in await other.store.member_ids(room_id)
+
+
+async def test_a_join_is_repeated_whose_invite_is_stored_already(two: list[Homeserver]) -> None:
+    """A process was killed after it had stored the outliers of the response."""
+    one, other = two
+    room_id = await one.store.create_room(one.user())
+    await member(one, room_id, "user", "ann", "invite")
+    await member(one, room_id, "ann", "ann", "join")
+    invite = {"membership": "invite"}
+    await one.do(room_id, "user", "m.room.member", invite, state_key=other.user())
+    join = await other.make_join(room_id, one, "user")
+    answer = omitted(await one.send_join(join), "12", [one.name])
+    invited = [pdu for pdu in answer["auth_chain"] if pdu.get("state_key") == other.user()]
+    assert [pdu["content"]["membership"] for pdu in invited] == ["invite"]
+    await other.store.append(
+        [*answer["state"], *answer["auth_chain"]], room_version="12", origin="outlier"
+    )
+    joined = await other.receiver.joined(one.name, join, answer, "12")
+    assert (joined.outcome, joined.is_partial) == ("joined", True), joined
+    assert joined.event_id is not None
+    before = await other.store.state_before(joined.event_id)
+    assert before["m.room.member", other.user()] == event_id(invited[0], "12")
+    assert await other.receiver.complete(room_id)
+    await agree(room_id, one, other)
+    assert await findings(other.store, room_id) == []
 
 
 @pytest.mark.parametrize("version", ["1", "12"])

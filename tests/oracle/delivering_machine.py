@@ -209,10 +209,15 @@ class DeliveringMachine(RuleBasedStateMachine):
         events: Iterable[BuiltEvent],
         origin: Origin = "live",
         given: Mapping[EventId, list[EventId]] | None = None,
+        refused: Mapping[EventId, str] | None = None,
     ) -> None:
         events = list(events)
         self._append(
-            [event.pdu for event in events], origin, given, version=self._named_version(events)
+            [event.pdu for event in events],
+            origin,
+            given,
+            version=self._named_version(events),
+            refused=refused,
         )
         stored = {event.event_id for event in events if self.oracle.in_timeline(event.event_id)}
         self.delivered += [event for event in self.undelivered if event.event_id in stored]
@@ -242,9 +247,16 @@ class DeliveringMachine(RuleBasedStateMachine):
         given: Mapping[EventId, list[EventId]] | None,
         *,
         version: str | None,
+        refused: Mapping[EventId, str] | None = None,
     ) -> None:
-        expected = self.oracle.append(pdus, room_version=version, origin=origin, state_before=given)
-        found = self.subject.append(pdus, room_version=version, origin=origin, state_before=given)
+        how: dict[str, Any] = {
+            "room_version": version,
+            "origin": origin,
+            "state_before": given,
+            "refused": refused,
+        }
+        expected = self.oracle.append(pdus, **how)
+        found = self.subject.append(pdus, **how)
         lines = [
             f"outcome of {one}: found {other}"
             for one, other in zip(expected, found, strict=True)
@@ -342,6 +354,33 @@ class DeliveringMachine(RuleBasedStateMachine):
                 self.subject.page_back(room_id, user, at)[0]
                 == self.oracle.page_back(room_id, user, below)[0]
             )
+
+    @precondition(lambda self: "verdicts" in self.on and self.undelivered)
+    @rule(data=st.data(), size=st.integers(1, 8), later=st.integers(0, 8), backfill=st.booleans())
+    def deliver_refused(
+        self, data: st.DataObject, size: int, later: int, *, backfill: bool
+    ) -> None:
+        """The caller refuses some of the events, and perhaps readmits one of them."""
+        events = self.undelivered[:size]
+        some = [one.event_id for one in events if data.draw(st.booleans())]
+        origin: Origin = "backfill" if backfill and "backfill" in self.on else "live"
+        self.append(events, origin, refused=dict.fromkeys(some, "spam"))
+        refused = [one for one in self.delivered if self.oracle.held[one.event_id].refused]
+        if refused and data.draw(st.booleans()):
+            self.append(self.undelivered[:later])
+            self._readmit(pick(data, refused))
+
+    @precondition(lambda self: "verdicts" in self.on and self.delivered)
+    @rule(data=st.data())
+    def readmit(self, data: st.DataObject) -> None:
+        """Any event: most are accepted already."""
+        self._readmit(pick(data, self.delivered))
+
+    def _readmit(self, event: BuiltEvent) -> None:
+        expected = self.oracle.readmit(event.event_id)
+        assert self.subject.readmit(event.event_id) == expected
+        self.compared.get(event.room_id, set()).discard(event.event_id)
+        self.compare(event.room_id)
 
     @precondition(lambda self: "junk" in self.on)
     @rule(junk=st.lists(st.sampled_from(JUNK), min_size=1, max_size=3))

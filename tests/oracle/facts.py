@@ -39,8 +39,12 @@ class Subject(Protocol):
         room_version: str | None,
         origin: Origin,
         state_before: Mapping[EventId, Sequence[EventId]] | None,
+        refused: Mapping[EventId, str] | None = None,
     ) -> list[tuple[EventId | None, Outcome]]:
         """As `Oracle.append`."""
+
+    def readmit(self, event_id: EventId) -> Outcome:
+        """As `Oracle.readmit`."""
 
     def positions(self, room_id: RoomId) -> dict[EventId, Position]:
         """(topological, stream) of every timeline event."""
@@ -101,7 +105,13 @@ def _held(oracle: Oracle, room_id: RoomId) -> list[EventId]:
 def _state_facts(oracle: Oracle, room_id: RoomId, new: Sequence[EventId]) -> Facts:
     return {
         "flags": {
-            event_id: (one.outlier, one.rejected, one.soft_failed, oracle.redacted_by(event_id))
+            event_id: (
+                one.outlier,
+                one.rejected,
+                one.soft_failed,
+                one.refused,
+                oracle.redacted_by(event_id),
+            )
             for event_id, one in oracle.held.items()
             if one.event.room_id == room_id
         },

@@ -21,11 +21,14 @@ Where the rules leave a choice, the oracle takes the first of these:
 * A rejected or soft-failed event is not redacted at all.
 * A backfilled event never becomes an extremity, so a room of backfill alone has none, and its
   current state is empty.
+* A refused event is a soft-failed one, until it is readmitted. Then it arrives again, at its old
+  place in the graph.
 * With a limit of extremities, those beyond it are dropped as
   storage/persist/plan/extremity_limit.py says.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Literal
 
 from storage.auth import check, check_auth_events, keys_needed, redaction_allowed
@@ -89,6 +92,7 @@ class OracleReceiver:
         room_version: str | None = None,
         origin: Origin = "live",
         state_before: Mapping[EventId, Iterable[EventId]] | None = None,
+        refused: Mapping[EventId, str] | None = None,
     ) -> list[tuple[EventId | None, Outcome]]:
         """(event id, outcome) of each PDU, in order of the input."""
         self.missing = {}
@@ -108,7 +112,12 @@ class OracleReceiver:
             given = (state_before or {}).get(event.event_id)
             outcomes[place] = (
                 event.event_id,
-                self._receive(event, origin, None if given is None else list(given)),
+                self._receive(
+                    event,
+                    origin,
+                    None if given is None else list(given),
+                    (refused or {}).get(event.event_id),
+                ),
             )
         return [outcomes[place] for place in range(len(batch))]
 
@@ -124,7 +133,34 @@ class OracleReceiver:
                 continue
         return versions
 
-    def _receive(self, event: Event, origin: Origin, given: Sequence[EventId] | None) -> Outcome:
+    def readmit(self, event_id: EventId) -> Outcome:
+        """Accept an event that the caller has refused: it arrives in the timeline now.
+
+        The outcome is "duplicate" for an accepted event, and "invalid" for any other.
+        """
+        held = self.get(event_id)
+        if held.refused is None:
+            return "duplicate" if held.accepted else "invalid"
+        current = self._current(held.event.room_id)
+        del self.held[event_id]
+        self._arrivals += 1
+        self.held[event_id] = replace(
+            held,
+            arrival=self._arrivals,
+            soft_failed=False,
+            refused=None,
+            first_arrival=held.arrival,
+        )
+        self._note_state(held.event, current)
+        return "stored" if held.event.content_hash_valid else "redacted"
+
+    def _receive(
+        self,
+        event: Event,
+        origin: Origin,
+        given: Sequence[EventId] | None,
+        refused: str | None,
+    ) -> Outcome:
         known = self.held.get(event.event_id)
         if known is not None:
             if origin == "outlier" or not known.outlier:
@@ -154,7 +190,7 @@ class OracleReceiver:
                 event.room_version.identifier,
                 [self._after(parent) for parent in event.prev_event_ids],
             )
-        return self._hold(event, origin, state)
+        return self._hold(event, origin, state, refused)
 
     def _can_be_state_of(self, room_id: RoomId, event_id: EventId) -> bool:
         if event_id not in self.held:
@@ -185,7 +221,9 @@ class OracleReceiver:
     def _is_local(self, user: str) -> bool:
         return user.endswith(f":{self.local_server}")
 
-    def _hold(self, event: Event, origin: Origin, state: State | None) -> Outcome:
+    def _hold(
+        self, event: Event, origin: Origin, state: State | None, refused: str | None = None
+    ) -> Outcome:
         rejected = not self._allowed_by_auth_events(event) or (
             state is not None and not self._allowed_by_state(event, state)
         )
@@ -197,22 +235,28 @@ class OracleReceiver:
             and bool(current)
             and not self._allowed_by_state(event, current)
         )
+        if rejected or soft_failed:
+            refused = None  # the rules come first
+        soft_failed |= refused is not None
         self.held.pop(event.event_id, None)
         self._arrivals += 1
         self.held[event.event_id] = OracleEvent(
-            event, origin, self._arrivals, rejected, soft_failed, state
+            event, origin, self._arrivals, rejected, soft_failed, state, refused
         )
         self.versions.setdefault(event.room_id, event.room_version.identifier)
-        self._drop_extremities(event.room_id, event.event_id)
-        if self._current(event.room_id) != current:
-            self.current_states.append(
-                (self._arrivals, event.room_id, self._current(event.room_id))
-            )
+        self._note_state(event, current)
         if rejected:
             return "rejected"
         if soft_failed:
             return "soft_failed"
         return "stored" if event.content_hash_valid else "redacted"
+
+    def _note_state(self, event: Event, before: State) -> None:
+        """Drop extremities beyond the limit after an event, and note a new current state."""
+        self._drop_extremities(event.room_id, event.event_id)
+        now = self._current(event.room_id)
+        if now != before:
+            self.current_states.append((self._arrivals, event.room_id, now))
 
     def _allowed_by_auth_events(self, event: Event) -> bool:
         everything = {event_id: held.event for event_id, held in self.held.items()}

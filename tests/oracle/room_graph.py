@@ -38,10 +38,17 @@ class OracleEvent:
     rejected: bool
     soft_failed: bool
     state_before: State | None  # None: an outlier
+    refused: str | None = None  # the reason of the caller; such an event is soft-failed
+    first_arrival: int = 0  # of a readmitted event: its arrival when it was refused
 
     @property
     def outlier(self) -> bool:
         return self.origin == "outlier"
+
+    @property
+    def came(self) -> int:
+        """When it came in the timeline, which for a readmitted event is before its arrival."""
+        return self.first_arrival or self.arrival
 
     @property
     def accepted(self) -> bool:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import storage
 from storage import Aggregations, EventFilter, StoredEvent, SyncFilter
-from storage.errors import UnknownEvent
+from storage.errors import InputError, UnknownEvent
 from storage.ids import EventId, RoomId, StateKey, UserId
 from storage.maintenance.verify import Finding, verify
 from storage.persist import Origin, Outcome
@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 SQL_HELD = """
 SELECT e.event_id, e.outlier, e.rejected IS NOT NULL AS rejected, e.soft_failed,
-    b.event_id AS redacted_by,
+    e.refused, b.event_id AS redacted_by,
     e.topological_ordering, e.stream_ordering
 FROM events e
 JOIN rooms r USING (room_nid)
@@ -38,6 +38,7 @@ class SubjectEventRow(NamedTuple):
     outlier: bool
     rejected: bool
     soft_failed: bool
+    refused: str | None
     redacted_by: str | None
     topological_ordering: int | None
     stream_ordering: int | None
@@ -90,13 +91,28 @@ class StoreSubject:
         room_version: str | None,
         origin: Origin,
         state_before: Mapping[EventId, Sequence[EventId]] | None,
+        refused: Mapping[EventId, str] | None = None,
     ) -> list[tuple[EventId | None, Outcome]]:
         results = self.run(
-            next(self.in_turn).append(
-                pdus, room_version=room_version, origin=origin, state_before=state_before
+            self.writer().append(
+                pdus,
+                room_version=room_version,
+                origin=origin,
+                state_before=state_before,
+                refused=refused,
             )
         )
         return [(result.event_id, result.outcome) for result in results]
+
+    def readmit(self, event_id: EventId) -> Outcome:
+        try:
+            return self.run(self.writer().readmit(event_id)).outcome
+        except InputError:
+            return "invalid"
+
+    def writer(self) -> storage.Store:
+        """Return the store that makes the next write."""
+        return next(self.in_turn)
 
     def positions(self, room_id: RoomId) -> dict[EventId, Position]:
         rows = self.run(self._held(room_id))
@@ -222,7 +238,13 @@ class StoreSubject:
         ]
         return {
             "flags": {
-                EventId(row.event_id): (row.outlier, row.rejected, row.soft_failed, row.redacted_by)
+                EventId(row.event_id): (
+                    row.outlier,
+                    row.rejected,
+                    row.soft_failed,
+                    row.refused,
+                    row.redacted_by,
+                )
                 for row in rows
             },
             **await self._state_facts(room_id, new),

@@ -387,10 +387,10 @@ def _state_before(oracle: Oracle, event_id: EventId) -> State:
 
 
 def _after_gap(oracle: Oracle, event_id: EventId) -> bool:
-    """Whether a parent was not there when the event arrived."""
+    """Whether a parent was not there when the event came."""
     own = oracle.get(event_id)
     held = (oracle.timeline(own.event.room_id).get(parent) for parent in own.event.prev_event_ids)
-    return any(parent is None or parent.arrival > own.arrival for parent in held)
+    return any(parent is None or parent.came > own.came for parent in held)
 
 
 class OracleClient:

@@ -49,10 +49,18 @@ class OracleSubject:
         room_version: str | None,
         origin: Origin,
         state_before: Mapping[EventId, Sequence[EventId]] | None,
+        refused: Mapping[EventId, str] | None = None,
     ) -> list[tuple[EventId | None, Outcome]]:
         return self.oracle.append(
-            pdus, room_version=room_version, origin=origin, state_before=state_before
+            pdus,
+            room_version=room_version,
+            origin=origin,
+            state_before=state_before,
+            refused=refused,
         )
+
+    def readmit(self, event_id: EventId) -> Outcome:
+        return self.oracle.readmit(event_id)
 
     def positions(self, room_id: RoomId) -> dict[EventId, Position]:
         timeline = self.oracle.timeline(room_id)
@@ -158,8 +166,10 @@ class LastParentWins(Oracle):
 class IgnoresTheCurrentState(Oracle):
     """No soft failure."""
 
-    def _hold(self, event: Event, origin: Origin, state: State | None) -> Outcome:
-        outcome = super()._hold(event, origin, state)
+    def _hold(
+        self, event: Event, origin: Origin, state: State | None, refused: str | None = None
+    ) -> Outcome:
+        outcome = super()._hold(event, origin, state, refused)
         self.held[event.event_id].soft_failed = False
         return outcome
 
@@ -203,8 +213,60 @@ class ForgetsSharedHistory(Oracle):
 class BackfillIsNews(Oracle):
     """Backfilled events become extremities."""
 
-    def _hold(self, event: Event, origin: Origin, state: State | None) -> Outcome:
-        return super()._hold(event, "live" if origin == "backfill" else origin, state)
+    def _hold(
+        self, event: Event, origin: Origin, state: State | None, refused: str | None = None
+    ) -> Outcome:
+        return super()._hold(event, "live" if origin == "backfill" else origin, state, refused)
+
+
+class AcceptsWhatIsRefused(Oracle):
+    """Verdicts are not considered."""
+
+    def _hold(
+        self, event: Event, origin: Origin, state: State | None, refused: str | None = None
+    ) -> Outcome:
+        del refused
+        return super()._hold(event, origin, state)
+
+
+class RefusesChildren(Oracle):
+    """The child of a refused event is refused."""
+
+    def _hold(
+        self, event: Event, origin: Origin, state: State | None, refused: str | None = None
+    ) -> Outcome:
+        parents = [self.held[one] for one in event.prev_event_ids if one in self.held]
+        inherited = [one.refused for one in parents if one.refused]
+        return super()._hold(event, origin, state, next(iter(inherited), refused))
+
+
+class HidesWhatIsRefused(Oracle):
+    """Other servers do not get refused events."""
+
+    def backfill(
+        self, room_id: RoomId, ids: Iterable[EventId], limit: int | None = None
+    ) -> list[EventId]:
+        found = super().backfill(room_id, ids)
+        return [one for one in found if self.get(one).refused is None][:limit]
+
+
+class ReadmitsInThePast(Oracle):
+    """A readmitted event keeps its position, so no sync returns it."""
+
+    def readmit(self, event_id: EventId) -> Outcome:
+        outcome, held = super().readmit(event_id), self.get(event_id)
+        if held.first_arrival:
+            held.arrival, held.first_arrival = held.first_arrival, 0
+            self.held = dict(sorted(self.held.items(), key=lambda one: one[1].arrival))
+        return outcome
+
+
+class ForgetsReadmittedHeads(Oracle):
+    """A readmitted event is no forward extremity."""
+
+    def _extremities(self, room_id: RoomId) -> set[EventId]:
+        found = super()._extremities(room_id)
+        return {one for one in found if not self.held[one].first_arrival}
 
 
 class StateAfterForStateBefore(Oracle):
@@ -265,6 +327,11 @@ NEVER: Mapping[type[Oracle], frozenset[str]] = {TakesAnyCreateEvent: frozenset({
 NEEDED: Mapping[type[Oracle], frozenset[str]] = {
     LetsAnybodyRedact: frozenset({"redact"}),
     RedactsWhatWasRefused: frozenset({"redact", "refused"}),
+    AcceptsWhatIsRefused: frozenset({"verdicts"}),
+    RefusesChildren: frozenset({"verdicts"}),
+    HidesWhatIsRefused: frozenset({"verdicts"}),
+    ReadmitsInThePast: frozenset({"verdicts"}),
+    ForgetsReadmittedHeads: frozenset({"verdicts"}),
 }
 """What has to be switched on to notice a mistake."""
 
@@ -291,6 +358,11 @@ def test_batches_do_not_matter() -> None:
         CountsTheInvited,
         ShowsIgnoredInvites,
         LosesMessages,
+        AcceptsWhatIsRefused,
+        RefusesChildren,
+        HidesWhatIsRefused,
+        ReadmitsInThePast,
+        ForgetsReadmittedHeads,
     ],
 )
 def test_the_machine_notices(mistaken: type[Oracle]) -> None:

@@ -7,7 +7,7 @@ then. `STORAGE_EXAMPLES` says how many rooms.
 
 import os
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from contextlib import AsyncExitStack
 from typing import Any
 
@@ -15,8 +15,7 @@ import pytest
 
 import storage
 from storage import Store, Sync, SyncFilter
-from storage.ids import EventId, UserId
-from storage.persist import Origin, Outcome
+from storage.ids import UserId
 from storage.queries.sync import SyncRequest, brief, is_quiet, quiet, sync
 from storage.streams.position_poller import follow_once
 from storage.streams.registry import STREAMS
@@ -56,20 +55,10 @@ class TwoStores(StoreSubject):
         self.run(self.others.aclose())
         super().close()
 
-    def append(
-        self,
-        pdus: Sequence[bytes],
-        *,
-        room_version: str | None,
-        origin: Origin,
-        state_before: Mapping[EventId, Sequence[EventId]] | None,
-    ) -> list[tuple[EventId | None, Outcome]]:
+    def writer(self) -> Store:
+        """Return the store that makes the next write."""
         self.turn += 1
-        by = self.second if self.turn % 3 == 0 else self.store
-        results = self.run(
-            by.append(pdus, room_version=room_version, origin=origin, state_before=state_before)
-        )
-        return [(result.event_id, result.outcome) for result in results]
+        return self.second if self.turn % 3 == 0 else self.store
 
     def sync(
         self,

@@ -68,7 +68,7 @@ WRITES: Final[Mapping[str, Write]] = {
     "ask to knock": lambda room, one, _, how: room.join_rules(one, "knock", **how),
     "knock": lambda room, one, _, how: room.knock(one, **how),
 }
-DELIVERIES: Final = ("shuffled", "again", "fetched", "after a gap", "backfill", "junk")
+DELIVERIES: Final = ("shuffled", "again", "fetched", "after a gap", "backfill", "junk", "verdicts")
 ODDITIES: Final = ("fork", "redact", "refused", "depth", "damage", "clock", "relate")
 RELATIONS: Final = ("m.replace", "m.thread", "m.reference", "m.annotation")
 PATTERNS: Final = (

@@ -7,7 +7,7 @@ import asyncio
 import os
 import sys
 from asyncio.subprocess import PIPE, STDOUT
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from storage.database import Database
 from storage.errors import StorageCorrupt
 from storage.ids import EventId
 from storage.maintenance.repair import repair
-from storage.persist import Origin, Outcome
+from storage.persist import Outcome
 from storage.pipeline.rebuilding import Rebuilder
 from storage.testing import (
     ODD_SOME,
@@ -317,17 +317,13 @@ class RebuiltSubject(StoreSubject):
         super().__init__(dsn, **limits)
         self.dsn = dsn
 
-    def append(
-        self,
-        pdus: Sequence[bytes],
-        *,
-        room_version: str | None,
-        origin: Origin,
-        state_before: Mapping[EventId, Sequence[EventId]] | None,
-    ) -> list[tuple[EventId | None, Outcome]]:
-        told = super().append(
-            pdus, room_version=room_version, origin=origin, state_before=state_before
-        )
+    def append(self, pdus: Sequence[bytes], **how: Any) -> list[tuple[EventId | None, Outcome]]:
+        told = super().append(pdus, **how)
+        self.run(self._rebuild())
+        return told
+
+    def readmit(self, event_id: EventId) -> Outcome:
+        told = super().readmit(event_id)
         self.run(self._rebuild())
         return told
 
