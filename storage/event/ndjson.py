@@ -4,10 +4,9 @@ A line is a PDU, or an envelope ``{"pdu": {…}, "room_version": "11", "origin":
 "state_before": ["$…", …]}``. Only ``pdu`` is required; unknown keys are ignored. The last of
 duplicate keys counts, as in every server. ``"refused": "spam"`` is a verdict of the caller on the
 event. A line with ``"readmit": true`` stores nothing: the event of an earlier line is readmitted.
-Instead of ``pdu`` there may be ``pdu_base64`` (RFC 4648,
-padded), for bytes that no line can hold, such as those with line breaks. An object that has a
-``sender`` is a PDU, whatever else it has. So a PDU with a key ``pdu`` of its own is not mistaken
-for an envelope.
+Instead of ``pdu`` there may be ``pdu_base64`` (RFC 4648, padded), for bytes that no line can hold,
+such as those with line breaks. An object that has a ``sender`` is a PDU, whatever else it has. So a
+PDU with a key ``pdu`` of its own is not mistaken for an envelope.
 
 Other servers signed and hashed the bytes of a PDU, so they must stay unchanged. Nothing is encoded
 again: the JSON reader returns where in the text each value ends, and that range of the line is the
@@ -30,6 +29,9 @@ import orjson
 from storage.errors import InvalidEvent
 
 Origin = Literal["live", "backfill", "outlier", "out_of_band"]
+
+READMITTED: Final = "readmitted later"
+"""The reason in an export for the arrival of an event that was readmitted since."""
 
 ORIGINS: Final = ("live", "backfill", "outlier", "out_of_band")
 OUTLIERS: Final = ("outlier", "out_of_band")

@@ -1,8 +1,9 @@
 """Read Parquet as lines: each row becomes the envelope that `storage.event.ndjson` reads.
 
 It needs pyarrow (the extra `spark`). Columns: ``pdu`` (the received bytes), and optionally
-``room_version``, ``origin``, ``state_before`` and ``refused``, as in the files of `room-storage
-spark export`. Other columns are ignored.
+``room_version``, ``origin``, ``state_before``, ``refused`` and ``arrival_ordering``, as in the
+files of `room-storage spark export`. Other columns are ignored. A row with ``arrival_ordering`` is
+of a readmitted event, and becomes two lines: refused, and readmitted.
 """
 
 from collections.abc import Iterator
@@ -11,9 +12,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from storage.errors import ExtraMissing, InputError
-from storage.event.ndjson import envelope
+from storage.event.ndjson import READMITTED, envelope
 
-COLUMNS: Final = ("pdu", "room_version", "origin", "state_before", "refused")
+COLUMNS: Final = ("pdu", "room_version", "origin", "state_before", "refused", "arrival_ordering")
 ROWS_MAX: Final = 500
 """Rows read at a time."""
 
@@ -43,17 +44,18 @@ def read_parquet(source: str) -> Iterator[list[bytes]]:
     with _opened(source) as file:
         names = [name for name in COLUMNS if name in file.schema_arrow.names]
         for batch in file.iter_batches(ROWS_MAX, columns=names):
-            yield [_line(row) for row in batch.to_pylist()]
+            yield [line for row in batch.to_pylist() for line in _lines(row)]
 
 
-def _line(row: dict[str, Any]) -> bytes:
-    return envelope(
-        row["pdu"] or b"",
-        row.get("room_version"),
-        row.get("origin"),
-        row.get("state_before"),
-        refused=row.get("refused"),
-    )
+def _lines(row: dict[str, Any]) -> list[bytes]:
+    pdu, version, origin = row["pdu"] or b"", row.get("room_version"), row.get("origin")
+    state = row.get("state_before")
+    if row.get("arrival_ordering") is None:
+        return [envelope(pdu, version, origin, state, refused=row.get("refused"))]
+    return [
+        envelope(pdu, version, origin, state, refused=READMITTED),
+        envelope(pdu, version, origin, readmit=True),
+    ]
 
 
 @contextmanager

@@ -9,10 +9,11 @@
   manifests/1.json                                      the token up to which it goes, and the
                                                         numbers of rows
 
-Each export adds a number. An export from the token of an earlier one adds the new rows; events are
-never written twice. Outliers are the exception: they have no stream position, so each export writes
-all of them again, and the latest copy counts. `import_archive` of the folder ``events`` imports an
-export. Events that are already stored return "duplicate".
+Each export adds a number. An export from the token of an earlier one adds the new rows. An event is
+written again if it was readmitted since: the row then has its ``arrival_ordering`` as well.
+Outliers have no stream position, so each export writes all of them again, and the latest copy
+counts. `import_archive` of the folder ``events`` imports an export. Events that are already stored
+return "duplicate".
 """
 
 import json

@@ -23,7 +23,10 @@ from storage.testing import (
     deliver_with_gap,
     generate_room,
 )
+from tests.maintenance.rooms import findings
 from tests.pipeline.stores import SERVER, fill, tables
+from tests.pipeline.test_verdicts_kept import SHAPE as VERDICTS
+from tests.pipeline.test_verdicts_kept import exported, parts_with_verdicts
 
 pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.timeout(600)]
 
@@ -57,6 +60,30 @@ async def test_an_import_of_an_export_is_an_equal_store(
         .collect()
     )
     assert len(exported) == len({row.event_id for row in exported})
+
+
+@pytest.mark.parametrize("by", ["spark", "room-storage"])
+async def test_an_import_on_spark_has_the_same_verdicts(
+    spark: SparkSession, dsn: str, another_dsn: str, tmp_path: Path, by: str
+) -> None:
+    """Of exports of both kinds. Events of the first export are readmitted before the second."""
+    room, since = build_room(VERDICTS, 150, seed=2, sign=False), None
+    async with storage.open(dsn, server_name=SERVER) as store:
+        async for start in parts_with_verdicts(store, room, 2):
+            if by == "spark" and start in (60, 135):
+                since = export_parquet(spark, dsn, str(tmp_path), since=since, partitions=2).upto
+        archive = tmp_path / ("events" if by == "spark" else "rooms.ndjson")
+        if by == "room-storage":
+            await exported(store, archive)
+    for _ in range(2):  # the second time all is there already
+        summary = import_archive(spark, [str(archive)], another_dsn, server_name=SERVER)
+        assert summary.rejects == 0
+    async with storage.open(another_dsn, server_name=SERVER) as copy:
+        assert await findings(copy) == []
+    expected, found = await tables(dsn), await tables(another_dsn)
+    for one in (expected, found):
+        del one["counts"]["state_groups"], one["counts"]["audiences"]
+    assert found == expected
 
 
 async def test_state_deltas_and_visibility_are_those_of_the_store(

@@ -1,12 +1,16 @@
 """Verdicts of the caller are kept by export, import, rebuild and repair."""
 
 import random
+from collections.abc import AsyncIterator
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import storage
 from storage import Store
+from storage.database.arrow_results import arrow_snapshot
 from storage.errors import InvalidEvent
 from storage.event.ndjson import envelope, read_line
 from storage.ids import EventId
@@ -16,6 +20,7 @@ from storage.maintenance.archive import archive, rooms_to_archive
 from storage.maintenance.repair import repair
 from storage.pipeline.imports.lines import given_of, given_of_row
 from storage.pipeline.rebuilding import Rebuilder
+from storage.pipeline.source.rows import COLUMNS, read_rows
 from storage.testing import RoomBuilder, build_room
 from storage.testing.shapes import ALL_ACTIONS, Odd, Shape
 from tests.maintenance.rooms import SERVER, findings
@@ -28,6 +33,13 @@ REASON = "policy"
 async def fill_with_verdicts(store: Store, seed: int) -> RoomBuilder:
     """Append a room in parts; a fifth of it is refused, half of that readmitted in between."""
     room = build_room(SHAPE, 150, seed=seed, sign=False)
+    async for _ in parts_with_verdicts(store, room, seed):
+        pass
+    return room
+
+
+async def parts_with_verdicts(store: Store, room: RoomBuilder, seed: int) -> AsyncIterator[int]:
+    """Do so, and yield after each part."""
     rng = random.Random(seed)
     wanted = {one.event_id: REASON for one in rng.sample(room.events[8:], 30)}
     refused: list[EventId] = []
@@ -43,9 +55,9 @@ async def fill_with_verdicts(store: Store, seed: int) -> RoomBuilder:
             assert (await store.readmit(event_id)).outcome in {"stored", "redacted"}
             refused.remove(event_id)
             readmitted += 1
+        yield start
     assert refused
     assert readmitted > 5
-    return room
 
 
 async def exported(store: Store, path: Path) -> None:
@@ -96,6 +108,33 @@ async def test_a_rebuild_keeps_verdicts(dsn: str, seed: int) -> None:
         assert await findings(store) == []
 
 
+async def test_an_import_of_parquet_refuses_and_readmits(
+    dsn: str, another_dsn: str, tmp_path: Path
+) -> None:
+    """The rows are in the order of the file, so a readmitted event is refused just before that."""
+    async with storage.open(dsn, server_name=SERVER) as store:
+        await fill_with_verdicts(store, 1)
+        expected = await flags(store)
+    with arrow_snapshot(dsn) as conn:
+        nids = [row["event_nid"] for row in conn.rows("SELECT event_nid FROM events")]
+        batches = list(read_rows(conn, nids, COLUMNS))
+    pq.write_table(pa.Table.from_batches(batches), tmp_path / "rooms.parquet")
+    async with storage.open(another_dsn, server_name=SERVER) as copy:
+        summary = await Import(copy, Rejects(None)).run([str(tmp_path / "rooms.parquet")])
+        assert not summary.outcomes.keys() & {"bad_line", "invalid", "missing_parents"}
+        assert await findings(copy) == []
+        assert await flags(copy) == expected
+
+
+async def flags(store: Store) -> dict[str, tuple[bool, str | None]]:
+    """Whether each event was readmitted, and the verdict on it."""
+    async with store.database.connection() as conn:
+        rows = await conn._driver.fetch(
+            "SELECT event_id, arrival_ordering IS NOT NULL, refused FROM events"
+        )
+    return {event_id: (was_refused, refused) for event_id, was_refused, refused in rows}
+
+
 async def test_a_repair_keeps_verdicts(dsn: str) -> None:
     async with storage.open(dsn, server_name=SERVER) as store:
         room = await fill_with_verdicts(store, 1)
@@ -118,8 +157,18 @@ def test_a_line_has_a_verdict_or_a_readmission() -> None:
     assert given_of_row({"pdu": b"{}", "refused": "spam"}).refused == "spam"
     again = envelope(b'{"sender":"@a:b"}', "11", "live", readmit=True)
     assert read_line(again).readmit
-    with pytest.raises(InvalidEvent, match="readmission"):
-        given_of(again)
+    assert given_of(again).readmit
+
+
+def test_a_row_of_a_readmitted_event_has_two_steps() -> None:
+    row = {"pdu": b"{}", "stream_ordering": 20, "arrival_ordering": 5}
+    (first, arrival), (second, again) = given_of_row(row).steps(20)
+    assert (first, arrival.refused, arrival.readmit) == (5, "readmitted later", False)
+    assert (second, again.refused, again.readmit) == (20, None, True)
+    [(rank, only)] = given_of_row(row | {"arrival_ordering": None}).steps(20)
+    assert (rank, only.refused, only.readmit) == (20, None, False)
+    without = {"pdu": b"{}", "arrival_ordering": 5}  # no position to order it by
+    assert len(given_of_row(without).steps(1)) == 1
 
 
 @pytest.mark.parametrize(

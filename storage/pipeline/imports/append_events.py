@@ -16,9 +16,17 @@ import uvloop
 from pyspark import TaskContext
 
 from storage.config import Config
-from storage.errors import CommitUnknown, DatabaseConflict, InstanceNameTaken
+from storage.errors import (
+    CommitUnknown,
+    DatabaseConflict,
+    InputError,
+    InstanceNameTaken,
+    UnknownEvent,
+)
+from storage.ids import EventId
 from storage.persist.model.incoming import IncomingEvent
 from storage.persist.model.results import AppendResult
+from storage.persist.readmit import readmit
 from storage.store.open import OpenWriter, open_writer
 
 CONNECTIONS: Final = 2
@@ -175,6 +183,26 @@ class Loader:
             for one, result in zip(arrivals, results, strict=True)
             if not result.is_stored
         ]
+
+    async def readmitted(self, event_id: EventId) -> AppendResult:
+        """Readmit an event; return what came of it, also if that is refused."""
+        try:
+            result = await self._readmit(event_id)
+        except UnknownEvent:
+            reason = "the event to readmit is not stored"
+            return AppendResult(event_id, "missing_parents", reason, missing=(event_id,))
+        except InputError as error:
+            return AppendResult(event_id, "invalid", str(error))
+        self.outcomes[result.outcome] += 1
+        return result
+
+    async def _readmit(self, event_id: EventId) -> AppendResult:
+        for _ in range(1, ATTEMPTS):
+            try:
+                return await readmit(self.store.database, self.store.writer, event_id)
+            except (CommitUnknown, DatabaseConflict):
+                continue
+        return await readmit(self.store.database, self.store.writer, event_id)
 
     async def _append_all(self, incoming: list[IncomingEvent]) -> list[AppendResult]:
         """Append all batches in this order; the writer plans the next one while it writes one.

@@ -131,9 +131,13 @@ class BulkWriter:
 
     @asynccontextmanager
     async def _transaction(self) -> AsyncIterator[Connection]:
-        async with self._store.database.transaction() as conn:
-            self._in_flight.sent(conn)
-            yield conn
+        try:
+            async with self._store.database.transaction() as conn:
+                self._in_flight.sent(conn)
+                yield conn
+        except CannotPlan:
+            self._in_flight.answered()  # rolled back: else the session is ended, now or in its use
+            raise
 
     async def _room(self, planner: RoomPlanner, bundled: BundledRoom) -> WriteResult | None:
         written = None

@@ -18,7 +18,7 @@ from pyarrow import fs
 
 from storage.errors import InputError, InvalidEvent
 from storage.event import glance
-from storage.event.ndjson import ORIGINS, Origin, pdus_of, read_line
+from storage.event.ndjson import ORIGINS, READMITTED, Origin, pdus_of, read_line
 from storage.persist.verdicts import reason_of
 
 PIECE_BYTES: Final = 1 << 20
@@ -47,7 +47,11 @@ _END: Final = re.compile(rb"(?:" + _MEMBER + rb"){0,3}[ \t\r]*")
 
 
 class LineContent(NamedTuple):
-    """The content of a line or row. ``glanced``: the PDU as orjson reads it, {} where it cannot."""
+    """The content of a line or row. ``glanced``: the PDU as orjson reads it, {} where it cannot.
+
+    ``readmit``: the event of an earlier line is readmitted. ``arrived``: the row is of a readmitted
+    event, which arrived at this position and was refused then.
+    """
 
     pdu: bytes
     glanced: dict[str, Any]
@@ -55,6 +59,15 @@ class LineContent(NamedTuple):
     origin: Origin
     state_before: tuple[str, ...] | None
     refused: str | None = None
+    readmit: bool = False
+    arrived: int | None = None
+
+    def steps(self, rank: int) -> list[tuple[int, "LineContent"]]:
+        """Return what to do with the event, each with its rank; ``rank`` is that of the row."""
+        if self.arrived is None:
+            return [(rank, self)]
+        arrival = self._replace(arrived=None, refused=READMITTED)
+        return [(self.arrived, arrival), (rank, self._replace(arrived=None, readmit=True))]
 
 
 class FileRange(NamedTuple):
@@ -207,8 +220,6 @@ def given_of(raw: bytes) -> LineContent:
     if found is not None:
         return found
     line = read_line(raw)
-    if line.readmit:
-        raise InvalidEvent("a readmission needs the event in the store: use `room-storage import`")
     return LineContent(
         line.pdu,
         glance(line.pdu) or {},
@@ -216,6 +227,7 @@ def given_of(raw: bytes) -> LineContent:
         line.origin or "live",
         line.state_before,
         _reason(line.refused),
+        line.readmit,
     )
 
 
@@ -353,6 +365,7 @@ TAKEN: Final = {
     "origin": pa.string(),
     "state_before": pa.list_(pa.string()),
     "refused": pa.string(),
+    "arrival_ordering": pa.int64(),
 }
 POSITION: Final = "stream_ordering"
 """The column that gives the order, if there is one, as in exports; null (outliers) comes first."""
@@ -402,6 +415,7 @@ def given_of_row(row: dict[str, Any]) -> LineContent:
         known,
         None if state is None else tuple(state),
         _reason(row.get("refused")),
+        arrived=row.get("arrival_ordering") if row.get(POSITION) is not None else None,
     )
 
 

@@ -3,11 +3,11 @@
 A task takes whole rooms, several small ones together. Rooms that the store does not have are
 planned in memory (`plan_rooms`) and written in bulk (`bulk_write`), each whole or not at all. Rooms
 that it has may come from an interrupted import, or get events after the first one. Their new lines
-are ordered and appended in batches, as by the live path.
+are ordered and appended in batches, as by the live path. So are those of a room with readmissions.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import islice
+from itertools import groupby, islice
 from typing import Any, Final
 
 import pyarrow as pa
@@ -15,6 +15,7 @@ import pyarrow as pa
 from storage.errors import CommitUnknown, DatabaseConflict, DatabaseUnavailable
 from storage.event import load
 from storage.event.ndjson import OUTLIERS
+from storage.ids import EventId
 from storage.persist.model.incoming import IncomingEvent
 from storage.persist.model.results import AppendResult
 from storage.pipeline.imports.append_events import (
@@ -145,11 +146,17 @@ class RoomLoader:
         ]
         ordered = order(
             [
-                Line(one.event_id, one.origin in OUTLIERS, needs(one, room.room_id, version))
+                Line(_own_id(one), one.origin in OUTLIERS, needs(one, room.room_id, version))
                 for version, one in lines
             ]
         )
-        queue = iter(lines if ordered is None else [lines[index] for index in ordered])
+        queue = lines if ordered is None else [lines[index] for index in ordered]
+        for is_readmission, group in groupby(queue, lambda line: line[1].readmit):
+            some = list(group)
+            await (self._readmit(some) if is_readmission else self._append_lines(some))
+
+    async def _append_lines(self, lines: Sequence[tuple[str, SlimEvent]]) -> None:
+        queue = iter(lines)
         while some := list(islice(queue, BATCH_MAX)):
             pdus = await self._staged([one for _, one in some])
             arrivals = [
@@ -160,6 +167,12 @@ class RoomLoader:
                 (slims[one.place], result) for one, result in await self._loader.appended(arrivals)
             ]
 
+    async def _readmit(self, lines: Sequence[tuple[str, SlimEvent]]) -> None:
+        for _, one in lines:
+            result = await self._loader.readmitted(EventId(one.event_id))
+            if not result.is_stored:
+                self._loaded.failed.append((one, result))
+
     async def _lacking(self, lines: Sequence[SlimEvent]) -> list[SlimEvent]:
         """Return the lines that the store lacks; an outlier may still enter the timeline."""
         async with self._loader.store.database.connection() as conn:
@@ -168,7 +181,9 @@ class RoomLoader:
         lacking = [
             one
             for one in lines
-            if one.event_id not in held or (held[one.event_id] and one.origin not in OUTLIERS)
+            if one.event_id not in held
+            or one.readmit
+            or (held[one.event_id] and one.origin not in OUTLIERS)
         ]
         self._loaded.outcomes["duplicate"] += len(lines) - len(lacking)
         return lacking
@@ -193,6 +208,11 @@ class RoomLoader:
             for (one, result), pdu in zip(failed, pdus, strict=True)
         ]
         return pa.RecordBatch.from_pylist(rows, schema=LOADED)
+
+
+def _own_id(one: SlimEvent) -> str:
+    """Return the id by which other lines need this one: they need no readmission."""
+    return f"readmit {one.event_id}" if one.readmit else one.event_id
 
 
 def _arrival(pdu: bytes, version: str, one: SlimEvent) -> ArrivedEvent:

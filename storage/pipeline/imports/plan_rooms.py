@@ -58,7 +58,7 @@ NO_ANSWER: Final[dict[str, Any]] = {
 
 
 class CannotPlan(Exception):  # noqa: N818  # control flow, not an error
-    """A room that refers to stored rooms: it is appended instead."""
+    """A room that refers to stored rooms or has readmissions: it is appended instead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +166,9 @@ class RoomPlanner:
         return PlannedRoom(room_id)
 
     async def plan(self, room: PlannedRoom, version: str, lines: Sequence[SlimEvent]) -> None:
-        """Plan the next lines of a room."""
+        """Plan the next lines of a room. Raise `CannotPlan` for a readmission."""
+        if any(one.readmit for one in lines):
+            raise CannotPlan
         events = [event_of(one, room.room_id, version) for one in lines]
         async with self._database.connection() as aside:
             await intern(aside, self._blocks, self._caches.names, events, self._server_name)

@@ -19,6 +19,7 @@ from storage.event.model import make_event
 from storage.event.ndjson import Origin
 from storage.event.references import implied_auth_ids
 from storage.persist.model.event_view import CONTENT_KEYS
+from storage.pipeline.imports.lines import LineContent
 
 NOTHING: Final[dict[str, Any]] = {}
 
@@ -46,6 +47,21 @@ class SlimEvent(NamedTuple):
     whole: bytes | None
     state_before: tuple[str, ...] | None
     refused: str | None = None
+    readmit: bool = False
+    """The event is stored and refused: accept it."""
+
+
+def slim_line(event: Event, rank: int, place: int, given: LineContent) -> tuple[Any, ...]:
+    """Return the fields of the `SlimEvent` of a line."""
+    return slim(
+        event,
+        rank,
+        place,
+        given.origin,
+        given.state_before,
+        refused=given.refused,
+        readmit=given.readmit,
+    )
 
 
 def slim(
@@ -56,6 +72,7 @@ def slim(
     state_before: tuple[str, ...] | None,
     *,
     refused: str | None = None,
+    readmit: bool = False,
 ) -> tuple[Any, ...]:
     """Return the fields of a `SlimEvent`, as they are packed."""
     whole = event.state_key is not None or event.type in CONTENT_MATTERS
@@ -76,6 +93,7 @@ def slim(
         event.raw if whole else None,
         state_before,
         refused,
+        readmit,
     )
 
 
@@ -128,8 +146,10 @@ def needs(one: SlimEvent, room_id: str, version: str) -> list[str]:
     """Return the ids that must be stored before this event.
 
     These are its auth events, and its parents, or the state given instead of them. Parents have a
-    leading ``^``: for them an outlier is not enough.
+    leading ``^``: for them an outlier is not enough. A readmission needs the event.
     """
+    if one.readmit:
+        return ["^" + one.event_id]
     if one.origin == "out_of_band":
         return []
     needed = [*one.auth_events, *implied_auth_ids(ROOM_VERSIONS[version], one.type, room_id)]

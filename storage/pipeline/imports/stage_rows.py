@@ -25,7 +25,7 @@ from storage.pipeline.imports.append_events import BULK_TIMEOUT_MS, StoreTarget
 from storage.pipeline.imports.bundle_files import BundleLocation
 from storage.pipeline.imports.lines import POSITION, TAKEN, given_of_row, place_of, rows_of
 from storage.pipeline.imports.room_bundles import BundledRoom
-from storage.pipeline.imports.slim_event import packed, slim
+from storage.pipeline.imports.slim_event import packed, slim_line
 from storage.pipeline.imports.validate import BUNDLE, CHUNK, LineValidator
 
 SQL_BUNDLE: Final[LiteralString] = """
@@ -128,12 +128,14 @@ class RowStager:
             else place_of(self._source.partition, self._line)
         )
         self._aside.append((place, event.raw))
-        rows = self._rooms.setdefault((event.room_id, event.room_version.identifier), [])
-        rows.append(
-            slim(event, rank, place, given.origin, given.state_before, refused=given.refused)
-        )
+        key = event.room_id, event.room_version.identifier
+        *earlier, (rank, last) = given.steps(rank)
+        for at, step in earlier:  # far from the others of a bundle: overlapping ones share memory
+            self._emit(*key, [slim_line(event, at, place, step)])
+        rows = self._rooms.setdefault(key, [])
+        rows.append(slim_line(event, rank, place, last))
         if len(rows) >= BUNDLE:
-            self._emit(event.room_id, event.room_version.identifier, rows)
+            self._emit(*key, rows)
 
     def _place(self) -> int:
         self._line += 1

@@ -41,7 +41,7 @@ from storage.pipeline.imports.lines import (
     place_of,
     read,
 )
-from storage.pipeline.imports.slim_event import packed, slim
+from storage.pipeline.imports.slim_event import packed, slim_line
 from storage.pipeline.synapse.source import read_synapse
 
 SQL_HELD: Final[LiteralString] = """
@@ -221,9 +221,10 @@ class _RangeValidation:
         held = await self._held(conn, events)
         aside: list[tuple[int, bytes]] = []
         for row, given, event in events:
-            if event.event_id in held and not (
+            is_held = event.event_id in held and not (
                 held[event.event_id] and given.origin not in OUTLIERS
-            ):
+            )
+            if is_held and not (given.readmit or given.arrived):
                 self._duplicates["duplicate"] += 1
             elif await self._is_signed(row, event):
                 self._add(row, given, event)
@@ -265,14 +266,14 @@ class _RangeValidation:
 
     def _add(self, row: ParsedLine, given: LineContent, event: Event) -> None:
         key = event.room_id, event.room_version.identifier
+        *earlier, (rank, last) = given.steps(row.rank)
+        for at, step in earlier:  # far from the others of a bundle: overlapping ones share memory
+            alone = Bundle(self._path_index, [slim_line(event, at, row.place, step)])
+            self._done.append(alone.emitted(*key, self._writer))
         bundle = self._bundles.get(key)
         if bundle is None:
             bundle = self._bundles[key] = Bundle(self._path_index)
-        bundle.rows.append(
-            slim(
-                event, row.rank, row.place, given.origin, given.state_before, refused=given.refused
-            )
-        )
+        bundle.rows.append(slim_line(event, rank, row.place, last))
         if len(bundle.rows) >= BUNDLE:
             self._done.append(bundle.emitted(*key, self._writer))
 

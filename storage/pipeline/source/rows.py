@@ -2,7 +2,8 @@
 
 Ids, types and users are text here, as in the protocol. ``pdu`` has the received bytes.
 ``state_before`` is set only where the events alone do not determine it (a parent is missing, or
-came later). So rows that were read can be stored again as they were.
+came later). ``arrival_ordering`` is set only for a readmitted event: it arrived there, refused. So
+rows that were read can be stored again as they were.
 
 Rows come as Arrow batches, never as Python rows. Edges come as nids. Most of their ids are in the
 same batch; the others are queried once for each nid. They are joined column by column.
@@ -29,6 +30,7 @@ ARROW_SCHEMA: Final = pa.schema(
         ("sender", pa.string()),
         ("origin", pa.string()),
         ("stream_ordering", pa.int64()),
+        ("arrival_ordering", pa.int64()),
         ("topological_ordering", pa.int64()),
         ("depth", pa.int64()),
         ("origin_server_ts", pa.int64()),
@@ -69,6 +71,8 @@ SELECT
     CASE WHEN is_out_of_band(e) THEN 'out_of_band' WHEN e.outlier THEN 'outlier'
         WHEN e.backfilled THEN 'backfill' ELSE 'live' END AS origin,
     e.stream_ordering,
+    e.arrival_ordering,
+    COALESCE(e.arrival_ordering, e.stream_ordering) AS arrived,
     e.topological_ordering,
     e.depth,
     e.origin_server_ts,
@@ -94,7 +98,7 @@ LEFT JOIN state_keys k ON k.state_key_nid = e.state_key_nid
 ).sql
 
 SQL_EDGE_IDS: Final[LiteralString] = """
-SELECT e.event_nid, e.event_id, e.stream_ordering
+SELECT e.event_nid, e.event_id, COALESCE(e.arrival_ordering, e.stream_ordering) AS arrived
 FROM events e
 WHERE e.event_nid = ANY($1::bigint[])
 UNION ALL
@@ -204,7 +208,7 @@ def _with_edges(conn: ArrowConnection, table: pa.Table, *, states: bool) -> pa.T
 
 
 class KnownEvents:
-    """Nids of events, their ids, and their positions (null: not in the timeline)."""
+    """Nids of events, their ids, and where they arrived (null: not in the timeline)."""
 
     def __init__(self, nids: pa.Array, ids: pa.Array, positions: pa.Array) -> None:
         self._nids = nids
@@ -230,7 +234,7 @@ class KnownEvents:
         return self._ids.take(pc.index_in(nids, value_set=self._nids))
 
     def positions_of(self, nids: pa.Array) -> pa.Array:
-        """Return their positions."""
+        """Return the positions at which they arrived."""
         return self._positions.take(pc.index_in(nids, value_set=self._nids))
 
     def lists(self, lists: pa.Array) -> pa.Array:
@@ -238,7 +242,8 @@ class KnownEvents:
         return pa.ListArray.from_arrays(_offsets(lists), self.ids_of(lists.flatten()))
 
 
-KNOWN: Final = {"event_nid": pa.int64(), "event_id": pa.string(), "stream_ordering": pa.int64()}
+KNOWN: Final = {"event_nid": pa.int64(), "event_id": pa.string(), "arrived": pa.int64()}
+"""``arrived``: the position at which an event entered the timeline, before a readmission."""
 
 
 def _offsets(lists: pa.Array) -> pa.Array:
@@ -258,7 +263,7 @@ def _column(table: pa.Table, name: str, kind: pa.DataType) -> Any:
 
 def _states(conn: ArrowConnection, table: pa.Table, prev: pa.Array, known: KnownEvents) -> pa.Array:
     """Return the state before events of the timeline with a missing or later parent."""
-    own = _column(table, "stream_ordering", pa.int64()).take(pc.list_parent_indices(prev))
+    own = _column(table, "arrived", pa.int64()).take(pc.list_parent_indices(prev))
     parents = known.positions_of(prev.flatten())
     undetermined = pc.or_kleene(pc.is_null(parents), pc.fill_null(pc.greater(parents, own), False))
     indices = pc.list_parent_indices(prev).filter(pc.and_(undetermined, pc.is_valid(own))).unique()
