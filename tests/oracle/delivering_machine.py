@@ -361,12 +361,12 @@ class DeliveringMachine(RuleBasedStateMachine):
         self, data: st.DataObject, size: int, later: int, *, backfill: bool
     ) -> None:
         """The caller refuses some of the events, and perhaps readmits one of them."""
-        events = self.undelivered[:size]
+        events, readmits = self.undelivered[:size], data.draw(st.booleans())
         some = [one.event_id for one in events if data.draw(st.booleans())]
         origin: Origin = "backfill" if backfill and "backfill" in self.on else "live"
         self.append(events, origin, refused=dict.fromkeys(some, "spam"))
         refused = [one for one in self.delivered if self.oracle.held[one.event_id].refused]
-        if refused and data.draw(st.booleans()):
+        if refused and readmits:
             self.append(self.undelivered[:later])
             self._readmit(pick(data, refused))
 

@@ -25,7 +25,7 @@ from storage.errors import StateUnknown
 from storage.ids import EventId, RoomId, ServerName, UserId, server_name_of
 from tests.oracle.filtering import passes
 from tests.oracle.inboxes import Inboxes
-from tests.oracle.receiver import OracleReceiver
+from tests.oracle.oracle_redactions import OracleRedactions
 from tests.oracle.room_graph import OracleEvent, State
 from tests.oracle.visibility_rule import Sight, server_sees, user_sees
 
@@ -36,7 +36,7 @@ LEVELS = 3  # of indirect relations
 ANY_EVENT = EventFilter()
 
 
-class Oracle(OracleReceiver):
+class Oracle(OracleRedactions):
     """A server that has all the time in the world."""
 
     def __init__(self) -> None:
