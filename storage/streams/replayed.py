@@ -32,6 +32,7 @@ EVENT_STREAMS: Final = ("events", "backfill")
 
 SQL_REPLAYED: Final[LiteralString] = """
 SELECT d.deployment_id, pg_is_in_recovery() AS is_standby,
+    pg_last_wal_receive_lsn() IS NOT NULL AS has_streamed,
     format('%s %s %s', pg_postmaster_start_time(), inet_server_addr(),
         inet_server_port()) AS server,
     CASE
@@ -58,11 +59,13 @@ class StandbyStateRow(NamedTuple):
     """The state of a server.
 
     ``server`` identifies it from its start to its end. ``wal`` is the replayed position of the WAL,
-    or the flushed one of a primary.
+    or the flushed one of a primary. ``has_streamed``: it has requested WAL from the primary since
+    it was started or has crashed. A standby does so once it has replayed all WAL on its disk.
     """
 
     deployment_id: str
     is_standby: bool
+    has_streamed: bool
     server: str
     wal: int
     lost_upto: int
@@ -118,20 +121,24 @@ Followed = Mapping[tuple[str, str], int]
 
 @dataclass(frozen=True, slots=True)
 class StandbyState:
-    """A state that a server has reached."""
+    """A state that a server has reached.
+
+    ``is_replaying_again``: it has crashed, and may not be where it was.
+    """
 
     wal: int = -1
     lost_upto: int = 0
     positions: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    is_replaying_again: bool = False
 
     @classmethod
-    def of(cls, row: StandbyStateRow) -> "StandbyState":
+    def of(cls, row: StandbyStateRow, *, is_replaying_again: bool = False) -> "StandbyState":
         """Return the state of a row."""
         positions: dict[str, dict[str, int]] = {}
         columns = row.stream_names or (), row.instance_names or (), row.stream_ids or ()
         for stream_name, instance_name, stream_id in zip(*columns, strict=True):
             positions.setdefault(stream_name, {})[instance_name] = stream_id
-        return cls(row.wal, row.lost_upto, positions)
+        return cls(row.wal, row.lost_upto, positions, is_replaying_again)
 
     def has(self, need: Need) -> bool:
         """Return whether all facts of the tokens are there."""

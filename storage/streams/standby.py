@@ -9,7 +9,8 @@ process has used the primary in a way that no position describes, such as a read
 
 The state is known for one server, from its start to its end. Every new session is compared
 with it. A session of another server, or of one that has gone back after a crash, ends all others,
-and raises the floor. So a DSN must lead to one standby: with several behind one address reads are
+and raises the floor. Without a primary, a standby that has crashed is read once it has replayed all
+WAL on its disk. So a DSN must lead to one standby: with several behind one address reads are
 right, but sessions end all the time.
 """
 
@@ -89,6 +90,7 @@ class Standby:
         self._server: object = None  # a new object for each server, noted in its sessions
         self._name = ""
         self._floor = 0
+        self._streams_wal = False  # it has, and does so again after it has replayed its own WAL
         self._uses = 1  # of the primary, and new sessions
         self._confirmed = 0  # uses that the floor includes
         self._polled_at = float("-inf")
@@ -153,6 +155,7 @@ class Standby:
         found = self._replayed
         return (
             found.wal >= floor
+            and not found.is_replaying_again
             and found.lost_upto == self._lost_upto()
             and found.has_followed(followed)
             and found.has(need)
@@ -222,7 +225,7 @@ class Standby:
             raise DatabaseUnavailable("the server is no standby any more: it was promoted")
         if conn.server is None or conn.server is not self._server:
             self._meet(conn, row)
-        self._replayed = StandbyState.of(row)
+        self._replayed = StandbyState.of(row, is_replaying_again=self._is_replaying_again(row))
         self._polled_at = time.monotonic()
         self._polls += 1
         if self._reload is not None and row.lost_upto != self._lost_upto():
@@ -237,6 +240,17 @@ class Standby:
             self.database.end_others(conn)
         conn.server = self._server
         self.note_use()  # reads of an earlier session may have seen more
+
+    def _is_replaying_again(self, row: StandbyStateRow) -> bool:
+        """Return whether a server without a primary has crashed, and may be behind earlier reads.
+
+        It replays only WAL that it has flushed. So a standby that has streamed, and does so again,
+        has replayed all that it had before.
+        """
+        if self._primary is not None or not row.is_standby:
+            return False
+        self._streams_wal |= row.has_streamed
+        return self._streams_wal and not row.has_streamed
 
     def _lost_upto(self) -> int:
         return max((lost.upto for lost in self._streams.lost.values()), default=0)

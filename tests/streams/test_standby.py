@@ -305,6 +305,26 @@ async def test_a_standby_that_crashes_takes_nobody_back(pair: ReplicatedPair) ->
             assert not outcomes(b)[STANDBY]
 
 
+async def test_a_crash_takes_nobody_back_without_a_primary(pair: ReplicatedPair) -> None:
+    """The standby was polled before the event: it is where that poll saw it, and not where it was.
+
+    A token is no help, because the client has none.
+    """
+    room = FailoverRoom(seed=112)
+    async with on_primary(pair, "a") as a, on_standby(pair, "reader", ALONE) as reader:
+        await room.write(a, 1)
+        await pair.caught_up()
+        await timeline(reader, None)
+        before = await value(pair.primary.dsn, "SELECT pg_current_wal_flush_lsn()::text")
+        written = await room.write(a, 1)
+        await pair.caught_up()
+        assert await reader.event(written[0]) is not None
+        async with crashed(pair, replays_to=before):
+            with pytest.raises(ReplicaBehind):
+                await reader.event(written[0])
+        assert await reader.event(written[0]) is not None
+
+
 async def test_what_is_opened_in_vain(pair: ReplicatedPair, dsn: str) -> None:
     standby = pair.rooms(pair.standby)
     async with storage.open(dsn, server_name=SERVER):
