@@ -86,9 +86,9 @@ def callers_of(function: str, home: str) -> set[str]:
     return found
 
 
-def edge_section() -> str:
+def edge_section(name: str = "Edges of another kind") -> str:
     text = (PAGES / "add-a-room-version.md").read_text("utf-8")
-    return text.partition("\n## Edges of another kind\n")[2].partition("\n## Places\n")[0]
+    return text.partition(f"\n## {name}\n")[2].partition("\n## ")[0]
 
 
 def test_each_question_about_edges_is_answered_by_one_function() -> None:
@@ -102,6 +102,21 @@ def test_few_files_read_the_edges_of_an_event_themselves() -> None:
     listed = PLACE.findall(edge_section())
     assert edge_places() == set(listed)
     assert len(listed) == len(set(listed))
+
+
+PLANNING = tuple(
+    f"storage/{name}"
+    for name in ("database", "federation", "maintenance", "persist", "pipeline/imports", "queries")
+)
+
+
+def test_the_places_of_a_table_of_edges_and_of_a_second_kind_of_extremities() -> None:
+    """Those of `auth_chains` and of `forward_extremities`, which such ones would follow."""
+    table, _, column = edge_section("Tables of such edges").partition("\n**A second kind")
+    suffixes = (".py", ".sql")
+    assert set(PLACE.findall(table)) == naming(r"\bauth_chains\b", "storage", suffixes=suffixes)
+    named = naming(r"\bforward_extremities|\.extremities\b", *PLANNING, suffixes=suffixes)
+    assert set(PLACE.findall(column)) == named
 
 
 def migration_places() -> set[str]:
