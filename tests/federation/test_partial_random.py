@@ -9,7 +9,7 @@ Then all tables are equal, row for row (tests/persist/whole_rows.py). The except
 - the position of the completion: the state deltas written there are compared as the state that
   they lead to, and the positions of memberships that changed there are its own;
 - an event that the partial state had refused and the whole state accepts: it is new to clients, so
-  its position is right before that of the completion, and what it changed came with other events;
+  it has a position of the completion, and what it changed came with other events;
 - a room in which the whole state has no local user any more gets no further events;
 - what is left out of every comparison, with the reasons: `COLUMNS_LEFT_OUT`, `TABLES_LEFT_OUT`.
 
@@ -35,7 +35,7 @@ from storage import EventId
 from storage.testing import signing_key
 from tests.federation.partial_worlds import READERS, SERVER, PartialWorld, Replica
 from tests.maintenance.rooms import findings
-from tests.persist.whole_rows import StoreRows, differences, moved_events, rows_of
+from tests.persist.whole_rows import StoreRows, differences, rows_of
 
 FIRST: Final = int(os.environ.get("STORAGE_SEED", "0"))
 SEEDS: Final = (
@@ -175,7 +175,7 @@ async def test_a_completed_room_equals_a_full_join(
     seed: int, dsn: str, another_dsn: str, record_property: Callable[[str, object], None]
 ) -> None:
     play, [completed, full] = await played(seed, dsn, another_dsn, is_partial=True)
-    moved = moved_events(full, completed)
+    moved = completed.moved
     found = differences(full, completed, moved)
     assert not found, "\n".join(found)
     play.check_moved(moved)

@@ -6,7 +6,7 @@ are in the lists below with the reason. A column of a new table is in neither li
 this module fails.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, NamedTuple
 
 import asyncpg
@@ -255,12 +255,20 @@ reached AS (
 )
 SELECT root, event_nid FROM reached
 """
+SQL_MOVED: Final = """
+SELECT e.event_id
+FROM events e
+JOIN writers w USING (writer_nid)
+WHERE NOT e.outlier AND w.instance_name = 'maintenance'
+"""
+"""A completion gives all others back to their writers."""
 
 
 class StoreRows(NamedTuple):
     """The rows of a store. ``order``: its timeline in the order of arrival.
 
     ``deltas``: the changes of the current state, in order: the position, and the new values.
+    ``moved``: the events that a completion has accepted, and given new positions.
     """
 
     tables: Mapping[str, Mapping[tuple[Any, ...], Row]]
@@ -268,6 +276,7 @@ class StoreRows(NamedTuple):
     completed_after: int
     """The number of events that arrived before the last completion; 0 for none."""
     deltas: list[tuple[str, dict[Any, str | None]]]
+    moved: list[str]
 
 
 async def uncovered(conn: asyncpg.Connection) -> set[tuple[str, str]]:
@@ -291,6 +300,7 @@ async def rows_of(dsn: str) -> StoreRows:
                 [names.at[position] for position in sorted(names.at) if names.is_event(position)],
                 names.completed_after,
                 await _deltas(conn, names),
+                [row["event_id"] for row in await conn.fetch(SQL_MOVED)],
             )
     finally:
         await conn.close()
@@ -468,17 +478,3 @@ def _folded(deltas: Iterable[tuple[str, dict[Any, str | None]]]) -> dict[Any, st
             else:
                 state[key] = event
     return state
-
-
-def moved_events(full: StoreRows, completed: StoreRows) -> Sequence[str]:
-    """Return the events that a completion has accepted, and given new positions.
-
-    They are the last ones before its own position.
-    """
-    at = completed.completed_after
-    for count in range(at + 1):
-        moved = completed.order[at - count : at]
-        rest = completed.order[: at - count] + completed.order[at:]
-        if rest == [one for one in full.order if one not in moved]:
-            return moved
-    return ()
