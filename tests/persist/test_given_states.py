@@ -1,6 +1,7 @@
 """States that a caller gives with `state_before`."""
 
-from collections.abc import AsyncIterator, Mapping
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import storage
 from storage import Store
 from storage.errors import InputError, InvalidIdentifier
 from storage.ids import EventId
+from storage.persist.plan import audience, event, state
 from storage.testing import BuiltEvent, RoomBuilder
 
 pytestmark = pytest.mark.every_postgres
@@ -98,3 +100,33 @@ async def test_a_malformed_argument_is_an_input_error(
 ) -> None:
     with pytest.raises((InputError, InvalidIdentifier)):
         await store.append([], state_before=given)
+
+
+async def test_a_given_state_is_compared_once_however_often_planning_begins_again(
+    dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Planning begins again for each kind of data that it lacks; a state may be large."""
+    counted = Counter[str]()
+    for module, name in ((state, "_between"), (audience, "_growth"), (event, "before_event")):
+        monkeypatch.setattr(module, name, counting(getattr(module, name), counted))
+    room, _, after = room_with_a_gap()
+    join = room.join("@dora:s2.test")
+    before = list(join.state_before.values())
+    async with storage.open(dsn, server_name="s2.test") as fresh:
+        await fresh.append(room.pdus[:-3], origin="outlier")
+    async with storage.open(dsn, server_name="s2.test") as cold:
+        [result] = await cold.append([join.pdu], state_before={join.event_id: before})
+        assert result.outcome == "stored"
+        assert counted["before_event"] > 3
+        assert counted["_between"] == 1
+        assert counted["_growth"] <= 4  # one for each pair of states
+        assert await cold.state_before(join.event_id) == dict(join.state_before)
+    assert after.event_id in join.prev_events
+
+
+def counting(function: Callable[..., Any], counted: Counter[str]) -> Callable[..., Any]:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        counted[function.__name__] += 1
+        return function(*args, **kwargs)
+
+    return call
