@@ -5,6 +5,7 @@ Client-server API, "Event Context".
 
 from collections.abc import Collection
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Final, LiteralString, NamedTuple
 
 from storage.database.connection import Connection
@@ -197,7 +198,8 @@ class Context:
     """An event with the events around it, in topological order.
 
     ``events_before`` are newest first, ``events_after`` oldest first. ``state`` is that after the
-    last event. ``start`` pages back from the earliest event, ``end`` forward from the latest.
+    last event, by event id. ``start`` pages back from the earliest event, ``end`` forward from the
+    latest.
     """
 
     events_before: list[StoredEvent]
@@ -254,10 +256,14 @@ async def context(
 
 
 async def _state_at(conn: Connection, event_id: EventId) -> list[StoredEvent]:
-    """Return the events of the state after an event. `StorageCorrupt` where it cannot be read."""
+    """Return the events of the state after an event, by event id.
+
+    `StorageCorrupt` where it cannot be read.
+    """
     rows = await conn.fetch(SQL_STATE_AT, event_id, row=ContextStateRow)
     if any(row.is_lost for row in rows):
         raise lost(rows[0].state_group, event_id)
-    return [
+    events = [
         stored(StoredEventRow._make(row[STATE_EVENT:])) for row in rows if row.event_nid is not None
     ]  # NamedTuple's public method
+    return sorted(events, key=attrgetter("event_id"))
