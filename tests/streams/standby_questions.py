@@ -3,13 +3,14 @@
 import random
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
+from operator import attrgetter
 from typing import Any, NamedTuple, TypeVar
 
-from storage import RoomId, StorageError, Store, SyncFilter
+from storage import JoinedRoom, RoomId, StorageError, Store, StoredEvent, SyncFilter
 from storage.queries.sync import Sync
 from storage.testing import BuiltEvent, RoomBuilder
 
-T = TypeVar("T")
+Room = TypeVar("Room", bound=JoinedRoom)
 Question = Callable[[Store], Awaitable[Any]]
 
 
@@ -45,7 +46,7 @@ def with_the_token(rng: random.Random, at: PrimaryMoment) -> Question:
             lambda store: store.messages(
                 at.room_id, user, from_=at.pages[-1], direction=direction, limit=limit
             ),
-            lambda store: store.members(at.room_id, at=at.token),
+            lambda store: by_id(store.members(at.room_id, at=at.token)),
             lambda store: store.membership(at.room_id, other, at=at.token),
             lambda store: store.sharing_changes(user, old, at.token),
         ]
@@ -96,6 +97,26 @@ def of_anything(rng: random.Random, at: PrimaryMoment) -> Question:
 SERVERS = ("s1.test", "s2.test", "s3.test")
 
 
+async def by_id(found: Awaitable[list[StoredEvent]]) -> list[StoredEvent]:
+    return ordered(await found)
+
+
+def ordered(state: list[StoredEvent]) -> list[StoredEvent]:
+    """Events of a state, which have the order of the plan: one standby has another than its
+    primary.
+    """
+    return sorted(state, key=attrgetter("event_id"))
+
+
+def room_in_order(room: Room) -> Room:
+    return replace(
+        room,
+        state=ordered(room.state),
+        state_after=ordered(room.state_after),
+        state_removed=sorted(room.state_removed),
+    )
+
+
 async def sorted_ids(found: Awaitable[Sequence[str]]) -> list[str]:
     return sorted(await found)
 
@@ -108,7 +129,12 @@ async def answer(store: Store, question: Question) -> Any:
         return type(error), str(error)
     if isinstance(found, Sync):
         # the positions of idle writers move between two answers
-        return replace(found, next_batch="")
+        return replace(
+            found,
+            next_batch="",
+            join={room_id: room_in_order(room) for room_id, room in found.join.items()},
+            leave={room_id: room_in_order(room) for room_id, room in found.leave.items()},
+        )
     return found
 
 
