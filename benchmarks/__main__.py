@@ -1,6 +1,6 @@
 """`python -m benchmarks [names] [--quick] [--profile]`: run benchmarks.
 
-Without names, all run except peer, first_sync, giant, scaling and standby. Results go to
+Without names, all run except peer, peer_disk, first_sync, giant, scaling and standby. Results go to
 benchmarks/results.
 Commands on results: `python -m benchmarks report` (a page with plots), `compare A.json B.json`,
 `readme` (the tables of the peer).
@@ -16,10 +16,11 @@ import uvloop
 from benchmarks import compare, readme, report
 from benchmarks.harness import RESULTS, Bench, bench_server, whole_run
 
-# peer and first_sync install another engine on first use, giant takes an hour, scaling and standby
-# start servers of their own
+# peer, peer_disk and first_sync install another engine on first use, giant takes an hour, scaling
+# and standby start servers of their own
 BY_NAME_ONLY = {
     "peer",
+    "peer_disk",
     "first_sync",
     "giant",
     "scaling",

@@ -38,7 +38,7 @@ async def run(bench: Bench, *, alone: bool = False) -> None:
         if sides.peer:
             await _reads(bench, sides)
     _show_writes(bench.results["writes"])
-    _show_disk(bench.results.get("disk", {}))
+    show_disk(bench.results.get("disk", {}))
     _show_reads(bench.results.get("reads", {}))
 
 
@@ -65,11 +65,14 @@ async def _reads(bench: Bench, sides: writes.Sides) -> None:
         sides, world, rounds // 2
     )
     bench.write()
-    note("a storm of joins and leaves")
-    bench.results["disk"]["joins and leaves"] = await whole.store(
-        sides, [whole.storm(bench.size(3_000, 100))]
-    )
+    bench.results["disk"] |= await store_storm(bench, sides)
     bench.write()
+
+
+async def store_storm(bench: Bench, sides: writes.Sides) -> dict[str, Any]:
+    """Store joins and leaves of one room on both sides; return the disk usage."""
+    note("a storm of joins and leaves")
+    return {"joins and leaves": await whole.store(sides, [whole.storm(bench.size(3_000, 100))])}
 
 
 @asynccontextmanager
@@ -126,13 +129,17 @@ def _show_writes(results: dict[str, Any]) -> None:
         show("storing events, medians over rounds, per event", columns, rows)
 
 
-def _show_disk(results: dict[str, Any]) -> None:
+def show_disk(results: dict[str, Any]) -> None:
+    """Print the bytes of an event: all of Synapse's, and like for like."""
     columns = ["", "events", "raw", "bytes", "Synapse", "x", "WAL", "Synapse", "x"]
+    columns += ["like for like", "x"]
     rows: list[list[object]] = []
     for name, one in results.items():
         row: list[object] = [name, f"{one['events']:,}", one["raw_bytes_per_event"]]
         for of, key in (("bytes", "bytes_per_event"), ("wal", "wal_bytes_per_event")):
             row += [f"{one['ours'][key]:,}", f"{one['synapse'][key]:,}", one["ratio"][of]]
+        like = one["synapse"]["like_for_like_bytes_per_event"]
+        row += [f"{like:,}", one["ratio"]["like_for_like"]]
         rows.append(row)
     show("whole rooms, bytes per event", columns, rows)
 

@@ -1,8 +1,9 @@
 """Whole rooms, stored here and in Synapse: the disk usage and the WAL of an event.
 
-Sizes are those of all tables and indexes, less those before; nothing is vacuumed. The write-ahead
-log is counted while a side stores, with the page images that follow a checkpoint. The peer's
-background work afterwards is awaited, and counts.
+Sizes are those of all tables and indexes, less those before; nothing is vacuumed. "Like for like"
+leaves out the peer's tables for search, and those whose rows it deletes after some time. The
+write-ahead log is counted while a side stores, with the page images that follow a checkpoint. It
+cannot be divided. The peer's background work afterwards is awaited, and counts.
 
 Both get batches of 100. Of each, the peer stores the first event as if it came alone, the others as
 a chain. In a chain alone it would never write a whole state again, as it does at every hundredth
@@ -48,6 +49,7 @@ async def store(sides: Sides, rooms: Sequence[Whole]) -> dict[str, Any]:
     """Store the rooms on both sides, one after the other; return the cost per event."""
     assert sides.peer is not None
     events, before = sum(len(room.pdus) for room in rooms), await sides.sizes()
+    extras = await sides.extras()
     for room in rooms:
         await sides.peer.ask("room", room_id=room.room_id, room_version="11")
     log = [int(await sides.looks["ours"].fetchval(SQL_WAL))]
@@ -60,7 +62,7 @@ async def store(sides: Sides, rooms: Sequence[Whole]) -> dict[str, Any]:
         await sides.peer.ask("persist", how="steps")
     await sides.peer.ask("settle", quiet_seconds=1.0, timeout_seconds=30.0)
     log.append(int(await sides.looks["ours"].fetchval(SQL_WAL)))
-    after = await sides.sizes()
+    after, extras = await sides.sizes(), await sides.extras() - extras
     told: dict[str, Any] = {
         "events": events,
         "raw_bytes_per_event": round(sum(len(pdu) for room in rooms for pdu in room.pdus) / events),
@@ -72,4 +74,7 @@ async def store(sides: Sides, rooms: Sequence[Whole]) -> dict[str, Any]:
         of: round(told["synapse"][key] / told["ours"][key], 2)
         for of, key in (("bytes", "bytes_per_event"), ("wal", "wal_bytes_per_event"))
     }
+    like = told["synapse"]["bytes_per_event"] - round(extras / events)
+    told["synapse"]["like_for_like_bytes_per_event"] = like
+    ratios["like_for_like"] = round(like / told["ours"]["bytes_per_event"], 2)
     return told | {"ratio": ratios}

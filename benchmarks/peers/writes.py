@@ -39,6 +39,25 @@ WHERE class.relkind IN ('r', 'm', 'S')
     AND namespace.nspname NOT IN ('pg_catalog', 'information_schema', 'pg_toast')
 """
 
+SQL_BYTES_OF: Final = """
+SELECT COALESCE(sum(pg_total_relation_size(class.oid)), 0)
+FROM pg_class class
+WHERE class.relname = ANY($1::text[]) AND class.relkind = 'r'
+"""
+# no counterpart here: full-text search, and rows that are deleted after some time
+PEER_EXTRAS: Final = [
+    "cache_invalidation_stream_by_instance",
+    "event_push_actions",
+    "event_push_actions_staging",
+    "event_push_summary",
+    "event_search",
+    "event_txn_id",
+    "event_txn_id_device_id",
+    "stream_ordering_to_exterm",
+    "user_directory",
+    "user_directory_search",
+]
+
 Batches = Sequence[Sequence[bytes]]
 STEADY: Final = SHAPES["small_chat"].replaced(fork_rate=0.0)
 
@@ -274,6 +293,10 @@ class Sides:
     async def sizes(self) -> dict[str, int]:
         """Return the bytes of all tables and indexes of each side."""
         return {name: int(await look.fetchval(SQL_BYTES)) for name, look in self.looks.items()}
+
+    async def extras(self) -> int:
+        """Return the bytes of the peer's tables that have no counterpart here."""
+        return int(await self.looks["synapse"].fetchval(SQL_BYTES_OF, PEER_EXTRAS))
 
 
 def _count(clients: list[list[list[bytes]]]) -> int:
