@@ -29,8 +29,8 @@ class StateView:
         self.counts: dict[int, Map[int, Counts]] = {}
         self.records: dict[int, list[ResolutionRecord]] = {}
         self.new_groups: dict[int, Group] = {}
-        # What was worked out for the event being planned, so that planning it again is cheap. An
-        # event may be left without a plan, so the keys have all that the values depend on.
+        # Kept for the event being planned, so that planning it again is cheap. An event may be
+        # left without a plan, so the keys have all that the values depend on.
         self.derived: dict[Hashable, Group] = {}
         self.empty_nids: dict[int, int] = {}
         self.complete_states: set[tuple[int, tuple[EventId, ...]]] = set()  # by room
@@ -86,7 +86,7 @@ class StateView:
         return nid
 
     def forget_event(self) -> None:
-        """Forget what was worked out for the event whose plan is complete now."""
+        """Forget the intermediate results of the event whose plan is complete now."""
         self.derived.clear()
         self.empty_nids.clear()
         self.complete_states.clear()
