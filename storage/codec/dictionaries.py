@@ -12,7 +12,14 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Final
 
-from zstandard import DICT_TYPE_FULLDICT, ZstdCompressionDict, ZstdCompressor, ZstdDecompressor
+from zstandard import (
+    DICT_TYPE_FULLDICT,
+    FORMAT_ZSTD1_MAGICLESS,
+    ZstdCompressionDict,
+    ZstdCompressionParameters,
+    ZstdCompressor,
+    ZstdDecompressor,
+)
 
 LEVEL: Final = 1
 KEY_BYTES: Final = 3
@@ -23,10 +30,13 @@ class _Contexts(threading.local):
     """A compressor and a decompressor per thread: a context serves one call at a time."""
 
     def __init__(self, dictionary: ZstdCompressionDict, level: int) -> None:
-        self.compress = ZstdCompressor(
-            level=level, dict_data=dictionary, write_checksum=False, write_dict_id=False
-        ).compress
-        self.decompress = ZstdDecompressor(dict_data=dictionary).decompress
+        parameters = ZstdCompressionParameters.from_level(
+            level, format=FORMAT_ZSTD1_MAGICLESS, write_checksum=False, write_dict_id=False
+        )
+        self.compress = ZstdCompressor(compression_params=parameters, dict_data=dictionary).compress
+        self.decompress = ZstdDecompressor(
+            dict_data=dictionary, format=FORMAT_ZSTD1_MAGICLESS
+        ).decompress
 
 
 class Dictionary:
@@ -48,7 +58,7 @@ class Dictionary:
         return int.from_bytes(self.key)
 
     def compress(self, data: bytes) -> bytes:
-        """Return a frame of zstd without a checksum and without the dictionary's id."""
+        """Return a frame of zstd without magic number, checksum and the dictionary's id."""
         return self._contexts.compress(data)
 
     def decompress(self, frame: bytes) -> bytes:

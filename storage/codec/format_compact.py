@@ -1,58 +1,98 @@
 r"""Format 0xC2: an event of canonical JSON without its room id and what a hash gives.
 
     4 bytes    CRC-32 of the event id and the decoded bytes
+    1 byte     the number of auth_events, plus 128 if ids are in standard base64 (version 3)
+    1 byte     the number of prev_events, plus 128 if the content hash is kept
     1 byte     n, the units of 32 bytes that follow
     32 n       ids of auth_events, prev_events and in the content, the content hash if it is kept,
-               then the signature (64 bytes): all without base64
+               then the last signature (64 bytes): all without base64
     the rest   a frame (`format_zstd`) of the parts that remain, as text
 
-The text of the parts::
+The text has four parts, between \x01: from the content to the hashes; keys from the hashes to
+prev_events; the middle; keys after the signatures. The middle has three parts, between \x02: keys
+from prev_events to room_id; the sender; the version of the signing key, with other signatures
+before it. A fourth is the server that signed first, if it is not the one of the sender::
 
-    1 byte     the number of auth_events, plus 128 if the content hash is kept
-    1 byte     the number of prev_events, plus 128 if the ids are in standard base64 (version 3)
-    parts      between \x01: from the content to the hashes; keys between hashes and prev_events,
-               prev_events and room_id; the sender; signatures; keys after signatures
+    {"auth_events":[…],"content":{…},"depth":7,"hashes":{"sha256":"…"},"origin_server_ts":1,
+                              └──── content ──┘                        └─ between ──────────┘
+    "prev_events":[…],"room_id":"…","sender":"@a:b","signatures":{"b":{"ed25519:1":"…"}},
+                     └──────────────────── middle ──────────────────────────────┘
+    "type":"m.room.message"}
+    └──────── last ───────┘
 
-JSON has no control characters but white space, so they are free for marks: \x02 is an event id of
-the content. Of the usual signatures, one by the server of the sender, the part is the version of
-the key after \x03. Where other servers have signed too, the signatures stay text.
+JSON has no control characters but white space, so they are free for marks. \x03 in the content is
+an event id.
 
 The content hash is left out where the bytes give it. It is kept where it is wrong, as in the
 canonical JSON of a redacted event.
 
+Events of one room and sender have the same auth events and the same middle. So both are looked up
+in a cache by their bytes, in either direction.
+
 `encode` returns None for an event of any other form: parents in the form of room versions 1 and 2,
-the create event of version 12, other bytes than canonical JSON. It assembles the event again and
-compares it, so a form that it does not foresee cannot lose anything.
+the create event of version 12, other bytes than canonical JSON. It assembles the event again, as
+decoding does, and compares it. So a form that it does not foresee cannot lose anything.
 """
 
 import re
-from binascii import Error, a2b_base64, b2a_base64
+from binascii import a2b_base64, b2a_base64
+from collections.abc import Sequence
+from functools import lru_cache
 from hashlib import sha256
-from typing import Final
+from typing import Final, NamedTuple
 
 from storage.codec.dictionaries import Dictionary
-from storage.codec.format_zstd import CHECKSUM_BYTES, checksum, compressed, decompressed
+from storage.codec.format_zstd import CHECKSUM_BYTES, checksum, decompressed
 
 FORMAT: Final = 0xC2
 UNIT: Final = 32
-UNITS_MAX: Final = 255
-HASH_KEPT: Final = 128
-STANDARD_IDS: Final = 128
 IDS_MAX: Final = 127
+FLAG: Final = 128
+CACHE_ENTRIES: Final = 4_096
+CACHED_BYTES_MAX: Final = 1_024
+"""Longer lists of auth events and middles have no compact form: they would fill the caches."""
 
-_SEPARATOR: Final = b"\x01"
-_CONTENT_ID: Final = b"\x02"
-_USUAL: Final = b"\x03"
+_START: Final = CHECKSUM_BYTES + 3
+_PART: Final = b"\x01"
+_MIDDLE_PART: Final = b"\x02"
+_CONTENT_ID: Final = b"\x03"
 
-_EVENT: Final = re.compile(
-    rb'\{"auth_events":\[([^\]]*)\],"content":(\{.*)"hashes":\{"sha256":"([^"]{43})"\},([^\[]*)'
-    rb'"prev_events":\[([^\]]*)\],([^{]*)"room_id":"[^"]*","sender":"([^"]*)",'
-    rb'"signatures":\{([^}]*(?:\},[^}]*)*\})\},([^{]*)(,"unsigned":\{.*\})?\}',
-    re.DOTALL,
-)
+_AUTH: Final = b'{"auth_events":['
+_CONTENT: Final = b'],"content":'
+_HASH: Final = b'"hashes":{"sha256":"'
+_HASH_END: Final = b'"},'
+_HASH_CHARS: Final = 43
+_HASHES_CHARS: Final = len(_HASH) + _HASH_CHARS + len(_HASH_END)
+_PREV: Final = b'"prev_events":['
+_LIST_END: Final = b"],"
+_SENDER: Final = b'","sender":"'
+_SIGNATURES: Final = b'"signatures":{"'
+_KEY: Final = b'":{"ed25519:'
+_SIGNATURE: Final = b'":"'
+_SIGNATURE_CHARS: Final = 86
+_SIGNATURES_END: Final = b'"}},'
+_UNSIGNED: Final = b',"unsigned":{'
+_ONE_ID: Final = len(b'"$"') + _HASH_CHARS
+"""The length of a list of one id."""
+
 _CONTENT_IDS: Final = re.compile(rb'"\$([A-Za-z0-9_+/-]{43})"')
 _TO_STANDARD: Final = bytes.maketrans(b"-_", b"+/")
 _TO_URL_SAFE: Final = bytes.maketrans(b"+/", b"-_")
+
+
+class _Taken(NamedTuple):
+    """An event without what the columns and hashes give."""
+
+    counts: bytes
+    binary: bytes
+    text: bytes
+
+
+class _Middle(NamedTuple):
+    """The middle of an event: up to the signatures, and from there to the last signature."""
+
+    covered: bytes
+    signatures: bytes
 
 
 def encode(raw: bytes, event_id: str, room_id: str, dictionary: Dictionary) -> bytes | None:
@@ -60,16 +100,15 @@ def encode(raw: bytes, event_id: str, room_id: str, dictionary: Dictionary) -> b
     taken = _taken_apart(raw, room_id)
     if taken is None:
         return None
-    binary, text = taken
-    frame = compressed(text, dictionary)
-    return b"%b%c%b%b" % (checksum(raw, event_id), len(binary) // UNIT, binary, frame)
+    counts, binary, text = taken
+    return b"".join((checksum(raw, event_id), counts, binary, dictionary.compress(text)))
 
 
 def decode(stored: bytes, event_id: str, room_id: str, dictionary: Dictionary) -> bytes:
     """Return the bytes; raise ValueError or ZstdError if they are not those that were encoded."""
-    start = CHECKSUM_BYTES + 1
-    end = start + UNIT * stored[CHECKSUM_BYTES]
-    raw = _assembled(stored[start:end], decompressed(stored[end:], dictionary), room_id)
+    end = _START + UNIT * stored[_START - 1]
+    text = decompressed(stored[end:], dictionary)
+    raw = _assembled(stored[CHECKSUM_BYTES:_START], stored[_START:end], text, room_id)
     if checksum(raw, event_id) != stored[:CHECKSUM_BYTES]:
         raise ValueError("the checksum of the bytes is wrong")
     return raw
@@ -78,129 +117,143 @@ def decode(stored: bytes, event_id: str, room_id: str, dictionary: Dictionary) -
 def remaining_text(raw: bytes, room_id: str) -> bytes:
     """Return the text that is compressed, to train a dictionary on it."""
     taken = _taken_apart(raw, room_id)
-    return raw if taken is None else taken[1]
+    return raw if taken is None else taken.text
 
 
-def _taken_apart(raw: bytes, room_id: str) -> tuple[bytes, bytes] | None:
-    """Return the binary part and the text of the other parts, or None."""
-    found = _EVENT.fullmatch(raw)
-    if found is None:
+def _taken_apart(raw: bytes, room_id: str) -> _Taken | None:
+    content_at = raw.find(_CONTENT, 0, CACHED_BYTES_MAX)
+    hash_at = raw.find(_HASH, content_at)
+    prev_at = raw.find(_PREV, hash_at)
+    middle_at = raw.find(_LIST_END, prev_at)
+    signed_at = raw.find(_SIGNATURES_END, middle_at)
+    signature_at = signed_at - _SIGNATURE_CHARS
+    if content_at < 0 or not middle_at < signature_at < middle_at + CACHED_BYTES_MAX:
         return None
-    auth, content, given, between, prev, before_room, sender, signed, last, extra = found.groups(
-        b""
-    )
-    covered = b"%b%b%b}" % (
-        raw[: found.start(3) - 20],
-        raw[found.end(3) + 3 : found.start(8) - 14],
-        last,
-    )
-    kept = b"" if given == _base64(sha256(covered).digest())[:43] else given
-    auth_ids, prev_ids = _ids(auth), _ids(prev)
-    ids = [*auth_ids, *prev_ids]
-    if b'"$' in content:
-        pieces = _CONTENT_IDS.split(content)
-        content = _CONTENT_ID.join(pieces[::2])
-        ids += pieces[1::2]
-    part, signature = _usual_signature(signed, sender)
-    if len(auth_ids) > IDS_MAX or len(prev_ids) > IDS_MAX:
-        return None
-    text = b"%c%c%b" % (
-        len(auth_ids) | (HASH_KEPT if kept else 0),
-        len(prev_ids) | (STANDARD_IDS if _are_standard(ids) else 0),
-        _SEPARATOR.join([content, between, before_room, sender, part, last + extra]),
-    )
+    ids, content = b"", raw[content_at + len(_CONTENT) : hash_at]
     try:
-        binary = _binary(ids, kept, signature)
-        is_same = _assembled(binary, text, room_id) == raw
-    except (Error, ValueError):  # no base64, or marks in the text
+        auth = _auth_ids(raw[len(_AUTH) : content_at])
+        prev = _ids(raw[prev_at + len(_PREV) : middle_at])
+        if b'"$' in content:
+            pieces = _CONTENT_IDS.split(content)
+            content, ids = _CONTENT_ID.join(pieces[::2]), b"".join(map(_id, pieces[1::2]))
+        middle = _middle_text(raw[middle_at:signature_at], room_id)
+        last = raw[signed_at + len(_SIGNATURES_END) : -1]
+        text = _PART.join((content, raw[hash_at + _HASHES_CHARS : prev_at], middle, last))
+        signature = a2b_base64(raw[signature_at:signed_at] + b"==")
+        binary = b"".join((auth, prev, ids, signature))
+        counts = bytes((len(auth) // UNIT, len(prev) // UNIT, len(binary) // UNIT))
+        if _assembled(counts, binary, text, room_id) == raw:
+            return _Taken(counts, binary, text)
+        kept = _id(raw[hash_at + len(_HASH) :][:_HASH_CHARS])
+        return _unusual(raw, room_id, counts, (auth + prev + ids, kept, signature), text)
+    except ValueError:  # no base64, or marks in the text, or too many ids
         return None
-    return (binary, text) if is_same and len(binary) <= UNIT * UNITS_MAX else None
 
 
-def _ids(references: bytes) -> list[bytes]:
-    """Return the ids of a list, without `$`. `_assembled` shows whether it was such a list."""
-    return references[2:-1].split(b'","$') if references else []
+def _unusual(
+    raw: bytes, room_id: str, counts: bytes, parts: tuple[bytes, bytes, bytes], text: bytes
+) -> _Taken | None:
+    """Return a form with standard base64, or with the content hash, or both. None: none is right.
 
-
-def _are_standard(ids: list[bytes]) -> bool:
-    joined = b"".join(ids)
-    return b"+" in joined or b"/" in joined
-
-
-def _usual_signature(signatures: bytes, sender: bytes) -> tuple[bytes, bytes]:
-    """Return (part, signature in base64) if only the sender's server has signed, with one key."""
-    start = b'"%b":{"ed25519:' % sender.partition(b":")[2]
-    if signatures.startswith(start) and signatures[-91:-88] == b'":"':
-        return _USUAL + signatures[len(start) : -91], signatures[-88:-2]
-    return signatures, b""
-
-
-def _binary(ids: list[bytes], kept: bytes, signature: bytes) -> bytes:
-    """Return ids, hash and signature without base64.
-
-    Each id is padded with one character, so that all are decoded in one call.
+    ``parts`` are the ids, the content hash and the signature.
     """
-    if kept:
-        ids.append(kept)
-    joined = a2b_base64(b"A".join([*ids, b""]).translate(_TO_STANDARD))
-    pieces = [joined[at : at + UNIT] for at in range(0, len(joined), UNIT + 1)]
-    if signature:
-        pieces.append(a2b_base64(signature + b"=="))
-    return b"".join(pieces)
+    if max(counts[:2]) > IDS_MAX:
+        return None
+    ids, kept, signature = parts
+    for standard, has_hash in ((0, FLAG), (FLAG, 0), (FLAG, FLAG)):
+        binary = b"".join((ids, kept if has_hash else b"", signature))
+        flagged = bytes((counts[0] | standard, counts[1] | has_hash, len(binary) // UNIT))
+        if _assembled(flagged, binary, text, room_id) == raw:
+            return _Taken(flagged, binary, text)
+    return None
 
 
-def _assembled(binary: bytes, text: bytes, room_id: str) -> bytes:
+def _assembled(counts: bytes, binary: bytes, text: bytes, room_id: str) -> bytes:
     """Return the event; compute its content hash if it is not kept."""
-    content, between, before_room, sender, signed, last = text[2:].split(_SEPARATOR)
-    auth_ids, prev_ids = text[0] & ~HASH_KEPT, text[1] & ~STANDARD_IDS
-    to_text = _TO_STANDARD if text[1] & STANDARD_IDS else _TO_URL_SAFE
-    count = auth_ids + prev_ids + content.count(_CONTENT_ID)
-    ids = [
-        _base64(binary[at : at + UNIT])[:43].translate(to_text)
-        for at in range(0, UNIT * count, UNIT)
-    ]
-    if count > auth_ids + prev_ids:
-        content = _with_ids(content.split(_CONTENT_ID), ids[auth_ids + prev_ids :])
-    at, kept = UNIT * count, b""
-    if text[0] & HASH_KEPT:
-        at, kept = at + UNIT, _base64(binary[at : at + UNIT])[:43]
-    if signed[:1] == _USUAL:
-        signed = b'"%b":{"ed25519:%b":"%b"}' % (
-            sender.partition(b":")[2],
-            signed[1:],
-            _base64(binary[at:])[:86],
-        )
-    before = b'{"auth_events":[%b],"content":%b' % (_listed(ids[:auth_ids]), content)
-    after = b'%b"prev_events":[%b],%b"room_id":"%b","sender":"%b",' % (
-        between,
-        _listed(ids[auth_ids : auth_ids + prev_ids]),
-        before_room,
-        room_id.encode(),
-        sender,
-    )
-    if not kept:
-        covered = b"%b%b%b}" % (before, after, last.partition(b',"unsigned":{')[0])
-        kept = _base64(sha256(covered).digest())[:43]
-    return b'%b"hashes":{"sha256":"%b"},%b"signatures":{%b},%b}' % (
-        before,
-        kept,
-        after,
-        signed,
-        last,
-    )
+    content, between, middle_text, last = text.split(_PART)
+    alphabet = _TO_STANDARD if counts[0] & FLAG else _TO_URL_SAFE
+    auth_end = UNIT * (counts[0] & IDS_MAX)
+    end = auth_end + UNIT * (counts[1] & IDS_MAX)
+    auth, prev = _auth_list(binary[:auth_end], alphabet), _list(binary[auth_end:end], alphabet)
+    if _CONTENT_ID in content:
+        pieces = content.split(_CONTENT_ID)
+        start, end = end, end + UNIT * (len(pieces) - 1)
+        content = _with_ids(pieces, binary[start:end], alphabet)
+    middle, signatures = _middle(middle_text, room_id)
+    if counts[1] & FLAG:
+        start, end = end, end + UNIT
+        kept = b2a_base64(binary[start:end], newline=False)
+    else:
+        unsigned_at = last.find(_UNSIGNED)
+        covered = last if unsigned_at < 0 else last[:unsigned_at]
+        hashed = _AUTH, auth, _CONTENT, content, between, _PREV, prev, middle, covered, b"}"
+        kept = b2a_base64(sha256(b"".join(hashed)).digest(), newline=False)
+    signature = b2a_base64(binary[end:], newline=False)[:_SIGNATURE_CHARS]
+    content_hash = kept[:_HASH_CHARS]
+    return b"".join((
+        _AUTH, auth, _CONTENT, content, _HASH, content_hash, _HASH_END, between, _PREV, prev,
+        middle, signatures, signature, _SIGNATURES_END, last, b"}",
+    ))  # fmt: skip
 
 
-def _listed(ids: list[bytes]) -> bytes:
-    return b'"$%b"' % b'","$'.join(ids) if ids else b""
+def _id(text: bytes) -> bytes:
+    """Return an id, or a hash, without base64. `_assembled` shows whether it was one."""
+    return a2b_base64(text.translate(_TO_STANDARD) + b"=")
 
 
-def _with_ids(pieces: list[bytes], ids: list[bytes]) -> bytes:
+def _ids(listed: bytes) -> bytes:
+    """Return the ids of a list without base64. `_assembled` shows whether it was such a list."""
+    if len(listed) == _ONE_ID:
+        return _id(listed[2:-1])
+    if not listed:
+        return b""
+    # each is padded with one character, so that all are decoded in one call
+    padded = b"A".join([*listed[2:-1].split(b'","$'), b""])
+    joined = a2b_base64(padded.translate(_TO_STANDARD))
+    return b"".join([joined[at : at + UNIT] for at in range(0, len(joined), UNIT + 1)])
+
+
+def _list(ids: bytes, alphabet: bytes) -> bytes:
+    """Return a list of ids as JSON without brackets."""
+    if len(ids) == UNIT:
+        return b'"$%b"' % b2a_base64(ids, newline=False)[:_HASH_CHARS].translate(alphabet)
+    return b",".join(_quoted(ids, alphabet))
+
+
+def _quoted(ids: bytes, alphabet: bytes) -> list[bytes]:
+    return [_list(ids[at : at + UNIT], alphabet) for at in range(0, len(ids), UNIT)]
+
+
+def _with_ids(pieces: Sequence[bytes], ids: bytes, alphabet: bytes) -> bytes:
     """Return the pieces of a content with its event ids between them."""
-    whole = [b""] * (2 * len(ids) + 1)
+    whole = [b""] * (2 * len(pieces) - 1)
     whole[::2] = pieces
-    whole[1::2] = [b'"$%b"' % one for one in ids]
+    whole[1::2] = _quoted(ids, alphabet)
     return b"".join(whole)
 
 
-def _base64(data: bytes) -> bytes:
-    return b2a_base64(data, newline=False)
+_auth_ids = lru_cache(CACHE_ENTRIES)(_ids)
+_auth_list = lru_cache(CACHE_ENTRIES)(_list)
+
+
+@lru_cache(CACHE_ENTRIES)
+def _middle_text(middle: bytes, room_id: str) -> bytes:
+    """Return the text of a middle. `_assembled` shows whether it was one."""
+    before_room, _, rest = middle.partition(b'"room_id":"%b%b' % (room_id.encode(), _SENDER))
+    sender, _, rest = rest.partition(b'",' + _SIGNATURES)
+    server, _, key = rest.partition(_KEY)
+    parts = [before_room[len(_LIST_END) :], sender, key[: -len(_SIGNATURE)]]
+    return _MIDDLE_PART.join(parts if server == _server_of(sender) else [*parts, server])
+
+
+@lru_cache(CACHE_ENTRIES)
+def _middle(text: bytes, room_id: str) -> _Middle:
+    """Return the middle from its text."""
+    before_room, sender, key, *other = text.split(_MIDDLE_PART)
+    covered = _LIST_END, before_room, b'"room_id":"', room_id.encode(), _SENDER, sender, b'",'
+    server = other[0] if other else _server_of(sender)
+    return _Middle(b"".join(covered), b"".join((_SIGNATURES, server, _KEY, key, _SIGNATURE)))
+
+
+def _server_of(user_id: bytes) -> bytes:
+    return user_id.partition(b":")[2]

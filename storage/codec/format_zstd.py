@@ -10,20 +10,22 @@ the event id, so that the bytes of one event are never taken for those of anothe
 from typing import Final
 from zlib import crc32
 
-from zstandard import frame_content_size
-
 from storage.codec.dictionaries import Dictionary
 
 FORMAT: Final = 0xC1
-MAGIC: Final = b"\x28\xb5\x2f\xfd"
 CHECKSUM_BYTES: Final = 4
 DECODED_MAX: Final = 1 << 21
 """No event is that long. A damaged frame must not allocate more."""
 
+_SHORT: Final = frozenset((0x20, 0x60))
+"""The first byte of frames that claim less than 66 kB: one segment, its length in 1 or 2 bytes."""
+_LONG: Final = {0xA0: slice(1, 5), 0x80: slice(2, 6)}
+"""Where others have their length. The compressor writes no other frames (RFC 8878, 3.1.1.1)."""
+
 
 def encode(raw: bytes, event_id: str, dictionary: Dictionary) -> bytes:
     """Return the stored form."""
-    return checksum(raw, event_id) + compressed(raw, dictionary)
+    return checksum(raw, event_id) + dictionary.compress(raw)
 
 
 def decode(stored: bytes, event_id: str, dictionary: Dictionary) -> bytes:
@@ -39,14 +41,10 @@ def checksum(raw: bytes, event_id: str) -> bytes:
     return crc32(raw, crc32(event_id.encode())).to_bytes(CHECKSUM_BYTES, "little")
 
 
-def compressed(data: bytes, dictionary: Dictionary) -> bytes:
-    """Return a frame without its magic number."""
-    return dictionary.compress(data)[len(MAGIC) :]
-
-
 def decompressed(frame: bytes, dictionary: Dictionary) -> bytes:
-    """Return the data of a frame without its magic number."""
-    whole = MAGIC + frame
-    if not 0 <= frame_content_size(whole) <= DECODED_MAX:
-        raise ValueError("the length of the frame is wrong")
-    return dictionary.decompress(whole)
+    """Return the data of a frame; raise ValueError if it claims to be too long."""
+    if frame[0] not in _SHORT:
+        length = _LONG.get(frame[0])
+        if length is None or int.from_bytes(frame[length], "little") > DECODED_MAX:
+            raise ValueError("the length of the frame is wrong")
+    return dictionary.decompress(frame)

@@ -147,12 +147,12 @@ def test_a_content_hash_with_bits_beyond_its_bytes_is_kept_as_text() -> None:
         assert restored(canonical(pdu), own) == (2 if last in "AE" else 1)
 
 
-@pytest.mark.parametrize("key", ["auth_events", "prev_events"])
-def test_more_references_than_the_format_counts_are_compressed(key: str) -> None:
+@pytest.mark.parametrize("key,most", [("auth_events", 21), ("prev_events", 127)])
+def test_more_references_than_the_format_counts_are_compressed(key: str, most: int) -> None:
     """No room version allows as many. The encoder must not fail all the same."""
     own = Own("$a", "!room:example.org")
     pdu = signed_pdu("11", prev_events=[], auth_events=[])
-    for count, form in ((127, 2), (128, 1), (300, 1)):
+    for count, form in ((most, 2), (most + 1, 1), (300, 1)):
         pdu[key] = ["$" + f"{number:042}A" for number in range(count)]
         assert restored(canonical(pdu), own) == form
 
@@ -189,11 +189,26 @@ def test_other_bytes_than_canonical_json_are_compressed() -> None:
     assert restored(raw, own) == 1
 
 
-def test_two_signatures_are_compact() -> None:
+@pytest.mark.parametrize("server", ["a.example", "other.example"])
+def test_two_signatures_are_compact(server: str) -> None:
+    """One server is before the sender's in the order of canonical JSON, one after it."""
     pdu = signed_pdu("11", prev_events=[], auth_events=[])
-    pdu["signatures"]["other.example"] = {"ed25519:1": "A" * 86}
+    pdu["signatures"][server] = {"ed25519:1": "A" * 86}
     raw = canonical(pdu)
     assert restored(raw, columns_of(raw, "11")) == 2
+
+
+def test_an_event_without_a_signature_is_compressed() -> None:
+    pdu = {**signed_pdu("11", prev_events=[], auth_events=[]), "signatures": {}}
+    raw = canonical(pdu)
+    assert restored(raw, columns_of(raw, "11")) == 1
+
+
+def test_a_value_too_long_to_be_remembered_is_compressed() -> None:
+    for count, form in ((800, 2), (1_100, 1)):
+        pdu = signed_pdu("11", prev_events=[], auth_events=[], redacts="x" * count)
+        raw = canonical(pdu)
+        assert restored(raw, columns_of(raw, "11")) == form
 
 
 def test_bytes_that_do_not_get_shorter_stay() -> None:
@@ -226,5 +241,5 @@ def test_a_defect_of_the_format_costs_space_only(monkeypatch: pytest.MonkeyPatch
     """Encoding decodes what it has made: it falls back where the bytes differ."""
     raw, own = room_events("small_chat", 9, "11")[-1]
     assert restored(raw, own) == 2
-    monkeypatch.setattr(format_compact, "_listed", lambda _: b"")
+    monkeypatch.setattr(format_compact, "_list", lambda *_: b"")
     assert restored(raw, own) == 1
