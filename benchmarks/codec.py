@@ -9,11 +9,19 @@ There is no database.
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from benchmarks.codec_events import SHAPES_USED, RealEvent, real_shaped
 from benchmarks.harness import Bench, show
-from storage.codec import Dictionary, decode, encode, register, shipped_dictionary, train
+from storage.codec import (
+    Dictionary,
+    StoredBytes,
+    decode,
+    encode,
+    register,
+    shipped_dictionary,
+    train,
+)
 from storage.codec.format_zstd import decode as decode_zstd
 from storage.codec.format_zstd import encode as encode_zstd
 
@@ -73,13 +81,13 @@ def _measured(events: Sequence[RealEvent], dictionary: Dictionary) -> dict[str, 
                 for frame, one in zip(frames, events, strict=True)
             ]
         ),
-        "compact, bytes": _mean([len(one) for one in stored]),
+        "compact, bytes": _mean([len(cast("bytes", one)) for one in stored]),
         "compact, in us": _us(lambda: [encode(*one, dictionary) for one in events]),
         "compact, out us": _us(lambda: _decoded(stored, events)),
     }
 
 
-def _decoded(stored: Sequence[bytes], events: Sequence[RealEvent]) -> list[bytes]:
+def _decoded(stored: Sequence[StoredBytes], events: Sequence[RealEvent]) -> list[bytes]:
     return [
         decode(one, event.event_id, event.room_id)
         for one, event in zip(stored, events, strict=True)

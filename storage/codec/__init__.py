@@ -5,17 +5,29 @@ No I/O, except that the shipped dictionary is read from the package.
 Read in this order: codec, format_zstd, format_compact, dictionaries, training.
 """
 
-from storage.codec.codec import MissingDictionary, decode, encode, is_plain, register
+from storage.codec.codec import (
+    MissingDictionary,
+    StoredBytes,
+    decode,
+    encode,
+    is_plain,
+    plain,
+    register,
+    unknown_dictionaries,
+)
 from storage.codec.dictionaries import Dictionary, shipped_dictionary
 from storage.codec.training import train
 
 __all__ = [
     "Dictionary",
     "MissingDictionary",
+    "StoredBytes",
     "decode",
     "encode",
     "is_plain",
+    "plain",
     "register",
     "shipped_dictionary",
     "train",
+    "unknown_dictionaries",
 ]

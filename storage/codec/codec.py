@@ -12,9 +12,9 @@ Decoding needs the event id and the room id, which each reader has, and the dict
 are known by their contents, so one registry serves all databases of a process.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Final
+from typing import Any, Final, NewType
 
 from zstandard import ZstdError
 
@@ -22,11 +22,15 @@ from storage.codec import format_compact, format_zstd
 from storage.codec.dictionaries import Dictionary, shipped_dictionary
 from storage.errors import StorageCorrupt
 
-FORMATS: Final = (format_zstd.FORMAT, format_compact.FORMAT)
+StoredBytes = NewType("StoredBytes", object)
+"""A value of `events.json`: bytes that only `decode` can read. To a type checker they are none."""
+
 HEADER_BYTES: Final = 4
 
+_ZSTD: Final = bytes([format_zstd.FORMAT])
+_COMPACT: Final = bytes([format_compact.FORMAT])
+
 _PLAIN: Final = frozenset((b"{", b" ", b"\t", b"\r", b"\n"))
-_BRACE: Final = ord("{")
 
 Reader = Callable[[bytes, str, str], bytes]
 
@@ -40,61 +44,76 @@ class MissingDictionary(StorageCorrupt):
 
 def register(dictionary: Dictionary) -> None:
     """Decode rows that name this dictionary from now on."""
-    _readers[bytes([format_zstd.FORMAT]) + dictionary.key] = partial(_zstd, dictionary)
-    _readers[bytes([format_compact.FORMAT]) + dictionary.key] = partial(_compact, dictionary)
+    _readers[_ZSTD + dictionary.key] = partial(_zstd, dictionary)
+    _readers[_COMPACT + dictionary.key] = partial(_compact, dictionary)
 
 
-def encode(raw: bytes, event_id: str, room_id: str, dictionary: Dictionary) -> bytes:
-    """Return the shortest stored form of the bytes.
+def encode(raw: bytes, event_id: str, room_id: str, dictionary: Dictionary | None) -> StoredBytes:
+    """Return the shortest stored form of the bytes; without a dictionary the bytes themselves.
 
     It is the compact one, unless an event is written so that it has none, or gets longer.
     """
-    form, body = (
-        format_compact.FORMAT,
-        format_compact.encode(raw, event_id, room_id, dictionary),
-    )
+    if dictionary is None:
+        return plain(raw)
+    form, body = _COMPACT, format_compact.encode(raw, event_id, room_id, dictionary)
     if body is None:
-        form, body = format_zstd.FORMAT, format_zstd.encode(raw, event_id, dictionary)
+        form, body = _ZSTD, format_zstd.encode(raw, event_id, dictionary)
     if HEADER_BYTES + len(body) >= len(raw) and raw[:1] in _PLAIN:
-        return raw
-    return b"%c%b%b" % (form, dictionary.key, body)
+        return StoredBytes(raw)
+    return StoredBytes(b"".join((form, dictionary.key, body)))
 
 
-def decode(stored: bytes, event_id: str, room_id: str) -> bytes:
+def plain(raw: bytes) -> StoredBytes:
+    """Return the bytes themselves as a stored form; raise ValueError if they cannot be one."""
+    if raw[:1] not in _PLAIN:
+        raise ValueError("bytes that do not begin like JSON have no plain stored form")
+    return StoredBytes(raw)
+
+
+def decode(stored: StoredBytes, event_id: str, room_id: str) -> bytes:
     """Return the bytes of an event.
 
     Raise `MissingDictionary` if its dictionary is not registered. Raise `StorageCorrupt` if the
     stored form is damaged, or belongs to another event or dictionary.
     """
-    if stored[:1] in _PLAIN:
-        return stored
+    data: Any = stored
+    if data[:1] in _PLAIN:
+        return data  # type: ignore[no-any-return]
     try:
-        return _readers[stored[:HEADER_BYTES]](stored, event_id, room_id)
+        return _readers[data[:HEADER_BYTES]](data, event_id, room_id)
     except KeyError:
-        raise _unknown(stored, event_id) from None
+        raise _unknown(data, event_id) from None
     except (ZstdError, ValueError, IndexError) as error:
         raise StorageCorrupt(
             f"the stored bytes of an event cannot be decoded: {error}", event_id=event_id
         ) from error
 
 
-def is_plain(stored: bytes) -> bool:
+def is_plain(stored: StoredBytes) -> bool:
     """Return whether these are the bytes themselves."""
-    return stored[:1] in _PLAIN
+    data: Any = stored
+    return data[:1] in _PLAIN
 
 
-def require_dictionary(stored: bytes, event_id: str) -> None:
-    """Raise `MissingDictionary` if `decode` would, without decoding."""
-    if stored[:1] != b"{" and stored[:1] not in _PLAIN and stored[:HEADER_BYTES] not in _readers:
-        raise _unknown(stored, event_id)
+def unknown_dictionaries(column: Iterable[Any]) -> set[int]:
+    """Return the ids of the dictionaries that decoding this column needs and that are missing.
+
+    A column has stored forms and None. One that is damaged needs none.
+    """
+    headers = {one[:HEADER_BYTES] for one in column if one is not None}
+    return {
+        int.from_bytes(header[1:])
+        for header in headers
+        if header not in _readers and header[:1] in (_ZSTD, _COMPACT)
+    }
 
 
-def _unknown(stored: bytes, event_id: str) -> StorageCorrupt:
-    if len(stored) > HEADER_BYTES and stored[0] in FORMATS:
+def _unknown(data: bytes, event_id: str) -> StorageCorrupt:
+    if len(data) > HEADER_BYTES and data[:1] in (_ZSTD, _COMPACT):
         return MissingDictionary(
             "the dictionary of an event's bytes is not stored",
             event_id=event_id,
-            dictionary_id=int.from_bytes(stored[1:HEADER_BYTES]),
+            dictionary_id=int.from_bytes(data[1:HEADER_BYTES]),
         )
     return StorageCorrupt("the stored bytes of an event have no known format", event_id=event_id)
 

@@ -125,6 +125,7 @@ EVENTS: Final = Table(
     auth_distance_2="int",
     auth_distance_3="int",
     auth_distance_4="int",
+    describes_room="boolean",
 )
 
 PREV_NIDS: Final = ColumnList("prev_nids", ("event_nid", "prev_events", "prev_distance"))

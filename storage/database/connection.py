@@ -10,6 +10,8 @@ open transactions on its own, cache results, or build SQL.
     # repeats the whole work on a conflict
     await database.run(lambda conn: store_batch(conn, batch))
 
+Rows with bytes of events are ready to be decoded (`storage.database.dictionaries`).
+
 Connections keep no state between uses (no SET, no session locks, no open cursors). So nothing is
 reset when one returns to the pool, which would cost a round trip each time.
 `storage.database.session` has their settings.
@@ -25,6 +27,7 @@ from typing import Any, NamedTuple, Protocol, Self, TypeVar
 import asyncpg
 
 from storage.config import Config
+from storage.database.dictionaries import load_for, stored_fields
 from storage.database.dsn import DsnServer
 from storage.database.pool import Pool
 from storage.database.replaced_database import Guard
@@ -98,21 +101,26 @@ class Connection:
     async def fetch(self, sql: str, *args: object, row: type[R]) -> list[R]:
         """Return all rows, each as a `row`."""
         # NamedTuple's public method
-        return list(map(row._make, await self._call(sql, self._driver.fetch, sql, *args)))
+        return list(map(row._make, await self.records(sql, *args, row=row)))
 
-    # says what the columns are
-    async def records(self, sql: str, *args: object, row: type[R]) -> list[Any]:  # noqa: ARG002
+    async def records(self, sql: str, *args: object, row: type[R]) -> list[Any]:
         """Return all rows as the driver's records, columns by position; `row` names them.
 
         For thousands of rows that are processed at once.
         """
         rows: list[Any] = await self._call(sql, self._driver.fetch, sql, *args)
+        if positions := stored_fields(row):
+            await load_for(self, rows, positions)
         return rows
 
     async def fetchrow(self, sql: str, *args: object, row: type[R]) -> R | None:
         """Return the first row as a `row`, or None."""
         record = await self._call(sql, self._driver.fetchrow, sql, *args)
-        return None if record is None else row._make(record)  # NamedTuple's public method
+        if record is None:
+            return None
+        if positions := stored_fields(row):
+            await load_for(self, [record], positions)
+        return row._make(record)  # NamedTuple's public method
 
     async def fetchval(self, sql: str, *args: object) -> Any:
         """Return the first column of the first row, or None."""

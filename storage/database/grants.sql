@@ -78,6 +78,7 @@ BEGIN
                 'auth_events, auth_distance_1, auth_distance_2, auth_distance_3, '
                 'auth_distance_4)',
                 'SELECT, UPDATE, DELETE'),
+            ('dictionaries', 'SELECT, INSERT', 'SELECT, INSERT'),
             ('reordered_events', 'SELECT, INSERT', 'SELECT, INSERT, UPDATE, DELETE'),
             ('missing_events',
                 'SELECT, INSERT, UPDATE (superseded, child_nids), DELETE',

@@ -39,10 +39,10 @@ if TYPE_CHECKING:
 
     from storage.database.migration_steps import MigrationStep
 
-HEAD_REVISION: Final = "0023"
+HEAD_REVISION: Final = "0024"
 """The latest that this package knows; `migrate` migrates to it."""
 
-OLDEST_REVISION: Final = "0022"
+OLDEST_REVISION: Final = "0024"
 """The oldest that this package can serve: it needs nothing later."""
 
 DISTANCES_REVISION: Final = "0023"

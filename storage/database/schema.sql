@@ -289,6 +289,7 @@ CREATE TABLE events (
     auth_distance_2 int,
     auth_distance_3 int,
     auth_distance_4 int,
+    describes_room boolean,
     CONSTRAINT events_pkey PRIMARY KEY (event_nid),
     CONSTRAINT events_stream_ordering_key UNIQUE (stream_ordering),
     CONSTRAINT events_outlier_check CHECK (
@@ -353,8 +354,8 @@ COMMENT ON COLUMN events.redacted_by IS
     'The redaction that took effect on it: smallest (origin_server_ts, event_id) if there are '
     'several.';
 COMMENT ON COLUMN events.encoding IS
-    'The contents of json: 0 = the bytes as received; 1 = censored, the canonical JSON of the '
-    'redacted form (storage/maintenance/censor.py).';
+    'The bytes that json holds, in any form: 0 = the bytes as received; 1 = censored, the '
+    'canonical JSON of the redacted form (storage/maintenance/censor.py).';
 COMMENT ON COLUMN events.writer_nid IS
     'The writer that assigned its stream ordering. Within a room stream orderings follow the '
     'order of commits, for all writers.';
@@ -374,7 +375,7 @@ COMMENT ON COLUMN events.arrival_ordering IS
     'Of a readmitted event: the stream ordering that it had while it was refused. NULL: '
     'stream_ordering, or an outlier.';
 COMMENT ON COLUMN events.redacted_form IS
-    'Its content hash was wrong: only the redacted form is valid and ever shown. json has the '
+    'Its content hash was wrong: only the redacted form is valid and ever shown. json holds the '
     'received bytes.';
 COMMENT ON COLUMN events.ineffective IS
     'An accepted redaction that took no effect: its target is not in the timeline yet, is in '
@@ -398,7 +399,12 @@ COMMENT ON COLUMN events.auth_distance_1 IS
 COMMENT ON COLUMN events.auth_distance_2 IS 'Of the second auth event. NULL: there is none.';
 COMMENT ON COLUMN events.auth_distance_3 IS 'Of the third auth event. NULL: there is none.';
 COMMENT ON COLUMN events.auth_distance_4 IS 'Of the fourth auth event. NULL: there is none.';
-COMMENT ON COLUMN events.json IS 'The received bytes, or another form (see encoding).';
+COMMENT ON COLUMN events.json IS
+    'The bytes that encoding says, in a form that its first byte names (storage/codec/codec.py).';
+COMMENT ON COLUMN events.describes_room IS
+    'Of m.room.name and m.room.canonical_alias: whether its content has a name or an alias, a text '
+    'that is not empty. Of m.room.create: whether it has a type, a text. NULL: another type or '
+    'state key; or a row of a release that did not set it, whose json is the bytes themselves.';
 COMMENT ON CONSTRAINT events_pkey ON events IS 'Serves: events by nid; traversal of edges.';
 COMMENT ON CONSTRAINT events_stream_ordering_key ON events IS
     'Serves: rows of the streams "events" and "backfill" in order.';
@@ -469,6 +475,25 @@ CREATE INDEX events_thread_stream_idx ON events (room_nid, stream_ordering)
     WHERE rel_type_nid = 22 AND NOT outlier AND NOT backfilled;
 COMMENT ON INDEX events_thread_stream_idx IS
     'Serves: the unread replies in the threads of a room (storage/queries/unread.py).';
+
+CREATE TABLE dictionaries (
+    dictionary_id int NOT NULL,
+    events int NOT NULL,
+    trained_ts bigint NOT NULL,
+    data bytea NOT NULL,
+    CONSTRAINT dictionaries_pkey PRIMARY KEY (dictionary_id)
+);
+ALTER TABLE dictionaries ALTER COLUMN data SET STORAGE EXTERNAL;
+COMMENT ON TABLE dictionaries IS
+    'Dictionaries of zstd that were trained on events of this deployment '
+    '(room-storage train-dictionary). The first one is in the package. Rows of events name them '
+    'by their ids, so none is ever deleted: no role may.';
+COMMENT ON COLUMN dictionaries.dictionary_id IS
+    'The first 3 bytes of the SHA-256 of data, as in events.json.';
+COMMENT ON COLUMN dictionaries.events IS 'The number of events that it was trained on.';
+COMMENT ON COLUMN dictionaries.trained_ts IS 'Writers use the latest one.';
+COMMENT ON CONSTRAINT dictionaries_pkey ON dictionaries IS
+    'Serves: the dictionaries that the bytes of events name.';
 
 CREATE TABLE reordered_events (
     moves bigint NOT NULL,
@@ -1293,6 +1318,8 @@ COMMENT ON TABLE import_events IS
 COMMENT ON COLUMN import_events.place IS 'The file and the line, as the import numbers them.';
 COMMENT ON COLUMN import_events.import_number IS
     'It separates the rows of a leftover task of an ended import from the next import.';
+COMMENT ON COLUMN import_events.json IS
+    'The bytes of an event, in a form as events.json has; or a bundle of events without bytes.';
 COMMENT ON CONSTRAINT import_events_pkey ON import_events IS
     'Serves: the bytes of planned events; the earlier rows of a repeated task.';
 

@@ -14,6 +14,7 @@ from typing import Final, LiteralString, NamedTuple
 
 import orjson
 
+from storage.codec import StoredBytes, decode
 from storage.database.array_text import transposed
 from storage.database.columns import PREV_NIDS
 from storage.database.connection import Connection
@@ -52,7 +53,7 @@ SQL_EVENTS: Final[LiteralString] = compose(
     """
 SELECT
     e.event_id,
-    e.json AS pdu,
+    e.json,
     CASE WHEN is_out_of_band(e) THEN 'out_of_band' WHEN e.outlier THEN 'outlier'
         WHEN e.backfilled THEN 'backfill' ELSE 'live' END AS origin,
     NOT e.outlier AND NOT wanted.is_readmission AND EXISTS (
@@ -89,7 +90,7 @@ class ArchivedRoom(NamedTuple):
 
 class _Event(NamedTuple):
     event_id: EventId
-    pdu: bytes
+    json: StoredBytes
     origin: str
     is_undetermined: bool
     stripped_state: str | None
@@ -136,7 +137,7 @@ async def archive(conn: Connection, room: ArchivedRoom) -> AsyncIterator[list[by
         )
         yield [
             envelope(
-                event.pdu,
+                decode(event.json, event.event_id, room.room_id),
                 room.room_version,
                 event.origin,
                 sorted(states[event.event_id].values()) if event.is_undetermined else None,

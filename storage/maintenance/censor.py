@@ -6,7 +6,7 @@ event id stays valid because the reference hash is that of the redacted form. Th
 valid because they cover only that form. The content hash no longer matches, as for every server
 that stores the event redacted. Events whose content hash never matched are censored too, because
 readers may only get their redacted form. Columns derived from the content follow the redacted form:
-relations, `has_url`.
+relations, `has_url`, `describes_room`.
 
 Some redacted events keep their bytes, because the engine still needs the content. The auth rules of
 some room versions read keys that a redaction removes. These are `m.federate` of a create event,
@@ -29,12 +29,14 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, LiteralString, NamedTuple
 
+from storage.codec import StoredBytes, decode, plain
 from storage.database.array_text import transposed
 from storage.database.connection import Database
-from storage.errors import InputError, InvalidEvent
+from storage.errors import InputError, InvalidEvent, StorageCorrupt
 from storage.event import parse, redact
 from storage.event.hashes import canonical
 from storage.event.reading import read_trusted
+from storage.event.room_description import describes_room
 from storage.event.versions import RoomVersion, version_of
 from storage.maintenance.indexes import prove_indexes
 from storage.maintenance.invalidate_caches import invalidate_caches, register_writer
@@ -56,7 +58,7 @@ With a corrupt index it would censor too early, or leave content on disk.
 BATCH: Final = 200  # events read, and written, by one statement: 13 MB at most
 
 SQL_REDACTED: Final[LiteralString] = """
-SELECT e.event_nid, e.event_id, r.room_version, age.is_due, CASE
+SELECT e.event_nid, e.event_id, r.room_id, r.room_version, age.is_due, CASE
     WHEN age.is_due THEN e.json END AS json
 FROM (
     SELECT *
@@ -65,7 +67,9 @@ FROM (
     ORDER BY event_nid
     LIMIT $2::bigint
 ) AS e
-CROSS JOIN LATERAL (SELECT x.room_version FROM rooms x WHERE x.room_nid = e.room_nid OFFSET 0) AS r
+CROSS JOIN LATERAL (
+    SELECT x.room_id, x.room_version FROM rooms x WHERE x.room_nid = e.room_nid OFFSET 0
+) AS r
 LEFT JOIN LATERAL (SELECT x.received_ts FROM events x
     WHERE x.event_nid = e.redacted_by OFFSET 0) AS redaction ON true
 CROSS JOIN LATERAL (  -- the later arrival counts, of the redaction and of its target
@@ -94,12 +98,13 @@ UPDATE events e
 SET json = i.json,
     encoding = 1,
     has_url = i.has_url,
+    describes_room = i.describes_room,
     relates_to = NULL,
     rel_type_nid = NULL,
     replaces = NULL
 FROM free
-JOIN unnest($1::bigint[], $2::bytea[], $3::boolean[]) AS i (event_nid, json, has_url)
-    USING (event_nid)
+JOIN unnest($1::bigint[], $2::bytea[], $3::boolean[], $4::boolean[])
+    AS i (event_nid, json, has_url, describes_room) USING (event_nid)
 WHERE e.event_nid = free.event_nid
 RETURNING e.event_nid
 """
@@ -110,9 +115,10 @@ class CensoredEventRow(NamedTuple):
 
     event_nid: int
     event_id: str
+    room_id: str
     room_version: str
     is_due: bool
-    json: bytes | None
+    json: StoredBytes | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,7 +213,7 @@ async def _batches(
             changed = (
                 len(wanted)
                 if dry_run or not wanted
-                else len(await conn.fetchvals(SQL_CENSOR, *transposed(wanted, 3)))
+                else len(await conn.fetchvals(SQL_CENSOR, *transposed(wanted, 4)))
             )
         due = sum(row.is_due for row in rows)
         yield Censored(changed, due - len(wanted), len(wanted) - changed, len(rows) - due)
@@ -216,23 +222,28 @@ async def _batches(
         await asyncio.sleep(0 if dry_run else time.monotonic() - began)
 
 
-def _censored(row: CensoredEventRow, raw: bytes) -> tuple[int, bytes, bool | None] | None:
-    """Return (nid, new bytes, has_url) of an event, or None if it must stay as it is.
+def _censored(
+    row: CensoredEventRow, stored: StoredBytes
+) -> tuple[int, StoredBytes, bool | None, bool | None] | None:
+    """Return (nid, new bytes, has_url, describes_room) of an event.
 
-    It never writes bytes that would be another event.
+    Return None if it must stay as it is. It never writes bytes that would be another event.
     """
     version = version_of(row.room_version)
     try:
+        raw = decode(stored, row.event_id, row.room_id)
         json = read_trusted(raw, strict=version.strict_canonical_json)
         redacted = redact(json, version)
         if says_less(json, redacted, version):
             return None
         new = canonical(redacted)
-        if parse(new, version).event_id != row.event_id:
+        event = parse(new, version)
+        if event.event_id != row.event_id:
             return None
-    except (InvalidEvent, KeyError):  # `verify` reports it
+    except (InvalidEvent, KeyError, StorageCorrupt):  # `verify` reports it
         return None
-    return row.event_nid, new, True if "url" in redacted["content"] else None
+    has_url = True if "url" in redacted["content"] else None
+    return row.event_nid, plain(new), has_url, describes_room(event)
 
 
 def says_less(json: Mapping[str, Any], redacted: Mapping[str, Any], version: RoomVersion) -> bool:

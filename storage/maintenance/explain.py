@@ -9,6 +9,7 @@ import re
 from dataclasses import dataclass
 from typing import Any, Final, LiteralString, NamedTuple
 
+from storage.codec import StoredBytes, decode
 from storage.database.connection import Connection
 from storage.database.names import MEMBERSHIP_NAMES
 from storage.errors import InvalidIdentifier, UnknownEvent
@@ -29,7 +30,7 @@ WHERE e.event_id = $1::text
 """
 
 SQL_VISIBILITY_AT: Final[LiteralString] = """
-SELECT e.json, e.redacted_form, e.event_id, r.room_version
+SELECT e.json, e.redacted_form, e.event_id, r.room_id, r.room_version
 FROM state_entries($1::bigint) AS s
 JOIN events e ON e.event_nid = s.event_nid
 JOIN rooms r USING (room_nid)
@@ -155,9 +156,10 @@ class ExplainedRow(NamedTuple):
 class VisibilityEventRow(NamedTuple):
     """The history visibility event of a state."""
 
-    json: bytes
+    json: StoredBytes
     redacted_form: bool
     event_id: str
+    room_id: str
     room_version: str
 
 
@@ -259,8 +261,9 @@ async def _visibility(conn: Connection, state_group: int | None) -> str | None:
     )
     if found is None:
         return None
+    raw = decode(found.json, found.event_id, found.room_id)
     value: Any = load(
-        found.json, found.room_version, found.event_id, redacted=found.redacted_form
+        raw, found.room_version, found.event_id, redacted=found.redacted_form
     ).content.get("history_visibility")
     return value if isinstance(value, str) else None
 

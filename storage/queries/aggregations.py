@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final, LiteralString, NamedTuple, TypeVar
 
+from storage.codec import StoredBytes
 from storage.database.connection import Connection
 from storage.database.sql_template import fill
 from storage.ids import EventId, UserId
@@ -182,7 +183,7 @@ class AggregationRow(NamedTuple):
     outlier: bool | None
     redacted_form: bool | None
     encoding: int | None
-    json: bytes | None
+    json: StoredBytes | None
 
 
 EVENT: Final = AggregationRow._fields.index("event_nid")

@@ -11,6 +11,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Final, LiteralString, NamedTuple
 
+from storage.codec import StoredBytes
 from storage.database.connection import Connection
 from storage.database.names import MEMBERSHIP_NAMES, MEMBERSHIPS
 from storage.ids import EventId, UserId
@@ -174,7 +175,7 @@ class ClientFactsRow(NamedTuple):
     outlier: bool | None
     redacted_form: bool | None
     encoding: int | None
-    json: bytes | None
+    json: StoredBytes | None
 
 
 OTHER: Final = ClientFactsRow._fields.index("event_nid")

@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, LiteralString, NamedTuple
 
+from storage.codec import StoredBytes
 from storage.database.array_text import text_array
 from storage.database.connection import Connection
 from storage.database.sql_template import fill
@@ -122,7 +123,7 @@ class ClientPageRow(NamedTuple):
     outlier: bool | None
     redacted_form: bool | None
     encoding: int | None
-    json: bytes | None
+    json: StoredBytes | None
 
 
 EVENT: Final = ClientPageRow._fields.index("event_nid")

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Final, LiteralString, NamedTuple
 
+from storage.codec import StoredBytes
 from storage.database.connection import Connection
 from storage.database.sql_template import fill
 from storage.errors import UnknownEvent
@@ -162,7 +163,7 @@ class ContextStateRow(NamedTuple):
     outlier: bool | None
     redacted_form: bool | None
     encoding: int | None
-    json: bytes | None
+    json: StoredBytes | None
 
 
 class ContextRow(NamedTuple):
@@ -184,7 +185,7 @@ class ContextRow(NamedTuple):
     outlier: bool
     redacted_form: bool
     encoding: int
-    json: bytes
+    json: StoredBytes
 
 
 EVENT: Final = ContextRow._fields.index("event_nid")

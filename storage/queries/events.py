@@ -1,13 +1,18 @@
 """Single events, by id.
 
 Every read returns `StoredEvent`: the columns of the row, the received bytes, and a dict to serve.
-The dict is pruned if a redaction took effect, or if only the redacted form was ever valid.
+The dict is pruned if a redaction took effect, or if only the redacted form was ever valid. Bytes
+are decoded when they are needed (`storage.codec`).
 """
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, fields, make_dataclass
+from operator import attrgetter
 from typing import Any, Final, LiteralString, NamedTuple
 
+import orjson
+
+from storage.codec import StoredBytes, decode, is_plain, plain
 from storage.database.connection import Connection
 from storage.errors import InvalidEvent, StorageCorrupt
 from storage.event import redact
@@ -42,7 +47,7 @@ class StoredEventRow(NamedTuple):
     outlier: bool
     redacted_form: bool
     encoding: int
-    json: bytes
+    json: StoredBytes
 
 
 class EventWithVerdictRow(NamedTuple):
@@ -61,7 +66,7 @@ class EventWithVerdictRow(NamedTuple):
     outlier: bool
     redacted_form: bool
     encoding: int
-    json: bytes
+    json: StoredBytes
     refused: str | None
 
 
@@ -71,12 +76,9 @@ class StoredEvent:
 
     ``raw`` are the received bytes; serve ``json``.
 
-    In a read for another server, ``raw`` is the canonical JSON of ``json`` where that is the
-    redacted form.
-
-    The first access to `json`, `content`, `type`, `sender`, `state_key` or `depth` parses the
-    bytes. So a state of thousands of members can be listed and compared without parsing.
-    `StorageCorrupt` if the bytes are no event any more.
+    The first access to `json`, `content`, `type`, `sender`, `state_key` or `depth` decodes and
+    parses the bytes. So a state of thousands of members can be listed and compared without parsing.
+    `StorageCorrupt` if the stored bytes are damaged, or no event any more.
     """
 
     event_id: EventId
@@ -84,7 +86,8 @@ class StoredEvent:
     room_version: str
     stream_ordering: int | None
     topological_ordering: int | None
-    raw: bytes
+    _stored: StoredBytes = field(compare=False)
+    """The stored bytes, or the bytes of ``raw`` after the first access to it."""
     redacted_by: EventId | None
     rejected: str | None
     soft_failed: bool
@@ -113,6 +116,30 @@ class StoredEvent:
         at = f"{self.topological_ordering}/{self.stream_ordering}"
         return f"<StoredEvent {self.event_id} {text} at {at}>"
 
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, StoredEvent):
+            return NotImplemented
+        return _compared(self) == _compared(other) and self.raw == other.raw
+
+    def __hash__(self) -> int:
+        return hash(self.event_id)
+
+    def __getstate__(self) -> list[Any]:
+        """Pickle the decoded bytes: another process may not have their dictionary."""
+        return [plain(self.raw) if name == "_stored" else getattr(self, name) for name in _FIELDS]
+
+    @property
+    def raw(self) -> bytes:
+        """Return the received bytes.
+
+        In a read for another server, they are the canonical JSON of ``json`` where that is the
+        redacted form.
+        """
+        raw = decode(self._stored, self.event_id, self.room_id)
+        if not is_plain(self._stored):
+            object.__setattr__(self, "_stored", raw)
+        return raw
+
     @property
     def json(self) -> dict[str, Any]:
         """Return the dict to serve: as received, or in the redacted form.
@@ -125,7 +152,7 @@ class StoredEvent:
                 "_json",
                 event_json(
                     self.event_id,
-                    self.raw,
+                    decode(self._stored, self.event_id, self.room_id),
                     self.room_version,
                     redacted=self.pruned and not self.withheld,
                 ),
@@ -207,9 +234,11 @@ class Aggregations:
 
 # As in `storage.event.model`: a frozen dataclass sets its fields one by one. An unfrozen twin
 # takes a quarter of the time.
-_Draft: Final[Any] = make_dataclass(
-    "_Draft", [field.name for field in fields(StoredEvent)], slots=True, eq=False
-)
+_FIELDS: Final = tuple(field.name for field in fields(StoredEvent))
+_Draft: Final[Any] = make_dataclass("_Draft", _FIELDS, slots=True, eq=False)
+
+_compared: Final = attrgetter(*(field.name for field in fields(StoredEvent) if field.compare))
+"""The values of two equal events, but for their bytes."""
 
 
 def stored(
@@ -252,20 +281,21 @@ def stored_of(
         outlier,
         redacted_form,
         _,
-        raw,
+        stored_bytes,
     ) = columns
     pruned = withheld or redacted_form or (redacted and redacted_by is not None)
     json = None
     if withheld or (sent and pruned):
+        raw = decode(stored_bytes, event_id, room_id)
         json = event_json(event_id, raw, version, redacted=True)
-        raw = canonical(json)
+        stored_bytes = canonical(json)
     event = _Draft(
         event_id,
         room_id,
         version,
         stream,
         topological,
-        raw,
+        stored_bytes,
         redacted_by,
         rejected,
         soft_failed,
@@ -298,20 +328,21 @@ def event_of_room(
         soft_failed,
         outlier,
         redacted_form,
-        raw,
+        stored_bytes,
     ) = columns
     pruned = withheld or redacted_form or redacted_by is not None
     json = None
     if withheld:
+        raw = decode(stored_bytes, event_id, room_id)
         json = event_json(event_id, raw, room_version, redacted=True)
-        raw = canonical(json)
+        stored_bytes = canonical(json)
     event = _Draft(
         event_id,
         room_id,
         room_version,
         stream,
         topological,
-        raw,
+        stored_bytes,
         redacted_by,
         rejected,
         soft_failed,
@@ -340,6 +371,12 @@ def event_json(
             f"the bytes of an event cannot be read: {error}", event_id=event_id
         ) from error
     raise StorageCorrupt("the bytes of an event are not those of an event", event_id=event_id)
+
+
+def related_id(stored_bytes: StoredBytes, event_id: str, room_id: str) -> EventId:
+    """Return the id of the event that an event relates to, which it has."""
+    raw = decode(stored_bytes, event_id, room_id)
+    return EventId(orjson.loads(raw)["content"]["m.relates_to"]["event_id"])
 
 
 async def events(

@@ -10,6 +10,7 @@ whatever parents events name.
 from collections.abc import Iterable, Sequence
 from typing import Final, LiteralString, NamedTuple
 
+from storage.codec import StoredBytes
 from storage.database.connection import Connection
 from storage.database.rooms import require_room
 from storage.errors import UnknownRoom
@@ -142,7 +143,7 @@ class TraversalRow(NamedTuple):
     outlier: bool
     redacted_form: bool
     encoding: int
-    json: bytes
+    json: StoredBytes
 
 
 EVENT: Final = TraversalRow._fields.index("event_nid")

@@ -9,6 +9,7 @@ order the state is that of a state group.
 from collections.abc import Collection, Sequence
 from typing import Any, Final, LiteralString, NamedTuple
 
+from storage.codec import StoredBytes
 from storage.database.connection import Connection
 from storage.database.names import MEMBERSHIP_NAMES, MEMBERSHIPS
 from storage.database.sql_template import fill
@@ -220,7 +221,7 @@ class MemberEventRow(NamedTuple):
     soft_failed: bool | None
     outlier: bool | None
     redacted_form: bool | None
-    json: bytes | None
+    json: StoredBytes | None
 
 
 class UserRoomRow(NamedTuple):

@@ -9,6 +9,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Final, LiteralString, NamedTuple
 
+from storage.codec import StoredBytes
 from storage.database.connection import Connection
 from storage.database.sql_template import fill
 from storage.errors import UnknownRoom
@@ -290,7 +291,7 @@ class PageRow(NamedTuple):
     outlier: bool | None
     redacted_form: bool | None
     encoding: int | None
-    json: bytes | None
+    json: StoredBytes | None
 
 
 EVENT: Final = PageRow._fields.index("event_nid")

@@ -10,6 +10,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Final, LiteralString, NamedTuple
 
+from storage.codec import StoredBytes
 from storage.database.connection import Connection
 from storage.database.sql_template import fill
 from storage.errors import InputError, UnknownEvent
@@ -324,7 +325,7 @@ class RelatedRow(NamedTuple):
     outlier: bool | None
     redacted_form: bool | None
     encoding: int | None
-    json: bytes | None
+    json: StoredBytes | None
 
 
 EVENT: Final = RelatedRow._fields.index("event_nid")

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Final, LiteralString, NamedTuple
 
 from storage import arguments as args
+from storage.codec import StoredBytes, decode
 from storage.database.connection import Connection
 from storage.errors import StorageCorrupt
 from storage.event.versions import version_of
@@ -45,7 +46,7 @@ class RoomInfoRow(NamedTuple):
     event_id: str | None
     redacted_by: int | None
     redacted_form: bool | None
-    json: bytes | None
+    json: StoredBytes | None
 
 
 CREATE: Final = 1
@@ -134,10 +135,11 @@ async def rooms(conn: Connection, room_ids: Iterable[RoomId]) -> dict[RoomId, Ro
 
 def _add_event(state: DescribedRoom, room_id: RoomId, columns: Sequence[Any]) -> None:
     """Add the event of a row. `StorageCorrupt` if it is lost."""
-    key_nid, event_id, redacted_by, redacted_form, raw = columns
+    key_nid, event_id, redacted_by, redacted_form, stored = columns
     if event_id is None:
         raise StorageCorrupt("an event of the current state is missing", room_id=room_id)
     redacted = redacted_form or redacted_by is not None
+    raw = decode(stored, event_id, room_id)
     json = event_json(event_id, raw, state.version, redacted=redacted)
     content = json.get("content")
     state.contents[key_nid] = content if isinstance(content, dict) else {}

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Final, LiteralString, NamedTuple
 
 from storage import arguments as args
+from storage.codec import StoredBytes
 from storage.database.connection import Connection
 from storage.database.rooms import require_room
 from storage.errors import StorageCorrupt
@@ -45,7 +46,7 @@ class SpaceChildRow(NamedTuple):
     soft_failed: bool | None
     outlier: bool | None
     redacted_form: bool | None
-    json: bytes | None
+    json: StoredBytes | None
 
 
 EVENT: Final = SpaceChildRow._fields.index("event_id")

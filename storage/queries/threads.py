@@ -15,14 +15,13 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, LiteralString, NamedTuple
 
-import orjson
-
+from storage.codec import StoredBytes
 from storage.database.connection import Connection
 from storage.database.sql_template import fill
 from storage.errors import UnknownRoom
 from storage.ids import EventId, RoomId, UserId
 from storage.queries import aggregations
-from storage.queries.events import StoredEvent, stored_of
+from storage.queries.events import StoredEvent, related_id, stored_of
 from storage.queries.pagination.page import Page
 from storage.queries.relation_visibility import TEMPLATE_RELATION_IS_VISIBLE
 from storage.streams import PaginationToken
@@ -92,7 +91,7 @@ thread AS (
     CROSS JOIN reach
     CROSS JOIN (SELECT * FROM visible_range LIMIT 1) AS v
     CROSS JOIN LATERAL (
-        SELECT e.topological_ordering, e.stream_ordering, e.json
+        SELECT e.topological_ordering, e.stream_ordering, e.event_id, e.json
         FROM events e
         WHERE e.relates_to = t.relates_to AND e.rel_type_nid = 22 AND e.room_nid = v.room_nid
             AND NOT e.outlier AND e.topological_ordering <= reach.highest
@@ -107,7 +106,8 @@ thread AS (
     LIMIT $7::bigint
 )
 SELECT (SELECT count(*) FROM reply) AS replies, n.topological AS ending_topological,
-    n.stream AS ending_stream, t.topological_ordering, t.stream_ordering, t.json
+    n.stream AS ending_stream, t.topological_ordering, t.stream_ordering,
+    t.event_id, t.json
 FROM room r
 CROSS JOIN ending n
 LEFT JOIN thread t ON true
@@ -170,7 +170,8 @@ class ThreadRow(NamedTuple):
     ending_stream: int | None
     topological_ordering: int | None
     stream_ordering: int | None
-    json: bytes | None
+    event_id: str | None
+    json: StoredBytes | None
 
 
 class RootRow(NamedTuple):
@@ -190,7 +191,7 @@ class RootRow(NamedTuple):
     outlier: bool
     redacted_form: bool
     encoding: int
-    json: bytes
+    json: StoredBytes
 
 
 ROOT: Final = RootRow._fields.index("event_nid")
@@ -271,20 +272,20 @@ async def _step(
     )
     if not rows:
         raise UnknownRoom(request.room_id)
-    latest = _latest(rows)
+    latest = _latest(request.room_id, rows)
     roots = await _roots(conn, request, latest)
     found = [Thread(roots[one], at) for one, at in latest.items() if one in roots]
     return Step(found, _below(rows, most), rows[0].replies)
 
 
-def _latest(rows: Sequence[ThreadRow]) -> dict[EventId, PaginationToken]:
+def _latest(room_id: RoomId, rows: Sequence[ThreadRow]) -> dict[EventId, PaginationToken]:
     """Return the position of the last reply of each thread, by the id of its root, in order."""
     return {
-        orjson.loads(row.json)["content"]["m.relates_to"]["event_id"]: PaginationToken(
+        related_id(row.json, row.event_id, room_id): PaginationToken(
             row.topological_ordering or 0, row.stream_ordering or 0
         )
         for row in rows
-        if row.json is not None
+        if row.json is not None and row.event_id is not None
     }
 
 

@@ -15,13 +15,13 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Final, LiteralString, NamedTuple
 
-import orjson
-
+from storage.codec import StoredBytes
 from storage.database.columns import AUTH_NIDS
 from storage.database.connection import Connection
 from storage.database.placeholders import compose
 from storage.database.sql_template import fill
 from storage.ids import EventId, RoomId, UserId
+from storage.queries.events import related_id
 from storage.queries.relation_visibility import TEMPLATE_RELATION_IS_VISIBLE
 from storage.streams.receipts import TEMPLATE_READ_UPTO
 
@@ -131,10 +131,11 @@ open AS MATERIALIZED (
     CROSS JOIN reader u
     CROSS JOIN LATERAL visibility_of(r.room_nid, u.principal_nid) AS v
 )
-SELECT r.room_id, NULL::bigint AS thread_key, 0 AS events, NULL::bytea AS json
+SELECT r.room_id, NULL::bigint AS thread_key, 0 AS events, NULL::text AS event_id,
+    NULL::bytea AS json
 FROM room r
 UNION ALL
-SELECT r.room_id, NULL, timeline.events, NULL
+SELECT r.room_id, NULL, timeline.events, NULL, NULL
 FROM open r
 CROSS JOIN LATERAL (
     SELECT count(*)::int AS events
@@ -155,8 +156,7 @@ CROSS JOIN LATERAL (
 ) AS timeline
 WHERE timeline.events > 0
 UNION ALL
-SELECT r.room_id, t.relates_to, LEAST(t.events, $5::bigint)::int,
-    (SELECT e.json FROM events e WHERE e.event_nid = t.event_nid)
+SELECT r.room_id, t.relates_to, LEAST(t.events, $5::bigint)::int, x.event_id, x.json
 FROM open r
 CROSS JOIN LATERAL (
     SELECT e.relates_to, count(*) AS events, max(e.event_nid) AS event_nid
@@ -177,6 +177,9 @@ CROSS JOIN LATERAL (
     WHERE e.counts
     GROUP BY e.relates_to
 ) AS t
+CROSS JOIN LATERAL (
+    SELECT e.event_id, e.json FROM events e WHERE e.event_nid = t.event_nid OFFSET 0
+) AS x
 """
 
 TEMPLATE_COUNTS: Final[LiteralString] = """
@@ -199,7 +202,8 @@ class UnreadRow(NamedTuple):
     room_id: str
     thread_key: int | None
     events: int
-    json: bytes | None
+    event_id: str | None
+    json: StoredBytes | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,9 +262,9 @@ async def unread(
     threads: dict[RoomId, dict[EventId, int]] = {}
     for row in rows:
         room_id = RoomId(row.room_id)
-        if row.json is None:
+        if row.json is None or row.event_id is None:
             main[room_id] = max(main.get(room_id, 0), row.events)
         else:
-            root_id = EventId(orjson.loads(row.json)["content"]["m.relates_to"]["event_id"])
+            root_id = related_id(row.json, row.event_id, room_id)
             threads.setdefault(room_id, {})[root_id] = row.events
     return {room_id: Unread(count, threads.get(room_id, {})) for room_id, count in main.items()}

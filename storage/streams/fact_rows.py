@@ -7,6 +7,7 @@ instance_name, …row).
 import json
 from typing import Final, LiteralString, NamedTuple
 
+from storage.codec import StoredBytes, decode
 from storage.database.connection import Connection
 from storage.streams.feed import Fact
 
@@ -125,7 +126,7 @@ class EventFactRow(NamedTuple):
     room_id: str
     type: str
     state_key: str | None
-    json: bytes | None
+    json: StoredBytes | None
 
 
 class AccountDataFactRow(NamedTuple):
@@ -190,15 +191,15 @@ def _event_fact(row: EventFactRow) -> Fact:
     return Fact(
         row.stream_id,
         row.instance_name,
-        [row.event_id, row.room_id, row.type, row.state_key, _redacts(row.json)],
+        [row.event_id, row.room_id, row.type, row.state_key, _redacts(row)],
     )
 
 
-def _redacts(pdu: bytes | None) -> str | None:
+def _redacts(row: EventFactRow) -> str | None:
     """Return the target of a redaction, from where its room version stores it."""
-    if pdu is None:
+    if row.json is None:
         return None
-    event = json.loads(pdu)
+    event = json.loads(decode(row.json, row.event_id, row.room_id))
     content = event.get("content")
     named = event.get("redacts") or (content.get("redacts") if isinstance(content, dict) else None)
     return named if isinstance(named, str) else None

@@ -23,8 +23,12 @@ def columns_of(raw: bytes, version: str) -> Own:
     return Own(event.event_id, event.room_id)
 
 
-def form_of(stored: bytes) -> int:
+def form_of(stored: Any) -> int:
     return FORMS.get(stored[0], 0)
+
+
+def length(stored: Any) -> int:
+    return len(stored)
 
 
 def restored(raw: bytes, own: Own) -> int:

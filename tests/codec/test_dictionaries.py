@@ -5,7 +5,7 @@ import pytest
 import zstandard
 
 from storage.codec import Dictionary, decode, encode, register, shipped_dictionary, train
-from tests.codec.stored import room_events
+from tests.codec.stored import length, room_events
 
 SHIPPED_SHA256 = "4ca0ec71fb359db1fb90ad1cea4619c86880d04733ec3ff5d272c5edb90b2c53"
 
@@ -29,7 +29,7 @@ def test_training_is_repeatable_and_helps() -> None:
     assert data == train(texts, size=4_096)
     trained = Dictionary(data)
     after, before = [
-        sum(len(encode(raw, *own, one)) for raw, own in events)
+        sum(length(encode(raw, *own, one)) for raw, own in events)
         for one in (trained, shipped_dictionary())
     ]
     assert after < before

@@ -7,7 +7,9 @@ from dataclasses import FrozenInstanceError, replace
 import pytest
 
 from storage import StorageCorrupt, Store, StoredEvent
+from storage.codec import StoredBytes
 from storage.event import redact
+from storage.ids import EventId
 from storage.queries.events import StoredEventRow, stored
 from tests.queries.rooms import ADMIN, LOCAL, append, new_room
 
@@ -26,7 +28,7 @@ ROW = StoredEventRow(
     outlier=False,
     redacted_form=False,
     encoding=0,
-    json=RAW,
+    json=StoredBytes(RAW),
 )
 
 
@@ -64,6 +66,8 @@ def test_it_is_equal_to_one_that_was_not_asked_yet_also_after_pickling() -> None
 def test_nothing_of_it_can_be_changed() -> None:
     event = stored(ROW)
     with pytest.raises(FrozenInstanceError):
+        event.event_id = EventId("$other")  # type: ignore[misc]
+    with pytest.raises((FrozenInstanceError, AttributeError, TypeError)):
         event.raw = b""  # type: ignore[misc]
     with pytest.raises((FrozenInstanceError, AttributeError, TypeError)):
         event.type = "m.other"  # type: ignore[misc]
@@ -102,13 +106,13 @@ def test_the_form_that_is_shown(
     ],
 )
 def test_bytes_that_are_no_event_any_more_are_named(raw: bytes) -> None:
-    event = stored(ROW._replace(json=raw))
+    event = stored(ROW._replace(json=StoredBytes(raw)))
     with pytest.raises(StorageCorrupt, match=r"\$event") as caught:
         assert event.type
     assert caught.value.ids == {"event_id": "$event"}
     assert repr(event) == "<StoredEvent $event unreadable at 2/3>"
     with pytest.raises(StorageCorrupt):
-        stored(ROW._replace(json=raw), withheld=True)
+        stored(ROW._replace(json=StoredBytes(raw)), withheld=True)
 
 
 async def test_one_bad_event_does_not_keep_the_others_from_being_read(store: Store) -> None:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, get_args, get_type_hints
 
 import storage
+from storage.codec import StoredBytes
 
 OPTIONAL = {"storage.pipeline": "pyspark"}
 """Packages that need an extra: left out where it is not installed."""
@@ -150,6 +151,8 @@ def _plain(hint: Any) -> type | None:
     if len(members) != 1:
         return None
     plain = members[0]
+    if plain is StoredBytes:
+        return bytes
     while hasattr(plain, "__supertype__"):
         plain = plain.__supertype__
     return plain if isinstance(plain, type) and plain in set(PYTHON_TYPES.values()) else None

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import asyncpg
 import pytest
 
+from storage.database.dictionaries import stored_fields
 from storage.queries import messages, relations
 from storage.queries.messages import PageRow
 from storage.queries.relations import RelatedRow
@@ -44,6 +45,14 @@ async def test_each_statement_has_the_columns_of_its_row_type(driver: "asyncpg.C
         if problem:
             wrong[place] = problem
     assert wrong == {}
+
+
+def test_each_row_with_the_bytes_of_an_event_says_that_they_are_stored() -> None:
+    """Only such fields have their dictionaries loaded, and cannot be taken for plain bytes."""
+    rows = {use.row for use in sql.uses() if "json" in use.row._fields}
+    assert len(rows) > 20
+    wrong = [row for row in rows if row._fields.index("json") not in stored_fields(row)]
+    assert wrong == []
 
 
 @pytest.mark.parametrize("module,row", [(messages, PageRow), (relations, RelatedRow)])

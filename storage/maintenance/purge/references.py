@@ -10,6 +10,7 @@ forged depths can reorder events upwards. Then everything is looked up again (`R
 from collections.abc import Iterable, Sequence
 from typing import Final, LiteralString, NamedTuple
 
+from storage.codec import StoredBytes, decode
 from storage.database.columns import AUTH_NIDS, PREV_NIDS
 from storage.database.connection import Connection, Database
 from storage.database.placeholders import compose
@@ -101,9 +102,10 @@ GROUP BY o.auth_nid
 ).sql
 
 SQL_REDACTS: Final[LiteralString] = """
-SELECT event_nid, event_id, json, redacted_form
-FROM events
-WHERE event_nid = ANY($1::bigint[])
+SELECT e.event_nid, e.event_id, r.room_id, e.json, e.redacted_form
+FROM events e
+JOIN rooms r USING (room_nid)
+WHERE e.event_nid = ANY($1::bigint[])
 """
 
 
@@ -138,7 +140,8 @@ class RedactsRow(NamedTuple):
 
     event_nid: int
     event_id: str
-    json: bytes
+    room_id: str
+    json: StoredBytes
     redacted_form: bool
 
 
@@ -245,7 +248,8 @@ class References:
             if row.is_redaction:
                 redactions.append(row.event_nid)
         for one in await conn.fetch(SQL_REDACTS, redactions, row=RedactsRow) if redactions else ():
-            event = load(one.json, self._room_version, one.event_id, redacted=one.redacted_form)
+            raw = decode(one.json, one.event_id, one.room_id)
+            event = load(raw, self._room_version, one.event_id, redacted=one.redacted_form)
             if event.redacts is not None and one.event_nid not in self.redactions.get(
                 event.redacts, ()
             ):

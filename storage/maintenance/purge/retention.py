@@ -9,11 +9,12 @@ from typing import Final, LiteralString, NamedTuple
 
 import orjson
 
+from storage.codec import StoredBytes, decode
 from storage.config import Config
 from storage.database.connection import Connection
 
 SQL_POLICIES: Final[LiteralString] = """
-SELECT r.room_id, e.json
+SELECT r.room_id, e.event_id, e.json
 FROM (
     SELECT room_nid, room_id
     FROM rooms
@@ -30,10 +31,18 @@ ORDER BY r.room_id
 
 
 class PolicyRow(NamedTuple):
-    """A room and its policy as received; None if it has none."""
+    """A room and the event with its policy; None if it has none."""
 
     room_id: str
-    json: bytes | None
+    event_id: str | None
+    json: StoredBytes | None
+
+    @property
+    def raw(self) -> bytes | None:
+        """Return the policy as received."""
+        if self.json is None or self.event_id is None:
+            return None
+        return decode(self.json, self.event_id, self.room_id)
 
 
 class Policy(NamedTuple):
@@ -54,17 +63,17 @@ async def policies(
     found = [
         Policy(row.room_id, lifetime)
         for row in rows
-        if (lifetime := lifetime_ms(row.json, config)) is not None
+        if (lifetime := lifetime_ms(row.raw, config)) is not None
     ]
     return found, len(rows), rows[-1].room_id if rows else None
 
 
-def lifetime_ms(json: bytes | None, config: Config) -> int | None:
+def lifetime_ms(raw: bytes | None, config: Config) -> int | None:
     """Return how long a room keeps its history; None for ever.
 
     A value that is no positive integer counts as absent.
     """
-    content = {} if json is None else orjson.loads(json).get("content")
+    content = {} if raw is None else orjson.loads(raw).get("content")
     wanted = content.get("max_lifetime") if isinstance(content, dict) else None
     if not isinstance(wanted, int) or isinstance(wanted, bool) or wanted <= 0:
         return config.retention_lifetime_ms_default or None

@@ -2,6 +2,7 @@
 
 from typing import Final, LiteralString, NamedTuple
 
+from storage.codec import StoredBytes, decode
 from storage.database.array_text import int_array, transposed
 from storage.database.columns import PREV_NIDS
 from storage.database.connection import Connection
@@ -71,7 +72,7 @@ class ChildRow(NamedTuple):
     event_id: str
     redacted_form: bool
     prev_events: list[int]
-    json: bytes
+    json: StoredBytes
 
 
 async def repair_gaps(conn: Connection, room: VerifiedRoom) -> None:
@@ -106,7 +107,8 @@ async def _missing_id(conn: Connection, room: VerifiedRoom, gap: WrongGapRow) ->
     [child_nid, *_] = gap.expected_nids or [0]
     child = await conn.fetchrow(SQL_CHILD, child_nid, row=ChildRow)
     assert child is not None, "the child was read in this snapshot"  # noqa: S101  # for the types
-    event = load(child.json, room.row.room_version, child.event_id, redacted=child.redacted_form)
+    raw = decode(child.json, child.event_id, room.row.room_id)
+    event = load(raw, room.row.room_version, child.event_id, redacted=child.redacted_form)
     return list(dict.fromkeys(event.prev_event_ids))[child.prev_events.index(gap.event_nid)]
 
 

@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Final, LiteralString, NamedTuple
 
+from storage.codec import StoredBytes, decode
 from storage.database.array_text import transposed
 from storage.database.columns import AUTH_NIDS, PREV_NIDS
 from storage.database.connection import Connection
@@ -73,8 +74,8 @@ WHERE event_nid = ANY($1::bigint[])
 
 SQL_TAKEN: Final[LiteralString] = compose(
     """
-SELECT e.event_nid, e.event_id, e.stream_ordering, e.outlier, e.backfilled, e.redacted_form,
-    e.encoding, e.received_ts,
+SELECT e.event_nid, e.event_id, r.room_id, e.stream_ordering, e.outlier, e.backfilled,
+    e.redacted_form, e.encoding, e.received_ts,
     e.rejected IS NULL AS is_accepted, e.json,
     NOT e.outlier AND EXISTS (
         SELECT
@@ -85,6 +86,7 @@ SELECT e.event_nid, e.event_id, e.stream_ordering, e.outlier, e.backfilled, e.re
     ) AS is_undetermined,
     e.refused, COALESCE(e.arrival_ordering, e.stream_ordering) AS arrival, e.soft_failed
 FROM events e
+JOIN rooms r USING (room_nid)
 WHERE e.event_nid = ANY($1::bigint[])
 ORDER BY arrival NULLS FIRST, e.event_nid
 """,
@@ -158,7 +160,7 @@ class EventBytesRow(NamedTuple):
     """An event id with its bytes."""
 
     event_id: str
-    json: bytes
+    json: StoredBytes
 
 
 class TakenRow(NamedTuple):
@@ -169,6 +171,7 @@ class TakenRow(NamedTuple):
 
     event_nid: int
     event_id: str
+    room_id: str
     stream_ordering: int | None
     outlier: bool
     backfilled: bool
@@ -176,7 +179,7 @@ class TakenRow(NamedTuple):
     encoding: int
     received_ts: int
     is_accepted: bool
-    json: bytes
+    json: StoredBytes
     is_undetermined: bool
     refused: str | None
     arrival: int | None
@@ -315,15 +318,16 @@ async def _wrong_ids(conn: Connection, room: VerifiedRoom, nids: Iterable[int]) 
         for event_id, json in await conn.fetch(
             SQL_BYTES, every[start : start + BATCH], row=EventBytesRow
         ):
-            own = _own_id(json, room.row.room_version)
-            if own not in {None, event_id} and version_of_id(json, event_id) is not None:
+            raw = decode(json, event_id, room.row.room_id)
+            own = _own_id(raw, room.row.room_version)
+            if own not in {None, event_id} and version_of_id(raw, event_id) is not None:
                 wrong.add(event_id)
     return wrong
 
 
-def _own_id(json: bytes, version: str) -> str | None:
+def _own_id(raw: bytes, version: str) -> str | None:
     try:
-        return parse(json, version).event_id
+        return parse(raw, version).event_id
     except InvalidEvent:
         return None
 
@@ -370,8 +374,9 @@ def event_of(row: TakenRow, version: str) -> Event:
 
     Censored bytes are already those of the redacted form.
     """
+    raw = decode(row.json, row.event_id, row.room_id)
     try:
-        event = parse(row.json, version)
+        event = parse(raw, version)
     except InvalidEvent as error:
         raise CannotReauthoriseError(
             f"not a valid event of version {version}: {error.reason}", event_id=row.event_id
@@ -379,7 +384,7 @@ def event_of(row: TakenRow, version: str) -> Event:
     return (
         event
         if event.event_id != row.event_id
-        else load(row.json, version, row.event_id, redacted=row.redacted_form)
+        else load(raw, version, row.event_id, redacted=row.redacted_form)
     )
 
 

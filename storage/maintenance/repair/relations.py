@@ -2,15 +2,16 @@
 
 from typing import Final, LiteralString, NamedTuple
 
+from storage.codec import StoredBytes, decode
 from storage.database.array_text import transposed
 from storage.database.connection import Connection
-from storage.errors import InvalidEvent
+from storage.errors import InvalidEvent, StorageCorrupt
 from storage.event import parse
 from storage.maintenance.verify.event_columns import CONTENTS, SQL_NIDS, relation_columns
 from storage.maintenance.verify.room import VerifiedRoom
 
 SQL_BYTES: Final[LiteralString] = """
-SELECT event_nid, json
+SELECT event_nid, event_id, json
 FROM events
 WHERE event_nid = ANY($1::bigint[])
 """
@@ -41,7 +42,8 @@ class RelatingEventRow(NamedTuple):
     """The bytes of an event."""
 
     event_nid: int
-    json: bytes
+    event_id: str
+    json: StoredBytes
 
 
 async def repair_relations(conn: Connection, room: VerifiedRoom) -> None:
@@ -61,6 +63,7 @@ def _columns(
     room: VerifiedRoom, row: RelatingEventRow
 ) -> tuple[int | None, str | None, bool | None]:
     try:
-        return relation_columns(parse(row.json, room.row.room_version))
-    except InvalidEvent:  # `verify` reports it
+        raw = decode(row.json, row.event_id, room.row.room_id)
+        return relation_columns(parse(raw, room.row.room_version))
+    except (InvalidEvent, StorageCorrupt):  # `verify` reports it
         return None, None, None

@@ -3,15 +3,17 @@
 from collections.abc import AsyncIterator, Iterator, Mapping
 from typing import Final, LiteralString, NamedTuple
 
+from storage.codec import StoredBytes, decode, is_plain
 from storage.database.columns import AUTH_NIDS, PREV_NIDS
 from storage.database.connection import Connection
 from storage.database.names import TYPE_MEMBER, membership_code
 from storage.database.placeholders import compose
-from storage.errors import InvalidEvent
+from storage.errors import InvalidEvent, StorageCorrupt
 from storage.event import Event, parse, redact, relation_of
 from storage.event.hashes import canonical
 from storage.event.reading import read_trusted
 from storage.event.relation import target_key
+from storage.event.room_description import describes_room
 from storage.event.versions import version_of
 from storage.maintenance.censor import AS_RECEIVED, CENSORED
 from storage.maintenance.verify.finding import Finding
@@ -24,7 +26,8 @@ SELECT e.event_nid, e.event_id, e.encoding, e.redacted_form, e.redacted_by, e.ou
     t.type, p.name AS sender, k.state_key,
     k.type_nid AS key_type_nid, e.type_nid, e.depth, e.origin_server_ts, e.membership,
         :prev_nids.call(e) AS prev_events, :auth_nids.call(e) AS auth_events,
-    e.relates_to, x.type AS rel_type, e.replaces, e.has_url, is_out_of_band(e) AS is_out_of_band
+    e.relates_to, x.type AS rel_type, e.replaces, e.has_url, e.describes_room,
+    is_out_of_band(e) AS is_out_of_band
 FROM events e
 LEFT JOIN event_types t USING (type_nid)
 LEFT JOIN event_types x ON x.type_nid = e.rel_type_nid
@@ -56,7 +59,7 @@ class ContentsRow(NamedTuple):
     redacted_form: bool
     redacted_by: int | None
     outlier: bool
-    json: bytes
+    json: StoredBytes
     type: str | None
     sender: str | None
     state_key: str | None
@@ -71,6 +74,7 @@ class ContentsRow(NamedTuple):
     rel_type: str | None
     replaces: bool | None
     has_url: bool | None
+    describes_room: bool | None
     is_out_of_band: bool
 
 
@@ -88,9 +92,14 @@ async def check_contents(conn: Connection, room: VerifiedRoom) -> AsyncIterator[
         )
         for row in rows:
             try:
-                event = parse(row.json, room.row.room_version)
+                event = parse(
+                    decode(row.json, row.event_id, room.row.room_id), room.row.room_version
+                )
             except InvalidEvent as error:
                 yield room.finding("bytes", [row.event_id], error.reason, "a valid event")
+                continue
+            except StorageCorrupt as error:
+                yield room.finding("bytes", [row.event_id], error.reason, "bytes of this event")
                 continue
             for finding in (
                 *_bytes(room, row, event),
@@ -104,7 +113,7 @@ def _bytes(room: VerifiedRoom, row: ContentsRow, event: Event) -> Iterator[Findi
     if event.event_id != row.event_id:
         yield _other_id(room, row, event)
     if row.encoding == CENSORED:
-        yield from _censored(room, row)
+        yield from _censored(room, row, event.raw)
     elif row.encoding != AS_RECEIVED:
         yield room.finding(
             "bytes", [row.event_id], f"encoding {row.encoding}", f"{AS_RECEIVED} or {CENSORED}"
@@ -120,7 +129,7 @@ def _bytes(room: VerifiedRoom, row: ContentsRow, event: Event) -> Iterator[Findi
 
 def _other_id(room: VerifiedRoom, row: ContentsRow, event: Event) -> Finding:
     """Report bytes that have another id: by another room version, or by none."""
-    version = version_of_id(row.json, row.event_id)
+    version = version_of_id(event.raw, row.event_id)
     if version is None:
         return room.finding(
             "bytes", [row.event_id], "another event id", f"bytes of {event.event_id}"
@@ -130,7 +139,7 @@ def _other_id(room: VerifiedRoom, row: ContentsRow, event: Event) -> Finding:
     )
 
 
-def _censored(room: VerifiedRoom, row: ContentsRow) -> Iterator[Finding]:
+def _censored(room: VerifiedRoom, row: ContentsRow, raw: bytes) -> Iterator[Finding]:
     """Check that only redacted events are censored, and hold just the redacted form.
 
     The content hash says nothing about such an event.
@@ -138,9 +147,7 @@ def _censored(room: VerifiedRoom, row: ContentsRow) -> Iterator[Finding]:
     if row.redacted_by is None and not row.redacted_form:
         yield room.finding("bytes", [row.event_id], "censored", "not redacted")
     version = version_of(room.row.room_version)
-    if row.json != canonical(
-        redact(read_trusted(row.json, strict=version.strict_canonical_json), version)
-    ):
+    if raw != canonical(redact(read_trusted(raw, strict=version.strict_canonical_json), version)):
         yield room.finding(
             "bytes", [row.event_id], "censored", "the canonical JSON of the redacted form"
         )
@@ -163,6 +170,7 @@ def _columns(
             membership_code(event.content.get("membership")) if is_member else None,
         ),
         "has_url": (row.has_url, True if "url" in event.content else None),
+        "describes_room": (row.describes_room, _describes_room(row, event)),
         "prev_events": (
             [ids[nid] for nid in row.prev_events],
             [] if row.outlier else list(dict.fromkeys(event.prev_event_ids)),
@@ -175,6 +183,12 @@ def _columns(
     for column, (found, wanted) in expected.items():
         if found != wanted:
             yield room.finding("columns", [row.event_id], f"{column} {found}", wanted)
+
+
+def _describes_room(row: ContentsRow, event: Event) -> bool | None:
+    """Return the right value. Earlier releases did not set it, and stored the bytes themselves."""
+    is_earlier = row.describes_room is None and is_plain(row.json)
+    return None if is_earlier else describes_room(event)
 
 
 def _relation(room: VerifiedRoom, row: ContentsRow, event: Event) -> Iterator[Finding]:

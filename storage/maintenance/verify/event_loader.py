@@ -3,10 +3,11 @@
 from collections.abc import Iterable, Mapping
 from typing import Final, LiteralString, NamedTuple
 
+from storage.codec import StoredBytes, decode
 from storage.database.columns import AUTH_NIDS
 from storage.database.connection import Connection
 from storage.database.placeholders import compose
-from storage.errors import InvalidEvent
+from storage.errors import InvalidEvent, StorageCorrupt
 from storage.event import Event, parse
 from storage.ids import EventId, StateKey
 from storage.maintenance.verify.room import VerifiedRoom
@@ -15,7 +16,7 @@ SQL_JUDGED: Final[LiteralString] = compose(
     """
 SELECT e.event_nid, e.event_id, e.stream_ordering, e.outlier, e.rejected,
     :auth_nids.call(e) AS auth_events, e.json,
-    e.room_nid, r.room_version
+    e.room_nid, r.room_id, r.room_version
 FROM events e
 JOIN rooms r USING (room_nid)
 WHERE e.event_nid = ANY($1::bigint[])
@@ -56,8 +57,9 @@ class JudgedRow(NamedTuple):
     outlier: bool
     rejected: str | None
     auth_events: list[int]
-    json: bytes
+    json: StoredBytes
     room_nid: int
+    room_id: str
     room_version: str
 
 
@@ -149,12 +151,12 @@ class EventLoader:
     def _keep(self, row: JudgedRow) -> None:
         try:
             event = parse(
-                row.json,
+                decode(row.json, row.event_id, row.room_id),
                 self._room.room_version
                 if row.room_nid == self._room.room_nid
                 else row.room_version,
             )
-        except InvalidEvent:  # the check of the bytes reports it
+        except (InvalidEvent, StorageCorrupt):  # the check of the bytes reports it
             return
         self._held[row.event_nid] = StoredContent(
             event, row.event_nid, row.stream_ordering, row.rejected, tuple(row.auth_events)

@@ -8,8 +8,9 @@ from collections.abc import AsyncIterator
 from typing import Final, LiteralString, NamedTuple
 
 from storage.arguments import is_text
+from storage.codec import StoredBytes, decode
 from storage.database.connection import Connection
-from storage.errors import InvalidEvent, UnknownRoom
+from storage.errors import InvalidEvent, StorageCorrupt, UnknownRoom
 from storage.event import ROOM_VERSIONS, Event, glance, parse
 from storage.maintenance.censor import AS_RECEIVED
 from storage.maintenance.verify.finding import Finding
@@ -29,7 +30,7 @@ class CreateRow(NamedTuple):
     event_id: str
     rejected: str | None
     encoding: int
-    json: bytes
+    json: StoredBytes
 
 
 async def read_room(conn: Connection, room_id: str, server_name: str) -> VerifiedRoom:
@@ -41,10 +42,11 @@ async def read_room(conn: Connection, room_id: str, server_name: str) -> Verifie
     if row is None:
         raise UnknownRoom(room_id)
     create = _create_event(row, await conn.fetch(SQL_CREATE_EVENTS, row.room_nid, row=CreateRow))
-    said = None if create is None else said_version(create.json)
+    raw = b"" if create is None else _bytes_of(create, row.room_id)
+    said = said_version(raw) if raw else None
     if create is None or said is None or said == row.room_version:
         return VerifiedRoom(row, server_name, stored_version=row.room_version)
-    right = row._replace(room_version=said) if _may_be(said, create, row.room_id) else row
+    right = row._replace(room_version=said) if _may_be(said, raw, row.room_id) else row
     return VerifiedRoom(
         right,
         server_name,
@@ -71,23 +73,31 @@ async def check_version(conn: Connection, room: VerifiedRoom) -> AsyncIterator[F
         )
 
 
-def version_of_id(json: bytes, event_id: str) -> str | None:
+def version_of_id(raw: bytes, event_id: str) -> str | None:
     """Return the room version by which these bytes have this id; None if no version gives it."""
     return next(
         (
             version
             for version in ROOM_VERSIONS
-            if (event := _read(json, version)) is not None and event.event_id == event_id
+            if (event := _read(raw, version)) is not None and event.event_id == event_id
         ),
         None,
     )
 
 
-def said_version(json: bytes) -> str | None:
+def said_version(raw: bytes) -> str | None:
     """Return the room version in a create event's content; None where it is not a string."""
-    content = (glance(json) or {}).get("content")
+    content = (glance(raw) or {}).get("content")
     version = content.get("room_version", "1") if isinstance(content, dict) else "1"
     return version if is_text(version) else None
+
+
+def _bytes_of(create: CreateRow, room_id: str) -> bytes:
+    """Return the bytes of a create event, none if they are damaged: another check reports it."""
+    try:
+        return decode(create.json, create.event_id, room_id)
+    except StorageCorrupt:
+        return b""
 
 
 def _create_event(row: VerifiedRoomRow, creates: list[CreateRow]) -> CreateRow | None:
@@ -100,13 +110,13 @@ def _create_event(row: VerifiedRoomRow, creates: list[CreateRow]) -> CreateRow |
     return found[0] if len(found) == 1 and found[0].encoding == AS_RECEIVED else None
 
 
-def _may_be(version: str, create: CreateRow, room_id: str) -> bool:
-    event = _read(create.json, version) if version in ROOM_VERSIONS else None
+def _may_be(version: str, raw: bytes, room_id: str) -> bool:
+    event = _read(raw, version) if version in ROOM_VERSIONS else None
     return event is not None and event.room_id == room_id
 
 
-def _read(json: bytes, version: str) -> Event | None:
+def _read(raw: bytes, version: str) -> Event | None:
     try:
-        return parse(json, version)
+        return parse(raw, version)
     except InvalidEvent:
         return None

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import Any, Final, LiteralString, NamedTuple
 
+from storage.codec import StoredBytes
 from storage.database.columns import Table
 from storage.database.placeholders import LoadedColumns
 
@@ -34,7 +35,8 @@ class PackedRow(NamedTuple):
     ints_1: list[int] | None
     ints_2: list[int] | None
     ints_3: list[int] | None
-    data: bytes | None
+    data: StoredBytes
+    """The bytes of an event; NULL for other kinds."""
 
 
 ARRAY_FIELDS: Final = PackedRow._fields[3:8]

@@ -3,6 +3,7 @@
 from collections.abc import Collection
 from typing import Final, LiteralString, NamedTuple
 
+from storage.codec import StoredBytes, decode
 from storage.database.connection import Connection
 from storage.database.placeholders import compose
 from storage.errors import StorageCorrupt
@@ -54,7 +55,7 @@ WHERE event_nid = ANY($1::bigint[])
 """
 
 SQL_CONTENT: Final[LiteralString] = """
-SELECT e.event_nid, e.event_id, e.encoding, e.redacted_form, e.json, r.room_version
+SELECT e.event_nid, e.event_id, e.encoding, e.redacted_form, e.json, r.room_id, r.room_version
 FROM events e
 JOIN rooms r USING (room_nid)
 WHERE e.event_nid = ANY($1::bigint[])
@@ -97,7 +98,8 @@ class ContentRow(NamedTuple):
     event_id: str
     encoding: int
     redacted_form: bool
-    json: bytes
+    json: StoredBytes
+    room_id: str
     room_version: str
 
 
@@ -151,8 +153,9 @@ async def load_event_nids(conn: Connection, change_set: ChangeSet, keys: Collect
 async def load_events(conn: Connection, change_set: ChangeSet, keys: Collection[int]) -> None:
     """Load the contents of events."""
     for row in await conn.fetch(SQL_CONTENT, list(keys), row=ContentRow):
+        raw = decode(row.json, row.event_id, row.room_id)
         change_set.events.parsed[row.event_nid] = load_event(
-            row.json, row.room_version, row.event_id, redacted=row.redacted_form
+            raw, row.room_version, row.event_id, redacted=row.redacted_form
         )
 
 

@@ -8,6 +8,7 @@ set. If planning needs more, `storage.persist.load.on_demand` loads it.
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
+from storage.codec import decode
 from storage.database.connection import Connection
 from storage.database.names import (
     KEY_CREATE,
@@ -167,11 +168,10 @@ def _waiting(change_set: ChangeSet, rows: Sequence[PackedRow], _: BatchRequest) 
 
 def _contents(change_set: ChangeSet, rows: Sequence[PackedRow], _: BatchRequest) -> None:
     for row in rows:
-        event_id, version = row.texts
+        event_id, room_id, version = row.texts
         nid, redacted = row.numbers
-        change_set.events.parsed[nid] = load_event(
-            row.data or b"", version, event_id, redacted=bool(redacted)
-        )
+        raw = decode(row.data, event_id, room_id)
+        change_set.events.parsed[nid] = load_event(raw, version, event_id, redacted=bool(redacted))
 
 
 def _groups(change_set: ChangeSet, rows: Sequence[PackedRow], lacking: BatchRequest) -> None:

@@ -100,8 +100,8 @@ SELECT 'waiting', :waiting.packed
 FROM waiting_redactions
 WHERE target_event_id = ANY(:request.events)
 UNION ALL
-SELECT 'content', ARRAY[e.event_id, r.room_version], ARRAY[e.event_nid, e.redacted_form::int], NULL,
-    NULL, NULL, NULL, NULL, e.json
+SELECT 'content', ARRAY[e.event_id, r.room_id, r.room_version],
+    ARRAY[e.event_nid, e.redacted_form::int], NULL, NULL, NULL, NULL, NULL, e.json
 FROM events e
 JOIN rooms r USING (room_nid)
 WHERE e.event_nid = ANY(ARRAY(

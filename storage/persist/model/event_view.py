@@ -9,6 +9,7 @@ from typing import Final, NamedTuple
 from storage.errors import StorageCorrupt
 from storage.event import Event, relation_of
 from storage.event.relation import target_key
+from storage.event.room_description import describes_room
 from storage.persist.model.caches import WriterCaches
 from storage.persist.model.missing_data import MissingData, ensure
 from storage.persist.model.name_view import NameView
@@ -33,6 +34,7 @@ class StoredColumns(NamedTuple):
     rel_type_nid: int | None = None
     replaces: bool | None = None
     has_url: bool | None = None
+    describes_room: bool | None = None
 
 
 class NewEvent(NamedTuple):
@@ -215,12 +217,13 @@ class EventView:
         has_url = True if "url" in event.content else None
         relation = relation_of(event)
         if relation is None:
-            return StoredColumns(has_url=has_url)
+            return StoredColumns(has_url=has_url, describes_room=describes_room(event))
         return StoredColumns(
             relates_to=target_key(relation.event_id),
             rel_type_nid=self.names.type_nid(relation.rel_type),
             replaces=relation.replaces,
             has_url=has_url,
+            describes_room=describes_room(event),
         )
 
     def add_event(self, row: EventRow, event: Event) -> None:

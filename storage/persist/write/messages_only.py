@@ -43,6 +43,7 @@ NEW_MESSAGE: Final = EVENTS.rows(
         "refused",
         "superseded",
         "arrival_ordering",
+        "describes_room",
     ),
 )
 ROOM: Final = ROOMS.rows(

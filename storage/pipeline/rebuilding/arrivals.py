@@ -8,6 +8,7 @@ the stored states, if they are readable.
 from collections.abc import Iterable, Sequence
 from typing import Final, LiteralString, NamedTuple
 
+from storage.codec import StoredBytes, decode
 from storage.database.connection import Connection
 from storage.errors import InvalidEvent, StorageCorrupt
 from storage.event import parse
@@ -120,7 +121,7 @@ class ArrivalRow(NamedTuple):
     backfilled: bool
     state_group_before: int | None
     state_group_after: int | None
-    json: bytes
+    json: StoredBytes
     is_out_of_band: bool
     refused: str | None
 
@@ -131,10 +132,10 @@ class ArrivalRow(NamedTuple):
             return "out_of_band"
         return "outlier" if self.outlier else "backfill" if self.backfilled else "live"
 
-    def line(self, version: str, origin: Origin | None = None) -> SlimEvent:
+    def line(self, room: LiveRoomRow, origin: Origin | None = None) -> SlimEvent:
         """Return the event for planning. Raise `StorageCorrupt` if its bytes are not of this id."""
         try:
-            event = parse(self.json, version)
+            event = parse(decode(self.json, self.event_id, room.room_id), room.room_version)
         except InvalidEvent as error:
             raise StorageCorrupt(
                 f"the bytes of an event cannot be read: {error.reason}", event_id=self.event_id

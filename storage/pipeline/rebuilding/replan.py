@@ -9,6 +9,7 @@ from collections import ChainMap
 from collections.abc import Iterable, Sequence
 from typing import Final
 
+from storage.codec import StoredBytes
 from storage.database.connection import Connection, Database
 from storage.database.names import InternedNames
 from storage.event import Event
@@ -79,11 +80,11 @@ class RoomReplan(RoomPlanner):
             rows = await arrivals(reader, wanted)
             self._numbers.chains.update(await chains_begun(reader, wanted))
         self._numbers.events.update((row.event_id, row.event_nid) for row in rows)
-        self.arrived.update((row.event_nid, row._replace(json=b"")) for row in rows)
+        self.arrived.update((row.event_nid, row._replace(json=StoredBytes(b""))) for row in rows)
         if outliers:
             self._outliers.update(wanted)
         version = self._held_as.room_version
-        await self.plan(room, version, [row.line(version) for row in rows])
+        await self.plan(room, version, [row.line(self._held_as) for row in rows])
         self.results.clear()
 
     async def readmit(self, event_nid: int) -> None:
@@ -161,7 +162,7 @@ class RoomReplan(RoomPlanner):
         was_early, self._is_early = self._is_early, True
         for row in rows:
             self._numbers.events[row.event_id] = row.event_nid
-            line = row.line(self._held_as.room_version, "outlier")
+            line = row.line(self._held_as, "outlier")
             event = event_of(line, self._held_as.room_id, self._held_as.room_version)
             async with self._live.connection() as reader:
                 await self._know(reader, [event], [line])

@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 from storage.database.arrow_results import ArrowConnection
 from storage.database.columns import AUTH_NIDS, PREV_NIDS
 from storage.database.placeholders import compose
+from storage.pipeline.source.decoding import decoded
 
 IDS: Final = pa.list_(pa.string())
 ARROW_SCHEMA: Final = pa.schema(
@@ -172,6 +173,8 @@ def read_rows(
                 SQL_EVENT_ROWS, list(event_nids[start : start + PAGE]), edges, "pdu" in columns
             ).combine_chunks()
         )
+        if "pdu" in columns:
+            table = decoded(conn, table, "pdu")
         if edges:
             table = _with_edges(conn, table, states="state_before" in columns)
         yield from table.select(list(columns)).cast(wanted).combine_chunks().to_batches()

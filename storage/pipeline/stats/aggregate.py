@@ -33,6 +33,7 @@ from storage.errors import ExtraMissing
 from storage.pipeline.failures import executor_errors
 from storage.pipeline.imports.archive_files import literal
 from storage.pipeline.imports.lines import opened
+from storage.pipeline.source.decoding import decoded
 from storage.pipeline.source.filters import room_numbers, split
 from storage.pipeline.source.options import Options
 from storage.pipeline.source.reader import EventReader, ReadRange
@@ -101,7 +102,7 @@ WHERE r.room_nid >= $1::bigint AND r.room_nid < $2::bigint
 """
 
 SQL_ROOM_NAMES: Final[LiteralString] = """
-SELECT r.room_id, e.json
+SELECT r.room_id, e.event_id, e.json
 FROM rooms r
 JOIN current_state c ON c.room_nid = r.room_nid AND c.state_key_nid = 9
 JOIN events e ON e.event_nid = c.event_nid
@@ -369,8 +370,10 @@ def _as_dicts(rows: Sequence[Any]) -> list[dict[str, Any]]:
 
 def _names(dsn: str, room_ids: list[str]) -> dict[str, str]:
     """Return the current names of rooms."""
+    if not room_ids:
+        return {}
     with arrow_snapshot(dsn) as conn:
-        rows = conn.rows(SQL_ROOM_NAMES, room_ids) if room_ids else []
+        rows = decoded(conn, conn.table(SQL_ROOM_NAMES, room_ids), "json").to_pylist()
     found = {row["room_id"]: orjson.loads(row["json"])["content"].get("name") for row in rows}
     return {room_id: name for room_id, name in found.items() if isinstance(name, str) and name}
 

@@ -11,6 +11,7 @@ from typing import Any, Final, LiteralString, NamedTuple
 
 import orjson
 
+from storage.codec import StoredBytes
 from storage.database.connection import Connection
 from storage.database.names import MEMBERSHIPS
 from storage.ids import RoomId
@@ -25,14 +26,16 @@ CREATE: Final = 1
 NAME: Final = 9
 ENCRYPTION: Final = 13
 
-# A create event without a second "type" and without an escape has no room type.
+# A row of an earlier release has the bytes themselves: a create event without a second "type" and
+# without an escape has no room type.
 SQL_FACTS: Final[LiteralString] = r"""
 WITH room AS MATERIALIZED (
     SELECT w.room_nid, e.event_nid, EXISTS (
             SELECT FROM current_state x WHERE x.room_nid = w.room_nid AND x.state_key_nid = 13
         ) AS is_encrypted,
-        COALESCE(position('\\'::bytea IN e.json) > 0 OR position('"type"'::bytea IN substring(
-            e.json FROM position('"type"'::bytea IN e.json) + 6)) > 0, false) AS may_have_type
+        COALESCE(e.describes_room, position('\\'::bytea IN e.json) > 0
+            OR position('"type"'::bytea IN substring(
+                e.json FROM position('"type"'::bytea IN e.json) + 6)) > 0, false) AS may_have_type
     FROM unnest($1::int[]) AS w (room_nid)
     LEFT JOIN current_state c ON c.room_nid = w.room_nid AND c.state_key_nid = 1
     LEFT JOIN events e ON e.event_nid = c.event_nid
@@ -103,7 +106,7 @@ class FactsRow(NamedTuple):
     room_version: str | None
     event_id: str | None
     is_redacted: bool
-    json: bytes | None
+    json: StoredBytes | None
 
 
 class RoomNameRow(NamedTuple):
@@ -113,7 +116,7 @@ class RoomNameRow(NamedTuple):
     room_version: str
     event_id: str
     is_redacted: bool
-    json: bytes
+    json: StoredBytes
 
 
 class FactThenRow(NamedTuple):
@@ -124,7 +127,7 @@ class FactThenRow(NamedTuple):
     state_key_nid: int
     event_id: str
     is_redacted: bool
-    json: bytes
+    json: StoredBytes
     stripped_state: str | None
 
 

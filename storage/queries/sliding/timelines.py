@@ -13,6 +13,7 @@ back where the client does not have the room, or its timeline limit has grown.
 from collections.abc import Sequence
 from typing import Any, Final, LiteralString, NamedTuple
 
+from storage.codec import StoredBytes
 from storage.database.connection import Connection
 from storage.database.sql_template import fill
 from storage.ids import RoomId, UserId
@@ -239,7 +240,7 @@ class SlidingRoomRow(NamedTuple):
     redacted_by: str | None
     redacted_form: bool | None
     withheld: bool | None
-    json: bytes | None
+    json: StoredBytes | None
 
 
 class SlidingRoomColumns(NamedTuple):

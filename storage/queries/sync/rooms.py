@@ -6,6 +6,7 @@ storage/queries/sync/timeline.py says what a timeline has, and why the statement
 from collections.abc import Sequence
 from typing import Any, Final, LiteralString, NamedTuple
 
+from storage.codec import StoredBytes
 from storage.database.connection import Connection
 from storage.database.names import JOIN
 from storage.database.sql_template import fill
@@ -158,7 +159,7 @@ class ChangedRoomRow(NamedTuple):
     redacted_form: bool | None
     withheld: bool | None
     """Its sender was erased, and the reader was not there: only the redacted form is shown."""
-    json: bytes | None
+    json: StoredBytes | None
 
 
 class RoomOrWriterRow(NamedTuple):
@@ -185,7 +186,7 @@ class RoomOrWriterRow(NamedTuple):
     redacted_by: str | None
     redacted_form: bool | None
     withheld: bool | None
-    json: bytes | None
+    json: StoredBytes | None
     stream_name: str | None
     instance_name: str | None
     position: int | None

@@ -7,6 +7,7 @@ is not in the room; stripped_state.py makes stripped state of them.
 
 from typing import Final, LiteralString, NamedTuple
 
+from storage.codec import StoredBytes
 from storage.errors import StorageCorrupt
 from storage.ids import RoomId
 
@@ -63,7 +64,7 @@ class StateRow(NamedTuple):
     soft_failed: bool | None
     outlier: bool | None
     redacted_form: bool | None
-    json: bytes | None
+    json: StoredBytes | None
     removed_type: str | None
     removed_key: str | None
     stripped_state: str | None

@@ -17,8 +17,13 @@ EXISTS (
                 LIMIT 1
             ), (SELECT c.event_nid FROM current_state c
                 WHERE c.room_nid = r.room_nid AND c.state_key_nid = k.state_key_nid))
-            CROSS JOIN LATERAL (SELECT convert_from(e.json, 'UTF8') AS text OFFSET 0) AS pdu
+            CROSS JOIN LATERAL (  -- of a row of an earlier release
+                SELECT CASE WHEN e.describes_room IS NULL THEN convert_from(e.json, 'UTF8')
+                    END AS text
+                OFFSET 0
+            ) AS pdu
             WHERE e.redacted_by IS NULL AND NOT e.redacted_form AND CASE
+                WHEN e.describes_room IS NOT NULL THEN e.describes_room
                 WHEN e.encoding <> 0 THEN true
                 -- Postgres does not parse these escapes
                 WHEN position('\u' IN pdu.text) > 0 AND pdu.text ~ '\\u(0000|[dD][89abAB])'
