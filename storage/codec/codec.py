@@ -3,8 +3,7 @@ r"""Encode and decode the bytes of an event, in a form that names itself.
 The first byte of `events.json` is the format:
 
 * `{` or white space: the bytes themselves, as received or censored.
-* 0xC1 and 0xC2: `format_zstd` and `format_compact`. The id of the dictionary follows in 3 bytes,
-  then the body of the format.
+* 0xC1 and 0xC2: `format_zstd` and `format_compact`. 3 bytes name the dictionary.
 
 Any other byte is damage. A single flipped bit never turns one format into another.
 
@@ -13,22 +12,25 @@ are known by their contents, so one registry serves all databases of a process.
 """
 
 from collections.abc import Callable, Iterable
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, Final, NewType
 
 from zstandard import ZstdError
 
 from storage.codec import format_compact, format_zstd
 from storage.codec.dictionaries import Dictionary, shipped_dictionary
+from storage.codec.format_zstd import HEADER_BYTES
 from storage.errors import StorageCorrupt
 
 StoredBytes = NewType("StoredBytes", object)
 """A value of `events.json`: bytes that only `decode` can read. To a type checker they are none."""
 
-HEADER_BYTES: Final = 4
+CACHE_ENTRIES: Final = 8_192
+CACHED_BYTES_MAX: Final = 2_048
+"""Longer events are not cached: they could fill the memory."""
 
-_ZSTD: Final = bytes([format_zstd.FORMAT])
-_COMPACT: Final = bytes([format_compact.FORMAT])
+_ZSTD: Final = format_zstd.FORMAT
+_COMPACT: Final = format_compact.FORMAT
 
 _PLAIN: Final = frozenset((b"{", b" ", b"\t", b"\r", b"\n"))
 
@@ -55,12 +57,10 @@ def encode(raw: bytes, event_id: str, room_id: str, dictionary: Dictionary | Non
     """
     if dictionary is None:
         return plain(raw)
-    form, body = _COMPACT, format_compact.encode(raw, event_id, room_id, dictionary)
-    if body is None:
-        form, body = _ZSTD, format_zstd.encode(raw, event_id, dictionary)
-    if HEADER_BYTES + len(body) >= len(raw) and raw[:1] in _PLAIN:
-        return StoredBytes(raw)
-    return StoredBytes(b"".join((form, dictionary.key, body)))
+    form = format_compact.encode(raw, event_id, room_id, dictionary)
+    if form is None:
+        form = format_zstd.encode(raw, event_id, dictionary)
+    return StoredBytes(raw if len(form) >= len(raw) and raw[:1] in _PLAIN else form)
 
 
 def plain(raw: bytes) -> StoredBytes:
@@ -89,10 +89,44 @@ def decode(stored: StoredBytes, event_id: str, room_id: str) -> bytes:
         ) from error
 
 
+def decode_recent(stored: StoredBytes, event_id: str, room_id: str) -> bytes:
+    """Do the same for an event that is often read again: recent results are cached.
+
+    A new event is sent to all members of its room. Use `decode` to read many events once.
+    """
+    data: Any = stored
+    if data[:1] in _PLAIN:
+        return data  # type: ignore[no-any-return]
+    try:
+        return _recent(stored, event_id, room_id)
+    except _TooLongError as long:
+        return long.raw
+
+
+class _TooLongError(Exception):
+    """Carries bytes past the cache, which keeps no exceptions."""
+
+    def __init__(self, raw: bytes) -> None:
+        self.raw = raw
+
+
+@lru_cache(CACHE_ENTRIES)
+def _recent(stored: StoredBytes, event_id: str, room_id: str) -> bytes:
+    raw = decode(stored, event_id, room_id)
+    if len(raw) > CACHED_BYTES_MAX:
+        raise _TooLongError(raw)
+    return raw
+
+
 def is_plain(stored: StoredBytes) -> bool:
     """Return whether these are the bytes themselves."""
     data: Any = stored
     return data[:1] in _PLAIN
+
+
+def headers_of(dictionary: Dictionary) -> list[bytes]:
+    """Return the first four bytes of all forms that use this dictionary."""
+    return [_ZSTD + dictionary.key, _COMPACT + dictionary.key]
 
 
 def unknown_dictionaries(column: Iterable[Any]) -> set[int]:
@@ -111,7 +145,7 @@ def unknown_dictionaries(column: Iterable[Any]) -> set[int]:
 def _unknown(data: bytes, event_id: str) -> StorageCorrupt:
     if len(data) > HEADER_BYTES and data[:1] in (_ZSTD, _COMPACT):
         return MissingDictionary(
-            "the dictionary of an event's bytes is not stored",
+            "the dictionary of an event's bytes is not stored, or is damaged",
             event_id=event_id,
             dictionary_id=int.from_bytes(data[1:HEADER_BYTES]),
         )
@@ -119,11 +153,11 @@ def _unknown(data: bytes, event_id: str) -> StorageCorrupt:
 
 
 def _zstd(dictionary: Dictionary, stored: bytes, event_id: str, _: str) -> bytes:
-    return format_zstd.decode(stored[HEADER_BYTES:], event_id, dictionary)
+    return format_zstd.decode(stored, event_id, dictionary)
 
 
 def _compact(dictionary: Dictionary, stored: bytes, event_id: str, room_id: str) -> bytes:
-    return format_compact.decode(stored[HEADER_BYTES:], event_id, room_id, dictionary)
+    return format_compact.decode(stored, event_id, room_id, dictionary)
 
 
 register(shipped_dictionary())

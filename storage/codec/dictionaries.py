@@ -21,7 +21,7 @@ from zstandard import (
     ZstdDecompressor,
 )
 
-LEVEL: Final = 1
+LEVEL: Final = 2
 KEY_BYTES: Final = 3
 SHIPPED_FILE: Final = Path(__file__).with_name("first_dictionary.b64")
 

@@ -1,5 +1,7 @@
 r"""Format 0xC2: an event of canonical JSON without its room id and what a hash gives.
 
+    1 byte     0xC2
+    3 bytes    the number of the dictionary
     4 bytes    CRC-32 of the event id and the decoded bytes
     1 byte     the number of auth_events, plus 128 if ids are in standard base64 (version 3)
     1 byte     the number of prev_events, plus 128 if the content hash is kept
@@ -34,7 +36,6 @@ the create event of version 12, other bytes than canonical JSON. It assembles th
 decoding does, and compares it. So a form that it does not foresee cannot lose anything.
 """
 
-import re
 from binascii import a2b_base64, b2a_base64
 from collections.abc import Sequence
 from functools import lru_cache
@@ -42,9 +43,9 @@ from hashlib import sha256
 from typing import Final, NamedTuple
 
 from storage.codec.dictionaries import Dictionary
-from storage.codec.format_zstd import CHECKSUM_BYTES, checksum, decompressed
+from storage.codec.format_zstd import BODY, HEADER_BYTES, checksum, decompressed
 
-FORMAT: Final = 0xC2
+FORMAT: Final = b"\xc2"
 UNIT: Final = 32
 IDS_MAX: Final = 127
 FLAG: Final = 128
@@ -52,7 +53,7 @@ CACHE_ENTRIES: Final = 4_096
 CACHED_BYTES_MAX: Final = 1_024
 """Longer lists of auth events and middles have no compact form: they would fill the caches."""
 
-_START: Final = CHECKSUM_BYTES + 3
+_START: Final = BODY + 3
 _PART: Final = b"\x01"
 _MIDDLE_PART: Final = b"\x02"
 _CONTENT_ID: Final = b"\x03"
@@ -72,10 +73,15 @@ _SIGNATURE: Final = b'":"'
 _SIGNATURE_CHARS: Final = 86
 _SIGNATURES_END: Final = b'"}},'
 _UNSIGNED: Final = b',"unsigned":{'
+_AUTH_CHARS: Final = len(_AUTH)
+_CONTENT_CHARS: Final = len(_CONTENT)
+_PREV_CHARS: Final = len(_PREV)
+_END_CHARS: Final = len(_SIGNATURES_END)
+_ID_START: Final = b'"$'
+_ID_END: Final = b'"'
 _ONE_ID: Final = len(b'"$"') + _HASH_CHARS
 """The length of a list of one id."""
 
-_CONTENT_IDS: Final = re.compile(rb'"\$([A-Za-z0-9_+/-]{43})"')
 _TO_STANDARD: Final = bytes.maketrans(b"-_", b"+/")
 _TO_URL_SAFE: Final = bytes.maketrans(b"+/", b"-_")
 
@@ -101,15 +107,17 @@ def encode(raw: bytes, event_id: str, room_id: str, dictionary: Dictionary) -> b
     if taken is None:
         return None
     counts, binary, text = taken
-    return b"".join((checksum(raw, event_id), counts, binary, dictionary.compress(text)))
+    return b"".join((
+        FORMAT, dictionary.key, checksum(raw, event_id), counts, binary, dictionary.compress(text)
+    ))  # fmt: skip
 
 
 def decode(stored: bytes, event_id: str, room_id: str, dictionary: Dictionary) -> bytes:
     """Return the bytes; raise ValueError or ZstdError if they are not those that were encoded."""
     end = _START + UNIT * stored[_START - 1]
     text = decompressed(stored[end:], dictionary)
-    raw = _assembled(stored[CHECKSUM_BYTES:_START], stored[_START:end], text, room_id)
-    if checksum(raw, event_id) != stored[:CHECKSUM_BYTES]:
+    raw = _assembled(stored[BODY:_START], stored[_START:end], text, room_id)
+    if checksum(raw, event_id) != stored[HEADER_BYTES:BODY]:
         raise ValueError("the checksum of the bytes is wrong")
     return raw
 
@@ -129,15 +137,14 @@ def _taken_apart(raw: bytes, room_id: str) -> _Taken | None:
     signature_at = signed_at - _SIGNATURE_CHARS
     if content_at < 0 or not middle_at < signature_at < middle_at + CACHED_BYTES_MAX:
         return None
-    ids, content = b"", raw[content_at + len(_CONTENT) : hash_at]
+    ids, content = b"", raw[content_at + _CONTENT_CHARS : hash_at]
     try:
-        auth = _auth_ids(raw[len(_AUTH) : content_at])
-        prev = _ids(raw[prev_at + len(_PREV) : middle_at])
-        if b'"$' in content:
-            pieces = _CONTENT_IDS.split(content)
-            content, ids = _CONTENT_ID.join(pieces[::2]), b"".join(map(_id, pieces[1::2]))
+        auth = _auth_ids(raw[_AUTH_CHARS:content_at])
+        prev = _ids(raw[prev_at + _PREV_CHARS : middle_at])
+        if _ID_START in content:
+            content, ids = _without_ids(content)
         middle = _middle_text(raw[middle_at:signature_at], room_id)
-        last = raw[signed_at + len(_SIGNATURES_END) : -1]
+        last = raw[signed_at + _END_CHARS : -1]
         text = _PART.join((content, raw[hash_at + _HASHES_CHARS : prev_at], middle, last))
         signature = a2b_base64(raw[signature_at:signed_at] + b"==")
         binary = b"".join((auth, prev, ids, signature))
@@ -213,15 +220,34 @@ def _ids(listed: bytes) -> bytes:
     return b"".join([joined[at : at + UNIT] for at in range(0, len(joined), UNIT + 1)])
 
 
+def _without_ids(content: bytes) -> tuple[bytes, bytes]:
+    """Return a content with marks for its event ids, and the ids. Other texts with `$` stay."""
+    pieces, ids = [], []
+    first, *others = content.split(_ID_START)
+    for piece in others:
+        if piece[_HASH_CHARS : _HASH_CHARS + 1] == _ID_END:
+            ids.append(_id(piece[:_HASH_CHARS]))
+            pieces.append(piece[_HASH_CHARS + 1 :])
+        elif pieces:
+            pieces[-1] += _ID_START + piece
+        else:
+            first += _ID_START + piece
+    return _CONTENT_ID.join((first, *pieces)), b"".join(ids)
+
+
 def _list(ids: bytes, alphabet: bytes) -> bytes:
     """Return a list of ids as JSON without brackets."""
-    if len(ids) == UNIT:
-        return b'"$%b"' % b2a_base64(ids, newline=False)[:_HASH_CHARS].translate(alphabet)
     return b",".join(_quoted(ids, alphabet))
 
 
 def _quoted(ids: bytes, alphabet: bytes) -> list[bytes]:
-    return [_list(ids[at : at + UNIT], alphabet) for at in range(0, len(ids), UNIT)]
+    if len(ids) <= UNIT:  # most lists have one
+        return [_quoted_id(ids, alphabet)] if ids else []
+    return [_quoted_id(ids[at : at + UNIT], alphabet) for at in range(0, len(ids), UNIT)]
+
+
+def _quoted_id(one: bytes, alphabet: bytes) -> bytes:
+    return b'"$%b"' % b2a_base64(one, newline=False)[:_HASH_CHARS].translate(alphabet)
 
 
 def _with_ids(pieces: Sequence[bytes], ids: bytes, alphabet: bytes) -> bytes:

@@ -1,5 +1,7 @@
 """Format 0xC1: a frame of zstd with a trained dictionary, after a checksum of the bytes.
 
+    1 byte     0xC1
+    3 bytes    the number of the dictionary
     4 bytes    CRC-32 of the event id and the decoded bytes
     the rest   the frame, without the magic number that all frames have in common
 
@@ -12,8 +14,11 @@ from zlib import crc32
 
 from storage.codec.dictionaries import Dictionary
 
-FORMAT: Final = 0xC1
+FORMAT: Final = b"\xc1"
+HEADER_BYTES: Final = 4
 CHECKSUM_BYTES: Final = 4
+BODY: Final = HEADER_BYTES + CHECKSUM_BYTES
+"""Where the body of a stored form begins."""
 DECODED_MAX: Final = 1 << 21
 """No event is that long. A damaged frame must not allocate more."""
 
@@ -25,13 +30,13 @@ _LONG: Final = {0xA0: slice(1, 5), 0x80: slice(2, 6)}
 
 def encode(raw: bytes, event_id: str, dictionary: Dictionary) -> bytes:
     """Return the stored form."""
-    return checksum(raw, event_id) + dictionary.compress(raw)
+    return b"".join((FORMAT, dictionary.key, checksum(raw, event_id), dictionary.compress(raw)))
 
 
 def decode(stored: bytes, event_id: str, dictionary: Dictionary) -> bytes:
     """Return the bytes; raise ValueError or ZstdError if they are not those that were encoded."""
-    raw = decompressed(stored[CHECKSUM_BYTES:], dictionary)
-    if checksum(raw, event_id) != stored[:CHECKSUM_BYTES]:
+    raw = decompressed(stored[BODY:], dictionary)
+    if checksum(raw, event_id) != stored[HEADER_BYTES:BODY]:
         raise ValueError("the checksum of the bytes is wrong")
     return raw
 

@@ -101,17 +101,14 @@ class Connection:
     async def fetch(self, sql: str, *args: object, row: type[R]) -> list[R]:
         """Return all rows, each as a `row`."""
         # NamedTuple's public method
-        return list(map(row._make, await self.records(sql, *args, row=row)))
+        return list(map(row._make, await self._records(sql, args, row)))
 
     async def records(self, sql: str, *args: object, row: type[R]) -> list[Any]:
         """Return all rows as the driver's records, columns by position; `row` names them.
 
         For thousands of rows that are processed at once.
         """
-        rows: list[Any] = await self._call(sql, self._driver.fetch, sql, *args)
-        if positions := stored_fields(row):
-            await load_for(self, rows, positions)
-        return rows
+        return await self._records(sql, args, row)
 
     async def fetchrow(self, sql: str, *args: object, row: type[R]) -> R | None:
         """Return the first row as a `row`, or None."""
@@ -172,6 +169,14 @@ class Connection:
     def server(self, noted: object) -> None:
         if self._session is not None:
             self._session.server = noted
+
+    async def _records(
+        self, sql: str, args: tuple[object, ...], row: type[NamedTuple]
+    ) -> list[Any]:
+        rows: list[Any] = await self._call(sql, self._driver.fetch, sql, *args)
+        if positions := stored_fields(row):
+            await load_for(self, rows, positions)
+        return rows
 
     async def _call(
         self, statement: str, call: Callable[..., Awaitable[Any]], *args: object

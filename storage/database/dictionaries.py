@@ -10,6 +10,7 @@ rows use it, so each snapshot that has the row has the dictionary.
         json: StoredBytes | None    # stored_fields(ContentRow) == (1,)
 """
 
+import logging
 from collections.abc import Iterable, Sequence
 from functools import cache
 from typing import Any, Final, LiteralString, NamedTuple, Protocol, TypeVar, get_args
@@ -17,21 +18,21 @@ from typing import Any, Final, LiteralString, NamedTuple, Protocol, TypeVar, get
 from zstandard import ZstdError
 
 from storage.codec import Dictionary, StoredBytes, register, unknown_dictionaries
-from storage.errors import StorageCorrupt
+
+logger: logging.Logger = logging.getLogger(__name__)
 
 R = TypeVar("R", bound=NamedTuple)
 
 SQL_DICTIONARIES: Final[LiteralString] = """
 SELECT dictionary_id, data
 FROM dictionaries
-WHERE $1::int[] IS NULL OR dictionary_id = ANY($1::int[])
+WHERE dictionary_id = ANY($1::int[])
 """
 
 SQL_NEWEST: Final[LiteralString] = """
 SELECT dictionary_id, data
 FROM dictionaries
 ORDER BY trained_ts DESC, dictionary_id
-LIMIT 1
 """
 
 
@@ -60,38 +61,36 @@ def stored_fields(row: type[NamedTuple]) -> tuple[int, ...]:
     )
 
 
-async def load_dictionaries(conn: RowQueries, dictionary_ids: Iterable[int] | None = None) -> None:
-    """Register these dictionaries, or all. One that is not stored is left out.
-
-    Raise `StorageCorrupt` for one that is damaged.
-    """
-    wanted = None if dictionary_ids is None else list(dictionary_ids)
-    for row in await conn.fetch(SQL_DICTIONARIES, wanted, row=DictionaryRow):
-        register(dictionary_of(row))
+async def load_dictionaries(conn: RowQueries, dictionary_ids: Iterable[int]) -> None:
+    """Register these dictionaries. Leave out those that are not stored, or damaged."""
+    for row in await conn.fetch(SQL_DICTIONARIES, list(dictionary_ids), row=DictionaryRow):
+        register_row(row)
 
 
 async def load_for(conn: RowQueries, records: Sequence[Any], positions: Iterable[int]) -> None:
-    """Register the dictionaries that rows need; ``positions`` are their columns of bytes."""
+    """Register the dictionaries that rows need; ``positions`` are their columns of bytes.
+
+    Decoding raises `MissingDictionary` with the event id for one that is left out.
+    """
     for at in positions:
         if unknown := unknown_dictionaries([record[at] for record in records]):
             await load_dictionaries(conn, unknown)
 
 
 async def newest_dictionary(conn: RowQueries) -> Dictionary | None:
-    """Return the dictionary that was trained last, registered. None: none was trained."""
-    for row in await conn.fetch(SQL_NEWEST, row=DictionaryRow):
-        dictionary = dictionary_of(row)
-        register(dictionary)
-        return dictionary
-    return None
+    """Return the dictionary that was trained last, registered. None: there is none."""
+    found = map(register_row, await conn.fetch(SQL_NEWEST, row=DictionaryRow))
+    return next(filter(None, found), None)
 
 
-def dictionary_of(row: DictionaryRow) -> Dictionary:
-    """Return the dictionary of a row. Raise `StorageCorrupt` if its bytes are not those trained."""
+def register_row(row: DictionaryRow) -> Dictionary | None:
+    """Register the dictionary of a row; return None if it is damaged."""
     try:
         dictionary = Dictionary(row.data)
     except ZstdError:
         dictionary = None
     if dictionary is None or dictionary.id != row.dictionary_id:
-        raise StorageCorrupt("a dictionary is damaged", dictionary_id=row.dictionary_id)
+        logger.error("the stored dictionary %s is damaged", row.dictionary_id)
+        return None
+    register(dictionary)
     return dictionary

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
     from storage.database.migration_steps import MigrationStep
 
-HEAD_REVISION: Final = "0024"
+HEAD_REVISION: Final = "0025"
 """The latest that this package knows; `migrate` migrates to it."""
 
 OLDEST_REVISION: Final = "0024"
@@ -47,6 +47,9 @@ OLDEST_REVISION: Final = "0024"
 
 DISTANCES_REVISION: Final = "0023"
 """From this step on writers store edges as distances (storage/persist/write/event_edges.py)."""
+
+ENCODED_REVISION: Final = "0025"
+"""From this step on writers encode the bytes of events (storage/persist/write/stored_form.py)."""
 
 ONE_CONNECTION: Final = Config(pool_size_max=1, instance_name="migrate")
 """No writer has this name, so that a migration does not count as a live writer."""

@@ -139,6 +139,7 @@ INVARIANTS: Final[Mapping[str, str]] = {
     # Numbers come from sequences, and no row is written under an old one.
     "purge_jobs_pkey": "purge_job_ids is a sequence",
     "purge_retained_events_pkey": "written by INSERT … ON CONFLICT",
+    "dictionaries_pkey": "written by INSERT … ON CONFLICT",
     "purge_jobs_cut_check": "both come from one cut",
     "purge_jobs_finished_check": "both are set by one statement",
     "principals_pkey": "principal_nids is a sequence",

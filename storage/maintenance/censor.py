@@ -29,7 +29,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, LiteralString, NamedTuple
 
-from storage.codec import StoredBytes, decode, plain
+from storage.codec import Dictionary, StoredBytes, decode, encode
 from storage.database.array_text import transposed
 from storage.database.connection import Database
 from storage.errors import InputError, InvalidEvent, StorageCorrupt
@@ -41,6 +41,7 @@ from storage.event.versions import RoomVersion, version_of
 from storage.maintenance.indexes import prove_indexes
 from storage.maintenance.invalidate_caches import invalidate_caches, register_writer
 from storage.observability.progress import Counted, Report, silent
+from storage.persist.write.stored_form import stored_form
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -197,6 +198,8 @@ async def _batches(
     database: Database, before_ms: int, batch: int, counted: Counted, *, dry_run: bool
 ) -> AsyncIterator[Censored]:
     """Yield the result of each batch, in ascending order of nids."""
+    async with database.connection() as conn:
+        dictionary = await stored_form(conn)
     after = 0
     rows: list[CensoredEventRow] = []
     while not rows or len(rows) == batch:
@@ -208,7 +211,8 @@ async def _batches(
             wanted = [
                 one
                 for row in rows
-                if row.json is not None and (one := _censored(row, row.json)) is not None
+                if row.json is not None
+                and (one := _censored(row, row.json, dictionary)) is not None
             ]
             changed = (
                 len(wanted)
@@ -223,7 +227,7 @@ async def _batches(
 
 
 def _censored(
-    row: CensoredEventRow, stored: StoredBytes
+    row: CensoredEventRow, stored: StoredBytes, dictionary: Dictionary | None
 ) -> tuple[int, StoredBytes, bool | None, bool | None] | None:
     """Return (nid, new bytes, has_url, describes_room) of an event.
 
@@ -243,7 +247,8 @@ def _censored(
     except (InvalidEvent, KeyError, StorageCorrupt):  # `verify` reports it
         return None
     has_url = True if "url" in redacted["content"] else None
-    return row.event_nid, plain(new), has_url, describes_room(event)
+    form = encode(new, row.event_id, row.room_id, dictionary)
+    return row.event_nid, form, has_url, describes_room(event)
 
 
 def says_less(json: Mapping[str, Any], redacted: Mapping[str, Any], version: RoomVersion) -> bool:

@@ -12,7 +12,7 @@ from typing import Any, Final, LiteralString, NamedTuple
 
 import orjson
 
-from storage.codec import StoredBytes, decode, is_plain, plain
+from storage.codec import StoredBytes, decode_recent, is_plain, plain
 from storage.database.connection import Connection
 from storage.errors import InvalidEvent, StorageCorrupt
 from storage.event import redact
@@ -135,7 +135,7 @@ class StoredEvent:
         In a read for another server, they are the canonical JSON of ``json`` where that is the
         redacted form.
         """
-        raw = decode(self._stored, self.event_id, self.room_id)
+        raw = decode_recent(self._stored, self.event_id, self.room_id)
         if not is_plain(self._stored):
             object.__setattr__(self, "_stored", raw)
         return raw
@@ -152,7 +152,7 @@ class StoredEvent:
                 "_json",
                 event_json(
                     self.event_id,
-                    decode(self._stored, self.event_id, self.room_id),
+                    decode_recent(self._stored, self.event_id, self.room_id),
                     self.room_version,
                     redacted=self.pruned and not self.withheld,
                 ),
@@ -286,7 +286,7 @@ def stored_of(
     pruned = withheld or redacted_form or (redacted and redacted_by is not None)
     json = None
     if withheld or (sent and pruned):
-        raw = decode(stored_bytes, event_id, room_id)
+        raw = decode_recent(stored_bytes, event_id, room_id)
         json = event_json(event_id, raw, version, redacted=True)
         stored_bytes = canonical(json)
     event = _Draft(
@@ -333,7 +333,7 @@ def event_of_room(
     pruned = withheld or redacted_form or redacted_by is not None
     json = None
     if withheld:
-        raw = decode(stored_bytes, event_id, room_id)
+        raw = decode_recent(stored_bytes, event_id, room_id)
         json = event_json(event_id, raw, room_version, redacted=True)
         stored_bytes = canonical(json)
     event = _Draft(
@@ -375,7 +375,7 @@ def event_json(
 
 def related_id(stored_bytes: StoredBytes, event_id: str, room_id: str) -> EventId:
     """Return the id of the event that an event relates to, which it has."""
-    raw = decode(stored_bytes, event_id, room_id)
+    raw = decode_recent(stored_bytes, event_id, room_id)
     return EventId(orjson.loads(raw)["content"]["m.relates_to"]["event_id"])
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Final, LiteralString, NamedTuple
 
 from storage import arguments as args
-from storage.codec import StoredBytes, decode
+from storage.codec import StoredBytes, decode_recent
 from storage.database.connection import Connection
 from storage.errors import StorageCorrupt
 from storage.event.versions import version_of
@@ -139,7 +139,7 @@ def _add_event(state: DescribedRoom, room_id: RoomId, columns: Sequence[Any]) ->
     if event_id is None:
         raise StorageCorrupt("an event of the current state is missing", room_id=room_id)
     redacted = redacted_form or redacted_by is not None
-    raw = decode(stored, event_id, room_id)
+    raw = decode_recent(stored, event_id, room_id)
     json = event_json(event_id, raw, state.version, redacted=redacted)
     content = json.get("content")
     state.contents[key_nid] = content if isinstance(content, dict) else {}

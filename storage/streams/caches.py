@@ -6,7 +6,8 @@ stream "caches": a state that resolution changed, an event that was reordered. A
 the name of a cache and a key, or no key for the whole cache. The name ``cs_cache_fake`` means
 everything that depends on the current state of a room. Its key is the room id, followed by the
 users whose membership changed. ``removed`` lists the deleted rows of a room, see `Removed`. The key
-of ``forgotten`` is a room, and the user who has forgotten it.
+of ``forgotten`` is a room, and the user who has forgotten it. ``dictionaries`` means that writers
+have a new dictionary to encode events with.
 
 A reader that fills a cache takes a `Ticket` before it queries the database. A value that became
 stale since then is not stored.
@@ -29,6 +30,7 @@ Key = tuple[str, ...]
 
 CURRENT_STATE: Final = "cs_cache_fake"
 FORGOTTEN: Final = "forgotten"
+DICTIONARIES: Final = "dictionaries"
 STATES_MAX: Final = 100  # their groups are sent with each query
 REMOVED: Final = "removed"
 

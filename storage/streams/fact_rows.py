@@ -7,7 +7,7 @@ instance_name, …row).
 import json
 from typing import Final, LiteralString, NamedTuple
 
-from storage.codec import StoredBytes, decode
+from storage.codec import StoredBytes, decode_recent
 from storage.database.connection import Connection
 from storage.streams.feed import Fact
 
@@ -199,7 +199,7 @@ def _redacts(row: EventFactRow) -> str | None:
     """Return the target of a redaction, from where its room version stores it."""
     if row.json is None:
         return None
-    event = json.loads(decode(row.json, row.event_id, row.room_id))
+    event = json.loads(decode_recent(row.json, row.event_id, row.room_id))
     content = event.get("content")
     named = event.get("redacts") or (content.get("redacts") if isinstance(content, dict) else None)
     return named if isinstance(named, str) else None

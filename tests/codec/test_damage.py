@@ -5,7 +5,16 @@ from typing import Any
 
 import pytest
 
-from storage.codec import Dictionary, MissingDictionary, decode, encode, register, train
+from storage.codec import (
+    Dictionary,
+    MissingDictionary,
+    codec,
+    decode,
+    decode_recent,
+    encode,
+    register,
+    train,
+)
 from storage.errors import StorageCorrupt
 from tests.codec.stored import DICTIONARY, Own, form_of, room_events, unusual
 
@@ -90,3 +99,28 @@ def test_random_bytes_are_noticed() -> None:
     raw, own, stored = cases()[0]
     for _ in range(2_000):
         assert fails(stored[:4] + rng.randbytes(rng.randrange(200)), own, raw)
+
+
+def test_recent_results_are_cached_and_damage_is_not() -> None:
+    raw, own, stored = cases()[0]
+    codec._recent.cache_clear()
+    assert [decode_recent(stored, *own) for _ in range(3)] == [raw] * 3
+    assert codec._recent.cache_info().hits == 2
+    for damaged in (stored[:-1], stored[:30] + b"x" + stored[31:]):
+        for _ in range(2):
+            with pytest.raises(StorageCorrupt):
+                decode_recent(damaged, *own)
+    with pytest.raises(StorageCorrupt):
+        decode_recent(stored, "$" + "x" * 43, own.room_id)
+    with pytest.raises(StorageCorrupt):
+        decode_recent(stored, own.event_id, "!other:s1.test")
+    assert codec._recent.cache_info().currsize == 1
+
+
+def test_long_events_are_not_cached() -> None:
+    codec._recent.cache_clear()
+    raw, own = unusual(content={"body": "a" * codec.CACHED_BYTES_MAX})
+    stored: Any = encode(raw, *own, DICTIONARY)
+    assert len(stored) < codec.CACHED_BYTES_MAX / 4
+    assert decode_recent(stored, *own) == raw
+    assert codec._recent.cache_info().currsize == 0

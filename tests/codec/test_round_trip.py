@@ -192,6 +192,16 @@ def test_forms_that_real_events_have(changes: dict[str, Any], form: int) -> None
     assert restored(raw, columns_of(raw, "11")) == form
 
 
+@pytest.mark.parametrize("other", [".", "é", " ", "="])
+@pytest.mark.parametrize("letters", [0, 2, 3, 39, 41])
+def test_ids_in_the_content_that_are_no_base64(other: str, letters: int) -> None:
+    """Base64 passes over other characters, so that less than an id is left of each."""
+    named = "$" + "a" * letters + other * (43 - letters)
+    pdu = signed_pdu("11", prev_events=[], auth_events=[], content={"ids": [named] * 4})
+    raw = canonical(pdu)
+    restored(raw, columns_of(raw, "11"))
+
+
 def test_other_bytes_than_canonical_json_are_compressed() -> None:
     raw, own = unusual(content={"body": "hello " * 20})
     assert restored(raw, own) == 1

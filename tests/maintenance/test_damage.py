@@ -44,12 +44,34 @@ ONE_LOCAL = (
 
 ONE_MEMBER_ID = "@user1:s1.test"
 
+FLIPPED_BIT = "set_byte(json, 20, get_byte(json, 20) # 4)"
+
 DAMAGES = {
     "bytes": Damage(
-        "UPDATE events SET "
-        "json = convert_to(replace(convert_from(json, 'UTF8'), 'm.text', 'm.test'), 'UTF8') "
+        f"UPDATE events SET json = {FLIPPED_BIT} WHERE event_nid = {ONE_MESSAGE}",
+        {"bytes"},
+        mended=False,
+    ),
+    "bytes of another form": Damage(
+        f"UPDATE events SET json = '\\x00' || json WHERE event_nid = {ONE_MESSAGE}",
+        {"bytes"},
+        mended=False,
+    ),
+    "bytes of another dictionary": Damage(
+        "UPDATE events SET json = set_byte(json, 2, get_byte(json, 2) # 1) "
         f"WHERE event_nid = {ONE_MESSAGE}",
         {"bytes"},
+        mended=False,
+    ),
+    "bytes of another event": Damage(
+        "UPDATE events e SET json = o.json FROM events o "
+        f"WHERE e.event_nid = {ONE_MESSAGE} AND o.event_nid = {ONE_TOPIC}",
+        {"bytes"},
+        mended=False,
+    ),
+    "what a create event says of the room": Damage(
+        "UPDATE events SET describes_room = NOT describes_room WHERE type_nid = 1",
+        {"columns"},
         mended=False,
     ),
     "flag of a wrong hash": Damage(

@@ -3,8 +3,10 @@
 They must be equal whatever the numbers and the order of arrival.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
+from storage.codec import decode
 from storage.database.connection import Database
 
 SQL_LOGICAL = {
@@ -12,7 +14,7 @@ SQL_LOGICAL = {
         SELECT e.event_id, e.topological_ordering, e.outlier, e.backfilled, e.soft_failed,
             e.redacted_form, e.rejected, e.refused, e.superseded, e.membership,
             t.type, k.state_key, p.name, b.event_id AS redacted_by, e.depth, e.origin_server_ts,
-                e.json,
+                e.json, r.room_id,
             ARRAY(SELECT COALESCE(x.event_id, m.event_id)
                 FROM unnest(prev_nids(e.event_nid, e.prev_events, e.prev_distance))
                     WITH ORDINALITY AS n (nid, place)
@@ -23,6 +25,7 @@ SQL_LOGICAL = {
                     WITH ORDINALITY AS n (nid, place)
                 JOIN events x ON x.event_nid = n.nid ORDER BY n.place) AS auth
         FROM events e
+        JOIN rooms r USING (room_nid)
         JOIN event_types t USING (type_nid)
         JOIN principals p ON p.principal_nid = e.sender_nid
         LEFT JOIN state_keys k USING (state_key_nid)
@@ -97,9 +100,17 @@ async def logical_tables(database: Database) -> dict[str, list[tuple[Any, ...]]]
     """Every table, its rows without numbers and positions."""
     async with database.connection() as conn:
         return {
-            name: [tuple(row) for row in await conn._driver.fetch(sql)]
+            name: [_decoded(row) for row in await conn._driver.fetch(sql)]
             for name, sql in SQL_LOGICAL.items()
         }
+
+
+def _decoded(row: Mapping[str, Any]) -> tuple[Any, ...]:
+    """A row with the bytes of its event, in whatever form these are stored."""
+    values = dict(row)
+    if "json" in values:
+        values["json"] = decode(values["json"], values["event_id"], values["room_id"])
+    return tuple(values.values())
 
 
 async def row_counts(database: Database) -> dict[str, int]:

@@ -1,8 +1,10 @@
 """A full disk: a clear error, no partial writes, the same append succeeds once space is freed."""
 
 import os
+import random
 import subprocess
 import tempfile
+from base64 import b64encode
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -60,8 +62,9 @@ async def small_dsn(
 async def test_a_full_disk_loses_nothing(small_dsn: str, small_disk: Path) -> None:
     room = RoomBuilder("11", seed=1, sign=False)
     room.start(room.user(1))
+    rng = random.Random(1)
     for _ in range(800):
-        room.message(room.user(1), "x" * 50_000)
+        room.message(room.user(1), b64encode(rng.randbytes(37_500)).decode())
     async with storage.open(small_dsn, server_name="s1.test") as store:
         stored = 0
         with pytest.raises(storage.DatabaseFull):

@@ -11,6 +11,8 @@ from typing import Any, Final, NamedTuple
 
 import asyncpg
 
+from storage.codec import decode
+
 Row = dict[str, Any]
 
 TABLES: Final[dict[str, dict[str, str]]] = {
@@ -63,7 +65,8 @@ TABLES: Final[dict[str, dict[str, str]]] = {
         "superseded": "value",
         "prev_events": "events",
         "auth_events": "events",
-        "json": "value",
+        "json": "bytes",
+        "describes_room": "value",
     },
     "missing_events": {
         "event_nid": "key event",
@@ -201,6 +204,7 @@ TABLES_LEFT_OUT: Final[dict[str, str]] = {
     "sliding_connections": "nothing of a room's events",
     "sliding_rooms": "nothing of a room's events",
     "import_events": "nothing of a room's events",
+    "dictionaries": "how bytes are stored; the decoded bytes are compared",
     "purge_jobs": "nothing of a room's events",
     "purge_retained_events": "nothing of a room's events",
 }
@@ -361,6 +365,7 @@ class Names:
         """Return the function that reads a column of this kind."""
         simple: dict[str, Callable[[Any, Row], Any]] = {
             "value": lambda value, _: value,
+            "bytes": lambda value, row: decode(value, row["event_id"], self.rooms[row["room_nid"]]),
             "room": lambda value, _: self.rooms[value],
             "event": lambda value, _: self.events.get(value, value),
             "events": lambda value, _: [self.events[one] for one in value],

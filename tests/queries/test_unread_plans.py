@@ -16,6 +16,7 @@ from storage.testing import RoomBuilder
 from tests.queries.rooms import ADMIN, LOCAL, deliver, new_room
 from tests.queries.test_plans import is_inlined, plan_of
 from tests.queries.test_relations_plans import SQL_MULTIPLY
+from tests.stored_bytes import store_plainly
 
 MANY = 3_000
 
@@ -65,6 +66,7 @@ async def read_room(store: Store) -> CrowdedRoom:
     reply, said = room.threaded(ADMIN, root, "reply"), room.message(ADMIN)
     await deliver(store, room)
     await store.receipts.set(room.room_id, "m.read", UserId(LOCAL), said.event_id, {})
+    await store_plainly(store.database)
     async with store.database.connection() as conn:
         await conn.execute(SQL_READERS, room.room_id, MANY)
         for place, event in enumerate((reply, said)):

@@ -5,6 +5,7 @@ from typing import Any, Final, LiteralString, NamedTuple
 
 import orjson
 
+from storage.codec import StoredBytes, decode
 from storage.database.connection import Connection
 from storage.queries.sliding.types import SlidingFilter
 
@@ -22,7 +23,7 @@ LEFT JOIN events e USING (event_nid)
 WHERE p.name = $1::text
 """
 SQL_STATE: Final[LiteralString] = """
-SELECT t.type, k.state_key, e.redacted_by IS NOT NULL AS is_redacted, e.json
+SELECT t.type, k.state_key, e.redacted_by IS NOT NULL AS is_redacted, e.event_id, e.json
 FROM current_state c
 JOIN events e USING (event_nid)
 JOIN state_keys k ON k.state_key_nid = c.state_key_nid
@@ -31,7 +32,7 @@ JOIN rooms r ON r.room_nid = c.room_nid
 WHERE r.room_id = $1::text
 """
 SQL_STATE_THEN: Final[LiteralString] = """
-SELECT t.type, k.state_key, e.redacted_by IS NOT NULL AS is_redacted, e.json
+SELECT t.type, k.state_key, e.redacted_by IS NOT NULL AS is_redacted, e.event_id, e.json
 FROM (
     SELECT DISTINCT ON (d.state_key_nid) d.state_key_nid, d.event_nid
     FROM state_deltas d
@@ -82,7 +83,8 @@ class DumbStateRow(NamedTuple):
     type: str
     state_key: str
     is_redacted: bool
-    json: bytes
+    event_id: str
+    json: StoredBytes
 
 
 class DumbDataRow(NamedTuple):
@@ -120,19 +122,22 @@ class DumbList:
         return [(room_id, activity) for activity, room_id in sorted(found, reverse=True)]
 
     async def state(self, room_id: str) -> State:
-        return _contents(await self.conn.fetch(SQL_STATE, room_id, row=DumbStateRow))
+        return _contents(room_id, await self.conn.fetch(SQL_STATE, room_id, row=DumbStateRow))
 
     async def seen(self, row: DumbRow) -> State:
         """Return the state that the user sees: that of now, or of when they were removed."""
         if row.membership >= KNOCK:
             return await self.state(row.room_id)
         then = row.room_id, row.position
-        return _contents(await self.conn.fetch(SQL_STATE_THEN, *then, row=DumbStateRow))
+        rows = await self.conn.fetch(SQL_STATE_THEN, *then, row=DumbStateRow)
+        return _contents(row.room_id, rows)
 
 
-def _contents(rows: list[DumbStateRow]) -> State:
+def _contents(room_id: str, rows: list[DumbStateRow]) -> State:
     return {
-        (row.type, row.state_key): {} if row.is_redacted else orjson.loads(row.json)["content"]
+        (row.type, row.state_key): {}
+        if row.is_redacted
+        else orjson.loads(decode(row.json, row.event_id, room_id))["content"]
         for row in rows
     }
 

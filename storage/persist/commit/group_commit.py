@@ -32,7 +32,7 @@ from storage.persist.model.change_set import ChangeSet
 from storage.persist.model.incoming import AnyEvent
 from storage.persist.model.missing_data import MissingData
 from storage.persist.model.results import AppendResult
-from storage.streams.caches import REMOVED, Removed
+from storage.streams.caches import DICTIONARIES, REMOVED, Removed
 from storage.streams.feed import Advance
 from storage.streams.in_flight import LOST
 from storage.streams.registry import Restart, Streams
@@ -168,7 +168,7 @@ class Writer:
             await asyncio.sleep(0)
 
     def _told(self, advance: Advance) -> None:
-        """Note a deletion that may concern cached rows."""
+        """Note a deletion that may concern cached rows, and a new dictionary."""
         if advance.stream_name != "caches":
             return
         for fact in advance.facts:
@@ -177,6 +177,8 @@ class Writer:
                 self._removed.append(Removed.of(key))
             elif name == "events" and key is None:
                 self._removed.append(None)
+            elif name == DICTIONARIES:
+                self.caches.knows_form = False
 
     def _restart(self, _: Restart) -> None:
         """Handle a new database. It is unknown which earlier writes the new database has."""

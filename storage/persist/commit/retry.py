@@ -140,7 +140,7 @@ class WriteAttempts:
         """Handle a new database, whose sequences may return these numbers again."""
         self._blocks = NidBlocks()
         self.caches.forget()
-        self.caches.has_past = self.caches.has_distances = False
+        self.caches.has_past = self.caches.knows_form = False
 
     def _check_era(self, batch: WriteBatch) -> None:
         """Raise `DatabaseReplaced` if the plan was made on an earlier database."""

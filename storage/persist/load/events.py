@@ -3,7 +3,7 @@
 from collections.abc import Collection
 from typing import Final, LiteralString, NamedTuple
 
-from storage.codec import StoredBytes, decode
+from storage.codec import StoredBytes, decode_recent
 from storage.database.connection import Connection
 from storage.database.placeholders import compose
 from storage.errors import StorageCorrupt
@@ -153,7 +153,7 @@ async def load_event_nids(conn: Connection, change_set: ChangeSet, keys: Collect
 async def load_events(conn: Connection, change_set: ChangeSet, keys: Collection[int]) -> None:
     """Load the contents of events."""
     for row in await conn.fetch(SQL_CONTENT, list(keys), row=ContentRow):
-        raw = decode(row.json, row.event_id, row.room_id)
+        raw = decode_recent(row.json, row.event_id, row.room_id)
         change_set.events.parsed[row.event_nid] = load_event(
             raw, row.room_version, row.event_id, redacted=row.redacted_form
         )

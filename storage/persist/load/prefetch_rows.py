@@ -8,7 +8,7 @@ set. If planning needs more, `storage.persist.load.on_demand` loads it.
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from storage.codec import decode
+from storage.codec import decode_recent
 from storage.database.connection import Connection
 from storage.database.names import (
     KEY_CREATE,
@@ -170,7 +170,7 @@ def _contents(change_set: ChangeSet, rows: Sequence[PackedRow], _: BatchRequest)
     for row in rows:
         event_id, room_id, version = row.texts
         nid, redacted = row.numbers
-        raw = decode(row.data, event_id, room_id)
+        raw = decode_recent(row.data, event_id, room_id)
         change_set.events.parsed[nid] = load_event(raw, version, event_id, redacted=bool(redacted))
 
 

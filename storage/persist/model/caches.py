@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 
+from storage.codec import Dictionary
 from storage.database.names import InternedNames
 from storage.event import Event
 from storage.graph.chains import Chain, ChainPosition, Closure
@@ -121,8 +122,12 @@ class WriterCaches:
         self.records: ResolutionRecordCache = ResolutionRecordCache(RECORDED_EVENTS_MAX)
         self.has_past = False
         """Whether `past_visibility` is in use. It stays in use for good."""
+        self.knows_form = False
+        """Whether the next two are known. They are looked up again after each new dictionary."""
         self.has_distances = False
         """Whether `events.prev_distance` is in use. It stays in use for good."""
+        self.dictionary: Dictionary | None = None
+        """The dictionary of new events. None: they are stored as the bytes themselves."""
         self.resolutions: Distribution = Distribution()
         """Seconds of processor time per state resolution, without loading."""
         self._bounded = [cache for cache in vars(self).values() if isinstance(cache, BoundedCache)]

@@ -18,7 +18,6 @@ from storage.database.sql_template import fill
 from storage.persist.model.change_set import ChangeSet
 from storage.persist.write import messages_only
 from storage.persist.write.dependencies import DEPENDENCIES, dependencies_of
-from storage.persist.write.event_edges import learn_form
 from storage.persist.write.events import (
     EVENT_INPUTS,
     PART_DROPPED,
@@ -42,6 +41,7 @@ from storage.persist.write.rooms import (
     room_values,
 )
 from storage.persist.write.state import PART_CHAINS, PART_STATE, STATE_INPUTS, state_values
+from storage.persist.write.stored_form import learn_form
 from storage.persist.write.streams import (
     AUTHOR_INPUTS,
     NEW_INVALIDATION,

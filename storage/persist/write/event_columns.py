@@ -12,17 +12,24 @@ from storage.persist.model.change_set import ChangeSet
 from storage.persist.model.event_view import StoredColumns
 from storage.persist.model.rows import EventRow
 from storage.persist.write.event_edges import edge_columns, sparse
+from storage.persist.write.stored_form import new_bytes
 
 SET_BY_STATEMENT = "stream_ordering"
 """The field of `EventRow` that has no value before the write."""
 
 
 def new_event_columns(change_set: ChangeSet) -> dict[str, Sequence[Any]]:
-    """Return the columns of the new events, their bytes among them; empty if there is none."""
+    """Return the columns of the new events; empty if there is none."""
+    columns = new_columns_but_bytes(change_set)
+    return columns | {"json": new_bytes(change_set)} if columns else columns
+
+
+def new_columns_but_bytes(change_set: ChangeSet) -> dict[str, Sequence[Any]]:
+    """Return the columns of the new events without `json`; empty if there is none."""
     new = change_set.events.new_events
     if not new:
         return {}
-    rows, raw, stored = zip(*new.values(), strict=True)
+    rows, _, stored = zip(*new.values(), strict=True)
     columns: dict[str, Sequence[Any]] = dict(
         zip(EventRow._fields, zip(*rows, strict=True), strict=True)
     )
@@ -36,7 +43,6 @@ def new_event_columns(change_set: ChangeSet) -> dict[str, Sequence[Any]]:
         has_distances=change_set.caches.has_distances,
     )
     columns["after_gap"] = after_gap_column(change_set, new)
-    columns["json"] = raw
     return columns
 
 

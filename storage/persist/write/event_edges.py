@@ -8,21 +8,12 @@ an outlier, has neither form.
     event 900 with prev_events [899, 870]     prev_events {899,870}
     event 900 with auth_events [1, 2, 880]    auth_distance_1 899, auth_distance_2 898, …_3 20
 
-Earlier releases read the arrays alone. While one of them may run, before the step
-DISTANCES_REVISION, the distances are not used.
+Earlier releases read the arrays alone. While one of them may run, the distances are not used
+(`storage.persist.write.stored_form`).
 """
 
 from collections.abc import Iterable, Sequence
-from typing import Any, Final, LiteralString
-
-from storage.database.connection import Connection
-from storage.database.migrate import DISTANCES_REVISION
-from storage.persist.model.caches import WriterCaches
-
-SQL_HAS_DISTANCES: Final[LiteralString] = """
-SELECT code_revision >= $1::text
-FROM schema_compatibility
-"""
+from typing import Any, Final
 
 FARTHEST: Final = 2**31 - 1
 NO_DISTANCES: Final = (None, None, None, None)
@@ -35,12 +26,6 @@ AUTH_DISTANCES: Final = (
 )
 
 Nids = Sequence[int]
-
-
-async def learn_form(conn: Connection, caches: WriterCaches) -> None:
-    """Look up whether the distances are in use; once they are, they stay in use."""
-    if not caches.has_distances:
-        caches.has_distances = bool(await conn.fetchval(SQL_HAS_DISTANCES, DISTANCES_REVISION))
 
 
 def edge_columns(

@@ -22,11 +22,15 @@ from storage.persist.model.change_set import ChangeSet
 from storage.persist.model.nid_blocks import NidBlocks
 from storage.persist.model.results import AppendResult
 from storage.persist.write.all_tables import WriteResult, write_around
-from storage.persist.write.event_columns import new_event_columns
+from storage.persist.write.event_columns import new_columns_but_bytes
 from storage.pipeline.imports import stage as stages
-from storage.pipeline.imports.plan_rooms import NAMES_REMEMBERED, CannotPlan, RoomPlanner
+from storage.pipeline.imports.plan_rooms import (
+    NAMES_REMEMBERED,
+    CannotPlan,
+    FailedLine,
+    RoomPlanner,
+)
 from storage.pipeline.imports.room_bundles import BundledRoom
-from storage.pipeline.imports.slim_event import SlimEvent
 from storage.store.open import OpenWriter
 from storage.streams.in_flight import Author, InFlight
 from storage.streams.position_poller import learn_writers
@@ -71,11 +75,9 @@ class LoadedLines:
 
     def __init__(self) -> None:
         self.outcomes: Counter[str] = Counter()
-        self.failed: list[tuple[SlimEvent, AppendResult]] = []
+        self.failed: list[FailedLine] = []
 
-    def add(
-        self, results: Sequence[AppendResult], failed: Sequence[tuple[SlimEvent, AppendResult]]
-    ) -> None:
+    def add(self, results: Sequence[AppendResult], failed: Sequence[FailedLine]) -> None:
         """Add the results of rooms, once they are committed."""
         self.outcomes.update(result.outcome for result in results)
         self.failed += failed
@@ -184,10 +186,9 @@ async def write_planned(
 
 
 def _events(change_set: ChangeSet, planner: RoomPlanner, written: WriteResult) -> ColumnValues:
-    columns = new_event_columns(change_set)
+    columns = new_columns_but_bytes(change_set)
     if not columns:
         return {}
-    del columns["json"]
     rows = [new.row for new in change_set.events.new_events.values()]
     columns["stream_ordering"] = [
         None if row.outlier else written.positions[row.event_nid] for row in rows

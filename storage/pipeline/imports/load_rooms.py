@@ -17,7 +17,6 @@ from storage.event import load
 from storage.event.ndjson import OUTLIERS
 from storage.ids import EventId
 from storage.persist.model.incoming import IncomingEvent
-from storage.persist.model.results import AppendResult
 from storage.pipeline.imports.append_events import (
     BATCH_MAX,
     ArrivedEvent,
@@ -30,10 +29,10 @@ from storage.pipeline.imports.bulk_write import BulkWriter, LoadedLines
 from storage.pipeline.imports.bundle_files import BundleReader
 from storage.pipeline.imports.line_order import LineWithoutPdu as Line
 from storage.pipeline.imports.line_order import order
-from storage.pipeline.imports.plan_rooms import CannotPlan
+from storage.pipeline.imports.plan_rooms import CannotPlan, FailedLine
 from storage.pipeline.imports.room_bundles import BundledRoom, rooms_of
 from storage.pipeline.imports.slim_event import SlimEvent, needs
-from storage.pipeline.imports.stage import staged
+from storage.pipeline.imports.stage import StagedEvent, staged
 from storage.pipeline.imports.validate import SQL_HELD, AlreadyStoredRow
 
 ATTEMPTS: Final = 3
@@ -153,25 +152,30 @@ class RoomLoader:
         queue = lines if ordered is None else [lines[index] for index in ordered]
         for is_readmission, group in groupby(queue, lambda line: line[1].readmit):
             some = list(group)
-            await (self._readmit(some) if is_readmission else self._append_lines(some))
+            await (
+                self._readmit(room.room_id, some)
+                if is_readmission
+                else self._append_lines(room.room_id, some)
+            )
 
-    async def _append_lines(self, lines: Sequence[tuple[str, SlimEvent]]) -> None:
+    async def _append_lines(self, room_id: str, lines: Sequence[tuple[str, SlimEvent]]) -> None:
         queue = iter(lines)
         while some := list(islice(queue, BATCH_MAX)):
-            pdus = await self._staged([one for _, one in some])
+            pdus = await self._staged([(room_id, one) for _, one in some])
             arrivals = [
                 _arrival(pdu, version, one) for pdu, (version, one) in zip(pdus, some, strict=True)
             ]
             slims = {one.place: one for _, one in some}
             self._loaded.failed += [
-                (slims[one.place], result) for one, result in await self._loader.appended(arrivals)
+                FailedLine(room_id, slims[one.place], result)
+                for one, result in await self._loader.appended(arrivals)
             ]
 
-    async def _readmit(self, lines: Sequence[tuple[str, SlimEvent]]) -> None:
+    async def _readmit(self, room_id: str, lines: Sequence[tuple[str, SlimEvent]]) -> None:
         for _, one in lines:
             result = await self._loader.readmitted(EventId(one.event_id))
             if not result.is_stored:
-                self._loaded.failed.append((one, result))
+                self._loaded.failed.append(FailedLine(room_id, one, result))
 
     async def _lacking(self, lines: Sequence[SlimEvent]) -> list[SlimEvent]:
         """Return the lines that the store lacks; an outlier may still enter the timeline."""
@@ -188,13 +192,15 @@ class RoomLoader:
         self._loaded.outcomes["duplicate"] += len(lines) - len(lacking)
         return lacking
 
-    async def _staged(self, lines: Sequence[SlimEvent]) -> list[bytes]:
+    async def _staged(self, lines: Iterable[tuple[str, SlimEvent]]) -> list[bytes]:
+        """Return the bytes of events, given with their rooms."""
+        events = [StagedEvent(one.place, one.event_id, room_id) for room_id, one in lines]
         async with self._loader.store.database.connection() as conn:
-            return await staged(conn, self._number, [one.place for one in lines])
+            return await staged(conn, self._number, events)
 
-    async def _rejects(self, failed: Sequence[tuple[SlimEvent, AppendResult]]) -> pa.RecordBatch:
+    async def _rejects(self, failed: Sequence[FailedLine]) -> pa.RecordBatch:
         """Return a row for each failed event."""
-        pdus = await self._staged([one for one, _ in failed])
+        pdus = await self._staged((room_id, one) for room_id, one, _ in failed)
         rows: list[dict[str, Any]] = [
             {
                 "place": one.place,
@@ -205,7 +211,7 @@ class RoomLoader:
                 "missing": list(result.missing),
                 "pdu": pdu,
             }
-            for (one, result), pdu in zip(failed, pdus, strict=True)
+            for (_, one, result), pdu in zip(failed, pdus, strict=True)
         ]
         return pa.RecordBatch.from_pylist(rows, schema=LOADED)
 

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Final, LiteralString
+from typing import Any, Final, LiteralString, NamedTuple
 
 from storage.database.connection import Connection, Database
 from storage.database.names import InternedNames
@@ -59,6 +59,14 @@ NO_ANSWER: Final[dict[str, Any]] = {
 
 class CannotPlan(Exception):  # noqa: N818  # control flow, not an error
     """A room that refers to stored rooms or has readmissions: it is appended instead."""
+
+
+class FailedLine(NamedTuple):
+    """A line of a room that is not stored, and why."""
+
+    room_id: str
+    line: SlimEvent
+    result: AppendResult
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +147,7 @@ class RoomPlanner:
         self._announced: set[str] = set()
         self.places: dict[str, int] = {}
         self.results: list[AppendResult] = []
-        self.failed: list[tuple[SlimEvent, AppendResult]] = []
+        self.failed: list[FailedLine] = []
         self.change_set: ChangeSet = self._fresh()
 
     def _fresh(self) -> ChangeSet:
@@ -186,7 +194,9 @@ class RoomPlanner:
 
     def end(self, room: PlannedRoom) -> None:
         """Record the waiting lines as failed: all lines of the room were read."""
-        self.failed += [(one.one, one.result) for _, one in sorted(room.turns.items())]
+        self.failed += [
+            FailedLine(room.room_id, one.one, one.result) for _, one in sorted(room.turns.items())
+        ]
 
     def wrote(self, positions: dict[int, int]) -> None:
         """Go on with an empty change set, after this one was written."""
@@ -225,7 +235,7 @@ class RoomPlanner:
             for waiting in room.waiting_for.pop(event.event_id, ()):
                 heapq.heappush(room.ready, waiting)
         else:
-            self.failed.append((one, result))
+            self.failed.append(FailedLine(room.room_id, one, result))
 
     async def _planned(self, incoming: IncomingEvent) -> AppendResult:
         work = partial(plan_event, self.change_set, incoming)

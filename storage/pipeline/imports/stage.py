@@ -1,5 +1,7 @@
 """Stage the received bytes of an import in the table `import_events`, by COPY.
 
+They have the form of `events.json`: the executors encode them, and a load copies them.
+
 Each import, and each write of a data frame, has a number, and touches only rows of that number. One
 import runs at a time. Its driver holds a lock for its lifetime, and removes its rows at the end,
 also on failure. Three kinds of advisory lock coordinate the sessions; all but the first include the
@@ -15,8 +17,9 @@ A killed driver leaves rows. The next import removes rows of numbers that are no
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import Final, LiteralString
+from typing import Final, LiteralString, NamedTuple
 
+from storage.codec import StoredBytes, decode
 from storage.database.arrow_results import ArrowConnection, arrow_session
 from storage.database.connection import Connection
 from storage.errors import DatabaseConflict, DatabaseError
@@ -106,6 +109,20 @@ ORDER BY wanted.ordinal
 """
 
 COLUMNS: Final = ("place", "import_number", "json")
+
+
+class StagedRow(NamedTuple):
+    """The bytes at a place."""
+
+    json: StoredBytes
+
+
+class StagedEvent(NamedTuple):
+    """An event, and the place where its bytes are staged."""
+
+    place: int
+    event_id: str
+    room_id: str
 
 
 GONE: Final = (
@@ -223,17 +240,21 @@ async def forget(conn: Connection, number: int, first: int, end: int) -> None:
     await conn.execute(SQL_FORGET_RANGE, number, first, end)
 
 
-async def put(conn: Connection, number: int, rows: Iterable[tuple[int, bytes]]) -> None:
-    """Stage the bytes of lines, by their places."""
-    await conn.copy_in("import_events", COLUMNS, ((place, number, raw) for place, raw in rows))
+async def put(conn: Connection, number: int, rows: Iterable[tuple[int, object]]) -> None:
+    """Stage the stored bytes of events, and bundles, by their places."""
+    await conn.copy_in("import_events", COLUMNS, ((place, number, data) for place, data in rows))
 
 
-async def staged(conn: Connection, number: int, places: Sequence[int]) -> list[bytes]:
-    """Return the bytes at these places.
+async def staged(conn: Connection, number: int, events: Sequence[StagedEvent]) -> list[bytes]:
+    """Return the bytes of these events.
 
     Raise `DatabaseConflict` if some are gone: the database has crashed meanwhile.
     """
-    found: list[bytes] = await conn.fetchvals(SQL_STAGED, number, list(places))
+    places = [event.place for event in events]
+    found = await conn.fetch(SQL_STAGED, number, places, row=StagedRow)
     if len(found) != len(places):
         raise DatabaseConflict(GONE)
-    return found
+    return [
+        decode(row.json, event.event_id, event.room_id)
+        for row, event in zip(found, events, strict=True)
+    ]

@@ -16,10 +16,12 @@ from typing import Any, Final, LiteralString, Self
 import pyarrow as pa
 import uvloop
 
+from storage.codec import encode
 from storage.database.arrow_results import ArrowConnection
 from storage.database.connection import Connection, Database
 from storage.errors import DatabaseConflict, InvalidEvent
 from storage.event import Event
+from storage.persist.write.stored_form import stored_form
 from storage.pipeline.imports import stage as stages
 from storage.pipeline.imports.append_events import BULK_TIMEOUT_MS, StoreTarget
 from storage.pipeline.imports.bundle_files import BundleLocation
@@ -64,7 +66,7 @@ class RowStager:
         self._examiner = examiner
         self._line = 0
         self._rooms: dict[tuple[str, str], list[tuple[Any, ...]]] = {}
-        self._aside: list[tuple[int, bytes]] = []
+        self._aside: list[tuple[int, object]] = []
         self.bundles: list[Bundle] = []
         self.refused: list[str] = []
 
@@ -73,6 +75,7 @@ class RowStager:
         self._stack = AsyncExitStack()
         try:
             self._conn = self._runner.run(self._opened())
+            self._dictionary = self._runner.run(stored_form(self._conn))
         except BaseException:
             self._runner.close()
             raise
@@ -127,7 +130,8 @@ class RowStager:
             if POSITION in row
             else place_of(self._source.partition, self._line)
         )
-        self._aside.append((place, event.raw))
+        stored = encode(event.raw, event.event_id, event.room_id, self._dictionary)
+        self._aside.append((place, stored))
         key = event.room_id, event.room_version.identifier
         *earlier, (rank, last) = given.steps(rank)
         for at, step in earlier:  # far from the others of a bundle: overlapping ones share memory

@@ -22,6 +22,7 @@ from signedjson.key import decode_verify_key_bytes
 from signedjson.types import VerifyKey
 from unpaddedbase64 import decode_base64, encode_base64
 
+from storage.codec import Dictionary, encode
 from storage.config import Config
 from storage.database.connection import Connection, Database
 from storage.errors import InvalidEvent
@@ -29,6 +30,7 @@ from storage.event import Event
 from storage.event.ndjson import OUTLIERS
 from storage.persist import receive
 from storage.persist.model.results import AppendResult
+from storage.persist.write.stored_form import stored_form
 from storage.pipeline.imports import stage as stages
 from storage.pipeline.imports.append_events import BULK_TIMEOUT_MS, spare_collector
 from storage.pipeline.imports.bundle_files import BundleWriter
@@ -179,8 +181,8 @@ class TaskValidation:
     async def _span(
         self, database: Database, span: FileRange, writer: BundleWriter
     ) -> list[pa.RecordBatch]:
-        work = _RangeValidation(self, span.at, writer)
         async with database.transaction() as conn:
+            work = _RangeValidation(self, span.at, writer, await stored_form(conn))
             await stages.work_for_import(conn, self.number)
             await stages.forget(conn, self.number, *span.places)
             try:
@@ -201,7 +203,14 @@ class TaskValidation:
 class _RangeValidation:
     """One range while it is validated."""
 
-    def __init__(self, stage: TaskValidation, path_index: int, writer: BundleWriter) -> None:
+    def __init__(
+        self,
+        stage: TaskValidation,
+        path_index: int,
+        writer: BundleWriter,
+        dictionary: Dictionary | None,
+    ) -> None:
+        self._dictionary = dictionary
         self._examiner = stage.examiner
         self._number = stage.number
         self._keys = stage.examiner.verify_keys()
@@ -219,7 +228,7 @@ class _RangeValidation:
             if event is not None and isinstance(row.given, LineContent):
                 events.append((row, row.given, event))
         held = await self._held(conn, events)
-        aside: list[tuple[int, bytes]] = []
+        aside: list[tuple[int, object]] = []
         for row, given, event in events:
             is_held = event.event_id in held and not (
                 held[event.event_id] and given.origin not in OUTLIERS
@@ -228,7 +237,8 @@ class _RangeValidation:
                 self._duplicates["duplicate"] += 1
             elif await self._is_signed(row, event):
                 self._add(row, given, event)
-                aside.append((row.place, event.raw))
+                stored = encode(event.raw, event.event_id, event.room_id, self._dictionary)
+                aside.append((row.place, stored))
         await stages.put(conn, self._number, aside)
 
     def _parsed(self, row: ParsedLine) -> Event | None:

@@ -256,7 +256,7 @@ class _Work:
 
     def _complete(self) -> None:
         self.replay.end(self._room)
-        for one, result in self.replay.failed:
+        for _, one, result in self.replay.failed:
             raise StorageCorrupt(
                 f"an event cannot be planned again: {result.reason}",
                 event_id=one.event_id,

@@ -7,9 +7,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from storage.codec import decode, is_plain, register, unknown_dictionaries
+from storage.codec import decode, is_plain, unknown_dictionaries
 from storage.database.arrow_results import ArrowConnection
-from storage.database.dictionaries import SQL_DICTIONARIES, DictionaryRow, dictionary_of
+from storage.database.dictionaries import SQL_DICTIONARIES, DictionaryRow, register_row
 
 
 def decoded(conn: ArrowConnection, table: pa.Table, column: str) -> pa.Table:
@@ -22,7 +22,7 @@ def decoded(conn: ArrowConnection, table: pa.Table, column: str) -> pa.Table:
         return table
     if unknown := unknown_dictionaries(stored):
         for row in conn.rows(SQL_DICTIONARIES, list(unknown)):
-            register(dictionary_of(DictionaryRow(**row)))
+            register_row(DictionaryRow(**row))
     event_ids = table.column("event_id").to_pylist()
     room_ids = table.column("room_id").to_pylist()
     raw = pa.array(map(decode, stored, event_ids, room_ids), pa.binary(), size=len(stored))

@@ -8,7 +8,7 @@
 
 Tasks share the events as those of a batch read do (`RoomEvents`). So a store that is written
 meanwhile is counted at one moment. Only sums go to Spark: Postgres aggregates each range, and
-counts bytes without reading their content.
+counts the stored bytes without decoding them.
 
 The day of sending is the sender's claim. If it is before 2014, or later than a day after receipt,
 it counts as unknown (null).
