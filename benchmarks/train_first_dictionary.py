@@ -27,6 +27,6 @@ def sample() -> list[RealEvent]:
 
 
 if __name__ == "__main__":
-    data = train((one.raw, one.room_id) for one in sample())
+    data = train(((one.raw, one.room_id) for one in sample()), are_private=False)
     SHIPPED_FILE.write_bytes(encodebytes(data))
     print(f"{SHIPPED_FILE.name}: {len(data):,} bytes")

@@ -28,6 +28,7 @@ from storage.cli import (
     serve,
     spark,
     stats,
+    train_dictionary,
     verify,
 )
 from storage.cli.common import ExitCode, print_json
@@ -107,7 +108,7 @@ BEGIN, SERVE, MOVE, LOOK, CLEAN = "Begin", "Run", "Rooms in and out", "Look", "C
 COMMANDS: Final = (
     CliCommand("demo", demo.command, BEGIN, ("demo", "demo --dsn postgresql://localhost/test")),
     CliCommand("migrate", migrate.command, BEGIN, ("migrate --list", "migrate --pre", "migrate")),
-    CliCommand("jobs", jobs.command, BEGIN, ("jobs --list", "jobs")),
+    CliCommand("jobs", jobs.command, BEGIN, ("jobs --list", "jobs", "jobs --re-encode")),
     CliCommand(
         "serve",
         serve.command,
@@ -148,6 +149,12 @@ COMMANDS: Final = (
     ),
     CliCommand("gc", gc.command, CLEAN, ("gc", f"gc --room {ROOM}")),
     CliCommand("censor", censor.command, CLEAN, ("censor --dry-run", "censor --older-than 30")),
+    CliCommand(
+        "train-dictionary",
+        train_dictionary.command,
+        CLEAN,
+        ("train-dictionary --dry-run", "train-dictionary --events 50000"),
+    ),
     CliCommand(
         "forget-user",
         forget_user.command,

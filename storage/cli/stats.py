@@ -21,6 +21,7 @@ from storage.maintenance.sizes import (
     largest_states,
     table_sizes,
 )
+from storage.maintenance.stored_forms import StoredForms, stored_forms
 
 GROWTH_METHOD: Final = """\
 Growth is the events received in a period, times the bytes of all tables and indexes by event.
@@ -41,6 +42,7 @@ class Stats(NamedTuple):
     states: list[LargeState]
     growth: list[Growth]
     forecast: list[Forecast]
+    forms: StoredForms
 
 
 def command(
@@ -71,7 +73,8 @@ async def read_stats(conn: Connection, top: int = 10) -> Stats:
     grown = await growth(conn, an_event, now_ms)
     days = await full_days(conn, now_ms)
     expected = forecast(found.database_bytes, an_event, found.events, days)
-    return Stats(found, tables, await largest_states(conn, top), grown, expected)
+    forms = await stored_forms(conn)
+    return Stats(found, tables, await largest_states(conn, top), grown, expected, forms)
 
 
 def bytes_per_event(found: StoreCounts, tables: list[TableSize]) -> float:
@@ -91,6 +94,7 @@ def as_document(stats: Stats) -> dict[str, Any]:
         ],
         "growth": [period._asdict() for period in stats.growth],
         "forecast": [expected._asdict() for expected in stats.forecast],
+        "stored_forms": stats.forms._asdict() | {"saving": stats.forms.saving},
         "largest_states": [state._asdict() for state in stats.states],
     }
 
@@ -101,13 +105,27 @@ def overview(stats: Stats) -> dict[str, object]:
     values: dict[str, object] = {
         name.replace("_", " "): f"{value:,}" for name, value in found._asdict().items()
     }
-    values["json bytes"] = (
+    values["json bytes"] = (  # as stored
         f"{found.json_bytes:,}, {_per(found.json_bytes, found.events):,} an event"
     )
     values["database bytes"] = (
         f"{found.database_bytes:,}, {_per(found.database_bytes, found.events):,} an event"
     )
-    return values
+    return values | forms_overview(stats.forms, found.events)
+
+
+def forms_overview(forms: StoredForms, events: int) -> dict[str, object]:
+    """Return what the stored forms take and save, for people."""
+    if not forms.events:
+        return {}
+    share = round(100 * forms.plain_events / forms.events)
+    return {
+        "received bytes": f"about {forms.received_bytes:,} an event, stored in"
+        f" {forms.stored_bytes:,}; {share} % of events are not encoded"
+        f" (a sample of {forms.events:,})",
+        "re-encoding": f"saves about {round(forms.saving * events):,} bytes,"
+        f" {forms.saving:,} an event",
+    }
 
 
 def table_rows(stats: Stats) -> tuple[list[str], list[tuple[str, ...]]]:

@@ -59,7 +59,8 @@ LIMIT $1::bigint
 class StoreCounts(NamedTuple):
     """The contents of the store.
 
-    ``json_bytes`` are the received bytes alone, ``database_bytes`` everything on disk.
+    ``json_bytes`` are the bytes of events alone, as they are stored; ``database_bytes`` everything
+    on disk.
     """
 
     rooms: int

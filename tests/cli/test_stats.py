@@ -12,7 +12,7 @@ from tests.cli.running import room_storage
 
 
 async def test_counts_and_sizes_for_programs(dsn: str) -> None:
-    rooms = [generate_room(SHAPES["small_chat"], count, seed=count) for count in (30, 90)]
+    rooms = [generate_room(SHAPES["small_chat"], 60, seed=seed) for seed in (30, 90)]
     async with storage.open(dsn, server_name="s1.test") as store:
         for room in rooms:
             await store.append(room.pdus)
@@ -22,7 +22,12 @@ async def test_counts_and_sizes_for_programs(dsn: str) -> None:
     told = json.loads(done.stdout)
     counts = told["counts"]
     assert (counts["rooms"], counts["events"], counts["missing_events"]) == (2, 120, 0)
-    assert counts["json_bytes"] == sum(len(pdu) for room in rooms for pdu in room.pdus)
+    received = sum(len(pdu) for room in rooms for pdu in room.pdus)
+    assert 0.2 * received < counts["json_bytes"] < 0.6 * received
+    forms = told["stored_forms"]
+    assert (forms["events"], forms["plain_events"], forms["saving"]) == (120, 0, 0.0)
+    assert forms["received_bytes"] == round(received / 120, 1)
+    assert forms["stored_bytes"] == forms["encoded_bytes"] == round(counts["json_bytes"] / 120, 1)
     assert counts["database_bytes"] > counts["json_bytes"]
     assert {state["room_id"]: state["state_entries"] for state in told["largest_states"]} == sizes
     events = next(table for table in told["tables"] if table["table_name"] == "events")

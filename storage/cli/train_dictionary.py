@@ -1,0 +1,58 @@
+"""`room-storage train-dictionary`: train a dictionary for the stored bytes of events."""
+
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+from storage.cli.common import DsnOption, JsonOption, amount, print_json
+from storage.cli.interrupt import UNCHANGED, run
+from storage.cli.maintaining import maintained
+from storage.cli.progress import ProgressDisplay, QuietOption
+from storage.maintenance.train_dictionary import EVENTS, Trained, train_dictionary
+from storage.observability.progress import Report
+
+
+def command(
+    dsn: DsnOption = None,
+    *,
+    events: Annotated[
+        int, typer.Option(metavar="N", help="The events of the sample, half of them to compare.")
+    ] = EVENTS,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only compare, and store nothing.")
+    ] = False,
+    quiet: QuietOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Train a dictionary on stored events, and store it if it makes new events shorter.
+
+    Events keep their form until `room-storage jobs --re-encode`.
+    """
+    with ProgressDisplay(quiet=quiet) as show:
+        done = run(_train(dsn, events, show, dry_run=dry_run), UNCHANGED)
+    if as_json:
+        print_json({"dry_run": dry_run} | asdict(done))
+        return
+    _print_trained(done, dry_run=dry_run)
+
+
+def _print_trained(done: Trained, *, dry_run: bool) -> None:
+    typer.echo(
+        f"trained on {amount(done.events, 'event')}, compared on {amount(done.compared, 'other')}:"
+        f" {done.received_bytes:,} bytes each as received"
+    )
+    typer.echo(f"  the present dictionary {done.present_id:06x}: {done.present_bytes:,} bytes")
+    typer.echo(f"  the new dictionary {done.trained_id:06x}: {done.trained_bytes:,} bytes")
+    if done.is_stored:
+        typer.echo("the new one is stored: writers use it from now on")
+        typer.echo("to encode older events with it: room-storage jobs --re-encode")
+    elif done.is_better and dry_run:
+        typer.echo("the new one would be stored")
+    else:
+        typer.echo("the present one stays: the new one saves too little")
+
+
+async def _train(dsn: str | None, events: int, show: Report, *, dry_run: bool) -> Trained:
+    async with maintained(dsn) as database:
+        return await train_dictionary(database, events=events, dry_run=dry_run, report=show)
