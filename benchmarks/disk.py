@@ -145,7 +145,7 @@ def _per_event(
     return {
         "events": events,
         "state events": changes,
-        "json, bytes an event": round(int(counts["json_bytes"]) / events, 1),
+        "json as stored, bytes an event": round(int(counts["json_bytes"]) / events, 1),
         "all, bytes an event": round(sum(size for *_, size in grown.values()) / events, 1),
         "events with their indexes, bytes an event": round(
             sum(size for table, _, size in grown.values() if table == "events") / events, 1

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Final, LiteralString, NamedTuple
 
 import storage
+from benchmarks.copied_events import encode_all, store_plainly
 from benchmarks.harness import Bench, Trips, percentiles, show
 from storage import Store
 from storage.testing import BuiltEvent, RoomBuilder
@@ -85,8 +86,10 @@ async def _measure(bench: Bench, related: int, rounds: int) -> dict[str, Any]:
 async def _fill(store: Store, copied: tuple[BuiltEvent, ...], related: int) -> None:
     """Insert the relations, and analyse the table for the planner."""
     async with store.database.connection() as conn:
+        await store_plainly(conn, *(event.event_id for event in copied))
         for event in copied:
             await conn.execute(SQL_COPY, event.event_id, related // 2)
+        await encode_all(conn)
         await conn.execute("REINDEX INDEX events_relation_idx")
         await conn.execute("VACUUM ANALYZE events")
 

@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Final, LiteralString
 
 import storage
+from benchmarks.copied_events import encode_all, store_plainly
 from benchmarks.harness import Bench, Trips, percentiles, show
 from storage import Store
 from storage.ids import RoomId
@@ -110,10 +111,12 @@ async def _measure(bench: Bench, many: int, rounds: int) -> dict[str, Any]:
 async def _fill(store: Store, root: BuiltEvent, reply: BuiltEvent, many: int, user: str) -> None:
     """Insert the threads, and analyse the tables for the planner."""
     async with store.database.connection() as conn:
+        await store_plainly(conn, root.event_id, reply.event_id)
         for after in range(0, many, BATCH):
             batch = after, min(BATCH, many - after)
             await conn.execute(SQL_ROOTS, root.event_id, user, *batch)
             await conn.execute(SQL_REPLIES, reply.event_id, many, root.event_id, *batch)
+        await encode_all(conn)
         await conn.execute("VACUUM ANALYZE")
 
 

@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Final, LiteralString
 
 import storage
+from benchmarks.copied_events import encode_all, store_plainly
 from benchmarks.harness import Bench, Trips, percentiles, show
 from storage import Store
 from storage.ids import EventId, UserId
@@ -85,6 +86,7 @@ async def _fill(store: Store, rooms: int) -> dict[str, str]:
         await store.receipts.set(room.room_id, "m.read", user, last, {}, thread_id="main")
         await store.receipts.set(room.room_id, "m.read", user, reply.event_id, {}, thread_id=root)
     async with store.database.connection() as conn:
+        await encode_all(conn)
         await conn.execute("VACUUM ANALYZE")
     return users
 
@@ -93,6 +95,7 @@ async def _copy(store: Store, message: BuiltEvent, reply: BuiltEvent, number: in
     """Insert the messages of a room, and replies in its thread."""
     base = 10_000_000 + number * 10_000
     async with store.database.connection() as conn:
+        await store_plainly(conn, message.event_id, reply.event_id)
         await conn.execute(SQL_COPY, message.event_id, 1, READ, base)
         if unread := UNREAD[number % len(UNREAD)]:
             await conn.execute(SQL_COPY, message.event_id, READ + 1, READ + unread, base)

@@ -1,21 +1,27 @@
 """Encode the bytes of events: code that reads the bytes alone would take them for damaged.
 
-Older events stay as they are, and are read.
+A job encodes older events. The readers know all forms, so it may be run at any time, or never.
 """
 
 from typing import Final
 
-from storage.database.migration_steps import Phase
+from alembic import op
+
+from storage.database.migration_steps import Job, Phase, background_job, run_work
+from storage.maintenance.reencode import JOB_NAME, decode_all, encode_batch
 
 revision: Final = "0025"
 down_revision: Final = "0024"
 phase: Final[Phase] = "post"
 
+job: Final = Job(JOB_NAME, batch=encode_batch, expected="SELECT count(*) FROM events")
+
 
 def upgrade() -> None:
-    """Change nothing: from this revision on, writers encode new events."""
+    background_job(job, revision, where="EXISTS (SELECT FROM events)")
 
 
 def downgrade() -> None:
-    """Decode all events."""
-    raise NotImplementedError
+    """Decode all events. No process may run meanwhile: it would encode new ones."""
+    run_work(decode_all)
+    op.execute("UPDATE schema_compatibility SET code_revision = '0023'")

@@ -10,8 +10,9 @@ from storage.cli.common import DsnOption, JsonOption, print_json, print_rows
 from storage.cli.interrupt import AGAIN, run
 from storage.cli.maintaining import maintained
 from storage.cli.progress import ProgressDisplay, QuietOption
-from storage.database.background import JobRow, jobs, run_jobs
-from storage.database.migrate import script_directory
+from storage.database.background import JobRow, jobs, register_again, run_jobs
+from storage.database.migrate import ENCODED_REVISION, script_directory
+from storage.maintenance.reencode import JOB_NAME
 from storage.observability.progress import Progress, Report
 
 if TYPE_CHECKING:
@@ -24,6 +25,12 @@ def command(
     listed: Annotated[
         bool, typer.Option("--list", help="List the progress of each; do nothing.")
     ] = False,
+    re_encode: Annotated[
+        bool,
+        typer.Option(
+            "--re-encode", help="Also encode all events again, as after train-dictionary."
+        ),
+    ] = False,
     quiet: QuietOption = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -32,7 +39,8 @@ def command(
     Run it again after an interruption.
     """
     with ProgressDisplay(quiet=quiet) as show:
-        rows = run(_jobs(dsn, show, work=not listed), "" if listed else AGAIN)
+        work = _jobs(dsn, show, work=not listed, re_encode=re_encode)
+        rows = run(work, "" if listed else AGAIN)
     if as_json:
         print_json([row._asdict() | {"state": row.state} for row in rows])
         return
@@ -47,8 +55,11 @@ def command(
         typer.echo("no jobs")
 
 
-async def _jobs(dsn: str | None, show: Report, *, work: bool) -> list[JobRow]:
+async def _jobs(dsn: str | None, show: Report, *, work: bool, re_encode: bool) -> list[JobRow]:
     async with maintained(dsn) as database:
+        if work and re_encode:
+            async with database.transaction() as conn:
+                await register_again(conn, JOB_NAME, ENCODED_REVISION)
         if work:
             async with aclosing(run_jobs(database, _known())) as progress:
                 await _to_the_end(progress, show)

@@ -1,15 +1,15 @@
 """Background jobs: the long data steps of migrations, in small batches while servers run.
 
 A step of a migration registers a job (storage/database/migration_steps.py). `run_jobs` runs it, on
-any machine, now or later. A batch is one statement in a transaction of its own that also advances
-the job's row. A killed process loses one batch, which is done again. Several runners on one job
-take turns. A batch has the number of rows that takes about BATCH_SECONDS, and is followed by a
-pause of the same length.
+any machine, now or later. A batch is one statement, or a function for work that SQL cannot do. It
+has a transaction of its own that also advances the job's row. A killed process loses one batch,
+which is done again. Several runners on one job take turns. A batch has the number of rows that
+takes about BATCH_SECONDS, and is followed by a pause of the same length.
 """
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Final, LiteralString, NamedTuple
 
 from storage.database.connection import Connection, Database
@@ -54,6 +54,21 @@ SET place = COALESCE($2::bigint, place),
 WHERE name = $1::text
 """
 
+SQL_AGAIN: Final[LiteralString] = """
+INSERT INTO background_jobs (name, revision, registered_ts)
+VALUES ($1::text, $2::text, $3::bigint)
+ON CONFLICT (name) DO UPDATE
+SET place = DEFAULT,
+    rows_done = DEFAULT,
+    rows_expected = NULL,
+    registered_ts = EXCLUDED.registered_ts,
+    started_ts = NULL,
+    updated_ts = NULL,
+    finished_ts = NULL,
+    error = NULL
+WHERE background_jobs.finished_ts IS NOT NULL
+"""
+
 SQL_FAILED: Final[LiteralString] = """
 UPDATE background_jobs
 SET error = $2::text,
@@ -94,9 +109,18 @@ class BatchRow(NamedTuple):
     place: int | None
 
 
+BatchWork = Callable[[Connection, int, int], Awaitable[BatchRow]]
+"""Does a batch in the open transaction: with the parameters and the result of a statement."""
+
+
 async def jobs(conn: Connection) -> list[JobRow]:
     """Return all jobs, done or not, in the order of the migrations."""
     return await conn.fetch(SQL_JOBS, row=JobRow)
+
+
+async def register_again(conn: Connection, name: str, revision: str) -> None:
+    """Register a job, to be run from the beginning. One that is not done goes on where it is."""
+    await conn.execute(SQL_AGAIN, name, revision, _now())
 
 
 async def run_jobs(
@@ -145,9 +169,7 @@ async def _batch(database: Database, job: "Job", clock: Callable[[], float]) -> 
             taken = await _taken(conn, job.name)
             if taken.finished_ts is None:  # another runner may have done the last one
                 begun = clock()
-                done = await conn.fetchrow(
-                    job.batch, taken.place, taken.batch_rows, row=BatchRow
-                ) or BatchRow(0, None)
+                done = await _done(conn, job, taken)
                 size = fitting(taken.batch_rows, clock() - begun)
                 await conn.execute(SQL_PROGRESS, job.name, done.place, done.rows, size, _now())
             return await _taken(conn, job.name)
@@ -155,6 +177,13 @@ async def _batch(database: Database, job: "Job", clock: Callable[[], float]) -> 
         async with database.connection() as conn:
             await conn.execute(SQL_FAILED, job.name, str(error), _now())
         raise
+
+
+async def _done(conn: Connection, job: "Job", taken: JobRow) -> BatchRow:
+    if callable(job.batch):
+        return await job.batch(conn, taken.place, taken.batch_rows)
+    row = await conn.fetchrow(job.batch, taken.place, taken.batch_rows, row=BatchRow)
+    return row or BatchRow(0, None)
 
 
 async def _taken(conn: Connection, name: str) -> JobRow:

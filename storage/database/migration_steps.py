@@ -21,7 +21,7 @@ Only revisions import this module: it needs alembic.
 """
 
 import logging
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, Final, Literal, LiteralString, get_args
@@ -31,6 +31,9 @@ from alembic.runtime.migration import MigrationContext, MigrationInfo
 from alembic.script import Script, ScriptDirectory
 from alembic.util import CommandError
 from sqlalchemy import ColumnElement, column, insert, literal, literal_column, select, table, update
+
+from storage.database.background import BatchWork
+from storage.database.connection import Connection
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -85,11 +88,12 @@ class Job:
     ``batch`` is one statement. Its parameters are the position after which it starts ($1::bigint,
     at first 0) and the maximum number of rows ($2::int). It returns one row: the number of rows
     done (rows), and the position of the last one (place, NULL at the end). It must be safe to run
-    it again. ``expected`` is a query for the approximate number of rows.
+    it again. For work that SQL cannot do it is a function of these parameters. ``expected`` is a
+    query for the approximate number of rows.
     """
 
     name: str
-    batch: LiteralString
+    batch: LiteralString | BatchWork
     expected: LiteralString | None = None
 
 
@@ -162,6 +166,13 @@ def run_script(script: str) -> None:
     else:
         # SQLAlchemy would prepare each statement, so a string of many goes directly to the driver.
         _driver().run_async(lambda driver: driver.execute(script))
+
+
+def run_work(work: Callable[[Connection], Awaitable[None]]) -> None:
+    """Run a function in the transaction of the step. A script has none, so offline it fails."""
+    if context.is_offline_mode():
+        raise CommandError("this step cannot be printed as SQL: run `alembic downgrade` online")
+    _driver().run_async(lambda driver: work(Connection(driver)))
 
 
 def _fetched(sql: LiteralString, *args: object) -> Any:
