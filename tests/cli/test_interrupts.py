@@ -29,6 +29,7 @@ COMMANDS = {
     "gc --room {room}": ("events", GO_ON),
     "censor": ("events", GO_ON),
     "censor --dry-run": ("events", "nothing was changed"),
+    "train-dictionary": ("events", "nothing was changed"),
     "purge {room} --before {event}": ("events", GO_ON),
     "purge {room} --all --force": ("state_groups", GO_ON),
     "purge --retention": ("events", GO_ON),
