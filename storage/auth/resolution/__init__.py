@@ -7,6 +7,7 @@ v2           room versions 2 to 11 (v2) and 12 (v2.1): the phases; power_order, 
              are its three parts
 resolve      the entry points
 needed       the events to load before `resolve_conflicts`
+replay       the checks of `resolve_conflicts` in their order, with their results
 incremental  versions 2 and 2.1 incrementally, from an earlier result; incremental_checks is its
              part that checks
 
@@ -18,16 +19,20 @@ from storage.auth.resolution.graph import auth_chain, auth_difference, conflicte
 from storage.auth.resolution.incremental import Change, Resolution
 from storage.auth.resolution.incremental_checks import EventSource
 from storage.auth.resolution.needed import needed_events
+from storage.auth.resolution.replay import Replay, ReplayStep, replay_conflicts
 from storage.auth.resolution.resolve import resolve, resolve_conflicts
 
 __all__ = [
     "Change",
     "EventSource",
+    "Replay",
+    "ReplayStep",
     "Resolution",
     "auth_chain",
     "auth_difference",
     "conflicted_subgraph",
     "needed_events",
+    "replay_conflicts",
     "resolve",
     "resolve_conflicts",
     "split_conflicts",

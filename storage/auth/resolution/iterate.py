@@ -4,9 +4,9 @@ Source: room version 2, "Iterative auth checks"; room version 12, where the room
 event.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Set as AbstractSet
-from typing import Protocol
+from typing import Final, Protocol
 
 from storage.auth.auth_event_selection import keys_needed
 from storage.auth.resolution.conflicts import StateMap
@@ -16,6 +16,12 @@ from storage.errors import AuthDenied
 from storage.event import Event
 from storage.event.references import create_id_of
 from storage.ids import EventId, StateKey
+
+MISSING: Final = "resolution.missing"
+"""The rule of a refusal for which an event was missing."""
+
+Observe = Callable[[Event, AuthDenied | None], None]
+"""Called with each checked event, before it takes its key, and the refusal: None if allowed."""
 
 
 class StateLookup(Protocol):
@@ -31,6 +37,8 @@ def iterate(
     base: StateMap,
     lookup: Lookup,
     rejected: AbstractSet[EventId],
+    *,
+    observe: Observe | None = None,
 ) -> None:
     """Add to `decided` the keys that each event in turn is allowed to set.
 
@@ -41,8 +49,10 @@ def iterate(
         event = lookup(event_id)
         if event is None or event.state_key is None:
             continue
-        auth_state = auth_state_for(event, decided, base, lookup, rejected)
-        if auth_state is not None and allowed(event, auth_state):
+        refused = refusal(event, auth_state_for(event, decided, base, lookup, rejected))
+        if observe is not None:
+            observe(event, refused)
+        if refused is None:
             decided[event.key] = event_id
 
 
@@ -98,8 +108,19 @@ def _own_auth_state(
 
 def allowed(event: Event, auth_state: Mapping[StateKey, Event]) -> bool:
     """Return whether the rules allow an event by an auth state."""
+    return refusal(event, auth_state) is None
+
+
+def refusal(event: Event, auth_state: Mapping[StateKey, Event] | None) -> AuthDenied | None:
+    """Return why an auth state refuses an event, None if it allows it.
+
+    An auth state of None lacks an event, and refuses.
+    """
+    if auth_state is None:
+        reason = "an event that its auth check needs is missing"
+        return AuthDenied(reason, rule=MISSING, event_id=event.event_id)
     try:
         check(event, auth_state, event.room_version)
-    except AuthDenied:
-        return False
-    return True
+    except AuthDenied as refused:
+        return refused
+    return None

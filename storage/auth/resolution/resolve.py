@@ -12,6 +12,7 @@ from collections.abc import Set as AbstractSet
 from storage.auth.resolution import graph
 from storage.auth.resolution.conflicts import StateMap, split_conflicts
 from storage.auth.resolution.graph import Events
+from storage.auth.resolution.iterate import Observe
 from storage.auth.resolution.v1 import resolve_v1
 from storage.auth.resolution.v2 import conflict_of, resolve_v2
 from storage.event import RoomVersion
@@ -58,6 +59,7 @@ def resolve_conflicts(
     *,
     rejected: AbstractSet[EventId] = _NOTHING,
     conflicted_subgraph: AbstractSet[EventId] | None = None,
+    observe: Observe | None = None,
 ) -> dict[StateKey, EventId]:
     """Return the keys that the conflict decides (none of them unconflicted), with their values.
 
@@ -66,13 +68,13 @@ def resolve_conflicts(
     ignores the latter. `conflicted_subgraph` is the set of events on auth paths between conflicted
     events. Version 2.1 makes it part of the conflict. Version 2 only uses it to limit the walk of
     auth chains. If it is None, version 2.1 computes it from `events`, and version 2 walks whole
-    chains.
+    chains. `observe` is called for each checked event, in the order of the checks.
     """
     version = version_of(room_version)
     if version.state_resolution == "v1":
-        return resolve_v1(unconflicted, conflicted, events.get)
+        return resolve_v1(unconflicted, conflicted, events.get, observe)
     subgraph = conflicted_subgraph
     if subgraph is None and version.state_resolution == "v2.1":
         subgraph = graph.conflicted_subgraph(set().union(*conflicted.values()), events)
     conflict = conflict_of(version, unconflicted, conflicted, auth_difference, subgraph)
-    return resolve_v2(conflict, unconflicted, events.get, rejected)
+    return resolve_v2(conflict, unconflicted, events.get, rejected, observe)

@@ -16,10 +16,9 @@ from typing import NamedTuple
 
 from storage.auth.auth_event_selection import keys_needed
 from storage.auth.resolution.conflicts import StateMap
+from storage.auth.resolution.iterate import Observe, refusal
 from storage.auth.resolution.lookup import Lookup
-from storage.auth.rules import check
 from storage.auth.state_keys import JOIN_RULES, MEMBER, POWER_LEVELS
-from storage.errors import AuthDenied
 from storage.event import Event
 from storage.ids import EventId, StateKey
 
@@ -27,11 +26,15 @@ _PHASES = (POWER_LEVELS[0], JOIN_RULES[0], MEMBER)
 
 
 def resolve_v1(
-    unconflicted: StateMap, conflicted: Mapping[StateKey, AbstractSet[EventId]], lookup: Lookup
+    unconflicted: StateMap,
+    conflicted: Mapping[StateKey, AbstractSet[EventId]],
+    lookup: Lookup,
+    observe: Observe | None = None,
 ) -> dict[StateKey, EventId]:
     """Resolve the conflicted keys.
 
-    A key with a single value is no conflict in this version and keeps it.
+    A key with a single value is no conflict in this version and keeps it. `observe` is called for
+    each checked event: the first event of a chain is not checked.
     """
     decided = {key: event_id for key, (event_id, *others) in conflicted.items() if not others}
     held = {
@@ -43,11 +46,13 @@ def resolve_v1(
     for phase in _PHASES:
         keys = [key for key in left if key[0] == phase]
         decided |= {
-            key: _last_of_chain(key, left.pop(key), StateSoFar(decided, unconflicted, lookup))
+            key: _last_of_chain(
+                key, left.pop(key), StateSoFar(decided, unconflicted, lookup, observe)
+            )
             for key in keys
         }
     return decided | {
-        key: _deepest_allowed(events, StateSoFar(decided, unconflicted, lookup))
+        key: _deepest_allowed(events, StateSoFar(decided, unconflicted, lookup, observe))
         for key, events in left.items()
     }
 
@@ -58,12 +63,22 @@ class StateSoFar(NamedTuple):
     decided: StateMap
     unconflicted: StateMap
     lookup: Lookup
+    observe: Observe | None = None
 
     def allows(self, event: Event, placed: Mapping[StateKey, Event]) -> bool:
         """Return whether this state, with `placed` put into it, allows the event.
 
         False where an event that the check needs is missing.
         """
+        refused = refusal(event, self._auth_state(event, placed))
+        if self.observe is not None:
+            self.observe(event, refused)
+        return refused is None
+
+    def _auth_state(
+        self, event: Event, placed: Mapping[StateKey, Event]
+    ) -> dict[StateKey, Event] | None:
+        """Return the state for an event's auth check. None: an event of it is missing."""
         auth_state: dict[StateKey, Event] = {}
         for key in keys_needed(event):
             state_id = self.decided.get(key) or self.unconflicted.get(key)
@@ -71,12 +86,8 @@ class StateSoFar(NamedTuple):
             if found is not None:
                 auth_state[key] = found
             elif state_id is not None:
-                return False
-        try:
-            check(event, auth_state, event.room_version)
-        except AuthDenied:
-            return False
-        return True
+                return None
+        return auth_state
 
 
 def _ordered(event_ids: Iterable[EventId], lookup: Lookup) -> list[Event]:

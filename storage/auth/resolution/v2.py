@@ -16,7 +16,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 from storage.auth.resolution.conflicts import StateMap
-from storage.auth.resolution.iterate import iterate
+from storage.auth.resolution.iterate import Observe, iterate
 from storage.auth.resolution.lookup import Lookup
 from storage.auth.resolution.mainline import mainline_order
 from storage.auth.resolution.power_order import reverse_topological_power_order
@@ -74,14 +74,16 @@ def power_phase_events(conflict: ConflictedEvents, lookup: Lookup) -> set[EventI
 
 
 def power_phase(
-    conflict: ConflictedEvents, lookup: Lookup, rejected: AbstractSet[EventId]
+    conflict: ConflictedEvents,
+    lookup: Lookup,
+    rejected: AbstractSet[EventId],
+    observe: Observe | None = None,
 ) -> tuple[dict[StateKey, EventId], set[EventId]]:
     """Run steps 1 and 2: return the values that the power events decide, and the checked events."""
     judged = power_phase_events(conflict, lookup)
     decided: dict[StateKey, EventId] = {}
-    iterate(
-        reverse_topological_power_order(judged, lookup), decided, conflict.base, lookup, rejected
-    )
+    order = reverse_topological_power_order(judged, lookup)
+    iterate(order, decided, conflict.base, lookup, rejected, observe=observe)
     return decided, judged
 
 
@@ -106,12 +108,12 @@ def resolve_v2(
     unconflicted: StateMap,
     lookup: Lookup,
     rejected: AbstractSet[EventId],
+    observe: Observe | None = None,
 ) -> dict[StateKey, EventId]:
     """Run steps 1 to 5: return the values of the keys outside the unconflicted state."""
-    decided, judged = power_phase(conflict, lookup, rejected)
-    iterate(
-        remaining_order(conflict, decided, judged, lookup), decided, conflict.base, lookup, rejected
-    )
+    decided, judged = power_phase(conflict, lookup, rejected, observe)
+    order = remaining_order(conflict, decided, judged, lookup)
+    iterate(order, decided, conflict.base, lookup, rejected, observe=observe)
     return {key: event_id for key, event_id in decided.items() if unconflicted.get(key) is None}
 
 
