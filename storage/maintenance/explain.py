@@ -2,12 +2,16 @@
 
 The sentence follows the rule of history visibility. It is made from the states before and after the
 event and from the event's flags, and not from the visibility table. The answer of the table is
-compared with it, and the sentence reports a difference.
+compared with it, and the sentence reports a difference. The table only helps to find a join: what
+it names is read, and what it denies is looked for among `SCANNED_MAX` events.
 """
 
 import re
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any, Final, LiteralString, NamedTuple
+
+import orjson
 
 from storage.codec import StoredBytes, decode
 from storage.database.connection import Connection
@@ -19,11 +23,20 @@ from storage.queries.visible_events import visible_to_server, visible_to_user
 from storage.visibility import server_may_see, user_may_see
 
 SQL_EXPLAINED: Final[LiteralString] = """
-SELECT e.event_nid, e.room_nid, e.outlier, e.rejected, e.soft_failed, e.ineffective,
-    e.topological_ordering, b.event_id AS redacted_by,
+SELECT e.event_nid, e.room_nid, e.outlier, e.rejected, e.soft_failed, e.refused, e.ineffective,
+    e.redacted_form, e.topological_ordering, b.event_id AS redacted_by,
     e.state_group_before, COALESCE(e.state_group_after, e.state_group_before) AS state_group_after,
-        e.membership, k.state_key
+        e.membership, k.state_key, s.name AS sender,
+    EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid) AS is_sender_erased,
+    EXISTS (SELECT FROM partial_rooms p WHERE p.room_nid = e.room_nid) AS is_room_partial,
+    EXISTS (
+        SELECT
+        FROM partial_rooms p
+        JOIN events joined ON joined.event_id = p.join_event_id
+        WHERE p.room_nid = e.room_nid AND e.stream_ordering >= joined.stream_ordering
+    ) AS is_state_partial
 FROM events e
+JOIN principals s ON s.principal_nid = e.sender_nid
 LEFT JOIN events b ON b.event_nid = e.redacted_by
 LEFT JOIN state_keys k ON k.state_key_nid = e.state_key_nid
 WHERE e.event_id = $1::text
@@ -48,50 +61,79 @@ WHERE k.type_nid = 2
 """
 
 SQL_EVER_JOINED: Final[LiteralString] = """
-WITH joins AS MATERIALIZED (
+WITH
+known AS MATERIALIZED (  -- by the visibility table; it also knows of history that was purged
+    SELECT EXISTS (
+        SELECT
+        FROM principals p
+        JOIN whole_visibility s USING (principal_nid)
+        WHERE p.name = $2::text AND s.room_nid = $1::int AND s.audiences <> s.invited_audiences
+    ) AS ever
+),
+joins AS MATERIALIZED (  -- where the table denies it: among the latest events
     SELECT e.event_nid
-    FROM events e
+    FROM (
+        SELECT e.event_nid, e.state_key_nid, e.membership, e.rejected
+        FROM events e
+        WHERE e.room_nid = $1::int AND NOT e.outlier AND NOT (SELECT ever FROM known)
+        ORDER BY e.topological_ordering DESC, e.stream_ordering DESC
+        LIMIT $3::bigint
+    ) AS e
     JOIN state_keys k USING (state_key_nid)
-    WHERE e.room_nid = $1::int
-        AND e.membership = 5
-        AND e.rejected IS NULL
+    WHERE e.membership = 5 AND e.rejected IS NULL
         AND substr(k.state_key, strpos(k.state_key, ':') + 1) = $2::text
 )
-SELECT EXISTS (
+SELECT (SELECT ever FROM known) OR CASE
+    WHEN EXISTS (SELECT FROM joins) THEN EXISTS (
         SELECT
         FROM state_groups g
         CROSS JOIN LATERAL unnest(g.member_event_nids) AS m (event_nid)
         JOIN joins USING (event_nid)
         WHERE g.room_nid = $1::int
     )
-    OR EXISTS (  -- in history that was purged
-        SELECT
-        FROM purge_jobs j
-        JOIN principals p ON p.name = $2::text
-        JOIN whole_visibility s ON s.room_nid = j.room_nid AND s.principal_nid = p.principal_nid
-        WHERE j.room_nid = $1::int AND s.audiences <> s.invited_audiences
-    )
+    ELSE false
+END
 """
 
 SQL_JOINS: Final[LiteralString] = """
-SELECT
-    EXISTS (
+WITH
+member AS MATERIALIZED (
+    SELECT state_key_nid FROM state_keys WHERE type_nid = 2 AND state_key = $2::text
+),
+present AS MATERIALIZED (
+    SELECT EXISTS (
         SELECT FROM current_state c
-        JOIN state_keys k USING (state_key_nid)
-        WHERE c.room_nid = $1::int AND k.type_nid = 2 AND k.state_key = $2::text
-            AND c.membership = 5
-    ) AS is_joined,
-    (
+        JOIN member USING (state_key_nid)
+        WHERE c.room_nid = $1::int AND c.membership = 5
+    ) AS is_joined
+),
+known AS MATERIALIZED (  -- the last join, where the visibility table says
+    SELECT e.event_id
+    FROM principals p
+    JOIN visibility v ON v.principal_nid = p.principal_nid AND v.room_nid = $1::int
+    JOIN events e ON e.room_nid = v.room_nid AND NOT e.outlier
+        AND e.topological_ordering = v.last_join_topological
+    JOIN member USING (state_key_nid)
+    WHERE p.name = $2::text AND e.topological_ordering > $3::bigint AND e.membership = 5
+        AND NOT e.soft_failed AND e.rejected IS NULL
+    LIMIT 1
+)
+SELECT present.is_joined,
+    COALESCE((SELECT event_id FROM known), (
         SELECT e.event_id
-        FROM events e
-        JOIN state_keys k USING (state_key_nid)
-        WHERE e.room_nid = $1::int AND k.type_nid = 2 AND k.state_key = $2::text
-            AND e.membership = 5
-            AND NOT e.outlier AND NOT e.soft_failed AND e.rejected IS NULL
-                AND e.topological_ordering > $3::bigint
-        ORDER BY e.topological_ordering, e.event_id
+        FROM (
+            SELECT e.event_id, e.state_key_nid, e.membership, e.soft_failed, e.rejected
+            FROM events e
+            WHERE e.room_nid = $1::int AND NOT e.outlier AND e.topological_ordering > $3::bigint
+                AND NOT (present.is_joined OR EXISTS (SELECT FROM known))
+            ORDER BY e.topological_ordering, e.stream_ordering
+            LIMIT $4::bigint
+        ) AS e
+        JOIN member USING (state_key_nid)
+        WHERE e.membership = 5 AND NOT e.soft_failed AND e.rejected IS NULL
         LIMIT 1
-    ) AS join_id
+    )) AS join_id
+FROM present
 """
 
 SQL_FORGOTTEN: Final[LiteralString] = """
@@ -103,9 +145,20 @@ SELECT EXISTS (
 )
 """
 
+SQL_IGNORED: Final[LiteralString] = """
+SELECT a.content
+FROM principals p
+JOIN account_data a USING (principal_nid)
+JOIN event_types t USING (type_nid)
+WHERE p.name = $1::text AND a.room_nid = 0 AND t.type = 'm.ignored_user_list'
+"""
+
 SQL_KNOWN: Final[LiteralString] = """
 SELECT EXISTS (SELECT FROM principals WHERE name = $1::text)
 """
+
+SCANNED_MAX: Final = 20_000
+"""Events that are looked at for a join that the visibility table does not know."""
 
 WORDS: Final = {
     "join": "joined",
@@ -121,7 +174,9 @@ class Explanation:
     """Whether ``principal`` may see the event, and why.
 
     States are as (before, after); None stands for a missing event. ``joined_later``: the user is
-    joined now, or joined after the event (the sentence has the id of that join).
+    joined now, or joined after the event (the sentence has the id of that join). ``ignored``: the
+    user ignores the sender, by their account data m.ignored_user_list, so clients do not get the
+    event though it is visible.
     """
 
     event_id: EventId
@@ -131,6 +186,7 @@ class Explanation:
     history_visibility: tuple[str | None, str | None]
     membership: tuple[str | None, str | None]
     joined_later: bool
+    ignored: bool = False
 
     def __str__(self) -> str:
         return self.sentence
@@ -144,13 +200,20 @@ class ExplainedRow(NamedTuple):
     outlier: bool
     rejected: str | None
     soft_failed: bool
+    refused: str | None
     ineffective: bool
+    redacted_form: bool
     topological_ordering: int | None
     redacted_by: str | None
     state_group_before: int | None
     state_group_after: int | None
     membership: int | None
     state_key: str | None
+    sender: str
+    is_sender_erased: bool
+    is_room_partial: bool
+    is_state_partial: bool
+    """The state before the event lacks members."""
 
 
 class VisibilityEventRow(NamedTuple):
@@ -164,7 +227,7 @@ class VisibilityEventRow(NamedTuple):
 
 
 class JoinsRow(NamedTuple):
-    """Whether a user is joined now, and the first join after an event."""
+    """Whether a user is joined now, and a join after an event."""
 
     is_joined: bool
     join_id: str | None
@@ -180,6 +243,8 @@ class RuleInputs(NamedTuple):
     """For a server: it had a joined user in some state of the room."""
     is_forgotten: bool = False
     """For a user: they have forgotten the room."""
+    is_ignored: bool = False
+    """For a user: they ignore the sender, and the event is no state event."""
 
 
 async def explain_visibility(conn: Connection, event_id: EventId, principal: str) -> Explanation:
@@ -201,8 +266,7 @@ async def explain_visibility(conn: Connection, event_id: EventId, principal: str
     visible, why = (False, refused) if refused is not None else _rule(facts, is_user=is_user)
     joined_later = facts.joins.is_joined or facts.joins.join_id is not None
     parts = [f"{principal} {'may see' if visible else 'may not see'} {event_id}: {why}."]
-    if visible and row.redacted_by is not None:
-        parts.append(f"Its content is reduced by the redaction {row.redacted_by}.")
+    parts += _remarks(row, facts, visible=visible, is_user=is_user)
     if not visible and not is_user and refused is None and facts.ever_joined:
         parts.append("It gets the redacted form.")
     if await _by_table(conn, event_id, principal, is_user=is_user) != visible:
@@ -215,7 +279,25 @@ async def explain_visibility(conn: Connection, event_id: EventId, principal: str
         facts.visibilities,
         facts.memberships,
         joined_later,
+        facts.is_ignored,
     )
+
+
+def _remarks(row: ExplainedRow, facts: RuleInputs, *, visible: bool, is_user: bool) -> list[str]:
+    """Return sentences about what a reader gets of a visible event, and about what is not known."""
+    remarks = []
+    if visible and row.redacted_by is not None:
+        remarks.append(f"Its content is reduced by the redaction {row.redacted_by}.")
+    if visible and row.redacted_form:
+        remarks.append("Its content hash is wrong, so only the redacted form is valid.")
+    if visible and row.is_sender_erased and "join" not in facts.memberships:
+        whom = "they were" if is_user else "the server was"
+        remarks.append(f"{row.sender} is erased and {whom} not joined, so the content is left out.")
+    if visible and facts.is_ignored:
+        remarks.append(f"But they ignore {row.sender}, so their clients do not get it.")
+    if is_user and row.is_state_partial and facts.memberships == (None, None):
+        remarks.append("That is as far as members are known: the room has a partial state.")
+    return remarks
 
 
 async def _check_server(conn: Connection, name: str) -> None:
@@ -237,20 +319,36 @@ async def _facts(
     was, becomes = [await _membership(conn, group, principal) for group in groups]
     joins = (
         await conn.fetchrow(
-            SQL_JOINS, row.room_nid, principal, row.topological_ordering, row=JoinsRow
+            SQL_JOINS,
+            *(row.room_nid, principal, row.topological_ordering, SCANNED_MAX),
+            row=JoinsRow,
         )
         if is_user
         else None
     )
-    ever = True if is_user else bool(await conn.fetchval(SQL_EVER_JOINED, row.room_nid, principal))
+    ever = is_user or "join" in (was, becomes) or await _ever_joined(conn, row.room_nid, principal)
     forgotten = is_user and bool(await conn.fetchval(SQL_FORGOTTEN, row.room_nid, principal))
+    ignored = is_user and row.state_key is None and row.sender in await _ignored(conn, principal)
     return RuleInputs(
         (before, after),
         (was, becomes),
         joins or JoinsRow(is_joined=False, join_id=None),
         ever,
         forgotten,
+        ignored,
     )
+
+
+async def _ever_joined(conn: Connection, room_nid: int, server: str) -> bool:
+    """Return whether a user of a server was joined in some state of the room."""
+    return bool(await conn.fetchval(SQL_EVER_JOINED, room_nid, server, SCANNED_MAX))
+
+
+async def _ignored(conn: Connection, user_id: str) -> Collection[str]:
+    """Return the users that a user ignores (client-server API, "Ignoring Users")."""
+    content: bytes | None = await conn.fetchval(SQL_IGNORED, user_id)
+    listed = None if content is None else orjson.loads(content).get("ignored_users")
+    return listed.keys() if isinstance(listed, dict) else ()
 
 
 async def _visibility(conn: Connection, state_group: int | None) -> str | None:
@@ -284,9 +382,19 @@ def _flags(row: ExplainedRow, *, is_user: bool) -> str | None:
         return "it is an outlier, which has no position in the room"
     if row.rejected is not None:
         return f"it was rejected ({row.rejected})"
-    if row.soft_failed and is_user:
+    if is_user:
+        return _flags_for_users(row)
+    if row.is_room_partial:
+        return "the members of the room are not all known yet, so no server gets its events"
+    return None
+
+
+def _flags_for_users(row: ExplainedRow) -> str | None:
+    if row.refused is not None:
+        return f"this server refused it ({row.refused}), though the rules accept it"
+    if row.soft_failed:
         return "it was soft-failed: when it arrived, the current state of the room did not allow it"
-    if row.ineffective and is_user:
+    if row.ineffective:
         return (
             "it is a redaction without effect:"
             " its target is not stored, was rejected, or was not the sender's to redact"
