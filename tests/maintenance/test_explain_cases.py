@@ -3,12 +3,14 @@
 import pytest
 
 import storage
-from storage import Store
+from storage import Store, UserId
 from storage.queries.partial_rooms import PartialRoom
 from storage.testing import BuiltEvent, RoomBuilder
 from tests.maintenance.rooms import SERVER
 
-ADMIN, LATER, LEFT, BANNED = (f"@{name}:{SERVER}" for name in ("admin", "later", "left", "banned"))
+ADMIN, LATER, LEFT, BANNED = (
+    UserId(f"@{name}:{SERVER}") for name in ("admin", "later", "left", "banned")
+)
 INVITED, NEVER, TROLL = (f"@{name}:{SERVER}" for name in ("invited", "never", "troll"))
 GUEST_SERVER = "s2.test"
 

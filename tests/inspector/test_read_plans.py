@@ -1,0 +1,147 @@
+"""The rows that the reads of storage.queries.inspect read in a large room, by their plans.
+
+The room has 30,000 messages. Each read has a bound that does not depend on that number.
+"""
+
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import pytest
+
+from storage import Store, UserId
+from storage.database.connection import Connection
+from storage.database.explained import ExplainingConnection
+from storage.ids import EventId, RoomId
+from storage.maintenance.explain import explain_visibility
+from storage.queries.inspect import (
+    activity,
+    audiences,
+    edges,
+    growth,
+    key_history,
+    lines,
+    merges,
+    readers,
+    rooms,
+    search,
+    state_path,
+    writers,
+)
+from storage.queries.inspect.resolution import resolution_at, resolution_now
+from storage.testing import RoomBuilder
+from tests.maintenance.rooms import SERVER
+
+pytestmark = pytest.mark.xdist_group("inspector_plans")
+
+MANY = 30_000
+SQL_MULTIPLY = """
+INSERT INTO events
+SELECT (copy.event).*
+FROM (
+    SELECT jsonb_populate_record(e, jsonb_build_object(
+        'event_nid', e.event_nid + 1000000000::bigint * n,
+        'event_id', e.event_id || n,
+        'stream_ordering', e.stream_ordering + n,
+        'topological_ordering', e.topological_ordering + n,
+        'prev_events', jsonb_build_array(CASE WHEN n = 1 THEN e.event_nid
+            ELSE e.event_nid + 1000000000::bigint * (n - 1) END)
+    )) AS event
+    FROM events e
+    CROSS JOIN generate_series(1, $2::int) AS n
+    WHERE e.event_id = $1::text
+    OFFSET 0
+) AS copy
+"""
+ADMIN, NEVER = UserId(f"@admin:{SERVER}"), UserId(f"@never:{SERVER}")
+Read = Callable[[Connection], Awaitable[object]]
+
+
+class Bound(NamedTuple):
+    """The most statements, and the most rows that they read from tables."""
+
+    statements: int
+    rows: int
+
+
+async def plans(store: Store, read: Read) -> Bound:
+    async def explained(conn: Connection) -> Bound:
+        explaining = ExplainingConnection.over(conn)
+        await read(explaining)
+        assert not [plan.sql for plan in explaining.plans if "events" in plan.sequential], (
+            explaining.plans
+        )
+        return Bound(len(explaining.plans), sum(plan.rows for plan in explaining.plans))
+
+    return await store.reads.run(explained, snapshot=True)
+
+
+async def test_no_read_grows_with_the_room(store: Store) -> None:
+    room = RoomBuilder("11", seed=1)
+    room.start(ADMIN)
+    left, right = room.fork(2)
+    left.topic(ADMIN, "one")
+    right.topic(ADMIN, "two")
+    room.merge(left, right)
+    merge = room.message(ADMIN)
+    early = room.events[5].event_id
+    await store.append(room.pdus)
+    async with store.database.connection() as conn:
+        await conn.execute(SQL_MULTIPLY, merge.event_id, MANY)
+        await conn.execute(
+            "UPDATE rooms SET max_topological_ordering = max_topological_ordering + $1::int,"
+            " last_stream_ordering = (SELECT max(stream_ordering) FROM events),"
+            " forward_extremities = ARRAY[(SELECT event_nid FROM events"
+            " ORDER BY stream_ordering DESC NULLS LAST LIMIT 1)]",
+            MANY,
+        )
+        for table in ("events", "rooms", "state_groups", "visibility", "current_state"):
+            await conn.execute(f"VACUUM ANALYZE {table}")
+    room_id, last = RoomId(room.room_id), EventId(f"{merge.event_id}{MANY // 2}")
+    weeks = await store.reads.run(lambda conn: growth.positions_at(conn, [0] * 9))
+    reads: dict[str, tuple[Any, Bound]] = {
+        "window": (partial(lines.window, room_id=room_id), Bound(1, 500)),
+        "jump": (partial(lines.window, room_id=room_id, place=(MANY // 2, 0)), Bound(1, 500)),
+        "line": (partial(lines.lines_by_id, event_ids=[last]), Bound(1, 10)),
+        "outliers": (partial(lines.outliers, room_id=room_id), Bound(2, 10)),
+        "merges": (partial(merges.merges, room_id=room_id), Bound(1, 2_100)),
+        "edges": (partial(edges.edges, event_id=last), Bound(4, 2_100)),
+        "early edges": (partial(edges.edges, event_id=early), Bound(4, 2_100)),
+        "path": (partial(state_path.state_path, state_group=1), Bound(1, 30)),
+        "groups": (partial(state_path.groups_of, event_id=last), Bound(1, 2)),
+        "history": (partial(key_history.key_history, room_id=room_id), Bound(1, 100)),
+        "readers": (partial(readers.readers, event_id=last), Bound(1, 20)),
+        "audiences": (
+            partial(audiences.audience_ranges, principal=ADMIN, room_ids=[room_id]),
+            Bound(1, 20),
+        ),
+        "recent": (rooms.recent_rooms, Bound(1, 7_000)),
+        "by id": (rooms.rooms_after, Bound(1, 2_000)),
+        "largest": (partial(rooms.largest_rooms, size="depth"), Bound(1, 2_000)),
+        "positions": (partial(growth.positions_at, times_ms=[0, 2**60]), Bound(1, 600)),
+        "growth": (partial(growth.room_growth, first=1, end=MANY), Bound(1, 21_000)),
+        "weeks": (
+            partial(growth.room_weeks, room_id=room_id, boundaries=weeks, limit=500),
+            Bound(1, 510),
+        ),
+        "events": (partial(search.events_like, beginning=merge.event_id), Bound(1, 30)),
+        "rooms": (partial(search.rooms_like, beginning="!"), Bound(1, 30)),
+        "users": (partial(search.users_like, beginning="@a"), Bound(1, 30)),
+        "alias": (partial(search.rooms_by_alias, alias="#a:b"), Bound(1, 30)),
+        "writers": (writers.writers, Bound(1, 100)),
+        "running": (activity.running, Bound(1, 100)),
+        "resolution": (partial(resolution_at, event_id=merge.event_id), Bound(15, 400)),
+        "current": (partial(resolution_now, room_id=room_id), Bound(3, 20)),
+        "visible": (partial(explain_visibility, event_id=early, principal=ADMIN), Bound(10, 200)),
+        "hidden": (partial(explain_visibility, event_id=early, principal=NEVER), Bound(10, 20_100)),
+        "server": (
+            partial(explain_visibility, event_id=early, principal="s9.test"),
+            Bound(10, 20_100),
+        ),
+    }
+    over = {}
+    for name, (read, bound) in reads.items():
+        used = await plans(store, read)
+        if used.statements > bound.statements or used.rows > bound.rows:
+            over[name] = used, bound
+    assert over == {}
