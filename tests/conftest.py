@@ -29,6 +29,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 import asyncpg
+import hypothesis  # noqa: F401  # before `gc.freeze`: trio's plugin looks for referrers
 import pytest
 
 from storage.config import Config

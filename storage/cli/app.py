@@ -20,6 +20,7 @@ from storage.cli import (
     forget_user,
     gc,
     import_files,
+    inspect_rooms,
     jobs,
     logs,
     migrate,
@@ -80,7 +81,10 @@ def room_storage(
         LogLevel | None,
         typer.Option(
             envvar="STORAGE_LOG_LEVEL",
-            help="Log records from this level on; default: info for serve, warning for the others.",
+            help=(
+                "Log records from this level on;"
+                " default: info for serve and inspect, warning for the others."
+            ),
             show_default=False,
         ),
     ] = None,
@@ -90,7 +94,8 @@ def room_storage(
     ] = LogFormat.TEXT,
 ) -> None:
     """Accept the options that stand before a command."""
-    default = LogLevel.INFO if context.invoked_subcommand == "serve" else LogLevel.WARNING
+    is_serving = context.invoked_subcommand in {"serve", "inspect"}
+    default = LogLevel.INFO if is_serving else LogLevel.WARNING
     logs.begin(log_level or default, log_format)
 
 
@@ -131,6 +136,9 @@ COMMANDS: Final = (
         (f"export room.ndjson --room {ROOM}", "export - | gzip > rooms.ndjson.gz"),
     ),
     CliCommand("stats", stats.command, LOOK, ("stats", "stats --json | jq .counts")),
+    CliCommand(
+        "inspect", inspect_rooms.command, LOOK, ("inspect", "inspect --port 0 --read-write")
+    ),
     CliCommand("verify", verify.command, LOOK, ("verify", f"verify --repair --room {ROOM}")),
     CliCommand(
         "explain",

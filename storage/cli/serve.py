@@ -103,7 +103,7 @@ def command(
     if not tcp and redis is None:
         raise InputError("nothing to do: --no-tcp without --redis")
     context = _tls(tls_certificate, tls_key, tls_client_authorities)
-    if context is None and not _is_loopback(host):
+    if context is None and not is_loopback(host):
         logger.warning(
             "on %s rows are sent unencrypted, and anybody may connect: see --tls-certificate", host
         )
@@ -132,7 +132,7 @@ async def _serve(
     as_json: bool,
 ) -> None:
     config = Config.from_env()
-    stopped = _stopped()
+    stopped = stopped_by_signal()
     async with AsyncExitStack() as stack:
         store = await stack.enter_async_context(
             opened_store(dsn, server_name=server_name, instance_name=instance_name)
@@ -184,7 +184,7 @@ def _over_redis(store: Store, url: str, config: Config) -> ReplicationPeer:
     return ReplicationPeer(store, RedisTransport(url, store.server_name, config))
 
 
-def _stopped() -> asyncio.Event:
+def stopped_by_signal() -> asyncio.Event:
     """Return an event that SIGINT and SIGTERM set."""
     stopped = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -214,7 +214,8 @@ def _tls(certificate: Path | None, key: Path | None, authorities: Path | None) -
     return server_context(certificate, key, client_authorities=authorities)
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
+    """Return whether an address is reached from this machine only."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

@@ -36,8 +36,8 @@ _NOTHING: frozenset[EventId] = frozenset()
 class ReplayStep(NamedTuple):
     """One check.
 
-    ``replaced`` is the value that an earlier check gave the key, None for none. ``level`` is that of
-    the sender by the event's own auth events. ``mainline`` is 0 under the newest power levels, and
+    ``replaced`` is the value that an earlier check gave the key, None for none. ``level`` is the
+    sender's, by the event's own auth events. ``mainline`` is 0 under the newest power levels, and
     grows with their age; None outside of that phase.
     """
 
@@ -135,7 +135,7 @@ class Recorder:
         return "power" if event.event_id in self._power else "mainline"
 
     def _position(self, event: Event) -> Position:
-        """Return the mainline position. The first call fixes the mainline: power events are done."""
+        """Return the mainline position. The first call fixes it: power events are done."""
         if self._mainline is None:
             base = {} if self._conflict is None else self._conflict.base
             newest = self._values.get(POWER_LEVELS) or base.get(POWER_LEVELS)

@@ -88,8 +88,8 @@ class EventLine(NamedTuple):
     """
 
     event_nid: int
-    event_id: str
-    room_id: str
+    event_id: EventId
+    room_id: RoomId
     type: str
     state_key: str | None
     sender: str
@@ -125,7 +125,7 @@ class EventLine(NamedTuple):
 async def lines_by_id(conn: Connection, event_ids: Iterable[EventId]) -> dict[EventId, EventLine]:
     """Return those of these events that are stored, by id, in topological order, latest first."""
     rows = await conn.fetch(SQL_BY_ID, list(event_ids), row=EventLine)
-    return {EventId(row.event_id): row for row in rows}
+    return {row.event_id: row for row in rows}
 
 
 async def window(

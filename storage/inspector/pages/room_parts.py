@@ -1,0 +1,78 @@
+"""The other pages of a room: changes of its state, gaps, growth by week, outliers.
+
+Reads: `storage.queries.inspect.key_history`, `growth` and `lines`; `Store.gaps`.
+"""
+
+import time
+from typing import Final
+
+from starlette.responses import Response
+
+from storage.inspector.pages.room import line_of
+from storage.inspector.visit import Visit
+from storage.queries.inspect.growth import WEEK_MS, positions_at, room_weeks
+from storage.queries.inspect.key_history import SCANNED_MAX, key_history
+from storage.queries.inspect.lines import outliers
+
+CHANGES_SHOWN: Final = 200
+GAPS_SHOWN: Final = 100
+WEEKS: Final = 12
+
+
+async def changes(visit: Visit) -> Response:
+    """Show the changes of the current state, of all keys or of one."""
+    room_id, type_ = visit.room(), visit.text("type")
+    state_key = visit.parameters.get("key")
+    visit.text("key")  # checked
+    room = await line_of(visit, room_id)
+    found = await visit.read(key_history, room_id, type_, state_key, limit=CHANGES_SHOWN)
+    return visit.render(
+        "changes.html",
+        room=room,
+        room_id=room_id,
+        changes=found,
+        type=type_,
+        state_key=state_key,
+        limit=CHANGES_SHOWN,
+        scanned=SCANNED_MAX,
+        tab="changes",
+    )
+
+
+async def gaps(visit: Visit) -> Response:
+    """Show the missing parents of stored events."""
+    room_id = visit.room()
+    room, found = await line_of(visit, room_id), await visit.store.gaps(room_id)
+    return visit.render(
+        "gaps.html",
+        room=room,
+        room_id=room_id,
+        gaps=found[:GAPS_SHOWN],
+        count=len(found),
+        tab="gaps",
+    )
+
+
+async def weeks(visit: Visit) -> Response:
+    """Show the live events of each of the last weeks."""
+    room_id = visit.room()
+    room = await line_of(visit, room_id)
+    now = time.time_ns() // 1_000_000
+    begins = [now - (WEEKS - number) * WEEK_MS for number in range(WEEKS)]
+    boundaries = await visit.read(positions_at, begins)
+    counts = await visit.read(room_weeks, room_id, boundaries)
+    return visit.render(
+        "weeks.html",
+        room=room,
+        room_id=room_id,
+        weeks=list(zip(begins, counts, strict=True)),
+        most=max((count or 0 for count in counts), default=0),
+        tab="growth",
+    )
+
+
+async def outliers_page(visit: Visit) -> Response:
+    """Show some outliers of the room."""
+    room_id = visit.room()
+    room, lines = await line_of(visit, room_id), await visit.read(outliers, room_id)
+    return visit.render("outliers.html", room=room, room_id=room_id, lines=lines, tab="outliers")
