@@ -3,7 +3,7 @@
 import asyncio
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -42,6 +42,14 @@ needs_browser = [
         reason="chromium and chromium-driver are not installed: .ci/run installs them for root",
     ),
 ]
+
+
+def in_browser(test: Callable[..., Any]) -> Callable[..., Any]:
+    """Mark one test of a file as `needs_browser`."""
+    for mark in needs_browser:
+        test = mark(test)
+    return test
+
 
 LAYOUT_FAULTS: Final = """
 const width = document.documentElement.clientWidth, faults = [];
