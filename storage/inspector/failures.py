@@ -29,7 +29,7 @@ AGAIN_SECONDS: Final = 2
 
 
 class Failure(NamedTuple):
-    """What a page says of an error."""
+    """The text of the page of an error. ``again``: the page is loaded again by itself."""
 
     status: int
     title: str

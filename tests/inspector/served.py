@@ -30,7 +30,7 @@ async def everybody(_: HTTPConnection) -> Viewer | None:
 
 
 @dataclass(frozen=True)
-class Answer:
+class HttpAnswer:
     status: int
     headers: Mapping[str, str]
     text: str
@@ -48,12 +48,12 @@ class Served:
         query = urlencode(parameters)
         return f"{self.url}{path}{'?' if query else ''}{query}"
 
-    async def get(self, path: str, **parameters: Any) -> Answer:
+    async def get(self, path: str, **parameters: Any) -> HttpAnswer:
         return await self.send("GET", self.address(path, **parameters))
 
-    async def send(self, method: str, url: str, **how: Any) -> Answer:
+    async def send(self, method: str, url: str, **how: Any) -> HttpAnswer:
         async with self.session.request(method, url, allow_redirects=False, **how) as answer:
-            return Answer(answer.status, answer.headers, await answer.text(errors="replace"))
+            return HttpAnswer(answer.status, answer.headers, await answer.text(errors="replace"))
 
 
 @asynccontextmanager

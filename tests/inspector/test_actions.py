@@ -12,7 +12,7 @@ from storage import Store
 from storage.inspector import Viewer
 from storage.inspector.actions.catalogue import ACTIONS
 from storage.testing import BuiltEvent, RoomBuilder
-from tests.inspector.served import Answer, Served, served
+from tests.inspector.served import HttpAnswer, Served, served
 from tests.maintenance.rooms import SERVER
 
 ALICE = f"@alice:{SERVER}"
@@ -51,7 +51,7 @@ async def form_of(site: Served, action: str, **fields: str) -> dict[str, str]:
     return dict(found)
 
 
-async def ran(site: Served, form: dict[str, str], **headers: str) -> Answer:
+async def ran(site: Served, form: dict[str, str], **headers: str) -> HttpAnswer:
     given = {name.replace("_", "-"): value for name, value in headers.items()}
     return await site.send("POST", site.address("/actions/run"), data=form, headers=given)
 

@@ -48,6 +48,10 @@ class ReplayStep(NamedTuple):
     level: Level
     mainline: Position | None
 
+    def cites(self, event_id: EventId) -> bool:
+        """Return whether the event has another one among its auth events."""
+        return event_id in self.event.auth_event_ids
+
 
 @dataclass(frozen=True, slots=True)
 class Replay:

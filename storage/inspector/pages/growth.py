@@ -1,4 +1,4 @@
-"""What grew: the rooms with most new events this week, and the weeks of the whole store.
+"""Growth: the rooms with most new events this week, and the weeks of the whole store.
 
 Reads: `storage.queries.inspect.growth`; sizes from `storage.maintenance.sizes`.
 """

@@ -8,12 +8,12 @@ from collections import defaultdict
 from starlette.responses import Response
 
 from storage.inspector.visit import Visit
-from storage.queries.inspect.writers import WriterRow, lost_ranges, purged_streams, writers
+from storage.queries.inspect.writers import WriterPositionRow, lost_ranges, purged_streams, writers
 
 
 async def page(visit: Visit) -> Response:
     """Show all streams."""
-    by_stream: dict[str, list[WriterRow]] = defaultdict(list)
+    by_stream: dict[str, list[WriterPositionRow]] = defaultdict(list)
     for row in await visit.read(writers):
         by_stream[row.stream_name].append(row)
     store = visit.store

@@ -11,7 +11,7 @@ from starlette.responses import Response
 from storage import arguments as args
 from storage.ids import RoomId, UserId, server_name_of
 from storage.inspector.visit import Visit
-from storage.queries.inspect.audiences import AudienceRangeRow, audience_ranges
+from storage.queries.inspect.audiences import PrincipalRangeRow, audience_ranges
 
 ROOMS_SHOWN: Final = 100
 LINE: Final = 1_000
@@ -40,13 +40,13 @@ async def page(visit: Visit) -> Response:
     )
 
 
-def _line(room_id: RoomId, ranges: Sequence[AudienceRangeRow]) -> list[dict[str, Any]]:
+def _line(room_id: RoomId, ranges: Sequence[PrincipalRangeRow]) -> list[dict[str, Any]]:
     """Return the ranges of a room as parts of a line: its history from left to right."""
     own = [row for row in ranges if row.room_id == room_id]
     return [_part(row) for row in own]
 
 
-def _part(row: AudienceRangeRow) -> dict[str, Any]:
+def _part(row: PrincipalRangeRow) -> dict[str, Any]:
     whole = max(row.max_topological_ordering, 1)
     first = min(row.first_topological or 0, whole)
     end = whole if row.end_topological is None else min(row.end_topological, whole)

@@ -47,7 +47,7 @@ RANGES_MAX: Final = 64
 """Ranges that are read of each room."""
 
 
-class AudienceRangeRow(NamedTuple):
+class PrincipalRangeRow(NamedTuple):
     """A range of audiences of one room.
 
     ``end_audience`` is not a part of it; None: the range goes on. ``first_topological`` and
@@ -66,6 +66,6 @@ class AudienceRangeRow(NamedTuple):
 
 async def audience_ranges(
     conn: Connection, principal: str, room_ids: list[RoomId]
-) -> list[AudienceRangeRow]:
+) -> list[PrincipalRangeRow]:
     """Return the ranges of a user or server in these rooms, in order."""
-    return await conn.fetch(SQL_AUDIENCES, principal, room_ids, RANGES_MAX, row=AudienceRangeRow)
+    return await conn.fetch(SQL_AUDIENCES, principal, room_ids, RANGES_MAX, row=PrincipalRangeRow)

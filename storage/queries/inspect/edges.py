@@ -95,8 +95,8 @@ class RelatedCountRow(NamedTuple):
     events: int
 
 
-class RedactionRow(NamedTuple):
-    """A redaction of an event. Not effective: it waits for the event."""
+class FoundRedactionRow(NamedTuple):
+    """A redaction of an event. One that is not effective waits for the event."""
 
     event_id: EventId
     is_effective: bool
@@ -109,7 +109,7 @@ class Edges(NamedTuple):
     auth_events: Sequence[EdgeRow]
     children: Sequence[EventId]
     related: Sequence[RelatedCountRow]
-    redactions: Sequence[RedactionRow]
+    redactions: Sequence[FoundRedactionRow]
 
 
 async def edges(conn: Connection, event_id: EventId) -> Edges:
@@ -120,5 +120,5 @@ async def edges(conn: Connection, event_id: EventId) -> Edges:
         [row for row in found if row.kind == "auth"],
         await conn.fetchvals(SQL_CHILDREN, event_id, CHILDREN_SCANNED_MAX),
         await conn.fetch(SQL_RELATED, event_id, RELATED_MAX, row=RelatedCountRow),
-        await conn.fetch(SQL_REDACTIONS, event_id, row=RedactionRow),
+        await conn.fetch(SQL_REDACTIONS, event_id, row=FoundRedactionRow),
     )

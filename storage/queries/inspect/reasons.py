@@ -127,7 +127,7 @@ def _order(loser: ReplayStep, winner: ReplayStep) -> str:
 
 
 def _power_order(loser: ReplayStep, winner: ReplayStep) -> str:
-    if loser.event.event_id in winner.event.auth_event_ids:
+    if winner.cites(loser.event.event_id):
         return f"{winner.event.event_id} cites {loser.event.event_id} as auth event"
     if loser.level > winner.level:
         levels = f"level {_level(loser.level)} against {_level(winner.level)}"

@@ -190,7 +190,7 @@ NOTHING: Final = Outcome(None, {}, {}, {})
 async def _resolved(conn: Connection, conflict: Conflict) -> Outcome:
     """Resolve with the events that are rejected now; if that differs, with those of back then."""
     difference = await auth_chain_difference(conn, [state.values() for state in conflict.states])
-    loader = Loader()
+    loader = ReplayLoader()
     values = set[EventId]().union(*conflict.conflicted.values())
     await loader.load(conn, values | difference | await auth_chain_ids(conn, values))
     first = None
@@ -212,10 +212,10 @@ async def _replay(
     conn: Connection,
     conflict: Conflict,
     difference: set[EventId],
-    loader: "Loader",
+    loader: "ReplayLoader",
     before: int | None,
 ) -> Replay:
-    """Load what the checks need, and replay. ``before``: see `Loader.rejected`."""
+    """Load what the checks need, and replay. ``before``: see `ReplayLoader.rejected`."""
     for _ in range(ROUNDS_MAX):
         arguments = (
             conflict.room.room_version,
@@ -271,7 +271,7 @@ async def current_values(
     return {(row.type, row.state_key): row.event_id for row in rows}
 
 
-class Loader:
+class ReplayLoader:
     """The loaded events, and the ids that are not stored, or cannot be read."""
 
     def __init__(self) -> None:

@@ -54,9 +54,7 @@ LEFT JOIN common c ON c.room_nid = r.room_nid
 ORDER BY w.place
 """
 
-SQL_RECENT: Final[LiteralString] = fill(
-    TEMPLATE_ROOMS,
-    source="""
+PART_RECENT: Final[LiteralString] = """
     SELECT e.room_nid, -max(e.stream_ordering) AS place
     FROM (
         SELECT e.room_nid, e.stream_ordering
@@ -68,12 +66,9 @@ SQL_RECENT: Final[LiteralString] = fill(
     GROUP BY e.room_nid
     ORDER BY 2
     LIMIT $1::bigint
-    """,
-)
+"""
 
-SQL_BY_ID: Final[LiteralString] = fill(
-    TEMPLATE_ROOMS,
-    source="""
+PART_BY_ID: Final[LiteralString] = """
     SELECT r.room_nid, row_number() OVER (ORDER BY r.room_id) AS place
     FROM (
         SELECT room_nid, room_id
@@ -82,12 +77,9 @@ SQL_BY_ID: Final[LiteralString] = fill(
         ORDER BY room_id
         LIMIT $1::bigint
     ) AS r
-    """,
-)
+"""
 
-SQL_LARGEST: Final[LiteralString] = fill(
-    TEMPLATE_ROOMS,
-    source="""
+PART_LARGEST: Final[LiteralString] = """
     SELECT r.room_nid, row_number() OVER (ORDER BY r.size DESC, r.room_nid) AS place
     FROM (
         SELECT room_nid, CASE $3::text
@@ -99,18 +91,19 @@ SQL_LARGEST: Final[LiteralString] = fill(
         ORDER BY size DESC, room_nid
         LIMIT $1::bigint
     ) AS r
-    """,
-)
+"""
 
-SQL_GIVEN: Final[LiteralString] = fill(
-    TEMPLATE_ROOMS,
-    source="""
+PART_GIVEN: Final[LiteralString] = """
     SELECT r.room_nid, g.place
     FROM unnest($3::text[]) WITH ORDINALITY AS g (room_id, place)
     JOIN rooms r USING (room_id)
     LIMIT $1::bigint
-    """,
-)
+"""
+
+SQL_RECENT: Final[LiteralString] = fill(TEMPLATE_ROOMS, source=PART_RECENT)
+SQL_BY_ID: Final[LiteralString] = fill(TEMPLATE_ROOMS, source=PART_BY_ID)
+SQL_LARGEST: Final[LiteralString] = fill(TEMPLATE_ROOMS, source=PART_LARGEST)
+SQL_GIVEN: Final[LiteralString] = fill(TEMPLATE_ROOMS, source=PART_GIVEN)
 
 RECENT_MAX: Final = 5_000
 COUNTED_MAX: Final = 1_000

@@ -30,7 +30,7 @@ ORDER BY stream_name, lost_upto
 """
 
 
-class WriterRow(NamedTuple):
+class WriterPositionRow(NamedTuple):
     """The position of a writer in a stream.
 
     ``behind``: how far it is behind the furthest writer of the stream, in positions. ``is_live``: a
@@ -61,9 +61,9 @@ class LostRangeRow(NamedTuple):
     lost_upto: int
 
 
-async def writers(conn: Connection) -> list[WriterRow]:
+async def writers(conn: Connection) -> list[WriterPositionRow]:
     """Return the position of each writer in each stream."""
-    return await conn.fetch(SQL_WRITERS, row=WriterRow)
+    return await conn.fetch(SQL_WRITERS, row=WriterPositionRow)
 
 
 async def purged_streams(conn: Connection) -> list[PurgedStreamRow]:
