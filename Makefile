@@ -16,7 +16,7 @@ MKDOCS := NO_MKDOCS_2_WARNING=true $(BIN)/mkdocs build --strict
 BENCH  ?= --quick
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-spark homeserver test soak lint docs pictures mutants bench sbom lock format
+.PHONY: help demo demo-spark homeserver test soak lint docs pictures screenshots mutants bench sbom lock format
 
 help: ## show this text
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -35,6 +35,8 @@ test: .venv/.dev ## run all tests on the embedded Postgres, and some on Debian's
 	@if [ -x $(DEBIAN)/postgres ]; \
 	then STORAGE_TEST_POSTGRES=debian $(BIN)/python -m pytest -q -n 3 -m every_postgres; \
 	else echo "Postgres 15 is not installed: skipped the tests for the oldest version"; fi
+	@command -v chromium chromedriver > /dev/null || \
+	echo "chromium and chromium-driver are not installed: skipped the tests of the inspector in a browser"
 
 soak: .venv/.dev ## run long random tests, then MINUTES= of kills and restarts; takes hours
 	STORAGE_EXAMPLES=200 STORAGE_FUZZ=100000 $(BIN)/python -m pytest -n 2 --timeout 0 tests/oracle tests/persist/test_fuzz.py tests/queries/test_sharing.py tests/homeserver/test_client_events.py
@@ -50,6 +52,9 @@ lint: .venv/.dev ## check formatting, ruff, mypy strict, layers, links of the do
 
 pictures: .venv/.dev ## draw the pictures of the documentation again
 	$(BIN)/python -m docs.pictures
+
+screenshots: .venv/.dev ## take the pictures of the inspector again, at three widths
+	$(BIN)/python -m docs.pictures.screenshots
 
 docs: .venv/.dev ## build the documentation site in build/site
 	$(MKDOCS)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 import storage.federation
+import storage.inspector
 import storage.responses
 import storage.testing
 from docs.generate.markup import one_line, page, table
@@ -266,6 +267,13 @@ SUBJECTS: Final = (
             "observability.prometheus.expose",
             "observability.opentelemetry.enable",
         ),
+    ),
+    Subject(
+        "inspector",
+        "Inspector",
+        "A web application that shows the rooms of a store. It needs the extra `inspector`. [Mount "
+        "the inspector](../../how-to/mount-the-inspector.md) has an example.",
+        names=tuple(f"inspector.{name}" for name in storage.inspector.__all__),
     ),
     Subject(
         "pipeline",

@@ -16,6 +16,7 @@ CHROMIUM: Final = shutil.which("chromium")
 DRIVER: Final = shutil.which("chromedriver")
 FLAGS: Final = (
     "--headless",
+    "--hide-scrollbars",
     "--no-sandbox",
     "--disable-gpu",
     "--disable-quic",

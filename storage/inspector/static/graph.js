@@ -213,7 +213,7 @@ function place(rows, before, isTop) {
     }
     while (lanes.length && lanes[lanes.length - 1] === null) lanes.pop();
     columns = Math.max(columns, lanes.length, column + 1);
-    nodes.push({ column, kind: row.kind, gaps: row.gaps, isCut: leads.length === 0 && !isTop });
+    nodes.push({ column, kind: row.kind, gaps: row.gaps, isCut: leads.length === 0 && !isTop && !row.kind.match(/rejected|soft-failed/) });
   });
   return { lines, nodes, columns, after: lanes };
 }
