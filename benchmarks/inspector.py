@@ -16,6 +16,8 @@ import asyncpg
 import storage
 from benchmarks.harness import Bench, percentiles, show
 from storage import Store
+from storage.database.columns import AUTH_NIDS, PREV_NIDS
+from storage.database.placeholders import compose
 from storage.ids import RoomId
 from storage.testing import SHAPES, build_room
 from tests.inspector.browser import Browser, browsing
@@ -32,7 +34,8 @@ FROM events e
 WHERE NOT e.outlier AND e.topological_ordering > $1::bigint
 """
 
-SQL_COPY: Final[LiteralString] = """
+SQL_COPY: Final[LiteralString] = compose(
+    """
 INSERT INTO events
 SELECT (copy.event).*
 FROM (
@@ -41,6 +44,9 @@ FROM (
         'event_id', e.event_id || n,
         'stream_ordering', e.stream_ordering + n * $3::bigint,
         'topological_ordering', e.topological_ordering + n * $4::bigint,
+        'prev_distance', NULL, 'auth_distance_1', NULL, 'auth_distance_2', NULL,
+        'auth_distance_3', NULL, 'auth_distance_4', NULL,
+        'auth_events', :auth_nids.call(e),
         'received_ts', e.received_ts + n,
         'prev_events', (
             SELECT jsonb_agg(CASE
@@ -48,7 +54,7 @@ FROM (
                     THEN p.nid + 1000000000::bigint * n
                 ELSE $5::bigint + 1000000000::bigint * (n - 1)
             END)
-            FROM unnest(e.prev_events) AS p (nid)
+            FROM unnest(:prev_nids.call(e)) AS p (nid)
         )
     )) AS event
     FROM block
@@ -56,7 +62,10 @@ FROM (
     CROSS JOIN generate_series($1::int, $2::int) AS n
     OFFSET 0
 ) AS copy
-"""
+""",
+    PREV_NIDS,
+    AUTH_NIDS,
+).sql
 
 SQL_END: Final[LiteralString] = """
 UPDATE rooms

@@ -10,8 +10,10 @@ from typing import NamedTuple
 import pytest
 
 from storage import Store, UserId
+from storage.database.columns import AUTH_NIDS
 from storage.database.connection import Connection
 from storage.database.explained import ExplainingConnection
+from storage.database.placeholders import compose
 from storage.ids import EventId, RoomId
 from storage.maintenance.explain import explain_visibility
 from storage.queries.inspect import (
@@ -35,7 +37,8 @@ from tests.maintenance.rooms import SERVER
 pytestmark = pytest.mark.xdist_group("inspector_plans")
 
 MANY = 30_000
-SQL_MULTIPLY = """
+SQL_MULTIPLY = compose(
+    """
 INSERT INTO events
 SELECT (copy.event).*
 FROM (
@@ -44,6 +47,9 @@ FROM (
         'event_id', e.event_id || n,
         'stream_ordering', e.stream_ordering + n,
         'topological_ordering', e.topological_ordering + n,
+        'prev_distance', NULL, 'auth_distance_1', NULL, 'auth_distance_2', NULL,
+        'auth_distance_3', NULL, 'auth_distance_4', NULL,
+        'auth_events', :auth_nids.call(e),
         'prev_events', jsonb_build_array(CASE WHEN n = 1 THEN e.event_nid
             ELSE e.event_nid + 1000000000::bigint * (n - 1) END)
     )) AS event
@@ -52,7 +58,9 @@ FROM (
     WHERE e.event_id = $1::text
     OFFSET 0
 ) AS copy
-"""
+""",
+    AUTH_NIDS,
+).sql
 ADMIN, NEVER = UserId(f"@admin:{SERVER}"), UserId(f"@never:{SERVER}")
 Read = Callable[[Connection], Awaitable[object]]
 

@@ -7,14 +7,17 @@ topological order, at most `CHILDREN_SCANNED_MAX` of them. A child is nearly alw
 from collections.abc import Sequence
 from typing import Final, LiteralString, NamedTuple
 
+from storage.database.columns import AUTH_NIDS, PREV_NIDS
 from storage.database.connection import Connection
+from storage.database.placeholders import compose
 from storage.ids import EventId
 
 CHILDREN_SCANNED_MAX: Final = 2_000
 
-SQL_EDGES: Final[LiteralString] = """
+SQL_EDGES: Final[LiteralString] = compose(
+    """
 WITH origin AS MATERIALIZED (
-    SELECT prev_events, auth_events
+    SELECT :prev_nids.call AS prev_events, :auth_nids.call AS auth_events
     FROM events
     WHERE event_id = $1::text
 ),
@@ -33,13 +36,18 @@ FROM edge
 LEFT JOIN events e ON e.event_nid = edge.event_nid
 LEFT JOIN missing_events m ON m.event_nid = edge.event_nid
 ORDER BY edge.kind DESC, edge.place
-"""
+""",
+    PREV_NIDS,
+    AUTH_NIDS,
+).sql
 
-SQL_CHILDREN: Final[LiteralString] = """
+SQL_CHILDREN: Final[LiteralString] = compose(
+    """
 SELECT c.event_id
 FROM events p
 CROSS JOIN LATERAL (
-    SELECT e.event_id, e.prev_events, e.topological_ordering, e.stream_ordering
+    SELECT e.event_id, :prev_nids.call(e) AS prev_events, e.topological_ordering,
+        e.stream_ordering
     FROM events e
     WHERE e.room_nid = p.room_nid AND NOT e.outlier
         AND e.topological_ordering > p.topological_ordering
@@ -48,7 +56,9 @@ CROSS JOIN LATERAL (
 ) AS c
 WHERE p.event_id = $1::text AND p.event_nid = ANY(c.prev_events)
 ORDER BY c.topological_ordering, c.stream_ordering
-"""
+""",
+    PREV_NIDS,
+).sql
 
 SQL_RELATED: Final[LiteralString] = """
 SELECT t.type AS rel_type, count(*)::int AS events

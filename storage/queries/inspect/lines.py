@@ -8,27 +8,33 @@ can draw the graph: a parent outside of the window is below it, or it is missing
 from collections.abc import Iterable
 from typing import Final, Literal, LiteralString, NamedTuple
 
+from storage.database.columns import PREV_NIDS
 from storage.database.connection import Connection
+from storage.database.placeholders import compose
 from storage.database.rooms import require_room
 from storage.database.sql_template import fill
 from storage.ids import EventId, RoomId
 
-TEMPLATE_LINES: Final[LiteralString] = """
+TEMPLATE_LINES: Final[LiteralString] = compose(
+    """
 SELECT e.event_nid, e.event_id, r.room_id, t.type, k.state_key, s.name AS sender,
     e.stream_ordering, e.topological_ordering, e.depth, e.origin_server_ts, e.received_ts,
     e.membership, e.outlier, e.backfilled, e.soft_failed, e.ineffective, e.redacted_form,
     e.redacted_by IS NOT NULL AS is_redacted, e.rejected, e.refused,
-    octet_length(e.json) AS json_bytes, e.prev_events,
+    octet_length(e.json) AS json_bytes, edges.prev_events,
     ARRAY(
-        SELECT m.event_nid FROM missing_events m WHERE m.event_nid = ANY(e.prev_events)
+        SELECT m.event_nid FROM missing_events m WHERE m.event_nid = ANY(edges.prev_events)
     ) AS missing_parents
 FROM {source} AS e
+CROSS JOIN LATERAL (SELECT :prev_nids.call(e) AS prev_events) AS edges
 JOIN rooms r USING (room_nid)
 JOIN event_types t USING (type_nid)
 JOIN principals s ON s.principal_nid = e.sender_nid
 LEFT JOIN state_keys k ON k.state_key_nid = e.state_key_nid
 ORDER BY e.topological_ordering {order} NULLS LAST, e.stream_ordering {order}, e.event_nid
-"""
+""",
+    PREV_NIDS,
+).sql
 
 TEMPLATE_WINDOW: Final[LiteralString] = """
 (

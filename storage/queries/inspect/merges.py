@@ -1,6 +1,7 @@
 """Merges: the latest events of a room with several parents, and whether their states differed.
 
-Only the latest events are looked at (`SCANNED_MAX`), in topological order.
+Only the latest events are looked at (`SCANNED_MAX`), in topological order. Several parents are
+always an array: `storage.persist.write.event_edges`.
 """
 
 from typing import Final, LiteralString, NamedTuple

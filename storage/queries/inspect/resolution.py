@@ -14,7 +14,9 @@ from dataclasses import dataclass
 from typing import Final, LiteralString, NamedTuple
 
 from storage.auth import Replay, needed_events, replay_conflicts, split_conflicts
+from storage.database.columns import PREV_NIDS
 from storage.database.connection import Connection
+from storage.database.placeholders import compose
 from storage.database.rooms import require_room
 from storage.errors import InputError, InvalidEvent, UnknownEvent
 from storage.event import Event, load
@@ -28,19 +30,22 @@ EVENTS_MAX: Final = 20_000
 
 ROUNDS_MAX: Final = 100
 
-SQL_PARENTS: Final[LiteralString] = """
+SQL_PARENTS: Final[LiteralString] = compose(
+    """
 SELECT r.room_id, r.room_version, e.stream_ordering AS before,
     COALESCE(p.event_id, m.event_id) AS event_id,
     COALESCE(p.state_group_after, p.state_group_before) AS state_group,
     p.event_nid IS NOT NULL AS is_stored
 FROM events e
 JOIN rooms r USING (room_nid)
-LEFT JOIN LATERAL unnest(e.prev_events) WITH ORDINALITY AS parent (event_nid, place) ON true
+LEFT JOIN LATERAL unnest(:prev_nids.call(e)) WITH ORDINALITY AS parent (event_nid, place) ON true
 LEFT JOIN events p ON p.event_nid = parent.event_nid
 LEFT JOIN missing_events m ON m.event_nid = parent.event_nid
 WHERE e.event_id = $1::text
 ORDER BY parent.place
-"""
+""",
+    PREV_NIDS,
+).sql
 
 SQL_EXTREMITIES: Final[LiteralString] = """
 SELECT r.room_id, r.room_version, NULL::bigint AS before, p.event_id,
