@@ -359,8 +359,10 @@ async def test_search(furnished: Furnished, browser: Browser) -> None:
         await browser.open(site.address("/search", q=wanted))
         shown = await browser.run("return location.pathname + location.search")
         assert shown == f"{path}?id={quote(wanted, safe='')}"
-    await browser.open(site.address("/search", q=event_id[1:12]))
+    await browser.open(site.address("/search", q=event_id[1:]))  # without its sigil
     assert await browser.texts(".results[data-kind='/event'] a") == [event_id]
+    await browser.open(site.address("/search", q=ADMIN[1:4]))
+    assert ADMIN in await browser.texts(".results[data-kind='/user'] a")
     assert await browser.faults() == []
     await browser.open(site.address("/search", q="nothing at all"))
     assert len(await browser.texts("#nothing")) == 1

@@ -148,7 +148,7 @@ def reads_of(ids: LargeRoomIds, weeks: list[int]) -> dict[str, tuple[Read, ReadB
             partial(growth.room_weeks, room_id=room_id, boundaries=weeks, limit=500),
             ReadBound(1, 510),
         ),
-        "events": (partial(search.events_like, beginning=merge_id), ReadBound(1, 30)),
+        "events": (partial(search.events_called, event_id=merge_id), ReadBound(1, 1)),
         "rooms": (partial(search.rooms_like, beginning="!"), ReadBound(1, 30)),
         "users": (partial(search.users_like, beginning="@a"), ReadBound(1, 30)),
         "alias": (partial(search.rooms_by_alias, alias="#a:b"), ReadBound(1, 30)),

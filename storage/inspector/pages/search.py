@@ -7,16 +7,16 @@ from starlette.responses import RedirectResponse, Response
 
 from storage.inspector.headers import data_headers
 from storage.inspector.visit import Visit
-from storage.queries.inspect.search import events_like, rooms_by_alias, rooms_like, users_like
+from storage.queries.inspect.search import events_called, rooms_by_alias, rooms_like, users_like
 
 
 async def page(visit: Visit) -> Response:
-    """Show what an id or its beginning stands for. Text without a sigil is any beginning."""
+    """Show what an id or its beginning stands for. Text without a sigil is of any kind."""
     wanted = visit.text("q") or ""
     events = rooms = users = []
     sigil = wanted[:1]
     if wanted and (sigil == "$" or sigil not in "!@#"):
-        events = await visit.read(events_like, _with("$", wanted))
+        events = await visit.read(events_called, _with("$", wanted))
     if wanted and (sigil == "!" or sigil not in "$@#"):
         rooms = await visit.read(rooms_like, _with("!", wanted))
     if wanted and (sigil == "@" or sigil not in "$!#"):

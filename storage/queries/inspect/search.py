@@ -1,7 +1,8 @@
-"""Search by what an operator has at hand: the beginning of an id, or an alias.
+"""Search by what an operator has at hand: an event id, the beginning of another id, or an alias.
 
-Ids are looked up in their indexes. An alias is looked for in the current canonical aliases, of at
-most `ALIASES_MAX` rooms: no table has the alias of a room by itself.
+Ids are looked up in their indexes. That of event ids is a hash index: it knows whole ids only. An
+alias is looked for in the current canonical aliases, of at most `ALIASES_MAX` rooms: no table has
+the alias of a room by itself.
 """
 
 from typing import Any, Final, LiteralString, NamedTuple
@@ -10,12 +11,11 @@ from storage.database.connection import Connection
 from storage.ids import RoomId
 from storage.queries.events import event_json
 
-SQL_EVENTS: Final[LiteralString] = """
+SQL_EVENT: Final[LiteralString] = """
 SELECT e.event_id
 FROM events e
-WHERE e.event_id >= $1::text AND e.event_id < $1::text || chr(1114111)
-ORDER BY e.event_id
-LIMIT $2::bigint
+WHERE e.event_id = $1::text
+LIMIT 1
 """
 
 SQL_ROOMS: Final[LiteralString] = """
@@ -86,9 +86,9 @@ class AliasRow(NamedTuple):
     json: bytes
 
 
-async def events_like(conn: Connection, beginning: str, limit: int = FOUND_MAX) -> list[str]:
-    """Return ids of stored events with a beginning, in their order."""
-    return await conn.fetchvals(SQL_EVENTS, beginning, limit)
+async def events_called(conn: Connection, event_id: str) -> list[str]:
+    """Return the id if an event of this id is stored, else nothing."""
+    return await conn.fetchvals(SQL_EVENT, event_id)
 
 
 async def rooms_like(conn: Connection, beginning: str, limit: int = FOUND_MAX) -> list[str]:
