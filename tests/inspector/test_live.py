@@ -8,12 +8,14 @@ import pytest
 import storage
 from storage import Config, Store
 from storage.testing import RoomBuilder
+from tests.database.test_roles import Logins, logins
 from tests.inspector.browser import Browser, in_browser
 from tests.inspector.served import Served, served
 from tests.maintenance.rooms import SERVER
 from tests.mortal import Mortal, mortal_postgres
 
 ALICE = f"@alice:{SERVER}"
+__all__ = ["logins"]  # a fixture
 
 
 def started(seed: int = 1) -> RoomBuilder:
@@ -151,12 +153,12 @@ async def test_a_dead_database(mortal: tuple[Mortal, Store], browser: Browser) -
         assert "Refresh" not in answer.headers
 
 
-async def test_a_standby_that_only_reads(store: Store, dsn: str) -> None:
-    """All pages work on a store that Postgres lets read only."""
+async def test_a_role_that_only_reads(store: Store, logins: Logins) -> None:
+    """All pages work in transactions that only read, as on a standby, and for the reader's role."""
     room = started()
     await store.append(room.pdus)
     event_id = room.events[-1].event_id
-    async with storage.open(dsn, read_only=True) as reader, served(reader) as site:
+    async with storage.open(logins.reader, read_only=True) as reader, served(reader) as site:
         pages: list[tuple[str, dict[str, str]]] = [
             ("/", {}),
             ("/room", {"id": room.room_id}),
