@@ -1,7 +1,7 @@
 """Pictures of the inspector, taken in a browser: `python -m docs.pictures.screenshots`.
 
-Each page is taken at 400, 1280 and 2560 pixels, light and dark, into `build/screenshots`: look at
-them. Two become pictures of the documentation, with few colours so that the files stay small. The
+Each page is taken at 400, 1280 and 2560 pixels, light and dark, as a window and as a whole, into
+`build/screenshots`: look at them. Two become pictures of the documentation, with few colours so that the files stay small. The
 rooms are generated, and their times fixed, so that only changes of the pages change a picture.
 """
 
@@ -26,6 +26,9 @@ FOLDER: Final = Path(__file__).parent
 EVERYTHING: Final = FOLDER.parents[1] / "build" / "screenshots"
 WIDTHS: Final = (400, 1280, 2560)
 HEIGHT: Final = 1_000
+WHOLE: Final = 6_000
+"""The window, and the longest picture of a whole page, in pixels."""
+
 DOCUMENTED: Final = {
     "inspector-room": ("graph", 1280),
     "inspector-resolution": ("resolution", 1280),
@@ -74,6 +77,15 @@ async def _take(browser: Browser, name: str, url: str) -> None:
             if name == "graph":
                 await browser.run("document.getElementById('jump').scrollIntoView()")
             await browser.picture(EVERYTHING / f"{name}-{width}-{theme}.png")
+            await _take_whole(browser, width, EVERYTHING / f"{name}-{width}-{theme}-whole.png")
+
+
+async def _take_whole(browser: Browser, width: int, path: Path) -> None:
+    """Take what lies below the window, too."""
+    height = await browser.run("return document.documentElement.scrollHeight")
+    await browser.resize(width, min(max(int(height), HEIGHT), WHOLE))
+    await browser.run("scrollTo(0, 0)")
+    await browser.picture(path)
 
 
 async def furnished(store: Store) -> Pages:

@@ -1,11 +1,13 @@
 """New events, by server-sent events: rooms with news, and whether the database answers.
 
-    event: news        data: {"rooms": ["!room:example.org"]}
-    event: database    data: {"up": false}
+    id: s…    event: news        data: {"rooms": ["!room:example.org"]}
+              event: database    data: {"up": false}
 
-The notifier of the store wakes the stream: nothing is polled for news. It has no event that arrived
-before the stream began. Every few seconds the stream asks whether the database answers, so that a
-page can say that it is dead, and load again when it is back. A stream has no content of events.
+The notifier of the store wakes the stream: nothing is polled for news. A stream begins at the
+position of its page (``since``), or where a broken one ended (``Last-Event-ID``). So it also has
+what arrived before it could begin. Every few seconds the stream asks whether the database answers,
+so that a page can say that it is dead, and load again when it is back. A stream has no content of
+events.
 """
 
 import asyncio
@@ -19,7 +21,7 @@ from storage import arguments as args
 from storage.errors import InputError, StorageClosed, StorageError
 from storage.ids import RoomId
 from storage.inspector.headers import data_headers
-from storage.inspector.visit import Page, Visit
+from storage.inspector.visit import EVENTS, Page, Visit
 from storage.store.facade import Store
 from storage.streams import SyncToken, VectorPosition
 
@@ -39,26 +41,30 @@ async def live(visit: Visit) -> Response:
         raise InputError(f"a live page has at most {ROOMS_MAX} rooms")
     if inspector.streams >= STREAMS_MAX:
         return Response("too many live pages\n", 503, data_headers(), "text/plain")
-    body = _stream(visit, rooms)
+    given = visit.request.headers.get("Last-Event-ID") or visit.text("since")
+    since = visit.position if given is None else visit.read_position(given)
+    body = _stream(visit, rooms, since)
     return StreamingResponse(body, 200, data_headers(), "text/event-stream")
 
 
 LIVE: Final[Mapping[str, Page]] = {"/live": live}
 
 
-async def _stream(visit: Visit, rooms: Sequence[RoomId]) -> AsyncIterator[bytes]:
+async def _stream(
+    visit: Visit, rooms: Sequence[RoomId], since: VectorPosition
+) -> AsyncIterator[bytes]:
     inspector = visit.inspector
     inspector.streams += 1
     try:
         yield b"retry: 2000\n\n"
         up = True
-        since = _now(visit.store)
         while not inspector.closing.is_set():
             has_news = await _wait(visit, rooms, since)
             if has_news:
-                token, since = since, _now(visit.store)
+                token, since = since, visit.position
                 changed = [room for room in rooms if _has_changed(visit.store, room, token)]
-                yield _event("news", {"rooms": changed or list(rooms)})
+                news = _event("news", {"rooms": changed or list(rooms)})
+                yield f"id: {visit.print_position(since)}\n".encode() + news
             was_up, up = up, await _is_up(visit.store)
             yield _event("database", {"up": up}) if up != was_up else b": beat\n\n"
     except StorageClosed:
@@ -69,7 +75,7 @@ async def _stream(visit: Visit, rooms: Sequence[RoomId]) -> AsyncIterator[bytes]
 
 async def _wait(visit: Visit, rooms: Sequence[RoomId], since: VectorPosition) -> bool:
     """Wait for news of a room, for at most a beat, or until the inspector closes."""
-    after = SyncToken.of({"events": since})
+    after = SyncToken.of({EVENTS: since})
     news = asyncio.ensure_future(visit.store.notifier.wait(rooms, after=after, timeout_ms=BEAT_MS))
     closing = asyncio.ensure_future(visit.inspector.closing.wait())
     try:
@@ -81,12 +87,8 @@ async def _wait(visit: Visit, rooms: Sequence[RoomId], since: VectorPosition) ->
         await asyncio.gather(news, closing, return_exceptions=True)
 
 
-def _now(store: Store) -> VectorPosition:
-    return store.notifier.position("events")
-
-
 def _has_changed(store: Store, room_id: RoomId, since: VectorPosition) -> bool:
-    return store.notifier.was_told([room_id], {"events": since})
+    return store.notifier.was_told([room_id], {EVENTS: since})
 
 
 async def _is_up(store: Store) -> bool:

@@ -14,11 +14,14 @@ from storage.inspector.access import Viewer
 from storage.inspector.headers import new_nonce, page_headers
 from storage.inspector.rendering import Links, environment
 from storage.store.facade import Store
+from storage.streams import SyncToken, VectorPosition
 
 if TYPE_CHECKING:
     from storage.inspector.application import Inspector
 
 T = TypeVar("T")
+
+EVENTS: Final = "events"  # the stream
 
 PARAMETER_MAX: Final = 4_096  # characters; ids of Matrix have 255 bytes
 INTEGER_MAX: Final = 2**63 - 1
@@ -37,11 +40,27 @@ class Visit:
         self.viewer = viewer
         self.links: Links = Links(request.scope.get("root_path", ""))
         self.nonce: str = new_nonce()
+        self.since: str = self.print_position(self.position)
+        """The position before the reads of this page: news after it is not on the page."""
 
     @property
     def store(self) -> Store:
         """Return the store that is shown."""
         return self.inspector.store
+
+    @property
+    def position(self) -> VectorPosition:
+        """Return the position that this process has in the stream of events."""
+        return self.store.notifier.position(EVENTS)
+
+    def print_position(self, position: VectorPosition) -> str:
+        """Return a position of the stream of events as a parameter of live pages."""
+        return SyncToken.of({EVENTS: position}).print(self.store.deployment_id)
+
+    def read_position(self, given: str) -> VectorPosition:
+        """Return the position of such a parameter. `InvalidToken`."""
+        found = SyncToken.parse(given, self.store.deployment_id).position(EVENTS)
+        return self.position if found is None else found
 
     # ---------------------------------------------------------------------------------------------
     # parameters
@@ -128,6 +147,7 @@ class Visit:
             "read_write": inspector.read_write and self.viewer.write,
             "server_name": self.store.server_name,
             "shown_content": False,
+            "since": self.since,
             "viewer": self.viewer,
         }
 

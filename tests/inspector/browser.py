@@ -3,13 +3,15 @@
 import asyncio
 import shutil
 import tempfile
+import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
 from selenium import webdriver
+from selenium.common.exceptions import JavascriptException
 from selenium.webdriver.chrome.service import Service
 
 CHROMIUM: Final = shutil.which("chromium")
@@ -27,7 +29,8 @@ FLAGS: Final = (
     "--disable-dev-shm-usage",
     "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
 )
-SECONDS: Final = 30
+SECONDS: Final = 60
+PAUSE: Final = 0.01
 KEYS: Final = {
     "Enter": ("Enter", 13, "\r"),
     "Escape": ("Escape", 27, ""),
@@ -92,14 +95,21 @@ class Browser:
         return await asyncio.to_thread(self.driver.execute_script, script, *given)
 
     async def wait(self, script: str, *given: Any) -> Any:
-        """Run a script again in each frame of the page until it returns a value that is true."""
-        looking = (
-            "const done = arguments[arguments.length - 1], given = [...arguments].slice(0, -1);"
-            f"const look = (...given) => {{ {script} }};"
-            "const again = () => { const found = look(...given);"
-            " if (found) done(found); else setTimeout(again, 10); }; again();"
-        )
-        return await asyncio.to_thread(self.driver.execute_async_script, looking, *given)
+        """Run a script again and again until it returns a value that is true.
+
+        Each run is a call of its own: a script that waits in the page would be lost with the page
+        when that loads again, or another one.
+        """
+        looking = f"const given = [...arguments]; {script}"
+        end = time.monotonic() + SECONDS
+        while time.monotonic() < end:
+            with suppress(JavascriptException):  # of a page that is only half there
+                found = await self.run(looking, *given)
+                if found:
+                    return found
+            await asyncio.sleep(PAUSE)
+        state = await self.run("return [location.href, document.body.textContent.slice(0, 2000)]")
+        raise AssertionError(f"after {SECONDS} s it is not true: {script} {state}")
 
     async def texts(self, selector: str) -> list[str]:
         return await self.values(selector, "textContent")

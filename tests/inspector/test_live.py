@@ -1,7 +1,9 @@
 """Live pages: new events arrive, a dead database is a message, and pages recover by themselves."""
 
 import asyncio
+import re
 from collections.abc import AsyncIterator
+from urllib.parse import urlencode
 
 import pytest
 
@@ -24,9 +26,10 @@ def started(seed: int = 1) -> RoomBuilder:
     return room
 
 
-async def stream_of(site: Served, *rooms: str) -> AsyncIterator[str]:
+async def stream_of(site: Served, *rooms: str, since: str | None = None) -> AsyncIterator[str]:
     """Yield the names of the events of a stream, and its comments."""
-    address = site.address("/live") + "?" + "&".join(f"room={room}" for room in rooms)
+    given = [("room", room) for room in rooms] + ([("since", since)] if since else [])
+    address = f"{site.url}/live?{urlencode(given)}"
     async with site.session.get(address) as answer:
         assert answer.content_type == "text/event-stream"
         yield "open"
@@ -56,6 +59,30 @@ async def test_a_stream_has_news_of_its_rooms_only(store: Store, site: Served) -
     assert await next_event(stream) == ("event: news", data)
     assert site.inspector.streams == 1
     await stream.aclose()  # type: ignore[attr-defined]  # it is a generator
+
+
+async def test_a_stream_begins_where_its_page_was_read(store: Store, site: Served) -> None:
+    """News between a page and its stream is not lost, nor while a page is hidden."""
+    room, other = started(1), started(2)
+    await store.append(room.pdus)
+    since = await now(site, room)
+    await store.append([room.message(ALICE).pdu])
+    await store.append(other.pdus)
+    data = f'data: {{"rooms": ["{room.room_id}"]}}'
+    stream = stream_of(site, room.room_id, since=since)
+    assert await anext(stream) == "open"
+    assert await next_event(stream) == ("event: news", data)
+    assert await anext(stream) == ": beat"  # it is news once
+    quiet = stream_of(site, other.room_id, since=await now(site, room))
+    assert [await anext(quiet), await anext(quiet)] == ["open", ": beat"]
+    assert (await site.get("/live", room=room.room_id, since="x")).status == 400
+
+
+async def now(site: Served, room: RoomBuilder) -> str:
+    """Return the position of a page that is read now."""
+    page = await site.get("/room", id=room.room_id)
+    [since] = re.findall('data-since="([^"]+)"', page.text)
+    return str(since)
 
 
 async def test_a_stream_of_too_many_rooms_is_refused(site: Served) -> None:
@@ -140,8 +167,10 @@ async def test_a_dead_database(mortal: tuple[Mortal, Store], browser: Browser) -
         await browser.wait("return !document.getElementById('database').hidden")
         assert await next_event(stream) == ("event: database", 'data: {"up": false}')
         await browser.open(site.address("/event", id=room.events[-1].event_id))
-        assert await browser.values("#failure", "status") == ["503"]
-        assert await browser.text("h1") == "The database does not answer"
+        await browser.wait(
+            "return document.querySelector('#failure')?.dataset.status === '503'"
+            " && document.querySelector('h1').textContent === 'The database does not answer'"
+        )
         answer = await site.get("/room", id=room.room_id)
         assert (answer.status, answer.headers["Refresh"]) == (503, "2")
         await asyncio.to_thread(server.start)

@@ -301,6 +301,15 @@ async def test_a_user(store: Store, furnished: Furnished, browser: Browser) -> N
     answer = await store.sync(user, since=since)
     assert await browser.text("[data-fact=next_batch]") == answer.next_batch
     assert await browser.values("#sync [data-event]", "event") == [later.event_id]
+    await browser.open(furnished.site.address("/user", id=user, sync=1))
+    whole = (await store.sync(user, timeline_limit=10)).join[furnished.lively.room_id]
+    assert await browser.values("#sync [data-section]", "section") == ["join"]
+    assert await browser.values("#sync [data-event]", "event") == [
+        event.event_id for event in whole.timeline.events
+    ]
+    assert await browser.values("#sync [data-state]", "state") == [
+        event.event_id for event in whole.state
+    ]
     assert await browser.values(".ranges .fill", "first")
     assert await browser.faults() == []
     remote = next(e.sender for e in furnished.lively.events if e.sender.endswith(":s2.test"))

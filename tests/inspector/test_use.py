@@ -233,11 +233,19 @@ async def test_in_the_dark(rooms: Rooms, browser: Browser) -> None:
         await browser.dark(is_dark=False)
 
 
+IN_SIGHT = """
+const graph = document.getElementById("graph"), top = graph.getBoundingClientRect().top + 2;
+const row = [...graph.querySelectorAll(".row")].find(
+  (one) => one.getBoundingClientRect().bottom > top);
+return Number(row.querySelector(".order").textContent) === given[0];
+"""
+"""The first row that a user can see is at a position. Rows above it may be loaded, out of sight."""
+
+
 async def test_jumps_and_windows(store: Store, rooms: Rooms, browser: Browser) -> None:
     """The graph jumps to a position, and loads what lies above and below, each event once."""
     await browser.open(rooms.site.address("/room", id=rooms.lively.room_id, at=60))
-    first = "return Number(document.querySelector('#graph .order').textContent)"
-    assert await browser.run(first) == 60
+    await browser.wait(IN_SIGHT, 60)
     await browser.run("document.getElementById('graph').scrollTop = 1")
     await browser.run("document.getElementById('graph').scrollTop = 0")
     await browser.wait("return Number(document.querySelector('#graph .order').textContent) > 60")
@@ -245,20 +253,55 @@ async def test_jumps_and_windows(store: Store, rooms: Rooms, browser: Browser) -
         "const at = document.getElementById('at'); at.value = 100;"
         "document.querySelector('#jump button').click()"
     )
-    await browser.wait("return document.querySelector('#graph .order').textContent === '100'")
-    seen: list[str] = []
-    for _ in range(30):
-        await browser.run("const g = document.getElementById('graph'); g.scrollTop += 900;")
-        rows = await browser.values("#graph .row", "event")
-        assert len(rows) == len(set(rows))
-        seen = rows
-        if await browser.run(
-            "const g = document.getElementById('graph');"
-            "return g.scrollTop + g.clientHeight >= g.scrollHeight - 2"
-        ):
-            break
+    await browser.wait(IN_SIGHT, 100)
+    await browser.wait(
+        "const graph = document.getElementById('graph'); graph.scrollTop += 900;"
+        "return graph.dataset.bottom === 'yes' && graph.ariaBusy === 'false'"
+    )
+    rows = await browser.values("#graph .row", "event")
+    assert len(rows) == len(set(rows))
     create = next(event for event in rooms.lively.events if event.type == "m.room.create")
-    assert seen[-1] == create.event_id
+    assert rows[-1] == create.event_id
+
+
+async def test_a_jump_overtakes_rows_that_are_still_loading(rooms: Rooms, browser: Browser) -> None:
+    """The answer to an older request is dropped: the graph has no rows of two positions."""
+    await browser.open(rooms.site.address("/room", id=rooms.lively.room_id))
+    await browser.wait("return document.querySelector('#graph[data-ready]')")
+    await browser.run(HOLD_ROWS)
+    await browser.run("document.getElementById('graph').scrollTop = 2000")
+    await browser.wait("return window.held !== null")
+    await browser.run(
+        "document.getElementById('at').value = 40; document.querySelector('#jump button').click()"
+    )
+    await browser.wait(IN_SIGHT, 40)
+    await browser.run("window.held()")
+    await browser.wait("return window.released")
+    await browser.wait(
+        "const graph = document.getElementById('graph'); graph.scrollTop += 900;"
+        "return graph.dataset.bottom === 'yes' && graph.ariaBusy === 'false'"
+    )
+    rows = await browser.values("#graph .row", "event")
+    orders = [int(text) for text in await browser.texts("#graph .order")]
+    assert len(rows) == len(set(rows))
+    assert orders == sorted(orders, reverse=True)
+    assert await browser.faults() == []
+
+
+HOLD_ROWS = """
+const real = window.fetch;
+window.held = null;
+window.fetch = async (address, how) => {
+  if (!window.held && !address.searchParams.has("at")) {
+    await new Promise((done) => { window.held = done; });
+    const answer = await real(address, how);
+    setTimeout(() => { window.released = true; });
+    return answer;
+  }
+  return real(address, how);
+};
+"""
+"""The next request for rows waits for a call of `held`."""
 
 
 async def test_without_javascript(rooms: Rooms) -> None:

@@ -12,6 +12,7 @@ from storage import arguments as args
 from storage.ids import RoomId, UserId, server_name_of
 from storage.inspector.visit import Visit
 from storage.queries.inspect.audiences import PrincipalRangeRow, audience_ranges
+from storage.queries.sync.types import JoinedRoom
 
 ROOMS_SHOWN: Final = 100
 LINE: Final = 1_000
@@ -36,6 +37,7 @@ async def page(visit: Visit) -> Response:
         room_count=len(memberships),
         lines={room_id: _line(room_id, ranges) for room_id in rooms},
         since=visit.text("since"),
+        sync_rooms_max=SYNC_ROOMS_MAX,
         sync=await _sync(visit, user_id) if is_local and "sync" in visit.parameters else None,
     )
 
@@ -68,17 +70,23 @@ async def _sync(visit: Visit, user_id: UserId) -> dict[str, Any]:
     )
     return {
         "next_batch": answer.next_batch,
-        "join": {
-            room_id: {
-                "events": [(event.event_id, event.type) for event in room.timeline.events],
-                "limited": room.timeline.limited,
-                "state": len(room.state),
-            }
-            for room_id, room in answer.join.items()
-        },
-        "others": {
-            "invited": list(answer.invite),
-            "knocking": list(answer.knock),
-            "left": list(answer.leave),
-        },
+        "has_more_rooms": answer.next_rooms is not None,
+        "rooms": [
+            _synced(section, room_id, room)
+            for section, rooms in (("join", answer.join), ("leave", answer.leave))
+            for room_id, room in rooms.items()
+        ],
+        "others": {"invited": list(answer.invite), "knocking": list(answer.knock)},
+    }
+
+
+def _synced(section: str, room_id: RoomId, room: JoinedRoom) -> dict[str, Any]:
+    """Return a room of a sync, without content."""
+    return {
+        "section": section,
+        "room_id": room_id,
+        "events": room.timeline.events,
+        "limited": room.timeline.limited,
+        "state": room.state,
+        "removed": room.state_removed,
     }

@@ -12,6 +12,7 @@
 const LANES_MAX = 14; // further ones share the last column
 const WINDOWS_MAX = 6; // in the document; others are loaded again
 const AHEAD = 2; // screens that are loaded before they are needed
+const AGAIN_MS = 2000; // after a request that failed
 const COLOURS = 6;
 const SVG = "http://www.w3.org/2000/svg";
 
@@ -58,7 +59,9 @@ class Graph {
     this.isTop = box.dataset.top === "yes";
     this.isBottom = false;
     this.lanesKnown = new Map(); // by the first place of a window: the lanes above it
-    this.loading = null;
+    this.isLoading = false;
+    this.hasNews = false; // that arrived while rows were loaded
+    this.turn = 0; // of the request whose answer is wanted: a jump takes it from an older one
     this.columns = 1;
     const list = box.querySelector("ol.rows");
     if (list.querySelector(".row")) this.windows.push(new Rows(list));
@@ -67,7 +70,7 @@ class Graph {
     box.addEventListener("scroll", () => this.fill(), { passive: true });
     window.addEventListener("resize", () => this.layout(true));
     document.addEventListener("news", () => this.news());
-    document.addEventListener("back", () => this.newest());
+    document.addEventListener("back", () => this.news());
     this.fill();
   }
 
@@ -83,27 +86,40 @@ class Graph {
 
   /** Load what is near: below first. One request at a time. */
   fill() {
-    if (this.loading !== null || this.windows.length === 0) return;
+    if (this.isLoading || this.windows.length === 0) return;
     const { scrollTop, clientHeight, scrollHeight } = this.box;
     const below = scrollHeight - scrollTop - clientHeight;
-    if (!this.isBottom && below < AHEAD * clientHeight) this.load(() => this.append());
-    else if (!this.isTop && scrollTop < AHEAD * clientHeight) this.load(() => this.prepend());
-  }
-
-  async load(work) {
-    this.loading = work;
-    try {
-      await work();
-      this.loading = null;
-      this.box.dispatchEvent(new CustomEvent("filled"));
-      this.fill();
-    } catch {
-      setTimeout(() => { this.loading = null; this.fill(); }, 2000);
+    const [first, last] = [this.windows[0].first, this.windows[this.windows.length - 1].last];
+    if (!this.isBottom && below < AHEAD * clientHeight) {
+      this.load({ below: last }, (found) => this.append(found));
+    } else if (!this.isTop && scrollTop < AHEAD * clientHeight) {
+      this.load({ above: first }, (found) => this.prepend(found));
     }
   }
 
-  async append() {
-    const found = await this.fetch({ below: this.windows[this.windows.length - 1].last });
+  /** Show an answer, unless another one is wanted since. A request that fails is sent again. */
+  async load(parameters, show) {
+    const turn = this.turn += 1;
+    this.setLoading(true);
+    const found = await this.fetch(parameters).catch(() => null);
+    if (turn !== this.turn) return;
+    if (found === null) {
+      setTimeout(() => { if (turn === this.turn) this.load(parameters, show); }, AGAIN_MS);
+      return;
+    }
+    show(found);
+    this.setLoading(false);
+    if (this.hasNews) this.news();
+    this.fill();
+  }
+
+  setLoading(isLoading) {
+    this.isLoading = isLoading;
+    this.box.setAttribute("aria-busy", String(isLoading));
+    this.box.dataset.bottom = this.isBottom ? "yes" : "no";
+  }
+
+  append(found) {
     if (found.rows.length === 0) { this.isBottom = true; return; }
     this.windows.push(found);
     this.box.append(found.list);
@@ -117,8 +133,7 @@ class Graph {
     this.layout();
   }
 
-  async prepend() {
-    const found = await this.fetch({ above: this.windows[0].first });
+  prepend(found) {
     if (found.rows.length === 0) { this.isTop = true; return; }
     this.windows.unshift(found);
     this.box.prepend(found.list);
@@ -131,25 +146,26 @@ class Graph {
   }
 
   /** Show one window alone: the latest, or that at a position. */
-  async reset(parameters) {
-    const found = await this.fetch(parameters);
+  reset(found, isTop) {
     for (const one of this.windows) one.list.remove();
     this.windows = found.rows.length ? [found] : [];
     this.box.append(found.list);
-    this.isTop = !("at" in parameters);
+    this.isTop = isTop;
     this.isBottom = false;
     this.box.scrollTop = 0;
     this.layout();
   }
 
-  jump(position) { return this.load(() => this.reset({ at: position })); }
+  jump(position) { this.load({ at: position }, (found) => this.reset(found, false)); }
   newest() {
     document.getElementById("newest").hidden = true;
-    return this.load(() => this.reset({}));
+    this.load({}, (found) => this.reset(found, true));
   }
 
   /** New events may lie anywhere, so the latest window is read again, if it is the one in sight. */
   news() {
+    this.hasNews = this.isLoading;
+    if (this.isLoading) return;
     if (this.isTop && this.box.scrollTop < 80) this.newest();
     else document.getElementById("newest").hidden = false;
   }

@@ -49,21 +49,25 @@ const listed = document.querySelectorAll("table#rooms tr[data-room]");
 const roomsOfPage = graph ? [graph.dataset.room] : [...listed].map((row) => row.dataset.room);
 const banner = document.getElementById("database");
 let source = null;
+let since = document.body.dataset.since; // a page that was hidden has missed what came after
 let wasDown = false;
 
 function show(isUp) {
   banner.hidden = isUp;
-  if (isUp && wasDown) document.dispatchEvent(new CustomEvent("back"));
+  if (isUp && wasDown && graph) document.dispatchEvent(new CustomEvent("back"));
+  else if (isUp && wasDown) location.reload();
   wasDown = !isUp;
 }
 
 function listen() {
   const address = new URL(document.body.dataset.live, location.href);
+  address.searchParams.set("since", since);
   for (const room of roomsOfPage.slice(0, 50)) address.searchParams.append("room", room);
   source = new EventSource(address);
   source.addEventListener("database", (event) => show(JSON.parse(event.data).up));
   source.addEventListener("news", (event) => {
     const { rooms } = JSON.parse(event.data);
+    since = event.lastEventId;
     for (const row of listed) row.classList.toggle("fresh", rooms.includes(row.dataset.room) || row.classList.contains("fresh"));
     document.dispatchEvent(new CustomEvent("news", { detail: rooms }));
   });
