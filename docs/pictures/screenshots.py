@@ -1,8 +1,9 @@
 """Pictures of the inspector, taken in a browser: `python -m docs.pictures.screenshots`.
 
 Each page is taken at 400, 1280 and 2560 pixels, light and dark, as a window and as a whole, into
-`build/screenshots`: look at them. Two become pictures of the documentation, with few colours so that the files stay small. The
-rooms are generated, and their times fixed, so that only changes of the pages change a picture.
+`build/screenshots`: look at them. Two become pictures of the documentation, with few colours so
+that the files stay small. The rooms are generated, and their times fixed, so that only changes of
+the pages change a picture.
 """
 
 import asyncio
