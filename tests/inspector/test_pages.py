@@ -14,7 +14,7 @@ from storage.queries.inspect import growth as growth_query
 from storage.testing import BuiltEvent, Odd, RoomBuilder, build_room, deliver_with_gap
 from tests.inspector.browser import Browser, needs_browser
 from tests.inspector.served import Served, served
-from tests.inspector.test_reads import ask
+from tests.inspector.test_reads import ask, stored_sizes
 from tests.inspector.test_resolution import ADMIN, MOD, Fork
 from tests.maintenance.rooms import LIVELY, deliver
 
@@ -118,6 +118,7 @@ FACTS = (
 
 async def test_an_event(store: Store, furnished: Furnished, browser: Browser) -> None:
     stored = await store.events(furnished.ids)
+    sizes = await ask(store, stored_sizes)
     some = [*furnished.ids[::17], next(i for i, e in stored.items() if e.rejected)]
     for event_id in some:
         event = stored[event_id]
@@ -128,7 +129,7 @@ async def test_an_event(store: Store, furnished: Furnished, browser: Browser) ->
         assert facts["stream_ordering"] == str(event.stream_ordering)
         assert facts["topological_ordering"] == str(event.topological_ordering)
         assert facts["depth"] == str(event.depth)
-        assert facts["bytes"] == str(len(event.raw))
+        assert facts["bytes"] == str(sizes[event_id])
         if event.rejected:
             assert facts["verdict"] == f"Rejected: {event.rejected}."
         elif event.soft_failed:

@@ -52,7 +52,7 @@ ORDER BY place
 """
 
 SQL_COUNTED: Final[LiteralString] = """
-SELECT r.room_id, count(*)::float8 AS events, sum(octet_length(e.json))::float8 AS json_bytes
+SELECT r.room_id, count(*)::float8 AS events, sum(octet_length(e.json))::float8 AS stored_bytes
 FROM events e
 JOIN rooms r USING (room_nid)
 WHERE e.stream_ordering >= $1::bigint AND e.stream_ordering < $2::bigint
@@ -68,7 +68,7 @@ WITH sample AS MATERIALIZED (  -- spread over the range, at a varying distance
     FROM generate_series(0, $4::int - 1) AS n
 )
 SELECT r.room_id, count(*) * (($2::bigint - $1::bigint)::float8 / $4::int) AS events,
-    sum(octet_length(e.json)) * (($2::bigint - $1::bigint)::float8 / $4::int) AS json_bytes
+    sum(octet_length(e.json)) * (($2::bigint - $1::bigint)::float8 / $4::int) AS stored_bytes
 FROM sample
 CROSS JOIN LATERAL (  -- one by one
     SELECT e.room_nid, e.json FROM events e WHERE e.stream_ordering = sample.position OFFSET 0
@@ -96,11 +96,11 @@ ORDER BY 1
 
 
 class RoomGrowthRow(NamedTuple):
-    """The events of a room in a period, and their bytes as received."""
+    """The events of a room in a period, and their bytes as stored."""
 
     room_id: RoomId
     events: float
-    json_bytes: float
+    stored_bytes: float
 
 
 class PeriodGrowth(NamedTuple):

@@ -21,7 +21,7 @@ SELECT e.event_nid, e.event_id, r.room_id, t.type, k.state_key, s.name AS sender
     e.stream_ordering, e.topological_ordering, e.depth, e.origin_server_ts, e.received_ts,
     e.membership, e.outlier, e.backfilled, e.soft_failed, e.ineffective, e.redacted_form,
     e.redacted_by IS NOT NULL AS is_redacted, e.rejected, e.refused,
-    octet_length(e.json) AS json_bytes, edges.prev_events,
+    octet_length(e.json) AS stored_bytes, edges.prev_events,
     ARRAY(
         SELECT m.event_nid FROM missing_events m WHERE m.event_nid = ANY(edges.prev_events)
     ) AS missing_parents
@@ -113,7 +113,7 @@ class EventLine(NamedTuple):
     is_redacted: bool
     rejected: str | None
     refused: str | None
-    json_bytes: int
+    stored_bytes: int
     prev_events: list[int]
     missing_parents: list[int]
 

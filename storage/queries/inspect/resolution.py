@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Final, LiteralString, NamedTuple
 
 from storage.auth import Replay, needed_events, replay_conflicts, split_conflicts
+from storage.codec import StoredBytes, decode
 from storage.database.columns import PREV_NIDS
 from storage.database.connection import Connection
 from storage.database.placeholders import compose
@@ -58,8 +59,8 @@ ORDER BY tip.place
 """
 
 SQL_LOADED: Final[LiteralString] = """
-SELECT e.event_id, r.room_version, e.stream_ordering, e.rejected IS NOT NULL AS is_rejected,
-    e.redacted_form, e.json
+SELECT e.event_id, r.room_id, r.room_version, e.stream_ordering,
+    e.rejected IS NOT NULL AS is_rejected, e.redacted_form, e.json
 FROM events e
 JOIN rooms r USING (room_nid)
 WHERE e.event_id = ANY($1::text[])
@@ -84,11 +85,12 @@ class LoadedEventRow(NamedTuple):
     """An event with its bytes, for the checks."""
 
     event_id: EventId
+    room_id: RoomId
     room_version: str
     stream_ordering: int | None
     is_rejected: bool
     redacted_form: bool
-    json: bytes
+    json: StoredBytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,8 +292,9 @@ class ReplayLoader:
         if len(self.events) + len(wanted) > EVENTS_MAX:
             raise InputError(f"the resolution needs more than {EVENTS_MAX} events to replay")
         for row in await conn.fetch(SQL_LOADED, wanted, row=LoadedEventRow):
+            raw = decode(row.json, row.event_id, row.room_id)
             try:
-                event = load(row.json, row.room_version, row.event_id, redacted=row.redacted_form)
+                event = load(raw, row.room_version, row.event_id, redacted=row.redacted_form)
             except InvalidEvent:  # `verify` reports it
                 continue
             self.events[row.event_id] = event

@@ -5,10 +5,12 @@ alias is looked for in the current canonical aliases, of at most `ALIASES_MAX` r
 the alias of a room by itself.
 """
 
+from itertools import islice
 from typing import Any, Final, LiteralString, NamedTuple
 
+from storage.codec import StoredBytes, decode
 from storage.database.connection import Connection
-from storage.ids import RoomId
+from storage.ids import EventId, RoomId
 from storage.queries.events import event_json
 
 SQL_EVENT: Final[LiteralString] = """
@@ -59,7 +61,7 @@ FROM (
     FROM current_state c
     WHERE c.state_key_nid = 11
     ORDER BY c.room_nid
-    LIMIT $2::bigint
+    LIMIT $1::bigint
 ) AS c
 CROSS JOIN LATERAL (  -- one by one: few events are aliases
     SELECT e.event_id, e.redacted_by, e.redacted_form, e.json
@@ -68,8 +70,6 @@ CROSS JOIN LATERAL (  -- one by one: few events are aliases
     OFFSET 0
 ) AS e
 JOIN rooms r ON r.room_nid = c.room_nid
-WHERE position($1::bytea IN e.json) > 0
-LIMIT $3::bigint
 """
 
 FOUND_MAX: Final = 20
@@ -77,13 +77,13 @@ ALIASES_MAX: Final = 20_000
 
 
 class AliasRow(NamedTuple):
-    """The canonical alias event of a room whose bytes have a text."""
+    """The canonical alias event of a room."""
 
     room_id: RoomId
     room_version: str
-    event_id: str
+    event_id: EventId
     hidden: bool
-    json: bytes
+    json: StoredBytes
 
 
 async def events_called(conn: Connection, event_id: str) -> list[str]:
@@ -103,12 +103,14 @@ async def users_like(conn: Connection, beginning: str, limit: int = FOUND_MAX) -
 
 async def rooms_by_alias(conn: Connection, alias: str, limit: int = FOUND_MAX) -> list[RoomId]:
     """Return the rooms whose canonical alias event has this alias, also as an alternative."""
-    rows = await conn.fetch(SQL_ALIASES, alias.encode(), ALIASES_MAX, limit, row=AliasRow)
-    return [row.room_id for row in rows if alias in _aliases(row)]
+    rows = await conn.fetch(SQL_ALIASES, ALIASES_MAX, row=AliasRow)
+    named = (row.room_id for row in rows if alias in _aliases(row))
+    return list(islice(named, limit))
 
 
 def _aliases(row: AliasRow) -> list[Any]:
-    json = event_json(row.event_id, row.json, row.room_version, redacted=row.hidden)  # type: ignore[arg-type]  # a column
+    raw = decode(row.json, row.event_id, row.room_id)
+    json = event_json(row.event_id, raw, row.room_version, redacted=row.hidden)
     content = json.get("content")
     if not isinstance(content, dict):
         return []
