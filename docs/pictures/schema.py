@@ -1,4 +1,4 @@
-"""The tables in five clusters, and the columns that connect them."""
+"""The tables in six clusters, and the columns that connect them."""
 
 from typing import Final, NamedTuple
 
@@ -89,17 +89,25 @@ VISIBILITY: Final = Cluster(
         "erased_users": "principal_nid, erased_ts",
     },
 )
-CLUSTERS: Final = (NAMES, EVENTS, STATE, STREAMS, VISIBILITY)
+BYTES: Final = Cluster(
+    "Stored bytes",
+    TEAL,
+    {
+        "dictionaries": "dictionary_id, data",
+    },
+)
+CLUSTERS: Final = (NAMES, EVENTS, STATE, STREAMS, VISIBILITY, BYTES)
 
 
 def draw() -> Canvas:
     """Return the ER diagram: a frame for each cluster, arrows along the references between them."""
-    canvas = Canvas(1000, 950, "The tables of the schema, in five clusters")
+    canvas = Canvas(1000, 995, "The tables of the schema, in six clusters")
     names = _cluster(canvas, NAMES, 20, 20)
     events = _cluster(canvas, EVENTS, 361, 20)
     state = _cluster(canvas, STATE, 702, 20)
     _cluster(canvas, STREAMS, 20, 560, columns=2)
     visibility = _cluster(canvas, VISIBILITY, 702, 560)
+    _cluster(canvas, BYTES, 702, 800)
     _reference(canvas, events["events"], names["event_types"], "sender, type")
     _reference(canvas, events["events"], state["state_groups"], "state")
     _reference(canvas, events["rooms"], state["current_state"])

@@ -46,6 +46,16 @@ class SizeRow(NamedTuple):
     stored_bytes: int
 
 
+class EventAudienceRow(NamedTuple):
+    event_id: EventId
+    audience: int
+
+
+class EventArrivalRow(NamedTuple):
+    stream_ordering: int
+    received_ts: int
+
+
 async def stored_sizes(conn: Connection) -> dict[EventId, int]:
     """The bytes of the stored forms, as the database counts them."""
     sql = "SELECT event_id, octet_length(json) FROM events"
@@ -264,9 +274,10 @@ async def test_readers_are_those_of_the_table(store: Store, delivered: Delivered
 async def test_audience_ranges_cover_what_is_visible(store: Store, delivered: Delivered) -> None:
     async with store.database.connection() as conn:
         numbers = dict(
-            await conn.records(
-                "SELECT event_id, audience FROM events WHERE audience IS NOT NULL", row=tuple
-            )  # type: ignore[type-var]
+            await conn.fetch(
+                "SELECT event_id, audience FROM events WHERE audience IS NOT NULL",
+                row=EventAudienceRow,
+            )
         )
     user = next(e.sender for e in delivered.room.events if e.sender.endswith(f":{SERVER}"))
     found = await ask(store, audiences.audience_ranges, user, [delivered.room_id])
@@ -383,9 +394,9 @@ async def test_a_position_is_the_first_of_its_time(store: Store, days: int) -> N
     day = growth.DAY_MS
     async with store.database.connection() as conn:
         await conn.execute("UPDATE events SET received_ts = stream_ordering / 3 * $1::bigint", day)
-        rows = await conn.records(
-            "SELECT stream_ordering, received_ts FROM events ORDER BY 1", row=tuple
-        )  # type: ignore[type-var]
+        rows = await conn.fetch(
+            "SELECT stream_ordering, received_ts FROM events ORDER BY 1", row=EventArrivalRow
+        )
     [found] = await ask(store, growth.positions_at, [days * day])
     expected = next((position for position, ts in rows if ts >= days * day), rows[-1][0] + 1)
     assert abs(found - expected) <= 8  # events are looked at eight at a time
