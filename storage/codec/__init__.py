@@ -15,6 +15,7 @@ from storage.codec.codec import (
     is_plain,
     plain,
     register,
+    remember,
     unknown_dictionaries,
 )
 from storage.codec.dictionaries import Dictionary, shipped_dictionary
@@ -31,6 +32,7 @@ __all__ = [
     "is_plain",
     "plain",
     "register",
+    "remember",
     "shipped_dictionary",
     "train",
     "unknown_dictionaries",

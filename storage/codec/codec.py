@@ -36,6 +36,9 @@ _PLAIN: Final = frozenset((b"{", b" ", b"\t", b"\r", b"\n"))
 
 Reader = Callable[[bytes, str, str], bytes]
 
+_given: Final[dict[StoredBytes, bytes]] = {}
+"""What `remember` passes to the cache."""
+
 _readers: Final[dict[bytes, Reader]] = {}
 """By the four bytes of the header."""
 
@@ -103,6 +106,14 @@ def decode_recent(stored: StoredBytes, event_id: str, room_id: str) -> bytes:
         return long.raw
 
 
+def remember(stored: StoredBytes, event_id: str, room_id: str, raw: bytes) -> None:
+    """Cache the bytes of an event that was just encoded: `decode_recent` need not decode them."""
+    if len(raw) <= CACHED_BYTES_MAX and not is_plain(stored):
+        _given[stored] = raw
+        _recent(stored, event_id, room_id)
+        _given.pop(stored, None)  # it was cached before
+
+
 class _TooLongError(Exception):
     """Carries bytes past the cache, which keeps no exceptions."""
 
@@ -112,7 +123,7 @@ class _TooLongError(Exception):
 
 @lru_cache(CACHE_ENTRIES)
 def _recent(stored: StoredBytes, event_id: str, room_id: str) -> bytes:
-    raw = decode(stored, event_id, room_id)
+    raw = _given.pop(stored, None) or decode(stored, event_id, room_id)
     if len(raw) > CACHED_BYTES_MAX:
         raise _TooLongError(raw)
     return raw

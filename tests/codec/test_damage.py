@@ -13,6 +13,7 @@ from storage.codec import (
     decode_recent,
     encode,
     register,
+    remember,
     train,
 )
 from storage.errors import StorageCorrupt
@@ -124,3 +125,16 @@ def test_long_events_are_not_cached() -> None:
     assert len(stored) < codec.CACHED_BYTES_MAX / 4
     assert decode_recent(stored, *own) == raw
     assert codec._recent.cache_info().currsize == 0
+
+
+def test_what_was_just_encoded_is_not_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    raw, own, stored = cases()[0]
+    codec._recent.cache_clear()
+    for _ in range(2):
+        remember(stored, *own, raw)
+    assert codec._given == {}
+    long, long_own = unusual(content={"body": "a" * codec.CACHED_BYTES_MAX})
+    remember(encode(long, *long_own, DICTIONARY), *long_own, long)
+    assert codec._recent.cache_info().currsize == 1
+    monkeypatch.setattr(codec, "decode", None)
+    assert decode_recent(stored, *own) is raw

@@ -11,7 +11,7 @@ published in the stream "caches" (`DICTIONARIES`), and the next write looks it u
 from collections.abc import Sequence
 from typing import Final, LiteralString, NamedTuple
 
-from storage.codec import Dictionary, StoredBytes, encode, shipped_dictionary
+from storage.codec import Dictionary, StoredBytes, encode, remember, shipped_dictionary
 from storage.database.connection import Connection
 from storage.database.dictionaries import newest_dictionary
 from storage.database.migrate import DISTANCES_REVISION, ENCODED_REVISION
@@ -53,9 +53,12 @@ async def writers_dictionary(conn: Connection) -> Dictionary:
 
 
 def new_bytes(change_set: ChangeSet) -> Sequence[StoredBytes]:
-    """Return the column `json` of the new events."""
+    """Return the column `json` of the new events, which this process need not decode."""
     dictionary, events = change_set.caches.dictionary, change_set.events
-    return [
-        encode(new.raw, new.row.event_id, events.parsed[nid].room_id, dictionary)
-        for nid, new in events.new_events.items()
-    ]
+    column = []
+    for nid, new in events.new_events.items():
+        event_id, room_id = new.row.event_id, events.parsed[nid].room_id
+        stored = encode(new.raw, event_id, room_id, dictionary)
+        remember(stored, event_id, room_id, new.raw)
+        column.append(stored)
+    return column
