@@ -95,9 +95,10 @@ class BigRoomHistory:
 
 
 class WrittenGroup(NamedTuple):
-    """A written group: its row, the number of its own entries, and the number that a read folds."""
+    """A written group: its row, and how many rows its path has, entries its row, entries a read."""
 
     row: GroupRow
+    parts: int
     delta: int
     folded: int
 
@@ -203,7 +204,10 @@ class BigRoomTables:
         row = row_of(group, lambda key: key >= FIRST_USER_KEY)
         self.groups.append(
             WrittenGroup(
-                row, len(group.steps[-1].delta), sum(len(step.delta) for step in group.steps)
+                row,
+                len(group.steps),
+                len(group.steps[-1].delta),
+                sum(len(step.delta) for step in group.steps),
             )
         )
         self.recent.append(group)

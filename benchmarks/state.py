@@ -48,12 +48,14 @@ PATTERNS: Final = {
     "long forks": BigRoomHistory(1_000, 11_000, forks=0.02, longest=100),
     "spam": BigRoomHistory(100, 11_000, newcomers=True),
 }
-# header, line pointer, columns of fixed width, array headers, index entries
-ROW_BYTES: Final = 24 + 4 + 8 * 3 + 4 * 2 + 16 * 6 + 16
+ROW_BYTES: Final = 32 + 4 + 8 * 2 + 4 * 3 + 22 + 7
+"""Header, line pointer, columns of fixed width, index entries."""
+ARRAY_BYTES: Final = 21
 READS: Final = 60
 SQL_GROUPS: Final = """
-SELECT array_to_string(ARRAY[entry_count, cardinality(back),
-    coalesce(cardinality(key_nids), 0) + coalesce(cardinality(member_key_nids), 0)], ' ')
+SELECT array_to_string(ARRAY[entry_count, cardinality(path_of(state_group)),
+    coalesce(cardinality(key_nids), 0) + coalesce(cardinality(member_key_nids), 0)
+        + (event_nid IS NOT NULL)::int], ' ')
 FROM state_groups
 """
 GROUPS_AT_ONCE: Final = 100
@@ -77,7 +79,7 @@ async def _agree(bench: Bench) -> None:
         await appended(store, history)
         async with store.database.connection() as conn:
             written = await conn.fetchvals(SQL_GROUPS)
-    expected = [f"{one.row.entry_count} {len(one.row.back)} {one.delta}" for one in sheet.groups]
+    expected = [f"{one.row.entry_count} {one.parts} {one.delta}" for one in sheet.groups]
     if sorted(written) != sorted(expected):
         raise RuntimeError("the store has written other groups than the computed ones")
     bench.results["appended"] = {"groups": len(written), "agrees": True}
@@ -107,9 +109,9 @@ async def _measure(bench: Bench, history: BigRoomHistory) -> dict[str, Any]:
 
 
 def _written(groups: list[WrittenGroup], changes: int) -> dict[str, Any]:
-    rows = [len(one.row.back) for one in groups]
+    rows = [one.parts for one in groups]
     entries = sum(one.delta for one in groups)
-    estimate = sum(ROW_BYTES + 4 * len(one.row.back) + 12 * one.delta for one in groups)
+    estimate = sum(map(_estimated, groups))
     return {
         "entries_per_change": round(entries / changes, 2),
         "rows_max": max(rows),
@@ -120,6 +122,12 @@ def _written(groups: list[WrittenGroup], changes: int) -> dict[str, Any]:
         ),
         "bytes_per_change_estimated": round(estimate / changes),
     }
+
+
+def _estimated(group: WrittenGroup) -> int:
+    arrays = sum(one is not None for one in group.row if isinstance(one, list))
+    path = 1 + len(group.row.path or b"")
+    return ROW_BYTES + path + ARRAY_BYTES * arrays + 12 * group.delta
 
 
 # ------------------------------------------------------------------------------------------------

@@ -192,7 +192,28 @@ STATE_GROUPS: Final = Table(
     event_nids="bigint[]",
     member_key_nids="int[]",
     member_event_nids="bigint[]",
+    key_nid="int",
+    member_key_nid="int",
+    event_nid="bigint",
+    path="bytea",
 )
+
+OWN_ENTRIES: Final = ColumnList(
+    "own_entries",
+    (
+        "key_nids",
+        "event_nids",
+        "member_key_nids",
+        "member_event_nids",
+        "key_nid",
+        "member_key_nid",
+        "event_nid",
+    ),
+)
+OWN_OTHERS: Final = ColumnList("own_others", ("key_nids", "event_nids", "key_nid", "event_nid"))
+"""The functions of the schema that read the entries of a row, and the columns that they take.
+
+`own_entry` takes a key, whether it is a member's, and the columns of `own_entries`."""
 
 CURRENT_STATE: Final = Table(
     "current_state",

@@ -39,10 +39,10 @@ if TYPE_CHECKING:
 
     from storage.database.migration_steps import MigrationStep
 
-HEAD_REVISION: Final = "0025"
+HEAD_REVISION: Final = "0033"
 """The latest that this package knows; `migrate` migrates to it."""
 
-OLDEST_REVISION: Final = "0024"
+OLDEST_REVISION: Final = "0030"
 """The oldest that this package can serve: it needs nothing later."""
 
 DISTANCES_REVISION: Final = "0023"
@@ -50,6 +50,9 @@ DISTANCES_REVISION: Final = "0023"
 
 ENCODED_REVISION: Final = "0025"
 """From this step on writers encode the bytes of events (storage/persist/write/stored_form.py)."""
+
+NARROW_GROUPS_REVISION: Final = "0033"
+"""From this step on writers store state groups in the narrow form (storage/state/rows.py)."""
 
 ONE_CONNECTION: Final = Config(pool_size_max=1, instance_name="migrate")
 """No writer has this name, so that a migration does not count as a live writer."""

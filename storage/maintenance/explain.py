@@ -14,8 +14,10 @@ from typing import Any, Final, LiteralString, NamedTuple
 import orjson
 
 from storage.codec import StoredBytes, decode
+from storage.database.columns import OWN_ENTRIES
 from storage.database.connection import Connection
 from storage.database.names import MEMBERSHIP_NAMES
+from storage.database.placeholders import compose
 from storage.errors import InvalidIdentifier, UnknownEvent
 from storage.event import load
 from storage.ids import EventId, ServerName, UserId
@@ -60,7 +62,8 @@ WHERE k.type_nid = 2
         ELSE substr(k.state_key, strpos(k.state_key, ':') + 1) = $2::text END
 """
 
-SQL_EVER_JOINED: Final[LiteralString] = """
+SQL_EVER_JOINED: Final[LiteralString] = compose(
+    """
 WITH
 known AS MATERIALIZED (  -- by the visibility table; it also knows of history that was purged
     SELECT EXISTS (
@@ -87,13 +90,15 @@ SELECT (SELECT ever FROM known) OR CASE
     WHEN EXISTS (SELECT FROM joins) THEN EXISTS (
         SELECT
         FROM state_groups g
-        CROSS JOIN LATERAL unnest(g.member_event_nids) AS m (event_nid)
-        JOIN joins USING (event_nid)
-        WHERE g.room_nid = $1::int
+        CROSS JOIN LATERAL :own_entries.call(g) AS m
+        JOIN joins ON joins.event_nid = m.event_nid
+        WHERE g.room_nid = $1::int AND m.is_member
     )
     ELSE false
 END
-"""
+""",
+    OWN_ENTRIES,
+).sql
 
 SQL_JOINS: Final[LiteralString] = """
 WITH

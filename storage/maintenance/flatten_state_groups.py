@@ -10,9 +10,11 @@ entries of the groups before it.
 from collections.abc import Collection, Sequence
 from typing import Final, LiteralString, NamedTuple
 
+from storage.database.array_text import int_array, transposed
 from storage.database.connection import Connection
-from storage.errors import StorageCorrupt
 from storage.state.delta_levels import pack, root, unpack
+from storage.state.paths import PathColumns, path_columns
+from storage.state.read import read_groups
 
 SQL_MAKE_ROOT: Final[LiteralString] = """
 WITH entry AS (
@@ -22,7 +24,12 @@ WITH entry AS (
 )
 UPDATE state_groups
 SET back = '{0}',
+    path = NULL,
     runs = $2::int,
+    digest = $3::bigint,
+    key_nid = NULL,
+    member_key_nid = NULL,
+    event_nid = NULL,
     key_nids = NULLIF(ARRAY(SELECT state_key_nid FROM entry WHERE NOT is_member
         ORDER BY state_key_nid), '{}'),
     event_nids = NULLIF(ARRAY(SELECT event_nid FROM entry WHERE NOT is_member
@@ -34,24 +41,18 @@ SET back = '{0}',
 WHERE state_group = $1::bigint
 """
 
-SQL_SIZE: Final[LiteralString] = """
-SELECT entry_count
-FROM state_groups
-WHERE state_group = $1::bigint
-"""
-
 SQL_DESCENDANTS: Final[LiteralString] = """
-SELECT d.state_group, d.back, d.runs
+SELECT d.state_group, path_of(d.state_group) AS path, d.runs, d.path IS NOT NULL AS is_narrow
 FROM state_groups g
 JOIN state_groups d USING (room_nid)
 WHERE g.state_group = $1::bigint AND d.state_group <> $1::bigint
-    AND d.state_group - $1::bigint = ANY(d.back)
+    AND $1::bigint = ANY(path_of(d.state_group))
 """
 
 SQL_CUT: Final[LiteralString] = """
 UPDATE state_groups g
-SET back = i.back::int[], runs = i.runs
-FROM unnest($1::bigint[], $2::text[], $3::int[]) AS i (state_group, back, runs)
+SET back = i.back::int[], path = i.path, runs = i.runs
+FROM unnest($1::bigint[], $2::text[], $3::bytea[], $4::int[]) AS i (state_group, back, path, runs)
 WHERE g.state_group = i.state_group
 """
 
@@ -60,8 +61,9 @@ class DescendantRow(NamedTuple):
     """A group whose path contains the new root."""
 
     state_group: int
-    back: list[int]
+    path: list[int]
     runs: int
+    is_narrow: bool
 
 
 async def make_roots(conn: Connection, state_groups: Collection[int]) -> None:
@@ -72,28 +74,28 @@ async def make_roots(conn: Connection, state_groups: Collection[int]) -> None:
     a missing group.
     """
     for state_group in state_groups:
-        size: int | None = await conn.fetchval(SQL_SIZE, state_group)
-        if size is None:
-            raise StorageCorrupt(
-                "a state group that is to become a root does not exist", state_group=state_group
-            )
-        await conn.execute(SQL_MAKE_ROOT, state_group, pack(root(size).runs))
+        group = (await read_groups(conn, [state_group]))[state_group]
         cut = [
             _cut(row, state_group)
             for row in await conn.fetch(SQL_DESCENDANTS, state_group, row=DescendantRow)
         ]
-        await conn.execute(
-            SQL_CUT,
-            [row.state_group for row in cut],
-            [_text(row.back) for row in cut],
-            [row.runs for row in cut],
-        )
+        packed = pack(root(len(group.entries)).runs)
+        await conn.execute(SQL_MAKE_ROOT, state_group, packed, group.digest)
+        await conn.execute(SQL_CUT, *transposed(cut, 4))
 
 
-def _cut(row: DescendantRow, state_group: int) -> DescendantRow:
+def _cut(row: DescendantRow, state_group: int) -> tuple[int, str | None, bytes | None, int]:
     """Return the path from the new root on; rows before it leave the highest levels first."""
-    place = row.back.index(row.state_group - state_group)
-    return row._replace(back=row.back[place:], runs=pack(runs_after(unpack(row.runs), place)))
+    place = row.path.index(state_group)
+    runs = runs_after(unpack(row.runs), place)
+    path = row.path[place:]
+    columns = (
+        path_columns(path, runs[-1])
+        if row.is_narrow
+        else PathColumns([row.state_group - part for part in path], None)
+    )
+    back = None if columns.back is None else int_array(columns.back)
+    return row.state_group, back, columns.path, pack(runs)
 
 
 def runs_after(runs: Sequence[int], gone: int) -> tuple[int, ...]:
@@ -109,7 +111,3 @@ def runs_after(runs: Sequence[int], gone: int) -> tuple[int, ...]:
         gone -= taken
         left.append(run - taken)
     return tuple(left)
-
-
-def _text(numbers: Sequence[int]) -> str:
-    return "{" + ",".join(map(str, numbers)) + "}"

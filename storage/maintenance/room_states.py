@@ -16,14 +16,14 @@ from storage.state.groups import DeltaRow, Group, applied, digest_of, entry_dige
 from storage.state.rows import GroupRow, entries_of
 
 SQL_PATHS: Final[LiteralString] = """
-SELECT state_group, path_of(state_group, back) AS path
+SELECT state_group, path_of(state_group) AS path
 FROM state_groups
 WHERE state_group = ANY($1::bigint[])
 """
 
 SQL_ROWS: Final[LiteralString] = """
 SELECT state_group, digest, audience, room_nid, entry_count, runs, back, key_nids, event_nids,
-    member_key_nids, member_event_nids
+    member_key_nids, member_event_nids, key_nid, member_key_nid, event_nid, path
 FROM state_groups
 WHERE state_group = ANY($1::bigint[])
 """
@@ -82,7 +82,7 @@ class RoomStates:
 
     def _build(self, state_group: int) -> None:
         row = self._rows.get(state_group)
-        path = () if row is None else tuple(row.path)
+        path = () if row is None else tuple(row.path_in(self._rows))
         if row is None or any(part not in self._rows for part in path):
             return
         folded = self._fold(path)

@@ -45,9 +45,9 @@ used AS (
     SELECT current_state_group FROM room
 ),
 needed AS (
-    SELECT g.state_group - unnest(g.back) AS state_group
+    SELECT step.part AS state_group
     FROM used
-    JOIN state_groups g USING (state_group)
+    CROSS JOIN LATERAL state_path(used.state_group) AS step
     UNION
     SELECT g.state_group FROM room JOIN state_groups g USING (room_nid) WHERE g.entry_count = 0
 )
@@ -55,7 +55,7 @@ SELECT g.state_group
 FROM room
 JOIN state_groups g USING (room_nid)
 WHERE NOT EXISTS (SELECT FROM needed n WHERE n.state_group = g.state_group)
-ORDER BY cardinality(g.back) DESC, g.state_group
+ORDER BY (SELECT count(*) FROM state_path(g.state_group)) DESC, g.state_group
 LIMIT $2::bigint
 """
 
@@ -67,7 +67,7 @@ WHERE r.room_id = $1::text AND NOT e.outlier
 """
 
 SQL_DELETE: Final[LiteralString] = """
-WITH RECURSIVE
+WITH
 -- used or written since the lookup; an array, because for a subquery the planner would estimate a
 -- third of all rows
 new AS (
@@ -85,14 +85,9 @@ new AS (
     )) AS state_group
 ),
 kept AS (  -- with the groups on their paths: every group that stays can be read
-    SELECT state_group
+    SELECT step.part AS state_group
     FROM new
-    UNION
-    SELECT g.state_group - b.distance
-    FROM kept k
-    CROSS JOIN LATERAL (SELECT x.* FROM state_groups x
-        WHERE x.state_group = k.state_group OFFSET 0) AS g
-    CROSS JOIN unnest(g.back) AS b (distance)
+    CROSS JOIN LATERAL state_path(new.state_group) AS step
 )
 DELETE FROM state_groups
 WHERE state_group IN (SELECT unnest($2::bigint[]) EXCEPT SELECT state_group FROM kept)

@@ -12,13 +12,16 @@ from dataclasses import dataclass
 from typing import Final, LiteralString, NamedTuple
 
 from storage.codec import StoredBytes
+from storage.database.columns import OWN_ENTRIES
 from storage.database.connection import Connection
 from storage.database.names import MEMBERSHIP_NAMES, MEMBERSHIPS
+from storage.database.placeholders import compose
 from storage.ids import EventId, UserId
 from storage.queries.events import StoredEvent, stored_of
 from storage.queries.state_at import lost
 
-SQL_CLIENT_FACTS: Final[LiteralString] = """
+SQL_CLIENT_FACTS: Final[LiteralString] = compose(
+    """
 WITH
 reader AS MATERIALIZED (
     SELECT COALESCE((SELECT principal_nid FROM principals WHERE name = $1::text),
@@ -84,19 +87,13 @@ entry AS MATERIALIZED (  -- the last row of the path that has the key
     CROSS JOIN LATERAL (
         SELECT part.event_nid, part.state_group IS NULL AS is_lost
         FROM (
-            SELECT g.state_group - step.back AS state_group, step.place
-            FROM (SELECT s.state_group) AS one (state_group)
-            LEFT JOIN state_groups g USING (state_group)
-            LEFT JOIN LATERAL unnest(g.back) WITH ORDINALITY AS step (back, place) ON true
+            SELECT step.part AS state_group, step.place
+            FROM state_path(s.state_group) AS step
             ORDER BY step.place DESC
         ) AS path
         LEFT JOIN LATERAL (
             SELECT p.state_group,
-                CASE
-                    WHEN s.is_member THEN p.member_event_nids[array_position(p.member_key_nids,
-                        s.state_key_nid)]
-                    ELSE p.event_nids[array_position(p.key_nids, s.state_key_nid)]
-                END AS event_nid
+                own_entry(s.state_key_nid, s.is_member, :own_entries.of(p)) AS event_nid
             FROM state_groups p
             WHERE p.state_group = path.state_group
         ) AS part ON true
@@ -140,7 +137,9 @@ LEFT JOIN LATERAL (
     SELECT * FROM stored_events s
     WHERE s.event_nid = CASE WHEN a.is_redaction THEN a.event_nid ELSE replaced.event_nid END
 ) AS other ON true
-"""
+""",
+    OWN_ENTRIES,
+).sql
 
 
 class ClientFactsRow(NamedTuple):

@@ -131,9 +131,8 @@ JOIN rooms r USING (room_nid)
 CROSS JOIN LATERAL (
     SELECT w.state_group, bool_or(g.state_group IS NULL) AS is_lost
     FROM (SELECT COALESCE(e.state_group_after, e.state_group_before) AS state_group) AS w
-    LEFT JOIN state_groups x ON x.state_group = w.state_group
-    LEFT JOIN LATERAL unnest(x.back) AS b (back) ON true
-    LEFT JOIN state_groups g ON g.state_group = w.state_group - b.back
+    LEFT JOIN LATERAL state_path(w.state_group) AS step ON true
+    LEFT JOIN state_groups g ON g.state_group = step.part
     GROUP BY w.state_group
 ) AS path
 LEFT JOIN LATERAL state_entries(path.state_group) AS entry ON true

@@ -10,8 +10,10 @@ from collections.abc import Collection, Sequence
 from typing import Any, Final, LiteralString, NamedTuple
 
 from storage.codec import StoredBytes
+from storage.database.columns import OWN_ENTRIES
 from storage.database.connection import Connection
 from storage.database.names import MEMBERSHIP_NAMES, MEMBERSHIPS
+from storage.database.placeholders import compose
 from storage.database.sql_template import fill
 from storage.errors import InputError, UnknownRoom
 from storage.ids import RoomId, UserId
@@ -86,14 +88,15 @@ key AS MATERIALIZED (
 SELECT COALESCE((
         SELECT e.membership
         FROM (  -- the last row of the path that has the key
-            SELECT part.member_event_nids[array_position(part.member_key_nids,
-                key.state_key_nid)] AS event_nid
+            SELECT own.event_nid
             FROM last
             CROSS JOIN key
-            JOIN state_groups g USING (state_group)
-            CROSS JOIN unnest(g.back) WITH ORDINALITY AS step (back, place)
-            JOIN state_groups part ON part.state_group = g.state_group - step.back
-            WHERE key.state_key_nid = ANY(part.member_key_nids)
+            CROSS JOIN LATERAL state_path(last.state_group) AS step
+            JOIN state_groups g ON g.state_group = step.part
+            CROSS JOIN LATERAL (
+                SELECT own_entry(key.state_key_nid, true, :own_entries.of(g)) AS event_nid
+            ) AS own
+            WHERE own.event_nid IS NOT NULL
             ORDER BY step.place DESC
             LIMIT 1
         ) AS member
@@ -101,7 +104,9 @@ SELECT COALESCE((
     ), 0) AS membership, NULL::bigint AS purged_upto
 FROM room
 """
-SQL_MEMBERSHIP_BELOW: Final[LiteralString] = fill(TEMPLATE_MEMBERSHIP_BELOW, last=PART_LAST_EVENT)
+SQL_MEMBERSHIP_BELOW: Final[LiteralString] = compose(
+    fill(TEMPLATE_MEMBERSHIP_BELOW, last=PART_LAST_EVENT), OWN_ENTRIES
+).sql
 
 TEMPLATE_MEMBERS: Final[LiteralString] = """
 WITH

@@ -19,7 +19,9 @@ statement. It checks each time that the event has this group.
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Final, LiteralString, NamedTuple, TypeVar
 
+from storage.database.columns import OWN_ENTRIES, OWN_OTHERS
 from storage.database.connection import Connection
+from storage.database.placeholders import compose
 from storage.errors import (
     InputError,
     PartialState,
@@ -30,6 +32,7 @@ from storage.errors import (
 from storage.ids import EventId, RoomId, StateKey
 from storage.queries.state_entries import MEMBER, FoldedState, StateMap, state_entries
 from storage.state.groups import REMOVED
+from storage.state.paths import path_of
 from storage.streams.caches import Cache, Ticket
 
 T = TypeVar("T")
@@ -55,20 +58,26 @@ WITH at AS MATERIALIZED (
     WHERE event_id = ANY($1::text[])
     GROUP BY 1
 )
-SELECT g.state_group, at.at_event_ids, at.partial_room_id, g.back, g.key_nids, g.event_nids,
-    g.member_key_nids, g.member_event_nids
+SELECT g.state_group, at.at_event_ids, at.partial_room_id, g.back, g.path, g.key_nids,
+    g.event_nids, g.member_key_nids, g.member_event_nids, g.key_nid, g.member_key_nid, g.event_nid
 FROM state_groups g
 LEFT JOIN at USING (state_group)
-WHERE g.state_group IN (SELECT state_group - unnest(back) FROM at
-    JOIN state_groups USING (state_group) WHERE state_group <> ALL($3::bigint[]))
+WHERE g.state_group IN (
+    SELECT step.part
+    FROM at
+    CROSS JOIN LATERAL state_path(at.state_group) AS step
+    WHERE at.state_group <> ALL($3::bigint[])
+)
 UNION ALL
-SELECT state_group, at_event_ids, partial_room_id, '{}', NULL, NULL, NULL, NULL
+SELECT state_group, at_event_ids, partial_room_id, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
+    NULL
 FROM at
 WHERE state_group IS NULL OR state_group = ANY($3::bigint[])
     OR NOT EXISTS (SELECT FROM state_groups g WHERE g.state_group = at.state_group)
 """
 
-SQL_STATE_OF_TYPES: Final[LiteralString] = """
+SQL_STATE_OF_TYPES: Final[LiteralString] = compose(
+    """
 WITH
 at AS MATERIALIZED (  -- the requested groups
     SELECT event_id,
@@ -79,16 +88,15 @@ at AS MATERIALIZED (  -- the requested groups
 ),
 -- the rows of their paths without members; a lost row has no part
 step AS MATERIALIZED (
-    SELECT one.state_group, p.place, g.state_group AS part, g.key_nids, g.event_nids
+    SELECT one.state_group, p.place, g.state_group AS part, :own_others.of(g)
     FROM (SELECT DISTINCT state_group FROM at) AS one
-    LEFT JOIN state_groups w USING (state_group)
-    LEFT JOIN LATERAL unnest(w.back) WITH ORDINALITY AS p (back, place) ON true
-    LEFT JOIN state_groups g ON g.state_group = w.state_group - p.back
+    LEFT JOIN LATERAL state_path(one.state_group) AS p ON true
+    LEFT JOIN state_groups g ON g.state_group = p.part
 ),
 entry AS (  -- their entries
     SELECT s.state_group, s.place, e.state_key_nid, e.event_nid
     FROM step s
-    CROSS JOIN unnest(s.key_nids, s.event_nids) AS e (state_key_nid, event_nid)
+    CROSS JOIN LATERAL :own_others.call(s) AS e
 ),
 folded AS (  -- the last row of the path wins
     SELECT DISTINCT ON (state_group, state_key_nid) state_group, state_key_nid, event_nid
@@ -108,9 +116,12 @@ SELECT at.event_id AS at_event_id, at.state_group,
     n.type, n.state_key, n.event_id
 FROM at
 LEFT JOIN named n USING (state_group)
-"""
+""",
+    OWN_OTHERS,
+).sql
 
-SQL_STATE_OF_KEYS: Final[LiteralString] = """
+SQL_STATE_OF_KEYS: Final[LiteralString] = compose(
+    """
 WITH
 at AS MATERIALIZED (  -- the requested groups
     SELECT event_id,
@@ -127,23 +138,18 @@ wanted AS MATERIALIZED (
 ),
 -- the rows of their paths, by position; without a part where the group is lost
 step AS MATERIALIZED (
-    SELECT one.state_group, w.state_group - p.back AS part, p.place
+    SELECT one.state_group, p.part, p.place
     FROM (SELECT DISTINCT state_group FROM at) AS one
-    LEFT JOIN state_groups w USING (state_group)
-    LEFT JOIN LATERAL unnest(w.back) WITH ORDINALITY AS p (back, place) ON true
+    LEFT JOIN LATERAL state_path(one.state_group) AS p ON true
 ),
 stored AS MATERIALIZED (  -- each of these rows once
-    SELECT g.state_group AS part, g.key_nids, g.event_nids, g.member_key_nids, g.member_event_nids
+    SELECT g.state_group AS part, :own_entries.of(g)
     FROM (SELECT DISTINCT part FROM step) AS parts
     JOIN state_groups g ON g.state_group = parts.part
 ),
 entry AS MATERIALIZED (  -- their entries for the keys
     SELECT g.part, w.state_key_nid,
-        CASE
-            WHEN w.member THEN g.member_event_nids[array_position(g.member_key_nids,
-                w.state_key_nid)]
-            ELSE g.event_nids[array_position(g.key_nids, w.state_key_nid)]
-        END AS event_nid
+        own_entry(w.state_key_nid, w.member, :own_entries.of(g)) AS event_nid
     FROM stored g
     CROSS JOIN wanted w
 ),
@@ -168,7 +174,9 @@ SELECT at.event_id AS at_event_id, at.state_group,
     n.type, n.state_key, n.event_id
 FROM at
 LEFT JOIN named n USING (state_group)
-"""
+""",
+    OWN_ENTRIES,
+).sql
 
 
 class StatePathRow(NamedTuple):
@@ -176,18 +184,27 @@ class StatePathRow(NamedTuple):
 
     ``at_event_ids``: the requested events with this group, if any. ``state_group`` None: outliers.
 
-    ``partial_room_id``: their room, where the state lacks members (partial_rooms.py). ``back`` is
-    empty where there is nothing to fold: of outliers, cached groups and lost groups.
+    ``partial_room_id``: their room, where the state lacks members (partial_rooms.py). ``back`` and
+    ``path`` are None where there is nothing to fold: of outliers, cached groups and lost groups.
     """
 
     state_group: int | None
     at_event_ids: list[str] | None
     partial_room_id: str | None
-    back: list[int]
+    back: list[int] | None
+    path: bytes | None
     key_nids: list[int] | None
     event_nids: list[int] | None
     member_key_nids: list[int] | None
     member_event_nids: list[int] | None
+    key_nid: int | None
+    member_key_nid: int | None
+    event_nid: int | None
+
+    @property
+    def is_stored(self) -> bool:
+        """Whether it is a row of the table."""
+        return self.back is not None or self.path is not None
 
 
 class EntryRow(NamedTuple):
@@ -313,7 +330,7 @@ async def _groups_at(
     `UnknownEvent`, `StateUnknown`. With ``whole``, `PartialState` for a state that lacks members.
     """
     rows = await conn.fetch(SQL_PATHS, wanted, after, list(known), row=StatePathRow)
-    parts = {row.state_group: row for row in rows if row.back}
+    parts = {row.state_group: row for row in rows if row.state_group and row.is_stored}
     groups: dict[EventId, int] = {}
     folded: dict[int, FoldedState] = {}
     for row in rows:
@@ -325,9 +342,9 @@ async def _groups_at(
             raise PartialState(RoomId(row.partial_room_id))
         groups.update(dict.fromkeys(map(EventId, row.at_event_ids), row.state_group))
         if row.state_group not in known:
-            if not row.back:
+            if not row.is_stored:
                 raise lost(row.state_group, row.at_event_ids[0])
-            folded[row.state_group] = _folded(row, parts)
+            folded[row.state_group] = _folded(row.state_group, parts)
     return {event_id: _known(groups, event_id) for event_id in wanted}, folded
 
 
@@ -347,19 +364,25 @@ def lost(state_group: int, event_id: str) -> StorageCorrupt:
     return StorageCorrupt(reason, event_id=event_id, state_group=state_group)
 
 
-def _folded(row: StatePathRow, rows: Mapping[int | None, StatePathRow]) -> FoldedState:
+def _folded(state_group: int, rows: Mapping[int, StatePathRow]) -> FoldedState:
     """Return the folded rows of a path: later ones win, and 0 removes a key."""
     members: dict[int, int] = {}
     others: dict[int, int] = {}
-    for back in row.back:
-        part = (row.state_group or 0) - back
+    for part in path_of(state_group, rows[state_group], rows):
         step = rows.get(part)
         if step is None:
             raise StorageCorrupt(
-                "a state group misses rows of its path", state_group=row.state_group, lost=[part]
+                "a state group misses rows of its path", state_group=state_group, lost=[part]
             )
-        members.update(zip(step.member_key_nids or (), step.member_event_nids or (), strict=True))
-        others.update(zip(step.key_nids or (), step.event_nids or (), strict=True))
+        if step.event_nid is None:
+            members.update(
+                zip(step.member_key_nids or (), step.member_event_nids or (), strict=True)
+            )
+            others.update(zip(step.key_nids or (), step.event_nids or (), strict=True))
+        elif step.member_key_nid is not None:
+            members[step.member_key_nid] = step.event_nid
+        elif step.key_nid is not None:
+            others[step.key_nid] = step.event_nid
     return FoldedState(_events(members), _events(others))
 
 

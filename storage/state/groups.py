@@ -41,7 +41,8 @@ class Group(NamedTuple):
     """One state.
 
     ``steps`` are the rows to fold, root first, its own last. ``audience`` is that of events sent
-    under the state.
+    under the state. ``is_sought``: it is no state after one event, so a later merge may have the
+    same state and look for it. That is known of new groups only.
     """
 
     state_group: int
@@ -51,6 +52,7 @@ class Group(NamedTuple):
     runs: tuple[int, ...]
     digest: int
     audience: int
+    is_sought: bool = False
 
     def __repr__(self) -> str:
         return f"Group({self.state_group}, {len(self.entries)} entries, {len(self.steps)} steps)"
@@ -100,7 +102,7 @@ def root_group(state_group: int, room_nid: int, entries: State, audience: int) -
 def derive(parent: Group, change: Mapping[int, int], state_group: int, audience: int) -> Group:
     """Return the group of the parent's state with a change applied, at the level that fits."""
     entries = applied(parent.entries, change)
-    digest = _digest_after(parent, change)
+    digest = digest_after(parent.digest, parent.entries, change)
     for place in delta_levels.candidates(parent.runs, len(entries)):
         kept = parent.steps[: place.keep]
         if not kept:
@@ -143,15 +145,23 @@ def applied(entries: State, change: Mapping[int, int]) -> State:
     return changed(entries, change, removed=REMOVED)
 
 
-def _digest_after(parent: Group, change: Mapping[int, int]) -> int:
-    digest = parent.digest
+def digest_after(digest: int, entries: State, change: Mapping[int, int]) -> int:
+    """Return the digest of a state after a change; ``digest`` and ``entries`` are those before."""
     for key, event in change.items():
-        before = parent.entries.get(key)
+        before = entries.get(key)
         if before is not None:
             digest -= entry_digest(key, before)
         if event != REMOVED:
             digest += entry_digest(key, event)
     return signed(digest)
+
+
+def keeps_digest(group: Group) -> bool:
+    """Return whether the row of a group has its digest: a merge can find it by that.
+
+    A row above the low level has it as well: those on the low level derive theirs from it.
+    """
+    return group.is_sought or not group.runs[-1]
 
 
 def changed_keys(one: Group, other: Group) -> set[int]:

@@ -7,19 +7,22 @@ from storage.database.connection import Connection
 from storage.errors import StorageCorrupt
 from storage.persistent_map import Map
 from storage.state import delta_levels
-from storage.state.groups import DeltaRow, Group, State, applied
+from storage.state.groups import DeltaRow, Group, State, applied, digest_after
 from storage.state.rows import GroupRow, entries_of
 
 SQL_GROUPS: Final[LiteralString] = """
 SELECT state_group, digest, audience, room_nid, entry_count, runs, back, key_nids, event_nids,
-    member_key_nids, member_event_nids
+    member_key_nids, member_event_nids, key_nid, member_key_nid, event_nid, path
 FROM state_groups
-WHERE state_group IN (SELECT state_group - unnest(back) FROM state_groups
-    WHERE state_group = ANY($1::bigint[]))
+WHERE state_group IN (
+    SELECT step.part
+    FROM unnest($1::bigint[]) AS wanted (state_group)
+    CROSS JOIN LATERAL state_path(wanted.state_group) AS step
+)
 """
 
-Prefixes: TypeAlias = dict[tuple[int, ...], tuple[tuple[DeltaRow, ...], State]]
-"""Beginnings of paths: their rows, and the state that they fold to."""
+Prefixes: TypeAlias = dict[tuple[int, ...], tuple[tuple[DeltaRow, ...], State, int]]
+"""Beginnings of paths: their rows, the state that they fold to, and its digest."""
 
 
 async def read_groups(conn: Connection, state_groups: Collection[int]) -> dict[int, Group]:
@@ -55,30 +58,43 @@ def group_of(
     paths; it is used and extended.
     """
     row = rows[state_group]
-    path = row.path
+    path = row.path_in(rows)
     lost = [part for part in path if part not in rows]
     if lost:
         raise StorageCorrupt(
             "a state group misses rows of its path", state_group=row.state_group, lost=lost
         )
     known = {} if known is None else known
-    entries: State = Map()
-    steps: tuple[DeltaRow, ...] = ()
-    for end in range(1, len(path) + 1):
-        prefix = tuple(path[:end])
-        if prefix not in known:
-            step = DeltaRow(path[end - 1], entries_of(rows[path[end - 1]]))
-            known[prefix] = (
-                (*steps, step),
-                applied(entries, step.delta) if steps else Map(step.delta),
-            )
-        steps, entries = known[prefix]
+    steps, entries, digest = _folded(path, rows, known)
     return Group(
         row.state_group,
         row.room_nid,
         entries,
         steps,
         delta_levels.unpack(row.runs),
-        row.digest,
+        digest,
         row.audience,
     )
+
+
+def _folded(
+    path: list[int], rows: Mapping[int, GroupRow], known: Prefixes
+) -> tuple[tuple[DeltaRow, ...], State, int]:
+    """Fold the rows of a path; a row without a digest changes that of the row before it."""
+    entries: State = Map()
+    steps: tuple[DeltaRow, ...] = ()
+    digest = 0
+    for end in range(1, len(path) + 1):
+        prefix = tuple(path[:end])
+        if prefix not in known:
+            row = rows[path[end - 1]]
+            step = DeltaRow(row.state_group, entries_of(row))
+            known_digest = row.digest
+            digest = (
+                digest_after(digest, entries, step.delta) if known_digest is None else known_digest
+            )
+            entries = applied(entries, step.delta) if steps else Map(step.delta)
+            steps = (*steps, step)
+            known[prefix] = (steps, entries, digest)
+        steps, entries, digest = known[prefix]
+    return steps, entries, digest

@@ -148,13 +148,27 @@ DAMAGES = {
     ),
     "digest": Damage(
         "UPDATE state_groups SET digest = digest + 1 WHERE state_group = "
-        "(SELECT max(state_group) FROM state_groups)",
+        "(SELECT max(state_group) FROM state_groups WHERE digest IS NOT NULL)",
         {"state_groups"},
         mended=False,
     ),
     "entry count": Damage(
         "UPDATE state_groups SET entry_count = entry_count + 1 WHERE state_group = "
         "(SELECT max(state_group) FROM state_groups)",
+        {"state_groups"},
+        mended=False,
+    ),
+    "single member not apart": Damage(
+        "UPDATE state_groups SET key_nid = member_key_nid, member_key_nid = NULL "
+        "WHERE state_group = "
+        "(SELECT max(state_group) FROM state_groups WHERE member_key_nid IS NOT NULL)",
+        {"state_groups"},
+        mended=False,
+    ),
+    "path": Damage(
+        "UPDATE state_groups SET path = set_byte(path, 1, get_byte(path, 1) + 1) "
+        "WHERE state_group = "
+        "(SELECT max(state_group) FROM state_groups WHERE octet_length(path) > 1)",
         {"state_groups"},
         mended=False,
     ),

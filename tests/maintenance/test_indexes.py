@@ -136,7 +136,11 @@ async def test_an_index_that_lacks_rows_is_named(
         ),
         ("events_event_id_idx", "events USING hash ((event_id || 'x'))", "0 entries for"),
         ("rooms_room_id_key", "rooms ((room_id || 'x'))", "not those of the rows"),
-        ("state_groups_digest_idx", "state_groups ((digest - digest % 1000))", "entries"),
+        (
+            "state_groups_known_digest_idx",
+            "state_groups ((digest - digest % 1000)) WHERE digest IS NOT NULL",
+            "entries",
+        ),
         ("events_pkey", "events (event_nid) WHERE event_nid % 7 <> 0", "entries for"),
         ("events_room_time_idx", "events (room_nid, depth) WHERE NOT outlier", "entries"),
         (

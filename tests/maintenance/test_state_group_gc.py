@@ -122,7 +122,7 @@ async def test_a_group_that_was_taken_up_again_since_the_look_is_kept(
             "SELECT count(*) FROM events WHERE state_group_before = $1::bigint", wanted
         )
         path: list[int] = await conn.fetchval(
-            "SELECT path_of(state_group, back) FROM state_groups WHERE state_group = $1::bigint",
+            "SELECT path_of(state_group) FROM state_groups WHERE state_group = $1::bigint",
             wanted,
         )
     assert referred == 1
@@ -143,15 +143,15 @@ async def test_what_a_group_folds_that_was_written_since_is_kept(
     garbage = await find(store.database, room.room_id)
     async with store.database.connection() as conn:
         path: list[int] = await conn.fetchval(
-            "SELECT path_of(state_group, back) FROM state_groups "
-            "WHERE state_group = ANY($1::bigint[]) ORDER BY cardinality(back) DESC LIMIT 1",
+            "SELECT path FROM (SELECT path_of(state_group) AS path FROM state_groups "
+            "WHERE state_group = ANY($1::bigint[])) AS g ORDER BY cardinality(path) DESC LIMIT 1",
             garbage.state_groups,
         )
         new = await conn.fetchval("SELECT max(state_group) + 1 FROM state_groups")
         await conn.execute(
-            "INSERT INTO state_groups "
-            "SELECT $2::bigint, digest, audience, room_nid, entry_count, runs, "
-            "$3::int[], NULL, NULL, NULL, NULL "
+            "INSERT INTO state_groups (state_group, digest, audience, room_nid, entry_count, "
+            "runs, back) "
+            "SELECT $2::bigint, 1, audience, room_nid, entry_count, runs, $3::int[] "
             "FROM state_groups WHERE state_group = $1::bigint",
             path[-1],
             new,
@@ -174,8 +174,8 @@ async def test_states_stay_the_same_when_a_group_becomes_a_root(
         await lock_room(conn, room.room_id)
         middle = await conn.fetchvals(
             "SELECT g.state_group FROM state_groups g JOIN "
-            "(SELECT state_group - unnest(back[2:]) AS state_group "
-            "FROM state_groups) AS u USING (state_group) "
+            "(SELECT p.part AS state_group FROM state_groups s "
+            "CROSS JOIN LATERAL state_path(s.state_group) AS p) AS u USING (state_group) "
             "GROUP BY g.state_group HAVING count(*) > 2 ORDER BY count(*) DESC, 1 LIMIT 8"
         )
         assert len(middle) == 8

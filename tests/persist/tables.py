@@ -38,12 +38,12 @@ SQL_LOGICAL = {
             WHERE NOT outlier
         ), entry AS (
             SELECT DISTINCT ON (w.event_id, w.which, x.key) w.event_id, w.which, x.key, x.event
-            FROM wanted w JOIN state_groups s ON s.state_group = w.g
-            CROSS JOIN unnest(s.back) WITH ORDINALITY AS p (back, place)
-            JOIN state_groups r ON r.state_group = s.state_group - p.back
+            FROM wanted w CROSS JOIN LATERAL state_path(w.g) AS p
+            JOIN state_groups r ON r.state_group = p.part
             CROSS JOIN LATERAL (SELECT * FROM unnest(r.key_nids, r.event_nids)
-                UNION ALL SELECT * FROM unnest(r.member_key_nids, r.member_event_nids)) AS x (key,
-                    event)
+                UNION ALL SELECT * FROM unnest(r.member_key_nids, r.member_event_nids)
+                UNION ALL SELECT COALESCE(r.key_nid, r.member_key_nid), r.event_nid
+                    WHERE r.event_nid IS NOT NULL) AS x (key, event)
             ORDER BY w.event_id, w.which, x.key, p.place DESC
         )
         SELECT n.event_id, n.which, t.type, k.state_key, e.event_id AS value

@@ -26,9 +26,11 @@ READS: dict[str, Callable[[Store, EventId], Awaitable[object]]] = {
 }
 LOSSES = {
     "group": "DELETE FROM state_groups WHERE state_group = $1::bigint",
-    "part of the path": (
+    "part of the path": ("DELETE FROM state_groups WHERE state_group = (path_of($1::bigint))[1]"),
+    "row with the beginning of the path": (
         "DELETE FROM state_groups WHERE state_group ="
-        " (SELECT state_group - back[1] FROM state_groups WHERE state_group = $1::bigint)"
+        " (SELECT state_group - distance_in_path(path, 1) FROM state_groups"
+        " WHERE state_group = $1::bigint)"
     ),
 }
 
@@ -49,9 +51,7 @@ async def group_at(store: Store, event: BuiltEvent) -> int:
         group: int = await conn.fetchval(
             "SELECT state_group_before FROM events WHERE event_id = $1::text", event.event_id
         )
-        path: int = await conn.fetchval(
-            "SELECT cardinality(back) FROM state_groups WHERE state_group = $1::bigint", group
-        )
+        path: int = await conn.fetchval("SELECT cardinality(path_of($1::bigint))", group)
     assert path > 1, "a path of one group says nothing"
     return group
 
@@ -156,9 +156,8 @@ async def test_a_key_that_was_removed_is_not_lost(store: Store) -> None:
             "SELECT state_key_nid FROM state_keys WHERE type_nid = 10 AND state_key = ''"
         )
         await conn.execute(
-            "UPDATE state_groups SET event_nids ="
-            " array_replace(event_nids, event_nids[array_position(key_nids, $2::int)], 0)"
-            " WHERE state_group = $1::bigint",
+            "UPDATE state_groups SET event_nid = 0"
+            " WHERE state_group = $1::bigint AND key_nid = $2::int",
             group,
             topic,
         )

@@ -36,7 +36,10 @@ SELECT 1000000 + n, 1000001, 1, 1 FROM generate_series(2, 5000) AS n
 
 SQL_MANY_MEMBERS = """
 UPDATE state_groups
-SET member_key_nids = (SELECT array_agg(1000000 + n) FROM generate_series(1, 20000) AS n),
+SET key_nids = COALESCE(key_nids, ARRAY[key_nid]),
+    event_nids = COALESCE(event_nids, ARRAY[event_nid]),
+    key_nid = NULL, event_nid = NULL,
+    member_key_nids = (SELECT array_agg(1000000 + n) FROM generate_series(1, 20000) AS n),
     member_event_nids = (SELECT array_agg(1000000000::bigint + n)
         FROM generate_series(1, 20000) AS n)
 WHERE state_group = (SELECT state_group_before FROM events WHERE event_id = $1::text)
@@ -71,7 +74,7 @@ async def test_the_state_at_an_event(crowded: Filled) -> None:
         rows = await conn.fetch(
             state_at.SQL_PATHS, [crowded.last_event_id], False, [group], row=state_at.StatePathRow
         )
-    assert [(row.state_group, row.back) for row in rows] == [(group, [])], (
+    assert [(row.state_group, row.is_stored) for row in rows] == [(group, False)], (
         "of a state that is remembered nothing is sent"
     )
     plan = await plan_of(crowded.store, state_entries.SQL_TEXTS, [long_int_array(nids)], "{}")

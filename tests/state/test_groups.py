@@ -210,7 +210,7 @@ async def test_what_is_read_from_the_table_is_what_was_written(conn: Connection,
         ]
     for group, _ in rng.sample(made, 20):
         assert await conn.fetchval(
-            "SELECT path_of(state_group, back) FROM state_groups WHERE state_group = $1",
+            "SELECT path_of(state_group) FROM state_groups WHERE state_group = $1",
             group.state_group,
         ) == [step.state_group for step in group.steps]
         entries = await conn._driver.fetch("SELECT * FROM state_entries($1)", group.state_group)

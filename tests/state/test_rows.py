@@ -55,32 +55,52 @@ def test_a_group_is_shown_without_its_entries() -> None:
 def test_the_row_of_a_root_holds_the_whole_state() -> None:
     row = row_of(ROOT, members)
     assert row == GroupRow(
-        10, ROOT.digest, 9, 7, 4, pack((0,)), [0], [1, 2, 3], [101, 102, 103], [50], [150]
-    )
-    assert row.path == [10]
+        *(10, ROOT.digest, 9, 7, 4, pack((0,)), None, [1, 2, 3], [101, 102, 103]),
+        *(None, None, None, None, None, b"\x01"),
+    )._replace(member_key_nids=[50], member_event_nids=[150])
+    assert row.path_in({}) == [10]
     assert entries_of(row) == dict(ROOT.entries)
 
 
 def test_the_row_of_a_child_holds_what_changed() -> None:
     child = derive(ROOT, {2: 202}, 15, 8)
     row = row_of(child, members)
-    assert row == GroupRow(15, child.digest, 8, 7, 4, pack((1,)), [5, 0], [2], [202], None, None)
-    assert row.path == [10, 15]
-    assert row_of(derive(ROOT, {50: 0}, 16, 8), members) == GroupRow(
-        *(
-            16,
-            digest_of({1: 101, 2: 102, 3: 103}),
-            8,
-            7,
-            3,
-            pack((1,)),
-            [6, 0],
-            None,
-            None,
-            [50],
-            [0],
-        )
+    nothing = (None, None, None, None, None)
+    assert row == GroupRow(*(15, None, 8, 7, 4, pack((1,))), *nothing, *(2, None, 202, b"\x09\x05"))
+    assert row.path_in({10: row_of(ROOT, members)}) == [10, 15]
+    assert entries_of(row) == {2: 202}
+    without = row_of(derive(ROOT, {50: 0}, 16, 8), members)
+    assert without == GroupRow(
+        *(16, None, 8, 7, 3, pack((1,))), *nothing, *(None, 50, 0, b"\x09\x06")
     )
+    assert entries_of(without) == {50: 0}
+
+
+def test_the_row_that_earlier_releases_read_has_arrays() -> None:
+    child = derive(ROOT, {2: 202}, 15, 8)
+    row = row_of(child, members, narrow=False)
+    assert row == GroupRow(15, child.digest, 8, 7, 4, pack((1,)), [5, 0], [2], [202], None, None)
+    assert row.path_in({}) == [10, 15]
+    assert entries_of(row) == {2: 202}
+
+
+def test_only_a_state_that_a_merge_may_look_for_has_a_digest() -> None:
+    child = derive(ROOT, {2: 202}, 15, 8)
+    assert row_of(child, members).digest is None
+    assert row_of(child._replace(is_sought=True), members).digest == child.digest
+    for number in range(16, 40):
+        child = derive(child, {2: number}, number, 8)
+        assert (row_of(child, members).digest is None) == (child.runs[-1] > 0)
+
+
+def test_a_digest_follows_from_the_last_row_that_has_one() -> None:
+    made = [ROOT]
+    for number, change in enumerate([{2: 202}, {50: 0}, {2: 203}, {60: 5}, {60: 0}], 11):
+        made.append(derive(made[-1], change, number, 8))
+    rows = {group.state_group: row_of(group, members) for group in made}
+    assert [row.digest is None for row in rows.values()] != [False] * len(rows)
+    read = groups_of(rows, rows)
+    assert [read[group.state_group].digest for group in made] == [group.digest for group in made]
 
 
 def test_a_change_of_most_of_a_state_is_a_new_root() -> None:

@@ -16,7 +16,9 @@ a partial state cannot know it.
 from collections.abc import Iterable
 from typing import Final, LiteralString, NamedTuple
 
+from storage.database.columns import OWN_ENTRIES
 from storage.database.connection import Connection, Database
+from storage.database.placeholders import compose
 from storage.ids import EventId, RoomId
 from storage.maintenance.invalidate_caches import invalidate_caches, register_writer
 from storage.maintenance.partial_state.positions import known_to_readers, publish, put_back
@@ -63,7 +65,8 @@ JOIN events e USING (event_nid)
 WHERE known.state_key_nid NOT IN (SELECT state_key_nid FROM fetched)
 """
 
-SQL_IN_STATES: Final[LiteralString] = """
+SQL_IN_STATES: Final[LiteralString] = compose(
+    """
 WITH
 used AS (
     SELECT state_group_before AS state_group
@@ -75,18 +78,19 @@ used AS (
     WHERE room_nid = $1::int AND NOT outlier AND event_nid <> ALL($2::bigint[])
 ),
 path AS (
-    SELECT DISTINCT g.state_group - b.back AS state_group
+    SELECT DISTINCT step.part AS state_group
     FROM used
-    JOIN state_groups g USING (state_group)
-    CROSS JOIN unnest(g.back) AS b (back)
+    CROSS JOIN LATERAL state_path(used.state_group) AS step
 )
 SELECT DISTINCT e.event_id
 FROM path
 JOIN state_groups g USING (state_group)
-CROSS JOIN unnest(g.event_nids || g.member_event_nids) AS i (event_nid)
-JOIN events e USING (event_nid)
+CROSS JOIN LATERAL :own_entries.call(g) AS i
+JOIN events e ON e.event_nid = i.event_nid
 WHERE i.event_nid = ANY($2::bigint[])
-"""
+""",
+    OWN_ENTRIES,
+).sql
 
 SQL_TAKE_OUT: Final[LiteralString] = """
 WITH

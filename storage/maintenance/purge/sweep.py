@@ -55,18 +55,24 @@ ORDER BY l.event_nid
     AUTH_NIDS,
 ).sql
 
+SQL_ROOM_GROUPS: Final[LiteralString] = """
+SELECT state_group
+FROM state_groups
+WHERE room_nid = $1::int
+"""
+
 SQL_GROUPS: Final[LiteralString] = """
 SELECT state_group AS nid,
-    COALESCE(event_nids, '{}') || COALESCE(member_event_nids, '{}') AS event_nids
+    array_remove(array_append(COALESCE(event_nids, '{}') || COALESCE(member_event_nids, '{}'),
+        event_nid), NULL) AS event_nids
 FROM state_groups
-WHERE room_nid = $1::int AND state_group > $2::bigint
-ORDER BY state_group
-LIMIT $3::bigint
+WHERE state_group = ANY($1::bigint[])
 """
 
 SQL_NEW_GROUPS: Final[LiteralString] = """
 SELECT state_group AS nid,
-    COALESCE(event_nids, '{}') || COALESCE(member_event_nids, '{}') AS event_nids
+    array_remove(array_append(COALESCE(event_nids, '{}') || COALESCE(member_event_nids, '{}'),
+        event_nid), NULL) AS event_nids
 FROM state_groups
 WHERE room_nid = $1::int AND age(xmin) <= age($2::text::xid)
 """
@@ -250,11 +256,10 @@ async def _look(database: Database, job: PurgeJob) -> RetainedEvents:
 
 async def _roots(conn: Connection, retained: RetainedEvents) -> None:
     room_nid = retained.job.room_nid
-    at = 0
-    while groups := await conn.fetch(SQL_GROUPS, room_nid, at, GROUPS, row=NamingRow):
-        for group in groups:
+    numbers: list[int] = await conn.fetchvals(SQL_ROOM_GROUPS, room_nid)
+    for start in range(0, len(numbers), GROUPS):
+        for group in await conn.fetch(SQL_GROUPS, numbers[start : start + GROUPS], row=NamingRow):
             retained.need(group.event_nids)
-        at = groups[-1].nid
     nids = list(retained.rows)
     for start in range(0, len(nids) or 1, PAGE):
         retained.need(await conn.fetchvals(SQL_MEMBERS, room_nid, nids[start : start + PAGE]))

@@ -15,7 +15,7 @@ from storage.visibility.audience_numbering import NOTHING
 SQL_EMPTY_GROUP: Final[LiteralString] = """
 SELECT state_group
 FROM state_groups
-WHERE room_nid = $1::int AND digest = 0 AND entry_count = 0
+WHERE room_nid = $1::int AND entry_count = 0
 ORDER BY state_group
 LIMIT 1
 """
@@ -155,7 +155,9 @@ async def repair_current(
             changes,
             groups,
             lambda base, change: changes.add_group(
-                derive(base, change, changes.change_set.blocks.take("state_group_nids"), NOTHING)
+                derive(
+                    base, change, changes.change_set.blocks.take("state_group_nids"), NOTHING
+                )._replace(is_sought=True)
             ),
         )
 

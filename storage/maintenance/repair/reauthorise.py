@@ -119,9 +119,9 @@ used AS (
     SELECT current_state_group FROM rooms WHERE room_nid = $1::int
 ),
 needed AS (
-    SELECT g.state_group - unnest(g.back) AS state_group
+    SELECT step.part AS state_group
     FROM used
-    JOIN state_groups g USING (state_group)
+    CROSS JOIN LATERAL state_path(used.state_group) AS step
 )
 DELETE FROM state_groups g
 WHERE g.room_nid = $1::int AND g.entry_count > 0

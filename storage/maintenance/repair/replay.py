@@ -55,7 +55,7 @@ SQL_ROOM_GROUPS: Final[LiteralString] = """
 SELECT state_group
 FROM state_groups
 WHERE room_nid = $1::int
-ORDER BY (entry_count = 0) DESC, path_of(state_group, back)
+ORDER BY (entry_count = 0) DESC, path_of(state_group)
 """
 
 SQL_SET_EVENTS: Final[LiteralString] = """

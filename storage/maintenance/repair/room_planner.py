@@ -20,6 +20,7 @@ from storage.persist.model.missing_data import MissingData
 from storage.persist.model.nid_blocks import NidBlocks
 from storage.persist.model.row_changes import RoomChanges
 from storage.persist.model.rows import RoomRow
+from storage.persist.write.stored_form import learn_form
 from storage.state.rows import GROUP_COLUMNS, row_of
 
 T = TypeVar("T")
@@ -89,9 +90,10 @@ class RepairPlanner:
             else:
                 break
             await load(conn, self.change_set, lacking)
-        await conn.copy_in(
-            "state_groups", GROUP_COLUMNS, [row_of(group, self._is_member) for group in groups]
-        )
+        await learn_form(conn, self.change_set.caches)
+        narrow = self.change_set.caches.has_narrow_groups
+        rows = [row_of(group, self._is_member, narrow=narrow) for group in groups]
+        await conn.copy_in("state_groups", GROUP_COLUMNS, rows)
 
     def _is_member(self, key_nid: int) -> bool:
         return self.change_set.names.state_key_name(key_nid)[0] == TYPE_MEMBER

@@ -3,7 +3,9 @@
 from collections.abc import AsyncIterator, Iterator
 from typing import Final, LiteralString, NamedTuple
 
+from storage.database.columns import OWN_ENTRIES
 from storage.database.connection import Connection
+from storage.database.placeholders import compose
 from storage.maintenance.verify.finding import Finding
 from storage.maintenance.verify.room import BATCH, VerifiedRoom
 from storage.state import delta_levels
@@ -13,18 +15,20 @@ SQL_GROUPS: Final[LiteralString] = """
 SELECT state_group
 FROM state_groups
 WHERE room_nid = $1::int
-ORDER BY path_of(state_group, back)
+ORDER BY path_of(state_group)
 """
 
 SQL_GROUP_FACTS: Final[LiteralString] = """
-SELECT g.state_group, g.digest, g.entry_count, path_of(g.state_group, g.back) AS path, g.runs,
-    path_of(p.state_group, p.back) AS ancestor_path, p.room_nid AS ancestor_room_nid
+SELECT g.state_group, g.digest, g.entry_count, path.parts AS path, g.runs,
+    path_of(p.state_group) AS ancestor_path, p.room_nid AS ancestor_room_nid
 FROM state_groups g
-LEFT JOIN state_groups p ON p.state_group = g.state_group - g.back[cardinality(g.back) - 1]
+CROSS JOIN LATERAL (SELECT path_of(g.state_group) AS parts) AS path
+LEFT JOIN state_groups p ON p.state_group = path.parts[cardinality(path.parts) - 1]
 WHERE g.state_group = ANY($1::bigint[])
 """
 
-SQL_WRONG_ENTRIES: Final[LiteralString] = """
+SQL_WRONG_ENTRIES: Final[LiteralString] = compose(
+    """
 SELECT g.state_group, x.state_key_nid, x.event_nid, x.is_member, e.event_id,
     e.event_id IS NULL AND x.event_nid <> 0 AS is_lost,
     COALESCE(e.room_nid <> g.room_nid OR e.state_key_nid IS DISTINCT FROM x.state_key_nid,
@@ -34,15 +38,8 @@ SELECT g.state_group, x.state_key_nid, x.event_nid, x.is_member, e.event_id,
     x.occurrences > 1 AS is_repeated
 FROM state_groups g
 CROSS JOIN LATERAL (
-    SELECT state_key_nid, event_nid, is_member,
-        count(*) OVER (PARTITION BY state_key_nid) AS occurrences
-    FROM (
-        SELECT state_key_nid, event_nid, false
-            FROM unnest(g.key_nids, g.event_nids) AS o (state_key_nid, event_nid)
-        UNION ALL
-        SELECT state_key_nid, event_nid, true
-            FROM unnest(g.member_key_nids, g.member_event_nids) AS m (state_key_nid, event_nid)
-    ) AS both_kinds (state_key_nid, event_nid, is_member)
+    SELECT own.*, count(*) OVER (PARTITION BY own.state_key_nid) AS occurrences
+    FROM :own_entries.call(g) AS own
 ) AS x
 LEFT JOIN state_keys k ON k.state_key_nid = x.state_key_nid
 LEFT JOIN events e ON e.event_nid = x.event_nid
@@ -54,14 +51,16 @@ WHERE g.state_group = ANY($1::bigint[])
         OR (k.type_nid = 2) IS DISTINCT FROM x.is_member
         OR x.occurrences > 1
     )
-"""
+""",
+    OWN_ENTRIES,
+).sql
 
 
 class GroupFactsRow(NamedTuple):
     """The columns of a group, and the path of the group that precedes it on its own path."""
 
     state_group: int
-    digest: int
+    digest: int | None
     entry_count: int
     path: list[int]
     runs: int
@@ -121,7 +120,7 @@ def _path(room: VerifiedRoom, row: GroupFactsRow) -> Iterator[tuple[str, str]]:
 def _facts(row: GroupFactsRow, group: Group | None) -> Iterator[tuple[str, str]]:
     if group is None:
         return  # it cannot be read: its path says why
-    if row.digest != group.digest:
+    if row.digest is not None and row.digest != group.digest:
         yield f"digest {row.digest}", str(group.digest)
     if row.entry_count != len(group.entries):
         yield f"entry_count {row.entry_count}", str(len(group.entries))

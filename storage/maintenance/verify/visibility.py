@@ -35,8 +35,7 @@ WITH used AS (
 )
 SELECT u.audience, u.state_group_before, u.state_group_after, u.event_id, u.events
 FROM used u
-LEFT JOIN state_groups g ON g.state_group = u.state_group_before
-ORDER BY u.audience, path_of(g.state_group, g.back), u.state_group_after, u.event_id
+ORDER BY u.audience, path_of(u.state_group_before), u.state_group_after, u.event_id
 """
 
 SQL_VISIBILITY: Final[LiteralString] = """

@@ -72,6 +72,11 @@ class PackedColumns(LoadedColumns):
             for number, name in enumerate(names, 1)
         }
 
+    @property
+    def data(self) -> str | None:
+        """The column of bytes, of which there is one at most."""
+        return next((name for name in self.columns if self.types[name] == "bytea"), None)
+
     def text(self, member: str, alias: str) -> str | None:
         """Return what stands for a placeholder."""
         if member != "packed":
@@ -82,7 +87,8 @@ class PackedColumns(LoadedColumns):
             for field in ARRAY_FIELDS
         ]
         lists = [self._list(names, prefix) for names in (self.texts, self.numbers)]
-        return ", ".join([*lists, *arrays, "NULL"])
+        data = "NULL" if self.data is None else prefix + self.data
+        return ", ".join([*lists, *arrays, data])
 
     def _list(self, names: Sequence[str], prefix: str) -> str:
         casts = {"int8multirange": "::text", "boolean": "::int"}
@@ -92,12 +98,12 @@ class PackedColumns(LoadedColumns):
     def unpacker(self) -> Callable[[PackedRow], list[Any]]:
         """Return the function that takes a row apart: its values in the order of the columns."""
         arrays = [self.arrays.get(field) for field in ARRAY_FIELDS]
-        flat = [*self.texts, *self.numbers, *arrays]
+        flat = [*self.texts, *self.numbers, *arrays, self.data]
         take = itemgetter(*(flat.index(name) for name in self.columns))
         flags = [at for at, name in enumerate(self.columns) if self.types[name] == "boolean"]
 
         def unpack(row: PackedRow) -> list[Any]:
-            values = list(take((*(row.texts or ()), *(row.numbers or ()), *row[3:8])))
+            values = list(take((*(row.texts or ()), *(row.numbers or ()), *row[3:])))
             for at in flags:
                 values[at] = bool(values[at])
             return values

@@ -66,9 +66,8 @@ auth AS MATERIALIZED (
     SELECT event_nid FROM stored WHERE event_id = ANY(:request.auth)
 ),
 path AS MATERIALIZED (
-    SELECT g.state_group - unnest(g.back) AS state_group
-    FROM state_groups g
-    WHERE g.state_group = ANY(ARRAY(
+    SELECT step.part AS state_group
+    FROM unnest(ARRAY(
         SELECT COALESCE(state_group_after, state_group_before)
         FROM stored
         WHERE NOT outlier AND (
@@ -77,7 +76,8 @@ path AS MATERIALIZED (
         )
         UNION
         SELECT current_state_group FROM room
-    ) || :request.groups)
+    ) || :request.groups) AS wanted (state_group)
+    CROSS JOIN LATERAL state_path(wanted.state_group) AS step
 ),
 chain_position AS MATERIALIZED (
     SELECT :position.columns

@@ -128,6 +128,8 @@ class WriterCaches:
         """Whether `events.prev_distance` is in use. It stays in use for good."""
         self.dictionary: Dictionary | None = None
         """The dictionary of new events. None: they are stored as the bytes themselves."""
+        self.has_narrow_groups = False
+        """Whether `state_groups.path` is in use. It stays in use for good."""
         self.resolutions: Distribution = Distribution()
         """Seconds of processor time per state resolution, without loading."""
         self._bounded = [cache for cache in vars(self).values() if isinstance(cache, BoundedCache)]

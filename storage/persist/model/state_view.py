@@ -15,7 +15,7 @@ from storage.persist.model.rows import (
     Counts,
 )
 from storage.persistent_map import Map
-from storage.state.groups import Group, derive
+from storage.state.groups import Group, derive, keeps_digest
 from storage.visibility.audience_numbering import NOTHING
 
 
@@ -64,7 +64,8 @@ class StateView:
         """Add new state groups."""
         for group in groups:
             self.groups[group.state_group] = self.new_groups[group.state_group] = group
-            room.group_digests.setdefault(group.digest, []).append(group.state_group)
+            if keeps_digest(group):
+                room.group_digests.setdefault(group.digest, []).append(group.state_group)
 
     def derive(self, base: Group, change: Mapping[int, int]) -> Group:
         """Return the group of the state that results from this change of ``base``.

@@ -73,7 +73,8 @@ def _stored(changes: EventChanges, group: Group, lacking: dict[int, int]) -> Gro
         return known
     new = changes.change_set.states.derive(group, lacking)
     changes.change_set.names.ensure_state_key_names(new.steps[-1].delta)
-    return changes.add_group(new._replace(audience=audience.branch(changes, group, new)))
+    number = audience.branch(changes, group, new)
+    return changes.add_group(new._replace(audience=number, is_sought=True))
 
 
 def _omitted_members(changes: EventChanges, auth_rows: Iterable[EventRow]) -> dict[int, int]:

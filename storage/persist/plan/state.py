@@ -92,9 +92,7 @@ def empty(changes: EventChanges) -> Group:
 
 def merged(changes: EventChanges, groups: list[Group]) -> Group:
     """Return the group of the resolution of several states."""
-    return merged_state(
-        changes, groups, lambda base, change: _new(changes, base, change, becomes_current=False)
-    )
+    return merged_state(changes, groups, lambda base, change: _sought(changes, base, change))
 
 
 def _given(changes: EventChanges, given: tuple[EventId, ...], parents: ParentEvents) -> Group:
@@ -114,7 +112,8 @@ def _given(changes: EventChanges, given: tuple[EventId, ...], parents: ParentEve
         kept[key] = min(candidates, key=lambda pair: len(pair[1]))
     elif changes.main is None:
         empty(changes)  # which is the base then, or what comes before it
-    return _new(changes, *kept[key], becomes_current=False)
+    base, change = kept[key]
+    return _sought(changes, base, change) if change else base
 
 
 def _entries(change_set: ChangeSet, given: tuple[EventId, ...]) -> State:
@@ -142,11 +141,23 @@ def _new(
     changes: EventChanges, base: Group, change: Mapping[int, int], *, becomes_current: bool
 ) -> Group:
     """Add a group for the state that differs from ``base`` by ``change``, with its audience."""
-    group = changes.change_set.states.derive(base, change)
-    changes.change_set.names.ensure_state_key_names(group.steps[-1].delta)
+    group = _derived(changes, base, change)
     if not becomes_current:
         return changes.add_group(group._replace(audience=audience.branch(changes, base, group)))
     if changes.main is None:
         empty(changes)
     audience.advance(changes, group)
     return changes.add_group(group._replace(audience=changes.current_audience))
+
+
+def _sought(changes: EventChanges, base: Group, change: Mapping[int, int]) -> Group:
+    """Add a group as `_new`, for a state that another merge or event may have again."""
+    group = _derived(changes, base, change)
+    number = audience.branch(changes, base, group)
+    return changes.add_group(group._replace(audience=number, is_sought=True))
+
+
+def _derived(changes: EventChanges, base: Group, change: Mapping[int, int]) -> Group:
+    group = changes.change_set.states.derive(base, change)
+    changes.change_set.names.ensure_state_key_names(group.steps[-1].delta)
+    return group

@@ -98,7 +98,9 @@ def same_state(changes: EventChanges, wanted: Group) -> Group | None:
     """Return a group of the room that has exactly this state, or None.
 
     ``wanted`` carries the state and its digest; it need not be a group that will be stored. The
-    digest finds candidates, which are then compared key by key.
+    digest finds candidates, which are then compared key by key. States after one event have no
+    digest in the table, mostly (`storage.state.groups.keeps_digest`), and are not found: the
+    caller compares with those nearby. A state may so have two groups, which are read alike.
     """
     digest = wanted.digest
     candidates = [

@@ -13,6 +13,7 @@ from storage.database.names import TYPE_MEMBER
 from storage.database.placeholders import ColumnValues, InputRows, by_column
 from storage.persist.model.change_set import ChangeSet
 from storage.persist.model.row_changes import StateDelta
+from storage.persist.write.event_edges import sparse
 from storage.state.rows import GroupRow, row_of
 
 NEW_GROUP: Final = STATE_GROUPS.rows("new_group")
@@ -63,7 +64,7 @@ def state_values(change_set: ChangeSet) -> dict[str, ColumnValues]:
     """Return new state groups, what changes in current states, and new events' chain positions."""
     current = change_set.states.current_changes
     return {
-        "new_group": by_column(GroupRow._fields, _groups(change_set)),
+        "new_group": _groups(change_set),
         "set_state": by_column(
             ("room_nid", "state_key_nid", "event_nid", "membership"),
             ((*key, *value) for key, value in current.items() if value[0]),
@@ -90,11 +91,16 @@ def state_values(change_set: ChangeSet) -> dict[str, ColumnValues]:
     }
 
 
-def _groups(change_set: ChangeSet) -> list[GroupRow]:
+def _groups(change_set: ChangeSet) -> ColumnValues:
     def is_member(key: int) -> bool:
         return change_set.names.state_key_name(key)[0] == TYPE_MEMBER
 
-    return [row_of(group, is_member) for group in change_set.states.new_groups.values()]
+    narrow = change_set.caches.has_narrow_groups
+    rows = [
+        row_of(group, is_member, narrow=narrow) for group in change_set.states.new_groups.values()
+    ]
+    columns = by_column(GroupRow._fields, rows)
+    return {name: sparse(column) for name, column in columns.items()}
 
 
 def _auth_event(change_set: ChangeSet, nid: int) -> tuple[str, str]:

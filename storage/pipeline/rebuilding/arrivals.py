@@ -196,7 +196,7 @@ async def state_given(conn: Connection, states: RoomStates, row: ArrivalRow) -> 
     """
     number = row.state_group_before or 0
     group = (await states.load(conn, [number])).get(number)
-    if group is None or group.digest != await conn.fetchval(SQL_DIGEST, number):
+    if group is None or await conn.fetchval(SQL_DIGEST, number) not in (None, group.digest):
         raise StorageCorrupt(
             "the state before an event that came before its parents cannot be read",
             event_id=row.event_id,

@@ -57,12 +57,12 @@ DELETE FROM pg_temp.same_groups
 
 SQL_DROP_GROUPS: Final[LiteralString] = """
 DELETE FROM state_groups
-WHERE room_nid = $1::int AND ($2::boolean OR path_of(state_group, back) && $3::bigint[])
+WHERE room_nid = $1::int AND ($2::boolean OR path_of(state_group) && $3::bigint[])
 """
 
 SQL_ADD_GROUPS: Final[LiteralString] = compose(
     """
-WITH
+WITH RECURSIVE
 used AS (
     SELECT state_group_before AS state_group FROM pg_temp.events
         WHERE room_nid = $2::int AND NOT outlier
@@ -80,12 +80,16 @@ lacking AS (
     FROM pg_temp.state_groups s
     WHERE s.room_nid = $2::int AND s.entry_count = 0
         AND NOT EXISTS (SELECT FROM state_groups g
-            WHERE g.digest = 0 AND g.entry_count = 0 AND g.room_nid = $1::int)
+            WHERE g.entry_count = 0 AND g.room_nid = $1::int)
 ),
-needed AS (
-    SELECT DISTINCT s.state_group - unnest(s.back) AS state_group
+needed AS (  -- with their paths, which state_path would read in the live table
+    SELECT state_group
     FROM lacking
+    UNION
+    SELECT s.state_group - own.distance
+    FROM needed
     JOIN pg_temp.state_groups s USING (state_group)
+    CROSS JOIN LATERAL distances_in_path(s.back, s.path) AS own
 )
 INSERT INTO state_groups (room_nid, :state_group.columns)
 SELECT $1::int, :state_group.of(s)

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from storage.database.arrow_results import ArrowConnection
-from storage.database.columns import AUTH_NIDS, PREV_NIDS
+from storage.database.columns import AUTH_NIDS, OWN_ENTRIES, PREV_NIDS
 from storage.database.placeholders import compose
 from storage.pipeline.source.decoding import decoded
 
@@ -109,29 +109,26 @@ WHERE m.event_nid = ANY($1::bigint[])
     AND NOT EXISTS (SELECT FROM events e WHERE e.event_nid = m.event_nid)
 """
 
-SQL_STATES_BEFORE: Final[LiteralString] = """
+SQL_STATES_BEFORE: Final[LiteralString] = compose(
+    """
 SELECT wanted.event_nid, ARRAY(
     -- The rows of the group's path, folded: the last entry of each key.
     SELECT x.event_id
     FROM (
-        SELECT DISTINCT ON (entry.key_nid) entry.event_nid
-        FROM state_groups s
-        CROSS JOIN unnest(s.back) WITH ORDINALITY AS b (back, place)
-        JOIN state_groups g ON g.state_group = s.state_group - b.back
-        CROSS JOIN LATERAL (
-            SELECT * FROM unnest(g.key_nids, g.event_nids)
-            UNION ALL
-            SELECT * FROM unnest(g.member_key_nids, g.member_event_nids)
-        ) AS entry (key_nid, event_nid)
-        WHERE s.state_group = e.state_group_before
-        ORDER BY entry.key_nid, b.place DESC
+        SELECT DISTINCT ON (entry.state_key_nid) entry.event_nid
+        FROM state_path(e.state_group_before) AS step
+        JOIN state_groups g ON g.state_group = step.part
+        CROSS JOIN LATERAL :own_entries.call(g) AS entry
+        ORDER BY entry.state_key_nid, step.place DESC
     ) AS folded
     JOIN events x ON x.event_nid = folded.event_nid
     ORDER BY x.event_id
 ) AS state_before
 FROM unnest($1::bigint[]) AS wanted (event_nid)
 JOIN events e USING (event_nid)
-"""
+""",
+    OWN_ENTRIES,
+).sql
 
 PAGE: Final = 5_000
 """Events read by one statement: some megabytes."""

@@ -21,7 +21,9 @@ from typing import Any, Final, LiteralString, NamedTuple
 
 import orjson
 
+from storage.database.columns import OWN_ENTRIES
 from storage.database.connection import Connection
+from storage.database.placeholders import compose
 from storage.database.sql_template import fill
 from storage.ids import RoomId, StateKey, UserId
 from storage.queries.events import StoredEvent, event_of_room
@@ -41,7 +43,8 @@ from storage.queries.sync.types import RoomSummary
 PART_VALUES: Final[LiteralString] = """
 -- with the first event of the timeline, at `start`; 0 if there is none
 room AS MATERIALIZED (
-    SELECT i.*, COALESCE(e.event_nid, 0) AS first_nid, e.state_key_nid AS first_key_nid, CASE
+    SELECT i.*, COALESCE(e.event_nid, 0) AS first_nid, e.state_key_nid AS first_key_nid,
+        e.membership IS NOT NULL AS first_is_member, CASE
         WHEN e.after_gap THEN e.state_group_before END AS given_group
     FROM unnest($1::int[], $2::boolean[], $3::int[], $4::bigint[], $5::bigint[], $6::bigint[],
         $7::boolean[], $20::boolean[])
@@ -58,17 +61,14 @@ given AS MATERIALIZED (
         AND d.state_key_nid = r.first_key_nid AND d.event_nid = r.first_nid
     -- the last row of the path that has the key, or a lost row; the group itself may be lost
     LEFT JOIN LATERAL (
-        SELECT part.state_group IS NULL AS is_lost, NULLIF(COALESCE(
-            part.event_nids[array_position(part.key_nids, r.first_key_nid)],
-            part.member_event_nids[array_position(part.member_key_nids, r.first_key_nid)]
-        ), 0) AS event_nid
-        FROM (SELECT r.given_group AS state_group) AS one
-        LEFT JOIN state_groups g USING (state_group)
-        LEFT JOIN LATERAL unnest(g.back) WITH ORDINALITY AS step (back, place) ON true
-        LEFT JOIN state_groups part ON part.state_group = g.state_group - step.back
-        WHERE part.state_group IS NULL OR r.first_key_nid = ANY(part.key_nids)
-            OR r.first_key_nid = ANY(part.member_key_nids)
-        ORDER BY part.state_group IS NULL DESC, step.place DESC
+        SELECT g.state_group IS NULL AS is_lost, NULLIF(own.event_nid, 0) AS event_nid
+        FROM state_path(r.given_group) AS step
+        LEFT JOIN state_groups g ON g.state_group = step.part
+        CROSS JOIN LATERAL (
+            SELECT own_entry(r.first_key_nid, r.first_is_member, :own_entries.of(g)) AS event_nid
+        ) AS own
+        WHERE g.state_group IS NULL OR own.event_nid IS NOT NULL
+        ORDER BY g.state_group IS NULL DESC, step.place DESC
         LIMIT 1
     ) AS replaced ON true
     WHERE r.given_group IS NOT NULL
@@ -213,14 +213,17 @@ UNION ALL
 {summaries}
 """
 
-SQL_STATE: Final[LiteralString] = fill(
-    TEMPLATE_STATE,
-    values=PART_VALUES,
-    shown=PART_SHOWN,
-    due_summaries=PART_DUE_SUMMARIES,
-    rows=PART_ENTRY_ROWS,
-    summaries=PART_SUMMARIES,
-)
+SQL_STATE: Final[LiteralString] = compose(
+    fill(
+        TEMPLATE_STATE,
+        values=PART_VALUES,
+        shown=PART_SHOWN,
+        due_summaries=PART_DUE_SUMMARIES,
+        rows=PART_ENTRY_ROWS,
+        summaries=PART_SUMMARIES,
+    ),
+    OWN_ENTRIES,
+).sql
 
 AT_START: Final = ("start", "both")
 """Kinds of rows with an event of the state at the start of the timeline."""
