@@ -16,6 +16,7 @@ from typing import Any, Final, NamedTuple
 
 from storage import Store
 from storage.database.connection import Connection
+from storage.graph.chain_rows import ChainColumns, all_columns
 from storage.graph.chains import Chain, ChainEntry, ChainParent, ChainPosition, enter, extended
 from storage.persistent_map import Map
 from storage.state.groups import REMOVED, Group, changed_keys, derive, root_group
@@ -225,7 +226,7 @@ class BigRoomTables:
         ]
         predecessor: ChainPosition | None = max(own, default=None)
         chain = None if predecessor is None else self._chains[predecessor.chain_nid]
-        entry = self.places[nid] = enter(predecessor, chain, len(self._chains) + 1, parents)
+        entry = self.places[nid] = enter(predecessor, chain, -nid, parents)
         self._chains[entry.place.chain_nid] = extended(
             chain if entry.place.sequence_number > 1 else None, entry
         )
@@ -252,19 +253,16 @@ class BigRoomTables:
         await conn.copy_in("state_keys", ("state_key_nid", "type_nid", "state_key"), names)
         await conn.copy_in("state_groups", GROUP_COLUMNS, [group.row for group in self.groups])
         await conn.copy_in("events", EVENT_COLUMNS.split(), map(_event_record, self.events))
+        places, links = all_columns(self.places, inline=True)
         await conn.copy_in(
             "auth_chains",
-            ("event_nid", "chain_nid", "sequence_number", "event_id", "state_key"),
-            [(nid, *entry.place, *self._texts(nid)) for nid, entry in self.places.items()],
+            (*ChainColumns._fields, "event_id", "state_key"),
+            [(*place, *self._texts(place.event_nid)) for place in places],
         )
         await conn.copy_in(
             "auth_chain_links",
             ("chain_nid", "sequence_number", "target_chain_nid", "target_sequence_number"),
-            [
-                (*entry.place, *link)
-                for entry in self.places.values()
-                for link in entry.links.items()
-            ],
+            links,
         )
         for table in ("state_keys", "state_groups", "events", "auth_chains", "auth_chain_links"):
             await conn.execute(f"VACUUM ANALYZE {table}")

@@ -50,13 +50,13 @@ STATE: Final = Cluster(
     BLUE,
     {
         "current_state": "room_nid, state_key_nid, event_nid",
-        "state_groups": "state_group, back, key_nids, event_nids",
+        "state_groups": "state_group, path, key_nid, event_nid",
         "state_deltas": "stream_ordering, state_key_nid",
         "partial_rooms": "room_nid, join_event_id, servers",
         "memberships": "principal_nid, room_nid",
         "outlier_memberships": "stream_id, event_nid",
         "out_of_band_memberships": "room_nid, stripped_state",
-        "auth_chains": "event_nid, chain_nid",
+        "auth_chains": "event_nid, chain_nid, link_1",
         "auth_chain_links": "chain_nid, target_chain_nid",
     },
 )

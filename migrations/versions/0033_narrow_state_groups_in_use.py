@@ -10,7 +10,7 @@ from alembic import op
 from storage.database.migration_steps import Job, Phase, background_job, index_concurrently
 
 revision: Final = "0033"
-down_revision: Final = "0030"
+down_revision: Final = "0032"
 phase: Final[Phase] = "post"
 
 # As row_of in storage/state/rows.py. A state after one event needs no digest. A row that a write

@@ -284,6 +284,8 @@ AUTH_CHAINS: Final = Table(
     sequence_number="int",
     event_id="text",
     state_key="text",
+    link_1="bigint",
+    link_2="bigint",
 )
 
 AUTH_CHAIN_LINKS: Final = Table(

@@ -39,10 +39,10 @@ if TYPE_CHECKING:
 
     from storage.database.migration_steps import MigrationStep
 
-HEAD_REVISION: Final = "0033"
+HEAD_REVISION: Final = "0034"
 """The latest that this package knows; `migrate` migrates to it."""
 
-OLDEST_REVISION: Final = "0030"
+OLDEST_REVISION: Final = "0032"
 """The oldest that this package can serve: it needs nothing later."""
 
 DISTANCES_REVISION: Final = "0023"
@@ -53,6 +53,9 @@ ENCODED_REVISION: Final = "0025"
 
 NARROW_GROUPS_REVISION: Final = "0033"
 """From this step on writers store state groups in the narrow form (storage/state/rows.py)."""
+
+INLINE_LINKS_REVISION: Final = "0034"
+"""From this step on positions have their links (storage/graph/chain_rows.py)."""
 
 ONE_CONNECTION: Final = Config(pool_size_max=1, instance_name="migrate")
 """No writer has this name, so that a migration does not count as a live writer."""

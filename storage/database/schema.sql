@@ -46,7 +46,7 @@ CREATE TABLE schema_compatibility (
 COMMENT ON TABLE schema_compatibility IS
     'One row. Code for an older schema than code_revision cannot serve this one. Each "post" step '
     'of a migration sets it. alembic_version has the revision of the schema.';
-INSERT INTO schema_compatibility (code_revision) VALUES ('0033');
+INSERT INTO schema_compatibility (code_revision) VALUES ('0034');
 
 CREATE TABLE background_jobs (
     name text COLLATE "C" NOT NULL,
@@ -920,25 +920,49 @@ COMMENT ON CONSTRAINT local_transactions_event_nid_key ON local_transactions IS
 CREATE SEQUENCE auth_chain_nids AS bigint START 1 INCREMENT 1000;
 CREATE TABLE auth_chains (
     event_nid bigint NOT NULL,
-    chain_nid bigint NOT NULL,
+    chain_nid bigint,
     sequence_number int NOT NULL,
     event_id text COLLATE "C" NOT NULL,
     state_key text COLLATE "C" NOT NULL,
-    CONSTRAINT auth_chains_pkey PRIMARY KEY (event_nid),
-    CONSTRAINT auth_chains_chain_nid_sequence_number_key UNIQUE (chain_nid,
-        sequence_number) INCLUDE (event_nid)
+    link_1 bigint,
+    link_2 bigint,
+    CONSTRAINT auth_chains_pkey PRIMARY KEY (event_nid)
 );
 COMMENT ON TABLE auth_chains IS
     'Chain cover of the auth graph: each state event has a position in one chain, and reaches '
-    'every earlier position of that chain.';
+    'every earlier position of that chain. A link means: from this position on, the chain reaches '
+    'the target chain up to the target position. Only links that extend earlier ones are stored. '
+    'Read the rows of a chain by chain_rows, and its links by reached_from.';
+COMMENT ON COLUMN auth_chains.chain_nid IS
+    'The number of the chain: minus the nid of its first event, or, of chains that earlier '
+    'releases began, a number of auth_chain_nids. NULL: the event is the first of a chain that '
+    'has its number.';
 COMMENT ON COLUMN auth_chains.event_id IS
     'As in events. This and the state key are repeated here because reads of a state or an auth '
     'chain fetch them by the thousand. These rows are dense; those of events hold the bytes.';
 COMMENT ON COLUMN auth_chains.state_key IS 'As in state_keys.';
+COMMENT ON COLUMN auth_chains.link_1 IS
+    'A link that begins here: in the upper 32 bits event_nid minus the nid of the first event of '
+    'the target chain, in the lower ones the target position. NULL: none. A row of '
+    'auth_chain_links and its index entries take 100 bytes.';
+COMMENT ON COLUMN auth_chains.link_2 IS 'Another one. Further ones are in auth_chain_links.';
 COMMENT ON CONSTRAINT auth_chains_pkey ON auth_chains IS
-    'Serves: the position of an event; the ids of a state and of an auth chain.';
-COMMENT ON CONSTRAINT auth_chains_chain_nid_sequence_number_key ON auth_chains IS
-    'Serves: the events of a range of a chain.';
+    'Serves: the position of an event; the first event of a chain; the ids of a state and of an '
+    'auth chain.';
+CREATE UNIQUE INDEX auth_chains_position_key ON auth_chains (chain_nid, sequence_number)
+    WHERE chain_nid IS NOT NULL;
+COMMENT ON INDEX auth_chains_position_key IS
+    'Serves: the events of a range of a chain, without its first event. Most chains have no other.';
+CREATE INDEX auth_chains_link_1_idx
+    ON auth_chains (((link_1 >> 32) - event_nid), ((link_1 & 4294967295)))
+    WHERE link_1 IS NOT NULL;
+COMMENT ON INDEX auth_chains_link_1_idx IS
+    'Serves: the positions that reach a given one (linking_to). Most links lead to few targets, '
+    'and equal keys share their bytes.';
+CREATE INDEX auth_chains_link_2_idx
+    ON auth_chains (((link_2 >> 32) - event_nid), ((link_2 & 4294967295)))
+    WHERE link_2 IS NOT NULL;
+COMMENT ON INDEX auth_chains_link_2_idx IS 'Serves: the same.';
 
 CREATE TABLE auth_chain_links (
     chain_nid bigint NOT NULL,
@@ -948,8 +972,8 @@ CREATE TABLE auth_chain_links (
     CONSTRAINT auth_chain_links_pkey PRIMARY KEY (chain_nid, sequence_number, target_chain_nid)
 );
 COMMENT ON TABLE auth_chain_links IS
-    'From this position on, the chain reaches the target chain up to the target position. Only '
-    'links that extend earlier ones are stored.';
+    'Links that do not fit into auth_chains: the third of a position and further ones, links to '
+    'chains that earlier releases began, and all links that those releases wrote.';
 COMMENT ON CONSTRAINT auth_chain_links_pkey ON auth_chain_links IS
     'Serves: the chains that a position reaches.';
 CREATE INDEX auth_chain_links_target_idx
@@ -2282,17 +2306,92 @@ COMMENT ON FUNCTION events_between IS
     'order. At most "wanted" accepted ones of at least this depth (others are passed through), '
     'and at most "rows_max" rows looked up, plus at most the parents of one event.';
 
+CREATE FUNCTION chain_rows(chain_nid bigint, upto int)
+RETURNS TABLE (event_nid bigint, sequence_number int, event_id text, link_1 bigint, link_2 bigint)
+LANGUAGE sql STABLE ROWS 4 AS $$
+    SELECT a.event_nid, a.sequence_number, a.event_id, a.link_1, a.link_2
+    FROM auth_chains a
+    WHERE a.chain_nid = $1 AND a.sequence_number <= $2
+    UNION ALL
+    SELECT a.event_nid, a.sequence_number, a.event_id, a.link_1, a.link_2
+    FROM auth_chains a
+    WHERE a.event_nid = -$1 AND a.chain_nid IS NULL
+$$;
+COMMENT ON FUNCTION chain_rows IS
+    'The rows of a chain up to a position, which is 1 or more. The first event of a chain that has '
+    'its number is found by that.';
+
+CREATE FUNCTION chain_rows_from(chain_nid bigint, place int)
+RETURNS TABLE (event_nid bigint, sequence_number int, event_id text)
+LANGUAGE sql STABLE ROWS 4 AS $$
+    SELECT a.event_nid, a.sequence_number, a.event_id
+    FROM auth_chains a
+    WHERE a.chain_nid = $1 AND a.sequence_number >= $2
+    UNION ALL
+    SELECT a.event_nid, a.sequence_number, a.event_id
+    FROM auth_chains a
+    WHERE a.event_nid = -$1 AND a.chain_nid IS NULL AND $2 <= 1
+$$;
+COMMENT ON FUNCTION chain_rows_from IS 'The rows of a chain from a position on.';
+
 CREATE FUNCTION reached_from(chain_nid bigint,
     sequence_number int) RETURNS TABLE (chain_nid_reached bigint, upto int)
 LANGUAGE sql STABLE ROWS 10 AS $$
-    SELECT l.target_chain_nid, max(l.target_sequence_number)
-    FROM auth_chain_links l
-    WHERE l.chain_nid = $1 AND l.sequence_number <= $2
-    GROUP BY l.target_chain_nid
+    SELECT l.chain_nid, max(l.upto)
+    FROM (
+        SELECT o.target_chain_nid, o.target_sequence_number
+        FROM auth_chain_links o
+        WHERE o.chain_nid = $1 AND o.sequence_number <= $2
+        UNION ALL
+        SELECT (i.link >> 32) - a.event_nid, (i.link & 4294967295)::int
+        FROM chain_rows($1, $2) AS a
+        CROSS JOIN LATERAL (VALUES (a.link_1), (a.link_2)) AS i (link)
+        WHERE i.link IS NOT NULL
+    ) AS l (chain_nid, upto)
+    GROUP BY l.chain_nid
     OFFSET 0
 $$;
 COMMENT ON FUNCTION reached_from IS
     'The chains that the links of a chain up to this position reach, each with its last position.';
+
+CREATE FUNCTION linking_to(chain_nid bigint,
+    sequence_number int) RETURNS TABLE (chain_nid_linking bigint, place int)
+LANGUAGE sql STABLE ROWS 10 AS $$
+    SELECT l.chain_nid, l.sequence_number
+    FROM auth_chain_links l
+    WHERE l.target_chain_nid = $1 AND l.target_sequence_number >= $2
+    UNION ALL
+    SELECT COALESCE(a.chain_nid, -a.event_nid), a.sequence_number
+    FROM auth_chains a
+    WHERE a.link_1 IS NOT NULL AND (a.link_1 >> 32) - a.event_nid = $1
+        AND (a.link_1 & 4294967295) >= $2
+    UNION ALL
+    SELECT COALESCE(a.chain_nid, -a.event_nid), a.sequence_number
+    FROM auth_chains a
+    WHERE a.link_2 IS NOT NULL AND (a.link_2 >> 32) - a.event_nid = $1
+        AND (a.link_2 & 4294967295) >= $2
+$$;
+COMMENT ON FUNCTION linking_to IS
+    'The positions with a link to this position of a chain or to a later one.';
+
+CREATE FUNCTION linked_upto(chain_nid bigint) RETURNS TABLE (upto int)
+LANGUAGE sql STABLE ROWS 1 AS $$
+    SELECT GREATEST((
+        SELECT max(l.target_sequence_number)
+        FROM auth_chain_links l
+        WHERE l.target_chain_nid = $1
+    ), (
+        SELECT max(a.link_1 & 4294967295)
+        FROM auth_chains a
+        WHERE a.link_1 IS NOT NULL AND (a.link_1 >> 32) - a.event_nid = $1
+    ), (
+        SELECT max(a.link_2 & 4294967295)
+        FROM auth_chains a
+        WHERE a.link_2 IS NOT NULL AND (a.link_2 >> 32) - a.event_nid = $1
+    ))::int
+$$;
+COMMENT ON FUNCTION linked_upto IS
+    'The last position of a chain that a link leads to. NULL: no link leads there.';
 
 CREATE FUNCTION state_entries(state_group bigint) RETURNS TABLE (state_key_nid int,
     event_nid bigint)

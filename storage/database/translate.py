@@ -163,8 +163,8 @@ INVARIANTS: Final[Mapping[str, str]] = {
     "gap_failures_pkey": "written by INSERT … ON CONFLICT",
     "state_groups_pkey": "state_group_nids is a sequence",
     "local_transactions_event_nid_key": "event_nids is a sequence, and an event is stored once",
-    "auth_chains_chain_nid_sequence_number_key": "auth_chain_nids is a sequence, "
-    "and one write counts within a chain",
+    "auth_chains_position_key": "one write counts within a chain, and its number is that of an "
+    "event, or of a sequence",
     # One write at a time per room (rooms.write_version), which knows the stored rows.
     "dropped_extremities_pkey": "an extremity is dropped once, "
     "in a write that compares rooms.write_version",

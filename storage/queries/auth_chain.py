@@ -40,17 +40,38 @@ given AS MATERIALIZED (  -- by number, or by id
         WHERE event_id = ANY((SELECT $1::text::text[])::text[])
     ) AS nids
 ),
--- of each chain the last given position, in order of the chains, so that indexes are merged with it
-own AS MATERIALIZED (
+placed AS MATERIALIZED (
+    SELECT event_nid, COALESCE(chain_nid, -event_nid) AS chain_nid, sequence_number, link_1, link_2
+    FROM auth_chains
+    WHERE event_nid = ANY((SELECT nids FROM given)::bigint[])
+),
+own AS MATERIALIZED (  -- of each chain the last given position
     SELECT chain_nid, max(sequence_number) AS sequence_number, count(*) AS places
-    FROM (
-        SELECT chain_nid, sequence_number
-        FROM auth_chains
-        WHERE event_nid = ANY((SELECT nids FROM given)::bigint[])
-        ORDER BY chain_nid
-        OFFSET 0
-    ) AS placed
+    FROM placed
     GROUP BY chain_nid
+),
+long AS MATERIALIZED (  -- in order of the chains, so that the index is merged with it
+    SELECT chain_nid, sequence_number FROM own WHERE sequence_number > 1 ORDER BY chain_nid
+),
+earlier AS MATERIALIZED (  -- the events before, of these chains
+    SELECT a.event_nid, a.event_id, a.link_1, a.link_2
+    FROM auth_chains a
+    JOIN long o USING (chain_nid)
+    WHERE a.chain_nid = ANY(ARRAY(SELECT chain_nid FROM long))
+        AND a.sequence_number < o.sequence_number
+    UNION ALL
+    SELECT a.event_nid, a.event_id, a.link_1, a.link_2
+    FROM auth_chains a
+    WHERE a.event_nid = ANY(ARRAY(SELECT -chain_nid FROM long)) AND a.chain_nid IS NULL
+),
+link AS (
+    SELECT event_nid, link_1 AS link FROM placed WHERE link_1 IS NOT NULL
+    UNION ALL
+    SELECT event_nid, link_2 FROM placed WHERE link_2 IS NOT NULL
+    UNION ALL
+    SELECT event_nid, link_1 FROM earlier WHERE link_1 IS NOT NULL
+    UNION ALL
+    SELECT event_nid, link_2 FROM earlier WHERE link_2 IS NOT NULL
 ),
 loose AS (  -- given events without a position, and those that they reach through such events only
     SELECT e.event_nid, :auth_nids.call(e) AS auth_events, true AS is_given
@@ -75,15 +96,21 @@ loose AS (  -- given events without a position, and those that they reach throug
 ),
 -- the targets of the links of these chains, and of the auth events of the loose events
 first AS MATERIALIZED (
-    SELECT chain_nid, max(sequence_number) AS sequence_number
+    SELECT chain_nid, max(sequence_number)::int AS sequence_number
     FROM (
+        SELECT (link >> 32) - event_nid, link & 4294967295
+        FROM link
+        UNION ALL
         SELECT l.target_chain_nid, l.target_sequence_number
         FROM auth_chain_links l
         JOIN own o USING (chain_nid)
-        WHERE l.chain_nid = ANY(ARRAY(SELECT chain_nid FROM own))
-            AND l.sequence_number <= o.sequence_number
+        WHERE l.chain_nid = ANY(
+            -- few chains have links there, if any
+            CASE WHEN EXISTS (SELECT FROM auth_chain_links)
+                THEN ARRAY(SELECT chain_nid FROM own) ELSE '{}' END
+        ) AND l.sequence_number <= o.sequence_number
         UNION ALL
-        SELECT p.chain_nid, p.sequence_number
+        SELECT COALESCE(p.chain_nid, -p.event_nid), p.sequence_number
         FROM loose w
         CROSS JOIN unnest(w.auth_events) AS parent (event_nid)
         JOIN auth_chains p ON p.event_nid = parent.event_nid
@@ -111,22 +138,14 @@ SELECT
         WHERE event_nid = ANY((SELECT $2::text::bigint[])::bigint[])
     )::text AS given_ids,
     (
-        SELECT json_agg(a.event_id)
-        FROM auth_chains a
-        JOIN own o USING (chain_nid)
-        WHERE a.chain_nid = ANY(ARRAY(SELECT chain_nid FROM own WHERE sequence_number > 1))
-            AND a.sequence_number < o.sequence_number
+        SELECT json_agg(event_id)
+        FROM earlier
     )::text AS own_ids,
     (
         SELECT json_agg(a.event_id)
         FROM (SELECT chain_nid, max(sequence_number) AS sequence_number FROM reach
             GROUP BY chain_nid) AS r
-        CROSS JOIN LATERAL (
-            SELECT a.event_id
-            FROM auth_chains a
-            WHERE a.chain_nid = r.chain_nid AND a.sequence_number <= r.sequence_number
-            OFFSET 0
-        ) AS a
+        CROSS JOIN LATERAL chain_rows(r.chain_nid, r.sequence_number) AS a
     )::text AS reached_ids,
     (
         SELECT json_agg(e.event_id)
@@ -145,7 +164,8 @@ placed AS MATERIALIZED (
     FROM unnest($1::text[], $2::int[]) AS s (event_id, set_number)
     CROSS JOIN LATERAL (SELECT e.event_nid FROM events e
         WHERE e.event_id = s.event_id OFFSET 0) AS e
-    CROSS JOIN LATERAL (SELECT a.chain_nid, a.sequence_number FROM auth_chains a
+    CROSS JOIN LATERAL (SELECT COALESCE(a.chain_nid, -a.event_nid) AS chain_nid, a.sequence_number
+        FROM auth_chains a
         WHERE a.event_nid = e.event_nid OFFSET 0) AS p
     GROUP BY 1, 2
 ),
@@ -191,15 +211,10 @@ differing AS MATERIALIZED (  -- of each chain, the positions that some sets reac
 SELECT s.chain_nid, a.sequence_number, s.high, a.event_id,
     COALESCE(a.sequence_number <= inbound.upto, false) AS linked
 FROM differing s
-CROSS JOIN LATERAL (
-    SELECT max(target_sequence_number) AS upto
-    FROM auth_chain_links
-    WHERE target_chain_nid = s.chain_nid
-) AS inbound
+CROSS JOIN LATERAL linked_upto(s.chain_nid) AS inbound
 CROSS JOIN LATERAL (  -- with later positions of the chain: these may be in all sets
-    SELECT *
-    FROM auth_chains a
-    WHERE a.chain_nid = s.chain_nid AND a.sequence_number > s.low
+    SELECT a.*
+    FROM chain_rows_from(s.chain_nid, s.low + 1) AS a
     ORDER BY a.sequence_number
     LIMIT s.high - s.low + $4::int
 ) AS a
@@ -212,16 +227,15 @@ FROM events x
 JOIN auth_chains p USING (event_nid)
 CROSS JOIN LATERAL (
     WITH RECURSIVE up AS (  -- the chains that reach it, and their first position that does
-        SELECT p.chain_nid, p.sequence_number
+        SELECT COALESCE(p.chain_nid, -p.event_nid) AS chain_nid, p.sequence_number
         UNION
-        SELECT l.chain_nid, l.sequence_number
+        SELECT l.chain_nid_linking, l.place
         FROM up
-        JOIN auth_chain_links l ON l.target_chain_nid = up.chain_nid
-            AND l.target_sequence_number >= up.sequence_number
+        CROSS JOIN LATERAL linking_to(up.chain_nid, up.sequence_number) AS l
     )
     SELECT a.event_id
     FROM up
-    JOIN auth_chains a ON a.chain_nid = up.chain_nid AND a.sequence_number >= up.sequence_number
+    CROSS JOIN LATERAL chain_rows_from(up.chain_nid, up.sequence_number) AS a
     WHERE a.event_nid <> p.event_nid
     LIMIT $2::bigint
 ) AS r

@@ -148,7 +148,6 @@ async def test_sequences_that_a_restore_left_out_are_set_forward(
                 "events_stream",
                 "event_nids",
                 "state_group_nids",
-                "auth_chain_nids",
                 "principal_nids",
                 "room_nids",
                 "writer_nids",

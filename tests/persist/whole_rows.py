@@ -157,6 +157,8 @@ COLUMNS_LEFT_OUT: Final[dict[str, dict[str, str]]] = {
     "auth_chains": {
         "chain_nid": "the chains follow the order of storing; the auth chains are compared",
         "sequence_number": "the same",
+        "link_1": "the same",
+        "link_2": "the same",
     },
     "visibility": {
         "audiences": "numbers; the principals of each event are compared",

@@ -36,9 +36,9 @@ SELECT 1000000 + n, 1000001, 1, 1 FROM generate_series(2, 5000) AS n
 
 SQL_MANY_MEMBERS = """
 UPDATE state_groups
-SET key_nids = COALESCE(key_nids, ARRAY[key_nid]),
-    event_nids = COALESCE(event_nids, ARRAY[event_nid]),
-    key_nid = NULL, event_nid = NULL,
+SET key_nid = NULL,
+    member_key_nid = NULL,
+    event_nid = NULL,
     member_key_nids = (SELECT array_agg(1000000 + n) FROM generate_series(1, 20000) AS n),
     member_event_nids = (SELECT array_agg(1000000000::bigint + n)
         FROM generate_series(1, 20000) AS n)
@@ -148,7 +148,7 @@ async def test_auth_chains(crowded: Filled) -> None:
     assert {
         "events_event_id_idx",
         "auth_chains_pkey",
-        "auth_chains_chain_nid_sequence_number_key",
+        "auth_chains_position_key",
     } <= plan.indexes
     assert plan.event_rows <= 3 * len(state)
     plan = await plan_of(

@@ -28,7 +28,7 @@ gone AS (
 place AS (  -- only state events can have one
     DELETE FROM auth_chains
     WHERE event_nid = ANY($3::bigint[]) AND event_nid IN (SELECT event_nid FROM gone)
-    RETURNING chain_nid, sequence_number
+    RETURNING COALESCE(chain_nid, -event_nid) AS chain_nid, sequence_number
 ),
 link AS (
     DELETE FROM auth_chain_links l

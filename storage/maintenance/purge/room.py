@@ -87,7 +87,7 @@ gone AS (
 place AS (
     DELETE FROM auth_chains
     WHERE event_nid = ANY(ARRAY(SELECT event_nid FROM gone))
-    RETURNING chain_nid, sequence_number
+    RETURNING COALESCE(chain_nid, -event_nid) AS chain_nid, sequence_number
 ),
 link AS (
     DELETE FROM auth_chain_links l

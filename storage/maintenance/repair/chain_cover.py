@@ -1,8 +1,11 @@
 """Rebuild the chain cover of a room, with the same function that extends it event by event."""
 
+from collections.abc import Callable
 from typing import Final, LiteralString, NamedTuple
 
 from storage.database.connection import Connection
+from storage.database.row_forms import row_forms
+from storage.graph.chain_rows import ChainColumns, all_columns
 from storage.graph.chains import Chain, ChainEntry, ChainParent, ChainPosition, enter, extended
 from storage.maintenance.verify.auth_graph import AuthGraph, read_auth_graph
 from storage.persist.load.names import fill_blocks
@@ -20,7 +23,7 @@ WITH gone AS (
     DELETE FROM auth_chains a
     USING events e
     WHERE e.event_nid = a.event_nid AND e.room_nid = $1::int
-    RETURNING a.chain_nid
+    RETURNING COALESCE(a.chain_nid, -a.event_nid) AS chain_nid
 )
 DELETE FROM auth_chain_links
 WHERE chain_nid IN (SELECT chain_nid FROM gone)
@@ -38,21 +41,25 @@ async def rebuild_cover(conn: Connection, room_nid: int) -> int:
     """Give every state event that needs one its chain position; return how many there are."""
     graph = await read_auth_graph(conn, room_nid)
     placed = _placed(graph)
+    inline = (await row_forms(conn)).inline_links
     blocks = NidBlocks()
-    await fill_blocks(conn, blocks, {"auth_chain_nids": len(placed)})
-    entries = _entries(graph, placed, blocks)
+    await fill_blocks(conn, blocks, {"auth_chain_nids": 0 if inline else len(placed)})
+
+    def new_chain(nid: int) -> int:
+        return -nid if inline else blocks.take("auth_chain_nids")
+
+    entries = _entries(graph, placed, new_chain)
     await conn.execute(SQL_DELETE_COVER, room_nid)
     state_keys = dict(await conn.fetch(SQL_STATE_KEYS, room_nid, row=CoveredStateKeyRow))
-    places = (
-        (nid, *entry.place, graph.rows[nid].event_id, state_keys[nid])
-        for nid, entry in entries.items()
-    )
+    places, links = all_columns(entries, inline=inline)
     await conn.copy_in(
         "auth_chains",
-        ("event_nid", "chain_nid", "sequence_number", "event_id", "state_key"),
-        places,
+        (*ChainColumns._fields, "event_id", "state_key"),
+        (
+            (*place, graph.rows[place.event_nid].event_id, state_keys[place.event_nid])
+            for place in places
+        ),
     )
-    links = ((*entry.place, *link) for entry in entries.values() for link in entry.links.items())
     await conn.copy_in(
         "auth_chain_links",
         ("chain_nid", "sequence_number", "target_chain_nid", "target_sequence_number"),
@@ -70,12 +77,14 @@ def _placed(graph: AuthGraph) -> set[int]:
     return (accepted | graph.chain(accepted)) & graph.rows.keys()
 
 
-def _entries(graph: AuthGraph, placed: set[int], blocks: NidBlocks) -> dict[int, ChainEntry]:
+def _entries(
+    graph: AuthGraph, placed: set[int], new_chain: Callable[[int], int]
+) -> dict[int, ChainEntry]:
     entries: dict[int, ChainEntry] = {}
     chains: dict[int, Chain] = {}
     for nid in graph.in_order():
         if nid in placed:
-            entry = _enter(graph, nid, entries, chains, blocks)
+            entry = _enter(graph, nid, entries, chains, new_chain)
             entries[nid] = entry
             known = None if entry.place.sequence_number == 1 else chains[entry.place.chain_nid]
             chains[entry.place.chain_nid] = extended(known, entry)
@@ -87,7 +96,7 @@ def _enter(
     nid: int,
     entries: dict[int, ChainEntry],
     chains: dict[int, Chain],
-    blocks: NidBlocks,
+    new_chain: Callable[[int], int],
 ) -> ChainEntry:
     row = graph.rows[nid]
     rows = [graph.rows[auth] for auth in row.auth_events if auth in entries]
@@ -100,4 +109,4 @@ def _enter(
     ]
     predecessor = max(own, default=None)
     chain = None if predecessor is None else chains[predecessor.chain_nid]
-    return enter(predecessor, chain, blocks.take("auth_chain_nids"), parents)
+    return enter(predecessor, chain, new_chain(nid), parents)

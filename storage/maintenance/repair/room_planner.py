@@ -10,6 +10,7 @@ from typing import Final, TypeVar
 
 from storage.database.connection import Connection
 from storage.database.names import TYPE_MEMBER
+from storage.database.row_forms import row_forms
 from storage.errors import StorageCorrupt
 from storage.maintenance.room_states import RoomStates
 from storage.persist.load.on_demand import load
@@ -20,7 +21,6 @@ from storage.persist.model.missing_data import MissingData
 from storage.persist.model.nid_blocks import NidBlocks
 from storage.persist.model.row_changes import RoomChanges
 from storage.persist.model.rows import RoomRow
-from storage.persist.write.stored_form import learn_form
 from storage.state.rows import GROUP_COLUMNS, row_of
 
 T = TypeVar("T")
@@ -90,8 +90,7 @@ class RepairPlanner:
             else:
                 break
             await load(conn, self.change_set, lacking)
-        await learn_form(conn, self.change_set.caches)
-        narrow = self.change_set.caches.has_narrow_groups
+        narrow = (await row_forms(conn)).narrow_groups
         rows = [row_of(group, self._is_member, narrow=narrow) for group in groups]
         await conn.copy_in("state_groups", GROUP_COLUMNS, rows)
 

@@ -10,13 +10,15 @@ from collections.abc import AsyncIterator, Iterator, Mapping
 from typing import Final, LiteralString, NamedTuple
 
 from storage.database.connection import Connection
+from storage.graph.chain_rows import links_of
 from storage.graph.chains import ChainPosition
 from storage.maintenance.verify.auth_graph import AuthGraph, read_auth_graph
 from storage.maintenance.verify.finding import Finding
 from storage.maintenance.verify.room import VerifiedRoom
 
 SQL_PLACES: Final[LiteralString] = """
-SELECT a.event_nid, a.chain_nid, a.sequence_number
+SELECT a.event_nid, COALESCE(a.chain_nid, -a.event_nid) AS chain_nid, a.sequence_number, a.link_1,
+    a.link_2
 FROM events e
 JOIN auth_chains a USING (event_nid)
 WHERE e.room_nid = $1::int
@@ -45,6 +47,8 @@ class CoverPositionRow(NamedTuple):
     event_nid: int
     chain_nid: int
     sequence_number: int
+    link_1: int | None
+    link_2: int | None
 
 
 class LinkRow(NamedTuple):
@@ -116,11 +120,14 @@ def _places(room: VerifiedRoom, cover: ChainCover, graph: AuthGraph) -> Iterator
 
 async def read_cover(conn: Connection, room_nid: int) -> ChainCover:
     """Return the cover of a room."""
-    places = {
-        row.event_nid: ChainPosition(row.chain_nid, row.sequence_number)
-        for row in await conn.fetch(SQL_PLACES, room_nid, row=CoverPositionRow)
-    }
+    places: dict[int, ChainPosition] = {}
     links: dict[ChainPosition, list[ChainPosition]] = {}
+    for nid, chain_nid, number, *own in await conn.fetch(
+        SQL_PLACES, room_nid, row=CoverPositionRow
+    ):
+        place = places[nid] = ChainPosition(chain_nid, number)
+        if targets := links_of(nid, own):
+            links[place] = targets
     for row in await conn.fetch(
         SQL_LINKS, list({place.chain_nid for place in places.values()}), row=LinkRow
     ):

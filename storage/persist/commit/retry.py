@@ -24,6 +24,7 @@ from functools import partial
 from typing import Any, Final, LiteralString, NamedTuple, Protocol
 
 from storage.database.connection import Connection, Database
+from storage.database.row_forms import RowForms
 from storage.errors import ConstraintViolated, DatabaseConflict, DatabaseError, StorageCorrupt
 from storage.observability.opentelemetry import some, tracing
 from storage.persist.commit.publish import absorb, place, publish
@@ -141,6 +142,7 @@ class WriteAttempts:
         self._blocks = NidBlocks()
         self.caches.forget()
         self.caches.has_past = self.caches.knows_form = False
+        self.caches.forms = RowForms()
 
     def _check_era(self, batch: WriteBatch) -> None:
         """Raise `DatabaseReplaced` if the plan was made on an earlier database."""

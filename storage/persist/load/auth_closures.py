@@ -11,7 +11,7 @@ from storage.persistent_map import Map
 SQL_CLOSURES: Final[LiteralString] = """
 WITH RECURSIVE
 placed AS MATERIALIZED (
-    SELECT event_nid, chain_nid, sequence_number
+    SELECT event_nid, COALESCE(chain_nid, -event_nid) AS chain_nid, sequence_number
     FROM auth_chains
     WHERE event_nid = ANY($1::bigint[])
 ),

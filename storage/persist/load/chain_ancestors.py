@@ -17,16 +17,24 @@ from storage.persist.model.rows import EventRow
 ANCESTORS_MAX: Final = 256
 
 SQL_ANCESTORS: Final[LiteralString] = """
-SELECT ancestor.event_nid, ancestor.chain_nid, ancestor.sequence_number
+SELECT ancestor.event_nid, p.chain_nid, ancestor.sequence_number
 FROM unnest($1::bigint[]) AS young (event_nid)
-CROSS JOIN LATERAL (SELECT chain_nid, sequence_number FROM auth_chains
+CROSS JOIN LATERAL (SELECT COALESCE(chain_nid, -event_nid) AS chain_nid, sequence_number
+    FROM auth_chains
     WHERE event_nid = young.event_nid OFFSET 0) AS p
 CROSS JOIN LATERAL (
-    SELECT a.event_nid, a.chain_nid, a.sequence_number
+    SELECT later.*
+    FROM (
+        SELECT a.event_nid, a.sequence_number
+        FROM auth_chains a
+        WHERE a.chain_nid = p.chain_nid AND a.sequence_number <= p.sequence_number
+        ORDER BY a.sequence_number DESC
+        LIMIT $2::bigint
+    ) AS later
+    UNION ALL
+    SELECT a.event_nid, a.sequence_number
     FROM auth_chains a
-    WHERE a.chain_nid = p.chain_nid AND a.sequence_number <= p.sequence_number
-    ORDER BY a.sequence_number DESC
-    LIMIT $2::bigint
+    WHERE a.event_nid = -p.chain_nid AND a.chain_nid IS NULL
 ) AS ancestor
 """
 

@@ -62,21 +62,21 @@ WHERE e.event_nid = ANY($1::bigint[])
 """
 
 SQL_PLACES: Final[LiteralString] = """
-SELECT event_nid, chain_nid, sequence_number
+SELECT event_nid, COALESCE(chain_nid, -event_nid) AS chain_nid, sequence_number
 FROM auth_chains
 WHERE event_nid = ANY($1::bigint[])
 """
 
 SQL_CHAINS: Final[LiteralString] = """
-SELECT chain_nid, NULL::bigint AS target_chain_nid, max(sequence_number) AS number
-FROM auth_chains
-WHERE chain_nid = ANY($1::bigint[])
-GROUP BY chain_nid
+WITH wanted AS MATERIALIZED (SELECT DISTINCT unnest($1::bigint[]) AS chain_nid)
+SELECT w.chain_nid, NULL::bigint AS target_chain_nid, max(a.sequence_number) AS number
+FROM wanted w
+CROSS JOIN LATERAL chain_rows(w.chain_nid, 2147483647) AS a
+GROUP BY w.chain_nid
 UNION ALL
-SELECT chain_nid, target_chain_nid, max(target_sequence_number)
-FROM auth_chain_links
-WHERE chain_nid = ANY($1::bigint[])
-GROUP BY chain_nid, target_chain_nid
+SELECT w.chain_nid, l.chain_nid_reached, l.upto
+FROM wanted w
+CROSS JOIN LATERAL reached_from(w.chain_nid, 2147483647) AS l
 """
 
 

@@ -6,6 +6,7 @@ from typing import Any, Final, LiteralString, NamedTuple
 from storage.database.columns import AUTH_NIDS, EVENTS
 from storage.database.connection import Connection
 from storage.database.placeholders import compose
+from storage.database.row_forms import RowForms, row_forms
 from storage.persist.model.change_set import ChangeSet
 from storage.persist.model.rows import EventRow
 
@@ -55,16 +56,15 @@ FROM unnest($1::bigint[]) AS x (event_nid)
 JOIN auth_chains p USING (event_nid)
 CROSS JOIN LATERAL (
     WITH RECURSIVE up AS (  -- the chains that reach it, and from which number on
-        SELECT p.chain_nid, p.sequence_number
+        SELECT COALESCE(p.chain_nid, -p.event_nid) AS chain_nid, p.sequence_number
         UNION
-        SELECT l.chain_nid, l.sequence_number
+        SELECT l.chain_nid_linking, l.place
         FROM up
-        JOIN auth_chain_links l ON l.target_chain_nid = up.chain_nid
-            AND l.target_sequence_number >= up.sequence_number
+        CROSS JOIN LATERAL linking_to(up.chain_nid, up.sequence_number) AS l
     )
     SELECT a.event_nid, e.state_key_nid
     FROM up
-    JOIN auth_chains a ON a.chain_nid = up.chain_nid AND a.sequence_number >= up.sequence_number
+    CROSS JOIN LATERAL chain_rows_from(up.chain_nid, up.sequence_number) AS a
     JOIN events e ON e.event_nid = a.event_nid
     WHERE a.event_nid <> x.event_nid
     LIMIT $2::bigint
@@ -243,6 +243,11 @@ async def _has_past(conn: Connection, change_set: ChangeSet) -> bool:
     return change_set.caches.has_past
 
 
+async def _forms(conn: Connection, change_set: ChangeSet) -> RowForms:
+    change_set.caches.forms = await row_forms(conn)
+    return change_set.caches.forms
+
+
 async def _joined_to_any(
     conn: Connection, _: ChangeSet, user_id: str, server_name: str, room_ids: tuple[str, ...]
 ) -> bool:
@@ -263,6 +268,7 @@ LOOKUPS: Final[dict[Hashable, Callable[..., Awaitable[Any]]]] = {
     "invited": _invited,
     "principals": _room_principals,
     "has_past": _has_past,
+    "forms": _forms,
     "membership": _membership,
     "out_of_band": _out_of_band,
     "joined_to_any": _joined_to_any,

@@ -80,10 +80,11 @@ path AS MATERIALIZED (
     CROSS JOIN LATERAL state_path(wanted.state_group) AS step
 ),
 chain_position AS MATERIALIZED (
-    SELECT :position.columns
+    SELECT event_nid, COALESCE(chain_nid, -event_nid) AS chain_nid, sequence_number
     FROM auth_chains
     WHERE event_nid = ANY(ARRAY(SELECT event_nid FROM auth) || :request.positions)
-)
+),
+chain AS MATERIALIZED (SELECT DISTINCT chain_nid FROM chain_position)
 {columns}
 UNION ALL
 SELECT 'room', :room.packed
@@ -120,17 +121,16 @@ UNION ALL
 SELECT 'position', :position.packed
 FROM chain_position
 UNION ALL
-SELECT 'chain', NULL, ARRAY[chain_nid, NULL, max(sequence_number)], NULL, NULL, NULL, NULL, NULL,
-    NULL
-FROM auth_chains
-WHERE chain_nid IN (SELECT chain_nid FROM chain_position)
-GROUP BY chain_nid
+SELECT 'chain', NULL, ARRAY[c.chain_nid, NULL, max(a.sequence_number)], NULL, NULL, NULL, NULL,
+    NULL, NULL
+FROM chain c
+CROSS JOIN LATERAL chain_rows(c.chain_nid, 2147483647) AS a
+GROUP BY c.chain_nid
 UNION ALL
-SELECT 'chain', NULL, ARRAY[chain_nid, target_chain_nid, max(target_sequence_number)], NULL, NULL,
-    NULL, NULL, NULL, NULL
-FROM auth_chain_links
-WHERE chain_nid IN (SELECT chain_nid FROM chain_position)
-GROUP BY chain_nid, target_chain_nid
+SELECT 'chain', NULL, ARRAY[c.chain_nid, l.chain_nid_reached, l.upto], NULL, NULL, NULL, NULL, NULL,
+    NULL
+FROM chain c
+CROSS JOIN LATERAL reached_from(c.chain_nid, 2147483647) AS l
 {names}
 """
 

@@ -62,14 +62,17 @@ class AuthGraphView:
         if unknown:
             raise MissingData("standing", unknown)
 
-    def chain_nid_for(self, event_nid: int) -> int:
-        """Return the nid reserved for a chain that starts at an event.
+    def chain_nid_for(self, event_nid: int, *, inline: bool) -> int:
+        """Return the number of a chain that starts at an event.
 
-        Repeated calls in one change set return the same nid.
+        Repeated calls in one change set return the same number. ``inline``: the number follows from
+        the event (`storage.graph.chain_rows`), as long as no earlier release runs.
         """
         nid = self.reserved_chains.get(event_nid)
         if nid is None:
-            nid = self.reserved_chains[event_nid] = self.blocks.take("auth_chain_nids")
+            nid = self.reserved_chains[event_nid] = (
+                -event_nid if inline else self.blocks.take("auth_chain_nids")
+            )
         return nid
 
     def add_place(self, event_nid: int, entry: ChainEntry) -> None:

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping
 
 from storage.codec import Dictionary
 from storage.database.names import InternedNames
+from storage.database.row_forms import RowForms
 from storage.event import Event
 from storage.graph.chains import Chain, ChainPosition, Closure
 from storage.ids import EventId, UserId
@@ -124,12 +125,10 @@ class WriterCaches:
         """Whether `past_visibility` is in use. It stays in use for good."""
         self.knows_form = False
         """Whether the next two are known. They are looked up again after each new dictionary."""
-        self.has_distances = False
-        """Whether `events.prev_distance` is in use. It stays in use for good."""
         self.dictionary: Dictionary | None = None
         """The dictionary of new events. None: they are stored as the bytes themselves."""
-        self.has_narrow_groups = False
-        """Whether `state_groups.path` is in use. It stays in use for good."""
+        self.forms: RowForms = RowForms()
+        """The forms of rows that are known to be in use. They stay in use for good."""
         self.resolutions: Distribution = Distribution()
         """Seconds of processor time per state resolution, without loading."""
         self._bounded = [cache for cache in vars(self).values() if isinstance(cache, BoundedCache)]

@@ -40,7 +40,7 @@ def new_columns_but_bytes(change_set: ChangeSet) -> dict[str, Sequence[Any]]:
         columns["event_nid"],
         columns["prev_events"],
         columns["auth_events"],
-        has_distances=change_set.caches.has_distances,
+        has_distances=change_set.caches.forms.distances,
     )
     columns["after_gap"] = after_gap_column(change_set, new)
     return columns

@@ -140,7 +140,7 @@ def _changed_events(change_set: ChangeSet) -> ColumnValues:
         columns["event_nid"],
         columns["prev_events"],
         columns["auth_events"],
-        has_distances=change_set.caches.has_distances,
+        has_distances=change_set.caches.forms.distances,
     )
     return {name: columns[name] for name in (*CHANGED_EVENT.columns, *AUTH_COLUMNS)} | {
         "after_gap": after_gap_column(change_set, changed),

@@ -11,6 +11,7 @@ from storage.database.columns import (
 )
 from storage.database.names import TYPE_MEMBER
 from storage.database.placeholders import ColumnValues, InputRows, by_column
+from storage.graph.chain_rows import ChainColumns, all_columns
 from storage.persist.model.change_set import ChangeSet
 from storage.persist.model.row_changes import StateDelta
 from storage.persist.write.event_edges import sparse
@@ -73,21 +74,7 @@ def state_values(change_set: ChangeSet) -> dict[str, ColumnValues]:
             ("room_nid", "state_key_nid"), (key for key, value in current.items() if not value[0])
         ),
         "new_delta": by_column(StateDelta._fields, change_set.states.deltas),
-        "new_chain_position": by_column(
-            ("chain_nid", "sequence_number", "event_nid", "event_id", "state_key"),
-            (
-                (*entry.place, nid, *_auth_event(change_set, nid))
-                for nid, entry in change_set.auth_graph.new_places.items()
-            ),
-        ),
-        "new_link": by_column(
-            ("chain_nid", "sequence_number", "target_chain_nid", "target_sequence_number"),
-            (
-                (*entry.place, *link)
-                for entry in change_set.auth_graph.new_places.values()
-                for link in entry.links.items()
-            ),
-        ),
+        **_chains(change_set),
     }
 
 
@@ -95,12 +82,29 @@ def _groups(change_set: ChangeSet) -> ColumnValues:
     def is_member(key: int) -> bool:
         return change_set.names.state_key_name(key)[0] == TYPE_MEMBER
 
-    narrow = change_set.caches.has_narrow_groups
+    narrow = change_set.caches.forms.narrow_groups
     rows = [
         row_of(group, is_member, narrow=narrow) for group in change_set.states.new_groups.values()
     ]
     columns = by_column(GroupRow._fields, rows)
     return {name: sparse(column) for name, column in columns.items()}
+
+
+def _chains(change_set: ChangeSet) -> dict[str, ColumnValues]:
+    places, links = all_columns(
+        change_set.auth_graph.new_places, inline=change_set.caches.forms.inline_links
+    )
+    texts = (_auth_event(change_set, place.event_nid) for place in places)
+    columns = by_column(
+        (*ChainColumns._fields, "event_id", "state_key"),
+        ((*place, *text) for place, text in zip(places, texts, strict=True)),
+    )
+    return {
+        "new_chain_position": {name: sparse(column) for name, column in columns.items()},
+        "new_link": by_column(
+            ("chain_nid", "sequence_number", "target_chain_nid", "target_sequence_number"), links
+        ),
+    }
 
 
 def _auth_event(change_set: ChangeSet, nid: int) -> tuple[str, str]:

@@ -9,49 +9,27 @@ published in the stream "caches" (`DICTIONARIES`), and the next write looks it u
 """
 
 from collections.abc import Sequence
-from typing import Final, LiteralString, NamedTuple
 
 from storage.codec import Dictionary, StoredBytes, encode, remember, shipped_dictionary
 from storage.database.connection import Connection
 from storage.database.dictionaries import newest_dictionary
-from storage.database.migrate import DISTANCES_REVISION, ENCODED_REVISION, NARROW_GROUPS_REVISION
+from storage.database.row_forms import row_forms
 from storage.persist.model.caches import WriterCaches
 from storage.persist.model.change_set import ChangeSet
 
-SQL_FORM: Final[LiteralString] = """
-SELECT code_revision >= $1::text AS has_distances, code_revision >= $2::text AS is_encoded,
-    code_revision >= $3::text AS has_narrow_groups
-FROM schema_compatibility
-"""
-
-
-class FormRow(NamedTuple):
-    """Whether the forms are in use. Once they are, they stay in use."""
-
-    has_distances: bool
-    is_encoded: bool
-    has_narrow_groups: bool
-
 
 async def learn_form(conn: Connection, caches: WriterCaches) -> None:
-    """Look up what is in use and the dictionary, unless they are known."""
+    """Look up which forms are in use and the dictionary, unless they are known."""
     if caches.knows_form:
         return
-    row = await conn.fetchrow(
-        SQL_FORM, DISTANCES_REVISION, ENCODED_REVISION, NARROW_GROUPS_REVISION, row=FormRow
-    )
-    form = row or FormRow(False, False, False)
-    caches.has_distances, caches.has_narrow_groups = form.has_distances, form.has_narrow_groups
-    caches.knows_form = all(form)
-    caches.dictionary = await writers_dictionary(conn) if form.is_encoded else None
+    caches.forms = await row_forms(conn, caches.forms)
+    caches.knows_form = all(caches.forms)
+    caches.dictionary = await writers_dictionary(conn) if caches.forms.encoded else None
 
 
 async def stored_form(conn: Connection) -> Dictionary | None:
     """Return the dictionary to encode with; None while only the bytes themselves may be stored."""
-    row = await conn.fetchrow(
-        SQL_FORM, DISTANCES_REVISION, ENCODED_REVISION, NARROW_GROUPS_REVISION, row=FormRow
-    )
-    return await writers_dictionary(conn) if row is not None and row.is_encoded else None
+    return await writers_dictionary(conn) if (await row_forms(conn)).encoded else None
 
 
 async def writers_dictionary(conn: Connection) -> Dictionary:

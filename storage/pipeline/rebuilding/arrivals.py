@@ -73,7 +73,7 @@ WHERE m.event_id = ANY($1::text[])
 """
 
 SQL_CHAINS_BEGUN: Final[LiteralString] = """
-SELECT event_nid, chain_nid
+SELECT event_nid, COALESCE(chain_nid, -event_nid) AS chain_nid
 FROM auth_chains
 WHERE event_nid = ANY($1::bigint[]) AND sequence_number = 1
 """

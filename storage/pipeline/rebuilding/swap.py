@@ -275,7 +275,7 @@ ON CONFLICT (room_nid, state_key_nid) DO UPDATE SET :entry.update(EXCLUDED)
 SQL_DROP_LINKS: Final[LiteralString] = """
 DELETE FROM auth_chain_links l
 USING (
-    SELECT DISTINCT a.chain_nid
+    SELECT DISTINCT COALESCE(a.chain_nid, -a.event_nid) AS chain_nid
     FROM pg_temp.events s
     JOIN auth_chains a ON a.event_nid = s.event_nid
     WHERE s.room_nid = $1::int AND s.state_key_nid IS NOT NULL
@@ -290,18 +290,19 @@ WHERE l.chain_nid = own.chain_nid
     )
 """
 
-SQL_DROP_POSITIONS: Final[LiteralString] = """
+SQL_DROP_POSITIONS: Final[LiteralString] = compose(
+    """
 DELETE FROM auth_chains a
 USING pg_temp.events s
 WHERE a.event_nid = s.event_nid AND s.room_nid = $1::int
     AND NOT EXISTS (
         SELECT
         FROM pg_temp.auth_chains c
-        WHERE c.event_nid = a.event_nid AND c.chain_nid = a.chain_nid
-            AND c.sequence_number = a.sequence_number
-            AND c.event_id = a.event_id AND c.state_key = a.state_key
+        WHERE c.event_nid = a.event_nid AND (:position.of(c)) IS NOT DISTINCT FROM (:position.of(a))
     )
-"""
+""",
+    AUTH_CHAINS.chosen("position"),
+).sql
 
 SQL_SET_POSITIONS: Final[LiteralString] = compose(
     """
@@ -320,7 +321,7 @@ SQL_SET_LINKS: Final[LiteralString] = compose(
 INSERT INTO auth_chain_links AS o (:link.columns)
 SELECT :link.of(l)
 FROM (
-    SELECT DISTINCT c.chain_nid
+    SELECT DISTINCT COALESCE(c.chain_nid, -c.event_nid) AS chain_nid
     FROM pg_temp.auth_chains c
     JOIN pg_temp.events s ON s.event_nid = c.event_nid
     WHERE s.room_nid = $1::int
