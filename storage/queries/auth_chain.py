@@ -35,9 +35,11 @@ SQL_AUTH_CHAIN: Final[LiteralString] = compose(
 WITH RECURSIVE
 given AS MATERIALIZED (  -- by number, or by id
     SELECT $2::text::bigint[] || ARRAY(
-        SELECT event_nid
-        FROM events
-        WHERE event_id = ANY((SELECT $1::text::text[])::text[])
+        SELECT e.event_nid
+        -- one by one: a bitmap of a hash index compares each row with all ids
+        FROM unnest($1::text::text[]) AS wanted (event_id)
+        CROSS JOIN LATERAL (SELECT event_nid FROM events
+            WHERE event_id = wanted.event_id OFFSET 0) AS e
     ) AS nids
 ),
 placed AS MATERIALIZED (
@@ -245,8 +247,12 @@ WHERE x.event_id = ANY($1::text[])
 SQL_LOOSE: Final[LiteralString] = """
 WITH
 given AS MATERIALIZED (
-    SELECT ARRAY(SELECT event_nid FROM events
-        WHERE event_id = ANY((SELECT $1::text::text[])::text[])) AS nids
+    SELECT ARRAY(
+        SELECT e.event_nid
+        FROM unnest($1::text::text[]) AS wanted (event_id)
+        CROSS JOIN LATERAL (SELECT event_nid FROM events
+            WHERE event_id = wanted.event_id OFFSET 0) AS e
+    ) AS nids
 )
 SELECT event_id
 FROM events
