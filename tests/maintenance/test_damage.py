@@ -165,13 +165,6 @@ DAMAGES = {
         {"state_groups"},
         mended=False,
     ),
-    "path": Damage(
-        "UPDATE state_groups SET path = set_byte(path, 1, get_byte(path, 1) + 1) "
-        "WHERE state_group = "
-        "(SELECT max(state_group) FROM state_groups WHERE octet_length(path) > 1)",
-        {"state_groups"},
-        mended=False,
-    ),
     "members not apart": Damage(
         "UPDATE state_groups SET key_nids = key_nids || member_key_nids, "
         "event_nids = event_nids || member_event_nids, "
@@ -247,9 +240,11 @@ DAMAGES = {
         {"auth_chains"},
         mended=True,
     ),
-    "links lost": Damage("DELETE FROM auth_chain_links", {"auth_chains"}, mended=True),
+    "links lost": Damage(
+        "UPDATE auth_chains SET link_1 = NULL, link_2 = NULL", {"auth_chains"}, mended=True
+    ),
     "link too far": Damage(
-        "UPDATE auth_chain_links SET target_sequence_number = target_sequence_number + 1",
+        "UPDATE auth_chains SET link_1 = link_1 + 1 WHERE link_1 IS NOT NULL",
         {"auth_chains"},
         mended=True,
     ),
