@@ -7,18 +7,21 @@ level, the highest first. So the level of each row follows from the last row alo
 from collections.abc import Iterator, Sequence
 from typing import Final, LiteralString, NamedTuple
 
+from storage.database.columns import OWN_ENTRIES
 from storage.database.connection import Connection
+from storage.database.placeholders import compose
 from storage.state.delta_levels import unpack
 
-SQL_PATH: Final[LiteralString] = """
+SQL_PATH: Final[LiteralString] = compose(
+    """
 SELECT g.state_group, g.entry_count, g.runs, g.audience,
-    COALESCE(cardinality(g.key_nids), 0) + COALESCE(cardinality(g.member_key_nids), 0) AS entries
-FROM state_groups w
-CROSS JOIN LATERAL unnest(w.back) WITH ORDINALITY AS step (back, place)
-JOIN state_groups g ON g.state_group = w.state_group - step.back
-WHERE w.state_group = $1::bigint
+    (SELECT count(*) FROM :own_entries.call(g) AS own) AS entries
+FROM state_path($1::bigint) AS step
+JOIN state_groups g ON g.state_group = step.part
 ORDER BY step.place
-"""
+""",
+    OWN_ENTRIES,
+).sql
 
 SQL_GROUPS_OF: Final[LiteralString] = """
 SELECT state_group_before, COALESCE(state_group_after, state_group_before) AS state_group_after,
