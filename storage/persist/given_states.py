@@ -18,10 +18,10 @@ States = Mapping[EventId, tuple[EventId, ...]]
 
 SQL_GIVEN: Final[LiteralString] = """
 SELECT e.event_id, t.type, k.state_key, e.rejected
-FROM events e
+FROM unnest($1::text[]) AS wanted (id)
+CROSS JOIN LATERAL (SELECT * FROM events WHERE event_id = wanted.id OFFSET 0) AS e
 JOIN state_keys k USING (state_key_nid)
 JOIN event_types t ON t.type_nid = k.type_nid
-WHERE e.event_id = ANY($1::text[])
 """
 
 

@@ -26,8 +26,8 @@ SELECT s.*,
     CASE WHEN s.soft_failed THEN (
         SELECT e.refused FROM events e WHERE e.event_nid = s.event_nid
     ) END AS refused
-FROM stored_events s
-WHERE s.event_id = ANY($1::text[])
+FROM unnest($1::text[]) AS wanted (id)
+CROSS JOIN LATERAL (SELECT * FROM stored_events WHERE event_id = wanted.id OFFSET 0) AS s
 """
 
 

@@ -39,11 +39,11 @@ LIMIT $2::int
 SQL_STORED_KEYS: Final[LiteralString] = """
 SELECT e.event_id, r.room_id, t.type, k.state_key, e.rejected, e.outlier,
     is_out_of_band(e) AS out_of_band
-FROM events e
+FROM unnest($1::text[]) AS wanted (id)
+CROSS JOIN LATERAL (SELECT * FROM events WHERE event_id = wanted.id OFFSET 0) AS e
 JOIN rooms r USING (room_nid)
 JOIN event_types t ON t.type_nid = e.type_nid
 LEFT JOIN state_keys k ON k.state_key_nid = e.state_key_nid
-WHERE e.event_id = ANY($1::text[])
 """
 
 

@@ -52,8 +52,9 @@ SQL_WHOLE_STATE: Final[LiteralString] = """
 WITH
 fetched AS MATERIALIZED (
     SELECT e.state_key_nid, e.event_id
-    FROM events e
-    WHERE e.event_id = ANY($3::text[]) AND e.room_nid = $1::int AND e.membership IS NOT NULL
+    FROM unnest($3::text[]) AS wanted (id)
+    CROSS JOIN LATERAL (SELECT * FROM events WHERE event_id = wanted.id OFFSET 0) AS e
+    WHERE e.room_nid = $1::int AND e.membership IS NOT NULL
         AND e.rejected IS NULL AND NOT is_out_of_band(e)
 )
 SELECT event_id

@@ -26,8 +26,8 @@ WHERE e.event_nid = ANY($1::bigint[])
 
 SQL_NIDS_OF: Final[LiteralString] = """
 SELECT event_id, event_nid
-FROM events
-WHERE event_id = ANY($1::text[])
+FROM unnest($1::text[]) AS wanted (id)
+CROSS JOIN LATERAL (SELECT * FROM events WHERE event_id = wanted.id OFFSET 0) AS e
 """
 
 SQL_KEYS: Final[LiteralString] = """

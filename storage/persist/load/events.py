@@ -23,8 +23,8 @@ from storage.persist.model.rows import EventRow, MissingRow
 SQL_EVENTS_BY_ID: Final[LiteralString] = compose(
     """
 SELECT :event.columns
-FROM events
-WHERE event_id = ANY($1::text[])
+FROM unnest($1::text[]) AS wanted (id)
+CROSS JOIN LATERAL (SELECT * FROM events WHERE event_id = wanted.id OFFSET 0) AS e
 """,
     EVENT_ROW,
 ).sql
