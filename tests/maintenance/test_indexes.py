@@ -18,7 +18,7 @@ from storage.maintenance.indexes import compare, lies, prove_indexes
 from storage.maintenance.indexes.catalogue import indexes
 from storage.maintenance.indexes.compare import Entries, Rows, difference
 from storage.maintenance.verify import Finding, verify
-from storage.testing import Odd, build_room, deliver_with_gap
+from storage.testing import Odd, RoomBuilder, build_room, deliver_with_gap
 from tests.conftest import _fresh_database
 from tests.maintenance.damaging import INDEXES, blind, exchange
 from tests.maintenance.rooms import LIVELY, SERVER, deliver
@@ -57,6 +57,19 @@ async def _fill(dsn: str) -> None:
         await store.append([delivery.events[-1].pdu], room_version=room.version, origin="outlier")
         old = build_room(LIVELY, 20, seed=12, sign=False, version="1")
         await deliver(store, deliver_with_gap(old, 5, 6), batch=40)
+        await store.append(two_links().pdus)
+
+
+def two_links() -> RoomBuilder:
+    """A room with a join that cites power levels and join rules, neither of which cites the other.
+
+    So its position in the chain cover has two links.
+    """
+    room = RoomBuilder("11", seed=13)
+    room.start(LOCAL)
+    room.power_levels(LOCAL, users={LOCAL: 100})
+    room.join("@user2:s2.test")
+    return room
 
 
 @pytest.fixture
