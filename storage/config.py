@@ -24,6 +24,7 @@ KNOWN_VARIABLES: Final[frozenset[str]] = frozenset(
         "STORAGE_DSN_FILE",
         "STORAGE_SYNAPSE_DSN",
         "STORAGE_SYNAPSE_DSN_FILE",
+        "STORAGE_ARCHIVE_URL",  # storage/cli/archive.py
         "STORAGE_DATA_DIR",
         "STORAGE_LOG_FORMAT",  # these and the next: storage/cli
         "STORAGE_LOG_LEVEL",

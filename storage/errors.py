@@ -31,6 +31,7 @@ StorageError
 │  ├─ InstanceNameTaken       another process writes under the same name
 │  ├─ PermissionRefused       the role lacks a privilege
 │  └─ ConstraintViolated      a constraint of the schema refused a row
+├─ ArchiveUnavailable         the archive of old events cannot be reached, or is full; repeat later
 ├─ SchemaOutOfDate            the database has an older schema than this package can serve
 ├─ SchemaTooNew               the database has a newer schema than this package can serve
 ├─ MigrationBlocked           a step of a migration has to wait for something
@@ -225,6 +226,13 @@ class ExtraMissing(InputError):
         self.extra = extra
 
 
+class ArchiveRunning(InputError):
+    """Another process archives events, or returns or removes some: wait until it is done."""
+
+    def __init__(self) -> None:
+        super().__init__("another process works on the archive: wait until it is done")
+
+
 class PurgeRefused(InputError):
     """The purge is impossible, or not now: nothing has changed, the message names the remedy."""
 
@@ -352,6 +360,18 @@ class ConstraintViolated(DatabaseError):
     def __init__(self, reason: str, *, constraint: str, sqlstate: str | None = None) -> None:
         super().__init__(f"{constraint}: {reason}", sqlstate=sqlstate)
         self.constraint = constraint
+
+
+class ArchiveUnavailable(StorageError):
+    """The archive of old events cannot be reached, or is full: mend it, then repeat the call.
+
+    Nothing is lost. Events that are not archived can still be read.
+    """
+
+    def __init__(self, reason: str, *, url: str) -> None:
+        super().__init__(f"the archive {url} cannot be used: {reason}")
+        self.reason = reason
+        self.url = url
 
 
 class SchemaOutOfDate(StorageError):

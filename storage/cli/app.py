@@ -12,6 +12,7 @@ from typing import Annotated, Final, NamedTuple
 import typer
 
 from storage.cli import (
+    archive,
     censor,
     demo,
     explain,
@@ -36,6 +37,7 @@ from storage.cli.common import ExitCode, print_json
 from storage.cli.interrupt import Interrupted, ignore_signals, interruptible
 from storage.cli.logs import LogFormat, LogLevel
 from storage.errors import (
+    ArchiveUnavailable,
     DatabaseError,
     InstanceNameTaken,
     PermissionRefused,
@@ -158,6 +160,16 @@ COMMANDS: Final = (
     CliCommand("gc", gc.command, CLEAN, ("gc", f"gc --room {ROOM}")),
     CliCommand("censor", censor.command, CLEAN, ("censor --dry-run", "censor --older-than 30")),
     CliCommand(
+        "archive",
+        archive.command,
+        CLEAN,
+        (
+            "archive --older-than 90 --to /srv/room-archive --dry-run",
+            "archive --older-than 90 --to s3://bucket/rooms",
+            f"archive --back --room {ROOM}",
+        ),
+    ),
+    CliCommand(
         "train-dictionary",
         train_dictionary.command,
         CLEAN,
@@ -219,7 +231,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _exit_code(error: StorageError) -> ExitCode:
     if isinstance(error, InstanceNameTaken | PermissionRefused):  # a repetition changes nothing
         return ExitCode.USAGE
-    if isinstance(error, DatabaseError):
+    if isinstance(error, DatabaseError | ArchiveUnavailable):
         return ExitCode.UNAVAILABLE
     return ExitCode.FINDINGS if isinstance(error, StorageCorrupt) else ExitCode.USAGE
 

@@ -4,11 +4,13 @@ from typing import Annotated, Final
 
 import typer
 
+from storage.cli.archive import print_swept
 from storage.cli.common import DsnOption, JsonOption, amount, print_json
 from storage.cli.interrupt import AGAIN, UNCHANGED, run
 from storage.cli.maintaining import maintained
 from storage.cli.progress import ProgressDisplay, QuietOption
 from storage.maintenance.censor import Censored, censor
+from storage.maintenance.cold_archive import Swept, sweep_if_free
 from storage.observability.progress import Report
 
 DAY_MS: Final = 86_400_000
@@ -36,7 +38,8 @@ def command(
     """
     age_ms = None if older_than is None else round(older_than * DAY_MS)
     with ProgressDisplay(quiet=quiet) as show:
-        done = run(_censor(dsn, age_ms, show, dry_run=dry_run), UNCHANGED if dry_run else AGAIN)
+        work = _censor(dsn, age_ms, show, dry_run=dry_run)
+        done, swept = run(work, UNCHANGED if dry_run else AGAIN)
     if as_json:
         print_json(
             {
@@ -45,10 +48,12 @@ def command(
                 "left": done.left,
                 "busy": done.busy,
                 "waiting": done.waiting,
+                "archive": swept._asdict(),
             }
         )
         return
     _print_censored(done, dry_run=dry_run)
+    print_swept(swept)
 
 
 def _print_censored(done: Censored, *, dry_run: bool) -> None:
@@ -67,6 +72,7 @@ def _print_censored(done: Censored, *, dry_run: bool) -> None:
 
 async def _censor(
     dsn: str | None, older_than_ms: int | None, show: Report, *, dry_run: bool
-) -> Censored:
+) -> tuple[Censored, Swept]:
     async with maintained(dsn) as database:
-        return await censor(database, older_than_ms=older_than_ms, dry_run=dry_run, report=show)
+        done = await censor(database, older_than_ms=older_than_ms, dry_run=dry_run, report=show)
+        return done, Swept() if dry_run else await sweep_if_free(database, report=show)

@@ -5,6 +5,7 @@ from typing import Annotated, Any, Final, NamedTuple
 
 import typer
 
+from storage.cli.archive import print_swept
 from storage.cli.common import (
     DsnOption,
     JsonOption,
@@ -16,7 +17,9 @@ from storage.cli.common import (
 from storage.cli.interrupt import AGAIN, UNCHANGED, run
 from storage.cli.maintaining import maintained
 from storage.cli.progress import ProgressDisplay, QuietOption
+from storage.database.connection import Database
 from storage.errors import InputError
+from storage.maintenance.cold_archive import Swept, sweep_if_free
 from storage.maintenance.local_server import local_server_name
 from storage.maintenance.purge import (
     Purged,
@@ -134,45 +137,51 @@ def command(
     wanted = WantedPurge(room_id, before, before_ts, whole, force, local, retention, dry_run)
     with ProgressDisplay(quiet=quiet) as show:
         work = _purge(dsn, server_name, wanted, show)
-        purged = run(work, UNCHANGED if dry_run else AGAIN)
-    _print_purged(purged, dry_run=dry_run, as_json=as_json)
+        purged, swept = run(work, UNCHANGED if dry_run else AGAIN)
+    _print_purged(purged, swept, dry_run=dry_run, as_json=as_json)
 
 
 async def _purge(
     dsn: str | None, server_name: str | None, wanted: WantedPurge, show: Report
-) -> list[Purged]:
+) -> tuple[list[Purged], Swept]:
+    """Purge, then remove what was purged from the archive."""
     async with maintained(dsn) as database:
         name = await local_server_name(database, server_name)
-        if wanted.retention:
-            purges = purge_retention(
-                database, server_name=name, dry_run=wanted.dry_run, report=show
-            )
-            return [one async for one in purges]
-        if wanted.room_id is None:
-            return [one async for one in resume(database, server_name=name, report=show)]
-        if wanted.whole:
-            return [
-                await purge_room(
-                    database,
-                    wanted.room_id,
-                    server_name=name,
-                    force=wanted.force,
-                    dry_run=wanted.dry_run,
-                    report=show,
-                )
-            ]
+        purged = await _purge_tables(database, name, wanted, show)
+        return purged, Swept() if wanted.dry_run else await sweep_if_free(database, report=show)
+
+
+async def _purge_tables(
+    database: Database, name: str, wanted: WantedPurge, show: Report
+) -> list[Purged]:
+    if wanted.retention:
+        purges = purge_retention(database, server_name=name, dry_run=wanted.dry_run, report=show)
+        return [one async for one in purges]
+    if wanted.room_id is None:
+        return [one async for one in resume(database, server_name=name, report=show)]
+    if wanted.whole:
         return [
-            await purge_history(
+            await purge_room(
                 database,
                 wanted.room_id,
                 server_name=name,
-                before_event_id=wanted.before,
-                before_ts=wanted.before_ts,
-                local=wanted.local,
+                force=wanted.force,
                 dry_run=wanted.dry_run,
                 report=show,
             )
         ]
+    return [
+        await purge_history(
+            database,
+            wanted.room_id,
+            server_name=name,
+            before_event_id=wanted.before,
+            before_ts=wanted.before_ts,
+            local=wanted.local,
+            dry_run=wanted.dry_run,
+            report=show,
+        )
+    ]
 
 
 async def _jobs(dsn: str | None) -> list[ListedJob]:
@@ -200,9 +209,10 @@ def _milliseconds(date: str) -> int:
     return int((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1000)
 
 
-def _print_purged(purged: list[Purged], *, dry_run: bool, as_json: bool) -> None:
+def _print_purged(purged: list[Purged], swept: Swept, *, dry_run: bool, as_json: bool) -> None:
     if as_json:
-        print_json({"dry_run": dry_run, "rooms": [_document(one) for one in purged]})
+        rooms = [_document(one) for one in purged]
+        print_json({"dry_run": dry_run, "rooms": rooms, "archive": swept._asdict()})
         return
     for one in purged:
         summary = f"{one.room_id}: {amount(one.events, 'event')}"
@@ -218,6 +228,7 @@ def _print_purged(purged: list[Purged], *, dry_run: bool, as_json: bool) -> None
         typer.echo(f"{summary} would be purged" if dry_run else f"{summary} purged{more}")
     if not purged:
         typer.echo("nothing to purge")
+    print_swept(swept)
 
 
 def _document(purged: Purged) -> dict[str, Any]:

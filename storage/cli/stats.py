@@ -6,12 +6,13 @@ from typing import Annotated, Any, Final, NamedTuple
 
 import typer
 
-from storage.cli.common import DsnOption, JsonOption, print_json, print_rows, print_values
+from storage.cli.common import DsnOption, JsonOption, amount, print_json, print_rows, print_values
 from storage.cli.interrupt import run
 from storage.cli.maintaining import maintained
 from storage.cli.places import described
 from storage.config import Config
 from storage.database.connection import Connection
+from storage.maintenance.cold_archive.sizes import DAYS, ArchiveSizes, archive_sizes
 from storage.maintenance.growth import EVENTS_MIN, Forecast, Growth, forecast, full_days, growth
 from storage.maintenance.sizes import (
     LargeState,
@@ -43,6 +44,7 @@ class Stats(NamedTuple):
     growth: list[Growth]
     forecast: list[Forecast]
     forms: StoredForms
+    archive: ArchiveSizes
 
 
 def command(
@@ -74,7 +76,8 @@ async def read_stats(conn: Connection, top: int = 10) -> Stats:
     days = await full_days(conn, now_ms)
     expected = forecast(found.database_bytes, an_event, found.events, days)
     forms = await stored_forms(conn)
-    return Stats(found, tables, await largest_states(conn, top), grown, expected, forms)
+    archive = await archive_sizes(conn)
+    return Stats(found, tables, await largest_states(conn, top), grown, expected, forms, archive)
 
 
 def bytes_per_event(found: StoreCounts, tables: list[TableSize]) -> float:
@@ -95,6 +98,7 @@ def as_document(stats: Stats) -> dict[str, Any]:
         "growth": [period._asdict() for period in stats.growth],
         "forecast": [expected._asdict() for expected in stats.forecast],
         "stored_forms": stats.forms._asdict() | {"saving": stats.forms.saving},
+        "archive": stats.archive._asdict(),
         "largest_states": [state._asdict() for state in stats.states],
     }
 
@@ -111,7 +115,20 @@ def overview(stats: Stats) -> dict[str, object]:
     values["database bytes"] = (
         f"{found.database_bytes:,}, {_per(found.database_bytes, found.events):,} an event"
     )
-    return values | forms_overview(stats.forms, found.events)
+    return (
+        values
+        | forms_overview(stats.forms, found.events)
+        | {"archive": archive_overview(stats.archive)}
+    )
+
+
+def archive_overview(sizes: ArchiveSizes) -> str:
+    """Return what is archived, and what archiving would save, for people."""
+    return (
+        f"{amount(sizes.events, 'event')} in {amount(sizes.packs, 'pack')} of"
+        f" {sizes.pack_bytes:,} bytes; {sizes.archivable:,} others older than {DAYS} days"
+        f" would take {sizes.saving:,} bytes out of the table"
+    )
 
 
 def forms_overview(forms: StoredForms, events: int) -> dict[str, object]:

@@ -1,8 +1,8 @@
-"""Event bytes and their stored form, pure: formats and the dictionaries of zstd.
+"""Event bytes and their stored form, pure: formats, the dictionaries of zstd, packs of the archive.
 
 No I/O, except that the shipped dictionary is read from the package.
 
-Read in this order: codec, format_zstd, format_compact, dictionaries, training.
+Read in this order: codec, format_zstd, format_compact, dictionaries, training, reference, pack.
 """
 
 from storage.codec.codec import (
@@ -10,24 +10,32 @@ from storage.codec.codec import (
     StoredBytes,
     decode,
     decode_recent,
+    dictionaries_of,
     encode,
+    has_references,
     headers_of,
     is_plain,
     plain,
     register,
     remember,
-    unknown_dictionaries,
+    unknown_headers,
 )
 from storage.codec.dictionaries import Dictionary, shipped_dictionary
+from storage.codec.reference import REFERENCE_BYTES, LostBytes, Reference
 from storage.codec.training import train
 
 __all__ = [
+    "REFERENCE_BYTES",
     "Dictionary",
+    "LostBytes",
     "MissingDictionary",
+    "Reference",
     "StoredBytes",
     "decode",
     "decode_recent",
+    "dictionaries_of",
     "encode",
+    "has_references",
     "headers_of",
     "is_plain",
     "plain",
@@ -35,5 +43,5 @@ __all__ = [
     "remember",
     "shipped_dictionary",
     "train",
-    "unknown_dictionaries",
+    "unknown_headers",
 ]

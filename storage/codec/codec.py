@@ -4,6 +4,8 @@ The first byte of `events.json` is the format:
 
 * `{` or white space: the bytes themselves, as received or censored.
 * 0xC1 and 0xC2: `format_zstd` and `format_compact`. 3 bytes name the dictionary.
+* 0xA1: `reference`, to one of the above in the archive. A reader never sees it, as a connection
+  replaces it (`storage.database.archived_bytes`).
 
 Any other byte is damage. A single flipped bit never turns one format into another.
 
@@ -17,9 +19,10 @@ from typing import Any, Final, NewType
 
 from zstandard import ZstdError
 
-from storage.codec import format_compact, format_zstd
+from storage.codec import format_compact, format_zstd, reference
 from storage.codec.dictionaries import Dictionary, shipped_dictionary
 from storage.codec.format_zstd import HEADER_BYTES
+from storage.codec.reference import LostBytes
 from storage.errors import StorageCorrupt
 
 StoredBytes = NewType("StoredBytes", object)
@@ -31,6 +34,7 @@ CACHED_BYTES_MAX: Final = 2_048
 
 _ZSTD: Final = format_zstd.FORMAT
 _COMPACT: Final = format_compact.FORMAT
+_REFERENCE: Final = reference.FORMAT
 
 _PLAIN: Final = frozenset((b"{", b" ", b"\t", b"\r", b"\n"))
 
@@ -140,20 +144,28 @@ def headers_of(dictionary: Dictionary) -> list[bytes]:
     return [_ZSTD + dictionary.key, _COMPACT + dictionary.key]
 
 
-def unknown_dictionaries(column: Iterable[Any]) -> set[int]:
-    """Return the ids of the dictionaries that decoding this column needs and that are missing.
+def unknown_headers(column: Iterable[Any]) -> set[bytes]:
+    """Return the headers of a column that `decode` has no dictionary for, with those of plain text.
 
-    A column has stored forms and None. One that is damaged needs none.
+    A column has stored forms and None.
     """
-    headers = {one[:HEADER_BYTES] for one in column if one is not None}
-    return {
-        int.from_bytes(header[1:])
-        for header in headers
-        if header not in _readers and header[:1] in (_ZSTD, _COMPACT)
-    }
+    return {one[:HEADER_BYTES] for one in column if one is not None}.difference(_readers)
+
+
+def has_references(headers: Iterable[bytes]) -> bool:
+    """Return whether some of these headers are those of references to the archive."""
+    return any(header[:1] == _REFERENCE for header in headers)
+
+
+def dictionaries_of(headers: Iterable[bytes]) -> set[int]:
+    """Return the ids of the dictionaries that these headers name. One that is damaged has none."""
+    return {int.from_bytes(one[1:]) for one in headers if one[:1] in (_ZSTD, _COMPACT)}
 
 
 def _unknown(data: bytes, event_id: str) -> StorageCorrupt:
+    if isinstance(data, LostBytes):
+        reason = f"the bytes of an archived event are lost: {data.reason}"
+        return StorageCorrupt(reason, event_id=event_id, pack=data.pack, url=data.url)
     if len(data) > HEADER_BYTES and data[:1] in (_ZSTD, _COMPACT):
         return MissingDictionary(
             "the dictionary of an event's bytes is not stored, or is damaged",

@@ -10,7 +10,8 @@ open transactions on its own, cache results, or build SQL.
     # repeats the whole work on a conflict
     await database.run(lambda conn: store_batch(conn, batch))
 
-Rows with bytes of events are ready to be decoded (`storage.database.dictionaries`).
+Rows with bytes of events are ready to be decoded (`storage.database.dictionaries`), also where
+these are in the archive.
 
 Connections keep no state between uses (no SET, no session locks, no open cursors). So nothing is
 reset when one returns to the pool, which would cost a round trip each time.
@@ -116,7 +117,7 @@ class Connection:
         if record is None:
             return None
         if positions := stored_fields(row):
-            await load_for(self, [record], positions)
+            [record] = await load_for(self, [record], positions)
         return row._make(record)  # NamedTuple's public method
 
     async def fetchval(self, sql: str, *args: object) -> Any:
@@ -161,6 +162,11 @@ class Connection:
         return int(known or self._driver.get_server_pid())
 
     @property
+    def pack_urls(self) -> dict[int, str]:
+        """Return where packs of the archive are, as far as this session knows; it may be added."""
+        return {} if self._session is None else self._session.pack_urls
+
+    @property
     def server(self) -> object:
         """Return the note of the pool's user about the server; None for a new session."""
         return None if self._session is None else self._session.server
@@ -175,7 +181,7 @@ class Connection:
     ) -> list[Any]:
         rows: list[Any] = await self._call(sql, self._driver.fetch, sql, *args)
         if positions := stored_fields(row):
-            await load_for(self, rows, positions)
+            return await load_for(self, rows, positions)
         return rows
 
     async def _call(

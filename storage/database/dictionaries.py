@@ -17,7 +17,15 @@ from typing import Any, Final, LiteralString, NamedTuple, Protocol, TypeVar, get
 
 from zstandard import ZstdError
 
-from storage.codec import Dictionary, StoredBytes, register, unknown_dictionaries
+from storage.codec import (
+    Dictionary,
+    StoredBytes,
+    dictionaries_of,
+    has_references,
+    register,
+    unknown_headers,
+)
+from storage.database.archived_bytes import resolve
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -49,6 +57,10 @@ class RowQueries(Protocol):
     async def fetch(self, sql: str, /, *args: object, row: type[R]) -> list[R]:
         """Return all rows."""
 
+    @property
+    def pack_urls(self) -> dict[int, str]:
+        """Return the packs whose place is known (`storage.database.archived_bytes`)."""
+
 
 @cache
 def stored_fields(row: type[NamedTuple]) -> tuple[int, ...]:
@@ -67,14 +79,20 @@ async def load_dictionaries(conn: RowQueries, dictionary_ids: Iterable[int]) -> 
         register_row(row)
 
 
-async def load_for(conn: RowQueries, records: Sequence[Any], positions: Iterable[int]) -> None:
-    """Register the dictionaries that rows need; ``positions`` are their columns of bytes.
+async def load_for(conn: RowQueries, records: list[Any], positions: Sequence[int]) -> list[Any]:
+    """Return rows that can be decoded; ``positions`` are their columns of bytes.
 
-    Decoding raises `MissingDictionary` with the event id for one that is left out.
+    Register the dictionaries that they need. Decoding raises `MissingDictionary` with the event id
+    for one that is left out. Replace references to the archive by the bytes.
     """
     for at in positions:
-        if unknown := unknown_dictionaries([record[at] for record in records]):
+        headers = unknown_headers([record[at] for record in records])
+        if has_references(headers):
+            records = await resolve(conn, records, positions)
+            headers = unknown_headers([record[at] for record in records])
+        if unknown := dictionaries_of(headers):
             await load_dictionaries(conn, unknown)
+    return records
 
 
 async def newest_dictionary(conn: RowQueries) -> Dictionary | None:

@@ -79,6 +79,8 @@ BEGIN
                 'auth_distance_4)',
                 'SELECT, UPDATE, DELETE'),
             ('dictionaries', 'SELECT, INSERT', 'SELECT, INSERT'),
+            ('archive_packs', 'SELECT', 'SELECT, INSERT, UPDATE, DELETE'),
+            ('archive_garbage', 'SELECT', 'SELECT, INSERT, UPDATE, DELETE'),
             ('reordered_events', 'SELECT, INSERT', 'SELECT, INSERT, UPDATE, DELETE'),
             ('missing_events',
                 'SELECT, INSERT, UPDATE (superseded, child_nids), DELETE',
@@ -152,7 +154,8 @@ BEGIN
             'principal_nids', 'type_nids', 'state_key_nids', 'room_nids', 'event_nids',
             'events_stream', 'state_group_nids', 'auth_chain_nids', 'writer_nids',
             'account_data_stream', 'to_device_stream', 'receipts_stream', 'caches_stream',
-            'published_facts_stream', 'sliding_connection_nids', 'import_numbers', 'purge_job_ids'
+            'published_facts_stream', 'sliding_connection_nids', 'import_numbers', 'purge_job_ids',
+            'archive_pack_numbers'
         ]) AS s (name)
         JOIN pg_class c ON c.oid = to_regclass(quote_ident(s.name))
     LOOP

@@ -57,6 +57,9 @@ NARROW_GROUPS_REVISION: Final = "0033"
 INLINE_LINKS_REVISION: Final = "0034"
 """From this step on positions have their links (storage/graph/chain_rows.py)."""
 
+ARCHIVE_REVISION: Final = "0027"
+"""From this step on events may be archived (storage/maintenance/cold_archive/run.py)."""
+
 ONE_CONNECTION: Final = Config(pool_size_max=1, instance_name="migrate")
 """No writer has this name, so that a migration does not count as a live writer."""
 

@@ -140,6 +140,7 @@ class Session:
         "idle_since",
         "is_over",
         "is_read_only",
+        "pack_urls",
         "server",
     )
 
@@ -160,6 +161,8 @@ class Session:
         """Whether Postgres refuses every write of the session."""
         self.server: object = None
         """A note of the user of the pool about the server."""
+        self.pack_urls: dict[int, str] = {}
+        """Where packs of the archive are (`storage.database.archived_bytes`)."""
         self.idle_since: float = 0.0
         self.is_over: bool = False
         """It was ended on purpose: ignore a result that still arrived over it."""

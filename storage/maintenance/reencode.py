@@ -43,13 +43,14 @@ FROM (
 ) AS part
 """
 
-SQL_OTHER_FORMS: Final[LiteralString] = """
+SQL_OTHER_FORMS: Final[LiteralString] = r"""
 SELECT e.event_nid, e.event_id, r.room_id, r.room_version, t.type, e.redacted_form, e.json
 FROM events e
 JOIN rooms r USING (room_nid)
 JOIN event_types t USING (type_nid)
 WHERE e.event_nid > $1::bigint AND e.event_nid <= $2::bigint
     AND substring(e.json FOR 4) <> ALL ($3::bytea[])
+    AND substring(e.json FOR 1) <> '\xa1'::bytea  -- it stays in the archive
 ORDER BY e.event_nid
 FOR NO KEY UPDATE OF e SKIP LOCKED
 """

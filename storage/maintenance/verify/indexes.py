@@ -10,6 +10,7 @@ APART: Final = frozenset(
     {
         "account_data",
         "alembic_version",
+        "archive_garbage",
         "background_jobs",
         "cache_invalidations",
         "cursors",

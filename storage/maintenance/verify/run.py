@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator, Callable, Collection
 from typing import Final, LiteralString
 
 from storage.database.connection import Connection, Database
+from storage.maintenance.cold_archive.check import check_archive
 from storage.maintenance.indexes import Lie, lies
 from storage.maintenance.totals import event_total
 from storage.maintenance.verify.auth_results import check_auth_results
@@ -66,6 +67,7 @@ DATABASE_CHECKS: Final[tuple[Callable[[Connection], AsyncIterator[Finding]], ...
     check_positions,
     check_sequences,
     check_connections,
+    check_archive,
     check_indexes,
 )
 

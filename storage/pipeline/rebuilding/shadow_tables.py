@@ -33,7 +33,8 @@ BEGIN
         FROM pg_class
         WHERE relnamespace = live AND relkind = 'r'
             AND relname NOT IN ('alembic_version', 'schema_compatibility', 'deployment',
-                'principals', 'event_types', 'state_keys', 'dictionaries', 'import_events')
+                'principals', 'event_types', 'state_keys', 'dictionaries', 'archive_packs',
+                'import_events')
     LOOP
         EXECUTE format('CREATE TEMP TABLE %1$I (LIKE %1$I INCLUDING ALL)', name);
     END LOOP;

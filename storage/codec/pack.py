@@ -1,0 +1,141 @@
+r"""The layout of a pack: the stored forms of many events in one file of the archive.
+
+    8 bytes    RSPACK1\n
+    records    each: CRC-32, 4 bytes, then the stored form
+    index      JSON in zstd: [[room id, [[event id, offset, length], …]], …]
+    4 bytes    the length of the index
+    32 bytes   SHA-256 of the index and its length
+    8 bytes    RSPACKE\n
+
+The checksum of a record covers its reference, too: with a wrong reference, no record of the file
+fits. A record is removed by zeros in its place, so the offsets of others never change. The index
+keeps its entry, which has no content of the event.
+
+A pack can be read without the database: the index has what decoding needs, but for dictionaries.
+"""
+
+from collections.abc import Iterable, Iterator
+from hashlib import sha256
+from itertools import groupby
+from typing import Any, Final, NamedTuple
+from zlib import crc32
+
+import orjson
+from zstandard import ZstdCompressor, ZstdDecompressor, ZstdError
+
+from storage.codec.reference import LENGTH_MAX, Reference
+
+START: Final = b"RSPACK1\n"
+END: Final = b"RSPACKE\n"
+CHECKSUM_BYTES: Final = 4
+TRAILER_BYTES: Final = 4 + 32 + len(END)
+INDEX_MAX: Final = 1 << 30
+LEVEL: Final = 3
+
+
+class PackEntry(NamedTuple):
+    """A line of the index; the room id is needed to decode."""
+
+    room_id: str
+    event_id: str
+    offset: int
+    length: int
+
+    def reference(self, pack: int) -> Reference:
+        """Return the reference to it in this pack."""
+        return Reference(pack, self.offset, self.length)
+
+
+class PackBuilder:
+    """The bytes of a pack, in memory."""
+
+    def __init__(self, pack: int) -> None:
+        self.pack = pack
+        self.entries: list[PackEntry] = []
+        self.size = len(START)
+        self._parts = [START]
+
+    def add(self, room_id: str, event_id: str, stored: Any) -> Reference:
+        """Append a stored form; raise ValueError if it is too long for a reference."""
+        if len(stored) > LENGTH_MAX:
+            raise ValueError("the stored form of an event is too long for the archive")
+        entry = PackEntry(room_id, event_id, self.size, len(stored))
+        reference = entry.reference(self.pack)
+        self._parts += (_checksum(reference, stored), stored)
+        self.entries.append(entry)
+        self.size += CHECKSUM_BYTES + len(stored)
+        return reference
+
+    def finished(self) -> bytes:
+        """Return the whole file."""
+        rooms = [
+            [room_id, [list(entry[1:]) for entry in entries]]
+            for room_id, entries in groupby(self.entries, key=lambda entry: entry.room_id)
+        ]
+        index = ZstdCompressor(level=LEVEL).compress(orjson.dumps(rooms))
+        index += len(index).to_bytes(4)
+        return b"".join((*self._parts, index, sha256(index).digest(), END))
+
+
+def record_range(reference: Reference) -> tuple[int, int]:
+    """Return where the record of a reference begins and ends."""
+    return reference.offset, reference.offset + CHECKSUM_BYTES + reference.length
+
+
+def stored_form(reference: Reference, record: bytes) -> bytes:
+    """Return the stored form in a record; raise ValueError if the record is another one."""
+    checksum, stored = record[:CHECKSUM_BYTES], record[CHECKSUM_BYTES:]
+    if len(stored) != reference.length:
+        raise ValueError("the pack is cut off")
+    if checksum != _checksum(reference, stored):
+        removed = not any(record)
+        raise ValueError("the bytes were removed" if removed else "the checksum is wrong")
+    return stored
+
+
+def index_length(tail: bytes) -> int:
+    """Return the length of the index by the end of a pack; raise ValueError if it is none."""
+    if len(tail) < TRAILER_BYTES or tail[-len(END) :] != END:
+        raise ValueError("the end of the pack is missing")
+    length = int.from_bytes(tail[-TRAILER_BYTES:][:4])
+    if length > INDEX_MAX:
+        raise ValueError("the length of the index is wrong")
+    return length
+
+
+def parse_index(tail: bytes) -> list[PackEntry]:
+    """Return the entries; ``tail`` is a pack from its index on. Raise ValueError for damage."""
+    length = index_length(tail)
+    tail = tail[-(length + TRAILER_BYTES) :]
+    index, digest = tail[: length + 4], tail[length + 4 :][:32]
+    if sha256(index).digest() != digest:
+        raise ValueError("the checksum of the index is wrong")
+    try:
+        rooms = orjson.loads(ZstdDecompressor().decompress(index[:length]))
+    except (ZstdError, orjson.JSONDecodeError) as error:
+        raise ValueError(f"the index cannot be read: {error}") from error
+    return list(_entries(rooms))
+
+
+def damaged_entries(pack: int, data: bytes, entries: Iterable[PackEntry]) -> list[PackEntry]:
+    """Return the entries whose record is damaged; one that was removed is not."""
+    return [entry for entry in entries if not _is_sound(pack, data, entry)]
+
+
+def _is_sound(pack: int, data: bytes, entry: PackEntry) -> bool:
+    reference = entry.reference(pack)
+    start, end = record_range(reference)
+    record = data[start:end]
+    return not any(record) or (
+        len(record) == end - start and record[:CHECKSUM_BYTES] == _checksum(reference, record[4:])
+    )
+
+
+def _entries(rooms: Any) -> Iterator[PackEntry]:
+    for room_id, events in rooms:
+        for event_id, offset, length in events:
+            yield PackEntry(room_id, event_id, offset, length)
+
+
+def _checksum(reference: Reference, stored: bytes) -> bytes:
+    return crc32(stored, crc32(reference.to_bytes())).to_bytes(CHECKSUM_BYTES)

@@ -1,0 +1,230 @@
+"""The rows of `archive_packs`, what killed runs leave, and one process at a time.
+
+    writing ──> filling ──> complete ──> deleting ──> (no row)
+       │                                     ▲
+       └── the run was killed ───────────────┘
+
+The process holds an advisory lock of its session. So a row in the first two states, found under the
+lock, is of a process that was killed.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import asynccontextmanager
+from typing import Final, LiteralString, NamedTuple
+
+from storage.codec.pack import TRAILER_BYTES, PackEntry, index_length, parse_index
+from storage.database.array_text import transposed
+from storage.database.connection import Connection, Database
+from storage.database.pack_store import (
+    ByteRange,
+    LostRange,
+    file_size,
+    read_ranges,
+    remove_file,
+)
+from storage.errors import ArchiveRunning, ArchiveUnavailable, StorageCorrupt
+
+logger: logging.Logger = logging.getLogger(__name__)
+
+ENTRIES: Final = 1_000
+"""Entries of an index that one statement compares with events."""
+
+SQL_LOCK: Final[LiteralString] = "SELECT pg_try_advisory_lock(1919905650)"
+SQL_UNLOCK: Final[LiteralString] = "SELECT pg_advisory_unlock(1919905650)"
+
+SQL_PACKS: Final[LiteralString] = """
+SELECT pack, state, url, bytes, events
+FROM archive_packs
+ORDER BY pack
+"""
+
+SQL_SET_STATE: Final[LiteralString] = """
+UPDATE archive_packs
+SET state = $2::text
+WHERE pack = $1::int
+"""
+
+SQL_DELETE_PACK: Final[LiteralString] = """
+WITH garbage AS (
+    DELETE FROM archive_garbage
+    WHERE pack = $1::int
+)
+DELETE FROM archive_packs
+WHERE pack = $1::int
+"""
+
+SQL_NOTE_UNUSED: Final[LiteralString] = """
+INSERT INTO archive_garbage (pack, record_offset, record_length, event_id)
+SELECT $1::int, i.record_offset, i.record_length, i.event_id
+FROM unnest($2::text[], $3::bigint[], $4::int[], $5::bytea[])
+    AS i (event_id, record_offset, record_length, reference)
+WHERE NOT EXISTS (SELECT FROM events e WHERE e.event_id = i.event_id AND e.json = i.reference)
+ON CONFLICT DO NOTHING
+"""
+
+SQL_HORIZON: Final[LiteralString] = """
+SELECT oldest.xmin::text
+FROM (
+    SELECT backend_xmin AS xmin
+    FROM pg_stat_activity
+    WHERE datname = current_database() AND pid <> pg_backend_pid()
+        AND backend_type IN ('client backend', 'parallel worker')
+    UNION ALL
+    SELECT backend_xid
+    FROM pg_stat_activity
+    WHERE datname = current_database() AND pid <> pg_backend_pid()
+    UNION ALL
+    SELECT backend_xmin FROM pg_stat_replication
+    UNION ALL
+    SELECT xmin FROM pg_replication_slots
+    UNION ALL
+    SELECT pg_snapshot_xmax(pg_current_snapshot())::xid
+) AS oldest
+WHERE oldest.xmin IS NOT NULL
+ORDER BY age(oldest.xmin) DESC
+LIMIT 1
+"""
+
+SQL_NEXT_XID: Final[LiteralString] = "SELECT pg_snapshot_xmax(pg_current_snapshot())::xid::text"
+
+SQL_HAS_PASSED: Final[LiteralString] = "SELECT age($1::text::xid) <= age($2::text::xid)"
+
+SQL_DELETABLE: Final[LiteralString] = """
+SELECT pack, state, url, bytes, events
+FROM archive_packs
+WHERE state = 'deleting' AND age(xmin) > age($1::text::xid)
+ORDER BY pack
+"""
+
+
+class PackRow(NamedTuple):
+    """A pack."""
+
+    pack: int
+    state: str
+    url: str
+    bytes: int
+    events: int
+
+
+@asynccontextmanager
+async def alone(database: Database) -> AsyncIterator[None]:
+    """Be the only process that changes the archive. Raise `ArchiveRunning`."""
+    async with database.connection() as conn:
+        if not await conn.fetchval(SQL_LOCK):
+            raise ArchiveRunning
+        try:
+            yield
+        finally:
+            await conn.fetchval(SQL_UNLOCK)
+
+
+async def packs(conn: Connection) -> list[PackRow]:
+    """Return all packs, by number."""
+    return await conn.fetch(SQL_PACKS, row=PackRow)
+
+
+async def old_snapshots_horizon(database: Database, wait_s: float) -> str:
+    """Return an xid: the writes of all transactions before it are visible to every snapshot.
+
+    Wait so long for the snapshots of now to end. Snapshots of standbys count if they report them
+    (`hot_standby_feedback`), and those of roles whose sessions this role may see.
+    """
+    began = time.monotonic()
+    async with database.connection() as conn:
+        wanted = str(await conn.fetchval(SQL_NEXT_XID))
+        while True:
+            horizon = str(await conn.fetchval(SQL_HORIZON))
+            if (
+                await conn.fetchval(SQL_HAS_PASSED, horizon, wanted)
+                or time.monotonic() - began >= wait_s
+            ):
+                return horizon
+            await asyncio.sleep(wait_s / 50)
+
+
+async def finish_killed(database: Database) -> None:
+    """Bring the packs of killed runs to an end, if they can be reached. Call it under the lock."""
+    async with database.connection() as conn:
+        rows = await packs(conn)
+    for row in rows:
+        if row.state in {"writing", "filling"}:
+            try:
+                await _finish(database, row)
+            except ArchiveUnavailable as error:
+                logger.warning("%s: its pack %s is finished later", error, row.pack)
+
+
+async def _finish(database: Database, row: PackRow) -> None:
+    if row.state == "writing":
+        await drop_pack(database, row.pack, row.url)
+        return
+    await note_unused(database, row.pack, await index_of(row.pack, row.url))
+    async with database.connection() as conn:
+        await conn.execute(SQL_SET_STATE, row.pack, "complete")
+
+
+async def drop_pack(database: Database, pack: int, url: str) -> None:
+    """Remove a file to which nothing refers, then its row."""
+    await asyncio.to_thread(remove_file, url)
+    async with database.connection() as conn:
+        await conn.execute(SQL_DELETE_PACK, pack)
+
+
+async def drop_empty(database: Database, wait_s: float) -> int:
+    """Remove the packs that are empty, unless a snapshot may need them; return their number."""
+    async with database.connection() as conn:
+        if "deleting" not in {row.state for row in await packs(conn)}:
+            return 0
+    horizon = await old_snapshots_horizon(database, wait_s)
+    async with database.connection() as conn:
+        rows = await conn.fetch(SQL_DELETABLE, horizon, row=PackRow)
+    for row in rows:
+        await drop_pack(database, row.pack, row.url)
+    return len(rows)
+
+
+async def note_unused(database: Database, pack: int, entries: Sequence[PackEntry]) -> None:
+    """Note the records to which their event does not refer; the sweep removes them."""
+    for start in range(0, len(entries), ENTRIES):
+        part = entries[start : start + ENTRIES]
+        async with database.connection() as conn:
+            await conn.execute(SQL_NOTE_UNUSED, pack, *_columns(pack, part))
+
+
+async def index_of(pack: int, url: str) -> list[PackEntry]:
+    """Return the index of a pack. Raise `StorageCorrupt` or `ArchiveUnavailable`."""
+    try:
+        return await asyncio.to_thread(read_index, url)
+    except ValueError as error:
+        raise StorageCorrupt(f"the index of a pack: {error}", pack=pack, url=url) from error
+
+
+def read_index(url: str) -> list[PackEntry]:
+    """Return the index of a pack; raise ValueError if it has none, or `ArchiveUnavailable`."""
+    try:
+        size = file_size(url)
+    except FileNotFoundError:
+        raise ValueError("the pack is missing") from None
+    tail = _read(ByteRange(url, max(size - TRAILER_BYTES, 0), size))
+    start = size - TRAILER_BYTES - index_length(tail)
+    if start < 0:
+        raise ValueError("the length of the index is wrong")
+    return parse_index(_read(ByteRange(url, start, size)))
+
+
+def _columns(pack: int, entries: Iterable[PackEntry]) -> list[list[object]]:
+    rows = [
+        (one.event_id, one.offset, one.length, one.reference(pack).to_bytes()) for one in entries
+    ]
+    return transposed(rows, 4)
+
+
+def _read(place: ByteRange) -> bytes:
+    [part] = read_ranges([place])
+    if isinstance(part, LostRange):
+        raise ValueError(part.reason)  # noqa: TRY004  # not a mistake of the caller
+    return part

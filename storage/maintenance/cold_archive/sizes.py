@@ -1,0 +1,45 @@
+"""What the archive holds, and what archiving would take out of the table `events`."""
+
+import time
+from typing import Final, LiteralString, NamedTuple
+
+from storage.database.connection import Connection
+
+DAYS: Final = 90
+DAY_MS: Final = 86_400_000
+
+SQL_SIZES: Final[LiteralString] = """
+SELECT
+    (SELECT count(*) FROM archive_packs) AS packs,
+    (SELECT COALESCE(sum(bytes), 0)::bigint FROM archive_packs) AS pack_bytes,
+    (SELECT count(*) FROM archive_garbage) AS garbage,
+    count(*) FILTER (WHERE octet_length(e.json) = 12) AS events,
+    count(*) FILTER (WHERE octet_length(e.json) >= 64 AND NOT e.outlier
+        AND e.received_ts < $1::bigint) AS archivable,
+    COALESCE(sum(octet_length(e.json) - 12) FILTER (WHERE octet_length(e.json) >= 64
+        AND NOT e.outlier AND e.received_ts < $1::bigint), 0)::bigint AS saving
+FROM events e
+"""
+
+
+class ArchiveSizes(NamedTuple):
+    """The files, records that the sweep will remove, and the events whose bytes are archived.
+
+    ``archivable``: about so many others are older than `DAYS`; ``saving``: the bytes that they
+    would leave in the table.
+    """
+
+    packs: int
+    pack_bytes: int
+    garbage: int
+    events: int
+    archivable: int
+    saving: int
+
+
+async def archive_sizes(conn: Connection, *, now_ms: int | None = None) -> ArchiveSizes:
+    """Count. It reads the whole table, as `storage.maintenance.sizes`."""
+    now = time.time_ns() // 1_000_000 if now_ms is None else now_ms
+    row = await conn.fetchrow(SQL_SIZES, now - DAYS * DAY_MS, row=ArchiveSizes)
+    assert row is not None, "an aggregate has a row"  # noqa: S101  # for the types
+    return row

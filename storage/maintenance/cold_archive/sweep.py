@@ -1,0 +1,177 @@
+"""The sweep: remove records from packs to which no event refers any more.
+
+A trigger notes each in `archive_garbage`: after a purge, `censor`, and the return of events. The
+sweep puts zeros in place of the record, so references to others stay right. A pack without records
+is removed. Where events still refer to a record, only the note goes.
+
+It waits for old snapshots: while one may still read the event as it was, the record stays, for a
+later sweep. A reader without a snapshot that is about to read the file has `GRACE_S` to do so.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Final, LiteralString, NamedTuple
+
+from storage.codec import Reference
+from storage.codec.pack import PackEntry, record_range
+from storage.database.array_text import transposed
+from storage.database.connection import Connection, Database
+from storage.database.pack_store import ByteRange, erase_ranges
+from storage.database.transaction import begun
+from storage.errors import ArchiveRunning
+from storage.maintenance.cold_archive.pack_rows import (
+    alone,
+    drop_empty,
+    finish_killed,
+    old_snapshots_horizon,
+)
+from storage.observability.progress import Counted, Report, silent
+
+BATCH: Final = 10_000
+"""Records removed from a pack at once."""
+
+GRACE_S: Final = 0.5
+SNAPSHOT_GRACES: Final = 6
+"""So much longer it waits for snapshots to end."""
+
+SQL_GARBAGE: Final[LiteralString] = """
+SELECT count(*)
+FROM archive_garbage
+"""
+
+SQL_SWEPT_PACKS: Final[LiteralString] = """
+SELECT p.pack, p.url
+FROM archive_packs p
+WHERE p.state = 'complete' AND EXISTS (SELECT FROM archive_garbage g WHERE g.pack = p.pack)
+ORDER BY p.pack
+"""
+
+SQL_REMOVABLE: Final[LiteralString] = """
+SELECT g.record_offset, g.record_length, g.event_id
+FROM archive_garbage g
+WHERE g.pack = $1::int AND g.record_offset > $2::bigint AND age(g.xmin) > age($3::text::xid)
+ORDER BY g.record_offset
+LIMIT $4::int
+"""
+
+SQL_STILL_USED: Final[LiteralString] = """
+SELECT i.record_offset
+FROM unnest($1::text[], $2::bigint[], $3::bytea[]) AS i (event_id, record_offset, reference)
+WHERE EXISTS (SELECT FROM events e WHERE e.event_id = i.event_id AND e.json = i.reference)
+"""
+
+SQL_FORGET: Final[LiteralString] = """
+DELETE FROM archive_garbage
+WHERE pack = $1::int AND record_offset = ANY($2::bigint[])
+"""
+
+SQL_COUNT_OFF: Final[LiteralString] = """
+UPDATE archive_packs
+SET events = events - $2::int,
+    state = CASE WHEN events <= $2::int THEN 'deleting' ELSE state END
+WHERE pack = $1::int
+"""
+
+
+class SweptPackRow(NamedTuple):
+    """A pack with records to remove."""
+
+    pack: int
+    url: str
+
+
+class GarbageRow(NamedTuple):
+    """A record to which its event referred."""
+
+    record_offset: int
+    record_length: int
+    event_id: str
+
+
+class Swept(NamedTuple):
+    """Records that were removed, those that wait for old snapshots, and removed packs."""
+
+    removed: int = 0
+    waiting: int = 0
+    packs: int = 0
+
+
+async def sweep(database: Database, *, grace_s: float = GRACE_S, report: Report = silent) -> Swept:
+    """Remove what nothing refers to. Raise `ArchiveRunning` or `ArchiveUnavailable`."""
+    async with alone(database):
+        await finish_killed(database)
+        swept = await sweep_packs(database, grace_s=grace_s, report=report)
+        return swept._replace(packs=await drop_empty(database, SNAPSHOT_GRACES * grace_s))
+
+
+async def sweep_if_free(database: Database, *, report: Report = silent) -> Swept:
+    """Do the same at the end of a purge, unless there is nothing to do.
+
+    A process that works on the archive sweeps at its own end: then leave it to that.
+    """
+    async with database.connection() as conn:
+        waiting: int = await conn.fetchval(SQL_GARBAGE)
+    if not waiting:
+        return Swept()
+    try:
+        return await sweep(database, report=report)
+    except ArchiveRunning:
+        return Swept(waiting=waiting)
+
+
+async def sweep_packs(
+    database: Database, *, grace_s: float = GRACE_S, report: Report = silent
+) -> Swept:
+    """Sweep all packs. Call it under the lock."""
+    async with database.connection() as conn:
+        total: int = await conn.fetchval(SQL_GARBAGE)
+        rows = await conn.fetch(SQL_SWEPT_PACKS, row=SweptPackRow)
+    counted, removed = Counted(report, "sweep the archive", total, "records"), 0
+    if not rows:
+        return Swept(0, total)
+    horizon = await old_snapshots_horizon(database, SNAPSHOT_GRACES * grace_s)
+    await asyncio.sleep(grace_s)
+    for row in rows:
+        removed += await _sweep_pack(database, row, horizon, counted)
+    async with database.connection() as conn:
+        return Swept(removed, await conn.fetchval(SQL_GARBAGE))
+
+
+async def _sweep_pack(database: Database, row: SweptPackRow, horizon: str, counted: Counted) -> int:
+    removed, after = 0, -1
+    while True:
+        async with database.connection() as conn:
+            found = await conn.fetch(SQL_REMOVABLE, row.pack, after, horizon, BATCH, row=GarbageRow)
+            if not found:
+                return removed
+            used = await still_used(conn, row.pack, found)
+        unused = [one for one in found if one.record_offset not in used]
+        if unused:
+            await asyncio.to_thread(erase_ranges, _ranges(row, unused))
+        async with database.connection() as conn, begun(conn):
+            await conn.execute(SQL_FORGET, row.pack, [one.record_offset for one in found])
+            await conn.execute(SQL_COUNT_OFF, row.pack, len(unused))
+        removed, after = removed + len(unused), found[-1].record_offset
+        counted.add(len(found))
+
+
+async def still_used(
+    conn: Connection, pack: int, records: Sequence[GarbageRow | PackEntry]
+) -> set[int]:
+    """Return the offsets of those records to which their event refers."""
+    wanted = [
+        (one.event_id, reference.offset, reference.to_bytes())
+        for one in records
+        for reference in (_reference(pack, one),)
+    ]
+    return set(await conn.fetchvals(SQL_STILL_USED, *transposed(wanted, 3)))
+
+
+def _ranges(row: SweptPackRow, garbage: Sequence[GarbageRow]) -> list[ByteRange]:
+    return [ByteRange(row.url, *record_range(_reference(row.pack, one))) for one in garbage]
+
+
+def _reference(pack: int, record: GarbageRow | PackEntry) -> Reference:
+    if isinstance(record, PackEntry):
+        return record.reference(pack)
+    return Reference(pack, record.record_offset, record.record_length)
