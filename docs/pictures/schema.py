@@ -29,6 +29,8 @@ NAMES: Final = Cluster(
         "purge_jobs": "job_id, room_nid, phase",
         "purge_retained_events": "room_nid, event_nid",
         "import_events": "import_number, place, json",
+        "archive_packs": "pack, url, state",
+        "archive_garbage": "pack, record_offset",
     },
 )
 EVENTS: Final = Cluster(

@@ -138,6 +138,9 @@ The second attempt reads what the other wrote.
 INVARIANTS: Final[Mapping[str, str]] = {
     # Numbers come from sequences, and no row is written under an old one.
     "purge_jobs_pkey": "purge_job_ids is a sequence",
+    "archive_packs_pkey": "archive_pack_numbers is a sequence",
+    "archive_packs_state_check": "the states are constants of one package",
+    "archive_garbage_pkey": "written by INSERT … ON CONFLICT DO NOTHING",
     "purge_retained_events_pkey": "written by INSERT … ON CONFLICT",
     "dictionaries_pkey": "written by INSERT … ON CONFLICT",
     "purge_jobs_cut_check": "both come from one cut",

@@ -7,6 +7,7 @@ import asyncio
 import os
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
 from typing import Final
 
 import pytest
@@ -15,6 +16,7 @@ import pytest_asyncio
 import storage
 from storage import InputError, ReadOnly, ReplicaBehind, ResyncNeeded, Store
 from storage.database import Connection
+from storage.maintenance.cold_archive import archive_events, return_events
 from storage.streams.reads import BEHIND, CANCELLED, RESTING, STANDBY
 from storage.testing import build_room
 from tests.failover import ReplicatedPair, ask, value
@@ -60,6 +62,29 @@ async def test_a_process_reads_what_it_wrote_from_the_standby(pair: ReplicatedPa
         found = outcomes(store)
         assert found.keys() == {STANDBY}
         assert found[STANDBY] >= 40
+
+
+async def test_a_standby_reads_archived_events(pair: ReplicatedPair, tmp_path: Path) -> None:
+    room = FailoverRoom(seed=120)
+    async with on_primary(pair, "a") as store:
+        written = await room.write(store, 30)
+        done = await archive_events(
+            store.database,
+            older_than_ms=-1,
+            url=str(tmp_path),
+            room_ids=[room.builder.room_id],
+            grace_s=0,
+        )
+        assert done.events >= 30
+        await pair.caught_up()
+        async with on_standby(pair) as reader:
+            found = await reader.events(written)
+            assert {one: found[one].raw for one in written} == {
+                event.event_id: event.pdu
+                for event in room.builder.events
+                if event.event_id in written
+            }
+        await return_events(store.database, grace_s=0)
 
 
 async def test_a_token_of_another_process_is_waited_for(pair: ReplicatedPair) -> None:
