@@ -3,6 +3,8 @@
 from storage import auth, event, federation, replication, responses, streams, visibility
 from storage.config import Config
 from storage.errors import (
+    ArchiveRunning,
+    ArchiveUnavailable,
     AuthDenied,
     CommitUnknown,
     ConstraintViolated,
@@ -82,6 +84,8 @@ from storage.version import __version__
 __all__ = [
     "Aggregations",
     "AppendResult",
+    "ArchiveRunning",
+    "ArchiveUnavailable",
     "AuthDenied",
     "CommitUnknown",
     "Config",

@@ -29,8 +29,6 @@ NAMES: Final = Cluster(
         "purge_jobs": "job_id, room_nid, phase",
         "purge_retained_events": "room_nid, event_nid",
         "import_events": "import_number, place, json",
-        "archive_packs": "pack, url, state",
-        "archive_garbage": "pack, record_offset",
     },
 )
 EVENTS: Final = Cluster(
@@ -96,6 +94,8 @@ BYTES: Final = Cluster(
     TEAL,
     {
         "dictionaries": "dictionary_id, data",
+        "archive_packs": "pack, url, state",
+        "archive_garbage": "pack, record_offset",
     },
 )
 CLUSTERS: Final = (NAMES, EVENTS, STATE, STREAMS, VISIBILITY, BYTES)

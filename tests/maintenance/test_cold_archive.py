@@ -1,47 +1,44 @@
 """The archive of old event bytes: nothing is lost, and what is deleted is in no file."""
 
 import asyncio
-import json
-import os
 import resource
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 
 import storage
 from storage import Store
-from storage.codec import Reference, StoredBytes, decode
+from storage.codec import decode
 from storage.codec.reference import REFERENCE_BYTES
-from storage.database.arrow_results import arrow_snapshot
-from storage.database.pack_store import list_files, local_path
 from storage.errors import ArchiveRunning, ArchiveUnavailable, InputError, StorageCorrupt
-from storage.maintenance.archive import archive as export_room
-from storage.maintenance.archive import rooms_to_archive
 from storage.maintenance.censor import censor
-from storage.maintenance.cold_archive import archive_events, return_events, sweep, sweep_if_free
+from storage.maintenance.cold_archive import return_events, sweep, sweep_if_free
 from storage.maintenance.cold_archive.pack_rows import alone
 from storage.maintenance.purge import purge_history, purge_room
-from storage.maintenance.reencode import encode_batch
-from storage.pipeline.rebuilding import Rebuilder
-from storage.pipeline.source.decoding import decoded
 from storage.testing import RoomBuilder, build_room
-from tests.cli.running import ROOT, room_storage
+from tests.cli.running import ROOT
+from tests.maintenance.archived import (
+    GRACE_S,
+    SQL_BYTES,
+    USER,
+    BytesRow,
+    anywhere,
+    archive,
+    files,
+    forms,
+    pack_states,
+    raw_bytes,
+    raw_of,
+    references,
+    said_and_archived,
+)
 from tests.maintenance.rooms import LIVELY, SERVER, findings
 from tests.persist.tables import logical_tables
-from tests.stored_bytes import forms_of, store_plainly
-
-pytestmark = pytest.mark.usefixtures("store")
-
-USER = f"@user1:{SERVER}"
-
-GRACE_S = 0.1
-"""No reader of a test takes longer; another database of the server may delay a snapshot."""
 
 
 @pytest.fixture
@@ -57,63 +54,6 @@ async def room(store: Store) -> RoomBuilder:
     made = build_room(LIVELY, 150, seed=8)
     await store.append(made.pdus)
     return made
-
-
-async def archive(store: Store, folder: str, **options: Any) -> Any:
-    options = {"pack_bytes": 10_000, "older_than_ms": -1, "grace_s": GRACE_S} | options
-    return await archive_events(store.database, url=folder, **options)
-
-
-class BytesRow(NamedTuple):
-    event_id: str
-    room_id: str
-    json: StoredBytes
-
-
-SQL_BYTES = """
-SELECT e.event_id, r.room_id, e.json
-FROM events e
-JOIN rooms r USING (room_nid)
-WHERE $1::text IS NULL OR e.event_id = $1::text
-ORDER BY e.event_nid
-"""
-
-
-async def raw_bytes(store: Store) -> dict[str, bytes]:
-    """The bytes of every event, as the package reads them, without any cache."""
-    async with store.database.connection() as conn:
-        rows = await conn.fetch(SQL_BYTES, None, row=BytesRow)
-    return {one.event_id: decode(one.json, one.event_id, one.room_id) for one in rows}
-
-
-async def raw_of(store: Store, event_id: str) -> bytes:
-    async with store.database.connection() as conn:
-        row = await conn.fetchrow(SQL_BYTES, event_id, row=BytesRow)
-    assert row is not None
-    return decode(row.json, row.event_id, row.room_id)
-
-
-async def forms(store: Store) -> dict[str, Any]:
-    async with store.database.connection() as conn:
-        return await forms_of(conn._driver)
-
-
-async def references(store: Store) -> dict[str, Reference]:
-    found = {one: Reference.parse(form) for one, form in (await forms(store)).items()}
-    return {one: reference for one, reference in found.items() if reference is not None}
-
-
-async def pack_states(store: Store) -> list[str]:
-    async with store.database.connection() as conn:
-        return await conn.fetchvals("SELECT state FROM archive_packs ORDER BY pack")
-
-
-def files(folder: str) -> list[Path]:
-    return sorted(path for path in Path(folder).iterdir())
-
-
-def anywhere(folder: str, text: bytes) -> bool:
-    return any(text in path.read_bytes() for path in files(folder))
 
 
 async def test_archived_events_read_the_same(
@@ -185,18 +125,6 @@ async def test_events_return_and_packs_go(store: Store, room: RoomBuilder, folde
     assert await raw_bytes(store) == before
     with pytest.raises(InputError, match=f"no pack {first}"):
         await return_events(store.database, pack=first)
-
-
-async def said_and_archived(store: Store, folder: str) -> tuple[RoomBuilder, list[Any]]:
-    """A room whose messages are stored as plain text, so that a search finds them in files."""
-    room = RoomBuilder("11")
-    room.start(USER)
-    said = [room.message(USER, f"secret-{number}-words") for number in range(40)]
-    await store.append(room.pdus)
-    await store_plainly(store.database)
-    await archive(store, folder, pack_bytes=6_000)
-    assert all(anywhere(folder, f"secret-{number}-words".encode()) for number in range(40))
-    return room, said
 
 
 async def test_a_censored_event_is_in_no_file(store: Store, folder: str) -> None:
@@ -419,87 +347,3 @@ async def test_a_full_disk(store: Store, room: RoomBuilder, folder: str, small_f
     assert await pack_states(store) == []
     assert await raw_bytes(store) == before
     assert await references(store) == {}
-
-
-async def test_a_store_of_fsspec(store: Store, room: RoomBuilder) -> None:
-    """A store in memory has no folders and no ranges of its own, as an object store."""
-    before, url = await raw_bytes(store), f"memory://archive-{os.getpid()}"
-    done = await archive(store, url)
-    assert done.events > 90
-    assert await raw_bytes(store) == before
-    assert await findings(store) == []
-    assert len(list_files(url)) == done.packs
-    assert local_path(url) is None
-    returned = await return_events(store.database, grace_s=GRACE_S)
-    assert (returned.events, returned.packs) == (done.events, done.packs)
-    with pytest.raises(InputError, match="cannot be used"):
-        await archive(store, "unknown-scheme://place")
-
-
-async def test_a_rebuild_leaves_references_as_they_are(
-    dsn: str, store: Store, room: RoomBuilder, folder: str
-) -> None:
-    await archive(store, folder)
-    before = await forms(store)
-    async with Rebuilder.opened(dsn, SERVER) as rebuilder:
-        assert (await rebuilder.rebuild(room.room_id)).events == 0
-    assert await forms(store) == before
-    async with store.database.connection() as conn:
-        assert await conn.fetchval("SELECT count(*) FROM archive_garbage") == 0
-
-
-async def test_an_export_and_a_spark_task_have_the_bytes(
-    dsn: str, store: Store, room: RoomBuilder, folder: str
-) -> None:
-    before = await raw_bytes(store)
-    async with store.database.transaction(isolation="repeatable_read") as conn:
-        [one] = await rooms_to_archive(conn, [room.room_id])
-        lines = [line async for page in export_room(conn, one) for line in page]
-    await archive(store, folder)
-    async with store.database.transaction(isolation="repeatable_read") as conn:
-        assert [line async for page in export_room(conn, one) for line in page] == lines
-
-    def task() -> dict[str, bytes]:
-        with arrow_snapshot(dsn) as arrow:
-            table = arrow.table(
-                "SELECT e.event_id, r.room_id, e.json AS pdu FROM events e JOIN rooms r"
-                " USING (room_nid)"
-            )
-            rows = decoded(arrow, table, "pdu").to_pylist()
-        return {row["event_id"]: row["pdu"] for row in rows}
-
-    assert await asyncio.to_thread(task) == before
-
-
-async def test_encoding_again_leaves_archived_events_there(store: Store, folder: str) -> None:
-    _, said = await said_and_archived(store, folder)
-    before = await references(store)
-    async with store.database.transaction() as conn:
-        await encode_batch(conn, 0, 1_000)
-    assert await references(store) == before
-    assert len(before) >= len(said)
-
-
-async def test_the_command(dsn: str, store: Store, room: RoomBuilder, folder: str) -> None:
-    """It archives, counts in `stats`, returns, and says what is wrong with its arguments."""
-    run = partial(room_storage, STORAGE_DSN=dsn)
-    counted = json.loads(
-        run("archive", "--older-than", "0", "--to", folder, "--dry-run", "--json").stdout
-    )
-    done = run("archive", "--older-than", "0d", "--to", folder)
-    assert done.stdout.startswith(
-        f"{counted['events']} events, {counted['bytes']:,} bytes archived"
-    )
-    stats = json.loads(run("stats", "--json").stdout)["archive"]
-    assert (stats["packs"], stats["events"]) == (1, counted["events"])
-    back = run("archive", "--back", "--json")
-    assert json.loads(back.stdout)["events"] == counted["events"]
-    for wrong in (
-        ["--older-than", "0"],
-        ["--older-than", "soon", "--to", folder],
-        ["--back", "--sweep"],
-        ["--pack", "1", "--sweep"],
-    ):
-        assert run("archive", *wrong).returncode == 2
-    gone = run("archive", "--older-than", "0", "--to", folder + "/none")
-    assert (gone.returncode, "not there" in gone.stderr) == (3, True)
