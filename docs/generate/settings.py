@@ -31,6 +31,7 @@ OTHERS: Final = {
     "STORAGE_LOG_LEVEL": "The least level of log lines, if `--log-level` is not given.",
     "STORAGE_LOG_FORMAT": "`text` or `json`, if `--log-format` is not given.",
     "STORAGE_REDIS": "The address of Redis, if `--redis` is not given.",
+    "STORAGE_ARCHIVE_URL": "The folder of `archive`, if `--to` is not given.",
     "STORAGE_ROLE_PREFIX": "The prefix of the roles that `migrate` creates.",
     "STORAGE_SYNAPSE_DSN": "Synapse's database, for `spark import-synapse`.",
     "STORAGE_SYNAPSE_DSN_FILE": "A file with that DSN.",

@@ -1,4 +1,4 @@
-"""What the archive holds, and what archiving would take out of the table `events`."""
+"""Count what the archive holds, and what archiving would take out of the table `events`."""
 
 import time
 from typing import Final, LiteralString, NamedTuple
