@@ -134,7 +134,10 @@ def write_file(url: str, data: bytes) -> None:
     with _reaching(url):
         if path is None:
             store, name = _remote(url)
-            store.pipe_file(name, data)
+            try:
+                store.pipe_file(name, data)
+            except FileNotFoundError as error:  # the bucket
+                raise ArchiveUnavailable(str(error), url=url) from error
             return
         part = path.with_name(path.name + PART)
         try:
@@ -155,6 +158,7 @@ def remove_file(url: str) -> None:
     with _reaching(url):
         if path is None:
             store, name = _remote(url)
+            store.invalidate_cache()
             if store.exists(name):
                 store.rm_file(name)
             return
@@ -170,6 +174,9 @@ def list_files(folder: str) -> list[str]:
     with _reaching(folder):
         if path is None:
             store, name = _remote(folder)
+            store.invalidate_cache()
+            if not store.exists(name):  # an object store has no empty folders
+                return []
             names = [str(one).rpartition("/")[2] for one in store.ls(name, detail=False)]
         else:
             names = [one.name for one in path.iterdir()]
