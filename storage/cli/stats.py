@@ -117,7 +117,7 @@ def overview(stats: Stats) -> dict[str, object]:
     )
     return (
         values
-        | forms_overview(stats.forms, found.events)
+        | forms_overview(stats.forms, found.events - stats.archive.events)
         | {"archive": archive_overview(stats.archive)}
     )
 
@@ -132,7 +132,7 @@ def archive_overview(sizes: ArchiveSizes) -> str:
 
 
 def forms_overview(forms: StoredForms, events: int) -> dict[str, object]:
-    """Return what the stored forms take and save, for people."""
+    """Return what the stored forms take and save, for people; ``events``: those of the table."""
     if not forms.events:
         return {}
     share = round(100 * forms.plain_events / forms.events)
