@@ -53,6 +53,7 @@ COMMANDS = {
     "demo": ("deployment", ""),
 }
 OTHERS = {
+    "inspect": "a signal is its regular end: test_inspect.py",
     "serve": "a signal is its regular end: test_serve.py",
     "spark": "test_spark.py",
 }
