@@ -41,6 +41,7 @@ EVENT_COLUMNS: Final = (
         "received_ts",
         "state_group_before",
         "audience",
+        "in_order_ts",
     ),
     *(
         "room_nid",
@@ -64,7 +65,8 @@ FROM pg_index i LEFT JOIN pg_constraint c ON c.conindid = i.indexrelid AND c.con
 WHERE i.indrelid = 'events'::regclass
 """
 SQL_ROOMS: Final = """
-SELECT r.room_id, r.room_nid, r.current_state_group, g.audience, r.forward_extremities[1] AS tip
+SELECT r.room_id, r.room_nid, r.current_state_group, g.audience, r.forward_extremities[1] AS tip,
+    r.in_order_ts
 FROM rooms r JOIN state_groups g ON g.state_group = r.current_state_group
 """
 SQL_STATE: Final = """
@@ -76,9 +78,10 @@ SQL_ENDS: Final = """
 UPDATE rooms r
 SET write_version = r.write_version + 1, last_stream_ordering = i.stream,
     max_topological_ordering = i.topological,
-    forward_extremities = ARRAY[i.tip]
-FROM unnest($1::int[], $2::bigint[], $3::bigint[], $4::bigint[]) AS i (room_nid, stream,
-    topological, tip)
+    forward_extremities = ARRAY[i.tip],
+    in_order_ts = i.in_order_ts
+FROM unnest($1::int[], $2::bigint[], $3::bigint[], $4::bigint[], $5::bigint[]) AS i (room_nid,
+    stream, topological, tip, in_order_ts)
 WHERE r.room_nid = i.room_nid
 """
 SQL_FIRST: Final = """
@@ -109,6 +112,7 @@ class CrowdRoomRow(NamedTuple):
     state_group: int
     audience: int
     tip: int
+    in_order_ts: int
 
 
 class CrowdStateRow(NamedTuple):
@@ -144,7 +148,13 @@ class Floor:
     row: CrowdRoomRow
     tip: int
     stream: int
+    in_order_ts: int
     speakers: list[Speaker]
+
+    def out_of_order(self, ts: int) -> int | None:
+        """Return the column `in_order_ts` of the next message."""
+        reached, self.in_order_ts = self.in_order_ts, max(self.in_order_ts, ts)
+        return None if ts > reached else reached
 
 
 # ------------------------------------------------------------------------------------------------
@@ -256,7 +266,11 @@ async def _copy(conn: Connection, crowd: Crowd, pens: Sequence[Pen], count: int,
     last = first.stream_ordering + count - 1
     await conn.execute(SQL_LAST, first.event_nid + (blocks - 1) * 1_000, last)
     await conn.execute(SQL_POSITION, last)
-    ends = [(one.row.room_nid, one.stream, one.pen.depth, one.tip) for one in floors if one.stream]
+    ends = [
+        (one.row.room_nid, one.stream, one.pen.depth, one.tip, one.in_order_ts)
+        for one in floors
+        if one.stream
+    ]
     await conn.execute(SQL_ENDS, *map(list, zip(*ends, strict=True)))
 
 
@@ -288,8 +302,9 @@ def _messages(
             speaker.user, "m.room.message", speaker.auth_ids, (content, "{}"), ts=ts
         )
         orders = (nid, stream, pen.depth, pen.depth, ts, ts, row.state_group, row.audience)
+        late = floor.out_of_order(ts)
         names = (row.room_nid, speaker.nid, 8, 0, first.writer_nid, False, False, False, False)
-        yield (*orders, *names, event_id, [floor.tip], speaker.auth_nids, raw)
+        yield (*orders, late, *names, event_id, [floor.tip], speaker.auth_nids, raw)
         floor.tip, floor.stream = nid, stream
 
 
@@ -320,7 +335,7 @@ async def _floors(conn: Connection, crowd: Crowd, pens: Sequence[Pen]) -> list[F
                     [one.event_nid for one in auth],
                 )
             )
-        floors.append(Floor(pen, row, row.tip, 0, talking))
+        floors.append(Floor(pen, row, row.tip, 0, row.in_order_ts, talking))
     return floors
 
 

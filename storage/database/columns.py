@@ -80,6 +80,7 @@ ROOMS: Final = Table(
     out_of_range="int8multirange",
     is_partial="boolean",
     completed_at="bigint",
+    in_order_ts="bigint",
 )
 
 EVENTS: Final = Table(
@@ -126,6 +127,7 @@ EVENTS: Final = Table(
     auth_distance_3="int",
     auth_distance_4="int",
     describes_room="boolean",
+    in_order_ts="bigint",
 )
 
 PREV_NIDS: Final = ColumnList("prev_nids", ("event_nid", "prev_events", "prev_distance"))

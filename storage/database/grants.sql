@@ -67,7 +67,7 @@ BEGIN
                 'SELECT, INSERT, UPDATE (write_version, next_audience, current_state_group, '
                 'last_stream_ordering, max_topological_ordering, '
                 'current_audience, moves, joined_count, invited_count, forward_extremities, '
-                'out_of_range, is_partial)',
+                'out_of_range, is_partial, in_order_ts)',
                 'SELECT, UPDATE, DELETE'),
             ('partial_rooms', 'SELECT, INSERT, DELETE', 'SELECT, INSERT, UPDATE, DELETE'),
             ('events',
@@ -76,7 +76,7 @@ BEGIN
                 'arrival_ordering, writer_nid, outlier, backfilled, soft_failed, ineffective, '
                 'after_gap, superseded, rejected, refused, prev_events, prev_distance, '
                 'auth_events, auth_distance_1, auth_distance_2, auth_distance_3, '
-                'auth_distance_4)',
+                'auth_distance_4, in_order_ts)',
                 'SELECT, UPDATE, DELETE'),
             ('dictionaries', 'SELECT, INSERT', 'SELECT, INSERT'),
             ('archive_packs', 'SELECT', 'SELECT, INSERT, UPDATE, DELETE'),

@@ -39,10 +39,10 @@ if TYPE_CHECKING:
 
     from storage.database.migration_steps import MigrationStep
 
-HEAD_REVISION: Final = "0034"
+HEAD_REVISION: Final = "0054"
 """The latest that this package knows; `migrate` migrates to it."""
 
-OLDEST_REVISION: Final = "0032"
+OLDEST_REVISION: Final = "0051"
 """The oldest that this package can serve: it needs nothing later."""
 
 DISTANCES_REVISION: Final = "0023"
@@ -59,6 +59,9 @@ INLINE_LINKS_REVISION: Final = "0034"
 
 ARCHIVE_REVISION: Final = "0027"
 """From this step on events may be archived (storage/maintenance/cold_archive/run.py)."""
+NARROW_EVENTS_REVISION: Final = "0054"
+"""From this step on writers leave events out of the index of times
+(storage/persist/write/event_columns.py)."""
 
 ONE_CONNECTION: Final = Config(pool_size_max=1, instance_name="migrate")
 """No writer has this name, so that a migration does not count as a live writer."""

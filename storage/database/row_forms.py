@@ -7,6 +7,7 @@ from storage.database.migrate import (
     DISTANCES_REVISION,
     ENCODED_REVISION,
     INLINE_LINKS_REVISION,
+    NARROW_EVENTS_REVISION,
     NARROW_GROUPS_REVISION,
 )
 
@@ -27,6 +28,8 @@ class RowForms(NamedTuple):
     """`state_groups.path` (storage/state/rows.py)."""
     inline_links: bool = False
     """`auth_chains.link_1` (storage/graph/chain_rows.py)."""
+    narrow_events: bool = False
+    """NULL in `events.in_order_ts` (storage/persist/write/event_columns.py)."""
 
 
 async def row_forms(conn: Connection, known: RowForms | None = None) -> RowForms:
@@ -39,4 +42,5 @@ async def row_forms(conn: Connection, known: RowForms | None = None) -> RowForms
         revision >= ENCODED_REVISION,
         revision >= NARROW_GROUPS_REVISION,
         revision >= INLINE_LINKS_REVISION,
+        revision >= NARROW_EVENTS_REVISION,
     )

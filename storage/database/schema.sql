@@ -46,7 +46,7 @@ CREATE TABLE schema_compatibility (
 COMMENT ON TABLE schema_compatibility IS
     'One row. Code for an older schema than code_revision cannot serve this one. Each "post" step '
     'of a migration sets it. alembic_version has the revision of the schema.';
-INSERT INTO schema_compatibility (code_revision) VALUES ('0034');
+INSERT INTO schema_compatibility (code_revision) VALUES ('0054');
 
 CREATE TABLE background_jobs (
     name text COLLATE "C" NOT NULL,
@@ -170,6 +170,7 @@ CREATE TABLE rooms (
     out_of_range int8multirange NOT NULL DEFAULT '{}',
     is_partial boolean NOT NULL DEFAULT false,
     completed_at bigint,
+    in_order_ts bigint NOT NULL DEFAULT -9223372036854775808,
     CONSTRAINT rooms_pkey PRIMARY KEY (room_nid),
     CONSTRAINT rooms_room_id_key UNIQUE (room_id),
     CONSTRAINT rooms_extremities_check CHECK (forward_extremities = '{}'
@@ -216,6 +217,9 @@ COMMENT ON COLUMN rooms.is_partial IS
 COMMENT ON COLUMN rooms.completed_at IS
     'Position of the state_deltas with the members that a partial state lacked. There is no event '
     'at this position. NULL: the room was never partial, or still is for the first time.';
+COMMENT ON COLUMN rooms.in_order_ts IS
+    'At least the origin_server_ts of each event in time order (events.in_order_ts). The default, '
+    'the smallest number: there is none.';
 COMMENT ON CONSTRAINT rooms_room_id_key ON rooms IS 'Serves: intern a room.';
 
 CREATE TABLE partial_rooms (
@@ -290,6 +294,7 @@ CREATE TABLE events (
     auth_distance_3 int,
     auth_distance_4 int,
     describes_room boolean,
+    in_order_ts bigint DEFAULT -9223372036854775808,
     CONSTRAINT events_pkey PRIMARY KEY (event_nid),
     CONSTRAINT events_stream_ordering_key UNIQUE (stream_ordering),
     CONSTRAINT events_outlier_check CHECK (
@@ -405,6 +410,11 @@ COMMENT ON COLUMN events.describes_room IS
     'Of m.room.name and m.room.canonical_alias: whether its content has a name or an alias, a text '
     'that is not empty. Of m.room.create: whether it has a type, a text. NULL: another type or '
     'state key; or a row of a release that did not set it, whose json is the bytes themselves.';
+COMMENT ON COLUMN events.in_order_ts IS
+    'NULL, as for most events: a live event in time order. Its origin_server_ts is larger than '
+    'that of each such event before it in the stream. Of any other event: rooms.in_order_ts when '
+    'it took its stream position. The default, the smallest number: a row of an earlier release. '
+    'NULL for outliers, or the default.';
 COMMENT ON CONSTRAINT events_pkey ON events IS 'Serves: events by nid; traversal of edges.';
 COMMENT ON CONSTRAINT events_stream_ordering_key ON events IS
     'Serves: rows of the streams "events" and "backfill" in order.';
@@ -448,9 +458,11 @@ CREATE INDEX events_room_stream_idx ON events (room_nid, stream_ordering)
 COMMENT ON INDEX events_room_stream_idx IS 'Serves: the timeline of a room for /sync.';
 CREATE INDEX events_gap_idx ON events (room_nid, stream_ordering) WHERE after_gap;
 COMMENT ON INDEX events_gap_idx IS 'Serves: the last gap that a timeline would cross.';
-CREATE INDEX events_room_time_idx ON events (room_nid, origin_server_ts) WHERE NOT outlier;
-COMMENT ON INDEX events_room_time_idx IS
-    'Serves: the event nearest to a time (storage/queries/timestamp_to_event.py).';
+CREATE INDEX events_out_of_order_idx ON events (room_nid, origin_server_ts)
+    WHERE in_order_ts IS NOT NULL AND NOT outlier;
+COMMENT ON INDEX events_out_of_order_idx IS
+    'Serves: the event nearest to a time (storage/queries/timestamp_to_event.py). It has the '
+    'events out of time order; those in time order are found by in_order_position.';
 CREATE INDEX events_received_ts_idx ON events (received_ts);
 COMMENT ON INDEX events_received_ts_idx IS
     'Serves: the events received in a period (storage/pipeline/source/filters.py).';
@@ -2211,6 +2223,68 @@ COMMENT ON FUNCTION server_gets IS
     'Whether a server gets an event in any form. A server that was never joined to the room gets '
     'world-readable events only. It was joined if it is in any audience otherwise than by an '
     'invitation.';
+
+CREATE FUNCTION in_order_position(room_nid int, earliest_ts bigint, low bigint, high bigint)
+RETURNS bigint
+LANGUAGE plpgsql STABLE AS $$
+DECLARE
+    first bigint;
+    middle bigint;
+    at bigint;
+    reached bigint;
+BEGIN
+    WHILE low < high LOOP
+        middle := low + (high - low) / 2;
+        SELECT e.stream_ordering, COALESCE(e.in_order_ts, e.origin_server_ts) INTO at, reached
+        FROM events e
+        WHERE e.room_nid = $1 AND NOT e.outlier AND NOT e.backfilled
+            AND e.stream_ordering >= middle AND e.stream_ordering < high
+        ORDER BY e.stream_ordering
+        LIMIT 1;
+        IF at IS NOT NULL AND reached < $2 THEN
+            low := at + 1;
+        ELSE
+            first := COALESCE(at, first);
+            high := middle;
+        END IF;
+    END LOOP;
+    RETURN first;
+END
+$$;
+COMMENT ON FUNCTION in_order_position IS
+    'The position, from "low" to before "high", of the first live event up to which the events in '
+    'time order have reached this origin_server_ts. So it is in time order itself, unless the one '
+    'that was is purged. NULL: there is none. By bisection, because what each live event says '
+    'of the time reached never falls.';
+
+CREATE FUNCTION in_order_positions(room_nid int, earliest_ts bigint, latest_ts bigint)
+RETURNS TABLE (first bigint, last bigint)
+LANGUAGE plpgsql STABLE ROWS 1 AS $$
+DECLARE
+    beyond bigint;
+    reached bigint;
+BEGIN
+    SELECT min(e.stream_ordering), max(e.stream_ordering) + 1 INTO first, beyond
+    FROM events e
+    WHERE e.room_nid = $1 AND NOT e.outlier AND NOT e.backfilled;
+    first := in_order_position($1, $2, first, beyond);
+    IF $3 < 9223372036854775807 THEN
+        beyond := COALESCE(in_order_position($1, $3 + 1, first, beyond), beyond);
+    END IF;
+    SELECT COALESCE(e.in_order_ts, e.origin_server_ts) INTO reached
+    FROM events e
+    WHERE e.room_nid = $1 AND NOT e.outlier AND NOT e.backfilled
+        AND e.stream_ordering >= first AND e.stream_ordering < beyond
+    ORDER BY e.stream_ordering DESC
+    LIMIT 1;
+    last := in_order_position($1, reached, first, beyond);
+    RETURN NEXT;
+END
+$$;
+COMMENT ON FUNCTION in_order_positions IS
+    'The first and the last position of the events in time order whose origin_server_ts is within '
+    'these times, both included; NULL if there is none. Between them are all of these, and events '
+    'out of time order, whose number has no bound.';
 
 CREATE FUNCTION ancestors_of(room_nid int, event_nids bigint[], wanted int,
     rows_max int) RETURNS SETOF bigint

@@ -2,10 +2,17 @@
 
 Client-server API, "Get the closest event ID to the given timestamp".
 
-The search reads at most `Config.traversal_rows_max` events in the order of time. All of them may be
-hidden from a user who was away. Then it returns the next visible event in topological order. It
-does not read the hidden events between (storage/visibility/audience_ranges.py). The search for
-another server ends at the bound.
+The events in time order (storage/persist/plan/time_order.py) are sorted by their stream positions
+as well. So the search finds the first one by bisection (in_order_positions in the schema). The
+others are in an index by time. The nearer one of the two first visible events is the answer:
+
+    in time order, by stream position     60   70   90
+    out of time order, by time            50   65        at or after 61: 65, at or after 66: 70
+
+The search reads at most `Config.traversal_rows_max` events of the index, and as many of the stream.
+All of them may be hidden from a user who was away. Then it returns the next visible event in
+topological order. It does not read the hidden events between
+(storage/visibility/audience_ranges.py). The search for another server ends at the bound.
 """
 
 from typing import Final, LiteralString
@@ -20,71 +27,127 @@ from storage.queries.federation import EVENT, TraversalRow
 from storage.queries.pagination.page import Direction
 from storage.queries.partial_rooms import refuse_partial
 
-TEMPLATE_NEAREST: Final[LiteralString] = """
-WITH reader AS MATERIALIZED (
+PART_ROOM: Final[LiteralString] = """
+reader AS MATERIALIZED (
     SELECT COALESCE((SELECT principal_nid FROM principals WHERE name = $2::text),
         0) AS principal_nid
+),
+room AS MATERIALIZED (
+    SELECT r.room_nid, r.out_of_range, r.is_partial, reader.principal_nid, v.*
+    FROM reader
+    CROSS JOIN rooms r
+    CROSS JOIN LATERAL visibility_of(r.room_nid, reader.principal_nid) AS v
+    WHERE r.room_id = $1::text
 )
-SELECT nearest.withheld, s.*
-FROM reader
-CROSS JOIN rooms r
-CROSS JOIN LATERAL visibility_of(r.room_nid, reader.principal_nid) AS v
-CROSS JOIN LATERAL (
-    SELECT e.event_nid, $2::text IS NOT NULL
-        AND NOT was_there(e, v.joined_since, v.joined_audiences)
-        AND EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid)
-        AND NOT was_there_before(e, v.reader_nid, v.unread) AS withheld
-    FROM (
-        SELECT *
-        FROM events e
-        WHERE e.room_nid = r.room_nid AND NOT e.outlier
-            AND e.origin_server_ts {comparison} $3::bigint
+"""
+
+TEMPLATE_OUT_OF_ORDER: Final[LiteralString] = """
+SELECT *
+FROM events e
+WHERE e.room_nid = room.room_nid AND NOT e.outlier AND e.in_order_ts IS NOT NULL
+    AND e.origin_server_ts {comparison} $3::bigint
+ORDER BY e.origin_server_ts {order}, e.topological_ordering {order}, e.stream_ordering {order}
+"""
+
+TEMPLATE_STREAM: Final[LiteralString] = """
+SELECT *
+FROM events e
+WHERE e.room_nid = room.room_nid AND NOT e.outlier AND NOT e.backfilled
+    AND e.stream_ordering >= positions.first AND e.stream_ordering <= positions.last
+ORDER BY e.stream_ordering {order}
+"""
+
+# each order is read up to its first visible event, and the nearer one is the answer
+TEMPLATE_NEAREST: Final[LiteralString] = """
+WITH
+{room},
+out_of_order AS MATERIALIZED (
+    SELECT e.*
+    FROM room
+    CROSS JOIN LATERAL (
+        SELECT e.event_nid, e.origin_server_ts, e.topological_ordering, e.stream_ordering,
+            {is_withheld} AS withheld
+        FROM ({out_of_order} LIMIT $4::bigint) AS e
+        WHERE {is_visible}
         ORDER BY e.origin_server_ts {order}, e.topological_ordering {order},
             e.stream_ordering {order}
-        LIMIT $4::bigint
+        LIMIT 1
     ) AS e
-    WHERE {is_visible}
+),
+positions AS MATERIALIZED (  -- no event in time order is nearer outside of them
+    SELECT p.*
+    FROM room
+    CROSS JOIN LATERAL in_order_positions(room.room_nid, {earliest}, {latest}) AS p
+),
+in_order AS MATERIALIZED (
+    SELECT e.*
+    FROM room
+    CROSS JOIN positions
+    CROSS JOIN LATERAL (
+        SELECT e.event_nid, e.origin_server_ts, e.topological_ordering, e.stream_ordering,
+            {is_withheld} AS withheld
+        FROM ({stream} LIMIT $4::bigint) AS e
+        WHERE e.in_order_ts IS NULL AND {is_visible}
+        ORDER BY e.stream_ordering {order}
+        LIMIT 1
+    ) AS e
+)
+SELECT nearest.withheld, s.*
+FROM (
+    SELECT *
+    FROM (TABLE in_order UNION ALL TABLE out_of_order) AS e
     ORDER BY e.origin_server_ts {order}, e.topological_ordering {order}, e.stream_ordering {order}
     LIMIT 1
 ) AS nearest
 JOIN stored_events s USING (event_nid)
-WHERE r.room_id = $1::text
+"""
+
+PART_WITHHELD: Final[LiteralString] = """
+$2::text IS NOT NULL
+    AND NOT was_there(e, room.joined_since, room.joined_audiences)
+    AND EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid)
+    AND NOT was_there_before(e, room.reader_nid, room.unread)
 """
 
 PART_USER_SEES: Final[LiteralString] = """
-user_sees(e, v.joined_since, v.own_audiences, v.shared_audiences, v.world_audiences,
-    v.shared_before, v.reader_nid, v.unread)
+user_sees(e, room.joined_since, room.own_audiences, room.shared_audiences, room.world_audiences,
+    room.shared_before, room.reader_nid, room.unread)
 """
 
 PART_SERVER_SEES: Final[LiteralString] = """
 e.rejected IS NULL AND NOT e.soft_failed AND ($2::text IS NULL OR (
-    NOT r.is_partial
-    AND server_sees(e, v.own_audiences, v.shared_audiences, v.world_audiences, v.reader_nid,
-        v.unread)
-    AND server_gets(e, v.joined_audiences, v.world_audiences, v.reader_nid, v.unread)
+    NOT room.is_partial
+    AND server_sees(e, room.own_audiences, room.shared_audiences, room.world_audiences,
+        room.reader_nid, room.unread)
+    AND server_gets(e, room.joined_audiences, room.world_audiences, room.reader_nid, room.unread)
 ))
 """
 
 TEMPLATE_BEYOND: Final[LiteralString] = """
-WITH reader AS MATERIALIZED (
-    SELECT COALESCE((SELECT principal_nid FROM principals WHERE name = $2::text),
-        0) AS principal_nid
+WITH
+{room},
+positions AS MATERIALIZED (
+    SELECT p.*
+    FROM room
+    CROSS JOIN LATERAL in_order_positions(room.room_nid, {earliest}, {latest}) AS p
 ),
-last AS MATERIALIZED (  -- the last one of the hidden events that were read; none: those were all
-    SELECT r.room_nid, r.out_of_range, reader.principal_nid, e.topological_ordering
-    FROM reader
-    CROSS JOIN rooms r
+last AS MATERIALIZED (  -- the first one that was not read in either order; none: those were all
+    SELECT room.room_nid, room.out_of_range, room.principal_nid, e.topological_ordering
+    FROM room
+    CROSS JOIN positions
     CROSS JOIN LATERAL (
-        SELECT e.topological_ordering
-        FROM events e
-        WHERE e.room_nid = r.room_nid AND NOT e.outlier
-            AND e.origin_server_ts {comparison} $3::bigint
-        ORDER BY e.origin_server_ts {order}, e.topological_ordering {order},
-            e.stream_ordering {order}
-        OFFSET $4::bigint - 1
+        (
+            SELECT e.origin_server_ts AS reached_ts, e.topological_ordering
+            FROM ({out_of_order} OFFSET $4::bigint - 1 LIMIT 1) AS e
+        )
+        UNION ALL
+        (
+            SELECT COALESCE(e.in_order_ts, e.origin_server_ts), e.topological_ordering
+            FROM ({stream} OFFSET $4::bigint - 1 LIMIT 1) AS e
+        )
+        ORDER BY reached_ts {order}
         LIMIT 1
     ) AS e
-    WHERE r.room_id = $1::text
 )
 SELECT nearest.withheld, s.*
 FROM (
@@ -117,24 +180,77 @@ FROM (
 JOIN stored_events s USING (event_nid)
 """
 
+PART_OUT_OF_ORDER_AFTER: Final[LiteralString] = fill(
+    TEMPLATE_OUT_OF_ORDER, comparison=">=", order="ASC"
+)
+
+PART_OUT_OF_ORDER_BEFORE: Final[LiteralString] = fill(
+    TEMPLATE_OUT_OF_ORDER, comparison="<=", order="DESC"
+)
+
+PART_STREAM_UP: Final[LiteralString] = fill(TEMPLATE_STREAM, order="ASC")
+
+PART_STREAM_DOWN: Final[LiteralString] = fill(TEMPLATE_STREAM, order="DESC")
+
+TEMPLATE_FIRST_FOUND: Final[LiteralString] = """
+COALESCE((SELECT origin_server_ts FROM out_of_order), {otherwise})
+"""
+
 SQL_AT_OR_AFTER: Final[LiteralString] = fill(
-    TEMPLATE_NEAREST, comparison=">=", order="ASC", is_visible=PART_USER_SEES
+    TEMPLATE_NEAREST,
+    room=PART_ROOM,
+    out_of_order=PART_OUT_OF_ORDER_AFTER,
+    stream=PART_STREAM_UP,
+    order="ASC",
+    earliest="$3::bigint",
+    latest=fill(TEMPLATE_FIRST_FOUND, otherwise="9223372036854775807"),
+    is_visible=PART_USER_SEES,
+    is_withheld=PART_WITHHELD,
 )
 
 SQL_AT_OR_BEFORE: Final[LiteralString] = fill(
-    TEMPLATE_NEAREST, comparison="<=", order="DESC", is_visible=PART_USER_SEES
+    TEMPLATE_NEAREST,
+    room=PART_ROOM,
+    out_of_order=PART_OUT_OF_ORDER_BEFORE,
+    stream=PART_STREAM_DOWN,
+    order="DESC",
+    earliest=fill(TEMPLATE_FIRST_FOUND, otherwise="-9223372036854775807"),
+    latest="$3::bigint",
+    is_visible=PART_USER_SEES,
+    is_withheld=PART_WITHHELD,
 )
 
 SQL_SERVER_AT_OR_AFTER: Final[LiteralString] = fill(
-    TEMPLATE_NEAREST, comparison=">=", order="ASC", is_visible=PART_SERVER_SEES
+    TEMPLATE_NEAREST,
+    room=PART_ROOM,
+    out_of_order=PART_OUT_OF_ORDER_AFTER,
+    stream=PART_STREAM_UP,
+    order="ASC",
+    earliest="$3::bigint",
+    latest=fill(TEMPLATE_FIRST_FOUND, otherwise="9223372036854775807"),
+    is_visible=PART_SERVER_SEES,
+    is_withheld=PART_WITHHELD,
 )
 
 SQL_SERVER_AT_OR_BEFORE: Final[LiteralString] = fill(
-    TEMPLATE_NEAREST, comparison="<=", order="DESC", is_visible=PART_SERVER_SEES
+    TEMPLATE_NEAREST,
+    room=PART_ROOM,
+    out_of_order=PART_OUT_OF_ORDER_BEFORE,
+    stream=PART_STREAM_DOWN,
+    order="DESC",
+    earliest=fill(TEMPLATE_FIRST_FOUND, otherwise="-9223372036854775807"),
+    latest="$3::bigint",
+    is_visible=PART_SERVER_SEES,
+    is_withheld=PART_WITHHELD,
 )
 
 SQL_BEYOND_AFTER: Final[LiteralString] = fill(
     TEMPLATE_BEYOND,
+    room=PART_ROOM,
+    out_of_order=PART_OUT_OF_ORDER_AFTER,
+    stream=PART_STREAM_UP,
+    earliest="$3::bigint",
+    latest="9223372036854775807",
     comparison=">=",
     order="ASC",
     ranges="0, 100",
@@ -144,6 +260,11 @@ SQL_BEYOND_AFTER: Final[LiteralString] = fill(
 
 SQL_BEYOND_BEFORE: Final[LiteralString] = fill(
     TEMPLATE_BEYOND,
+    room=PART_ROOM,
+    out_of_order=PART_OUT_OF_ORDER_BEFORE,
+    stream=PART_STREAM_DOWN,
+    earliest="-9223372036854775807",
+    latest="$3::bigint",
     comparison="<=",
     order="DESC",
     ranges="100, 0",

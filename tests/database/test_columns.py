@@ -46,6 +46,7 @@ def test_the_tables_that_the_write_fills_are_declared() -> None:
 def test_the_rows_of_the_model_have_declared_columns() -> None:
     assert set(EventRow._fields) | set(StoredColumns._fields) | {
         "after_gap",
+        "in_order_ts",
         "json",
         *PREV_NIDS.columns,
         *AUTH_NIDS.columns,

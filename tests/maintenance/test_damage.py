@@ -217,6 +217,24 @@ DAMAGES = {
     "invited members miscounted": Damage(
         "UPDATE rooms SET invited_count = invited_count + 1", {"member_counts"}, mended=True
     ),
+    "late events in time order": Damage(
+        "UPDATE events SET in_order_ts = origin_server_ts + 1000000000 "
+        f"WHERE event_nid = {ONE_TOPIC}",
+        {"time_order"},
+        mended=True,
+    ),
+    "history in time order": Damage(
+        "UPDATE events SET in_order_ts = NULL WHERE backfilled", {"time_order"}, mended=True
+    ),
+    "time reached too early": Damage(
+        "UPDATE events SET in_order_ts = DEFAULT "
+        "WHERE in_order_ts IS NOT NULL AND NOT backfilled AND NOT outlier",
+        {"time_order"},
+        mended=True,
+    ),
+    "time reached forgotten": Damage(
+        "UPDATE rooms SET in_order_ts = DEFAULT", {"rooms"}, mended=True
+    ),
     "gap forgotten": Damage("UPDATE events SET after_gap = NULL", {"after_gap"}, mended=False),
     "URL invented": Damage(
         f"UPDATE events SET has_url = true WHERE event_nid = {ONE_MESSAGE}",

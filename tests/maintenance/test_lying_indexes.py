@@ -61,11 +61,11 @@ WORKS: dict[str, Work] = {
 LIARS: dict[str, Sequence[str]] = {
     "topological": ["events_room_topological_idx"],
     "stream": ["events_room_stream_idx"],
-    "time": ["events_room_time_idx"],
+    "time": ["events_out_of_order_idx"],
     "all of a room": [
         "events_room_topological_idx",
         "events_room_stream_idx",
-        "events_room_time_idx",
+        "events_out_of_order_idx",
     ],
     "groups": ["state_groups_pkey"],
     "redacted": ["events_uncensored_idx"],
@@ -74,7 +74,10 @@ LIARS: dict[str, Sequence[str]] = {
 
 async def lying(store: Store, indexes: Sequence[str]) -> RoomBuilder:
     """A room of whose last 80 events these indexes have the very last only."""
-    room = build_room(LIVELY, 200, seed=4, sign=False)
+    room = build_room(LIVELY, 198, seed=4, sign=False)
+    first = room.events[0]
+    room.message(first.sender, "out of time order", ts=first.json["origin_server_ts"])
+    room.message(first.sender, "the very last")
     for at in range(0, 120, 40):
         await store.append(room.pdus[at : at + 40])
     async with store.database.connection() as conn, not_ready(conn, indexes):

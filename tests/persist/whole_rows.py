@@ -139,6 +139,7 @@ COLUMNS_LEFT_OUT: Final[dict[str, dict[str, str]]] = {
         "removals": "counts the transactions that deleted rows",
         "out_of_range": "a range of reads that may be too wide; verify checks it",
         "completed_at": "the position of the completion",
+        "in_order_ts": "follows from positions; verify checks it",
     },
     "partial_rooms": {"began_ts": "a time of arrival"},
     "events": {
@@ -151,6 +152,7 @@ COLUMNS_LEFT_OUT: Final[dict[str, dict[str, str]]] = {
         "auth_distance_2": "the same",
         "auth_distance_3": "the same",
         "auth_distance_4": "the same",
+        "in_order_ts": "follows from positions; verify checks it",
     },
     "gap_failures": {"failed_ts": "a time", "retry_ts": "a time"},
     "memberships": {"writer_nid": "the process that stored it"},

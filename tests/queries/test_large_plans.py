@@ -66,7 +66,7 @@ ORDER BY topological_ordering DESC OFFSET 50 LIMIT 1
 BY_ORDER, BY_STREAM, BY_TIME = (
     "events_room_topological_idx",
     "events_room_stream_idx",
-    "events_room_time_idx",
+    "events_out_of_order_idx",
 )
 BY_ID, BY_NID, BY_RELATION = "events_event_id_idx", "events_pkey", "events_relation_idx"
 

@@ -299,7 +299,7 @@ async def test_context_and_nearest(filled: Filled) -> None:
     assert is_inlined(plan)
     for sql in (timestamps.SQL_AT_OR_AFTER, timestamps.SQL_AT_OR_BEFORE):
         plan = await plan_of(filled.store, sql, filled.room_id, LOCAL, 1_700_000_000_000, 20_000)
-        assert "events_room_time_idx" in plan.indexes
+        assert "events_out_of_order_idx" in plan.indexes
         assert plan.event_rows <= 40  # sorted by 32 at a time
         assert is_inlined(plan)
 

@@ -7,7 +7,7 @@ import pytest
 import storage
 from storage import Store
 from storage.errors import UnknownRoom
-from storage.ids import RoomId
+from storage.ids import RoomId, UserId
 from storage.queries import context
 from storage.queries import timestamp_to_event as timestamps
 from storage.queries.filters import ANY_EVENT
@@ -21,6 +21,9 @@ from tests.queries.test_plans import plan_of
 HIDDEN = 14 * audience_ranges.SLACK
 DIRECTIONS: list[tuple[Direction, int]] = [("f", 1), ("b", -1)]
 ROWS = 2 * audience_ranges.SLACK
+SQL_FETCHED: LiteralString = """
+SELECT idx_tup_fetch FROM pg_stat_xact_user_tables WHERE relname = 'events'
+"""
 
 
 async def away(store: Store) -> tuple[RoomBuilder, BuiltEvent, BuiltEvent, BuiltEvent]:
@@ -110,7 +113,31 @@ async def test_for_a_server_no_more_is_read_than_the_limit(store: Store) -> None
         for server in ("s2.test", None):
             plan = await plan_of(store, sql, room.room_id, server, time, 20)
             assert plan.event_rows <= 22
-            assert "events_room_time_idx" in plan.indexes
+            assert "events_out_of_order_idx" in plan.indexes
+
+
+async def test_late_events_between_two_in_order_are_not_read(store: Store) -> None:
+    """As where a bridge brings old messages: the search goes around them, in both directions."""
+    room = new_room(members=[LOCAL])
+    first = room.message(ADMIN, "before")
+    begun = first.json["origin_server_ts"]
+    for number in range(600):
+        room.message(ADMIN, "old", ts=begun - 10**9 + number)
+    last = room.message(ADMIN, "after")
+    await deliver(store, room)
+    async with store.database.connection() as conn:
+        await conn.execute("VACUUM ANALYZE events")
+    ended, directions = last.json["origin_server_ts"], {"f": last, "b": first}
+    user, middle = UserId(LOCAL), (begun + ended) // 2
+    async with store.database.transaction(readonly=True) as conn:
+        for direction, _ in DIRECTIONS:
+            before = await conn.fetchval(SQL_FETCHED)
+            found = await timestamps.event_near(
+                conn, room.room_id, user, middle, direction, rows_max=20_000
+            )
+            assert found is not None
+            assert found.event_id == directions[direction].event_id
+            assert await conn.fetchval(SQL_FETCHED) - before < 100
 
 
 async def test_for_a_server_refused_events_are_passed_over(store: Store) -> None:

@@ -19,7 +19,7 @@ from storage.ids import UserId
 from storage.maintenance.invalidate_caches import INSTANCE_NAME
 
 SQL_TIMELINE: Final[LiteralString] = """
-SELECT event_nid, stream_ordering, arrival_ordering, topological_ordering, writer_nid,
+SELECT event_nid, stream_ordering, arrival_ordering, in_order_ts, topological_ordering, writer_nid,
     rejected IS NULL AND NOT soft_failed AS was_shown
 FROM events
 WHERE event_nid = ANY($1::bigint[]) AND NOT outlier
@@ -55,23 +55,25 @@ event AS (
     UPDATE events e
     SET stream_ordering = i.stream_ordering,
         arrival_ordering = i.arrival_ordering,
+        in_order_ts = i.in_order_ts,
         writer_nid = i.writer_nid
-    FROM unnest($2::bigint[], $3::bigint[], $4::bigint[], $5::smallint[], $6::boolean[])
-        AS i (event_nid, stream_ordering, arrival_ordering, writer_nid, was_shown)
+    FROM unnest($2::bigint[], $3::bigint[], $4::bigint[], $5::bigint[], $6::smallint[],
+        $7::boolean[])
+        AS i (event_nid, stream_ordering, arrival_ordering, in_order_ts, writer_nid, was_shown)
     WHERE e.event_nid = i.event_nid AND NOT e.outlier
         -- an event that is accepted only now is new
         AND (i.was_shown OR e.backfilled OR e.soft_failed OR e.rejected IS NOT NULL)
 ),
 delta AS (
     DELETE FROM state_deltas
-    WHERE room_nid = $1::int AND stream_ordering > $7::bigint
+    WHERE room_nid = $1::int AND stream_ordering > $8::bigint
 ),
 moved AS (
     DELETE FROM reordered_events
     WHERE room_nid = $1::int
 )
 UPDATE rooms
-SET max_topological_ordering = GREATEST(max_topological_ordering, $8::bigint)
+SET max_topological_ordering = GREATEST(max_topological_ordering, $9::bigint)
 WHERE room_nid = $1::int
 """
 
@@ -213,6 +215,7 @@ class TimelinePositionRow(NamedTuple):
     event_nid: int
     stream_ordering: int
     arrival_ordering: int | None
+    in_order_ts: int | None
     topological_ordering: int
     writer_nid: int
     was_shown: bool
@@ -280,15 +283,12 @@ async def known_to_readers(
 
 async def put_back(conn: Connection, room_nid: int, known: KnownToReaders) -> None:
     """Give the events stored again the positions that they had."""
-    rows = (
-        (row[0], row.stream_ordering, row.arrival_ordering, row.writer_nid, row.was_shown)
-        for row in known.events
-    )
+    rows = ((*row[:4], row.writer_nid, row.was_shown) for row in known.events)
     bounds = known.bounds
     await conn.execute(
         SQL_PUT_BACK,
         room_nid,
-        *transposed(rows, 5),
+        *transposed(rows, 6),
         bounds.last_position,
         bounds.max_topological_ordering,
     )

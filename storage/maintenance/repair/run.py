@@ -22,6 +22,7 @@ from storage.maintenance.repair.redactions import repair_redactions
 from storage.maintenance.repair.relations import repair_relations
 from storage.maintenance.repair.replay import replay
 from storage.maintenance.repair.room_planner import RepairPlanner
+from storage.maintenance.repair.time_order import repair_time_order
 from storage.maintenance.repair.verdicts import repair_superseded
 from storage.maintenance.room_lock import lock_room
 from storage.maintenance.room_states import RoomStates
@@ -63,6 +64,7 @@ async def repair(
         taken = await take_out(conn, room) if reauthorise else RemovedEvents()
         await rebuild_cover(conn, room_nid)
         await repair_reorderings(conn, room_nid)
+        await repair_time_order(conn, room_nid)
         await repair_gaps(conn, room)
         await repair_redactions(conn, room)
         await repair_relations(conn, room)

@@ -30,6 +30,7 @@ from storage.maintenance.verify.redactions import check_redactions
 from storage.maintenance.verify.reorderings import check_reorderings
 from storage.maintenance.verify.room import VerifiedRoom
 from storage.maintenance.verify.states import check_current_group, check_states
+from storage.maintenance.verify.time_order import check_time_order
 from storage.maintenance.verify.transactions import check_transactions
 from storage.maintenance.verify.verdicts import check_verdicts
 from storage.maintenance.verify.version import check_version, read_room
@@ -47,6 +48,7 @@ ROOM_CHECKS: Final[tuple[Callable[[Connection, VerifiedRoom], AsyncIterator[Find
     check_reorderings,
     check_gaps,
     check_after_gaps,
+    check_time_order,
     check_extremities,
     check_groups,
     check_states,

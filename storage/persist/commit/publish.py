@@ -115,6 +115,7 @@ def _absorb_rooms(caches: WriterCaches, change_set: ChangeSet) -> None:
                 out_of_range=room.out_of_range,
                 removals=room.row.removals,
                 is_partial=room.row.is_partial,
+                in_order_ts=room.in_order_ts,
             )
 
 

@@ -23,7 +23,8 @@ from storage.visibility import multirange
 SQL_ROOMS: Final[LiteralString] = """
 SELECT room_nid, room_id, room_version, write_version, next_audience, current_state_group,
     max_topological_ordering, forward_extremities,
-    current_audience, out_of_range::text AS out_of_range, removals, is_partial
+    current_audience, out_of_range::text AS out_of_range, removals, is_partial,
+    in_order_ts
 FROM rooms
 WHERE room_id = ANY($1::text[])
 """
@@ -44,6 +45,7 @@ class KnownRoomRow(NamedTuple):
     out_of_range: str
     removals: int
     is_partial: bool
+    in_order_ts: int
 
 
 async def load(conn: Connection, change_set: ChangeSet, needs: MissingData) -> None:
@@ -97,6 +99,7 @@ async def _rooms(conn: Connection, change_set: ChangeSet, keys: Collection[str])
             out_of_range,
             row.removals,
             row.is_partial,
+            row.in_order_ts,
         )
 
 

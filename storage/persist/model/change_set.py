@@ -12,7 +12,9 @@ its rooms are forgotten. Rows that another process removed are published in the 
 still there.
 """
 
+import time
 from dataclasses import dataclass, field
+from typing import Final
 
 from storage.database.row_forms import RowForms
 from storage.event import Event
@@ -31,6 +33,12 @@ from storage.persist.model.rows import (
 from storage.persist.model.state_view import StateView
 from storage.persist.model.transaction_view import TransactionView
 from storage.persist.model.visibility_view import VisibilityView
+
+AHEAD_MS_MAX: Final = 10_000
+"""An event is from the future if the clock of its sender is further ahead.
+
+In time order, it would put the events of all others out of order until that time comes.
+"""
 
 
 @dataclass
@@ -67,6 +75,7 @@ class ChangeSet:
         self.blocks = blocks
         self.server_name = server_name
         self.extremities_max = extremities_max
+        self.in_order_ts_max: int = time.time_ns() // 1_000_000 + AHEAD_MS_MAX
         self.time_slice: TimeSlice = TimeSlice()
         self.answers: Answers = answers or Answers()
         self.names: NameView = NameView(caches, blocks)

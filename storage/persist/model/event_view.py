@@ -70,6 +70,7 @@ class EventView:
         self.gone_waiting: dict[int, None] = {}
         self.moved: dict[int, Reordering] = {}  # by nid
         self.after_gaps: set[int] = set()  # live events that arrive before one of their prev_events
+        self.out_of_order: dict[int, int] = {}  # in_order_ts of events out of time order, by nid
         self.authorised: dict[int, None] = {}
         self.readmitted: dict[int, None] = {}
 

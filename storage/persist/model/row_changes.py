@@ -69,6 +69,7 @@ class RoomChanges:
     max_order: int
     audience: int
     out_of_range: Ranges
+    in_order_ts: int
     changed: bool = False
     live_nids: list[int] = field(default_factory=list)
     group_digests: dict[int, list[int]] = field(default_factory=dict)
@@ -86,4 +87,5 @@ class RoomChanges:
             row.max_topological_ordering,
             row.current_audience,
             row.out_of_range,
+            row.in_order_ts,
         )

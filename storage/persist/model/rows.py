@@ -1,7 +1,7 @@
 """The rows that the planner uses, as loaded and as written: one NamedTuple per table."""
 
 from enum import Enum
-from typing import NamedTuple, Self
+from typing import Final, NamedTuple, Self
 
 from storage.database.names import JOIN
 from storage.errors import StorageCorrupt
@@ -85,6 +85,10 @@ class EventRow(NamedTuple):
         return self.rejected is None and not self.soft_failed
 
 
+NO_TIME: Final = -(1 << 63)
+"""The value of `in_order_ts` where no event before is in time order."""
+
+
 class RoomRow(NamedTuple):
     """One row of `rooms`. ``write_version`` is 0 while the room is not in the table."""
 
@@ -100,6 +104,7 @@ class RoomRow(NamedTuple):
     out_of_range: Ranges
     removals: int = 0
     is_partial: bool = False
+    in_order_ts: int = NO_TIME
 
 
 class MissingRow(NamedTuple):

@@ -31,6 +31,7 @@ from storage.persist.plan.room_changes import (
     store_overruled,
 )
 from storage.persist.plan.state import after_event, before_event, current_after
+from storage.persist.plan.time_order import note_time
 from storage.persist.plan.topology import (
     ExtremityChange,
     ParentEvents,
@@ -443,6 +444,7 @@ def _store(changes: EventChanges, decision: EventDecision, event: Event) -> None
     if decision.entry is not None:
         change_set.auth_graph.add_place(row.event_nid, decision.entry)
     _store_event(change_set, decision, event)
+    note_time(change_set, room, row)
     if placement.missing and not row.backfilled:
         change_set.events.after_gaps.add(row.event_nid)
     for gap in placement.missing:

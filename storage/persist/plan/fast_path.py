@@ -28,6 +28,7 @@ from storage.persist.model.row_changes import RoomChanges
 from storage.persist.model.rows import AuthorisedBefore, EventRow
 from storage.persist.plan import audience
 from storage.persist.plan.auth_checks import AuthResult, auth_nids, auth_result, auth_rows_of
+from storage.persist.plan.time_order import note_time
 from storage.state.groups import Group
 from storage.visibility.multirange import Ranges
 
@@ -88,6 +89,7 @@ def plan_message(change_set: ChangeSet, event: Event) -> AppendResult | None:
         None,
     )
     change_set.events.add_event(row, event)
+    note_time(change_set, room, row)
     for parent in parents:
         room.extremities.pop(parent.event_nid, None)
     room.extremities[row.event_nid] = None

@@ -32,6 +32,7 @@ from storage.persist.plan.room_changes import (
     store_overruled,
 )
 from storage.persist.plan.state import current_after
+from storage.persist.plan.time_order import note_time
 from storage.persist.plan.topology import ExtremityChange, extremities_after, stored_parents
 from storage.state.groups import Group
 
@@ -131,6 +132,7 @@ def _store(changes: EventChanges, effects: ReadmissionEffects, event: Event) -> 
     old = room.current  # read before commit() replaces it
     changes.commit()
     change_set.readmit(row, event)
+    note_time(change_set, room, row)
     room.changed = True
     if effects.ends is not None:
         store_extremities(change_set, room, effects.ends)

@@ -10,7 +10,7 @@ from typing import Any
 
 from storage.persist.model.change_set import ChangeSet
 from storage.persist.model.event_view import StoredColumns
-from storage.persist.model.rows import EventRow
+from storage.persist.model.rows import NO_TIME, EventRow
 from storage.persist.write.event_edges import edge_columns, sparse
 from storage.persist.write.stored_form import new_bytes
 
@@ -43,9 +43,17 @@ def new_columns_but_bytes(change_set: ChangeSet) -> dict[str, Sequence[Any]]:
         has_distances=change_set.caches.forms.distances,
     )
     columns["after_gap"] = after_gap_column(change_set, new)
+    columns["in_order_ts"] = in_order_column(change_set, new)
     return columns
 
 
 def after_gap_column(change_set: ChangeSet, nids: Iterable[int]) -> Sequence[Any]:
     """Return the column `after_gap` of these events."""
     return sparse([nid in change_set.events.after_gaps or None for nid in nids])
+
+
+def in_order_column(change_set: ChangeSet, nids: Iterable[int]) -> Sequence[Any]:
+    """Return the column `in_order_ts` of these events."""
+    if not change_set.caches.forms.narrow_events:
+        return [NO_TIME for _ in nids]  # all of them are in the index
+    return sparse([change_set.events.out_of_order.get(nid) for nid in nids])

@@ -11,7 +11,11 @@ from storage.database.columns import (
 from storage.database.placeholders import ColumnValues, InputRows, by_column
 from storage.persist.model.change_set import ChangeSet
 from storage.persist.model.rows import EventRow, MissingRow
-from storage.persist.write.event_columns import after_gap_column, new_event_columns
+from storage.persist.write.event_columns import (
+    after_gap_column,
+    in_order_column,
+    new_event_columns,
+)
 from storage.persist.write.event_edges import AUTH_DISTANCES, edge_columns
 
 NEW_EVENT: Final = EVENTS.rows(
@@ -40,6 +44,7 @@ CHANGED_EVENT: Final = EVENTS.rows(
     "changed_event",
     ("event_nid", *REPLACED),
     after_gap=EVENTS.types["after_gap"],
+    in_order_ts=EVENTS.types["in_order_ts"],
     **{column: EVENTS.types[column] for column in AUTH_COLUMNS},
     authorised="boolean",
     readmitted="boolean",
@@ -66,6 +71,8 @@ changed_event AS (
     SET stream_ordering = COALESCE(p.stream_ordering, e.stream_ordering),
         writer_nid = CASE WHEN p.stream_ordering IS NULL THEN e.writer_nid ELSE :writer_nid END,
         after_gap = COALESCE(i.after_gap, e.after_gap),
+        in_order_ts = CASE WHEN p.stream_ordering IS NULL THEN e.in_order_ts
+            ELSE i.in_order_ts END,
         arrival_ordering = CASE WHEN i.readmitted THEN e.stream_ordering
             ELSE e.arrival_ordering END,
         auth_events = CASE WHEN i.authorised THEN i.auth_events::bigint[] ELSE e.auth_events END,
@@ -144,6 +151,7 @@ def _changed_events(change_set: ChangeSet) -> ColumnValues:
     )
     return {name: columns[name] for name in (*CHANGED_EVENT.columns, *AUTH_COLUMNS)} | {
         "after_gap": after_gap_column(change_set, changed),
+        "in_order_ts": in_order_column(change_set, changed),
         "authorised": [nid in change_set.events.authorised for nid in changed],
         "superseded": [row.superseded or None for row in changed.values()],  # loaded, NULL is False
         "readmitted": [nid in change_set.events.readmitted for nid in changed],

@@ -54,6 +54,7 @@ ROOM: Final = ROOMS.rows(
         "max_topological_ordering",
         "forward_extremities",
         "removals",
+        "in_order_ts",
     ),
 )
 
@@ -82,7 +83,8 @@ room AS (  -- the compare-and-set
         last_stream_ordering = (SELECT max(e.stream_ordering) FROM new_event e
             WHERE e.room_nid = i.room_nid),
         max_topological_ordering = i.max_topological_ordering,
-        forward_extremities = i.forward_extremities::bigint[]
+        forward_extremities = i.forward_extremities::bigint[],
+        in_order_ts = i.in_order_ts
     FROM unnest(:room.*) AS i (:room.names)
     JOIN locked USING (room_nid)
     WHERE r.room_nid = i.room_nid AND r.write_version = i.write_version
@@ -197,4 +199,5 @@ def _rooms(change_set: ChangeSet) -> ColumnValues:
         "max_topological_ordering": [room.max_order for room in rooms],
         "forward_extremities": [list(room.extremities) for room in rooms],
         "removals": [room.row.removals for room in rooms],
+        "in_order_ts": [room.in_order_ts for room in rooms],
     }

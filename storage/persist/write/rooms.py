@@ -101,6 +101,7 @@ old_room AS (  -- the compare-and-set
         forward_extremities = i.forward_extremities::bigint[],
         current_audience = i.current_audience,
         out_of_range = i.out_of_range::int8multirange,
+        in_order_ts = i.in_order_ts,
         joined_count = r.joined_count
             + COALESCE((SELECT c.joined FROM counted c WHERE c.room_nid = i.room_nid), 0),
         invited_count = r.invited_count
@@ -165,4 +166,5 @@ def _planned(rooms: list[RoomChanges]) -> dict[str, list[object]]:
         "current_audience": [room.audience for room in rooms],
         "forward_extremities": [list(room.extremities) for room in rooms],
         "out_of_range": [multirange.to_text(room.out_of_range) for room in rooms],
+        "in_order_ts": [room.in_order_ts for room in rooms],
     }

@@ -32,6 +32,7 @@ from storage.errors import StorageCorrupt
 from storage.maintenance.invalidate_caches import invalidate_caches
 from storage.maintenance.repair.current import SQL_REPAIR_MEMBERSHIPS
 from storage.maintenance.repair.graph import repair_reorderings
+from storage.maintenance.repair.time_order import repair_time_order
 from storage.pipeline.rebuilding.arrivals import LiveRoomRow
 from storage.pipeline.rebuilding.match import Matching
 
@@ -100,18 +101,24 @@ JOIN pg_temp.state_groups s USING (state_group)
 ).sql
 
 EDGES: Final = tuple(sorted({*PREV_NIDS.columns, *AUTH_NIDS.columns} - {"event_nid"}))
+OF_ARRIVAL: Final = (
+    "stream_ordering",
+    "arrival_ordering",
+    "received_ts",
+    "in_order_ts",
+    "writer_nid",
+)
+"""Columns of `events` that say when and in which order it arrived. That stays."""
+
 REPLANNED: Final = EVENTS.chosen(
     "replanned",
     EVENTS.but(
         "event_nid",
-        "stream_ordering",
-        "received_ts",
-        "arrival_ordering",
+        *OF_ARRIVAL,
         "state_group_before",  # these two are compared under the numbers that the live tables have
         "state_group_after",
         "room_nid",
         "encoding",
-        "writer_nid",
         "outlier",
         "backfilled",
         "event_id",
@@ -196,6 +203,7 @@ WHERE r.room_nid = $1::int AND s.room_nid = $2::int
             "room_version",
             "is_partial",
             "completed_at",
+            "in_order_ts",
         ),
     ),
 ).sql
@@ -447,6 +455,7 @@ async def swap(
             others += _count(await conn.execute(statement, *numbers))
     await conn.execute(SQL_REPAIR_MEMBERSHIPS, live.room_nid, server_name)
     await repair_reorderings(conn, live.room_nid)
+    await repair_time_order(conn, live.room_nid)
     if events:
         await invalidate_caches(conn, EVENT_CACHE)
     await invalidate_caches(conn)
