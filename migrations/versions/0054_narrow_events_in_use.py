@@ -1,8 +1,8 @@
 """Use the narrow form of events, and drop the index by time, which would have all of them.
 
-Code that needs the index would not find what is left out now. Events that are stored already keep
-their entries in the index that replaces the dropped one. To narrow them, their rows would
-have to be rewritten.
+Code that reads `depth` alone, or needs the index, would not find what is left out now. Events that
+are stored already keep their form, and their entries in the index that replaces the dropped one. To
+narrow them, their rows would have to be rewritten.
 """
 
 from typing import Final
@@ -12,7 +12,7 @@ from alembic import op
 from storage.database.migration_steps import Phase, index_concurrently
 
 revision: Final = "0054"
-down_revision: Final = "0051"
+down_revision: Final = "0052"
 phase: Final[Phase] = "post"
 
 # those that are in the index already also say which time was reached, which no longer holds
@@ -24,6 +24,7 @@ WHERE in_order_ts IS DISTINCT FROM -9223372036854775808
 
 
 def upgrade() -> None:
+    op.execute("ALTER TABLE events VALIDATE CONSTRAINT events_depth_check")
     op.execute("DROP INDEX events_room_time_idx")
 
 

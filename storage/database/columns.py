@@ -130,6 +130,9 @@ EVENTS: Final = Table(
     in_order_ts="bigint",
 )
 
+CLAIMED_DEPTH: Final = ColumnList("claimed_depth", ("depth", "topological_ordering"))
+"""The function of the schema that reads the depth of an event, and the columns that it takes."""
+
 PREV_NIDS: Final = ColumnList("prev_nids", ("event_nid", "prev_events", "prev_distance"))
 AUTH_NIDS: Final = ColumnList(
     "auth_nids",
@@ -147,7 +150,7 @@ AUTH_NIDS: Final = ColumnList(
 A statement calls them by `:prev_nids.call(e)`. `storage.persist.write.event_edges` writes these
 columns."""
 
-COMPUTED: Final = {"prev_events": PREV_NIDS, "auth_events": AUTH_NIDS}
+COMPUTED: Final = {"depth": CLAIMED_DEPTH, "prev_events": PREV_NIDS, "auth_events": AUTH_NIDS}
 
 REORDERED_EVENTS: Final = Table(
     "reordered_events",

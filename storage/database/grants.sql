@@ -71,7 +71,7 @@ BEGIN
                 'SELECT, UPDATE, DELETE'),
             ('partial_rooms', 'SELECT, INSERT, DELETE', 'SELECT, INSERT, UPDATE, DELETE'),
             ('events',
-                'SELECT, INSERT, UPDATE (stream_ordering, topological_ordering, '
+                'SELECT, INSERT, UPDATE (stream_ordering, topological_ordering, depth, '
                 'state_group_before, state_group_after, audience, redacted_by, '
                 'arrival_ordering, writer_nid, outlier, backfilled, soft_failed, ineffective, '
                 'after_gap, superseded, rejected, refused, prev_events, prev_distance, '

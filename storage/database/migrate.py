@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 HEAD_REVISION: Final = "0054"
 """The latest that this package knows; `migrate` migrates to it."""
 
-OLDEST_REVISION: Final = "0051"
+OLDEST_REVISION: Final = "0052"
 """The oldest that this package can serve: it needs nothing later."""
 
 DISTANCES_REVISION: Final = "0023"
@@ -60,7 +60,7 @@ INLINE_LINKS_REVISION: Final = "0034"
 ARCHIVE_REVISION: Final = "0027"
 """From this step on events may be archived (storage/maintenance/cold_archive/run.py)."""
 NARROW_EVENTS_REVISION: Final = "0054"
-"""From this step on writers leave events out of the index of times
+"""From this step on writers store NULL for what other columns say of an event
 (storage/persist/write/event_columns.py)."""
 
 ONE_CONNECTION: Final = Config(pool_size_max=1, instance_name="migrate")

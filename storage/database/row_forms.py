@@ -29,7 +29,7 @@ class RowForms(NamedTuple):
     inline_links: bool = False
     """`auth_chains.link_1` (storage/graph/chain_rows.py)."""
     narrow_events: bool = False
-    """NULL in `events.in_order_ts` (storage/persist/write/event_columns.py)."""
+    """NULL in `events.depth` and `in_order_ts` (storage/persist/write/event_columns.py)."""
 
 
 async def row_forms(conn: Connection, known: RowForms | None = None) -> RowForms:

@@ -256,7 +256,7 @@ CREATE TABLE events (
     event_nid bigint NOT NULL,
     stream_ordering bigint,
     topological_ordering bigint,
-    depth bigint NOT NULL,
+    depth bigint,
     origin_server_ts bigint NOT NULL,
     received_ts bigint NOT NULL,
     state_group_before bigint,
@@ -303,6 +303,7 @@ CREATE TABLE events (
         AND outlier = (state_group_before IS NULL)
         AND outlier = (audience IS NULL)
     ),
+    CONSTRAINT events_depth_check CHECK (depth IS NOT NULL OR topological_ordering IS NOT NULL),
     CONSTRAINT events_state_after_check CHECK (state_group_after IS NULL
         OR (state_key_nid IS NOT NULL AND rejected IS NULL AND NOT outlier)),
     CONSTRAINT events_membership_check CHECK ((membership IS NOT NULL) = (type_nid = 2
@@ -348,7 +349,8 @@ COMMENT ON COLUMN events.after_gap IS
     'backfilled history never goes down /sync. It stays set when the gap is filled. NULL: all '
     'parents were stored.';
 COMMENT ON COLUMN events.depth IS
-    'As claimed by the sender (clamped to int8). Never used for order.';
+    'As claimed by the sender (clamped to int8). Never used for order. NULL: it equals '
+    'topological_ordering, as where all depths are honest. Read both by claimed_depth.';
 COMMENT ON COLUMN events.origin_server_ts IS 'As claimed by the sender (clamped to int8).';
 COMMENT ON COLUMN events.state_group_before IS 'The state before the event. NULL for outliers.';
 COMMENT ON COLUMN events.state_group_after IS
@@ -426,6 +428,13 @@ LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
 $$;
 COMMENT ON FUNCTION prev_nids IS
     'The parents of an event, in the order of the PDU, from the columns of these names.';
+
+CREATE FUNCTION claimed_depth(depth bigint, topological_ordering bigint) RETURNS bigint
+LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
+    SELECT COALESCE($1, $2)
+$$;
+COMMENT ON FUNCTION claimed_depth IS
+    'The depth that the sender of an event claims, from the columns of these names.';
 
 CREATE FUNCTION auth_nids(
     event_nid bigint, auth_events bigint[], auth_distance_1 int, auth_distance_2 int,
@@ -1638,7 +1647,7 @@ COMMENT ON FUNCTION is_session_of IS
 
 CREATE VIEW stored_events AS
 SELECT e.event_nid, e.event_id, r.room_id, r.room_version, e.stream_ordering,
-    e.topological_ordering, e.depth,
+    e.topological_ordering, claimed_depth(e.depth, e.topological_ordering) AS depth,
     b.event_id AS redacted_by, e.rejected, e.soft_failed, e.outlier, e.redacted_form, e.encoding,
         e.json
 FROM events e
@@ -2421,7 +2430,8 @@ BEGIN
                 CROSS JOIN unnest(e.prev_events) WITH ORDINALITY AS i (event_nid, place)
                 CROSS JOIN LATERAL (
                     SELECT p.event_nid, p.topological_ordering, p.rejected IS NULL
-                        AND p.depth >= $5 AS is_given, p.room_nid, p.outlier
+                        AND claimed_depth(p.depth, p.topological_ordering) >= $5 AS is_given,
+                        p.room_nid, p.outlier
                     FROM events p
                     WHERE p.event_nid = i.event_nid
                     OFFSET 0

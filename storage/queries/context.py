@@ -123,7 +123,8 @@ SQL_CONTEXT: Final[LiteralString] = fill(
 SQL_STATE_AT: Final[LiteralString] = """
 SELECT path.state_group, path.is_lost
     OR (entry.event_nid IS NOT NULL AND s.event_nid IS NULL) AS is_lost, s.event_nid, s.event_id,
-        r.room_id, r.room_version, s.stream_ordering, s.topological_ordering, s.depth,
+        r.room_id, r.room_version, s.stream_ordering, s.topological_ordering,
+    claimed_depth(s.depth, s.topological_ordering) AS depth,
     (SELECT b.event_id FROM events b WHERE b.event_nid = s.redacted_by) AS redacted_by,
     s.rejected, s.soft_failed, s.outlier, s.redacted_form, s.encoding, s.json
 FROM events e

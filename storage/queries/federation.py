@@ -46,7 +46,7 @@ SELECT $4::text IS NOT NULL AND (
             AND NOT was_there_before(e, room.reader_nid, room.unread))
     ) AS withheld,
     e.event_nid, e.event_id, room.room_id, room.room_version, e.stream_ordering,
-        e.topological_ordering, e.depth,
+        e.topological_ordering, claimed_depth(e.depth, e.topological_ordering) AS depth,
     (SELECT b.event_id FROM events b WHERE b.event_nid = e.redacted_by) AS redacted_by,
     e.rejected, e.soft_failed, e.outlier, e.redacted_form, e.encoding, e.json
 FROM room
@@ -89,7 +89,7 @@ SELECT $6::text IS NOT NULL AND (
             AND NOT was_there_before(e, room.reader_nid, room.unread))
     ) AS withheld,
     e.event_nid, e.event_id, room.room_id, room.room_version, e.stream_ordering,
-        e.topological_ordering, e.depth,
+        e.topological_ordering, claimed_depth(e.depth, e.topological_ordering) AS depth,
     (SELECT b.event_id FROM events b WHERE b.event_nid = e.redacted_by) AS redacted_by,
     e.rejected, e.soft_failed, e.outlier, e.redacted_form, e.encoding, e.json
 FROM room

@@ -27,7 +27,8 @@ LEFT JOIN gap_failures f USING (event_nid)
 CROSS JOIN LATERAL (
     SELECT array_agg(e.event_id ORDER BY e.topological_ordering, e.stream_ordering) AS ids,
         min(e.topological_ordering) AS lowest,
-        min(e.depth) AS depth, min(e.received_ts) AS seen_ts
+        min(claimed_depth(e.depth, e.topological_ordering)) AS depth,
+        min(e.received_ts) AS seen_ts
     FROM events e
     WHERE e.event_nid = ANY(m.child_nids)
 ) AS c

@@ -77,9 +77,9 @@ page AS MATERIALIZED (  -- one event more than the limit shows that there are mo
     SELECT e.*
     FROM (SELECT * FROM {range} ORDER BY {near_end} {order}) AS r
     CROSS JOIN LATERAL (
-        SELECT e.event_nid, e.event_id, e.stream_ordering, e.topological_ordering, e.depth,
-            e.redacted_by, e.rejected, e.soft_failed,
-            e.outlier, e.redacted_form, e.encoding, e.json,
+        SELECT e.event_nid, e.event_id, e.stream_ordering, e.topological_ordering,
+            claimed_depth(e.depth, e.topological_ordering) AS depth, e.redacted_by, e.rejected,
+            e.soft_failed, e.outlier, e.redacted_form, e.encoding, e.json,
             NOT was_there(e, r.joined_since, r.joined_audiences)
                 AND EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid)
                 AND NOT was_there_before(e, r.reader_nid, r.unread) AS withheld

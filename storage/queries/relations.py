@@ -88,9 +88,9 @@ page AS MATERIALIZED (  -- of each type the limit and one more, which shows that
     CROSS JOIN kind
     {page_range}
     CROSS JOIN LATERAL (
-        SELECT e.event_nid, e.event_id, e.stream_ordering, e.topological_ordering, e.depth,
-            e.redacted_by, e.rejected, e.soft_failed,
-            e.outlier, e.redacted_form, e.encoding, e.json
+        SELECT e.event_nid, e.event_id, e.stream_ordering, e.topological_ordering,
+            claimed_depth(e.depth, e.topological_ordering) AS depth, e.redacted_by, e.rejected,
+            e.soft_failed, e.outlier, e.redacted_form, e.encoding, e.json
         FROM events e
         WHERE e.relates_to = r.key AND e.rel_type_nid = kind.rel_type_nid
             AND e.room_nid = r.room_nid AND NOT e.outlier

@@ -57,9 +57,7 @@ async def test_verify_finds_and_repairs(dsn: str) -> None:
 
 async def test_what_cannot_be_repaired_is_left(dsn: str) -> None:
     await filled(dsn)
-    await damage(
-        dsn, "UPDATE events SET depth = depth + 1 WHERE event_nid = 20; DELETE FROM memberships"
-    )
+    await damage(dsn, "UPDATE events SET depth = -1 WHERE event_nid = 20; DELETE FROM memberships")
     done = room_storage("verify", "--repair", "--json", "--server-name", SERVER, STORAGE_DSN=dsn)
     assert done.returncode == 1
     found = json.loads(done.stdout)

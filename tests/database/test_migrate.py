@@ -66,7 +66,7 @@ async def test_migrations_arrive_at_the_schema(
 @pytest.mark.parametrize(
     "change",
     [
-        "ALTER TABLE events ALTER COLUMN depth DROP NOT NULL",
+        "ALTER TABLE events ALTER COLUMN received_ts DROP NOT NULL",
         "ALTER TABLE events ALTER COLUMN depth SET DEFAULT 0",
         "ALTER TABLE events ALTER COLUMN json SET STORAGE EXTENDED",
         "ALTER TABLE rooms SET (fillfactor = 71)",

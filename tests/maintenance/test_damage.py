@@ -93,13 +93,14 @@ DAMAGES = {
         f"UPDATE events SET type_nid = 9 WHERE event_nid = {ONE_MESSAGE}", {"columns"}, mended=False
     ),
     "claimed depth": Damage(
-        f"UPDATE events SET depth = depth + 1 WHERE event_nid = {ONE_MESSAGE}",
+        "UPDATE events SET depth = claimed_depth(depth, topological_ordering) + 1 "
+        f"WHERE event_nid = {ONE_MESSAGE}",
         {"columns"},
         mended=False,
     ),
     "order": Damage(
-        "UPDATE events SET topological_ordering = topological_ordering - 1 "
-        f"WHERE event_nid = {ONE_TOPIC}",
+        "UPDATE events SET topological_ordering = topological_ordering - 1, "
+        f"depth = claimed_depth(depth, topological_ordering) WHERE event_nid = {ONE_TOPIC}",
         {"topological_ordering"},
         mended=False,
     ),

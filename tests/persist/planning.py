@@ -15,7 +15,8 @@ SERVER = "s1.test"
 
 
 SQL_ROWS = """
-SELECT e.event_id, e.topological_ordering, e.depth, e.membership, e.outlier, e.backfilled,
+SELECT e.event_id, e.topological_ordering,
+    claimed_depth(e.depth, e.topological_ordering) AS depth, e.membership, e.outlier, e.backfilled,
     e.soft_failed, e.redacted_form, e.rejected,
     e.ineffective, coalesce(e.after_gap, false) AS after_gap,
         e.state_group_after IS NOT NULL AS changes_state,

@@ -13,8 +13,8 @@ SQL_LOGICAL = {
     "events": """
         SELECT e.event_id, e.topological_ordering, e.outlier, e.backfilled, e.soft_failed,
             e.redacted_form, e.rejected, e.refused, e.superseded, e.membership,
-            t.type, k.state_key, p.name, b.event_id AS redacted_by, e.depth, e.origin_server_ts,
-                e.json, r.room_id,
+            t.type, k.state_key, p.name, b.event_id AS redacted_by,
+            claimed_depth(e.depth, e.topological_ordering), e.origin_server_ts, e.json, r.room_id,
             ARRAY(SELECT COALESCE(x.event_id, m.event_id)
                 FROM unnest(prev_nids(e.event_nid, e.prev_events, e.prev_distance))
                     WITH ORDINALITY AS n (nid, place)

@@ -1,22 +1,39 @@
-"""Events have two forms: the one of earlier releases, and one that an index leaves out."""
+"""Events have two forms: the one of earlier releases, and one with NULL for what follows."""
 
 from collections.abc import AsyncIterator
 from dataclasses import replace
-from typing import Final
+from typing import Final, NamedTuple
 
 import pytest
 
 import storage
 from storage import Store
 from storage.database.migrate import INLINE_LINKS_REVISION, NARROW_EVENTS_REVISION
+from storage.errors import ConstraintViolated
+from storage.ids import EventId
+from storage.maintenance.purge import purge_history
 from storage.persist.model.rows import NO_TIME
 from storage.pipeline.rebuilding import Rebuilder
-from tests.maintenance.rooms import SERVER, deliver
+from storage.testing import RoomBuilder, deliver_with_gap
+from tests.maintenance.rooms import SERVER, deliver, findings
 from tests.persist.test_narrow_rows import alembic
 from tests.persist.test_time_order import check, disorder, reached
+from tests.postgres import others_ended
 
 ADMIN: Final = "@user1:s1.test"
 SQL_REVISION: Final = "UPDATE schema_compatibility SET code_revision = $1::text"
+SQL_DEPTHS: Final = """
+SELECT event_id, depth, topological_ordering, claimed_depth(depth, topological_ordering) AS claimed
+FROM events
+ORDER BY event_nid
+"""
+
+
+class DepthRow(NamedTuple):
+    event_id: EventId
+    depth: int | None
+    topological_ordering: int | None
+    claimed: int
 
 
 @pytest.fixture
@@ -30,22 +47,80 @@ async def execute(store: Store, sql: str, *args: object) -> None:
         await conn.execute(sql, *args)
 
 
+async def depths(store: Store, room: RoomBuilder) -> dict[EventId, DepthRow]:
+    """Return the depths of all events; what they claim must be what the events say."""
+    async with store.database.connection() as conn:
+        rows = await conn.fetch(SQL_DEPTHS, row=DepthRow)
+    said = {one.event_id: one.json["depth"] for one in room.events}
+    assert {row.event_id: row.claimed for row in rows} == {
+        row.event_id: said[row.event_id] for row in rows
+    }
+    return {row.event_id: row for row in rows}
+
+
+async def test_an_honest_depth_is_not_stored(store: Store) -> None:
+    room = RoomBuilder("11", sign=False)
+    room.start(ADMIN)
+    honest, false = room.message(ADMIN), room.message(ADMIN, depth=7_000)
+    outlier = room.fork(1)[0].message(ADMIN)
+    await store.append([one.pdu for one in room.events if one is not outlier], room_version="11")
+    await store.append([outlier.pdu], origin="outlier")
+    found = await depths(store, room)
+    assert found[honest.event_id].depth is None
+    assert found[false.event_id].depth == 7_000
+    assert found[outlier.event_id].depth == outlier.json["depth"]
+    with pytest.raises(ConstraintViolated, match="events_depth_check"):
+        await execute(store, "UPDATE events SET depth = NULL WHERE outlier")
+    await store.append([outlier.pdu])
+    assert (await depths(store, room))[outlier.event_id].depth is not None
+    assert await findings(store) == []
+
+
+async def test_events_that_move_keep_their_depth(store: Store) -> None:
+    """A gap is filled below events that have to move up, and a purge makes outliers of events."""
+    room = RoomBuilder("11", sign=False)
+    room.start(ADMIN)
+    start = len(room.events)
+    lost = [room.message(ADMIN, depth=20) for _ in range(6)]
+    for _ in range(20):
+        room.message(ADMIN)
+    delivery = deliver_with_gap(room, start, start + len(lost))
+    await deliver(store, delivery)
+    found = await depths(store, room)
+    assert any(row.topological_ordering != row.claimed for row in found.values())
+    assert any(row.depth is None for row in found.values())
+    await others_ended(store.database)
+    await purge_history(
+        store.database,
+        room.room_id,
+        server_name=SERVER,
+        before_event_id=room.events[-5].event_id,
+    )
+    purged = await depths(store, room)
+    assert sum(row.topological_ordering is None for row in purged.values()) > 10
+    assert await findings(store) == []
+
+
 async def test_an_old_database_goes_on(store: Store, dsn: str) -> None:
     """Before the post step rows have the old form, and they keep it afterwards."""
     room, delivery = disorder(8)
     half = len(delivery.events) // 2
     await execute(store, SQL_REVISION, INLINE_LINKS_REVISION)
     await deliver(store, replace(delivery, events=delivery.events[:half]))
+    old = await depths(store, room)
+    assert all(row.depth is not None for row in old.values())
     assert set(await reached(store)) == {NO_TIME}
     await check(store, room)
     await execute(store, SQL_REVISION, NARROW_EVENTS_REVISION)
     await deliver(store, replace(delivery, events=delivery.events[half:]))
-    new = await reached(store)
-    assert None in new
+    new = await depths(store, room)
+    assert all(new[event_id].depth is not None for event_id in old)
+    assert any(row.depth is None for row in new.values())
+    assert None in await reached(store)
     await check(store, room)
     async with Rebuilder.opened(dsn, SERVER) as rebuilder:
         assert (await rebuilder.rebuild(room.room_id)).events == 0
-    assert await reached(store) == new
+    assert await depths(store, room) == new
 
 
 async def test_the_old_form_is_written_back(dsn: str) -> None:
@@ -55,7 +130,7 @@ async def test_the_old_form_is_written_back(dsn: str) -> None:
     async with storage.open(dsn, server_name=SERVER) as store:
         await deliver(store, replace(delivery, events=delivery.events[:half]))
         assert len(set(await reached(store))) > 3
-    alembic(dsn, "downgrade", "0051")
+    alembic(dsn, "downgrade", "0052")
     async with storage.open(dsn, server_name=SERVER) as store:
         assert set(await reached(store)) == {NO_TIME}
     alembic(dsn, "upgrade", "head")

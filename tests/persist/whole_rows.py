@@ -252,10 +252,11 @@ WHERE u.audience <@ v.audiences
 SQL_EVENTS: Final = """
 SELECT e.*, prev_nids(event_nid, prev_events, prev_distance) AS parents,
     auth_nids(event_nid, auth_events, auth_distance_1, auth_distance_2, auth_distance_3,
-        auth_distance_4) AS auth
+        auth_distance_4) AS auth,
+    claimed_depth(depth, topological_ordering) AS claimed
 FROM events e
 """
-EDGES: Final = {"prev_events": "parents", "auth_events": "auth"}
+COMPUTED: Final = {"prev_events": "parents", "auth_events": "auth", "depth": "claimed"}
 SQL_CHAINS: Final = f"""
 WITH RECURSIVE edge AS MATERIALIZED ({SQL_EVENTS}),
 reached AS (
@@ -395,7 +396,7 @@ async def _table(conn: asyncpg.Connection, names: Names, table: str) -> dict[tup
     for record in map(
         dict, await conn.fetch(SQL_EVENTS if table == "events" else f"TABLE {table}")
     ):
-        record |= {column: record[name] for column, name in EDGES.items() if name in record}
+        record |= {column: record[name] for column, name in COMPUTED.items() if name in record}
         row = {column: read(record[column], record) for column, read in readers.items()}
         found[tuple(row[column] for column in keys)] = row
     if table == "auth_chains":

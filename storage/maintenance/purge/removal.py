@@ -48,6 +48,7 @@ UPDATE events
 SET outlier = true,
     stream_ordering = NULL,
     topological_ordering = NULL,
+    depth = claimed_depth(depth, topological_ordering),
     state_group_before = NULL,
     state_group_after = NULL,
     audience = NULL,

@@ -24,7 +24,8 @@ SQL_CONTENTS: Final[LiteralString] = compose(
     """
 SELECT e.event_nid, e.event_id, e.encoding, e.redacted_form, e.redacted_by, e.outlier, e.json,
     t.type, p.name AS sender, k.state_key,
-    k.type_nid AS key_type_nid, e.type_nid, e.depth, e.origin_server_ts, e.membership,
+    k.type_nid AS key_type_nid, e.type_nid,
+    claimed_depth(e.depth, e.topological_ordering) AS depth, e.origin_server_ts, e.membership,
         :prev_nids.call(e) AS prev_events, :auth_nids.call(e) AS auth_events,
     e.relates_to, x.type AS rel_type, e.replaces, e.has_url, e.describes_room,
     is_out_of_band(e) AS is_out_of_band

@@ -72,7 +72,7 @@ CROSS JOIN LATERAL (
 """
 
 SQL_PARTIAL_JOIN: Final[LiteralString] = """
-SELECT e.depth
+SELECT claimed_depth(e.depth, e.topological_ordering)
 FROM partial_rooms p
 JOIN events e ON e.event_id = p.join_event_id AND NOT e.outlier
 WHERE p.room_nid = $1::int

@@ -42,6 +42,7 @@ def new_columns_but_bytes(change_set: ChangeSet) -> dict[str, Sequence[Any]]:
         columns["auth_events"],
         has_distances=change_set.caches.forms.distances,
     )
+    columns["depth"] = depth_column(change_set, rows)
     columns["after_gap"] = after_gap_column(change_set, new)
     columns["in_order_ts"] = in_order_column(change_set, new)
     return columns
@@ -50,6 +51,13 @@ def new_columns_but_bytes(change_set: ChangeSet) -> dict[str, Sequence[Any]]:
 def after_gap_column(change_set: ChangeSet, nids: Iterable[int]) -> Sequence[Any]:
     """Return the column `after_gap` of these events."""
     return sparse([nid in change_set.events.after_gaps or None for nid in nids])
+
+
+def depth_column(change_set: ChangeSet, rows: Iterable[EventRow]) -> Sequence[Any]:
+    """Return the column `depth` of these events: None where it is the topological ordering."""
+    if not change_set.caches.forms.narrow_events:
+        return [row.depth for row in rows]
+    return sparse([None if row.depth == row.topological_ordering else row.depth for row in rows])
 
 
 def in_order_column(change_set: ChangeSet, nids: Iterable[int]) -> Sequence[Any]:

@@ -13,6 +13,7 @@ from storage.persist.model.change_set import ChangeSet
 from storage.persist.model.rows import EventRow, MissingRow
 from storage.persist.write.event_columns import (
     after_gap_column,
+    depth_column,
     in_order_column,
     new_event_columns,
 )
@@ -25,6 +26,7 @@ NEW_EVENT: Final = EVENTS.rows(
 
 REPLACED: Final = (  # what may change of an event; the role of a homeserver may update only these
     "topological_ordering",
+    "depth",
     "state_group_before",
     "state_group_after",
     "audience",
@@ -150,6 +152,7 @@ def _changed_events(change_set: ChangeSet) -> ColumnValues:
         has_distances=change_set.caches.forms.distances,
     )
     return {name: columns[name] for name in (*CHANGED_EVENT.columns, *AUTH_COLUMNS)} | {
+        "depth": depth_column(change_set, changed.values()),
         "after_gap": after_gap_column(change_set, changed),
         "in_order_ts": in_order_column(change_set, changed),
         "authorised": [nid in change_set.events.authorised for nid in changed],

@@ -15,6 +15,7 @@ from storage.database.columns import (
     AUTH_CHAIN_LINKS,
     AUTH_CHAINS,
     AUTH_NIDS,
+    CLAIMED_DEPTH,
     CURRENT_STATE,
     DROPPED_EXTREMITIES,
     EVENTS,
@@ -115,6 +116,7 @@ REPLANNED: Final = EVENTS.chosen(
     EVENTS.but(
         "event_nid",
         *OF_ARRIVAL,
+        "depth",  # compared as it is claimed: it may be stored in two forms
         "state_group_before",  # these two are compared under the numbers that the live tables have
         "state_group_after",
         "room_nid",
@@ -137,7 +139,8 @@ WITH found AS MATERIALIZED (
     LEFT JOIN pg_temp.same_groups b ON b.shadow = s.state_group_before
     LEFT JOIN pg_temp.same_groups a ON a.shadow = s.state_group_after
     CROSS JOIN LATERAL (
-        SELECT event_nid, state_group_before, state_group_after, :edge.columns, :replanned.columns
+        SELECT event_nid, depth, state_group_before, state_group_after, :edge.columns,
+            :replanned.columns
         FROM events
         WHERE event_nid = s.event_nid
         OFFSET 0
@@ -145,15 +148,16 @@ WITH found AS MATERIALIZED (
     WHERE s.room_nid = $1::int
         AND (
             COALESCE(b.live, s.state_group_before), COALESCE(a.live, s.state_group_after),
-            :prev_nids.call(s), :auth_nids.call(s), :replanned.of(s)
+            :claimed_depth.call(s), :prev_nids.call(s), :auth_nids.call(s), :replanned.of(s)
         ) IS DISTINCT FROM (
             e.state_group_before, e.state_group_after,
-            :prev_nids.call(e), :auth_nids.call(e), :replanned.of(e)
+            :claimed_depth.call(e), :prev_nids.call(e), :auth_nids.call(e), :replanned.of(e)
         )
 )
 UPDATE events e
 SET state_group_before = s.group_before,
     state_group_after = s.group_after,
+    depth = s.depth,
     :edge.update(s),
     :replanned.update(s)
 FROM found s
@@ -161,6 +165,7 @@ WHERE e.event_nid = s.event_nid
 """,
     REPLANNED,
     EDGE_COLUMNS,
+    CLAIMED_DEPTH,
     PREV_NIDS,
     AUTH_NIDS,
 ).sql

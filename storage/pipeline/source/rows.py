@@ -75,7 +75,7 @@ SELECT
     e.arrival_ordering,
     COALESCE(e.arrival_ordering, e.stream_ordering) AS arrived,
     e.topological_ordering,
-    e.depth,
+    claimed_depth(e.depth, e.topological_ordering) AS depth,
     e.origin_server_ts,
     e.received_ts,
     e.soft_failed,
