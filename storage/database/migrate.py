@@ -59,6 +59,7 @@ INLINE_LINKS_REVISION: Final = "0034"
 
 ARCHIVE_REVISION: Final = "0027"
 """From this step on events may be archived (storage/maintenance/cold_archive/run.py)."""
+
 NARROW_EVENTS_REVISION: Final = "0054"
 """From this step on writers store NULL for what other columns say of an event
 (storage/persist/write/event_columns.py)."""

@@ -295,8 +295,8 @@ CREATE TABLE events (
     auth_distance_4 int,
     describes_room boolean,
     in_order_ts bigint DEFAULT -9223372036854775808,
-    CONSTRAINT events_pkey PRIMARY KEY (event_nid),
-    CONSTRAINT events_stream_ordering_key UNIQUE (stream_ordering),
+    CONSTRAINT events_pkey PRIMARY KEY (event_nid) WITH (fillfactor = 100),
+    CONSTRAINT events_stream_ordering_key UNIQUE (stream_ordering) WITH (fillfactor = 100),
     CONSTRAINT events_outlier_check CHECK (
         outlier = (stream_ordering IS NULL)
         AND outlier = (topological_ordering IS NULL)
