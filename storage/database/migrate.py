@@ -39,28 +39,28 @@ if TYPE_CHECKING:
 
     from storage.database.migration_steps import MigrationStep
 
-HEAD_REVISION: Final = "0054"
+HEAD_REVISION: Final = "0037"
 """The latest that this package knows; `migrate` migrates to it."""
 
-OLDEST_REVISION: Final = "0052"
+OLDEST_REVISION: Final = "0029"
 """The oldest that this package can serve: it needs nothing later."""
 
-DISTANCES_REVISION: Final = "0023"
+DISTANCES_REVISION: Final = "0032"
 """From this step on writers store edges as distances (storage/persist/write/event_edges.py)."""
 
-ENCODED_REVISION: Final = "0025"
+ENCODED_REVISION: Final = "0033"
 """From this step on writers encode the bytes of events (storage/persist/write/stored_form.py)."""
 
-NARROW_GROUPS_REVISION: Final = "0033"
+NARROW_GROUPS_REVISION: Final = "0035"
 """From this step on writers store state groups in the narrow form (storage/state/rows.py)."""
 
-INLINE_LINKS_REVISION: Final = "0034"
+INLINE_LINKS_REVISION: Final = "0036"
 """From this step on positions have their links (storage/graph/chain_rows.py)."""
 
-ARCHIVE_REVISION: Final = "0027"
+ARCHIVE_REVISION: Final = "0034"
 """From this step on events may be archived (storage/maintenance/cold_archive/run.py)."""
 
-NARROW_EVENTS_REVISION: Final = "0054"
+NARROW_EVENTS_REVISION: Final = "0037"
 """From this step on writers store NULL for what other columns say of an event
 (storage/persist/write/event_columns.py)."""
 

@@ -46,7 +46,7 @@ CREATE TABLE schema_compatibility (
 COMMENT ON TABLE schema_compatibility IS
     'One row. Code for an older schema than code_revision cannot serve this one. Each "post" step '
     'of a migration sets it. alembic_version has the revision of the schema.';
-INSERT INTO schema_compatibility (code_revision) VALUES ('0054');
+INSERT INTO schema_compatibility (code_revision) VALUES ('0037');
 
 CREATE TABLE background_jobs (
     name text COLLATE "C" NOT NULL,

@@ -138,7 +138,7 @@ async def test_a_downgrade_is_refused_while_events_are_archived(
     await archive(store, folder)
 
     def downgrade() -> "subprocess.CompletedProcess[str]":
-        command = [sys.executable, "-m", "alembic", "downgrade", "0025"]
+        command = [sys.executable, "-m", "alembic", "downgrade", "0033"]
         environment = {**os.environ, "STORAGE_DSN": dsn}
         return subprocess.run(
             command, cwd=ROOT, env=environment, check=False, capture_output=True, text=True

@@ -26,7 +26,7 @@ SQL_READ: Final = """
 SELECT prev_nids($1::bigint, $2::bigint[], $3::int),
     auth_nids($1::bigint, $4::bigint[], $5::int, $6::int, $7::int, $8::int)
 """
-SQL_OLD: Final = "UPDATE schema_compatibility SET code_revision = '0021'"
+SQL_OLD: Final = "UPDATE schema_compatibility SET code_revision = '0031'"
 SQL_FORMS: Final = """
 SELECT count(*) FILTER (WHERE prev_events IS NOT NULL) AS prev_arrays,
     count(*) FILTER (WHERE auth_events IS NOT NULL) AS auth_arrays,

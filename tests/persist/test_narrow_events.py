@@ -130,7 +130,7 @@ async def test_the_old_form_is_written_back(dsn: str) -> None:
     async with storage.open(dsn, server_name=SERVER) as store:
         await deliver(store, replace(delivery, events=delivery.events[:half]))
         assert len(set(await reached(store))) > 3
-    alembic(dsn, "downgrade", "0053")
+    alembic(dsn, "downgrade", "0036")
     async with storage.open(dsn, server_name=SERVER) as store:
         assert set(await reached(store)) == {NO_TIME}
     alembic(dsn, "upgrade", "head")

@@ -75,10 +75,10 @@ def forget(dictionary: Dictionary) -> None:
 async def test_events_are_encoded_after_the_post_step(store: Store) -> None:
     """Until then, a release that reads the bytes alone may read the same rows."""
     room = build_room(LIVELY, 90, seed=3)
-    await execute(store, SQL_ENDED_SUPPORT, "0024")
+    await execute(store, SQL_ENDED_SUPPORT, "0032")
     await append(store, room.events[:40])
     assert {form(one) for one in (await forms(store)).values()} == {PLAIN}
-    await execute(store, SQL_ENDED_SUPPORT, "0025")
+    await execute(store, SQL_ENDED_SUPPORT, "0033")
     await append(store, room.events[40:])
     found = await forms(store)
     assert [form(found[one.event_id]) for one in room.events[:40]] == [PLAIN] * 40
@@ -161,9 +161,9 @@ async def test_a_writer_loads_the_dictionary_of_the_contents_that_it_needs(
 
 async def test_rebuilding_keeps_each_form(store: Store, dsn: str) -> None:
     room = build_room(LIVELY, 60, seed=3, sign=False)
-    await execute(store, SQL_ENDED_SUPPORT, "0024")
+    await execute(store, SQL_ENDED_SUPPORT, "0032")
     await append(store, room.events[:30])
-    await execute(store, SQL_ENDED_SUPPORT, "0025")
+    await execute(store, SQL_ENDED_SUPPORT, "0033")
     await append(store, room.events[30:])
     before, tables = await forms(store), await logical_tables(store.database)
     async with Rebuilder.opened(dsn, SERVER) as rebuilder:

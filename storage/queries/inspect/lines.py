@@ -18,7 +18,8 @@ from storage.ids import EventId, RoomId
 TEMPLATE_LINES: Final[LiteralString] = compose(
     """
 SELECT e.event_nid, e.event_id, r.room_id, t.type, k.state_key, s.name AS sender,
-    e.stream_ordering, e.topological_ordering, e.depth, e.origin_server_ts, e.received_ts,
+    e.stream_ordering, e.topological_ordering,
+    claimed_depth(e.depth, e.topological_ordering) AS depth, e.origin_server_ts, e.received_ts,
     e.membership, e.outlier, e.backfilled, e.soft_failed, e.ineffective, e.redacted_form,
     e.redacted_by IS NOT NULL AS is_redacted, e.rejected, e.refused,
     octet_length(e.json) AS stored_bytes, edges.prev_events,

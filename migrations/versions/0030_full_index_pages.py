@@ -6,8 +6,8 @@ from alembic import op
 
 from storage.database.migration_steps import Phase
 
-revision: Final = "0053"
-down_revision: Final = "0052"
+revision: Final = "0030"
+down_revision: Final = "0029"
 phase: Final[Phase] = "pre"
 
 

@@ -6,8 +6,8 @@ from alembic import op
 
 from storage.database.migration_steps import Phase, index_concurrently
 
-revision: Final = "0051"
-down_revision: Final = "0050"
+revision: Final = "0028"
+down_revision: Final = "0027"
 phase: Final[Phase] = "pre"
 
 

@@ -10,8 +10,8 @@ from alembic import op
 from storage.database.migration_steps import Job, Phase, background_job, run_work
 from storage.maintenance.reencode import JOB_NAME, decode_all, encode_batch
 
-revision: Final = "0025"
-down_revision: Final = "0024"
+revision: Final = "0033"
+down_revision: Final = "0032"
 phase: Final[Phase] = "post"
 
 job: Final = Job(JOB_NAME, batch=encode_batch, expected="SELECT count(*) FROM events")
@@ -24,4 +24,4 @@ def upgrade() -> None:
 def downgrade() -> None:
     """Decode all events. No process may run meanwhile: it would encode new ones."""
     run_work(decode_all)
-    op.execute("UPDATE schema_compatibility SET code_revision = '0023'")
+    op.execute("UPDATE schema_compatibility SET code_revision = '0032'")

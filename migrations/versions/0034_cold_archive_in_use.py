@@ -6,8 +6,8 @@ from alembic import op
 
 from storage.database.migration_steps import Phase
 
-revision: Final = "0027"
-down_revision: Final = "0026"
+revision: Final = "0034"
+down_revision: Final = "0033"
 phase: Final[Phase] = "post"
 
 
@@ -21,4 +21,4 @@ def downgrade() -> None:
         "DO $$ BEGIN IF EXISTS (SELECT FROM archive_packs) THEN RAISE EXCEPTION"
         " 'events are archived: run room-storage archive --back first'; END IF; END $$"
     )
-    op.execute("UPDATE schema_compatibility SET code_revision = '0025'")
+    op.execute("UPDATE schema_compatibility SET code_revision = '0033'")

@@ -10,8 +10,8 @@ from alembic import op
 
 from storage.database.migration_steps import Phase, run_script
 
-revision: Final = "0026"
-down_revision: Final = "0025"
+revision: Final = "0023"
+down_revision: Final = "0022"
 phase: Final[Phase] = "pre"
 
 

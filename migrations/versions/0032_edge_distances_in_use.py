@@ -9,8 +9,8 @@ from alembic import op
 
 from storage.database.migration_steps import Job, Phase, background_job
 
-revision: Final = "0023"
-down_revision: Final = "0022"
+revision: Final = "0032"
+down_revision: Final = "0031"
 phase: Final[Phase] = "post"
 
 # A row that a write has locked keeps its arrays: to wait for it could be a deadlock.

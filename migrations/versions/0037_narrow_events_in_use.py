@@ -11,8 +11,8 @@ from alembic import op
 
 from storage.database.migration_steps import Phase, index_concurrently
 
-revision: Final = "0054"
-down_revision: Final = "0053"
+revision: Final = "0037"
+down_revision: Final = "0036"
 phase: Final[Phase] = "post"
 
 # those that are in the index already also say which time was reached, which no longer holds

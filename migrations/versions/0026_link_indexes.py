@@ -6,8 +6,8 @@ from alembic import op
 
 from storage.database.migration_steps import Phase, index_concurrently
 
-revision: Final = "0032"
-down_revision: Final = "0031"
+revision: Final = "0026"
+down_revision: Final = "0025"
 phase: Final[Phase] = "pre"
 
 COMMENT: Final = (

@@ -10,8 +10,8 @@ from alembic import op
 
 from storage.database.migration_steps import Phase, run_script
 
-revision: Final = "0050"
-down_revision: Final = "0034"
+revision: Final = "0027"
+down_revision: Final = "0026"
 phase: Final[Phase] = "pre"
 
 

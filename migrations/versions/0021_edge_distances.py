@@ -8,8 +8,8 @@ from typing import Final
 
 from storage.database.migration_steps import Phase, run_script
 
-revision: Final = "0022"
-down_revision: Final = "0021"
+revision: Final = "0021"
+down_revision: Final = "0020"
 phase: Final[Phase] = "pre"
 
 
@@ -18,5 +18,5 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    script = Path(__file__).with_name("0022_edge_distances_down.sql")
+    script = Path(__file__).with_name("0021_edge_distances_down.sql")
     run_script(script.read_text(encoding="utf-8"))

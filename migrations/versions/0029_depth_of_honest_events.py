@@ -8,8 +8,8 @@ from typing import Final
 
 from storage.database.migration_steps import Phase, run_script
 
-revision: Final = "0052"
-down_revision: Final = "0051"
+revision: Final = "0029"
+down_revision: Final = "0028"
 phase: Final[Phase] = "pre"
 
 
@@ -18,5 +18,5 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    script = Path(__file__).with_name("0052_depth_of_honest_events_down.sql")
+    script = Path(__file__).with_name("0029_depth_of_honest_events_down.sql")
     run_script(script.read_text(encoding="utf-8"))

@@ -1,6 +1,6 @@
 """Add columns for state groups with one entry, and for paths in bytes; indexes with fewer bytes.
 
-The code of this release reads both forms. It writes the narrow one after revision 0033.
+The code of this release reads both forms. It writes the narrow one after revision 0035.
 """
 
 from pathlib import Path
@@ -8,8 +8,8 @@ from typing import Final
 
 from storage.database.migration_steps import Phase, index_concurrently, run_script
 
-revision: Final = "0030"
-down_revision: Final = "0025"
+revision: Final = "0024"
+down_revision: Final = "0023"
 phase: Final[Phase] = "pre"
 
 
@@ -22,5 +22,5 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    script = Path(__file__).with_name("0030_narrow_state_groups_down.sql")
+    script = Path(__file__).with_name("0024_narrow_state_groups_down.sql")
     run_script(script.read_text(encoding="utf-8"))

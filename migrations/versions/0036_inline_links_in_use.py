@@ -9,8 +9,8 @@ from alembic import op
 
 from storage.database.migration_steps import Phase, index_concurrently
 
-revision: Final = "0034"
-down_revision: Final = "0033"
+revision: Final = "0036"
+down_revision: Final = "0035"
 phase: Final[Phase] = "post"
 
 

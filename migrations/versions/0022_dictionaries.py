@@ -11,8 +11,8 @@ from alembic import op
 
 from storage.database.migration_steps import Phase, run_script
 
-revision: Final = "0024"
-down_revision: Final = "0023"
+revision: Final = "0022"
+down_revision: Final = "0021"
 phase: Final[Phase] = "pre"
 
 

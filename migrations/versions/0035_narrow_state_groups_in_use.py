@@ -9,8 +9,8 @@ from alembic import op
 
 from storage.database.migration_steps import Job, Phase, background_job, index_concurrently
 
-revision: Final = "0033"
-down_revision: Final = "0032"
+revision: Final = "0035"
+down_revision: Final = "0034"
 phase: Final[Phase] = "post"
 
 # As row_of in storage/state/rows.py. A state after one event needs no digest. A row that a write

@@ -1,7 +1,7 @@
 """Add columns for the links of the chain cover, and an index that lacks the first events.
 
 The code of this release reads both forms. It writes the links into the positions after revision
-0034.
+0036.
 """
 
 from pathlib import Path
@@ -9,8 +9,8 @@ from typing import Final
 
 from storage.database.migration_steps import Phase, index_concurrently, run_script
 
-revision: Final = "0031"
-down_revision: Final = "0030"
+revision: Final = "0025"
+down_revision: Final = "0024"
 phase: Final[Phase] = "pre"
 
 
@@ -24,5 +24,5 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    script = Path(__file__).with_name("0031_inline_links_down.sql")
+    script = Path(__file__).with_name("0025_inline_links_down.sql")
     run_script(script.read_text(encoding="utf-8"))

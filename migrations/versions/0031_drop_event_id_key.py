@@ -6,8 +6,8 @@ from alembic import op
 
 from storage.database.migration_steps import Phase, index_concurrently
 
-revision: Final = "0021"
-down_revision: Final = "0020"
+revision: Final = "0031"
+down_revision: Final = "0030"
 phase: Final[Phase] = "post"
 
 
