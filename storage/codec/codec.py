@@ -41,7 +41,7 @@ _PLAIN: Final = frozenset((b"{", b" ", b"\t", b"\r", b"\n"))
 Reader = Callable[[bytes, str, str], bytes]
 
 _given: Final[dict[StoredBytes, bytes]] = {}
-"""What `remember` passes to the cache."""
+"""The bytes that `remember` passes to the cache."""
 
 _readers: Final[dict[bytes, Reader]] = {}
 """By the four bytes of the header."""

@@ -14,8 +14,8 @@ from storage.database.connection import Connection
 from storage.errors import StorageCorrupt
 
 ROOM_SHARE: Final = 0.1
-ROWS_OF_PAGE: Final = 8
-"""About as many events are in one page of the table."""
+ROWS_OF_PAGE: Final = 4
+"""A quarter of the events in one page of the table: the sample is of more pages than it needs."""
 PAGE_BYTES: Final = 8_192
 
 SQL_PAGES: Final[LiteralString] = """

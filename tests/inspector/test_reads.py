@@ -10,7 +10,9 @@ import pytest
 
 import storage
 from storage import Store, UserId
+from storage.database.columns import OWN_ENTRIES
 from storage.database.connection import Connection
+from storage.database.placeholders import compose
 from storage.ids import EventId, RoomId
 from storage.queries.inspect import (
     audiences,
@@ -54,6 +56,22 @@ class EventAudienceRow(NamedTuple):
 class EventArrivalRow(NamedTuple):
     stream_ordering: int
     received_ts: int
+
+
+class OwnEntryRow(NamedTuple):
+    state_key_nid: int
+    event_nid: int
+
+
+SQL_OWN = compose(
+    """
+SELECT own.state_key_nid, own.event_nid
+FROM state_groups g
+CROSS JOIN LATERAL :own_entries.call(g) AS own
+WHERE g.state_group = $1::bigint
+""",
+    OWN_ENTRIES,
+).sql
 
 
 async def stored_sizes(conn: Connection) -> dict[EventId, int]:
@@ -207,14 +225,9 @@ async def test_a_path_folds_to_the_state(store: Store, delivered: Delivered) -> 
         entries: dict[int, int] = {}
         async with store.database.connection() as conn:
             for step in path:
-                row = await conn.fetchval(
-                    "SELECT ARRAY[COALESCE(key_nids, '{}') || COALESCE(member_key_nids, '{}'),"
-                    " COALESCE(event_nids, '{}') || COALESCE(member_event_nids, '{}')]::bigint[]"
-                    " FROM state_groups WHERE state_group = $1::bigint",
-                    step.state_group,
-                )
-                assert step.entries == len(row[0]) if row else step.entries == 0
-                entries |= dict(zip(*row, strict=True)) if row else {}
+                own = dict(await conn.fetch(SQL_OWN, step.state_group, row=OwnEntryRow))
+                assert step.entries == len(own)
+                entries |= own
         assert sum(nid != REMOVED for nid in entries.values()) == path[-1].entry_count
     assert await ask(store, state_path.state_path, 2**40) == []
     assert await ask(store, state_path.groups_of, "$nothing") is None

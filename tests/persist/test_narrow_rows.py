@@ -57,10 +57,11 @@ async def forms(store: Store) -> dict[str, int]:
 
 async def run_the_job(store: Store, *, batches: int | None = None, rows: int = 50) -> None:
     """Run some batches, or all, each of at most so many rows at first."""
-    [job] = [one for one in jobs_of(script_directory()) if "state groups" in one.name]
+    known = {one.name: one for one in jobs_of(script_directory())}
+    [job] = [one for name, one in known.items() if "state groups" in name]
     await execute(store, SQL_REGISTER, job.name, NARROW_GROUPS_REVISION, rows)
     done = 0
-    async for _ in run_jobs(store.database, {job.name: job}, pause=0, clock=lambda: 0.0):
+    async for _ in run_jobs(store.database, known, pause=0, clock=lambda: 0.0):
         done += 1
         if done == batches:
             break

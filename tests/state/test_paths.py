@@ -14,7 +14,7 @@ from storage.state.paths import FARTHEST, PathColumns, has_base, path_columns, p
 from storage.state.rows import GROUP_COLUMNS, row_of
 
 
-class PathRow(NamedTuple):
+class StoredPathRow(NamedTuple):
     """A row of a query below."""
 
     state_group: int
@@ -84,7 +84,7 @@ async def test_postgres_reads_the_same_path(
     assert any(row.back is not None for row in rows) == (odd or narrow is not True)
     await conn.copy_in("state_groups", GROUP_COLUMNS, rows)
     read = await conn.fetch(
-        "SELECT state_group, path_of(state_group) AS path FROM state_groups", row=PathRow
+        "SELECT state_group, path_of(state_group) AS path FROM state_groups", row=StoredPathRow
     )
     assert dict(read) == {
         group.state_group: [step.state_group for step in group.steps] for group in made
