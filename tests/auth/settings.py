@@ -7,13 +7,13 @@ import os
 
 from hypothesis import HealthCheck, settings
 
-EXAMPLES = int(os.environ.get("STORAGE_EXAMPLES", "600"))
+EXAMPLES = int(os.environ.get("STORAGE_EXAMPLES", "200"))
 
 thorough = settings(
     max_examples=EXAMPLES,
     deadline=None,
     database=None,
     derandomize=EXAMPLES
-    <= 600,  # the quick run is the same everywhere; the long one looks for something new
+    <= 200,  # the quick run is the same everywhere; the long one looks for something new
     suppress_health_check=[HealthCheck.too_slow],
 )
