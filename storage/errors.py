@@ -14,6 +14,7 @@ StorageError
 │  ├─ StateUnknown            the event is stored, the state at it is not
 │  ├─ WrongServerName         the database belongs to another homeserver
 │  ├─ ExtraMissing            a feature needs packages of an extra that is not installed
+│  ├─ ArchiveRunning          another process works on the archive
 │  ├─ PurgeRefused            the purge is impossible, or not now
 │  │  └─ PurgeRunning         another purge of the room is running
 │  ├─ InvalidToken            a sync or page token cannot be used
@@ -229,8 +230,9 @@ class ExtraMissing(InputError):
 class ArchiveRunning(InputError):
     """Another process archives events, or returns or removes some: wait until it is done."""
 
-    def __init__(self) -> None:
-        super().__init__("another process works on the archive: wait until it is done")
+    def __init__(self, what: str = "archive") -> None:
+        super().__init__(f"another process works on the {what}: wait until it is done")
+        self.what = what
 
 
 class PurgeRefused(InputError):

@@ -36,7 +36,9 @@ async def test_verify_finds_and_repairs(dsn: str) -> None:
     done = room_storage("verify", STORAGE_DSN=dsn)
     assert (done.returncode, done.stdout, done.stderr) == (0, "nothing found\n", "")
     await damage(
-        dsn, "UPDATE visibility SET joined_count = joined_count + 1; DELETE FROM auth_chain_links"
+        dsn,
+        "UPDATE visibility SET joined_count = joined_count + 1;"
+        " UPDATE auth_chains SET link_1 = NULL",
     )
     done = room_storage("verify", "--json", "--dsn", dsn)
     found = json.loads(done.stdout)

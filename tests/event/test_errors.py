@@ -25,6 +25,8 @@ SAMPLES: list[StorageError] = [
     errors.WrongServerName("s2.test", found="s1.test"),
     errors.ExtraMissing("tracing", "tracing"),
     errors.ResyncNeeded("t", "too old"),
+    errors.ArchiveRunning(),
+    errors.ArchiveUnavailable("no space", url="/srv/rooms"),
     errors.PurgeRunning("a purge is under way", room_id="!r:s"),
     errors.ProtocolError("no such command", line="X"),
     errors.DatabaseUnavailable("refused"),

@@ -24,6 +24,7 @@ INDEXES: Final = sorted(
 INDEX_SCANS: Final = ("enable_indexscan", "enable_indexonlyscan", "enable_bitmapscan")
 LITERALS: Final = {"text": "'x'", "boolean": "true", "bytea": "''", "int8multirange": "'{}'"}
 CHECKED: Final = {
+    ("archive_packs", "state"): "'writing'",
     ("lost_positions", "lost_upto"): "2",
     ("schema_compatibility", "code_revision"): "'0001'",
 }

@@ -83,6 +83,7 @@ class PurgeKilled(Exception):  # noqa: N818  # what a test throws into a purge
 
 FOLLOWED = {
     "account_data",
+    "archive_garbage",
     "audiences",
     "auth_chain_links",
     "auth_chains",

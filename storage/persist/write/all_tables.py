@@ -78,7 +78,8 @@ SELECT NULL, NULL, NULL,
         WHEN (SELECT count(*) FROM old_room) <> cardinality(:old_room.room_nid)
             THEN refuse_stale_plan('rooms')
         WHEN EXISTS (  -- stored before this statement, as its snapshot shows
-            SELECT FROM events WHERE event_id = ANY(:new_event.event_id)
+            SELECT FROM unnest(:new_event.event_id) AS one (id)
+            CROSS JOIN LATERAL (SELECT FROM events WHERE event_id = one.id OFFSET 0) AS e
         ) THEN refuse_stale_plan('events')
         WHEN EXISTS (SELECT FROM old_room WHERE has_lost) AND dependencies_purged(
             :dependencies.*,

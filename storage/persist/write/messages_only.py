@@ -105,7 +105,8 @@ SELECT e.event_nid, e.stream_ordering,
         WHEN (SELECT count(*) FROM room) <> cardinality(:room.room_nid)
             THEN refuse_stale_plan('rooms')
         WHEN EXISTS (  -- stored before this statement, as its snapshot shows
-            SELECT FROM events WHERE event_id = ANY(:new_message.event_id)
+            SELECT FROM unnest(:new_message.event_id) AS one (id)
+            CROSS JOIN LATERAL (SELECT FROM events WHERE event_id = one.id OFFSET 0) AS e
         ) THEN refuse_stale_plan('events')
         WHEN EXISTS (SELECT FROM room WHERE has_lost) AND dependencies_purged(
             :dependencies.*, :new_message.event_id, :new_message.event_nid, '{}'
