@@ -46,8 +46,8 @@ class Dictionary:
 
     def __init__(self, data: bytes, *, level: int = LEVEL) -> None:
         """Digest the dictionary; raise zstandard.ZstdError if the bytes are none."""
-        self.data = data
-        self.key = sha256(data).digest()[:KEY_BYTES]
+        self.data: bytes = data
+        self.key: bytes = sha256(data).digest()[:KEY_BYTES]
         digested = ZstdCompressionDict(data, dict_type=DICT_TYPE_FULLDICT)
         digested.precompute_compress(level=level)
         self._contexts = _Contexts(digested, level)

@@ -52,7 +52,7 @@ class PackBuilder:
     def __init__(self, pack: int) -> None:
         self.pack = pack
         self.entries: list[PackEntry] = []
-        self.size = len(START)
+        self.size: int = len(START)
         self._parts = [START]
 
     def add(self, room_id: str, event_id: str, stored: Any) -> Reference:
