@@ -27,7 +27,7 @@ from tests.oracle.syncing import Answer
 from tests.oracle.test_store import LOCAL, SERVER
 from tests.oracle.worlds import SERVERS
 
-EXAMPLES = int(os.environ.get("STORAGE_EXAMPLES", "5"))
+EXAMPLES = int(os.environ.get("STORAGE_EXAMPLES", "3"))
 NEVER_MS = 3_600_000
 
 

@@ -15,7 +15,7 @@ from tests.oracle.machine import AbsenceMachine, run_machine
 from tests.oracle.store_subject import StoreSubject
 from tests.oracle.worlds import SERVERS, USERS
 
-EXAMPLES = int(os.environ.get("STORAGE_EXAMPLES", "5"))
+EXAMPLES = int(os.environ.get("STORAGE_EXAMPLES", "3"))
 SERVER = "s2.test"
 LOCAL = tuple(user for user in USERS if user.endswith(f":{SERVER}"))
 
