@@ -8,17 +8,18 @@ import pytest
 import storage
 
 NAMES = """
-Aggregations AppendResult AuthDenied CommitUnknown Config ConstraintViolated Context
-DatabaseConflict DatabaseError DatabaseFull DatabaseReplaced DatabaseUnavailable EventFilter EventId
-ExtraMissing Gap Hero InputError InstanceNameTaken InvalidEvent InvalidIdentifier InvalidSignature
-InvalidToken InvitedRoom JoinedRoom KnockedRoom LeftRoom MigrationBlocked OpenGap Outbox Outgoing
-Page PartialRoom PartialState PermissionRefused ProtocolError PurgeRefused PurgeRunning ReadOnly
-RelationsPage ReplicaBehind ResyncNeeded RoomId RoomInfo RoomSubscription RoomSummary
-SchemaOutOfDate SchemaTooNew ServerName SharingChanges SlidingFilter SlidingList SlidingListResult
-SlidingRoom SlidingSync SlidingSyncRequest SpaceChild StateIds StateKey StateUnknown StorageClosed
-StorageCorrupt StorageError Store StoredEvent Sync SyncFilter ThreadSummary Timeline UnknownEvent
-UnknownPos UnknownRoom UnknownRoomVersion UnknownStream UnknownUser Unread UserId WrongServerName
-__version__ auth event federation open replication responses streams visibility
+Aggregations AppendResult ArchiveRunning ArchiveUnavailable AuthDenied CommitUnknown Config
+ConstraintViolated Context DatabaseConflict DatabaseError DatabaseFull DatabaseReplaced
+DatabaseUnavailable EventFilter EventId ExtraMissing Gap Hero InputError InstanceNameTaken
+InvalidEvent InvalidIdentifier InvalidSignature InvalidToken InvitedRoom JoinedRoom KnockedRoom
+LeftRoom MigrationBlocked OpenGap Outbox Outgoing Page PartialRoom PartialState PermissionRefused
+ProtocolError PurgeRefused PurgeRunning ReadOnly RelationsPage ReplicaBehind ResyncNeeded RoomId
+RoomInfo RoomSubscription RoomSummary SchemaOutOfDate SchemaTooNew ServerName SharingChanges
+SlidingFilter SlidingList SlidingListResult SlidingRoom SlidingSync SlidingSyncRequest SpaceChild
+StateIds StateKey StateUnknown StorageClosed StorageCorrupt StorageError Store StoredEvent Sync
+SyncFilter ThreadSummary Timeline UnknownEvent UnknownPos UnknownRoom UnknownRoomVersion
+UnknownStream UnknownUser Unread UserId WrongServerName __version__ auth event federation open
+replication responses streams visibility
 """
 
 

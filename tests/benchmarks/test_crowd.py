@@ -19,6 +19,7 @@ from storage.ids import RoomId
 from storage.maintenance.verify.run import verify
 from storage.testing import RoomBuilder
 from tests.cli.running import ROOT, environment
+from tests.long_run import long_run
 
 CROWD = Crowd(rooms=12, events=1_200, members_max=40)
 
@@ -80,6 +81,7 @@ MOST_STATEMENTS = {"sync": {"": 4}, "messages": {"": 2, "context": 3}, "federati
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
+@long_run
 def test_the_benchmarks_of_reads_run_within_their_statements(tmp_path: Path) -> None:
     command = [
         sys.executable,

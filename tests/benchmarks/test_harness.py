@@ -11,6 +11,7 @@ import pytest
 from benchmarks import harness
 from benchmarks.__main__ import names
 from tests.cli.running import ROOT, environment
+from tests.long_run import long_run
 
 
 def test_percentiles_and_spreads() -> None:
@@ -39,6 +40,7 @@ def test_a_profile_names_what_is_hot() -> None:
 
 
 @pytest.mark.slow
+@long_run
 def test_append_runs_and_says_on_what(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks", "append", "--quick", "--results", str(tmp_path)],

@@ -19,6 +19,7 @@ from storage.errors import DatabaseUnavailable, InputError
 from storage.observability.progress import Progress
 from tests.cli.running import NOBODY, room_storage, started
 from tests.cli.test_interrupts import LEFT, WAITING, filled, locked, until
+from tests.long_run import long_run
 from tests.pipeline.java import COMMAND
 
 pytest.importorskip("pyspark")
@@ -82,7 +83,7 @@ def test_a_key_is_a_server_a_key_id_and_base64() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, marks=long_run), signal.SIGTERM])
 async def test_a_signal_ends_the_jobs_and_the_jvm(dsn: str, number: signal.Signals) -> None:
     try:
         check_java()

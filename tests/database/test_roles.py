@@ -337,8 +337,7 @@ async def test_a_purger_collects_and_mends(logins: Logins) -> None:
                 "audiences",
             ):
                 assert (await conn.execute(f"DELETE FROM {table}")) != "DELETE 0", table
-            links = await conn.execute("UPDATE auth_chains SET link_1 = NULL")
-            assert links != "UPDATE 0"
+            assert await conn.execute("UPDATE auth_chains SET link_1 = NULL") != "UPDATE 0"
         await repair(database, room.room_id, server_name=SERVER)
         await rebuild_visibility(database, room.room_id, server_name=SERVER)
         await repair_positions(database)

@@ -18,6 +18,7 @@ from storage import EventFilter, SyncFilter
 from storage.errors import InvalidEvent
 from storage.event import Event, parse
 from storage.ids import EventId, RoomId
+from tests.long_run import long_run
 from tests.oracle.facts import Audience, Facts, Stretch, oracle_facts
 from tests.oracle.inboxes import Inboxes
 from tests.oracle.machine import RoomMachine, run_machine
@@ -336,12 +337,6 @@ NEEDED: Mapping[type[Oracle], frozenset[str]] = {
 """What has to be switched on to notice a mistake."""
 
 
-rare = pytest.mark.skipif(
-    "STORAGE_EXAMPLES" not in os.environ,
-    reason="it takes hundreds of rooms to notice: `make soak`, or STORAGE_EXAMPLES",
-)
-
-
 def test_batches_do_not_matter() -> None:
     run_machine(machine_with(OneByOne), examples=EXAMPLES)
 
@@ -352,7 +347,7 @@ def test_batches_do_not_matter() -> None:
     [
         TakesAnyCreateEvent,
         LastParentWins,
-        pytest.param(IgnoresTheCurrentState, marks=rare),
+        pytest.param(IgnoresTheCurrentState, marks=long_run),
         TrustsTheDepth,
         LetsAnybodyRedact,
         RedactsWhatWasRefused,
@@ -360,7 +355,7 @@ def test_batches_do_not_matter() -> None:
         BackfillIsNews,
         StateAfterForStateBefore,
         ForgetsTheSenders,
-        pytest.param(EndsAtGaps, marks=rare),
+        pytest.param(EndsAtGaps, marks=long_run),
         CountsTheInvited,
         ShowsIgnoredInvites,
         LosesMessages,

@@ -15,6 +15,7 @@ from typing import Final
 import pytest
 
 from tests.cli.running import environment
+from tests.long_run import long_run
 from tests.packaging.test_locks import PROJECT, ROOT
 
 NEEDED_BY_MAKE: Final = {
@@ -114,6 +115,7 @@ def test_the_source_distribution_is_a_checkout(sdist: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
+@long_run
 def test_the_source_distribution_runs_the_demo(sdist: Path, tmp_path: Path) -> None:
     """In an empty folder, with an environment of its own."""
     with tarfile.open(sdist) as tar:

@@ -16,6 +16,7 @@ from pyspark.sql import SparkSession
 from storage.errors import DatabaseUnavailable, StorageError
 from storage.pipeline import export_parquet, import_archive
 from storage.testing import SHAPES, GeneratedRoom, generate_room, write_ndjson
+from tests.long_run import long_run
 from tests.pipeline.stores import SERVER, fill, tables
 
 pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.timeout(600)]
@@ -71,6 +72,7 @@ async def few(dsn: str) -> AsyncIterator[asyncpg.Connection]:
     await connection.close()
 
 
+@long_run
 async def test_too_few_connections(
     spark: SparkSession,
     dsn: str,

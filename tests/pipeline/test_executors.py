@@ -25,6 +25,7 @@ from storage.pipeline.imports.append_events import (
     TaskAttempt,
 )
 from storage.testing import SHAPES, generate_room, write_ndjson
+from tests.long_run import long_run
 from tests.pipeline.stores import SERVER
 
 pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.timeout(600)]
@@ -122,6 +123,7 @@ spark.stop()
 """
 
 
+@long_run
 async def test_no_password_is_left_in_the_event_log(dsn: str, tmp_path: Path) -> None:
     """In a session that the user has made, with a rule for redaction of their own."""
     async with storage.open(dsn, server_name=SERVER):

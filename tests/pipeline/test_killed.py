@@ -21,6 +21,7 @@ from storage.database.embedded import EmbeddedPostgres
 from storage.database.migrate import migrate
 from storage.pipeline import import_archive
 from storage.testing import ODD_SOME, SHAPES, GeneratedRoom, generate_room, write_ndjson
+from tests.long_run import long_run
 from tests.pipeline.cluster import cluster, end_all, executors, family_of
 from tests.pipeline.stores import SERVER, tables
 
@@ -129,6 +130,7 @@ async def test_a_killed_database(
         server.stop()
 
 
+@long_run
 async def test_a_killed_executor_of_a_cluster(
     dsn: str, another_dsn: str, tmp_path: Path, rooms: Sequence[GeneratedRoom]
 ) -> None:

@@ -20,6 +20,7 @@ from storage.pipeline.source.options import Options
 from storage.pipeline.source.stream import EventStream
 from storage.testing import SHAPES, GeneratedRoom, generate_room
 from tests.cli.running import room_storage
+from tests.long_run import long_run
 from tests.pipeline.cluster import end_all, family_of
 from tests.pipeline.java import COMMAND
 from tests.pipeline.stores import SERVER
@@ -70,6 +71,7 @@ async def test_batches_end_where_the_streams_were(dsn: str, rooms: Sequence[Gene
     assert stream.latestOffset(at, ReadAllAvailable()) == at
 
 
+@long_run
 async def test_a_killed_command_goes_on_where_it_was(
     spark: SparkSession, dsn: str, tmp_path: Path, rooms: Sequence[GeneratedRoom]
 ) -> None:
