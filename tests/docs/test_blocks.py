@@ -15,6 +15,7 @@ import storage
 from tests.docs.markdown import CodeBlock, blocks, indented_code, name_of, pages
 from tests.docs.page import LANGUAGES, PageRun, begins_empty, commands_of
 from tests.docs.rooms import ROOM, build, middle_event, write_file
+from tests.long_run import long_run
 
 PAGES = pages()
 FURNISHED = next(page for page in PAGES if not begins_empty(page))
@@ -41,9 +42,17 @@ CHECKED: Final = {
 }
 
 
+ON_SPARK = ("import-from-synapse", "spark")
+"""Pages whose commands take a minute."""
+
+
 @pytest.mark.timeout(600)  # a job on Spark takes ten seconds, and a minute on a busy machine
 @pytest.mark.xdist_group("docs")
-@pytest.mark.parametrize("page", CHECKED, ids=name_of)
+@pytest.mark.parametrize(
+    "page",
+    [pytest.param(page, marks=long_run if page.stem in ON_SPARK else ()) for page in CHECKED],
+    ids=map(name_of, CHECKED),
+)
 def test_the_blocks_of_a_page_run(
     page: Path, page_dsn: str, tmp_path: Path, programs: Path
 ) -> None:

@@ -27,6 +27,7 @@ from storage.database import Connection
 from storage.observability.prometheus import expose
 from storage.replication.commands import COMMANDS, parse
 from tests.docs.markdown import ROOT, blocks, paragraphs
+from tests.long_run import long_run
 from tests.source.test_words import OF_THE_HOUSE, faults
 
 GENERATED: Final = generated_pages()
@@ -251,6 +252,7 @@ def test_the_lines_of_the_replication_page_can_be_read() -> None:
 
 
 @pytest.mark.slow
+@long_run
 def test_the_site_is_built_and_loads_nothing_from_elsewhere(tmp_path: Path) -> None:
     built = subprocess.run(
         [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)],

@@ -346,11 +346,11 @@ def test_batches_do_not_matter() -> None:
     "mistaken",
     [
         TakesAnyCreateEvent,
-        LastParentWins,
+        pytest.param(LastParentWins, marks=long_run),
         pytest.param(IgnoresTheCurrentState, marks=long_run),
         TrustsTheDepth,
         LetsAnybodyRedact,
-        RedactsWhatWasRefused,
+        pytest.param(RedactsWhatWasRefused, marks=long_run),
         ForgetsSharedHistory,
         BackfillIsNews,
         StateAfterForStateBefore,

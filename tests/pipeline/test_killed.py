@@ -106,6 +106,7 @@ async def test_a_killed_driver(
     assert await tables(dsn) == await tables(another_dsn)
 
 
+@long_run
 async def test_a_killed_database(
     spark: SparkSession, another_dsn: str, tmp_path: Path, rooms: Sequence[GeneratedRoom]
 ) -> None:

@@ -21,6 +21,7 @@ from storage.pipeline.source.options import Options
 from storage.pipeline.synapse.source import Synapse
 from storage.testing import RoomBuilder
 from tests.cli.running import ROOT, environment
+from tests.long_run import long_run
 from tests.maintenance.rooms import SERVER
 from tests.pipeline.java import QUICK
 
@@ -64,6 +65,7 @@ def test_no_error_of_libpq_shows_the_dsn() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)  # a JVM, on a busy machine
+@long_run
 async def test_a_streaming_command_keeps_the_password_to_itself(dsn: str, tmp_path: Path) -> None:
     """The DSN stands in a file, and is an option of the source that Spark follows."""
     try:

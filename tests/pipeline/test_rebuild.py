@@ -35,6 +35,7 @@ from storage.testing import (
     deliver_with_gap,
     generate_room,
 )
+from tests.long_run import long_run
 from tests.maintenance.rooms import LIVELY, SERVER, deliver, findings
 from tests.maintenance.test_damage import DAMAGES
 from tests.oracle.example_databases import ExampleDatabases
@@ -259,6 +260,7 @@ async def test_a_room_of_outliers_alone(dsn: str) -> None:
 # killed
 
 
+@long_run
 async def test_killed_at_any_moment(dsn: str) -> None:
     """The process ends itself before its n-th statement: the store is as before, or complete."""
     room = build_room(LIVELY, 80, seed=5, sign=False)

@@ -33,6 +33,7 @@ from storage.testing import (
     generate_room,
 )
 from tests.cli.running import room_storage
+from tests.long_run import long_run
 from tests.pipeline.java import COMMAND
 from tests.pipeline.stores import SERVER
 from tests.stored_bytes import forms_of
@@ -276,6 +277,7 @@ def test_a_text_is_cut_to_a_length_before_it_is_escaped() -> None:
     assert (text(None), text(1234567), text("'\"")) == ("", "1,234,567", "&#x27;&quot;")
 
 
+@long_run
 async def test_the_command(dsn: str, tmp_path: Path) -> None:
     room = generate_room(SHAPES["direct_chat"], 20, sign=False)
     async with storage.open(dsn, server_name=SERVER) as store:

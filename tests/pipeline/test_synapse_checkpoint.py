@@ -17,6 +17,7 @@ from storage.pipeline.synapse.checkpoint import furthest, keep, recalled
 from storage.pipeline.synapse.source import Synapse, SynapseCheckpoint
 from storage.testing import SHAPES, build_room, deliver_with_gap, generate_room
 from tests.cli.running import room_storage
+from tests.long_run import long_run
 from tests.pipeline.java import COMMAND
 from tests.pipeline.stores import SERVER, fill, tables
 from tests.pipeline.synapse_tables import persist, synapse_database
@@ -167,6 +168,7 @@ async def test_a_memory_of_something_else_is_refused(
             recalled(memory, dsn)
 
 
+@long_run
 async def test_the_command(server_dsn: str, worker_id: str, dsn: str, tmp_path: Path) -> None:
     room = generate_room(SHAPES["direct_chat"], 20, sign=False)
     settings = ("--master", "local[1]", *COMMAND, "--server-name", SERVER, "--json")
