@@ -159,7 +159,7 @@ class PartialWorld:
         if not joins:
             return None
         join = self.random.choice(joins)
-        auth = [branch.state[key] for key in (("m.room.power_levels", ""),)]
+        auth = [one for one in (branch.state.get(("m.room.power_levels", "")),) if one]
         if branch.version != "12":
             auth.append(branch.state["m.room.create", ""])
         event = branch.message(join.sender, "I am out", auth=[*auth, join], expected="rejected")
