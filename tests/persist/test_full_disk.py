@@ -12,7 +12,9 @@ import asyncpg
 import pytest
 
 import storage
+from storage.database.migrate import migrate
 from storage.testing import RoomBuilder
+from tests.mortal import mortal_postgres
 from tests.persist.tables import row_counts
 from tests.postgres import with_database
 
@@ -36,27 +38,27 @@ def small_disk() -> Iterator[Path]:
 
 
 @pytest.fixture
-async def small_dsn(
-    server_dsn: str, template_name: str, small_disk: Path, worker_id: str
-) -> AsyncIterator[str]:
-    """A migrated database on the small disk."""
-    name = f"storage_small_{worker_id}_{os.getpid()}"
-    connection = await asyncpg.connect(server_dsn)
-    server = Path(f"/proc/{await connection.fetchval('SELECT pg_backend_pid()')}")
-    inside = small_disk / "tables"
-    inside.mkdir(mode=0o700)
-    os.chown(inside, server.stat().st_uid, -1)
-    try:
-        await connection.execute(f"CREATE TABLESPACE {name} LOCATION '{inside}'")
+async def small_dsn(small_disk: Path) -> AsyncIterator[str]:
+    """A migrated database on the small disk, of a server of its own.
+
+    On the shared server a checkpoint fails while the disk is full, and with it whatever another
+    test waits for (DROP DATABASE asks for one).
+    """
+    with mortal_postgres() as server:
+        server_dsn = server.start()
+        connection = await asyncpg.connect(server_dsn)
+        backend = Path(f"/proc/{await connection.fetchval('SELECT pg_backend_pid()')}")
+        inside = small_disk / "tables"
+        inside.mkdir(mode=0o700)
+        os.chown(inside, backend.stat().st_uid, -1)
+        await connection.execute(f"CREATE TABLESPACE small LOCATION '{inside}'")
         await connection.execute(
-            f"CREATE DATABASE {name} TEMPLATE {template_name} ENCODING 'UTF8' "
-            f"LOCALE 'C' TABLESPACE {name} STRATEGY wal_log"
+            "CREATE DATABASE small TEMPLATE template0 ENCODING 'UTF8' LOCALE 'C' TABLESPACE small"
         )
-        yield with_database(server_dsn, name)
-    finally:
-        await connection.execute(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)")
-        await connection.execute(f"DROP TABLESPACE IF EXISTS {name}")
         await connection.close()
+        dsn = with_database(server_dsn, "small")
+        await migrate(dsn)
+        yield dsn
 
 
 async def test_a_full_disk_loses_nothing(small_dsn: str, small_disk: Path) -> None:
