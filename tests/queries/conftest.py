@@ -1,12 +1,14 @@
-"""Stores of s1.test on a database of the test's own, with a log of every statement."""
+"""Stores of s1.test on a database of the test's own, or of the module's that only reads it."""
 
 import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
+import pytest_asyncio
 
 import storage
 from storage import Store
+from tests.conftest import _fresh_database
 
 
 class StatementLog:
@@ -36,4 +38,14 @@ def statements() -> StatementLog:
 @pytest.fixture
 async def store(dsn: str, statements: StatementLog) -> AsyncIterator[Store]:
     async with storage.open(dsn, server_name="s1.test", observer=statements) as opened:
+        yield opened
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def module_store(server_dsn: str, template_name: str, worker_id: str) -> AsyncIterator[Store]:
+    """For tests that read what is filled once: they run in the loop of their module."""
+    async with (
+        _fresh_database(server_dsn, template_name, f"{worker_id}_module") as dsn,
+        storage.open(dsn, server_name="s1.test") as opened,
+    ):
         yield opened

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import pytest
+import pytest_asyncio
 
 from storage import Store
 from storage.queries import context, federation, messages
@@ -21,6 +22,11 @@ from storage.streams import fact_rows
 from storage.streams.positions import LARGEST_POSITION
 from storage.visibility import audience_ranges
 from tests.queries.rooms import ADMIN, LOCAL, deliver, ids, new_room
+
+pytestmark = [
+    pytest.mark.xdist_group("plans"),
+    pytest.mark.asyncio(loop_scope="module"),
+]  # filled once
 
 MANY = 4_000
 SHARED_FUNCTIONS = ("visibility_of", "user_sees", "server_sees", "server_gets", "state_entries")
@@ -69,8 +75,12 @@ class Filled(NamedTuple):
     last_stream: int
 
 
-@pytest.fixture
-async def filled(store: Store) -> Filled:
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def filled(module_store: Store) -> Filled:
+    return await fill(module_store)
+
+
+async def fill(store: Store) -> Filled:
     room, other = new_room(members=[LOCAL]), new_room(seed=1, members=[LOCAL])
     last = room.message(ADMIN)
     await deliver(store, other)
@@ -161,6 +171,7 @@ async def test_pages(filled: Filled) -> None:
         assert is_inlined(plan)
 
 
+@pytest.mark.asyncio(loop_scope="function")
 async def test_pages_across_what_is_hidden(store: Store) -> None:
     """The reader was away for all but the ends of a room: hidden events are not read.
 

@@ -6,6 +6,7 @@ They use their index and read no more than the rows of the answer.
 from typing import NamedTuple
 
 import pytest
+import pytest_asyncio
 
 from storage import Store
 from storage.ids import EventId
@@ -13,6 +14,11 @@ from storage.queries import aggregations, relations
 from storage.streams.positions import LARGEST_POSITION
 from tests.queries.rooms import ADMIN, LOCAL, deliver, ids, new_room
 from tests.queries.test_plans import EDGE, is_inlined, plan_of
+
+pytestmark = [
+    pytest.mark.xdist_group("relations"),
+    pytest.mark.asyncio(loop_scope="module"),
+]  # filled once
 
 ALL = (LARGEST_POSITION, LARGEST_POSITION, LARGEST_POSITION, 0, 0, LARGEST_POSITION)
 
@@ -39,10 +45,10 @@ class Busy(NamedTuple):
     many: int
 
 
-@pytest.fixture(params=[300, 3_000])
-async def busy(store: Store, request: pytest.FixtureRequest) -> Busy:
-    many = request.param
-    room = new_room(members=[LOCAL])
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=[300, 3_000])
+async def busy(module_store: Store, request: pytest.FixtureRequest) -> Busy:
+    store, many = module_store, request.param
+    room = new_room(seed=many, members=[LOCAL])
     root = room.message(ADMIN)
     plain = [room.message(ADMIN) for _ in range(100)]
     reply, reaction, said = (

@@ -7,13 +7,12 @@ import json
 
 import pytest
 
+from storage import Store
 from storage.database.array_text import long_int_array, text_array
 from storage.ids import EventId
 from storage.queries import auth_chain, state_at, state_entries
 from tests.queries.rooms import LOCAL
-from tests.queries.test_plans import Filled, MeasuredPlan, filled, plan_of
-
-__all__ = ["filled"]
+from tests.queries.test_plans import Filled, MeasuredPlan, fill, plan_of
 
 SQL_CROWD = """
 WITH
@@ -47,8 +46,9 @@ WHERE state_group = (SELECT state_group_before FROM events WHERE event_id = $1::
 
 
 @pytest.fixture
-async def crowded(filled: Filled) -> Filled:
+async def crowded(store: Store) -> Filled:
     """The large room among thousands of other states, keys and chains."""
+    filled = await fill(store)
     async with filled.store.database.connection() as conn:
         await conn.execute(SQL_CROWD)
         for table in (

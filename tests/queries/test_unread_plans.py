@@ -6,6 +6,7 @@ Another user's receipts and 3,000 replies of busy threads are not read.
 from typing import NamedTuple
 
 import pytest
+import pytest_asyncio
 
 from storage import Store
 from storage.ids import UserId
@@ -17,6 +18,11 @@ from tests.queries.rooms import ADMIN, LOCAL, deliver, new_room
 from tests.queries.test_plans import is_inlined, plan_of
 from tests.queries.test_relations_plans import SQL_MULTIPLY
 from tests.stored_bytes import store_plainly
+
+pytestmark = [
+    pytest.mark.xdist_group("unread"),
+    pytest.mark.asyncio(loop_scope="module"),
+]  # filled once
 
 MANY = 3_000
 
@@ -53,8 +59,9 @@ class CrowdedRoom(NamedTuple):
     room: RoomBuilder
 
 
-@pytest.fixture
-async def read_room(store: Store) -> CrowdedRoom:
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def read_room(module_store: Store) -> CrowdedRoom:
+    store = module_store
     for seed in range(1, 20):
         other = new_room(seed=seed, members=[LOCAL])
         other.message(ADMIN)
