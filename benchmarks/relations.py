@@ -20,14 +20,15 @@ MESSAGES: Final = 200
 
 SQL_COPY: Final[LiteralString] = """
 INSERT INTO events
-SELECT (jsonb_populate_record(e, jsonb_build_object(
+SELECT made.*
+FROM events e
+CROSS JOIN generate_series(1, $2::int) AS n
+CROSS JOIN LATERAL jsonb_populate_record(e, jsonb_build_object(
     'event_nid', e.event_nid + 1000000000::bigint * n,
     'event_id', e.event_id || n,
     'stream_ordering', e.stream_ordering + 1000000 + 2 * n,
     'topological_ordering', e.topological_ordering + n
-))).*
-FROM events e
-CROSS JOIN generate_series(1, $2::int) AS n
+)) AS made
 WHERE e.event_id = $1::text
 """
 

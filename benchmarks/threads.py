@@ -23,29 +23,23 @@ SERVER: Final = "s1.test"
 
 SQL_ROOTS: Final[LiteralString] = """
 INSERT INTO events
-SELECT (jsonb_populate_record(e, jsonb_build_object(
+SELECT made.*
+FROM events e
+CROSS JOIN generate_series($3::int + 1, $3::int + $4::int) AS n
+CROSS JOIN LATERAL jsonb_populate_record(e, jsonb_build_object(
     'event_nid', e.event_nid + 1000000000::bigint * n,
     'event_id', e.event_id || n,
     'stream_ordering', e.stream_ordering + 1000 + n,
     'topological_ordering', e.topological_ordering + 1000 + n,
     'sender_nid', CASE WHEN n % 10 = 0
         THEN (SELECT principal_nid FROM principals WHERE name = $2::text) ELSE e.sender_nid END
-))).*
-FROM events e
-CROSS JOIN generate_series($3::int + 1, $3::int + $4::int) AS n
+)) AS made
 WHERE e.event_id = $1::text
 """
 
 SQL_REPLIES: Final[LiteralString] = """
 INSERT INTO events
-SELECT (jsonb_populate_record(e, jsonb_build_object(
-    'event_nid', e.event_nid + 1000000000::bigint * (3 * n + reply),
-    'event_id', e.event_id || '-' || n || '-' || reply,
-    'stream_ordering', at.place,
-    'topological_ordering', at.place,
-    'relates_to', relation_key($3::text || n),
-    'json', convert_to(replace(convert_from(e.json, 'UTF8'), $3::text, $3::text || n), 'UTF8')
-))).*
+SELECT made.*
 FROM events e
 CROSS JOIN generate_series($4::int + 1, $4::int + $5::int) AS n
 CROSS JOIN generate_series(0, 2) AS reply
@@ -53,6 +47,14 @@ CROSS JOIN LATERAL (
     -- each place once: 7919 divides none of the sizes
     SELECT 1000000 + (n + reply * $2::bigint) * 7919 % (3 * $2::bigint) AS place
 ) AS at
+CROSS JOIN LATERAL jsonb_populate_record(e, jsonb_build_object(
+    'event_nid', e.event_nid + 1000000000::bigint * (3 * n + reply),
+    'event_id', e.event_id || '-' || n || '-' || reply,
+    'stream_ordering', at.place,
+    'topological_ordering', at.place,
+    'relates_to', relation_key($3::text || n),
+    'json', convert_to(replace(convert_from(e.json, 'UTF8'), $3::text, $3::text || n), 'UTF8')
+)) AS made
 WHERE e.event_id = $1::text
 """
 

@@ -28,14 +28,15 @@ SQL_COPY: Final[LiteralString] = """
 WITH
 copied AS (
     INSERT INTO events
-    SELECT (jsonb_populate_record(e, jsonb_build_object(
+    SELECT made.*
+    FROM events e
+    CROSS JOIN generate_series($2::int, $3::int) AS n
+    CROSS JOIN LATERAL jsonb_populate_record(e, jsonb_build_object(
         'event_nid', e.event_nid + 1000000000::bigint * n,
         'event_id', e.event_id || n,
         'stream_ordering', $4::bigint + n,
         'topological_ordering', e.topological_ordering + n
-    ))).*
-    FROM events e
-    CROSS JOIN generate_series($2::int, $3::int) AS n
+    )) AS made
     WHERE e.event_id = $1::text
     RETURNING room_nid, stream_ordering
 )

@@ -33,7 +33,10 @@ SHARED_FUNCTIONS = ("visibility_of", "user_sees", "server_sees", "server_gets", 
 
 SQL_MULTIPLY = """
 INSERT INTO events
-SELECT (jsonb_populate_record(NULL::events, to_jsonb(e) || jsonb_build_object(
+SELECT made.*
+FROM events e
+CROSS JOIN generate_series(1, $2::int) AS n
+CROSS JOIN LATERAL jsonb_populate_record(NULL::events, to_jsonb(e) || jsonb_build_object(
     'event_nid', e.event_nid + 1000000000::bigint * n,
     'event_id', e.event_id || n,
     'stream_ordering', e.stream_ordering + n,
@@ -43,9 +46,7 @@ SELECT (jsonb_populate_record(NULL::events, to_jsonb(e) || jsonb_build_object(
     'auth_distance_1', NULL,
     'auth_events', auth_nids(e.event_nid, e.auth_events, e.auth_distance_1, e.auth_distance_2,
         e.auth_distance_3, e.auth_distance_4)
-))).*
-FROM events e
-CROSS JOIN generate_series(1, $2::int) AS n
+)) AS made
 WHERE e.event_id = $1::text
 """
 

@@ -24,14 +24,15 @@ ALL = (LARGEST_POSITION, LARGEST_POSITION, LARGEST_POSITION, 0, 0, LARGEST_POSIT
 
 SQL_MULTIPLY = """
 INSERT INTO events
-SELECT (jsonb_populate_record(NULL::events, to_jsonb(e) || jsonb_build_object(
+SELECT made.*
+FROM events e
+CROSS JOIN generate_series(1, $3::int) AS n
+CROSS JOIN LATERAL jsonb_populate_record(NULL::events, to_jsonb(e) || jsonb_build_object(
     'event_nid', e.event_nid + 1000000000::bigint * n,
     'event_id', e.event_id || n,
     'stream_ordering', e.stream_ordering + $2::int + n,
     'topological_ordering', e.topological_ordering + $2::int + n
-))).*
-FROM events e
-CROSS JOIN generate_series(1, $3::int) AS n
+)) AS made
 WHERE e.event_id = $1::text
 """
 

@@ -9,12 +9,13 @@ from tests.queries.rooms import ADMIN, LOCAL, deliver, new_room
 
 SQL_MULTIPLY = """
 INSERT INTO memberships
-SELECT (jsonb_populate_record(m,
-    jsonb_build_object('principal_nid', m.principal_nid + n * $2::int, 'room_nid',
-        m.room_nid + n))).*
+SELECT made.*
 FROM memberships m
 JOIN principals p USING (principal_nid)
 CROSS JOIN generate_series(1, $3::int) AS n
+CROSS JOIN LATERAL jsonb_populate_record(m,
+    jsonb_build_object('principal_nid', m.principal_nid + n * $2::int, 'room_nid',
+        m.room_nid + n)) AS made
 WHERE p.name = $1::text
 """
 
