@@ -16,7 +16,7 @@ import asyncpg
 
 import storage
 from benchmarks.harness import Bench, note, show
-from benchmarks.peers import limits, reads, whole, writes
+from benchmarks.peers import limits, reads, whole, writes, young
 from benchmarks.peers.process import synapse
 
 SERVER: Final = "s1.test"
@@ -36,6 +36,12 @@ async def run(bench: Bench, *, alone: bool = False) -> None:
             )
             bench.write()
         if sides.peer:
+            for scenario in young.scenarios(bench):
+                note(scenario.name)
+                bench.results["writes"][scenario.name] = await young.measure(
+                    bench, sides.raw, scenario, bench.size(ROUNDS, 2)
+                )
+                bench.write()
             await _reads(bench, sides)
     _show_writes(bench.results["writes"])
     show_disk(bench.results.get("disk", {}))

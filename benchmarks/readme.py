@@ -38,16 +38,18 @@ CPU: Final = ("python_us_per_event", "postgres_us_per_event")
 COUNTS: Final = ("statements_per_event", "transactions_per_event")
 BYTES: Final = ("wal_bytes_per_event", "bytes_per_event")
 GOALS: Final = {
-    "one at a time, small rooms": "10",
-    "8 rooms at once": "20",
-    "batches of 100, one room": "15",
-    "joins and leaves, one at a time": "15",
+    "one at a time, small rooms": "17",
+    "8 rooms at once": "30",
+    "batches of 100, one room": "12",
+    "joins and leaves, one at a time": "18",
+    "young rooms, one at a time": "10",
+    "young rooms, a batch for each": "12",
     "incremental sync, 10 of 100 rooms changed": "10",
     "initial sync, 100 rooms, 20 events each": "15",
     "a page of 100": "15",
     "backfill of 100": "8",
-    "auth chain of the current state": "10",
-    "auth chain difference, old and current state": "10",
+    "auth chain of the current state": "8",
+    "auth chain difference, old and current state": "14",
     "storing an event that merges two branches": "9",
 }
 """The goals: how many times as fast."""

@@ -2,8 +2,9 @@
 
 Both sides are queried twice: first with empty caches (Postgres stays warm), then again. Here, only
 the cached states are dropped before the first query; few other caches remain (README). Each side
-runs once more before, untimed, because a short query takes twice as long after a pause. Both sides
-end with parsed events, and do not encode a response. Each result is compared with the other side's.
+runs once more before, untimed, because a short query takes twice as long after a pause. Both
+collect garbage before that, and freeze what is left. Both end with parsed events, and do not encode
+a response. Each result is compared with the other side's.
 
 The limit of a read is a bare index range of as many rows in the same round: of the events' bytes,
 or of ids alone if the result is ids. Nothing is parsed there.
@@ -21,7 +22,7 @@ from typing import Any, Final
 
 from benchmarks.harness import Bench, percentiles, spent, spread
 from benchmarks.peers import limits, whole
-from benchmarks.peers.writes import BATCH, Sides, stored
+from benchmarks.peers.writes import BATCH, Sides, still, stored
 from storage import StoredEvent
 from storage.ids import EventId, RoomId
 from storage.queries.event_auth import StateIds
@@ -354,6 +355,7 @@ async def measure(sides: Sides, world: PeerRooms, prepare: Prepare, rounds: int)
 
 async def _ours(sides: Sides, pair: ReadPair, into: dict[str, ReadCost]) -> tuple[Any, Any]:
     """Return the first result, and that of the same query again."""
+    still()
     await pair.ours()
     sides.store.caches.states.forget(None)
     return await _ask_here(sides, pair.ours, into["ours"]), await _ask_here(
@@ -363,6 +365,7 @@ async def _ours(sides: Sides, pair: ReadPair, into: dict[str, ReadCost]) -> tupl
 
 async def _theirs(sides: Sides, pair: ReadPair, into: dict[str, ReadCost]) -> tuple[Any, Any]:
     assert sides.peer is not None
+    await sides.peer.ask("still")
     await sides.peer.ask("ask", what=pair.what, **pair.given)
     cold = await _ask_there(sides, pair, into["synapse_cold"], cold=True)
     return cold, await _ask_there(sides, pair, into["synapse_warm"], cold=False)
@@ -447,6 +450,8 @@ async def merges(sides: Sides, world: PeerRooms, rounds: int) -> dict[str, Any]:
         name = "warm" if number % 2 else "cold"
         into = asked if number >= 2 else {side: ReadCost() for side in asked}
         await _settled(sides)
+        still()
+        await sides.peer.ask("still")
         await _ask_here(sides, partial(stored, sides.store, [last]), into["ours"])
         if number >= 2:
             ours[name].append(into["ours"].clock[-1])

@@ -258,8 +258,7 @@ class Sides:
         """Run a round here."""
         events, latencies = _count(clients), list[float]()
         statements, transactions = self.counts.statements, self.counts.transactions
-        gc.collect()
-        gc.freeze()
+        still()
         wal = await self.looks["ours"].fetchval(SQL_WAL)
         with spent(self.bench.server) as used:
             await asyncio.gather(
@@ -274,21 +273,7 @@ class Sides:
     async def theirs(self, clients: list[list[list[bytes]]], how: str) -> PeerWriteRound:
         """Run a round there."""
         assert self.peer is not None
-        await self.peer.load(clients)
-        wal = await self.looks["synapse"].fetchval(SQL_WAL)
-        with spent(self.bench.server) as used:
-            told = await self.peer.ask("persist", how=how)
-        wal = await self.looks["synapse"].fetchval(SQL_WAL) - wal
-        counted = (told["statements"], told["transactions"])
-        return PeerWriteRound(
-            _count(clients),
-            told["seconds"],
-            told["python_seconds"],
-            used.backends,
-            *counted,
-            int(wal),
-            told["latencies"],
-        )
+        return await asked_to_persist(self.bench, self.peer, self.looks["synapse"], clients, how)
 
     async def sizes(self) -> dict[str, int]:
         """Return the bytes of all tables and indexes of each side."""
@@ -297,6 +282,34 @@ class Sides:
     async def extras(self) -> int:
         """Return the bytes of the peer's tables that have no counterpart here."""
         return int(await self.looks["synapse"].fetchval(SQL_BYTES_OF, PEER_EXTRAS))
+
+
+async def asked_to_persist(
+    bench: Bench, peer: SynapseProcess, look: Any, clients: list[list[list[bytes]]], how: str
+) -> PeerWriteRound:
+    """Run a round in a peer; `look` is a monitoring connection to its database."""
+    await peer.load(clients)
+    await peer.ask("still")
+    wal = await look.fetchval(SQL_WAL)
+    with spent(bench.server) as used:
+        told = await peer.ask("persist", how=how)
+    wal = await look.fetchval(SQL_WAL) - wal
+    return PeerWriteRound(
+        _count(clients),
+        told["seconds"],
+        told["python_seconds"],
+        used.backends,
+        told["statements"],
+        told["transactions"],
+        int(wal),
+        told["latencies"],
+    )
+
+
+def still() -> None:
+    """Collect garbage, and take what is left out of the next collections: both sides do."""
+    gc.collect()
+    gc.freeze()
 
 
 def _count(clients: list[list[list[bytes]]]) -> int:
@@ -343,7 +356,7 @@ async def measure(sides: Sides, scenario: PeerScenario, events: int, rounds: int
         parts.append(await _round(sides, scenario, clients, number))
     after = await sides.sizes()
     raw = [len(pdu) for room in rooms for pdu in room.pdus[scenario.base + first :]]
-    return _told(
+    return told(
         scenario,
         parts,
         bare,
@@ -364,14 +377,15 @@ async def _round(
     return found
 
 
-def _told(
+def told(
     scenario: PeerScenario,
     parts: list[dict[str, PeerWriteRound]],
     bare: list[float],
     grown: dict[str, int],
     raw: float,
 ) -> dict[str, Any]:
-    told: dict[str, Any] = {
+    """Return the figures of a scenario as JSON."""
+    found: dict[str, Any] = {
         "rooms": scenario.rooms,
         "batch": scenario.batch,
         "clients": scenario.clients,
@@ -385,25 +399,25 @@ def _told(
     }
     for name in parts[0]:
         own = [part[name] for part in parts]
-        told[name] = _one_side(own) | {
+        found[name] = _one_side(own) | {
             "bytes_per_event": round(grown[name] / sum(part.events for part in own))
         }
-    if "synapse" in told:
-        told["ratio"] = {
+    if "synapse" in found:
+        found["ratio"] = {
             "events_per_second": spread(
                 [_rate(part["ours"]) / _rate(part["synapse"]) for part in parts], digits=2
             ),
             "cpu": spread([_cpu(part["synapse"]) / _cpu(part["ours"]) for part in parts], digits=2),
             "bytes": round(
-                told["synapse"]["bytes_per_event"] / max(told["ours"]["bytes_per_event"], 1), 2
+                found["synapse"]["bytes_per_event"] / max(found["ours"]["bytes_per_event"], 1), 2
             ),
             "wal": round(
-                told["synapse"]["wal_bytes_per_event"]
-                / max(told["ours"]["wal_bytes_per_event"], 1),
+                found["synapse"]["wal_bytes_per_event"]
+                / max(found["ours"]["wal_bytes_per_event"], 1),
                 2,
             ),
         }
-    return told
+    return found
 
 
 def _rate(part: PeerWriteRound) -> float:
