@@ -35,13 +35,13 @@ async def run(bench: Bench, *, alone: bool = False) -> None:
                 sides, scenario, events, bench.size(ROUNDS, 2)
             )
             bench.write()
+        for scenario in young.scenarios(bench):
+            note(scenario.name)
+            bench.results["writes"][scenario.name] = await young.measure(
+                bench, sides.raw, scenario, bench.size(ROUNDS, 2), alone=alone
+            )
+            bench.write()
         if sides.peer:
-            for scenario in young.scenarios(bench):
-                note(scenario.name)
-                bench.results["writes"][scenario.name] = await young.measure(
-                    bench, sides.raw, scenario, bench.size(ROUNDS, 2)
-                )
-                bench.write()
             await _reads(bench, sides)
     _show_writes(bench.results["writes"])
     show_disk(bench.results.get("disk", {}))

@@ -69,10 +69,13 @@ def young_room(seed: int) -> SentRoom:
     return SentRoom(room.room_id, "11", room.pdus)
 
 
-async def measure(bench: Bench, raw: Any, scenario: PeerScenario, rounds: int) -> dict[str, Any]:
+async def measure(
+    bench: Bench, raw: Any, scenario: PeerScenario, rounds: int, *, alone: bool = False
+) -> dict[str, Any]:
     """Run rounds of both, in turn; the side that begins alternates."""
     parts, bare = list[dict[str, PeerWriteRound]](), list[float]()
-    grown = dict.fromkeys(("ours", "synapse"), 0)
+    sides = {"ours": _ours} | ({} if alone else {"synapse": _theirs})
+    grown = dict.fromkeys(sides, 0)
     pdus: list[bytes] = []
     for number in range(rounds):
         seed = scenario.seed + number * scenario.rooms
@@ -80,9 +83,8 @@ async def measure(bench: Bench, raw: Any, scenario: PeerScenario, rounds: int) -
         pdus = [pdu for room in rooms for pdu in room.pdus]
         bare.append(await limits.bare_inserts(raw, [_batches(scenario, rooms)]))
         part: dict[str, PeerWriteRound] = {}
-        for name in ("ours", "synapse") if number % 2 else ("synapse", "ours"):
-            side = _ours if name == "ours" else _theirs
-            part[name], size = await side(bench, scenario, rooms)
+        for name in sides if number % 2 else reversed(sides):
+            part[name], size = await sides[name](bench, scenario, rooms)
             grown[name] += size
         parts.append(part)
     return told(scenario, parts, bare, grown, sum(map(len, pdus)) / len(pdus))

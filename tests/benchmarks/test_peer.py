@@ -13,7 +13,7 @@ import uvloop
 
 from benchmarks import first_sync, peer
 from benchmarks.harness import Bench, bench_server
-from benchmarks.peers import process, reads, whole, writes
+from benchmarks.peers import process, reads, whole, writes, young
 from benchmarks.peers.writes import BATCH
 
 
@@ -22,7 +22,9 @@ def test_this_side_runs(tmp_path: Path) -> None:
         bench = Bench("peer", server, results_folder=tmp_path, quick=True, events=16)
         uvloop.run(peer.run(bench, alone=True))
     told = bench.results["writes"]
-    assert set(told) == {scenario.name for scenario in writes.scenarios(bench)}
+    assert set(told) == {
+        scenario.name for scenario in (*writes.scenarios(bench), *young.scenarios(bench))
+    }
     for one in told.values():
         own = one["ours"]
         assert own["events_per_second"]["min"] > 0
@@ -50,10 +52,13 @@ def test_what_is_asked_of_the_peer_is_what_its_driver_has() -> None:
         for node in driver.body
         if isinstance(node, ast.AsyncFunctionDef)
     }
-    source = "".join(map(inspect.getsource, (first_sync, peer, process, reads, whole, writes)))
+    source = "".join(
+        map(inspect.getsource, (first_sync, peer, process, reads, whole, writes, young))
+    )
     asked = set(re.findall(r"\.ask\(\"(\w+)\"", source))
     assert {
         "settle",
+        "still",
         "room",
         "load",
         "persist",
