@@ -36,6 +36,13 @@ DOCUMENTED: Final = {
 }
 COLOURS: Final = 128
 
+FIXED_TIMES: Final = """
+for (const one of document.querySelectorAll("time")) one.textContent = "today";
+for (const one of document.querySelectorAll(".row .when"))
+  one.textContent = one.title.slice("claimed ".length, one.title.indexOf(" UTC"));
+"""
+"""Rows show when an event was received; a picture has the claimed time, which is the same again."""
+
 Pages = Mapping[str, tuple[str, dict[str, str]]]
 
 
@@ -46,7 +53,7 @@ async def take() -> None:
         await _take_all(data)
     for name, (page, width) in DOCUMENTED.items():
         picture = Image.open(EVERYTHING / f"{page}-{width}-light.png").convert("RGB")
-        small = picture.quantize(COLOURS, dither=Image.Dither.NONE)
+        small = picture.quantize(COLOURS, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
         small.save(FOLDER / f"{name}.png", optimize=True)
 
 
@@ -70,11 +77,10 @@ async def _take(browser: Browser, name: str, url: str) -> None:
             await browser.open(url)
             await browser.wait(
                 "const graph = document.getElementById('graph');"
-                "return document.readyState === 'complete' && (!graph || graph.dataset.ready)"
+                "return document.readyState === 'complete'"
+                " && (!graph || graph.dataset.ready && graph.ariaBusy !== 'true')"
             )
-            await browser.run(
-                "document.querySelectorAll('time').forEach((one) => { one.textContent = 'today' })"
-            )
+            await browser.run(FIXED_TIMES)
             if name == "graph":
                 await browser.run("document.getElementById('jump').scrollIntoView()")
             await browser.picture(EVERYTHING / f"{name}-{width}-{theme}.png")

@@ -108,6 +108,7 @@ async def test_nothing_overlaps_or_is_cut_off(rooms: Rooms, browser: Browser, wi
     lanes = await browser.run(LANES)
     assert lanes["nodes"] == 100
     assert lanes["widest"] <= lanes["column"]
+    assert lanes["off"] < 1  # each node is in the middle of its row
 
 
 PAGES_AT: tuple[tuple[str, dict[str, str]], ...] = (
@@ -149,10 +150,16 @@ LANES = """
 const graph = document.getElementById("graph");
 const nodes = [...graph.querySelectorAll(".lanes .node")].slice(0, 100);
 const left = graph.getBoundingClientRect().left;
+const rows = [...graph.querySelectorAll(".row")];
+const middle = (one) => {
+  const { top, bottom } = one.getBoundingClientRect();
+  return (top + bottom) / 2;
+};
 return {
   nodes: nodes.length,
   widest: Math.max(...nodes.map((node) => node.getBoundingClientRect().right - left)),
   column: graph.querySelector(".what").getBoundingClientRect().left - left,
+  off: Math.max(...nodes.map((node, number) => Math.abs(middle(node) - middle(rows[number])))),
 };
 """
 
@@ -167,7 +174,9 @@ async def test_the_graph_has_the_edges_of_the_room(
         "return [...document.querySelectorAll('#graph .row')].map((row) =>"
         " [row.dataset.nid, row.dataset.parents.split(' ')])"
     )
-    height = await browser.run("return document.querySelector('#graph .row').offsetHeight")
+    height = await browser.run(
+        "return document.querySelector('#graph .row').getBoundingClientRect().height"
+    )
     paths = await browser.run(
         "return [...document.querySelectorAll('.lanes path:not(.node):not(.gap):not(.more)')]"
         ".map((path) => path.getAttribute('d')).join('')"

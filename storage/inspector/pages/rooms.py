@@ -25,11 +25,11 @@ SIZES: Final[dict[str, Size]] = {
     "depth": "depth",
 }
 ORDERS: Final = {
-    "active": "active lately",
-    "id": "by id",
-    "members": "most members",
-    "extremities": "most extremities",
-    "depth": "longest",
+    "active": "Active lately",
+    "id": "By id",
+    "members": "Most members",
+    "extremities": "Most extremities",
+    "depth": "Longest",
 }
 
 

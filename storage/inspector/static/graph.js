@@ -11,7 +11,7 @@
 
 const LANES_MAX = 14; // further ones share the last column
 const WINDOWS_MAX = 6; // in the document; others are loaded again
-const AHEAD = 2; // screens that are loaded before they are needed
+const AHEAD = 3; // screens that are loaded before they are needed
 const AGAIN_MS = 2000; // after a request that failed
 const COLOURS = 6;
 const SVG = "http://www.w3.org/2000/svg";
@@ -26,6 +26,8 @@ function listOf(text) {
   return holder.firstChild;
 }
 
+// Not `offsetHeight`: it is rounded, and a hundred rows add that up to more than one row.
+const heightOf = (element) => element.getBoundingClientRect().height;
 const numbers = (text) => (text ? text.split(" ") : []);
 
 class Rows {
@@ -121,28 +123,26 @@ class Graph {
 
   append(found) {
     if (found.rows.length === 0) { this.isBottom = true; return; }
+    const gone = this.windows.splice(0, this.windows.length + 1 - WINDOWS_MAX);
+    const height = gone.reduce((sum, one) => sum + heightOf(one.list), 0);
     this.windows.push(found);
-    this.box.append(found.list);
-    while (this.windows.length > WINDOWS_MAX) {
-      const gone = this.windows.shift();
-      const height = gone.list.offsetHeight;
-      gone.list.remove();
-      this.box.scrollTop -= height;
-      this.isTop = false;
-    }
+    if (gone.length) this.isTop = false;
     this.layout();
+    this.box.append(found.list);
+    for (const one of gone) one.list.remove();
+    if (height) this.box.scrollTop -= height;
   }
 
   prepend(found) {
     if (found.rows.length === 0) { this.isTop = true; return; }
+    const height = this.rowHeight() * found.rows.length;
     this.windows.unshift(found);
-    this.box.prepend(found.list);
-    this.box.scrollTop += found.list.offsetHeight;
-    while (this.windows.length > WINDOWS_MAX) {
-      this.windows.pop().list.remove();
-      this.isBottom = false;
-    }
+    const gone = this.windows.splice(WINDOWS_MAX);
+    if (gone.length) this.isBottom = false;
     this.layout();
+    this.box.prepend(found.list);
+    for (const one of gone) one.list.remove();
+    this.box.scrollTop += height;
   }
 
   /** Show one window alone: the latest, or that at a position. */
@@ -155,6 +155,9 @@ class Graph {
     this.box.scrollTop = 0;
     this.layout();
   }
+
+  /** The height of each row, in pixels and their parts, as the rows that are shown have it. */
+  rowHeight() { return heightOf(this.box.querySelector(".row")); }
 
   jump(position) { this.load({ at: position }, (found) => this.reset(found, false)); }
   newest() {
@@ -172,8 +175,11 @@ class Graph {
 
   // Lanes ------------------------------------------------------------------------------------------
 
+  // It reads the sizes of what is shown before it writes, and so can draw a window that is not in the
+  // document yet. Then each new window costs the browser one layout.
   layout(isForced = false) {
     if (this.windows.length === 0) return;
+    const [height, isNarrow] = [this.rowHeight(), this.box.clientWidth < 600];
     let lanes = this.lanesKnown.get(this.windows[0].first) ?? [];
     const drawn = this.windows.map((part, number) => {
       const key = JSON.stringify(lanes);
@@ -186,7 +192,6 @@ class Graph {
       return drawing;
     });
     const widest = Math.max(this.columns, ...drawn.map((one) => one?.columns ?? 1));
-    const isNarrow = this.box.clientWidth < 600;
     this.step = isNarrow ? 8 : 14;
     if (widest !== this.columns || isForced || !this.box.style.getPropertyValue("--lanes")) {
       this.columns = widest;
@@ -194,7 +199,7 @@ class Graph {
       this.box.style.setProperty("--lanes", `${width}px`);
     }
     drawn.forEach((drawing, number) => {
-      if (drawing) paint(this.windows[number], drawing, this.step);
+      if (drawing) paint(this.windows[number], drawing, this.step, height);
     });
   }
 }
@@ -220,7 +225,10 @@ function place(rows, before, isTop) {
     lanes = lanes.map((lane, own) => (lane && lane.to !== row.nid ? { to: lane.to, from: [own] } : null));
     for (const parent of row.parents) {
       const known = lanes.findIndex((lane) => lane?.to === parent);
-      if (known >= 0) lanes[known].from.push(column);
+      if (known > column && lanes[column] == null) { // its own column is free, and further left
+        lanes[column] = { to: parent, from: [...lanes[known].from, column] };
+        lanes[known] = null;
+      } else if (known >= 0) lanes[known].from.push(column);
       else {
         const own = lanes[column] == null ? column : free();
         while (lanes.length < own) lanes.push(null);
@@ -235,9 +243,8 @@ function place(rows, before, isTop) {
 }
 
 /** Draw a window: lines by colour, then the nodes. */
-function paint(part, { lines, nodes }, step) {
+function paint(part, { lines, nodes }, step, height) {
   part.list.querySelector("svg.lanes")?.remove();
-  const height = part.rows[0].element.offsetHeight;
   const x = (column) => 10 + Math.min(column, LANES_MAX - 1) * step;
   const y = (row) => (row + 0.5) * height;
   const svg = document.createElementNS(SVG, "svg");
