@@ -16,7 +16,7 @@ import asyncpg
 
 import storage
 from benchmarks.harness import Bench, note, show
-from benchmarks.peers import limits, reads, whole, writes, young
+from benchmarks.peers import limits, merges, reads, whole, writes, young
 from benchmarks.peers.process import synapse
 
 SERVER: Final = "s1.test"
@@ -67,7 +67,7 @@ async def _reads(bench: Bench, sides: writes.Sides) -> None:
         note(name)
         told[name] = await reads.measure(sides, world, prepare, rounds)
         bench.write()
-    told["storing an event that merges two branches"] = await reads.merges(
+    told["storing an event that merges two branches"] = await merges.merges(
         sides, world, rounds // 2
     )
     bench.write()

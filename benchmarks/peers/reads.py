@@ -17,7 +17,6 @@ import statistics
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, Final
 
 from benchmarks.harness import Bench, percentiles, spent, spread
@@ -34,7 +33,6 @@ ROOMS: Final = 100
 CHANGED: Final = 10
 TIMELINE: Final = 20
 MEMBERS: Final = 12
-BRANCH: Final = 10  # state events on each branch of a fork
 SERVERS: Final = [f"s{number}.test" for number in range(1, 21)]
 
 
@@ -147,7 +145,7 @@ async def _incremental(sides: Sides, world: PeerRooms, number: int) -> ReadPair:
     ours, theirs = await sides.store.sync(ME, rooms_limit=1), await sides.peer.ask("token")
     for room in [world.small[(number * CHANGED + at) % ROOMS] for at in range(CHANGED)]:
         room.message(room.user(2), f"news {number}")
-        await _both(sides, world.unsent(room))
+        await store_on_both(sides, world.unsent(room))
     return _sync(sides, ours.next_batch, theirs["token"], 10)
 
 
@@ -335,7 +333,7 @@ async def measure(sides: Sides, world: PeerRooms, prepare: Prepare, rounds: int)
     )
     for number in range(-2, rounds):  # two to warm up
         pair = await prepare(sides, world, number + 2)
-        await _settled(sides)
+        await settled(sides)
         into = asked if number >= 0 else {name: ReadCost() for name in asked}
         mine, again = await _ours(sides, pair, into)
         cold, warm = await _theirs(sides, pair, into)
@@ -349,7 +347,7 @@ async def measure(sides: Sides, world: PeerRooms, prepare: Prepare, rounds: int)
     return (
         _told(asked)
         | {"rows": rows, "limit": {"ms": percentiles(bare, factor=1_000)}}
-        | _share(bare, asked["ours"])
+        | share_of_limit(bare, asked["ours"])
     )
 
 
@@ -358,7 +356,7 @@ async def _ours(sides: Sides, pair: ReadPair, into: dict[str, ReadCost]) -> tupl
     still()
     await pair.ours()
     sides.store.caches.states.forget(None)
-    return await _ask_here(sides, pair.ours, into["ours"]), await _ask_here(
+    return await ask_here(sides, pair.ours, into["ours"]), await ask_here(
         sides, pair.ours, into["ours_again"]
     )
 
@@ -382,7 +380,8 @@ def _rows(answer: Any) -> int:
     )
 
 
-def _share(bare: list[float], ours: ReadCost) -> dict[str, Any]:
+def share_of_limit(bare: list[float], ours: ReadCost) -> dict[str, Any]:
+    """Return how much of each answer's time the bare statement of its round takes."""
     return {
         "share_of_limit": spread(
             [limit / own for limit, own in zip(bare, ours.clock, strict=True)], digits=3
@@ -390,7 +389,8 @@ def _share(bare: list[float], ours: ReadCost) -> dict[str, Any]:
     }
 
 
-async def _ask_here(sides: Sides, ask: Callable[[], Awaitable[Any]], into: ReadCost) -> Any:
+async def ask_here(sides: Sides, ask: Callable[[], Awaitable[Any]], into: ReadCost) -> Any:
+    """Return the answer here, and note its cost."""
     before = sides.counts.statements
     with spent(sides.bench.server) as used:
         start, cpu = time.perf_counter(), time.process_time()
@@ -408,11 +408,12 @@ async def _ask_there(sides: Sides, pair: ReadPair, into: ReadCost, *, cold: bool
         await sides.peer.ask("forget")
     with spent(sides.bench.server) as used:
         told = await sides.peer.ask("ask", what=pair.what, **pair.given)
-    _note(into, told, used.backends)
+    note_cost(into, told, used.backends)
     return told["answer"]
 
 
-def _note(into: ReadCost, told: dict[str, Any], postgres: float) -> None:
+def note_cost(into: ReadCost, told: dict[str, Any], postgres: float) -> None:
+    """Note what the peer says that an answer took, and the seconds of Postgres."""
     into.clock.append(told["seconds"])
     into.python.append(told["python_seconds"])
     into.statements.append(told["statements"])
@@ -432,66 +433,7 @@ def _told(asked: dict[str, ReadCost]) -> dict[str, Any]:
     return told
 
 
-# ------------------------------------------------------------------------------------------------
-# a merge
-
-
-async def merges(sides: Sides, world: PeerRooms, rounds: int) -> dict[str, Any]:
-    """Measure storing an event that merges two branches of the hall, ten changes each.
-
-    Half of the changes have the same keys. Its limit is the durable insert of one bare row. The
-    peer's caches are emptied before every other round; the other rounds are its warm ones.
-    """
-    assert sides.peer is not None
-    asked = {name: ReadCost() for name in ("ours", "synapse_cold", "synapse_warm")}
-    ours, bare = {"cold": list[float](), "warm": list[float]()}, list[float]()
-    for number in range(2 * rounds + 2):
-        last = await _fork(sides, world, number)
-        name = "warm" if number % 2 else "cold"
-        into = asked if number >= 2 else {side: ReadCost() for side in asked}
-        await _settled(sides)
-        still()
-        await sides.peer.ask("still")
-        await _ask_here(sides, partial(stored, sides.store, [last]), into["ours"])
-        if number >= 2:
-            ours[name].append(into["ours"].clock[-1])
-            bare.append(1 / await limits.bare_inserts(sides.raw, [[[last]]]))
-        if name == "cold":
-            await sides.peer.ask("forget")
-        await sides.peer.load([[[last]]])
-        with spent(sides.bench.server) as used:
-            told = await sides.peer.ask("persist", how="single")
-        _note(into[f"synapse_{name}"], told, used.backends)
-        world.hall.message(ME, f"merged {number}")
-        await _both(sides, world.unsent(world.hall))
-    told = {name: side.told() for name, side in asked.items()} | {
-        "rounds": rounds,
-        "limit": {"ms": percentiles(bare, factor=1_000)},
-    }
-    told |= _share(bare, asked["ours"])
-    for name, own in ours.items():
-        theirs = asked[f"synapse_{name}"].clock
-        told[f"ratio_{name}"] = spread(
-            [other / mine for mine, other in zip(own, theirs, strict=True)], digits=2
-        )
-        told[f"cpu_ratio_{name}"] = round(asked[f"synapse_{name}"].cpu() / asked["ours"].cpu(), 2)
-    return told
-
-
-async def _fork(sides: Sides, world: PeerRooms, number: int) -> bytes:
-    """Create two branches; store all but the last event."""
-    room = world.hall
-    (other,) = room.fork(1)
-    for branch, first in ((room, 0), (other, BRANCH // 2)):
-        for key in range(first, first + BRANCH):
-            branch.state_event(ME, "m.test", {"turn": number, "from": first}, f"key {key}")
-    room.merge(other)
-    *before, last = world.unsent(room)
-    await _both(sides, before)
-    return last
-
-
-async def _both(sides: Sides, pdus: Sequence[bytes]) -> None:
+async def store_on_both(sides: Sides, pdus: Sequence[bytes]) -> None:
     """Store events on both sides, unmeasured, one by one there."""
     assert sides.peer is not None
     await stored(sides.store, pdus)
@@ -499,7 +441,7 @@ async def _both(sides: Sides, pdus: Sequence[bytes]) -> None:
     await sides.peer.ask("persist", how="single")
 
 
-async def _settled(sides: Sides) -> None:
+async def settled(sides: Sides) -> None:
     """Wait until the peer's background work is idle."""
     assert sides.peer is not None
     await sides.peer.ask("settle", quiet_seconds=0.3, timeout_seconds=10.0)

@@ -13,7 +13,7 @@ import uvloop
 
 from benchmarks import first_sync, peer
 from benchmarks.harness import Bench, bench_server
-from benchmarks.peers import process, reads, whole, writes, young
+from benchmarks.peers import merges, process, reads, whole, writes, young
 from benchmarks.peers.writes import BATCH
 
 
@@ -53,7 +53,7 @@ def test_what_is_asked_of_the_peer_is_what_its_driver_has() -> None:
         if isinstance(node, ast.AsyncFunctionDef)
     }
     source = "".join(
-        map(inspect.getsource, (first_sync, peer, process, reads, whole, writes, young))
+        map(inspect.getsource, (first_sync, merges, peer, process, reads, whole, writes, young))
     )
     asked = set(re.findall(r"\.ask\(\"(\w+)\"", source))
     assert {
