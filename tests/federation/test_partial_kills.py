@@ -24,7 +24,8 @@ from tests.conftest import _fresh_database
 from tests.federation.partial_process import Killer, play
 from tests.federation.partial_worlds import SERVER
 from tests.maintenance.rooms import findings
-from tests.persist.whole_rows import StoreRows, differences, rows_of
+from tests.persist.row_differences import differences
+from tests.persist.whole_rows import StoreRows, rows_of
 
 KILLS: Final = int(os.environ.get("STORAGE_EXAMPLES", "1"))
 FIRST: Final = int(os.environ.get("STORAGE_SEED", "0"))

@@ -8,6 +8,9 @@ Then all tables are equal, row for row (tests/persist/whole_rows.py). The except
 
 - the position of the completion: the state deltas written there are compared as the state that
   they lead to, and the positions of memberships that changed there are its own;
+- the state deltas before it: clients of the stores may have got others, for an event that the
+  partial state had refused. So they are compared as the state that they lead to as well, and the
+  positions of memberships are those of the last of them (test_partial_positions.py);
 - an event that the partial state had refused and the whole state accepts: it is new to clients, so
   it has a position of the completion, and what it changed came with other events;
 - a room in which the whole state has no local user any more gets no further events;
@@ -35,7 +38,8 @@ from storage import EventId
 from storage.testing import signing_key
 from tests.federation.partial_worlds import READERS, SERVER, PartialWorld, Replica
 from tests.maintenance.rooms import findings
-from tests.persist.whole_rows import StoreRows, differences, rows_of
+from tests.persist.row_differences import differences
+from tests.persist.whole_rows import StoreRows, rows_of
 
 FIRST: Final = int(os.environ.get("STORAGE_SEED", "0"))
 SEEDS: Final = (
@@ -49,6 +53,9 @@ DAMAGES: Final = (
         WHERE event_nid = (SELECT max(event_nid) FROM events WHERE NOT outlier)""",
     "DELETE FROM current_state WHERE membership = 5",
     "UPDATE visibility SET audiences = '{}'",
+    "UPDATE memberships SET stream_ordering = stream_ordering + 1",
+    """UPDATE state_deltas SET prev_event_nid = event_nid
+        WHERE stream_ordering = (SELECT max(stream_ordering) FROM state_deltas)""",
 )
 
 

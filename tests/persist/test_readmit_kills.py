@@ -21,7 +21,8 @@ from tests.federation.partial_process import Killer
 from tests.maintenance.rooms import findings
 from tests.persist.planning import SERVER
 from tests.persist.readmit_process import fill, readmit, room_of
-from tests.persist.whole_rows import differences, rows_of
+from tests.persist.row_differences import differences
+from tests.persist.whole_rows import rows_of
 
 KILLS: Final = int(os.environ.get("STORAGE_EXAMPLES", "2"))
 KILLS_EACH: Final = 4

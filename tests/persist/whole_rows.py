@@ -6,12 +6,13 @@ are in the lists below with the reason. A column of a new table is in neither li
 this module fails.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
 import asyncpg
 
 from storage.codec import decode
+from tests.persist.delta_rows import disagreements
 
 Row = dict[str, Any]
 
@@ -219,8 +220,8 @@ COMPLETED: Final = "(the completion)"
 """The position of a completion."""
 
 LEFT: Final = "(a position that an event has left)"
-"""That of state deltas whose event has a new position since a completion: a soft-failed event may
-end forward extremities, and so change the current state."""
+"""That of state deltas, and of what follows them, whose event has a new position since a
+completion: a soft-failed event may end forward extremities, and so change the current state."""
 
 SQL_COLUMNS: Final = """
 SELECT c.relname AS table_name, a.attname AS column_name
@@ -280,6 +281,7 @@ class StoreRows(NamedTuple):
 
     ``deltas``: the changes of the current state, in order: the position, and the new values.
     ``moved``: the events that a completion has accepted, and given new positions.
+    ``disagreements``: what is wrong in this store alone.
     """
 
     tables: Mapping[str, Mapping[tuple[Any, ...], Row]]
@@ -288,6 +290,12 @@ class StoreRows(NamedTuple):
     """The number of events that arrived before the last completion; 0 for none."""
     deltas: list[tuple[str, dict[Any, str | None]]]
     moved: list[str]
+    disagreements: list[str]
+
+    @property
+    def before_completion(self) -> set[str]:
+        """The positions of which only the state that the deltas lead to is compared."""
+        return {*self.order[: self.completed_after], COMPLETED, LEFT}
 
 
 async def uncovered(conn: asyncpg.Connection) -> set[tuple[str, str]]:
@@ -312,6 +320,7 @@ async def rows_of(dsn: str) -> StoreRows:
                 names.completed_after,
                 await _deltas(conn, names),
                 [row["event_id"] for row in await conn.fetch(SQL_MOVED)],
+                await disagreements(conn),
             )
     finally:
         await conn.close()
@@ -381,7 +390,7 @@ class Names:
             "type": lambda value, _: self.types[value],
             "state key": lambda value, _: self.keys[value],
             "state": lambda value, _: self.groups.get(value, {}),
-            "position": lambda value, _: self.at.get(value, "(another)"),
+            "position": lambda value, _: self.at.get(value, LEFT),
             "audience": lambda value, row: self.audiences.get((row["room_nid"], value), set()),
         }
         read = simple[kind]
@@ -415,78 +424,3 @@ async def _deltas(
         event = None if row["event_nid"] is None else names.events[row["event_nid"]]
         found.setdefault(row["stream_ordering"], {})[names.keys[row["state_key_nid"]]] = event
     return [(names.at.get(position, LEFT), changes) for position, changes in found.items()]
-
-
-def differences(full: StoreRows, completed: StoreRows, moved: Iterable[str] = ()) -> list[str]:
-    """Return the differences of two stores, as lines; the second one may have been completed."""
-    lines, kept = list[str](), set(moved)
-    for table in TABLES:
-        lines += _table_differences(table, full.tables[table], completed.tables[table], kept)
-    theirs = [one for one in full.order if one not in kept]
-    ours = [one for one in completed.order if one not in kept]
-    if theirs != ours or set(full.order) != set(completed.order):
-        lines.append(f"order: {theirs} != {ours}")
-    return lines + _delta_differences(full, completed)
-
-
-def _table_differences(
-    table: str,
-    full: Mapping[tuple[Any, ...], Row],
-    completed: Mapping[tuple[Any, ...], Row],
-    moved: set[str],
-) -> list[str]:
-    lines = [
-        f"{table}: only one has {key}" for key in sorted(full.keys() ^ completed.keys(), key=str)
-    ]
-    for key in full.keys() & completed.keys():
-        for column, value in full[key].items():
-            other = completed[key][column]
-            if value != other and not _may_differ(table, column, completed[key], value, moved):
-                lines.append(f"{table} {key} {column}: {_unlike(value, other)}")
-    return lines
-
-
-def _may_differ(table: str, column: str, row: Row, full: Any, moved: set[str]) -> bool:
-    """Return whether a value depends on a position that a completion has given.
-
-    ``full``: the value of the other store. A membership that it has from a moved event came with
-    another event before the completion.
-    """
-    if column == "after_gap":
-        return not moved.isdisjoint([row["event_id"], *row["prev_events"]])
-    given = {COMPLETED, *moved}
-    return TABLES[table].get(column) == "position" and not given.isdisjoint([row[column], full])
-
-
-def _unlike(value: Any, other: Any) -> str:
-    if isinstance(value, dict) and isinstance(other, dict):
-        keys = {key for key in value.keys() | other.keys() if value.get(key) != other.get(key)}
-        return str({key: (value.get(key), other.get(key)) for key in keys})
-    if isinstance(value, set) and isinstance(other, set):
-        return f"only full {value - other}, only completed {other - value}"
-    return f"{value!r} != {other!r}"
-
-
-def _delta_differences(full: StoreRows, completed: StoreRows) -> list[str]:
-    """Compare the state deltas after the completion, and the state up to there."""
-    before = {*completed.order[: completed.completed_after], COMPLETED, LEFT}
-    ours = [one for one in completed.deltas if one[0] not in before]
-    theirs = [one for one in full.deltas if one[0] not in before]
-    lines = [f"state_deltas: only full {one}" for one in theirs if one not in ours]
-    lines += [f"state_deltas: only completed {one}" for one in ours if one not in theirs]
-    state = _folded(one for one in full.deltas if one[0] in before)
-    other = _folded(one for one in completed.deltas if one[0] in before)
-    if state != other:
-        lines.append(f"state_deltas up to the completion: {_unlike(state, other)}")
-    return lines
-
-
-def _folded(deltas: Iterable[tuple[str, dict[Any, str | None]]]) -> dict[Any, str]:
-    state: dict[Any, str] = {}
-    for _, changes in deltas:
-        for key, event in changes.items():
-            if event is None:
-                state.pop(key, None)
-            else:
-                state[key] = event
-    return state
