@@ -1,29 +1,48 @@
-"""A process that joins with the members omitted, receives, completes, and is killed on the way.
+"""Processes that join with the members omitted, receive, complete, and are killed on the way.
 
-It kills itself a moment after it begins its n-th statement: at once, or some milliseconds later.
+Each kills itself a moment after it begins its n-th statement: at once, or some milliseconds later.
+They are forks of one process that has imported everything: that takes longer than all the rest.
 """
 
 import asyncio
+import functools
+import json
 import os
 import signal
+import subprocess
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
 
 import storage
 from storage.config import Config
+from storage.streams import position_poller
 from storage.testing import signing_key
 from tests.federation.partial_worlds import SERVER, PartialWorld, Replica, Script
 
+POLLS: Final = frozenset(
+    {position_poller.SQL_SEQUENCES, position_poller.SQL_MOVE_IDLE, position_poller.SQL_POSITIONS}
+)
+
 
 class Killer:
-    """An observer that counts statements, and kills its process after the n-th; 0: never."""
+    """An observer that counts statements, and kills its process after the n-th; 0: never.
+
+    The statements that are repeated all the time do not count: how many there are depends on the
+    load, and the n-th might never come.
+    """
 
     def __init__(self, last: int = 0, delay_ms: float = 0) -> None:
         self.count = 0
         self.last = last
         self.delay_ms = delay_ms
 
-    def before(self, _: str) -> None:
+    def before(self, statement: str) -> None:
+        if statement in POLLS:
+            return
         self.count += 1
         if self.count == self.last and self.delay_ms:
             threading.Timer(self.delay_ms / 1000, kill).start()
@@ -38,8 +57,14 @@ def kill() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+@functools.lru_cache(maxsize=1)
+def script_of(seed: int) -> Script:
+    """The script of a seed; to play it changes nothing in it."""
+    return Script(PartialWorld(seed))
+
+
 async def play(dsn: str, seed: int, killer: Killer, *, is_partial: bool = True) -> None:
-    script = Script(PartialWorld(seed))
+    script = script_of(seed)
     async with storage.open(
         dsn,
         server_name=SERVER,
@@ -50,6 +75,46 @@ async def play(dsn: str, seed: int, killer: Killer, *, is_partial: bool = True) 
         await script.play(Replica.of(store, script.world.remote), is_partial=is_partial)
 
 
+class Forks:
+    """The process that forks, as its parent sees it."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self._process = process
+        self._turn = threading.Lock()
+
+    def run(self, dsn: str, seed: int, number: int, delay_ms: float) -> int:
+        """Play a script in a new process that kills itself; return its exit code."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        with self._turn:
+            self._process.stdin.write(json.dumps([dsn, seed, number, delay_ms]) + "\n")
+            self._process.stdin.flush()
+            return int(self._process.stdout.readline())
+
+
+@contextmanager
+def forks() -> Iterator[Forks]:
+    """Start the process that forks."""
+    command = [sys.executable, "-m", "tests.federation.partial_process"]
+    root = Path(__file__).parents[2]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, cwd=root, stdin=pipe, stdout=pipe, text=True) as process:
+        yield Forks(process)
+
+
+def serve() -> None:
+    """Run a process for each line of the input, one after the other; print their exit codes."""
+    for line in sys.stdin:
+        dsn, seed, number, delay_ms = json.loads(line)
+        script_of(seed)
+        child = os.fork()
+        if child == 0:
+            asyncio.run(play(dsn, seed, Killer(number, delay_ms)))
+            os._exit(0)
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        sys.stdout.write(f"{code}\n")
+        sys.stdout.flush()
+
+
 if __name__ == "__main__":
-    name, chosen, n, delay = sys.argv[1:]
-    asyncio.run(play(name, int(chosen), Killer(int(n), float(delay))))
+    serve()
