@@ -10,6 +10,7 @@ Keys are state key nids and values event nids; see `storage.state.delta_levels`.
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import product
+from operator import attrgetter, eq
 from typing import Final, NamedTuple, TypeAlias
 
 from storage.persistent_map import IntMap, changed
@@ -19,6 +20,7 @@ REMOVED: Final = 0  # the value that removes a key in a delta
 # largest distance to a row of the path: the table stores the difference in four bytes
 FARTHEST: Final = (1 << 31) - 1
 _MASK: Final = (1 << 64) - 1
+_number: Final = attrgetter("state_group")
 
 State: TypeAlias = IntMap
 
@@ -174,8 +176,7 @@ def changed_keys(one: Group, other: Group) -> set[int]:
     if one.state_group == other.state_group:
         return set()
     for base, made in ((one, other), (other, one)):
-        # the rest of its path is the other's
-        if len(made.steps) > 1 and made.steps[-2].state_group == base.state_group:
+        if _is_next(made, base):
             return {
                 key
                 for key in made.steps[-1].delta
@@ -194,6 +195,18 @@ def changed_keys(one: Group, other: Group) -> set[int]:
     else:
         keys = set(one.entries) | set(other.entries)
     return {key for key in keys if one.entries.get(key) != other.entries.get(key)}
+
+
+def _is_next(made: Group, base: Group) -> bool:
+    """Return whether a path is that of ``base`` and one row more.
+
+    The last row alone does not say it: a damaged path may end like another one. A row in memory
+    has the same rows before it wherever it is used, so paths that share it need no comparison.
+    """
+    return len(made.steps) == len(base.steps) + 1 and (
+        made.steps[-2] is base.steps[-1]
+        or all(map(eq, map(_number, made.steps), map(_number, base.steps)))
+    )
 
 
 def _behind(group: Group) -> tuple[DeltaRow, ...]:

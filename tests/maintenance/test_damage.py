@@ -166,6 +166,13 @@ DAMAGES = {
         {"state_groups"},
         mended=False,
     ),
+    "path": Damage(
+        "UPDATE state_groups SET path = set_byte(path, 1, get_byte(path, 1) + 1) "
+        "WHERE state_group = "
+        "(SELECT max(state_group) FROM state_groups WHERE octet_length(path) > 1)",
+        {"state_groups", "state_after"},
+        mended=False,
+    ),
     "members not apart": Damage(
         "UPDATE state_groups SET key_nids = key_nids || member_key_nids, "
         "event_nids = event_nids || member_event_nids, "

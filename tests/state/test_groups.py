@@ -156,6 +156,26 @@ def test_states_on_two_sides_of_a_new_root_are_compared_by_what_lies_between() -
     }
 
 
+def loaded(row: DeltaRow) -> DeltaRow:
+    """The row as another group reads it from the table."""
+    return DeltaRow(row.state_group, row.delta)
+
+
+def test_a_damaged_path_hides_no_difference() -> None:
+    """Its last row but one is that of the other state, and the rows before are of another line."""
+    root, key = root_group(1, 7, Map(dict.fromkeys(range(1, 100), 1)), 0), 3
+    line = derive(root, {key: 2}, 2, 0)
+    base = derive(line, {4: 2}, 3, 0)
+    made = derive(base, {5: 2}, 4, 0)
+    other = derive(root, {key: 9, 6: 9}, 5, 0)
+    assert changed_keys(base, made) == {5}
+    steps = (root.steps[0], other.steps[-1], *map(loaded, made.steps[-2:]))
+    assert [step.state_group for step in made.steps] == [1, 2, 3, 4], "one row is exchanged"
+    entries = Map({key: event for key, event in fold(steps).items() if event != REMOVED})
+    damaged = made._replace(steps=steps, entries=entries)
+    assert changed_keys(base, damaged) == changed_keys(damaged, base) == {key, 5, 6}
+
+
 def test_a_row_too_far_back_is_no_part_of_a_path() -> None:
     base = root_group(1, 7, Map(dict.fromkeys(range(1, 50), 1)), 0)
     near, far = derive(base, {1: 2}, FARTHEST + 1, 0), derive(base, {1: 2}, FARTHEST + 2, 0)
