@@ -4,7 +4,6 @@ A `PartialWorld` has a built room, and two stores of the same server: one has jo
 answer of send_join, the other with the members omitted. Both receive the same transactions.
 """
 
-import asyncio
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -183,14 +182,17 @@ class PartialWorld:
         """Let a local user join with the whole answer, and leave."""
         early = READERS[2]
         join = self.joins(early)
-        await asyncio.gather(*(self.join(one, join, is_partial=False) for one in replicas))
+        for replica in replicas:
+            await self.join(replica, join, is_partial=False)
         for _ in range(self.random.randint(0, 6)):
             self.act()
         while chain := self.batch():
-            await asyncio.gather(*(self.deliver(one, chain) for one in replicas))
+            for replica in replicas:
+                await self.deliver(replica, chain)
         self.heal()
         leave = self.room.leave(early)
-        await asyncio.gather(*(self.deliver(one, [leave]) for one in replicas))
+        for replica in replicas:
+            await self.deliver(replica, [leave])
 
     async def join(self, replica: Replica, join: BuiltEvent, *, is_partial: bool) -> None:
         answer = self.remote.send_join(join)

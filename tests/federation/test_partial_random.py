@@ -25,10 +25,10 @@ whole state refuses, and a redaction of it, which has no effect then.
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Callable, Iterable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from typing import Final, TypeVar
+from typing import Final
 
 import asyncpg
 import pytest
@@ -41,7 +41,6 @@ from tests.maintenance.rooms import findings
 from tests.persist.row_differences import differences
 from tests.persist.whole_rows import StoreRows, rows_of
 
-T = TypeVar("T")
 FIRST: Final = int(os.environ.get("STORAGE_SEED", "0"))
 SEEDS: Final = (
     range(FIRST, FIRST + int(os.environ["STORAGE_EXAMPLES"]))
@@ -79,10 +78,8 @@ class Play:
         for _ in range(world.random.randint(0, 4)):
             world.act()
         join = world.joins(READERS[0])
-        await asyncio.gather(
-            world.join(self.first, join, is_partial=is_partial),
-            world.join(self.second, join, is_partial=False),
-        )
+        await world.join(self.first, join, is_partial=is_partial)
+        await world.join(self.second, join, is_partial=False)
         steps = world.random.randint(4, 24)
         complete_at = world.random.randint(0, steps) if is_partial else None
         finn_at = world.random.randint(0, 2 * steps)
@@ -108,7 +105,8 @@ class Play:
         elif self.world.random.random() < 0.2:
             await self.world.send(self.first, self.second)
         elif self.world.random.random() < 0.1:
-            await self.in_both(lambda one: one.receiver.backfill(self.world.room.room_id, 5))
+            for replica in (self.first, self.second):
+                await replica.receiver.backfill(self.world.room.room_id, 5)
         else:
             await self.deliver()
         if completing or self.world.random.random() < 0.4:
@@ -116,11 +114,8 @@ class Play:
 
     async def finn(self) -> None:
         join = self.world.joins(READERS[1])
-        await self.in_both(lambda one: self.world.join(one, join, is_partial=True))
-
-    async def in_both(self, work: Callable[[Replica], Awaitable[T]]) -> tuple[T, T]:
-        """Do it in both stores, at the same time: they have nothing in common."""
-        return await asyncio.gather(work(self.first), work(self.second))
+        for replica in (self.first, self.second):
+            await self.world.join(replica, join, is_partial=True)
 
     async def is_over(self) -> bool:
         """Return whether the whole state says that no local user is in the room any more.
@@ -135,7 +130,8 @@ class Play:
         if await self.is_over():
             return False
         chain = self.world.batch()
-        await self.in_both(lambda one: self.world.deliver(one, chain))
+        for replica in (self.first, self.second):
+            await self.world.deliver(replica, chain)
         return bool(chain)
 
     async def complete(self) -> None:
@@ -149,7 +145,7 @@ class Play:
 
     async def look(self) -> None:
         """Compare what is visible with the other store."""
-        seen, whole = await self.in_both(self.world.seen)
+        seen, whole = await self.world.seen(self.first), await self.world.seen(self.second)
         refused = await self.world.refused(self.second)
         self.pairs += len(seen)
         assert {pair for pair in seen - whole if pair[0] not in refused} == set()
@@ -177,7 +173,7 @@ async def played(seed: int, *dsns: str, is_partial: bool) -> tuple[Play, list[St
         play = Play(world, first, second)
         await play.run(is_partial=is_partial)
         assert await findings(first.store) == []
-    return play, await asyncio.gather(*map(rows_of, dsns))
+    return play, [await rows_of(dsn) for dsn in dsns]
 
 
 @pytest.mark.timeout(300)
