@@ -1,7 +1,9 @@
 """Events in one table, in partitions by room and in partitions by arrival: slim rows, real indexes.
 
+    python -m benchmarks partitions [--events ROWS]
+
 Each layout gets the same rows, with the columns that the indexes of `events` need. The server's
-shared buffers are smaller than the index of event ids. Batches are written in random rooms, one
+shared buffers are a third of the index of event ids. Batches are written in random rooms, one
 transaction each, flushed at commit; a checkpoint ends each round, so each round writes its pages to
 the WAL once more. Reads are answered after it, by prepared statements with custom plans.
 """
@@ -146,7 +148,7 @@ def _at(rows: int, partition: int) -> int:
 async def run(bench: Bench) -> None:
     """Fill each layout, measure it, and drop it before the next."""
     rows = bench.events or bench.size(ROWS, QUICK_ROWS)
-    buffers = bench.size(512, 16)
+    buffers = max(16, rows // 100_000)  # MB: a third of the index of event ids
     bench.results |= {"rows": rows, "shared_buffers_mb": buffers, "partitions": PARTITIONS}
     with tempfile.TemporaryDirectory(prefix="room-storage-bench-") as folder:
         server = EmbeddedPostgres(
