@@ -207,7 +207,8 @@ class Config:
     """Entries (about 300 bytes each) of the whole states that a process caches.
 
     The most recently used states stay; a state counts as at least a hundredth of it. The state
-    group of an event is read from the database each time.
+    group of an event is read from the database each time. It is also the limit for the ids of
+    members, for those of auth chains, and for events with a position in the chain cover.
     """
 
     cache_room_lists_max: Kept = 200_000

@@ -1,10 +1,10 @@
 """Reading the same rooms here and in Synapse, in turn on one Postgres.
 
 Both sides are queried twice: first with empty caches (Postgres stays warm), then again. Here, only
-the cached states are dropped before the first query; few other caches remain (README). Each side
-runs once more before, untimed, because a short query takes twice as long after a pause. Both
-collect garbage before that, and freeze what is left. Both end with parsed events, and do not encode
-a response. Each result is compared with the other side's.
+the cached states and auth chains are dropped before the first query; few other caches remain
+(README). Each side runs once more before, untimed, because a short query takes twice as long after
+a pause. Both collect garbage before that, and freeze what is left. Both end with parsed events, and
+do not encode a response. Each result is compared with the other side's.
 
 The limit of a read is a bare index range of as many rows in the same round: of the events' bytes,
 or of ids alone if the result is ids. Nothing is parsed there.
@@ -25,6 +25,7 @@ from benchmarks.peers.writes import BATCH, Sides, still, stored
 from storage import StoredEvent
 from storage.ids import EventId, RoomId
 from storage.queries.event_auth import StateIds
+from storage.streams.chain_memory import ChainMemory
 from storage.testing import RoomBuilder
 
 SERVER: Final = "s1.test"
@@ -356,6 +357,7 @@ async def _ours(sides: Sides, pair: ReadPair, into: dict[str, ReadCost]) -> tupl
     still()
     await pair.ours()
     sides.store.caches.states.forget(None)
+    sides.store.caches.chains = ChainMemory(sides.store.caches.chains.limit)
     return await ask_here(sides, pair.ours, into["ours"]), await ask_here(
         sides, pair.ours, into["ours_again"]
     )

@@ -27,6 +27,7 @@ from storage.database.placeholders import compose
 from storage.errors import UnknownEvent
 from storage.ids import EventId
 from storage.queries.state_entries import texts_of_any
+from storage.streams.chain_memory import ChainMemory
 
 LATER_MAX: Final = 256  # positions to read at first that may reach an event
 
@@ -47,13 +48,26 @@ placed AS MATERIALIZED (
     FROM auth_chains
     WHERE event_nid = ANY((SELECT nids FROM given)::bigint[])
 ),
-own AS MATERIALIZED (  -- of each chain the last given position
-    SELECT chain_nid, max(sequence_number) AS sequence_number, count(*) AS places
+own AS (  -- of each chain the last given position
+    SELECT chain_nid, max(sequence_number) AS sequence_number
     FROM placed
     GROUP BY chain_nid
 ),
-long AS MATERIALIZED (  -- in order of the chains, so that the index is merged with it
-    SELECT chain_nid, sequence_number FROM own WHERE sequence_number > 1 ORDER BY chain_nid
+later AS MATERIALIZED (  -- the same without first events, in order of the chains
+    SELECT chain_nid, max(sequence_number) AS sequence_number
+    FROM (
+        SELECT chain_nid, sequence_number
+        FROM placed
+        WHERE sequence_number > 1
+        ORDER BY chain_nid
+    ) AS p
+    GROUP BY chain_nid
+),
+long AS MATERIALIZED (  -- chains with more before it than a first event without a number
+    SELECT chain_nid, sequence_number
+    FROM later
+    WHERE sequence_number > CASE WHEN chain_nid < 0 THEN 2 ELSE 1 END
+    ORDER BY chain_nid
 ),
 earlier AS MATERIALIZED (  -- the events before, of these chains
     SELECT a.event_nid, a.event_id, a.link_1, a.link_2
@@ -64,7 +78,7 @@ earlier AS MATERIALIZED (  -- the events before, of these chains
     UNION ALL
     SELECT a.event_nid, a.event_id, a.link_1, a.link_2
     FROM auth_chains a
-    WHERE a.event_nid = ANY(ARRAY(SELECT -chain_nid FROM long)) AND a.chain_nid IS NULL
+    WHERE a.event_nid = ANY(ARRAY(SELECT -chain_nid FROM later)) AND a.chain_nid IS NULL
 ),
 link AS (
     SELECT event_nid, link_1 AS link FROM placed WHERE link_1 IS NOT NULL
@@ -80,7 +94,7 @@ loose AS (  -- given events without a position, and those that they reach throug
     FROM events e
     WHERE e.event_nid = ANY(
         CASE
-            WHEN (SELECT cardinality(nids) FROM given) = (SELECT sum(places) FROM own) THEN '{}'
+            WHEN (SELECT cardinality(nids) FROM given) = (SELECT count(*) FROM placed) THEN '{}'
             ELSE ARRAY(
                 SELECT unnest(nids) FROM given
                 EXCEPT
@@ -134,6 +148,12 @@ reach AS (
 )
 SELECT
     (SELECT cardinality(nids) FROM given) AS stored,
+    (SELECT count(*)::int FROM placed) AS placed,
+    (
+        SELECT stream_id
+        FROM stream_positions
+        WHERE stream_name = 'caches' AND instance_name = 'maintenance'
+    ) AS maintained,
     (
         SELECT json_agg(event_id)
         FROM auth_chains
@@ -254,22 +274,37 @@ given AS MATERIALIZED (
             WHERE event_id = wanted.event_id OFFSET 0) AS e
     ) AS nids
 )
-SELECT event_id
-FROM events
-WHERE event_nid = ANY(
-    CASE  -- count first: nearly always all of them have a position
-        WHEN (SELECT cardinality(nids) FROM given) = (
-            SELECT count(*) FROM auth_chains
-                WHERE event_nid = ANY((SELECT nids FROM given)::bigint[])
-        ) THEN '{}'
-        ELSE ARRAY(
-            SELECT unnest(nids) FROM given
-            EXCEPT
-            SELECT event_nid FROM auth_chains
-                WHERE event_nid = ANY((SELECT nids FROM given)::bigint[])
+SELECT
+    (SELECT cardinality(nids) FROM given) AS stored,
+    (
+        SELECT stream_id
+        FROM stream_positions
+        WHERE stream_name = 'caches' AND instance_name = 'maintenance'
+    ) AS maintained,
+    (
+        SELECT json_agg(event_id)
+        FROM events
+        WHERE event_nid = ANY(
+            CASE  -- count first: nearly always all of them have a position
+                WHEN (SELECT cardinality(nids) FROM given) = (
+                    SELECT count(*) FROM auth_chains
+                        WHERE event_nid = ANY((SELECT nids FROM given)::bigint[])
+                ) THEN '{}'
+                ELSE ARRAY(
+                    SELECT unnest(nids) FROM given
+                    EXCEPT
+                    SELECT event_nid FROM auth_chains
+                        WHERE event_nid = ANY((SELECT nids FROM given)::bigint[])
+                )
+            END
         )
-    END
-)
+    )::text AS loose_ids
+"""
+
+SQL_MAINTAINED: Final[LiteralString] = """
+SELECT stream_id
+FROM stream_positions
+WHERE stream_name = 'caches' AND instance_name = 'maintenance'
 """
 
 SQL_STORED: Final[LiteralString] = """
@@ -282,11 +317,15 @@ WHERE event_id = ANY($1::text[])
 class AuthChainIdsRow(NamedTuple):
     """How many of the events are stored, the ids of those given by number, and of their auth chain.
 
+    ``placed``: how many have a position in the cover. ``maintained``: see `SQL_MAINTAINED`.
+
     The chain is in three lists that may overlap: on the events' own chains, on chains that these
     reach, and loose events. They are JSON lists; None for an empty one.
     """
 
     stored: int
+    placed: int
+    maintained: int | None
     given_ids: str | None
     own_ids: str | None
     reached_ids: str | None
@@ -296,6 +335,14 @@ class AuthChainIdsRow(NamedTuple):
     def chain(self) -> set[EventId]:
         """Return the auth chain."""
         return set(_ids(self.own_ids)).union(_ids(self.reached_ids), _ids(self.loose_ids))
+
+
+class LooseRow(NamedTuple):
+    """How many of the events are stored, and the ids of those without a position, as JSON."""
+
+    stored: int
+    maintained: int | None
+    loose_ids: str | None
 
 
 class ChainRangeRow(NamedTuple):
@@ -318,15 +365,32 @@ class ReachedRow(NamedTuple):
     event_id: str
 
 
-async def auth_chain_ids(conn: Connection, event_ids: Iterable[EventId]) -> set[EventId]:
+async def auth_chain_ids(
+    conn: Connection, event_ids: Iterable[EventId], remembered: ChainMemory | None = None
+) -> set[EventId]:
     """Return the auth chain of these events, by one statement. `UnknownEvent` if none is stored."""
     wanted = list(dict.fromkeys(event_ids))
+    memory, given = _of(remembered), frozenset(wanted)
+    if memory.may_have(given):
+        known = memory.chain(given, await _maintained(conn))
+        if known is not None:
+            return set(known)
     row = await conn.fetchrow(SQL_AUTH_CHAIN, text_array(wanted), EMPTY_ARRAY, row=AuthChainIdsRow)
     found = set() if row is None else row.chain
     if row is None or (not found and row.stored < len(wanted)):
         stored = set(await conn.fetchvals(SQL_STORED, wanted))
         raise UnknownEvent(next(event_id for event_id in wanted if event_id not in stored))
+    if row.placed == len(wanted):
+        memory.keep(given, frozenset(found), row.maintained or 0)
     return found
+
+
+def _of(remembered: ChainMemory | None) -> ChainMemory:
+    return ChainMemory(0) if remembered is None else remembered
+
+
+async def _maintained(conn: Connection) -> int:
+    return await conn.fetchval(SQL_MAINTAINED) or 0
 
 
 def _ids(text: str | None) -> list[EventId]:
@@ -347,7 +411,9 @@ async def state_and_chain_ids(
 
 
 async def auth_chain_difference(
-    conn: Connection, sets: Sequence[Collection[EventId]]
+    conn: Connection,
+    sets: Sequence[Collection[EventId]],
+    remembered: ChainMemory | None = None,
 ) -> set[EventId]:
     """Return the events in the auth chain of some of these sets, but not of all.
 
@@ -356,9 +422,9 @@ async def auth_chain_difference(
     The common events are not walked. An event of the difference is checked upwards for one of them:
     first later positions on its own chain, then, if other chains reach it, all events that reach
     it. A few positions are read at a time, as one of the first is nearly always common. Loose
-    events are looked up in all sets, which takes most of the time for large sets. The events that a
-    common loose event reaches are in no difference. If the sets differ in a loose event, they are
-    walked whole.
+    events are looked up in all sets, except among those that ``remembered`` knows to have a
+    position: for large sets that takes most of the time. The events that a common loose event
+    reaches are in no difference. If the sets differ in a loose event, they are walked whole.
     """
     own = [set(one) for one in sets]
     if len(own) < 2:  # one set has no difference
@@ -368,12 +434,25 @@ async def auth_chain_difference(
     if not given:
         return set()
     ids = [event_id for event_id, _ in given]
-    loose = set(await conn.fetchvals(SQL_LOOSE, text_array({*common, *ids})))
+    loose = await _loose(conn, {*common, *ids}, _of(remembered))
     if not loose <= common:
         chains = [await auth_chain_ids(conn, one) if one else set() for one in own]
         return set().union(*chains) - chains[0].intersection(*chains[1:])
     found = await _placed_difference(conn, given, common, len(own))
     return found - await auth_chain_ids(conn, loose) if found and loose else found
+
+
+async def _loose(conn: Connection, event_ids: set[EventId], memory: ChainMemory) -> set[EventId]:
+    """Return those of the events that have no position."""
+    if memory.may_know_placed(event_ids):
+        event_ids = memory.without_placed(event_ids, await _maintained(conn))
+    if not event_ids:
+        return set()
+    [row] = await conn.fetch(SQL_LOOSE, text_array(event_ids), row=LooseRow)
+    loose = set(_ids(row.loose_ids))
+    if row.stored == len(event_ids):
+        memory.keep_placed(event_ids - loose, row.maintained or 0)
+    return loose
 
 
 async def _placed_difference(

@@ -132,8 +132,8 @@ async def event_auth(store: StoreCore, event_id: EventId) -> list[StoredEvent]:
 
 async def auth_chain_ids(store: StoreCore, event_ids: Iterable[str]) -> set[EventId]:
     """Return the union of the auth chains of these events. `UnknownEvent`."""
-    ids = args.events(event_ids)
-    return await store.reads.run(lambda conn: auth_chain.auth_chain_ids(conn, ids))
+    ids, memory = args.events(event_ids), store.caches.chains
+    return await store.reads.run(lambda conn: auth_chain.auth_chain_ids(conn, ids, memory))
 
 
 async def auth_chain_difference(store: StoreCore, sets: Iterable[Iterable[str]]) -> set[EventId]:
@@ -142,4 +142,5 @@ async def auth_chain_difference(store: StoreCore, sets: Iterable[Iterable[str]])
     `UnknownEvent`.
     """
     ids = [args.events(one) for one in args.listed(sets, "sets")]
-    return await store.reads.run(lambda conn: auth_chain.auth_chain_difference(conn, ids))
+    memory = store.caches.chains
+    return await store.reads.run(lambda conn: auth_chain.auth_chain_difference(conn, ids, memory))

@@ -5,9 +5,10 @@ stale. Most invalidations follow from the facts of the stream "events". The othe
 stream "caches": a state that resolution changed, an event that was reordered. A row of "caches" has
 the name of a cache and a key, or no key for the whole cache. The name ``cs_cache_fake`` means
 everything that depends on the current state of a room. Its key is the room id, followed by the
-users whose membership changed. ``removed`` lists the deleted rows of a room, see `Removed`. The key
-of ``forgotten`` is a room, and the user who has forgotten it. ``dictionaries`` means that writers
-have a new dictionary to encode events with.
+users whose membership changed. ``auth_chain_ids`` means that events of a room were deleted: reads
+of chains compare the position of the row (`storage.streams.chain_memory`). ``removed`` lists the
+deleted rows of a room, see `Removed`. The key of ``forgotten`` is a room, and the user who has
+forgotten it. ``dictionaries`` means that writers have a new dictionary to encode events with.
 
 A reader that fills a cache takes a `Ticket` before it queries the database. A value that became
 stale since then is not stored.
@@ -20,6 +21,7 @@ from typing import Any, Final, Generic, Literal, NamedTuple, Self, TypeVar
 
 from storage.config import Config
 from storage.ids import UserId
+from storage.streams.chain_memory import ChainMemory
 from storage.streams.feed import Advance, Feed
 
 K = TypeVar("K", bound=str)
@@ -31,6 +33,7 @@ Key = tuple[str, ...]
 CURRENT_STATE: Final = "cs_cache_fake"
 FORGOTTEN: Final = "forgotten"
 DICTIONARIES: Final = "dictionaries"
+AUTH_CHAIN_IDS: Final = "auth_chain_ids"
 STATES_MAX: Final = 100  # their groups are sent with each query
 REMOVED: Final = "removed"
 
@@ -259,7 +262,8 @@ class ReadCaches(Generic[E, S]):
 
     ``state_entries``: the limit for all whole states by their groups, together; one counts as at
     least a hundredth of it. These never become stale. It is also the limit for the ids of members,
-    which each read compares with the room's group. ``listening_since``: a position of the stream
+    which each read compares with the room's group, and for the ids of auth chains, which each
+    read compares with the position of maintenance. ``listening_since``: a position of the stream
     "events" above which every fact will be published here.
     """
 
@@ -277,6 +281,7 @@ class ReadCaches(Generic[E, S]):
         self.members: Cache[MemberIds] = Cache(
             "members", state_entries, lambda members: 1 + len(members.user_ids)
         )
+        self.chains: ChainMemory = ChainMemory(state_entries)
         self.room_changes: LastChange = LastChange(rooms, listening_since)
         # by events; changes by resolution are published without a position
         self.state_changes: LastChange = LastChange(rooms, listening_since)
@@ -297,12 +302,13 @@ class ReadCaches(Generic[E, S]):
         feed.subscribe(caches.told)
         return caches
 
-    def counted(self) -> "dict[str, Cache[Any] | LastChange]":
+    def counted(self) -> "dict[str, Cache[Any] | ChainMemory | LastChange]":
         """Return everything that counts hits and misses, by name."""
         return {
             **self._by_name,
             "states": self.states,
             "members": self.members,
+            AUTH_CHAIN_IDS: self.chains,
             "room_changes": self.room_changes,
         }
 
@@ -317,6 +323,7 @@ class ReadCaches(Generic[E, S]):
         """Forget everything, including reads in progress: the database was replaced."""
         for cache in (*self._by_name.values(), self.states, self.members):
             cache.forget(None)
+        self.chains = ChainMemory(self.chains.limit)  # reads in progress keep the old one
         for changes in (self.room_changes, self.state_changes):
             changes.restart(listening_since)
 

@@ -170,6 +170,7 @@ async def test_last_changes_of_rooms(store: Store) -> None:
         "rooms_of",
         "states",
         "members",
+        "auth_chain_ids",
         "room_changes",
     }
     assert rates["room_changes"] == 0.5

@@ -15,7 +15,7 @@ from storage.maintenance.invalidate_caches import invalidate_caches
 from storage.maintenance.purge.history import PurgeContext
 from storage.maintenance.purge.job import PurgeJob, count
 from storage.maintenance.room_lock import lock_room
-from storage.streams.caches import CURRENT_STATE
+from storage.streams.caches import AUTH_CHAIN_IDS, CURRENT_STATE
 
 SQL_JOINED: Final[LiteralString] = """
 SELECT p.name
@@ -211,6 +211,7 @@ async def _take(context: PurgeContext, job: PurgeJob) -> PurgeJob:
         await lock_room(conn, job.room_id)
         context.pace.held()
         if gone := int(await conn.fetchval(SQL_EVENTS, room_nid, batch)):
+            await invalidate_caches(conn, AUTH_CHAIN_IDS)
             return await count(conn, job, deleted=gone, phase="room")
         groups = int(await conn.fetchval(SQL_GROUPS, room_nid, batch))
         if groups + int(await conn.fetchval(SQL_REST, room_nid, batch)):
