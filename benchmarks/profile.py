@@ -43,6 +43,11 @@ PARTS: Final = (
         ("storage/event/",),
     ),
     ProfilePart(
+        "encode",
+        "the stored form of the bytes: compact form, zstd with a dictionary, checksum",
+        ("storage/codec/",),
+    ),
+    ProfilePart(
         "take in",
         "the room's version, parents before children, a result per event",
         (
