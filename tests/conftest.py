@@ -44,6 +44,9 @@ SERVER_CONFIG = Config(
     embedded_fsync=False, embedded_shared_buffers_mb=128, embedded_connections_max=200
 )
 
+os.environ.setdefault("STORAGE_PREPARE_AHEAD", "false")
+"""Most tests close their store before that pays; tests/database/test_prepared.py is about it."""
+
 _numbers = itertools.count(1)
 
 

@@ -31,6 +31,7 @@ from storage.config import Config
 from storage.database.dictionaries import load_for, stored_fields
 from storage.database.dsn import DsnServer
 from storage.database.pool import Pool
+from storage.database.prepared import PreparedAhead
 from storage.database.replaced_database import Guard
 from storage.database.session import Connector, Session
 from storage.database.transaction import Isolation, begun
@@ -239,6 +240,8 @@ class Database:
     def __init__(self, connect: Connector, config: Config, observer: Observer | None) -> None:
         size_min = min(config.pool_size_min, config.pool_size_max)
         self._pool = Pool(self._checked, size_min=size_min, size_max=config.pool_size_max)
+        self.prepared: PreparedAhead = PreparedAhead(self._pool, read_only=connect.read_only)
+        """Prepares declared statements on the sessions, while its `run` runs."""
         self._connect = connect
         self._config = config
         self._observer = observer

@@ -26,6 +26,7 @@ from storage.codec import (
     unknown_headers,
 )
 from storage.database.archived_bytes import resolve
+from storage.database.prepared import prepare_ahead
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -42,6 +43,7 @@ SELECT dictionary_id, data
 FROM dictionaries
 ORDER BY trained_ts DESC, dictionary_id
 """
+prepare_ahead(SQL_NEWEST, writes=True)
 
 
 class DictionaryRow(NamedTuple):

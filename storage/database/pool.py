@@ -27,6 +27,9 @@ IDLE_SECONDS_MAX: Final = 300
 SETTLE_SECONDS: Final = 10
 """Longest wait for the end of a statement that was cancelled."""
 
+PREPARING_SECONDS: Final = 0.05
+"""Longest wait for a session that prepares statements, before another one is opened instead."""
+
 
 class Pool:
     """At most ``size_max`` sessions, opened by ``connect`` when they are needed.
@@ -50,6 +53,9 @@ class Pool:
         self._refused_until = 0.0
         self._all_back = asyncio.Event()
         self._closed = False
+        self.returned: asyncio.Event = asyncio.Event()
+        """Set when a session becomes idle."""
+        self._back_by = 0.0  # when the session that prepares statements should be back
 
     @property
     def size(self) -> int:
@@ -69,6 +75,25 @@ class Pool:
         except BaseException:
             self.end_all()
             raise
+
+    async def add_idle(self) -> None:
+        """Open a session if none is idle and another one is allowed."""
+        if not self._idle and self._may_open():
+            self.give_back(await self._open_one())
+
+    def lacks(self, statements: int) -> bool:
+        """Return whether a session, lent out or not, has fewer prepared statements than these."""
+        return any(session.prepared < statements for session in self._open)
+
+    def lend_unprepared(self, statements: int) -> Session | None:
+        """Lend an idle session with fewer prepared statements than these, for a short time."""
+        lacking = [session for session in self._idle if session.prepared < statements]
+        if not lacking or self._closed:
+            return None
+        session = max(lacking, key=lambda one: one.prepared)
+        self._idle.remove(session)
+        self._back_by = asyncio.get_running_loop().time() + PREPARING_SECONDS
+        return session
 
     def at_hand(self) -> Session | None:
         """Return an idle session, or None."""
@@ -108,7 +133,11 @@ class Pool:
                 turn.set_result(session)
                 return
         session.idle_since = asyncio.get_running_loop().time()
-        self._idle.append(session)
+        self._back_by = 0.0
+        # lent out last, as long as another one is further
+        is_behind = self._idle and session.prepared < self._idle[-1].prepared
+        self._idle.insert(0 if is_behind else len(self._idle), session)
+        self.returned.set()
         self._end_idle(session.idle_since)
 
     async def settle(self, session: Session) -> None:
@@ -120,7 +149,7 @@ class Pool:
             async with asyncio.timeout(SETTLE_SECONDS):
                 # The driver sends nothing before the cancelled statement has ended.
                 await session.driver.execute(
-                    "ROLLBACK" if session.driver.is_in_transaction() else ""
+                    "ROLLBACK" if session.driver.is_in_transaction() else "SELECT"
                 )
         except BaseException as error:
             session.driver.terminate()
@@ -183,6 +212,8 @@ class Pool:
         if len(self._open) + self._opening >= self._size_max:
             return False
         now = asyncio.get_running_loop().time()
+        if now < self._back_by and not self._turns:
+            return False
         if self._refusal is None:
             return True
         if now < self._refused_until:
@@ -225,9 +256,13 @@ class Pool:
         return turn.result() if turn.done() else None
 
     def _pause(self) -> float | None:
-        if self._refusal is None or len(self._open) + self._opening >= self._size_max:
+        """Return the seconds after which opening a session is worth a try, or None."""
+        if len(self._open) + self._opening >= self._size_max:
             return None
-        return max(self._refused_until - asyncio.get_running_loop().time(), 0.001)
+        now = asyncio.get_running_loop().time()
+        if now < self._back_by:
+            return self._back_by - now
+        return None if self._refusal is None else max(self._refused_until - now, 0.001)
 
     def _pass_on(self, session: Session | None) -> None:
         """Hand on the turn of a caller that is gone."""

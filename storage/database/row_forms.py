@@ -10,11 +10,13 @@ from storage.database.migrate import (
     NARROW_EVENTS_REVISION,
     NARROW_GROUPS_REVISION,
 )
+from storage.database.prepared import prepare_ahead
 
 SQL_CODE_REVISION: Final[LiteralString] = """
 SELECT code_revision
 FROM schema_compatibility
 """
+prepare_ahead(SQL_CODE_REVISION, writes=True)
 
 
 class RowForms(NamedTuple):

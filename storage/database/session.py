@@ -141,6 +141,7 @@ class Session:
         "is_over",
         "is_read_only",
         "pack_urls",
+        "prepared",
         "server",
     )
 
@@ -163,6 +164,8 @@ class Session:
         """A note of the user of the pool about the server."""
         self.pack_urls: dict[int, str] = {}
         """Where packs of the archive are (`storage.database.archived_bytes`)."""
+        self.prepared: int = 0
+        """How many of the declared statements are prepared (`storage.database.prepared`)."""
         self.idle_since: float = 0.0
         self.is_over: bool = False
         """It was ended on purpose: ignore a result that still arrived over it."""
@@ -265,7 +268,7 @@ async def check_pooling(server: DsnServer, opened: OpenDriver, **options: Any) -
 class Connector:
     """Opens the sessions of one `Database`."""
 
-    __slots__ = ("_config", "_is_checked", "_mark", "_read_only", "server")
+    __slots__ = ("_config", "_is_checked", "_mark", "read_only", "server")
 
     def __init__(
         self, server: DsnServer, config: Config, mark: str, *, read_only: bool = False
@@ -273,7 +276,7 @@ class Connector:
         self.server: DsnServer = server
         self._config = config
         self._mark = mark
-        self._read_only = read_only
+        self.read_only: bool = read_only
         self._is_checked = False
 
     async def __call__(self) -> Session:
@@ -284,7 +287,7 @@ class Connector:
         timeout = self._config.connect_timeout_ms / 1000
         opened = await open_driver(
             self.server,
-            _server_settings(self._config, self._mark, read_only=self._read_only),
+            _server_settings(self._config, self._mark, read_only=self.read_only),
             timeout=timeout,
             command_timeout=self._config.statement_timeout_ms / 1000,
             statement_cache_size=self._config.statement_cache_size,
@@ -299,7 +302,7 @@ class Connector:
             opened.driver.terminate()
             raise
         row = opened.row
-        return Session(opened.driver, row.cluster, row.backend_pid, is_read_only=self._read_only)
+        return Session(opened.driver, row.cluster, row.backend_pid, is_read_only=self.read_only)
 
 
 def migration_settings(database_schema: str) -> dict[str, str]:

@@ -6,6 +6,7 @@ from typing import Final, LiteralString, NamedTuple
 
 from storage import arguments as args
 from storage.database.connection import Database
+from storage.database.prepared import prepare_ahead
 from storage.errors import InputError
 from storage.event import Event
 from storage.ids import EventId
@@ -28,6 +29,7 @@ SELECT room_id, room_version
 FROM rooms
 WHERE room_id = ANY($1::text[])
 """
+prepare_ahead(SQL_ROOM_VERSIONS, writes=True)
 
 
 class RoomVersionRow(NamedTuple):

@@ -11,6 +11,7 @@ from typing import Final, LiteralString, NamedTuple
 
 from storage.codec import StoredBytes
 from storage.database.connection import Connection
+from storage.database.prepared import prepare_ahead
 from storage.database.sql_template import fill
 from storage.errors import UnknownRoom
 from storage.ids import EventId, RoomId, UserId
@@ -238,6 +239,7 @@ SQL_FORWARDS: Final[LiteralString] = fill(
     **PARTS_FORWARDS,
     **PARTS_ORDINARY,
 )
+prepare_ahead(SQL_BACKWARDS, SQL_FORWARDS)
 
 SQL_BACKWARDS_REORDERED: Final[LiteralString] = fill(
     TEMPLATE_PAGE,

@@ -19,6 +19,7 @@ from storage.codec import StoredBytes
 from storage.database.columns import AUTH_NIDS
 from storage.database.connection import Connection
 from storage.database.placeholders import compose
+from storage.database.prepared import prepare_ahead
 from storage.database.sql_template import fill
 from storage.ids import EventId, RoomId, UserId
 from storage.queries.events import related_id
@@ -194,6 +195,7 @@ SQL_UNREAD: Final[LiteralString] = compose(
     ),
     AUTH_NIDS,
 ).sql
+prepare_ahead(SQL_UNREAD)
 
 
 class UnreadRow(NamedTuple):

@@ -137,8 +137,9 @@ async def open_writer(
 ) -> AsyncIterator[OpenWriter]:
     """Open only the writing part of a store.
 
-    Of other writers, it reads the facts of the streams ``told_of`` only (None: all). The rest is as
-    in `open_store`, and the instance name is that of ``config``.
+    Of other writers, it reads the facts of the streams ``told_of`` only. None is for a whole store:
+    it reads all, and its connections prepare the usual statements. The rest is as in `open_store`,
+    and the instance name is that of ``config``.
     """
     instance_name = config.instance_name
     startup.check_name(instance_name)
@@ -148,6 +149,8 @@ async def open_writer(
         )
         async with database.connection() as conn:
             await check_schema(conn)
+            if told_of is None and config.prepare_ahead:  # while the rest is opened
+                await stack.enter_async_context(running(database.prepared.run()))
             deployment_id, name = await settled(conn, server_name, wait_ms=config.enter_wait_ms)
             await startup.be_alone(conn, instance_name, wait_ms=config.enter_wait_ms)
         async with database.transaction() as conn:

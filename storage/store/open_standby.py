@@ -79,6 +79,8 @@ async def reads_beside(
         except OtherDatabaseError as error:
             raise InputError("replica_dsn leads to another database than the DSN") from error
         await stack.enter_async_context(running(standby.keep()))
+        if database.config.prepare_ahead:
+            await stack.enter_async_context(running(replica.prepared.run()))
         streams.reads = Reads(database, standby)
         yield
 
@@ -94,6 +96,8 @@ async def open_reader(
         )
         async with database.connection() as conn:
             await check_schema(conn)
+            if config.prepare_ahead:
+                await stack.enter_async_context(running(database.prepared.run()))
             found = await _found(conn, server_name)
         # not among the names of the writers, one of which may be that of this process
         name = f"reader.{secrets.token_hex(8)}"

@@ -13,6 +13,7 @@ from storage.database.columns import (
     WAITING_REDACTIONS,
 )
 from storage.database.placeholders import InputRows, NumberedStatement, compose
+from storage.database.prepared import prepare_ahead
 from storage.database.sql_template import fill
 from storage.persist.load.column_packing import PART_COLUMNS, packed
 from storage.persist.model.rows import EventRow, MissingRow, RoomRow, VisibilityRow
@@ -201,3 +202,4 @@ LOAD_NAMES: Final[NumberedStatement] = compose(
 )
 SQL_LOAD_NAMES: Final[LiteralString] = LOAD_NAMES.sql
 """The load without rooms and events. It is enough if a new user comes to a known room."""
+prepare_ahead(SQL_LOAD_BATCH, SQL_LOAD_NAMES, writes=True)

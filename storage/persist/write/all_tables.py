@@ -14,6 +14,7 @@ from typing import Final, LiteralString, NamedTuple
 
 from storage.database.connection import Connection
 from storage.database.placeholders import NumberedStatement, compose
+from storage.database.prepared import prepare_ahead
 from storage.database.sql_template import fill
 from storage.persist.model.change_set import ChangeSet
 from storage.persist.write import messages_only
@@ -147,6 +148,7 @@ WRITE: Final[NumberedStatement] = compose(
     DEPENDENCIES,
 )
 SQL_WRITE: Final[LiteralString] = WRITE.sql
+prepare_ahead(SQL_WRITE, writes=True)
 
 
 class TakenPositionRow(NamedTuple):

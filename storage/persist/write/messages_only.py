@@ -9,6 +9,7 @@ from typing import Final, LiteralString, NamedTuple
 
 from storage.database.columns import EVENTS, ROOMS
 from storage.database.placeholders import ColumnValues, NumberedStatement, compose
+from storage.database.prepared import prepare_ahead
 from storage.database.sql_template import fill
 from storage.persist.model.change_set import ChangeSet
 from storage.persist.write.dependencies import DEPENDENCIES, dependencies_of
@@ -130,6 +131,7 @@ WRITE_MESSAGES: Final[NumberedStatement] = compose(
     DEPENDENCIES,
 )
 SQL_WRITE_MESSAGES: Final[LiteralString] = WRITE_MESSAGES.sql
+prepare_ahead(SQL_WRITE_MESSAGES, writes=True)
 
 
 class MessagePositionRow(NamedTuple):

@@ -26,6 +26,7 @@ from sys import intern
 from typing import Final, LiteralString, NamedTuple
 
 from storage.database.connection import Connection
+from storage.database.prepared import prepare_ahead
 from storage.database.sql_template import fill
 from storage.ids import RoomId, UserId
 from storage.queries.sync.positions import (
@@ -120,6 +121,7 @@ WHERE p.name = $4::text
 SQL_NEWS: Final[LiteralString] = fill(
     TEMPLATE_NEWS, streams=PART_STREAMS, invalidating="", connection=""
 )
+prepare_ahead(SQL_NEWS)
 SQL_NEWS_OF_CONNECTION: Final[LiteralString] = fill(
     TEMPLATE_NEWS,
     streams=PART_STREAMS,

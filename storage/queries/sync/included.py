@@ -16,6 +16,7 @@ import orjson
 
 from storage import arguments as args
 from storage.database.connection import Connection
+from storage.database.prepared import prepare_ahead
 from storage.errors import InputError
 from storage.ids import RoomId, UserId
 from storage.queries.filters import SyncFilter
@@ -129,6 +130,7 @@ ORDER BY f.stream_id
 $11: since a token. $5 to $7, $12 to $14 and $15 to $17: after these positions of receipts, account
 data and to-device messages. $18 and $19: the filter of rooms.
 """
+prepare_ahead(SQL_INCLUDED)
 
 
 class IncludedRow(NamedTuple):

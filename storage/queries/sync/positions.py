@@ -9,6 +9,7 @@ from functools import lru_cache
 from typing import Final, LiteralString, NamedTuple
 
 from storage.database.connection import Connection
+from storage.database.prepared import prepare_ahead
 from storage.database.sql_template import fill
 from storage.streams import SyncToken, VectorPosition
 
@@ -23,6 +24,7 @@ WHERE stream_name = 'events'
 {others}
 """
 SQL_POSITIONS: Final[LiteralString] = fill(TEMPLATE_POSITIONS, others="")
+prepare_ahead(SQL_POSITIONS)
 
 SQL_POSITIONS_OF_CONNECTION: Final[LiteralString] = fill(
     TEMPLATE_POSITIONS,

@@ -9,6 +9,7 @@ from typing import Any, Final, LiteralString, NamedTuple
 from storage.codec import StoredBytes
 from storage.database.connection import Connection
 from storage.database.names import JOIN
+from storage.database.prepared import prepare_ahead
 from storage.database.sql_template import fill
 from storage.ids import RoomId, UserId
 from storage.queries.filters import ANY_ROOM, SyncFilter
@@ -126,6 +127,7 @@ SQL_ROOMS_AND_WRITERS: Final[LiteralString] = fill(
     writers=fill(TEMPLATE_WRITERS, streams=PART_STREAMS),
 )
 """Also returns the rows of `positions.SQL_POSITIONS`, in the same snapshot."""
+prepare_ahead(SQL_ROOMS, SQL_ROOMS_AND_WRITERS)
 
 
 class ChangedRoomRow(NamedTuple):

@@ -24,6 +24,7 @@ import orjson
 from storage.database.columns import OWN_ENTRIES
 from storage.database.connection import Connection
 from storage.database.placeholders import compose
+from storage.database.prepared import prepare_ahead
 from storage.database.sql_template import fill
 from storage.ids import RoomId, StateKey, UserId
 from storage.queries.events import StoredEvent, event_of_room
@@ -224,6 +225,7 @@ SQL_STATE: Final[LiteralString] = compose(
     ),
     OWN_ENTRIES,
 ).sql
+prepare_ahead(SQL_STATE)
 
 AT_START: Final = ("start", "both")
 """Kinds of rows with an event of the state at the start of the timeline."""
