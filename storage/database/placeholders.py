@@ -2,13 +2,14 @@
 
     INSERT INTO missing_events (:new_gap.columns)
     SELECT :new_gap.values
-    FROM unnest(:new_gap.*) AS i (:new_gap.names)
+    FROM :new_gap.rows AS i
 
 `InputRows` are sent as one array per column. In the text of a statement
 
+    :new_gap.rows         is the rows, `(SELECT unnest($7::text::bigint[]) AS event_nid, …)`
+    :new_gap.ordered      is the same, and their numbers from 1 on as the column `ordinal`
     :new_gap.*            is all their parameters, `$7::text::bigint[], $8::text::text[], …`
     :new_gap.event_id     is one of them
-    :new_gap.names        is the names of all their columns, for the alias of unnest
     :new_gap.columns      is those that are columns of the table
     :new_gap.values       is the same, read from the alias `i` and cast to the types of the table
 
@@ -19,6 +20,10 @@ columns of both kinds of list are also available for an alias:
     :event.others(e)      the same without the primary key
     :event.update(s)      room_nid = s.room_nid, …, without the primary key
     :event.call(e)        event(e.event_nid, e.room_nid, …), a function of this name
+
+The rows are unnested in a list of SELECT, not in FROM: there each array would take 16 kB for a copy
+of its elements, and a statement with a hundred arrays more memory than a session keeps. Rows of
+which there are none are not unnested at all (a one-time filter in the plan).
 
 `compose` replaces all of these once, at import. `NumberedStatement.bind` makes the argument list by
 the same declaration, so nobody keeps a number or an order by hand.
@@ -116,8 +121,6 @@ class InputRows(ColumnList):
     def text(self, member: str, alias: str) -> str | None:
         """Return what stands for a placeholder that needs no numbers."""
         match member, bool(alias):
-            case "names", False:
-                return ", ".join(self.types)
             case "values", False:
                 return ", ".join(self.read("i", column) for column in self.columns)
         return super().text(member, alias)
@@ -212,6 +215,10 @@ class _Numbering:
             return None if member else self._numbered(one)[""]
         if isinstance(one, InputRows) and member == "*":
             return ", ".join(self._numbered(one).values())
+        if isinstance(one, InputRows) and member in {"rows", "ordered"}:
+            parameters = self._numbered(one)
+            given = next((parameters[name] for name in parameters if name in one.key), None)
+            return _unnested(parameters, given, is_ordered=member == "ordered")
         if isinstance(one, InputRows) and member in one.types:
             return self._numbered(one)[member]
         return None
@@ -256,6 +263,19 @@ def by_column(names: Sequence[str], rows: Iterable[Iterable[object]]) -> ColumnV
     """Return rows as columns. ``names``: of the columns, in the order in which a row has them."""
     columns = list(zip(*rows, strict=True))
     return dict(zip(names, columns, strict=True)) if columns else {}
+
+
+def _unnested(parameters: Mapping[str, str], given: str | None, *, is_ordered: bool) -> str:
+    """Return a subquery with a column per parameter.
+
+    ``given`` is an array without which there are no rows; None: the first one.
+    """
+    given = given or next(iter(parameters.values()))
+    columns = [f"unnest({one}) AS {column}" for column, one in parameters.items()]
+    if is_ordered:
+        columns.append(f"generate_subscripts({given}, 1) AS ordinal")
+    sent = "::".join(given.split("::")[:2])  # the text itself, which need not be read for this
+    return f"(SELECT {', '.join(columns)} WHERE {sent} <> '{{}}')"
 
 
 def _is_compound(kind: str) -> bool:

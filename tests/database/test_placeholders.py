@@ -16,6 +16,7 @@ from storage.database.placeholders import (
 
 PEOPLE = Table("people", ("person_nid",), person_nid="bigint", friends="int[]", name="text")
 PERSON = PEOPLE.rows("person", age="int")
+PHOTO = InputRows.own("photo", image="bytea")
 NOW = InputValue("now", "bigint")
 
 
@@ -26,12 +27,31 @@ class PersonRow(NamedTuple):
     now: int
 
 
+class OrderedRow(NamedTuple):
+    person_nid: int
+    friends: str | None
+    name: str | None
+    age: int | None
+    ordinal: int
+
+
 @pytest.mark.parametrize(
     "text, expected",
     [
         (
-            "FROM unnest(:person.*) AS i (:person.names)",
-            "FROM unnest({all}) AS i (person_nid, friends, name, age)",
+            "FROM :person.rows AS i",
+            (
+                "FROM (SELECT unnest($1::text::bigint[]) AS person_nid, unnest($2::text::text[]) AS"
+                " friends, unnest($3::text::text[]) AS name, unnest($4::text::int[]) AS age"
+                " WHERE $1::text <> '{}') AS i"
+            ),
+        ),
+        (
+            ":photo.ordered",
+            (
+                "(SELECT unnest($1::bytea[]) AS image,"
+                " generate_subscripts($1::bytea[], 1) AS ordinal WHERE $1::bytea[] <> '{}')"
+            ),
         ),
         (":person.* :person.columns", "{all} person_nid, friends, name"),
         (":person.* :person.values", "{all} i.person_nid, i.friends::int[], i.name"),
@@ -44,7 +64,8 @@ class PersonRow(NamedTuple):
 )
 def test_what_stands_for_a_placeholder(text: str, expected: str) -> None:
     every = "$1::text::bigint[], $2::text::text[], $3::text::text[], $4::text::int[]"
-    assert compose(text, PERSON).sql == expected.replace("{all}", every)
+    inputs = (PHOTO,) if "photo" in text else (PERSON,)
+    assert compose(text, *inputs).sql == expected.replace("{all}", every)
 
 
 def test_inputs_are_numbered_in_the_order_of_the_text() -> None:
@@ -64,8 +85,9 @@ def test_inputs_are_numbered_in_the_order_of_the_text() -> None:
         ("SELECT :person.x", (PERSON,)),
         ("SELECT :person.age", (PERSON,)),
         ("SELECT :person.of", (PERSON,)),
-        ("SELECT :person.names(e)", (PERSON,)),
+        ("SELECT :person.rows(e)", (PERSON,)),
         ("SELECT :list.*", (ColumnList("list", ("a",)),)),
+        ("SELECT * FROM :list.rows", (ColumnList("list", ("a",)),)),
     ],
 )
 def test_a_text_that_does_not_fit_its_inputs_is_refused(text: str, inputs: Any) -> None:
@@ -92,7 +114,7 @@ def test_a_missing_or_surplus_name_is_refused(given: dict[str, Any]) -> None:
 
 async def test_postgres_reads_what_was_bound(dsn: str) -> None:
     composed = compose(
-        "SELECT :person.values, :now FROM unnest(:person.*) AS i (:person.names) ORDER BY age",
+        "SELECT :person.values, :now FROM :person.rows AS i ORDER BY age",
         PERSON,
         NOW,
     )
@@ -106,6 +128,17 @@ async def test_postgres_reads_what_was_bound(dsn: str) -> None:
             composed.sql, *composed.bind({"person": {}, "now": 9}), row=PersonRow
         )
     assert found == [(1, [], 'a"\\', 9), (2, None, "b", 9), (3, [-1, 2], None, 9)]
+    assert nothing == []
+
+
+async def test_rows_are_in_order_and_padded(dsn: str) -> None:
+    """An empty array stands for a column without values, unless it is the first one."""
+    composed = compose("SELECT * FROM :person.ordered AS i ORDER BY ordinal", PERSON)
+    given = {"person_nid": [5, 3], "friends": [], "name": ["b", "a"], "age": []}
+    async with await Database.open(dsn) as database, database.connection() as conn:
+        found = await conn.fetch(composed.sql, *composed.bind({"person": given}), row=OrderedRow)
+        nothing = await conn.fetch(composed.sql, *composed.bind({"person": {}}), row=OrderedRow)
+    assert found == [(5, None, "b", None, 1), (3, None, "a", None, 2)]
     assert nothing == []
 
 

@@ -79,7 +79,7 @@ SELECT NULL, NULL, NULL,
         WHEN (SELECT count(*) FROM old_room) <> cardinality(:old_room.room_nid)
             THEN refuse_stale_plan('rooms')
         WHEN EXISTS (  -- stored before this statement, as its snapshot shows
-            SELECT FROM unnest(:new_event.event_id) AS one (id)
+            SELECT FROM (SELECT unnest(:new_event.event_id) AS id) AS one
             CROSS JOIN LATERAL (SELECT FROM events WHERE event_id = one.id OFFSET 0) AS e
         ) THEN refuse_stale_plan('events')
         WHEN EXISTS (SELECT FROM old_room WHERE has_lost) AND dependencies_purged(

@@ -65,7 +65,7 @@ PART_EVENTS: Final[LiteralString] = """
 new_event AS (
     INSERT INTO events (:new_event.columns, stream_ordering, received_ts, encoding, writer_nid)
     SELECT :new_event.values, p.stream_ordering, :received_ts, 0, :writer_nid
-    FROM unnest(:new_event.*) AS i (:new_event.names)
+    FROM :new_event.rows AS i
     LEFT JOIN positioned p USING (event_nid)
 ),
 changed_event AS (
@@ -87,14 +87,14 @@ changed_event AS (
         auth_distance_4 = CASE WHEN i.authorised THEN i.auth_distance_4
             ELSE e.auth_distance_4 END,
         :changed_event.update(i)
-    FROM unnest(:changed_event.*) AS i (:changed_event.names)
+    FROM :changed_event.rows AS i
     LEFT JOIN positioned p USING (event_nid)
     WHERE e.event_nid = i.event_nid
 ),
 new_gap AS (
     INSERT INTO missing_events (:new_gap.columns)
     SELECT :new_gap.values
-    FROM unnest(:new_gap.*) AS i (:new_gap.names)
+    FROM :new_gap.rows AS i
     ON CONFLICT (event_nid)
         DO UPDATE SET superseded = EXCLUDED.superseded, child_nids = EXCLUDED.child_nids
 ),
@@ -107,7 +107,7 @@ filled_gap AS (
 PART_REDACTIONS: Final[LiteralString] = """
 new_waiting AS (
     INSERT INTO waiting_redactions (:new_waiting.columns)
-    SELECT * FROM unnest(:new_waiting.*)
+    SELECT * FROM :new_waiting.rows AS i
 ),
 settled AS (
     DELETE FROM waiting_redactions
@@ -118,7 +118,7 @@ settled AS (
 PART_DROPPED: Final[LiteralString] = """
 dropped_extremity AS (
     INSERT INTO dropped_extremities (:dropped.columns)
-    SELECT * FROM unnest(:dropped.*)
+    SELECT * FROM :dropped.rows AS i
 )"""
 
 

@@ -72,7 +72,7 @@ new_event AS (  -- positions after the locks, as late as can be
         false, false, false
     FROM (
         SELECT *
-        FROM unnest(:new_message.*) WITH ORDINALITY AS u (:new_message.names, ordinal)
+        FROM :new_message.ordered AS u
         WHERE (SELECT count(*) FROM locked) >= 0
         ORDER BY ordinal
     ) AS i
@@ -86,7 +86,7 @@ room AS (  -- the compare-and-set
         max_topological_ordering = i.max_topological_ordering,
         forward_extremities = i.forward_extremities::bigint[],
         in_order_ts = i.in_order_ts
-    FROM unnest(:room.*) AS i (:room.names)
+    FROM :room.rows AS i
     JOIN locked USING (room_nid)
     WHERE r.room_nid = i.room_nid AND r.write_version = i.write_version
     RETURNING r.room_nid, r.removals <> i.removals AS has_lost
@@ -106,7 +106,7 @@ SELECT e.event_nid, e.stream_ordering,
         WHEN (SELECT count(*) FROM room) <> cardinality(:room.room_nid)
             THEN refuse_stale_plan('rooms')
         WHEN EXISTS (  -- stored before this statement, as its snapshot shows
-            SELECT FROM unnest(:new_message.event_id) AS one (id)
+            SELECT FROM (SELECT unnest(:new_message.event_id) AS id) AS one
             CROSS JOIN LATERAL (SELECT FROM events WHERE event_id = one.id OFFSET 0) AS e
         ) THEN refuse_stale_plan('events')
         WHEN EXISTS (SELECT FROM room WHERE has_lost) AND dependencies_purged(

@@ -14,15 +14,15 @@ NAME_INPUTS: Final = (NEW_TYPE, NEW_STATE_KEY, NEW_PRINCIPAL)
 PART_NAMES: Final[LiteralString] = """
 new_type AS (
     INSERT INTO event_types (:new_type.columns)
-    SELECT * FROM unnest(:new_type.*)
+    SELECT * FROM :new_type.rows AS i
 ),
 new_state_key AS (
     INSERT INTO state_keys (:new_state_key.columns)
-    SELECT * FROM unnest(:new_state_key.*)
+    SELECT * FROM :new_state_key.rows AS i
 ),
 new_principal AS (
     INSERT INTO principals (:new_principal.columns)
-    SELECT * FROM unnest(:new_principal.*)
+    SELECT * FROM :new_principal.rows AS i
 )"""
 
 

@@ -53,7 +53,7 @@ positioned AS MATERIALIZED (  -- after the locks, as late as can be
         nextval('events_stream') AS stream_ordering
     FROM (
         SELECT event_nid, room_nid, backfilled
-        FROM unnest(:placed.*) WITH ORDINALITY AS i (:placed.names, ordinal)
+        FROM :placed.ordered AS i
         WHERE (SELECT count(*) FROM locked) >= 0
         ORDER BY ordinal
     ) AS input
@@ -67,11 +67,10 @@ counted AS (  -- how the members of the current states change in number
         (count(*) FILTER (WHERE i.membership = 4)
             - count(*) FILTER (WHERE c.membership = 4))::int AS invited
     FROM (
-        SELECT *
-        FROM unnest(:set_state.room_nid, :set_state.state_key_nid, :set_state.membership)
-            AS i (room_nid, state_key_nid, membership)
+        SELECT i.room_nid, i.state_key_nid, i.membership
+        FROM :set_state.rows AS i
         UNION ALL
-        SELECT i.*, NULL FROM unnest(:removed_state.*) AS i (:removed_state.names)
+        SELECT i.*, NULL FROM :removed_state.rows AS i
     ) AS i
     LEFT JOIN current_state c USING (room_nid, state_key_nid)
     GROUP BY i.room_nid
@@ -84,7 +83,7 @@ new_room AS (
             WHERE p.room_nid = i.room_nid AND NOT p.backfilled),
         COALESCE((SELECT c.joined FROM counted c WHERE c.room_nid = i.room_nid), 0),
         COALESCE((SELECT c.invited FROM counted c WHERE c.room_nid = i.room_nid), 0)
-    FROM unnest(:new_room.*) AS i (:new_room.names)
+    FROM :new_room.rows AS i
     RETURNING room_nid
 ),
 old_room AS (  -- the compare-and-set
@@ -107,7 +106,7 @@ old_room AS (  -- the compare-and-set
         invited_count = r.invited_count
             + COALESCE((SELECT c.invited FROM counted c WHERE c.room_nid = i.room_nid), 0),
         moves = r.moves + (i.room_nid = ANY(:reordered.room_nid))::int
-    FROM unnest(:old_room.*) AS i (:old_room.names)
+    FROM :old_room.rows AS i
     JOIN locked USING (room_nid)
     WHERE r.room_nid = i.room_nid AND r.write_version = i.write_version
     RETURNING r.room_nid, r.moves, r.removals <> i.removals AS has_lost
@@ -115,7 +114,7 @@ old_room AS (  -- the compare-and-set
 reordered_event AS (
     INSERT INTO reordered_events (:reordered.columns, moves)
     SELECT :reordered.values, r.moves
-    FROM unnest(:reordered.*) AS i (:reordered.names)
+    FROM :reordered.rows AS i
     JOIN old_room r USING (room_nid)
 )"""
 

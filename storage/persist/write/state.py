@@ -31,33 +31,33 @@ PART_STATE: Final[LiteralString] = """
 new_group AS (
     INSERT INTO state_groups (:new_group.columns)
     SELECT :new_group.values
-    FROM unnest(:new_group.*) AS i (:new_group.names)
+    FROM :new_group.rows AS i
 ),
 set_state AS (
     INSERT INTO current_state (:set_state.columns)
-    SELECT * FROM unnest(:set_state.*)
+    SELECT * FROM :set_state.rows AS i
     ON CONFLICT (room_nid, state_key_nid) DO UPDATE SET :set_state.update(EXCLUDED)
 ),
 removed_state AS (
     DELETE FROM current_state c
-    USING unnest(:removed_state.*) AS i (:removed_state.names)
+    USING :removed_state.rows AS i
     WHERE c.room_nid = i.room_nid AND c.state_key_nid = i.state_key_nid
 ),
 new_delta AS (
     INSERT INTO state_deltas (:new_delta.columns, stream_ordering, writer_nid)
     SELECT :new_delta.values, p.stream_ordering, :writer_nid
-    FROM unnest(:new_delta.*) AS i (:new_delta.names)
+    FROM :new_delta.rows AS i
     JOIN positioned p ON p.event_nid = i.cause_nid
 )"""
 
 PART_CHAINS: Final[LiteralString] = """
 new_chain_position AS (
     INSERT INTO auth_chains (:new_chain_position.columns)
-    SELECT * FROM unnest(:new_chain_position.*)
+    SELECT * FROM :new_chain_position.rows AS i
 ),
 new_link AS (
     INSERT INTO auth_chain_links (:new_link.columns)
-    SELECT * FROM unnest(:new_link.*)
+    SELECT * FROM :new_link.rows AS i
 )"""
 
 

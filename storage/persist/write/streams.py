@@ -25,7 +25,7 @@ new_invalidation AS (
     INSERT INTO cache_invalidations (stream_id, invalidation_ts, writer_nid, cache_name, keys)
     SELECT nextval('caches_stream'), :received_ts, :writer_nid, i.cache_name,
         ARRAY(SELECT jsonb_array_elements_text(i.keys_json::jsonb))
-    FROM unnest(:new_invalidation.*) AS i (:new_invalidation.names)
+    FROM :new_invalidation.rows AS i
     RETURNING stream_id
 ),
 latest AS (  -- the positions this write takes, per stream

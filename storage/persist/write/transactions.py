@@ -15,7 +15,7 @@ PART_TRANSACTIONS: Final[LiteralString] = """
 new_transaction AS (  -- refused by the primary key if another process has stored the request
     INSERT INTO local_transactions (:new_transaction.columns, sent_ts)
     SELECT :new_transaction.values, :received_ts
-    FROM unnest(:new_transaction.*) AS i (:new_transaction.names)
+    FROM :new_transaction.rows AS i
 )"""
 
 

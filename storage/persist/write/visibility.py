@@ -19,13 +19,13 @@ PART_VISIBILITY: Final[LiteralString] = """
 set_visibility AS (
     INSERT INTO visibility (:set_visibility.columns)
     SELECT :set_visibility.values
-    FROM unnest(:set_visibility.*) AS i (:set_visibility.names)
+    FROM :set_visibility.rows AS i
     ON CONFLICT (room_nid, principal_nid) DO UPDATE SET :set_visibility.update(EXCLUDED)
 ),
 set_past AS (
     INSERT INTO past_visibility (:set_past.columns)
     SELECT :set_past.values
-    FROM unnest(:set_past.*) AS i (:set_past.names)
+    FROM :set_past.rows AS i
     ON CONFLICT (room_nid, principal_nid, first_audience) DO UPDATE
         SET audiences = EXCLUDED.audiences,
             invited_audiences = EXCLUDED.invited_audiences,
@@ -33,7 +33,7 @@ set_past AS (
 ),
 set_audience AS (
     INSERT INTO audiences (:set_audience.columns)
-    SELECT * FROM unnest(:set_audience.*)
+    SELECT * FROM :set_audience.rows AS i
     ON CONFLICT (room_nid, audience)
         DO UPDATE SET branches = EXCLUDED.branches, continued = EXCLUDED.continued
 )"""

@@ -45,7 +45,7 @@ LOAD_EVENTS: Final[NumberedStatement] = compose(
     """
 INSERT INTO events (:loaded_event.columns, received_ts, encoding, writer_nid, json)
 SELECT :loaded_event.values, :received_ts, 0, :writer_nid, staged.json
-FROM unnest(:loaded_event.*) AS i (:loaded_event.names)
+FROM :loaded_event.rows AS i
 CROSS JOIN LATERAL (
     SELECT json
     FROM import_events
