@@ -1,47 +1,64 @@
-"""Several concurrent writers: their rate, and the delay of the linear position.
+"""Several writer processes: their rate together, and the delay of the linear position.
 
-The delay is measured with one busy writer among idle ones. Each process has 16 separate rooms, and
-a client for each. All begin at once, and the rate is that of all events until the last is done.
-With few cores they share them, with each other and with Postgres: then the cost of concurrent
-writing grows, not the rate.
+A room belongs to the process that a hash of its id names (`owner`), as docs/how-to/many-writers.md
+recommends. Each process appends the events of its rooms, one at a time with a client for each room,
+or in batches of one room. All begin at once, and the rate is that of all events until the last is
+done. The rooms are chosen so that each process has as many. "cores" is the processor time of the
+writers and of Postgres by the clock: where it reaches the number of cores, the machine is the
+limit. The delay is measured with one busy writer among idle ones.
 """
 
 import asyncio
+import json
 import sys
+import tempfile
 import time
+import zlib
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
-from typing import Any, Final
+from pathlib import Path
+from typing import Any, Final, NamedTuple
 
 import storage
-from benchmarks.harness import Bench, percentiles, show, spread
+from benchmarks.harness import Bench, percentiles, show, spent, spread
 from storage.streams.feed import Advance
 from storage.testing import SHAPES, generate_room
 
 SEED: Final = 9_000
-ROOMS: Final = 16
+ROOMS: Final = 32
 BASE_EVENTS: Final = 60
-WRITERS: Final = (1, 2, 4, 8)
+WRITERS: Final = (1, 2, 4)
+BATCHES: Final = (1, 100)
 IDLE: Final = 9
+
+
+class WritersRound(NamedTuple):
+    """Events per second of all writers, and cores used by them, by backends, by the server."""
+
+    rate: float
+    python: float
+    backends: float
+    background: float
+
+
+def owner(room_id: str, writers: int) -> int:
+    """Return the number of the process that writes to a room."""
+    return zlib.crc32(room_id.encode()) % writers
 
 
 async def run(bench: Bench) -> None:
     """Measure rates by the number of writers, then the delay of the linear position."""
     if bench.profile:
         return
-    for writers in WRITERS:
-        rates = [await _together(bench, writers) for _ in range(bench.size(3, 1))]
-        bench.results[f"{writers} writers"] = {"events_per_second": spread(rates)}
+    with tempfile.TemporaryDirectory() as folder:
+        rooms = Path(folder) / "rooms.json"
+        rooms.write_text(json.dumps(_rooms(bench.size(200, 20))))
+        for batch in BATCHES:
+            await _rates(bench, rooms, batch)
     bench.results["linear position"] = {
         "behind_ms": percentiles(await _behind(bench), factor=1_000)
     }
     bench.write()
-    rows = [
-        [name, *one["events_per_second"].values()]
-        for name, one in bench.results.items()
-        if "events_per_second" in one
-    ]
-    show("events per second, all writers together", ["writers", "median", "min", "max"], rows)
     behind = bench.results["linear position"]["behind_ms"]
     show(
         "milliseconds until the linear position has followed one busy writer"
@@ -51,35 +68,79 @@ async def run(bench: Bench) -> None:
     )
 
 
-async def _together(bench: Bench, writers: int) -> float:
-    """Return events per second of so many processes."""
-    events = bench.size(8_192, 1_024) // writers
+async def _rates(bench: Bench, rooms: Path, batch: int) -> None:
+    """Measure all numbers of writers in turns; ratios are of one round."""
+    rounds: list[dict[int, WritersRound]] = []
+    for number in range(bench.size(3, 1)):
+        order = WRITERS if number % 2 else WRITERS[::-1]
+        rounds.append({writers: await _together(bench, writers, rooms, batch) for writers in order})
+    what, told = "one at a time" if batch == 1 else f"batches of {batch}", dict[str, Any]()
+    for writers in WRITERS:
+        each = [one[writers] for one in rounds]
+        told[f"{writers} writers"] = {
+            "events_per_second": spread([one.rate for one in each]),
+            "of_one_writer": spread([one[writers].rate / one[1].rate for one in rounds], digits=2),
+            "cores_python": spread([one.python for one in each], digits=3),
+            "cores_backends": spread([one.backends for one in each], digits=3),
+            "cores_background": spread([one.background for one in each], digits=3),
+        }
+    bench.results[what] = told
+    bench.write()
+    columns = list(next(iter(told.values())))
+    rows = [[name, *(one[key]["median"] for key in columns)] for name, one in told.items()]
+    show(f"{what}: medians, all writers together", ["", *columns], rows)
+
+
+def _rooms(events: int) -> list[list[str]]:
+    """Return rooms with so many events after their base; each process gets as many rooms."""
+    rooms: list[list[str]] = []
+    left = dict.fromkeys(range(max(WRITERS)), ROOMS // max(WRITERS))
+    seed = SEED
+    while len(rooms) < ROOMS:
+        room = generate_room(SHAPES["small_chat"], BASE_EVENTS + events, seed=seed)
+        seed += 1
+        if left[whose := owner(room.room_id, max(WRITERS))]:
+            left[whose] -= 1
+            rooms.append([event.pdu.decode() for event in room])
+    return rooms
+
+
+async def _together(bench: Bench, writers: int, rooms: Path, batch: int) -> WritersRound:
+    """Return the rate of so many processes."""
     async with bench.database() as dsn:
-        processes = [await _process(dsn, number, events) for number in range(writers)]
-        for process in processes:
+        started = [
+            await _process(dsn, f"{number}/{writers}", str(rooms), str(batch))
+            for number in range(writers)
+        ]
+        for process in started:
             await _hear(process, "ready")
-        start = time.perf_counter()
-        for process in processes:
-            _pipe(process.stdin).write(b"go\n")
-        for process in processes:
-            await _hear(process, "done")
-        took = time.perf_counter() - start
-        for process in processes:
+        with spent(bench.server) as used:
+            for process in started:
+                _pipe(process.stdin).write(b"go\n")
+            said = [await _hear(process, "done") for process in started]
+        for process in started:
             await process.communicate()
-    return events * writers / took
-
-
-async def _process(dsn: str, number: int, events: int) -> asyncio.subprocess.Process:
-    arguments = ["-m", "benchmarks.writers", dsn, str(number), str(events)]
-    return await asyncio.create_subprocess_exec(
-        sys.executable, *arguments, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
+    events, seconds = sum(float(one[0]) for one in said), sum(float(one[1]) for one in said)
+    clock = used.clock
+    return WritersRound(
+        events / clock, seconds / clock, used.backends / clock, used.background / clock
     )
 
 
-async def _hear(process: asyncio.subprocess.Process, word: str) -> None:
-    heard = (await _pipe(process.stdout).readline()).decode().strip()
-    if heard != word:
-        raise RuntimeError(f"a writer said {heard!r} instead of {word!r}")
+async def _process(*arguments: str) -> asyncio.subprocess.Process:
+    return await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "benchmarks.writers", *arguments),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+    )
+
+
+async def _hear(process: asyncio.subprocess.Process, word: str) -> list[str]:
+    line: bytes = await _pipe(process.stdout).readline()
+    heard = line.decode().split()
+    if heard[:1] != [word]:
+        raise RuntimeError(f"a writer said {heard} instead of {word!r}")
+    return heard[1:]
 
 
 def _pipe(end: Any) -> Any:
@@ -133,38 +194,43 @@ async def _linear(store: storage.Store, position: int) -> None:
 # one of the writers
 
 
-async def write(dsn: str, number: int, events: int) -> None:
-    """Prepare, report it, wait for the start, append, report it."""
-    each = events // ROOMS
-    rooms = [
-        [
-            event.pdu
-            for event in generate_room(
-                SHAPES["small_chat"], BASE_EVENTS + each, seed=SEED + ROOMS * number + room
-            )
-        ]
-        for room in range(ROOMS)
+def own_rooms(number: int, writers: int, file: str) -> list[list[bytes]]:
+    """Return the rooms of one of the processes."""
+    rooms = json.loads(Path(file).read_text())
+    return [
+        [pdu.encode() for pdu in room]
+        for room in rooms
+        if owner(json.loads(room[0])["room_id"], writers) == number
     ]
+
+
+async def write(dsn: str, number: int, own: list[list[bytes]], batch: int) -> None:
+    """Store the bases of this process' rooms, report it, wait for the start, append, report it."""
     async with storage.open(dsn, server_name="s1.test", instance_name=f"w{number}") as store:
-        for room in rooms:
+        for room in own:
             await store.append(room[:BASE_EVENTS])
+        await store.database.prepared.done()
         _say("ready")
         await asyncio.to_thread(sys.stdin.readline)
-        await asyncio.gather(*(_append_all(store, room[BASE_EVENTS:]) for room in rooms))
-        _say("done")
+        began = time.process_time()
+        rests = [room[BASE_EVENTS:] for room in own]
+        await asyncio.gather(*(_append_all(store, rest, batch) for rest in rests))
+        _say(f"done {sum(map(len, rests))} {time.process_time() - began}")
+        await asyncio.to_thread(sys.stdin.readline)  # until the backends have been looked at
 
 
-async def _append_all(store: storage.Store, pdus: Sequence[bytes]) -> None:
-    for pdu in pdus:
-        [result] = await store.append([pdu])
-        if result.outcome not in {"stored", "soft_failed"}:
-            raise RuntimeError(f"not stored: {result}")
+async def _append_all(store: storage.Store, pdus: Sequence[bytes], batch: int) -> None:
+    for at in range(0, len(pdus), batch):
+        for result in await store.append(pdus[at : at + batch]):
+            if result.outcome not in {"stored", "soft_failed"}:
+                raise RuntimeError(f"not stored: {result}")
 
 
-def _say(word: str) -> None:
-    sys.stdout.write(f"{word}\n")
+def _say(words: str) -> None:
+    sys.stdout.write(f"{words}\n")
     sys.stdout.flush()
 
 
 if __name__ == "__main__":
-    asyncio.run(write(sys.argv[1], int(sys.argv[2]), int(sys.argv[3])))
+    which, all_of = map(int, sys.argv[2].split("/"))
+    asyncio.run(write(sys.argv[1], which, own_rooms(which, all_of, sys.argv[3]), int(sys.argv[4])))
