@@ -5,10 +5,10 @@ of a set is the union. An event in the cover has a position on a chain. It reach
 positions, and the targets of the links of its chain up to its own position. Other events (messages,
 rejected events) are loose: their auth events are walked until one has a position.
 
-Statements with thousands of numbers take them as arrays made inside (`ANY(ARRAY(SELECT …))`). That
-is one ordered pass over an index, instead of a descent for each number. The joined rows are in the
-same order, so that they are merged and not hashed. Statements that begin with a few events go from
-row to row by index, even if the planner has statistics of small tables (`OFFSET 0`).
+Statements with thousands of numbers take them as arrays made inside (`ANY(ARRAY(SELECT …))`): one
+ordered pass over an index, instead of a descent for each number. The joined rows are in the same
+order, so they are merged, not hashed. Statements that begin with a few events go from row to row by
+index, whatever the planner's statistics say (`OFFSET 0`).
 
 Source: server-server API, auth chain; room versions, state resolution v2, auth difference.
 """
