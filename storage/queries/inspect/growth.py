@@ -52,10 +52,13 @@ ORDER BY place
 """
 
 SQL_COUNTED: Final[LiteralString] = """
-SELECT r.room_id, count(*)::float8 AS events, sum(octet_length(e.json))::float8 AS stored_bytes
+SELECT r.room_id, count(*)::float8 AS events,
+    count(*) FILTER (WHERE e.backfilled)::float8 AS history,
+    sum(octet_length(e.json))::float8 AS stored_bytes
 FROM events e
 JOIN rooms r USING (room_nid)
 WHERE e.stream_ordering >= $1::bigint AND e.stream_ordering < $2::bigint
+    AND ($4::text IS NULL OR r.room_id = $4::text)
 GROUP BY r.room_id
 ORDER BY events DESC, r.room_id
 LIMIT $3::bigint
@@ -64,16 +67,21 @@ LIMIT $3::bigint
 SQL_SAMPLED: Final[LiteralString] = """
 WITH sample AS MATERIALIZED (  -- spread over the range, at a varying distance
     SELECT $1::bigint + floor((n + (hashint4(n) & 1023) / 1024.0)
-        * (($2::bigint - $1::bigint)::float8 / $4::int))::bigint AS position
-    FROM generate_series(0, $4::int - 1) AS n
+        * (($2::bigint - $1::bigint)::float8 / $5::int))::bigint AS position
+    FROM generate_series(0, $5::int - 1) AS n
 )
-SELECT r.room_id, count(*) * (($2::bigint - $1::bigint)::float8 / $4::int) AS events,
-    sum(octet_length(e.json)) * (($2::bigint - $1::bigint)::float8 / $4::int) AS stored_bytes
+SELECT r.room_id, count(*) * (($2::bigint - $1::bigint)::float8 / $5::int) AS events,
+    count(*) FILTER (WHERE e.backfilled) * (($2::bigint - $1::bigint)::float8 / $5::int) AS history,
+    sum(octet_length(e.json)) * (($2::bigint - $1::bigint)::float8 / $5::int) AS stored_bytes
 FROM sample
 CROSS JOIN LATERAL (  -- one by one
-    SELECT e.room_nid, e.json FROM events e WHERE e.stream_ordering = sample.position OFFSET 0
+    SELECT e.room_nid, e.backfilled, e.json
+    FROM events e
+    WHERE e.stream_ordering = sample.position
+    OFFSET 0
 ) AS e
 JOIN rooms r USING (room_nid)
+WHERE $4::text IS NULL OR r.room_id = $4::text
 GROUP BY r.room_id
 ORDER BY events DESC, r.room_id
 LIMIT $3::bigint
@@ -96,10 +104,15 @@ ORDER BY 1
 
 
 class RoomGrowthRow(NamedTuple):
-    """The events of a room in a period, and their bytes as stored."""
+    """The events of a room in a period, and their bytes as stored.
+
+    ``history`` of the ``events`` were fetched later, to fill a gap or to page back. The others are
+    new.
+    """
 
     room_id: RoomId
     events: float
+    history: float
     stored_bytes: float
 
 
@@ -128,16 +141,23 @@ async def positions_at(conn: Connection, times_ms: Sequence[int]) -> list[int]:
 
 
 async def room_growth(
-    conn: Connection, first: int, end: int, *, limit: int = 50, samples: int = SAMPLES
+    conn: Connection,
+    first: int,
+    end: int,
+    *,
+    room_id: RoomId | None = None,
+    limit: int = 50,
+    samples: int = SAMPLES,
 ) -> PeriodGrowth:
     """Return the rooms with most events at the positions from ``first`` up to ``end``, without it.
 
-    Outliers have no position and do not count.
+    ``room_id``: return this room alone. Outliers have no position and do not count.
     """
+    given = first, end, limit, room_id
     if end - first <= samples:
-        rooms = await conn.fetch(SQL_COUNTED, first, end, limit, row=RoomGrowthRow)
+        rooms = await conn.fetch(SQL_COUNTED, *given, row=RoomGrowthRow)
         return PeriodGrowth(max(end - first, 0), is_exact=True, rooms=rooms)
-    rooms = await conn.fetch(SQL_SAMPLED, first, end, limit, samples, row=RoomGrowthRow)
+    rooms = await conn.fetch(SQL_SAMPLED, *given, samples, row=RoomGrowthRow)
     return PeriodGrowth(end - first, is_exact=False, rooms=rooms)
 
 

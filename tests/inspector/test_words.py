@@ -1,0 +1,40 @@
+"""What a page says to a reader who does not know the store: words, next steps, the same numbers."""
+
+import re
+from html import unescape
+
+from storage import Store
+from storage.ids import RoomId
+from storage.queries.inspect import growth
+from storage.queries.inspect.lines import lines_by_id
+from storage.testing import build_room, deliver_with_gap
+from tests.inspector.served import Served
+from tests.inspector.test_reads import ask
+from tests.maintenance.rooms import LIVELY, deliver
+
+
+def words(html: str) -> str:
+    """The text of a page in one line."""
+    return " ".join(unescape(re.sub(r"<[^>]*>", " ", html)).split())
+
+
+async def test_growth_splits_new_events_and_history(store: Store, site: Served) -> None:
+    room = build_room(LIVELY, 90, seed=1, sign=False)
+    await deliver(store, deliver_with_gap(room, 40, 60))
+    stored = await store.events([event.event_id for event in room.events])
+    arrived = [event for event in stored.values() if event.stream_ordering is not None]
+    lines = await ask(store, lines_by_id, [event.event_id for event in arrived])
+    history = [line for line in lines.values() if line.backfilled]
+    assert history
+    both = f'data-events="{len(arrived)}" data-history="{len(history)}"'
+    of_all = await site.get("/growth")
+    assert both in of_all.text
+    of_room = await site.get("/room/growth", id=room.room_id)
+    assert both in of_room.text
+    new = len(arrived) - len(history)
+    assert f"{len(arrived)} events arrived: {new} new and {len(history)} of older history" in words(
+        of_room.text
+    )
+    assert f'data-value="{new}"' in of_room.text
+    other = await ask(store, growth.room_growth, 1, 10_000, room_id=RoomId("!other:s1.test"))
+    assert other.rooms == []
