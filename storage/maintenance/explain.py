@@ -21,6 +21,7 @@ from storage.database.placeholders import compose
 from storage.errors import InvalidIdentifier, UnknownEvent
 from storage.event import load
 from storage.ids import EventId, ServerName, UserId
+from storage.queries.inspect.search import is_known
 from storage.queries.visible_events import visible_to_server, visible_to_user
 from storage.visibility import server_may_see, user_may_see
 
@@ -158,10 +159,6 @@ JOIN event_types t USING (type_nid)
 WHERE p.name = $1::text AND a.room_nid = 0 AND t.type = 'm.ignored_user_list'
 """
 
-SQL_KNOWN: Final[LiteralString] = """
-SELECT EXISTS (SELECT FROM principals WHERE name = $1::text)
-"""
-
 SCANNED_MAX: Final = 20_000
 """Events that are looked at for a join that the visibility table does not know."""
 
@@ -181,7 +178,8 @@ class Explanation:
     States are as (before, after); None stands for a missing event. ``joined_later``: the user is
     joined now, or joined after the event (the sentence has the id of that join). ``ignored``: the
     user ignores the sender, by their account data m.ignored_user_list, so clients do not get the
-    event though it is visible.
+    event though it is visible. ``known``: an event by or about the user is stored, or the server
+    was in a stored room. False may be a mistake in writing, and the sentence says so.
     """
 
     event_id: EventId
@@ -192,6 +190,7 @@ class Explanation:
     membership: tuple[str | None, str | None]
     joined_later: bool
     ignored: bool = False
+    known: bool = True
 
     def __str__(self) -> str:
         return self.sentence
@@ -261,9 +260,9 @@ async def explain_visibility(conn: Connection, event_id: EventId, principal: str
     row = await conn.fetchrow(SQL_EXPLAINED, event_id, row=ExplainedRow)
     if row is None:
         raise UnknownEvent(event_id)
-    is_user = principal.startswith("@")
+    is_user, known = principal.startswith("@"), await is_known(conn, principal)
     if not is_user:
-        await _check_server(conn, principal)
+        _check_server(principal, is_known=known)
     facts = await _facts(conn, row, principal, is_user=is_user)
     refused = _flags(row, is_user=is_user)
     if refused is None and facts.is_forgotten and "world_readable" not in facts.visibilities:
@@ -276,6 +275,8 @@ async def explain_visibility(conn: Connection, event_id: EventId, principal: str
         parts.append("It gets the redacted form.")
     if await _by_table(conn, event_id, principal, is_user=is_user) != visible:
         parts.append("The visibility table says otherwise: run `room-storage verify --repair`.")
+    if not known:
+        parts.append(_unknown(principal, is_user=is_user))
     return Explanation(
         event_id,
         principal,
@@ -285,7 +286,15 @@ async def explain_visibility(conn: Connection, event_id: EventId, principal: str
         facts.memberships,
         joined_later,
         facts.is_ignored,
+        known,
     )
+
+
+def _unknown(principal: str, *, is_user: bool) -> str:
+    """Return the sentence that warns of a mistake in writing."""
+    if is_user:
+        return f"No event by or about {principal} is stored here: check the spelling."
+    return f"No stored room has had a member of {principal}: check the spelling."
 
 
 def _remarks(row: ExplainedRow, facts: RuleInputs, *, visible: bool, is_user: bool) -> list[str]:
@@ -305,12 +314,12 @@ def _remarks(row: ExplainedRow, facts: RuleInputs, *, visible: bool, is_user: bo
     return remarks
 
 
-async def _check_server(conn: Connection, name: str) -> None:
+def _check_server(name: str, *, is_known: bool) -> None:
     """Raise `InvalidIdentifier` for a name that looks like the local part of a user id.
 
     A host name may have no dot, but then a room knows it.
     """
-    if not re.search(r"[.:]", name) and not await conn.fetchval(SQL_KNOWN, name):
+    if not re.search(r"[.:]", name) and not is_known:
         raise InvalidIdentifier(
             name, "no server of this name is known here; a user id is @localpart:server"
         )

@@ -237,7 +237,8 @@ async def test_three_questions_in_three_clicks(
     await click("form.why button", "/why")
     assert await browser.text("#sentence") == (
         f"{BOB} may not see {furnished.merge.event_id}: the history visibility was shared, "
-        "and they were not members, and they never joined later."
+        "and they were not members, and they never joined later. "
+        f"No event by or about {BOB} is stored here: check the spelling."
     )
     await browser.open(site.url)  # which fork did the merge prefer, and why: two clicks
     await click(f"tr[data-room='{fork.room_id}'] a", "/room")

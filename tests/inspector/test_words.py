@@ -7,10 +7,12 @@ from storage import Store
 from storage.ids import RoomId
 from storage.queries.inspect import growth
 from storage.queries.inspect.lines import lines_by_id
-from storage.testing import build_room, deliver_with_gap
+from storage.testing import RoomBuilder, build_room, deliver_with_gap
 from tests.inspector.served import Served
 from tests.inspector.test_reads import ask
-from tests.maintenance.rooms import LIVELY, deliver
+from tests.maintenance.rooms import LIVELY, SERVER, deliver
+
+ALICE, INVITED = f"@alice:{SERVER}", f"@invited:{SERVER}"
 
 
 def words(html: str) -> str:
@@ -38,3 +40,23 @@ async def test_growth_splits_new_events_and_history(store: Store, site: Served) 
     assert f'data-value="{new}"' in of_room.text
     other = await ask(store, growth.room_growth, 1, 10_000, room_id=RoomId("!other:s1.test"))
     assert other.rooms == []
+
+
+async def test_a_user_or_server_that_nobody_knows(store: Store, site: Served) -> None:
+    room = RoomBuilder("11", seed=1)
+    room.start(ALICE)
+    room.invite(ALICE, INVITED)
+    await store.append(room.pdus)
+    event_id = room.events[-1].event_id
+    for reader, is_known in [
+        (ALICE, True),
+        (INVITED, True),  # only named by an event
+        (f"@alise:{SERVER}", False),
+        (SERVER, True),
+        ("nowhere.example", False),
+    ]:
+        why = words((await site.get("/why", event=event_id, reader=reader)).text)
+        assert ("check the spelling" in why) != is_known, reader
+        if reader.startswith("@"):
+            user = words((await site.get("/user", id=reader)).text)
+            assert ("check the spelling" in user) != is_known, reader

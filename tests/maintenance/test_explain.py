@@ -85,6 +85,7 @@ async def test_the_reasons(store: Store) -> None:
     )
     assert (await said(early, "nowhere.test")).endswith(
         f": {shared}, and the server was never joined to the room."
+        " No stored room has had a member of nowhere.test: check the spelling."
     )
 
 

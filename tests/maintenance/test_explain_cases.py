@@ -41,8 +41,11 @@ class Case:
         assert "table says otherwise" not in explained.sentence
         may = "may see" if explained.visible else "may not see"
         beginning = f"{reader} {may} {event_id}: "
+        unknown = f" No event by or about {reader} is stored here: check the spelling."
         assert explained.sentence.startswith(beginning)
-        return explained.sentence.removeprefix(beginning)
+        assert explained.sentence.endswith(unknown) != explained.known
+        assert explained.known or reader == NEVER
+        return explained.sentence.removeprefix(beginning).removesuffix(unknown)
 
 
 @pytest.mark.parametrize(
@@ -65,6 +68,7 @@ async def test_a_reader_by_membership(
         return f"{was}." if others is None else f"{was}, and they were {membership}{others}."
 
     assert await case.sentence(store, NEVER) == expected("not members")
+    assert not (await store.explain_visibility(case.event.event_id, NEVER)).known
     assert await case.sentence(store, LEFT) == expected("gone")
     assert await case.sentence(store, BANNED) == expected("banned")
     if visibility == "invited":

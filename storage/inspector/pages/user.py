@@ -1,6 +1,6 @@
 """A user: rooms, the audiences of each as ranges on a line, and what a sync would return.
 
-Reads: `Store.memberships_of`, `Store.sync`; `storage.queries.inspect.audiences`.
+Reads: `Store.memberships_of`, `Store.sync`; `audiences` and `search` of `storage.queries.inspect`.
 """
 
 from collections.abc import Sequence
@@ -12,6 +12,7 @@ from storage import arguments as args
 from storage.ids import RoomId, UserId, server_name_of
 from storage.inspector.visit import Visit
 from storage.queries.inspect.audiences import PrincipalRangeRow, audience_ranges
+from storage.queries.inspect.search import is_known
 from storage.queries.sync.types import JoinedRoom
 
 ROOMS_SHOWN: Final = 100
@@ -33,6 +34,7 @@ async def page(visit: Visit) -> Response:
         "user.html",
         user_id=user_id,
         is_local=is_local,
+        is_known=await visit.read(is_known, user_id),
         rooms=[(room_id, memberships[room_id]) for room_id in rooms],
         room_count=len(memberships),
         lines={room_id: _line(room_id, ranges) for room_id in rooms},
