@@ -1,4 +1,4 @@
-"""An error as a page, in one sentence with the next step.
+"""An error as a page: its cause, the next step, and the form with what was entered.
 
 While the database does not answer, the page is loaded again by itself. So it recovers without a
 click, also without JavaScript.
@@ -40,7 +40,7 @@ class Failure(NamedTuple):
 NOT_STORED: Final = Failure(
     404, "It is not stored here", "Check the id. A purge, or a room that was left, removes events."
 )
-INPUT: Final = Failure(400, "This cannot be shown", "Change the address, or search again.")
+INPUT: Final = Failure(400, "This cannot be shown", "Correct the entry, and try again.")
 DOWN: Final = Failure(
     503,
     "The database does not answer",

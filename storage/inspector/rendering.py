@@ -111,6 +111,7 @@ def environment() -> Environment:
         "moment": text.moment,
         "number": text.number,
         "pretty": pretty,
+        "sentence": text.sentence,
         "short": text.shortened,
         "size": text.size,
     }

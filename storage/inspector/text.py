@@ -55,6 +55,11 @@ def shortened(text: str, length: int = 14) -> str:
     return text if len(text) <= length else f"{text[:length]}…"
 
 
+def sentence(text: str) -> str:
+    """Return text with a capital, and a full stop if it has no end."""
+    return f"{text[:1].upper()}{text[1:]}{'' if text.endswith(('.', '!', '?')) else '.'}"
+
+
 def number(value: float) -> str:
     """Return a number with thousands separators."""
     return f"{value:,.0f}"

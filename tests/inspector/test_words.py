@@ -1,7 +1,7 @@
 """What a page says to a reader who does not know the store: words, next steps, the same numbers."""
 
 import re
-from html import unescape
+from html import escape, unescape
 
 from storage import Store
 from storage.ids import RoomId
@@ -60,3 +60,35 @@ async def test_a_user_or_server_that_nobody_knows(store: Store, site: Served) ->
         if reader.startswith("@"):
             user = words((await site.get("/user", id=reader)).text)
             assert ("check the spelling" in user) != is_known, reader
+
+
+async def test_a_failure_keeps_what_was_entered(store: Store, site: Served) -> None:
+    room = RoomBuilder("11", seed=1)
+    room.start(ALICE)
+    await store.append(room.pdus)
+    event_id = room.events[-1].event_id
+    for path, given, cause in [
+        ("/why", {"event": "$nonsense", "reader": ALICE}, "Unknown event $nonsense."),
+        ("/why", {"event": event_id, "reader": "bob"}, "no server of this name is known here"),
+        ("/resolution", {"event": "$nonsense"}, "Unknown event $nonsense."),
+        ("/event", {"id": '$"><b>'}, 'Unknown event $"><b>.'),
+        ("/room", {"id": "nothing"}, "a room id begins with !"),
+    ]:
+        answer = await site.get(path, **given)
+        assert answer.status in {400, 404}
+        [box] = re.findall(r'id="failure"[^>]*>(.*?)</p>', answer.text)
+        assert cause in unescape(box), box
+        main = answer.text[answer.text.index("<main") :]
+        assert re.findall(r'<input[^>]* value="([^"]*)"', main) == [
+            escape(value, quote=True).replace("&quot;", "&#34;") for value in given.values()
+        ]
+        assert "address" not in words(main)
+
+
+async def test_a_room_in_the_field_of_a_merge(site: Served) -> None:
+    answer = await site.get("/resolution", event=" !room:s1.test ")
+    assert (answer.status, answer.headers["Location"]) == (
+        303,
+        "/room?id=%21room%3As1.test#merges",
+    )
+    assert (await site.get("/resolution", event="!")).status == 400

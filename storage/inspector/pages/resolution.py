@@ -5,8 +5,9 @@ Reads: `storage.queries.inspect.resolution`; the sentences are those of `reasons
 
 from typing import Final
 
-from starlette.responses import Response
+from starlette.responses import RedirectResponse, Response
 
+from storage.inspector.headers import data_headers
 from storage.inspector.visit import Visit
 from storage.queries.inspect.lines import lines_by_id
 from storage.queries.inspect.reasons import verdict
@@ -18,7 +19,13 @@ EVENTS_SHOWN: Final = 500
 
 
 async def page(visit: Visit) -> Response:
-    """Show the resolution of the state before an event, or of the state of a room now."""
+    """Show the resolution of the state before an event, or of the state of a room now.
+
+    The form takes a room id, too: it leads to the merges of the room.
+    """
+    if (visit.text("event") or "").startswith("!"):
+        merges = f"{visit.links('/room', id=visit.room('event'))}#merges"
+        return RedirectResponse(merges, 303, data_headers())
     event_id = None if visit.text("event") is None else visit.event("event")
     found = (
         await visit.read(resolution_now, visit.room("room"))
