@@ -203,7 +203,8 @@ async def test_a_resolution(store: Store, furnished: Furnished, browser: Browser
     left, right = furnished.fork.left.heads[0], furnished.fork.right.heads[0]
     await browser.open(furnished.site.address("/resolution", event=merge))
     assert await browser.text("#sentence") == (
-        f"The merge preferred the branch of {right}: it won 1 of 1 conflicted key."
+        "The merge preferred branch 2: it won 1 of 1 conflicted key. "
+        f"{MOD}'s m.room.topic won over {ADMIN}'s: same power levels event, later claimed time."
     )
     assert await browser.values("#confirmed", "confirmed") == ["yes"]
     assert set(await browser.values("[data-tip]", "tip")) == {left, right}
@@ -243,7 +244,7 @@ async def test_three_questions_in_three_clicks(
     await browser.open(site.url)  # which fork did the merge prefer, and why: two clicks
     await click(f"tr[data-room='{fork.room_id}'] a", "/room")
     await click(f"[data-merge='{furnished.merge.event_id}'] a", "/resolution")
-    assert "is later by its claimed time" in await browser.text(".key-reason .why")
+    assert "has the later claimed time" in await browser.text(".key-reason .why")
     await browser.open(site.url)  # what grew this week: one click
     await click(".questions a.button", "/growth")
     most = (await ask(store, growth_query.room_growth, 1, 10_000)).rooms[0]

@@ -83,16 +83,34 @@ async def test_the_later_topic_wins(store: Store) -> None:
     second = fork.right.topic(MOD, "second", ts=2_000)
     _, said = await fork.merged(store)
     a, b = first.event_id, second.event_id
-    assert said.sentence == f"The merge preferred the branch of {b}: it won 1 of 1 conflicted key."
+    assert said.sentence == (
+        "The merge preferred branch 2: it won 1 of 1 conflicted key. "
+        f"{MOD}'s m.room.topic won over {ADMIN}'s: same power levels event, later claimed time."
+    )
     assert said.won == {a: 0, b: 1}
     [key] = said.keys
     assert key.key == ("m.room.topic", "")
     assert key.values == {a: a, b: b}
     assert (key.resolved, key.stored) == (b, b)
     assert key.sentence == (
-        "Both are allowed. They were sent under the same power levels, "
-        f"and {b} is later by its claimed time, so {b} was checked after {a}, and took the key."
+        "Both are allowed. Both were sent under the same power levels event, "
+        f"and {MOD}'s event has the later claimed time, "
+        f"so {MOD}'s event was checked after {ADMIN}'s event, and took the key."
     )
+
+
+async def test_claimed_times_that_are_far_apart(store: Store) -> None:
+    fork = Fork()
+    first = fork.left.topic(ADMIN, "first", ts=1_000)
+    second = fork.right.topic(ADMIN, "second", ts=20 * 86_400_000)
+    _, said = await fork.merged(store)
+    [key] = said.keys
+    assert key.headline == (
+        f"Of two m.room.topic events of {ADMIN}, {second.event_id} won: "
+        "same power levels event, later claimed time by 19 days."
+    )
+    assert "(by 19 days: a sender sets it, so a clock may be wrong)" in key.sentence
+    assert key.sentence.endswith(f"was checked after {first.event_id}, and took the key.")
 
 
 async def test_a_topic_that_the_power_levels_refuse(store: Store) -> None:
@@ -103,7 +121,8 @@ async def test_a_topic_that_the_power_levels_refuse(store: Store) -> None:
     found, said = await fork.merged(store)
     assert found.resolved[("m.room.topic", "")] == kept.event_id
     topic = next(one for one in said.keys if one.key[0] == "m.room.topic")
-    assert topic.sentence.startswith(f"{refused.event_id} was refused: {MOD} has level 0")
+    assert topic.sentence.startswith(f"{refused.event_id} of {MOD} was refused: {MOD} has level 0")
+    assert f"{MOD}'s m.room.topic was refused: {MOD} has level 0" in said.sentence
     assert topic.sentence.endswith("(event.level).")
     power = next(one for one in said.keys if one.key[0] == "m.room.power_levels")
     assert power.resolved == lowered.event_id
@@ -112,30 +131,30 @@ async def test_a_topic_that_the_power_levels_refuse(store: Store) -> None:
 
 async def test_newer_power_levels_win_over_time(store: Store) -> None:
     fork = Fork()
-    old = fork.left.topic(ADMIN, "old levels, late", ts=9_000)
+    fork.left.topic(ADMIN, "old levels, late", ts=9_000)
     fork.right.power_levels(ADMIN, users={OTHER: 1}, ts=1_000)
     new = fork.right.topic(MOD, "new levels, early", ts=2_000)
     _, said = await fork.merged(store)
     topic = next(one for one in said.keys if one.key[0] == "m.room.topic")
     assert topic.resolved == new.event_id
     assert topic.sentence == (
-        f"Both are allowed. {new.event_id} was sent under newer power levels "
-        f"(the newest against 1 before the newest), so {new.event_id} was checked after "
-        f"{old.event_id}, and took the key."
+        f"Both are allowed. {MOD}'s event was sent under a newer power levels event "
+        f"(the newest against 1 before the newest), so {MOD}'s event was checked after "
+        f"{ADMIN}'s event, and took the key."
     )
 
 
 async def test_more_power_goes_first(store: Store) -> None:
     """So the change of the weaker one, which is allowed after it, stays."""
     fork = Fork()
-    strong = fork.left.join_rules(ADMIN, "invite", ts=5_000)
+    fork.left.join_rules(ADMIN, "invite", ts=5_000)
     weak = fork.right.join_rules(MOD, "knock", ts=1_000)
     _, said = await fork.merged(store)
     [rules] = said.keys
     assert rules.resolved == weak.event_id
     assert rules.sentence == (
         f"Both are allowed. {ADMIN} has more power (level 100 against 50), and goes first, "
-        f"so {weak.event_id} was checked after {strong.event_id}, and took the key."
+        f"so {MOD}'s event was checked after {ADMIN}'s event, and took the key."
     )
 
 
@@ -147,7 +166,7 @@ async def test_a_ban_against_a_change_of_the_banned(store: Store) -> None:
     by_key = {one.key: one for one in said.keys}
     lost = by_key["m.room.topic", ""]
     assert lost.resolved is None
-    assert lost.sentence.startswith(f"{topic.event_id} was refused: ")
+    assert lost.sentence.startswith(f"{topic.event_id} of {MOD} was refused: ")
     assert "(sender.not_joined)" in lost.sentence
     assert by_key["m.room.member", MOD].resolved == ban.event_id
 

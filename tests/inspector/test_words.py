@@ -5,11 +5,13 @@ from html import escape, unescape
 
 from storage import Store
 from storage.ids import RoomId
+from storage.inspector.rendering import compact
 from storage.queries.inspect import growth
 from storage.queries.inspect.lines import lines_by_id
 from storage.testing import RoomBuilder, build_room, deliver_with_gap
 from tests.inspector.served import Served
 from tests.inspector.test_reads import ask
+from tests.inspector.test_resolution import ADMIN, MOD, OTHER, Fork, at
 from tests.maintenance.rooms import LIVELY, SERVER, deliver
 
 ALICE, INVITED = f"@alice:{SERVER}", f"@invited:{SERVER}"
@@ -91,4 +93,32 @@ async def test_a_room_in_the_field_of_a_merge(site: Served) -> None:
         303,
         "/room?id=%21room%3As1.test#merges",
     )
-    assert (await site.get("/resolution", event="!")).status == 400
+
+
+async def test_a_resolution_explains_itself(store: Store, site: Served) -> None:
+    """Content is there only if asked for; each step says why it is checked."""
+    fork = Fork(seed=7)
+    fork.left.power_levels(ADMIN, users={ADMIN: 100, MOD: 50, ALICE: 1}, ts=500)
+    left = fork.left.topic(ADMIN, "first", ts=1_000)
+    fork.left.ban(ADMIN, OTHER, ts=1_500)
+    right = fork.right.topic(MOD, "second", ts=2_000)
+    fork.room.merge(fork.left, fork.right)
+    merge = fork.room.message(ADMIN, "both")
+    await store.append(fork.room.pdus)
+    hidden = (await site.get("/resolution", event=merge.event_id)).text
+    found = await at(store, merge.event_id)
+    said = words(hidden)
+    assert "Checked: this replay and the stored state have the same values." in said
+    for number, tip in enumerate(found.tips, 1):
+        assert f"Branch {number}: {tip} " in said
+    assert found.replay is not None
+    assert len(re.findall(r"by \S+; (a value of a branch|of the auth difference)", said)) == len(
+        found.replay.steps
+    )
+    for term in ("Phase", "Level", "Mainline", "Auth difference", "Full conflicted set"):
+        assert f"<dt>{term}</dt>" in hidden
+    shown = (await site.get("/resolution", event=merge.event_id, content=1)).text
+    for event in (await store.events([left.event_id, right.event_id])).values():
+        topic = compact(event.content)
+        assert topic not in unescape(hidden)
+        assert topic in unescape(shown)

@@ -3,14 +3,16 @@
 Reads: `storage.queries.inspect.resolution`; the sentences are those of `reasons`.
 """
 
-from typing import Final
+from collections.abc import Sequence
+from typing import Any, Final
 
 from starlette.responses import RedirectResponse, Response
 
 from storage.inspector.headers import data_headers
+from storage.inspector.pages.room import contents_of
 from storage.inspector.visit import Visit
 from storage.queries.inspect.lines import lines_by_id
-from storage.queries.inspect.reasons import verdict
+from storage.queries.inspect.reasons import KeyReason, verdict
 from storage.queries.inspect.resolution import resolution_at, resolution_now
 
 STEPS_SHOWN: Final = 500
@@ -32,16 +34,28 @@ async def page(visit: Visit) -> Response:
         if event_id is None
         else await visit.read(resolution_at, event_id)
     )
-    said, replay = verdict(found), found.replay
+    said, replay, content = verdict(found), found.replay, visit.content()
+    keys = said.keys[:KEYS_SHOWN]
     return visit.render(
         "resolution.html",
         event_id=event_id,
         found=found,
         verdict=said,
-        keys=said.keys[:KEYS_SHOWN],
+        keys=keys,
+        contents=await _contents(visit, keys) if content else {},
+        shown_content=content,
+        of_branches=set().union(*(() if replay is None else replay.conflicted.values())),
         steps=[] if replay is None else replay.steps[:STEPS_SHOWN],
+        difference_ids=frozenset() if replay is None else replay.difference,
         full=[] if replay is None else sorted(replay.full)[:EVENTS_SHOWN],
         full_count=0 if replay is None else len(replay.full),
         difference=[] if replay is None else sorted(replay.difference)[:EVENTS_SHOWN],
         tips=await visit.read(lines_by_id, found.tips),
     )
+
+
+async def _contents(visit: Visit, keys: Sequence[KeyReason]) -> dict[str, Any]:
+    """Return the contents of the values that are shown."""
+    values = {value for one in keys for value in one.values.values() if value is not None}
+    lines = await visit.read(lines_by_id, sorted(values))
+    return await contents_of(visit, list(lines.values()))
