@@ -85,6 +85,16 @@ def moment(ms: int | None) -> str:
         return f"{ms} ms"
 
 
+def day(ms: int) -> str:
+    """Return the day of a time in UTC."""
+    return moment(ms)[:10]
+
+
+def percent(part: float, whole: float) -> str:
+    """Return a share with one decimal, rounded down: 12.3 %."""
+    return f"{int(1000 * part / whole) / 10 if whole else 0.0} %"
+
+
 def duration(ms: float) -> str:
     """Return a length of time in its largest unit: 3 days, 2 hours, 1 minute."""
     seconds = int(ms / 1000)

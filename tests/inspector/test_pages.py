@@ -266,7 +266,7 @@ async def test_growth(store: Store, furnished: Furnished, browser: Browser) -> N
     assert await browser.faults() == []
     await browser.open(furnished.site.address("/room/growth", id=furnished.fork.room.room_id))
     weeks = await browser.values("#weeks [data-value]", "value")
-    assert weeks == ["0"] * 11 + [str(len(furnished.fork.room.events))]
+    assert weeks == [str(len(furnished.fork.room.events))] + ["0"] * 11
     assert await browser.faults() == []
 
 

@@ -10,7 +10,13 @@ from starlette.responses import Response
 
 from storage.inspector.pages.room import line_of
 from storage.inspector.visit import Visit
-from storage.queries.inspect.growth import WEEK_MS, positions_at, room_growth, room_weeks
+from storage.queries.inspect.growth import (
+    WEEK_MS,
+    positions_at,
+    room_growth,
+    room_weeks,
+    week_begins,
+)
 from storage.queries.inspect.key_history import SCANNED_MAX, key_history
 from storage.queries.inspect.lines import outliers
 
@@ -57,16 +63,15 @@ async def weeks(visit: Visit) -> Response:
     """Show the new events of each of the last weeks, and what else arrived in this week."""
     room_id = visit.room()
     room = await line_of(visit, room_id)
-    now = time.time_ns() // 1_000_000
-    begins = [now - (WEEKS - number) * WEEK_MS for number in range(WEEKS)]
-    *boundaries, end = await visit.read(positions_at, [*begins, now + WEEK_MS])
+    begins = week_begins(time.time_ns() // 1_000_000, WEEKS)
+    *boundaries, end = await visit.read(positions_at, [*begins, begins[-1] + 2 * WEEK_MS])
     counts = await visit.read(room_weeks, room_id, boundaries)
     this_week = await visit.read(room_growth, boundaries[-1], end, room_id=room_id)
     return visit.render(
         "weeks.html",
         room=room,
         room_id=room_id,
-        weeks=list(zip(begins, counts, strict=True)),
+        weeks=list(zip(begins, counts, strict=True))[::-1],
         most=max((count or 0 for count in counts), default=0),
         this_week=this_week.rooms[0] if this_week.rooms else None,
         is_exact=this_week.is_exact,

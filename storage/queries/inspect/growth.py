@@ -135,6 +135,16 @@ class WeekRow(NamedTuple):
     events: int
 
 
+def week_begins(now_ms: int, weeks: int) -> list[int]:
+    """Return when each of the last weeks begins, the latest last, in milliseconds.
+
+    A week is seven days of UTC. The last one ends with today, so all that arrives on one day is
+    counted from the same times.
+    """
+    tomorrow = (now_ms // DAY_MS + 1) * DAY_MS
+    return [tomorrow - (weeks - number) * WEEK_MS for number in range(weeks)]
+
+
 async def positions_at(conn: Connection, times_ms: Sequence[int]) -> list[int]:
     """Return for each time the first position of an event that arrived then or later."""
     return await conn.fetchvals(SQL_POSITIONS_AT, list(times_ms))
