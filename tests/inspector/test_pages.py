@@ -193,8 +193,7 @@ async def test_who_may_see_an_event(store: Store, furnished: Furnished, browser:
         explained = await store.explain_visibility(event_id, reader)
         assert await browser.text("#sentence") == explained.sentence
         facts = dict(await browser.run(FACTS))
-        assert facts["membership_before"] == (explained.membership[0] or "none")
-        assert facts["joined_later"] == ("yes" if explained.joined_later else "no")
+        assert facts["visibility_before"] == (explained.history_visibility[0] or "not set: shared")
         assert await browser.faults() == []
 
 

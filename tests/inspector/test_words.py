@@ -155,3 +155,30 @@ async def test_a_share_is_that_of_the_week(store: Store, site: Served) -> None:
     assert shares == [percent(row.events, positions) for row in found.rooms]
     assert len(shares) == 2
     assert (percent(999, 1_000), percent(2, 3), percent(1, 0)) == ("99.9 %", "66.6 %", "0.0 %")
+
+
+async def test_one_word_for_one_thing(store: Store, site: Served) -> None:
+    room = RoomBuilder("11", seed=1)
+    room.start(ALICE)
+    await store.append(room.pdus)
+    event_id = room.events[-1].event_id
+    pages = [
+        await site.get("/"),
+        await site.get("/room", id=room.room_id),
+        await site.get("/why", event=event_id, reader=ALICE),
+        await site.get("/why", event=event_id, reader="s2.test"),
+        await site.get("/resolution", event=event_id),
+    ]
+    first, of_room, user, server, _ = said = [words(page.text) for page in pages]
+    for text in said:
+        assert not re.search(r"\bforks?\b|Reader\b|\bKeys\b|seen by|To show it", text)
+        assert "in the log you are tester" in text
+    for text in (first, of_room):
+        for term in ("Forward extremity", "Gap", "Outlier", "Longest path"):
+            assert f"{term} A" in text or f"{term} The" in text
+        assert "Content is hidden. Showing it is logged." in text
+    explained = await store.explain_visibility(event_id, ALICE)
+    before, after = explained.membership
+    assert f"Membership {before} before the event, {after} after it; joined later" in user
+    assert "Membership none before the event, none after it" in server
+    assert "joined later" not in server.partition("Membership")[2]
