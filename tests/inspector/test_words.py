@@ -4,6 +4,9 @@ import re
 import time
 from datetime import UTC, datetime
 from html import escape, unescape
+from urllib.parse import quote
+
+import pytest
 
 from storage import Store
 from storage.ids import RoomId
@@ -12,6 +15,7 @@ from storage.inspector.text import day, moment, percent
 from storage.queries.inspect import growth
 from storage.queries.inspect.lines import lines_by_id
 from storage.testing import RoomBuilder, build_room, deliver_with_gap
+from tests.inspector.browser import Browser, needs_browser
 from tests.inspector.served import Served
 from tests.inspector.test_reads import ask
 from tests.inspector.test_resolution import ADMIN, MOD, OTHER, Fork, at
@@ -182,3 +186,46 @@ async def test_one_word_for_one_thing(store: Store, site: Served) -> None:
     assert f"Membership {before} before the event, {after} after it; joined later" in user
     assert "Membership none before the event, none after it" in server
     assert "joined later" not in server.partition("Membership")[2]
+
+
+async def test_what_to_look_at_next(store: Store, site: Served) -> None:
+    room = RoomBuilder("11", seed=1)
+    room.start(ALICE, history_visibility="joined")
+    message = room.message(ALICE)
+    await store.append(room.pdus)
+    outlier = RoomBuilder("11", seed=2)
+    outlier.start(ALICE)
+    await store.append(outlier.pdus, origin="outlier")
+    key = ("m.room.history_visibility", "")
+    set_by = (await store.state_before(message.event_id))[key]
+    page = (await site.get("/why", event=message.event_id, reader=INVITED)).text
+    links = [unescape(one) for one in re.findall(r'<a[^>]* href="([^"]*)"', page)]
+    id_of = quote(message.event_id, safe="")
+    for wanted in (
+        "/",
+        f"/event?id={id_of}#readers",
+        f"/state?event={id_of}&when=before&q=m.room.member",
+        f"/event?id={quote(set_by, safe='')}",
+    ):
+        assert wanted in links
+        assert (await site.send("GET", site.url + wanted.partition("#")[0])).status == 200
+    assert ">Home</a>" in page
+    first = (await site.get("/why", event=room.events[0].event_id, reader=ALICE)).text
+    assert "No event had set the history visibility before it" in words(first)
+    last = outlier.events[-1].event_id
+    assert (await site.get("/why", event=last, reader=ALICE)).status == 200
+
+
+@pytest.mark.xdist_group("browser")
+@needs_browser[1]
+async def test_an_event_id_is_whole_in_its_field(site: Served, browser: Browser) -> None:
+    for width in (400, 1280):
+        await browser.resize(width)
+        await browser.open(site.url)
+        widths = await browser.run(
+            "return [...document.querySelectorAll('.why [name=event]')].map((one) =>"
+            " { one.value = '$' + 'M'.repeat(43); return [one.scrollWidth, one.clientWidth]; })"
+        )
+        assert len(widths) == 2
+        assert all(needed <= there for needed, there in widths), (width, widths)
+        assert await browser.faults() == []

@@ -14,7 +14,7 @@ function move(step) {
 }
 
 let isGoing = false;
-const PAGES = { r: 0, w: 1, s: 2, o: 3, a: 4 };
+const PAGES = { h: 0, r: 0, w: 1, s: 2, o: 3, a: 4 };
 
 function press(event) {
   if (event.ctrlKey || event.metaKey || event.altKey || isTyping(event.target)) return;
