@@ -12,6 +12,7 @@ Only this package imports pyspark; it needs the extra `spark` and Java 17.
                    bulk_write, intern_names; rooms that it has: append_events, line_order
   synapse/       a Synapse's database as a source, and `import_synapse`, which keeps a checkpoint
   export.py      `export_parquet`
+  mirroring.py   `mirror` and `mirrored`; lake/ has the work, and needs the extra `lake`
   verify_rooms.py, rebuilding/   `verify` and `rebuild`
   stats/         `statistics`, and its page with plots
   failures.py    turns failures in executors into our errors
@@ -23,6 +24,7 @@ from storage.errors import ExtraMissing
 try:
     from storage.pipeline.export import Export, export_parquet
     from storage.pipeline.imports.run import ImportSummary, import_archive
+    from storage.pipeline.mirroring import mirror, mirrored
     from storage.pipeline.source.reader import RoomEvents
     from storage.pipeline.stats.aggregate import Statistics, statistics
     from storage.pipeline.synapse.checkpoint import import_synapse
@@ -40,6 +42,8 @@ __all__ = [
     "export_parquet",
     "import_archive",
     "import_synapse",
+    "mirror",
+    "mirrored",
     "rebuild",
     "statistics",
     "verify",

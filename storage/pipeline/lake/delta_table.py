@@ -1,0 +1,314 @@
+"""One table of the mirror, in Delta Lake's format. Only this module uses deltalake.
+
+A pass is one commit. It adds files, removes those that it has rewritten, and has the position that
+the table then has, so a pass happens once or not at all. The commit also has the number of the pass
+under the application id `APPLICATION`: of two processes that write to one table at once, one fails.
+
+  commit 7   add day=2024-05-01/part-4a….parquet   remove day=2024-04-30/part-9c….parquet
+             txn room-storage 7                    mirror {"position": "s1~4f2a90c1~…", …}
+"""
+
+import json
+import os
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final, Self
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from deltalake import CommitProperties, DeltaTable, Transaction
+from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
+from deltalake.transaction import AddAction, RemoveAction
+
+from storage.errors import InputError, StorageError
+from storage.pipeline.lake.files import WrittenFile, now_ms, read_file, write_rows
+from storage.pipeline.lake.tables import SCHEMA_VERSION, MirrorTable
+
+APPLICATION: Final = "room-storage"
+MIRROR: Final = "mirror"
+"""The key of a commit's metadata with the `MirrorState`."""
+SMALL_FILES_MAX: Final = 60
+"""So many commits go between two compactions."""
+COMPACT_BYTES: Final = 32 << 20
+"""The size of a compacted file: an update rewrites whole files."""
+
+
+@dataclass(frozen=True, slots=True)
+class MirrorState:
+    """What a commit says of the mirror: how far it has read.
+
+    ``position``: the text of a token. ``erased``: which users were erased then, as a digest.
+    """
+
+    position: str
+    erased: str = ""
+
+    def metadata(self) -> dict[str, Any]:
+        """Return the metadata of a commit."""
+        return {
+            MIRROR: {
+                "position": self.position,
+                "erased": self.erased,
+                "schema_version": SCHEMA_VERSION,
+            }
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class MirrorFile:
+    """A file of the table as the log has it: the range of the key is that of its rows."""
+
+    path: str
+    size: int
+    first: int
+    last: int
+    day: str | None
+
+
+class LakeTable:
+    """A table in a folder below that of the mirror."""
+
+    def __init__(self, table: MirrorTable, folder: str, delta: DeltaTable) -> None:
+        self.table = table
+        self.folder = folder
+        self._delta = delta
+        self._commits = 0
+
+    @classmethod
+    def open(cls, root: str, table: MirrorTable, deployment: str, keep_hours: int) -> Self:
+        """Open the table, or make an empty one.
+
+        Raise `InputError` for a table of another database, of another version, or of something
+        else.
+        """
+        folder = f"{root.rstrip('/')}/{table.name}"
+        if "://" not in folder:
+            folder = os.path.abspath(folder)  # noqa: PTH100  # a text: the other form is a URL
+        try:
+            delta = DeltaTable(folder)
+        except TableNotFoundError:
+            delta = _created(folder, table, deployment, keep_hours)
+        except DeltaError as error:
+            raise InputError(f"{folder} is no table of a mirror: {error}") from error
+        _check(folder, delta, deployment)
+        return cls(table, folder, delta)
+
+    @property
+    def version(self) -> int:
+        """Return the number of the last commit."""
+        return self._delta.version()
+
+    def state(self) -> MirrorState | None:
+        """Return what the last pass said; None before the first. Raise `InputError` if it is lost.
+
+        Commits that others made, such as a compaction, come in between.
+        """
+        if self._delta.transaction_version(APPLICATION) is None:
+            return None
+        for limit in (1, 20, None):
+            for commit in self._delta.history(limit):
+                if (found := commit.get(MIRROR)) is not None:
+                    return MirrorState(found["position"], found["erased"])
+        raise InputError(
+            f"{self.folder}: the log has lost the position of the mirror: mirror into a new folder"
+        )
+
+    def rows(self, columns: list[str], keys: Collection[int] | None = None) -> pa.Table:
+        """Return columns of all rows, or of the files that may have these keys."""
+        parts = [
+            read_file(self.folder, self.table, file.path, columns)
+            for file in self._files_with(None if keys is None else sorted(keys))
+        ]
+        wanted = pa.schema([self.table.schema.field(name) for name in columns])
+        return pa.concat_tables([wanted.empty_table(), *parts])
+
+    def commit(
+        self,
+        added: Iterable[pa.Table | WrittenFile],
+        state: MirrorState,
+        gone: Collection[int] = (),
+    ) -> None:
+        """Add rows, after deleting those with a key in ``gone``, and set the state, in one commit.
+
+        Raise `StorageError` if another process has written meanwhile.
+        """
+        files: list[WrittenFile] = []
+        removed: list[MirrorFile] = []
+        for file, kept in self._without(gone) if gone else ():
+            removed.append(file)
+            if kept.num_rows:
+                files += write_rows(self.folder, self.table, kept)
+        for one in added:
+            files += [one] if isinstance(one, WrittenFile) else self.write(one)
+        number = (self._delta.transaction_version(APPLICATION) or 0) + 1
+        properties = CommitProperties(
+            custom_metadata=state.metadata(),
+            app_transactions=[Transaction(APPLICATION, number)],
+            max_commit_retries=0,
+        )
+        self._commit_files(files, removed, properties)
+        self._commits += 1
+
+    def write(self, rows: pa.Table) -> list[WrittenFile]:
+        """Write rows as files that a later commit adds."""
+        return list(write_rows(self.folder, self.table, rows)) if rows.num_rows else []
+
+    def compact(self, *, always: bool = False) -> None:
+        """Merge small files, once there may be many. Rows do not change."""
+        if not always and self._commits < SMALL_FILES_MAX:
+            return
+        self._commits = 0
+        state = self.state()
+        if state is not None:
+            self._delta.optimize.compact(
+                target_size=COMPACT_BYTES,
+                commit_properties=CommitProperties(custom_metadata=state.metadata()),
+            )
+
+    def vacuum(self, keep_hours: int) -> list[str]:
+        """Delete files that no version of the last hours needs, and return their names."""
+        state = self.state()
+        if state is None:
+            return []
+        return self._delta.vacuum(
+            retention_hours=keep_hours,
+            dry_run=False,
+            enforce_retention_duration=False,
+            full=True,
+            commit_properties=CommitProperties(custom_metadata=state.metadata()),
+        )
+
+    def _commit_files(
+        self,
+        files: Sequence[WrittenFile],
+        removed: Sequence[MirrorFile],
+        properties: CommitProperties,
+    ) -> None:
+        now = now_ms()
+        actions: list[AddAction | RemoveAction] = [
+            AddAction(
+                path=file.path,
+                size=file.size,
+                partition_values=_partition(file.day),
+                modification_time=now,
+                data_change=True,
+                stats=file.stats(self.table.key),
+            )
+            for file in files
+        ]
+        actions += [
+            RemoveAction(
+                path=file.path,
+                deletion_timestamp=now,
+                data_change=True,
+                partition_values=_partition(file.day),
+                size=file.size,
+            )
+            for file in removed
+        ]
+        try:
+            self._delta.create_write_transaction(
+                actions,
+                "append",
+                self.table.schema,
+                ["day"] if self.table.by_day else [],
+                commit_properties=properties,
+            )
+        except CommitFailedError as error:
+            raise StorageError(
+                f"{self.folder}: another process has written to the mirror: {error}."
+                " Run one mirror at a time, and run this one again"
+            ) from error
+        self._delta.update_incremental()
+
+    def _without(self, gone: Collection[int]) -> Iterable[tuple[MirrorFile, pa.Table]]:
+        """Yield the files that have rows with these keys, with their other rows."""
+        keys = sorted(gone)
+        wanted = pa.array(keys, pa.int64())
+        for file in self._files_with(keys):
+            found = read_file(self.folder, self.table, file.path, [self.table.key])
+            going = pc.is_in(found.column(0), value_set=wanted)
+            if pc.any(going).as_py():
+                rows = read_file(self.folder, self.table, file.path, self.table.schema.names)
+                yield file, rows.filter(pc.invert(going))
+
+    def _files_with(self, keys: Sequence[int] | None) -> list[MirrorFile]:
+        """Return the files whose range has one of these sorted keys."""
+        key = self.table.key
+        rows = pa.table(self._delta.get_add_actions(flatten=True)).to_pylist()
+        files = [
+            MirrorFile(
+                row["path"],
+                row["size_bytes"],
+                row[f"min.{key}"],
+                row[f"max.{key}"],
+                None if (day := row.get("partition.day")) is None else str(day),
+            )
+            for row in rows
+        ]
+        if keys is None:
+            return files
+        ordered = np.asarray(keys, dtype=np.int64)
+        first = np.searchsorted(ordered, np.asarray([file.first for file in files]), side="left")
+        after = np.searchsorted(ordered, np.asarray([file.last for file in files]), side="right")
+        return [file for file, low, high in zip(files, first, after, strict=True) if low < high]
+
+
+def files_of(
+    root: str, table: MirrorTable, version: int | datetime | None = None
+) -> tuple[list[str], int]:
+    """Return the URIs of the table's files, and its version: now, or as of a version or a time.
+
+    Raise `InputError` where there is none.
+    """
+    folder = f"{root.rstrip('/')}/{table.name}"
+    try:
+        delta = DeltaTable(folder)
+        if version is not None:
+            delta.load_as_version(version)
+        return delta.file_uris(), delta.version()
+    except (DeltaError, TableNotFoundError) as error:
+        raise InputError(f"{folder}: the mirror has no such table or version: {error}") from error
+
+
+def _created(folder: str, table: MirrorTable, deployment: str, keep_hours: int) -> DeltaTable:
+    keep = f"interval {keep_hours} hours"
+    return DeltaTable.create(
+        folder,
+        table.schema,
+        partition_by=["day"] if table.by_day else [],
+        name=table.name,
+        description=json.dumps(
+            {"application": APPLICATION, "schema_version": SCHEMA_VERSION, "deployment": deployment}
+        ),
+        configuration={
+            "delta.dataSkippingStatsColumns": table.key,
+            "delta.logRetentionDuration": keep,
+            "delta.deletedFileRetentionDuration": keep,
+        },
+    )
+
+
+def _check(folder: str, delta: DeltaTable, deployment: str) -> None:
+    try:
+        given: Mapping[str, Any] = json.loads(delta.metadata().description or "{}")
+    except ValueError:
+        given = {}
+    if given.get("application") != APPLICATION:
+        raise InputError(f"{folder} is no table of a mirror: another program has made it")
+    if given.get("schema_version") != SCHEMA_VERSION:
+        raise InputError(
+            f"{folder} has version {given.get('schema_version')} of the mirror's schema, this"
+            f" release has {SCHEMA_VERSION}: mirror into a new folder"
+        )
+    if given.get("deployment") != deployment:
+        raise InputError(
+            f"{folder} mirrors the database {given.get('deployment')}, not {deployment}:"
+            " mirror into a new folder"
+        )
+
+
+def _partition(day: str | None) -> dict[str, str | None]:
+    return {} if day is None else {"day": day}

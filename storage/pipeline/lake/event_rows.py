@@ -1,0 +1,209 @@
+"""Rows of the mirror's `events`: every event of the timeline, as an outsider gets it.
+
+The bytes are those received. They are pruned, as by a redaction, if the event is redacted, if only
+its redacted form is valid, or if its sender was erased. So censoring changes nothing here.
+
+``arrived`` is the stream ordering with which the event entered the timeline. It is unique and never
+changes. ``digest`` is a hash of the columns that may change, so a comparison of a room reads no
+text.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Final, LiteralString
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from storage.database.arrow_results import ArrowConnection
+from storage.database.columns import PREV_NIDS
+from storage.database.placeholders import compose
+from storage.database.sql_template import fill
+from storage.errors import InvalidEvent
+from storage.event import redact
+from storage.event.hashes import canonical
+from storage.event.reading import read_trusted
+from storage.event.versions import version_of
+from storage.pipeline.lake.tables import EVENTS
+from storage.pipeline.source.decoding import decoded
+from storage.pipeline.source.token_bounds import Bounds
+
+PART_DIGEST: Final[LiteralString] = """
+    hashtextextended(ROW(
+        e.stream_ordering, e.topological_ordering, e.audience, e.soft_failed, e.refused, e.rejected,
+        e.redacted_form, e.redacted_by IS NULL, redaction.event_id, erased.principal_nid
+    )::text, 0) AS digest
+"""
+PART_REFERENCES: Final[LiteralString] = """
+LEFT JOIN events redaction ON redaction.event_nid = e.redacted_by
+LEFT JOIN erased_users erased ON erased.principal_nid = e.sender_nid
+"""
+
+TEMPLATE_EVENT_MARKS: Final[LiteralString] = """
+SELECT e.event_nid, COALESCE(e.arrival_ordering, e.stream_ordering) AS arrived, {digest}
+FROM events e
+JOIN unnest($2::bigint[], $3::bool[], $4::bigint[], $5::bigint[]) AS b (writer_nid, backfilled,
+    after_id, upto_id)
+    ON b.writer_nid = e.writer_nid AND b.backfilled = e.backfilled
+{references}
+WHERE e.room_nid = ANY($1::int[]) AND NOT e.outlier
+    AND e.stream_ordering > b.after_id AND e.stream_ordering <= b.upto_id
+"""
+
+TEMPLATE_MIRRORED_EVENTS: Final[LiteralString] = """
+SELECT
+    COALESCE(e.arrival_ordering, e.stream_ordering) AS arrived,
+    e.event_nid,
+    e.room_nid::bigint AS room_nid,
+    e.event_id,
+    r.room_id,
+    r.room_version,
+    t.type,
+    k.state_key,
+    p.name AS sender,
+    CASE WHEN e.backfilled THEN 'backfill' ELSE 'live' END AS origin,
+    e.stream_ordering,
+    e.topological_ordering,
+    claimed_depth(e.depth, e.topological_ordering) AS depth,
+    cardinality(:prev_nids.call(e))::bigint AS prev_count,
+    e.origin_server_ts,
+    e.received_ts,
+    e.audience,
+    e.soft_failed,
+    e.refused,
+    e.rejected,
+    e.redacted_by IS NOT NULL AS redacted,
+    redaction.event_id AS redacted_by,
+    erased.principal_nid IS NOT NULL AS erased,
+    e.redacted_by IS NOT NULL OR e.redacted_form OR erased.principal_nid IS NOT NULL AS pruned,
+    e.json AS pdu,
+    {digest}
+FROM unnest($1::bigint[]) AS wanted (event_nid)
+JOIN events e USING (event_nid)
+JOIN rooms r USING (room_nid)
+JOIN event_types t USING (type_nid)
+JOIN principals p ON p.principal_nid = e.sender_nid
+LEFT JOIN state_keys k ON k.state_key_nid = e.state_key_nid
+{references}
+WHERE NOT e.outlier
+ORDER BY arrived
+"""
+
+TEMPLATE_MARKS_OF_NIDS: Final[LiteralString] = """
+SELECT e.event_nid, COALESCE(e.arrival_ordering, e.stream_ordering) AS arrived, {digest}
+FROM unnest($1::bigint[]) AS wanted (event_nid)
+JOIN events e USING (event_nid)
+JOIN unnest($2::bigint[], $3::bool[], $4::bigint[], $5::bigint[]) AS b (writer_nid, backfilled,
+    after_id, upto_id)
+    ON b.writer_nid = e.writer_nid AND b.backfilled = e.backfilled
+{references}
+WHERE NOT e.outlier AND e.stream_ordering > b.after_id AND e.stream_ordering <= b.upto_id
+"""
+
+SQL_MARKS_OF_NIDS: Final[LiteralString] = fill(
+    TEMPLATE_MARKS_OF_NIDS, digest=PART_DIGEST, references=PART_REFERENCES
+)
+SQL_EVENT_MARKS: Final[LiteralString] = fill(
+    TEMPLATE_EVENT_MARKS, digest=PART_DIGEST, references=PART_REFERENCES
+)
+SQL_MIRRORED_EVENTS: Final[LiteralString] = compose(
+    fill(TEMPLATE_MIRRORED_EVENTS, digest=PART_DIGEST, references=PART_REFERENCES), PREV_NIDS
+).sql
+
+SQL_NIDS_OF_IDS: Final[LiteralString] = """
+SELECT e.event_nid
+FROM unnest($1::text[]) AS wanted (event_id)
+CROSS JOIN LATERAL (SELECT * FROM events WHERE event_id = wanted.event_id OFFSET 0) AS e
+WHERE NOT e.outlier
+"""
+
+SQL_ERASED_NAMES: Final[LiteralString] = """
+SELECT p.name
+FROM erased_users u
+JOIN principals p USING (principal_nid)
+ORDER BY p.name
+"""
+
+PAGE: Final = 5_000
+ROOMS_PER_STATEMENT: Final = 200
+DAY_MS: Final = 86_400_000
+
+
+def event_rows(conn: ArrowConnection, event_nids: Sequence[int]) -> Iterator[pa.Table]:
+    """Yield the rows of these events, page by page. Outliers are left out.
+
+    Raise `StorageCorrupt` for bytes that are damaged.
+    """
+    for start in range(0, len(event_nids), PAGE):
+        table = conn.table(SQL_MIRRORED_EVENTS, list(event_nids[start : start + PAGE]))
+        if table.num_rows:
+            table = _pruned(decoded(conn, table, "pdu"))
+            days = pc.divide(table.column("received_ts"), DAY_MS).cast(pa.int32())
+            table = table.append_column("day", days.cast(pa.date32()))
+            yield table.select(EVENTS.schema.names).cast(EVENTS.schema)
+
+
+def marks_of_rooms(conn: ArrowConnection, room_nids: Sequence[int], covered: Bounds) -> pa.Table:
+    """Return event_nid, arrived and digest of the events of these rooms within the bounds."""
+    return _marks(conn, SQL_EVENT_MARKS, room_nids, covered, ROOMS_PER_STATEMENT)
+
+
+def marks_of_events(conn: ArrowConnection, nids: Sequence[int], covered: Bounds) -> pa.Table:
+    """Return the same of these events, as far as they are within the bounds."""
+    return _marks(conn, SQL_MARKS_OF_NIDS, nids, covered, PAGE)
+
+
+def _marks(
+    conn: ArrowConnection, sql: LiteralString, nids: Sequence[int], covered: Bounds, page: int
+) -> pa.Table:
+    return pa.concat_tables(
+        [
+            MARKS.empty_table(),
+            *(
+                conn.table(sql, list(nids[start : start + page]), *covered.columns()).cast(MARKS)
+                for start in range(0, len(nids), page)
+            ),
+        ]
+    )
+
+
+def nids_of(conn: ArrowConnection, event_ids: Sequence[str]) -> list[int]:
+    """Return the nids of the events of the timeline with these ids."""
+    if not event_ids:
+        return []
+    found: list[int] = conn.table(SQL_NIDS_OF_IDS, list(event_ids)).column(0).to_pylist()
+    return found
+
+
+def erased_names(conn: ArrowConnection) -> list[str]:
+    """Return the users who are erased, in order."""
+    return [row["name"] for row in conn.rows(SQL_ERASED_NAMES)]
+
+
+MARKS: Final = pa.schema(
+    [("event_nid", pa.int64()), ("arrived", pa.int64()), ("digest", pa.int64())]
+)
+
+
+def _pruned(table: pa.Table) -> pa.Table:
+    """Replace the bytes of events whose content an outsider does not get."""
+    pruned = table.column("pruned").to_pylist()
+    if not any(pruned):
+        return table
+    bytes_of: list[Any] = table.column("pdu").to_pylist()
+    versions = table.column("room_version").to_pylist()
+    kept = [
+        redacted_bytes(raw, version) if one else raw
+        for raw, version, one in zip(bytes_of, versions, pruned, strict=True)
+    ]
+    place = table.schema.get_field_index("pdu")
+    return table.set_column(place, "pdu", pa.array(kept, pa.binary()))
+
+
+def redacted_bytes(raw: bytes, room_version: str) -> bytes | None:
+    """Return the canonical JSON of the redacted form; None for bytes that cannot be read."""
+    try:
+        version = version_of(room_version)
+        json = read_trusted(raw, strict=version.strict_canonical_json)
+        return canonical(redact(json, version))
+    except (InvalidEvent, KeyError):
+        return None

@@ -1,0 +1,91 @@
+"""The Parquet files of a table, and what the log says about them.
+
+A file is written under a name that no other has, and belongs to the table once a commit names it.
+After a crash it stays unnamed, and vacuum deletes it.
+"""
+
+import json
+import secrets
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import date
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from storage.pipeline.imports.lines import opened
+from storage.pipeline.lake.tables import MirrorTable
+
+FILE_ROWS: Final = 50_000
+"""Rows of a file at most: an update rewrites whole files."""
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenFile:
+    """A file that no commit names yet, with what the log needs."""
+
+    path: str
+    size: int
+    rows: int
+    first: int
+    last: int
+    day: str | None
+
+    def stats(self, key: str) -> str:
+        """Return the statistics of the log: the number of rows, and the range of the key."""
+        return json.dumps(
+            {
+                "numRecords": self.rows,
+                "minValues": {key: self.first},
+                "maxValues": {key: self.last},
+                "nullCount": {key: 0},
+            }
+        )
+
+
+def write_rows(folder: str, table: MirrorTable, rows: pa.Table) -> Iterator[WrittenFile]:
+    """Write rows as files, in order of the key, those of a day by themselves."""
+    for day, some in _by_day(rows) if table.by_day else [(None, rows)]:
+        ordered = some.sort_by(table.key).select(table.columns.names)
+        for start in range(0, ordered.num_rows, FILE_ROWS):
+            yield _write(folder, table, ordered.slice(start, FILE_ROWS), day)
+
+
+def read_file(folder: str, table: MirrorTable, path: str, columns: list[str]) -> pa.Table:
+    """Return some columns of a file. ``path``: below the folder."""
+    where, inner = opened(folder)
+    wanted = [name for name in columns if name != "day"]
+    found = pq.read_table(f"{inner}/{path}", columns=wanted, filesystem=where, partitioning=None)
+    if "day" in columns:
+        day = date.fromisoformat(path.partition("/")[0].removeprefix("day="))
+        found = found.append_column("day", pa.array([day] * found.num_rows, pa.date32()))
+    return found.select(columns).cast(pa.schema([table.schema.field(one) for one in columns]))
+
+
+def _by_day(rows: pa.Table) -> list[tuple[str | None, pa.Table]]:
+    days = rows.column("day")
+    found = sorted(pc.unique(days).to_pylist())
+    return [
+        (day.isoformat(), rows if len(found) == 1 else rows.filter(pc.equal(days, day)))
+        for day in found
+    ]
+
+
+def _write(folder: str, table: MirrorTable, rows: pa.Table, day: str | None) -> WrittenFile:
+    where, inner = opened(folder)
+    path = f"{f'day={day}/' if day else ''}part-{secrets.token_hex(12)}.parquet"
+    where.create_dir(f"{inner}/{path}".rpartition("/")[0], recursive=True)
+    with where.open_output_stream(f"{inner}/{path}") as file:
+        pq.write_table(rows, file, compression="zstd")
+        size = file.tell()
+    range_of: Any = pc.min_max(rows.column(table.key))
+    first, last = range_of["min"].as_py(), range_of["max"].as_py()
+    return WrittenFile(path, size, rows.num_rows, first, last, day)
+
+
+def now_ms() -> int:
+    """Return the time for the log."""
+    return time.time_ns() // 1_000_000

@@ -1,0 +1,35 @@
+"""The tables of a mirror as data frames of Spark, without a library in the JVM.
+
+The log of the table says which Parquet files make a version. Spark reads these files itself, with
+its own reader: only the columns of a query, only the days that it names, and for a count no more
+than the footers.
+"""
+
+from datetime import datetime
+
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+
+from storage.pipeline.lake.delta_table import files_of
+from storage.pipeline.lake.tables import MirrorTable
+from storage.pipeline.source.rows import spark_ddl
+
+
+def frame(
+    spark: SparkSession, path: str, table: MirrorTable, version: int | datetime | None
+) -> DataFrame:
+    """Return a table as of now, of a version, or of a time."""
+    files, _ = files_of(path, table, version)
+    schema = ddl(table.schema)
+    if not files:
+        return spark.createDataFrame([], schema)
+    reader = spark.read.schema(schema)
+    if table.by_day:
+        reader = reader.option("basePath", f"{path.rstrip('/')}/{table.name}")
+    return reader.parquet(*files)
+
+
+def ddl(schema: pa.Schema) -> str:
+    """Return the columns as Spark writes them."""
+    columns = pa.schema([field for field in schema if field.name != "day"])
+    return spark_ddl(columns) + (", `day` date" if "day" in schema.names else "")
