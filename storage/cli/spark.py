@@ -3,57 +3,46 @@
 It needs the extra `spark` and Java 17, and checks for both first.
 """
 
-import asyncio
 import importlib
 import time
-from collections.abc import Iterator
-from contextlib import AsyncExitStack, contextmanager
 from dataclasses import asdict
-from importlib.util import find_spec
 from pathlib import Path
-from types import ModuleType
 from typing import Annotated, Any, Final
 
 import typer
 
-from storage.cli import spark_demo
+from storage.cli import spark_demo, spark_mirror
 from storage.cli.common import (
     DsnOption,
     ExitCode,
     JsonOption,
     ServerNameOption,
     amount,
-    database_dsn,
     print_json,
     print_rows,
     print_values,
     synapse_dsn_of,
 )
-from storage.cli.interrupt import AGAIN, UNCHANGED, interruptible
+from storage.cli.interrupt import UNCHANGED, interruptible
 from storage.cli.progress import QuietOption
+from storage.cli.spark_session import (
+    LOCAL,
+    ConfOption,
+    MasterOption,
+    TasksOption,
+    opened_session,
+    pipeline,
+    setting,
+)
 from storage.cli.spark_tasks import tasks_shown
-from storage.config import Config
-from storage.database.connection import Database
-from storage.database.migrate import check_schema, migrate
-from storage.errors import ExtraMissing, InputError
+from storage.errors import InputError
 
 app: typer.Typer = typer.Typer(
-    help="Bulk work on Spark: imports, export, rebuild, verify, statistics, stream.",
+    help="Bulk work on Spark: imports, export, rebuild, verify, statistics, stream, mirror.",
     no_args_is_help=True,
 )
+app.command("mirror")(spark_mirror.command)
 
-MasterOption = Annotated[
-    str, typer.Option("--master", help="Where Spark runs: local[N], spark://…, yarn, k8s://….")
-]
-ConfOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--conf",
-        metavar="KEY=VALUE",
-        help="A setting of Spark; may be given several times.",
-        show_default=False,
-    ),
-]
 RoomsOption = Annotated[
     list[str] | None,
     typer.Option(
@@ -67,15 +56,6 @@ RoomVersionOption = Annotated[
     str | None,
     typer.Option(
         "--room-version", help="The version of rooms whose version is unknown.", show_default=False
-    ),
-]
-TasksOption = Annotated[
-    int | None,
-    typer.Option(
-        "--tasks",
-        min=1,
-        help="The maximum number of concurrent tasks; each has at most two connections.",
-        show_default=False,
     ),
 ]
 KeysOption = Annotated[
@@ -107,7 +87,6 @@ WorkOption = Annotated[
 WritersOption = Annotated[
     str, typer.Option("--instance-name", help="Tasks write as NAME-0, NAME-1, ….")
 ]
-LOCAL: Final = "local[*]"
 SHOWN_MAX: Final = 1_000
 PROGRESS_MAX: Final = 1_000_000
 
@@ -136,8 +115,8 @@ def import_(
     Exit code 1 if an event was not stored; run it again after an interruption.
     """
     started = time.monotonic()
-    with _spark(dsn, master, conf) as (spark, target):
-        summary = _pipeline().import_archive(
+    with opened_session(dsn, master, conf) as (spark, target):
+        summary = pipeline().import_archive(
             spark,
             files,
             target,
@@ -193,8 +172,8 @@ def import_synapse(
     Exit code 1 if an event was not stored.
     """
     started = time.monotonic()
-    with _spark(dsn, master, conf) as (spark, target):
-        summary = _pipeline().import_synapse(
+    with opened_session(dsn, master, conf) as (spark, target):
+        summary = pipeline().import_synapse(
             spark,
             synapse_dsn,
             target,
@@ -228,14 +207,14 @@ def export(
     as_json: JsonOption = False,
 ) -> None:
     """Write events, state deltas and visibility as Parquet, and read them back."""
-    with _spark(dsn, master, conf) as (spark, target):
+    with opened_session(dsn, master, conf) as (spark, target):
         last = (
             importlib.import_module("storage.pipeline.export").last_export(path)
             if since == "last"
             else None
         )
         token = (None if last is None else last.upto) if since == "last" else since
-        made = _pipeline().export_parquet(spark, target, path, since=token, partitions=tasks or 8)
+        made = pipeline().export_parquet(spark, target, path, since=token, partitions=tasks or 8)
     print_values(asdict(made), as_json=as_json)
 
 
@@ -255,9 +234,12 @@ def verify(
     as_json: JsonOption = False,
 ) -> None:
     """Recompute everything derived, several rooms in parallel; exit code 1 with findings."""
-    with _spark(dsn, master, conf, UNCHANGED) as (spark, target), tasks_shown(spark, quiet=quiet):
+    with (
+        opened_session(dsn, master, conf, UNCHANGED) as (spark, target),
+        tasks_shown(spark, quiet=quiet),
+    ):
         findings = (
-            _pipeline()
+            pipeline()
             .verify(spark, target, room_ids=room, server_name=server_name, tasks=tasks)
             .cache()
         )
@@ -290,8 +272,8 @@ def rebuild(
 
     Exit code 1 if a room could not be rebuilt.
     """
-    with _spark(dsn, master, conf) as (spark, target), tasks_shown(spark, quiet=quiet):
-        failed = _pipeline().rebuild(
+    with opened_session(dsn, master, conf) as (spark, target), tasks_shown(spark, quiet=quiet):
+        failed = pipeline().rebuild(
             spark, target, room_ids=room, server_name=server_name, tasks=tasks
         )
     print_rows("Not rebuilt", ["room", "reason"], list(failed.items()), as_json=as_json)
@@ -321,8 +303,8 @@ def statistics(
 
     You can open the page anywhere.
     """
-    with _spark(dsn, master, conf) as (spark, target):
-        found = _pipeline().statistics(
+    with opened_session(dsn, master, conf) as (spark, target):
+        found = pipeline().statistics(
             spark, target, path, top=top, partitions=tasks or 8, stage=_print_stage
         )
     if as_json:
@@ -367,7 +349,7 @@ def stream(
     as_json: JsonOption = False,
 ) -> None:
     """Follow the streams of events and write them as Parquet; run it again to resume."""
-    with _spark(dsn, master, conf) as (spark, target):
+    with opened_session(dsn, master, conf) as (spark, target):
         options = {"dsn": target, "maxEventsPerBatch": str(batch), "partitions": str(tasks or 2)}
         frame = spark.readStream.format("room_events").options(**options).load()
         # Progress of all batches is counted below; the default keeps the last hundred.
@@ -394,61 +376,14 @@ def stream(
 @app.command("demo")
 def demo(master: MasterOption = "local[2]", conf: ConfOption = None) -> None:
     """Import, export, stream and verify generated rooms, in a separate Postgres."""
-    pipeline = _pipeline()
+    package = pipeline()
     sessions, failures = (
         importlib.import_module(f"storage.pipeline.{name}") for name in ("session", "failures")
     )
     sessions.check_java()
-    settings = {"spark.ui.showConsoleProgress": "false"} | dict(_setting(one) for one in conf or ())
+    settings = {"spark.ui.showConsoleProgress": "false"} | dict(setting(one) for one in conf or ())
     with interruptible(), failures.executor_errors():
-        spark_demo.show(pipeline, lambda: sessions.session(master, settings))
-
-
-def _pipeline() -> ModuleType:
-    """Return the package `storage.pipeline`, which needs the extra.
-
-    Raise `ExtraMissing` where it is not installed.
-    """
-    if find_spec("pyspark") is None or find_spec("adbc_driver_postgresql") is None:
-        raise ExtraMissing("Spark", "spark")
-    return importlib.import_module("storage.pipeline")
-
-
-@contextmanager
-def _spark(
-    dsn: str | None, master: str, conf: list[str] | None, advice: str = AGAIN
-) -> Iterator[tuple[Any, str]]:
-    """Open a session; yield it with the DSN of a database that has the current schema.
-
-    A signal ends the jobs, the session and its JVM, and raises `Interrupted` with the ``advice``.
-    """
-    _pipeline()
-    sessions, failures = (
-        importlib.import_module(f"storage.pipeline.{name}") for name in ("session", "failures")
-    )
-    settings = dict(_setting(one) for one in conf or ())
-    sessions.check_java()
-    with interruptible(advice), asyncio.Runner() as runner:
-        stack = AsyncExitStack()
-        try:
-            target = runner.run(_ready(stack, dsn))
-            with failures.executor_errors(), sessions.session(master, settings) as spark:
-                yield spark, target
-        finally:
-            runner.run(stack.aclose())
-
-
-async def _ready(stack: AsyncExitStack, dsn: str | None) -> str:
-    config = Config.from_env()
-    target = await stack.enter_async_context(database_dsn(dsn, config))
-    if dsn is None:
-        await migrate(target)
-    async with (
-        await Database.open(target, config=config) as database,
-        database.connection() as conn,
-    ):
-        await check_schema(conn)
-    return target
+        spark_demo.show(package, lambda: sessions.session(master, settings))
 
 
 def _keys(given: list[str] | None) -> dict[tuple[str, str], Any]:
@@ -468,13 +403,6 @@ def _keys(given: list[str] | None) -> dict[tuple[str, str], Any]:
                 " as 'example.org ed25519:1 l8Hft5qXKn1v…'"
             ) from None
     return found
-
-
-def _setting(text: str) -> tuple[str, str]:
-    name, found, value = text.partition("=")
-    if not found:
-        raise InputError(f"--conf {text}: give KEY=VALUE")
-    return name, value
 
 
 def _print_summary(summary: Any, started: float, *, as_json: bool) -> None:

@@ -17,7 +17,7 @@ from storage.pipeline.lake.tables import chosen_tables
 
 
 def mirror(
-    spark: SparkSession,
+    spark: SparkSession | None,
     dsn: str,
     path: str,
     tables: tuple[str, ...] = ("all",),
@@ -41,8 +41,8 @@ def mirror(
     with the store, as after a restore of the database. ``every_s``: seconds between the beginnings
     of two rounds; ``rooms_every_s``: of two that read memberships, visibility and rooms.
     ``keep_hours``: so long old versions stay. ``batch``: new events of a commit, at most. From
-    20,000 on, ``tasks`` of Spark read them. ``report`` gets each
-    `storage.pipeline.lake.rounds.MirrorPass`.
+    20,000 on, ``tasks`` of Spark read them; without ``spark``, this process does. ``report`` gets
+    each `storage.pipeline.lake.rounds.MirrorPass`.
 
     Raise `ExtraMissing`, `InputError` for a folder of another database or version, `ResyncNeeded`
     after a restore of the database, or `DatabaseError`.

@@ -14,6 +14,7 @@ import pytest
 from unpaddedbase64 import encode_base64
 
 from storage.cli import spark as commands
+from storage.cli.spark_session import setting
 from storage.cli.spark_tasks import tasks_shown
 from storage.errors import DatabaseUnavailable, InputError
 from storage.observability.progress import Progress
@@ -36,9 +37,9 @@ def test_java_that_is_missing_is_named() -> None:
 
 
 def test_a_setting_has_a_name_and_a_value() -> None:
-    assert commands._setting("spark.a=b=c") == ("spark.a", "b=c")
+    assert setting("spark.a=b=c") == ("spark.a", "b=c")
     with pytest.raises(InputError, match="KEY=VALUE"):
-        commands._setting("spark.a")
+        setting("spark.a")
 
 
 def test_an_error_of_an_executor_is_told_by_its_name() -> None:

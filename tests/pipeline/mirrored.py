@@ -72,7 +72,7 @@ Rows = set[tuple[tuple[str, Any], ...]]
 
 
 async def differences(dsn: str, folder: Path) -> dict[str, tuple[Rows, Rows]]:
-    """Both anti-joins of each table that differs: the rows that only the store or the mirror has."""
+    """Both anti-joins of each table that differs: rows of the store alone, and of the mirror."""
     connection = await asyncpg.connect(dsn)
     try:
         stored = {"events": {_event(dict(row)) for row in await connection.fetch(SQL_EVENTS)}}

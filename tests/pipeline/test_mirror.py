@@ -1,6 +1,10 @@
 """A mirror equals its store after whatever happens to the store; both anti-joins are empty."""
 
+import asyncio
 import random
+import signal
+import sys
+from asyncio.subprocess import PIPE
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +18,7 @@ from storage.maintenance.censor import censor
 from storage.maintenance.purge import purge_history, purge_room
 from storage.pipeline import mirror
 from storage.testing import GeneratedRoom, build_room, deliver_late, deliver_with_gap
+from tests.long_run import long_run
 from tests.maintenance.rooms import LIVELY, SERVER, deliver
 from tests.maintenance.test_purge_random import ODD
 from tests.pipeline.mirrored import differences, versions
@@ -95,3 +100,41 @@ async def test_a_mirror_equals_its_store(
     before = versions(folder)
     mirror(spark, dsn, str(folder), once=True)
     assert versions(folder) == before
+
+
+async def killed(dsn: str, folder: Path, call: int) -> bool:
+    """Run a mirror that dies at so many calls; whether it did."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "tests.pipeline.mirror_process",
+        dsn,
+        str(folder),
+        str(call),
+        cwd=Path(__file__).parents[2],
+        stderr=PIPE,
+    )
+    _, errors = await process.communicate()
+    assert process.returncode in {0, -signal.SIGKILL}, errors.decode()
+    return process.returncode != 0
+
+
+@pytest.mark.parametrize("kills", [2, pytest.param(50, marks=long_run)])
+@pytest.mark.timeout(3_000)
+async def test_a_killed_mirror_goes_on(dsn: str, tmp_path: Path, kills: int) -> None:
+    """It dies at random calls: before, between and after the files and commits of its tables."""
+    rng = random.Random(kills)
+    rooms = rooms_of(7, 3, 40 + 2 * kills)
+    folder = tmp_path / "mirror"
+    died = 0
+    async with storage.open(dsn, server_name=SERVER, config=CONFIG) as store:
+        for part in range(kills):
+            for room in rooms:
+                size = -(-len(room.events) // kills)
+                some = replace(room, events=room.events[part * size : (part + 1) * size])
+                await deliver(store, some, batch=10)
+            await change(store, rooms, rng)
+            died += await killed(dsn, folder, int(rng.expovariate(1 / 2_000)) + 50)
+    mirror(None, dsn, str(folder), once=True)
+    assert await differences(dsn, folder) == {}
+    assert died >= kills * 0.3

@@ -77,9 +77,9 @@ class BulkTask:
 
 @dataclass(frozen=True, slots=True)
 class BulkWriter:
-    """Runs such tasks, at most ``tasks`` at once."""
+    """Runs such tasks, at most ``tasks`` at once; without Spark one after another."""
 
-    spark: SparkSession
+    spark: SparkSession | None
     dsn: str = field(repr=False)
     tasks: int
     config: Config
@@ -97,8 +97,10 @@ class BulkWriter:
             return _results(task.results(first, last + 1))[0]
         return _results(self._run(task, list(split(first, last, self.tasks))))[0]
 
-    @executor_errors()
     def _run(self, task: BulkTask, ranges: Sequence[tuple[int, int]]) -> list[str]:
+        if self.spark is None:
+            return [line for span in ranges for line in task.results(*span)]
+
         def write(batches: Any) -> Any:
             for batch in batches:
                 for index in batch.column(0).to_pylist():
@@ -106,7 +108,8 @@ class BulkWriter:
                     yield pa.RecordBatch.from_pydict({"result": found}, schema=RESULT)
 
         frame = self.spark.range(0, len(ranges), 1, max(len(ranges), 1))
-        return [row["result"] for row in frame.mapInArrow(write, spark_ddl(RESULT)).collect()]
+        with executor_errors():
+            return [row["result"] for row in frame.mapInArrow(write, spark_ddl(RESULT)).collect()]
 
 
 def _results(lines: Any) -> tuple[list[WrittenFile], list[int]]:

@@ -143,7 +143,7 @@ class Mirroring:
 
 
 def run(
-    spark: SparkSession,
+    spark: SparkSession | None,
     dsn: str,
     path: str,
     tables: tuple[str, ...],

@@ -1,0 +1,102 @@
+"""`room-storage spark mirror`: tables that stay true, for those who count and learn."""
+
+from collections import Counter
+from importlib.util import find_spec
+from typing import Annotated, Any
+
+import typer
+
+from storage.cli.common import DsnOption, JsonOption, print_json, print_values
+from storage.cli.interrupt import AGAIN
+from storage.cli.spark_session import (
+    LOCAL,
+    ConfOption,
+    MasterOption,
+    TasksOption,
+    opened_session,
+    pipeline,
+)
+from storage.errors import ExtraMissing
+
+
+def command(
+    tables: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="TABLE...",
+            help="events, state_changes, memberships, visibility, rooms, or all.",
+            show_default=False,
+        ),
+    ],
+    to: Annotated[
+        str,
+        typer.Option(
+            "--to",
+            metavar="FOLDER",
+            help="The folder of the tables, local or at a URL.",
+            show_default=False,
+        ),
+    ],
+    dsn: DsnOption = None,
+    *,
+    once: Annotated[
+        bool, typer.Option("--once", help="End when the tables have what the store has now.")
+    ] = False,
+    compare: Annotated[
+        bool,
+        typer.Option(
+            "--compare", help="First compare all rows with the store, as after a restore."
+        ),
+    ] = False,
+    every: Annotated[
+        float,
+        typer.Option("--every", min=0, metavar="SECONDS", help="The time between two rounds."),
+    ] = 1.0,
+    keep: Annotated[
+        int, typer.Option("--keep", min=0, metavar="HOURS", help="So long old versions stay.")
+    ] = 168,
+    batch: Annotated[
+        int, typer.Option("--batch", min=1, help="The maximum number of new events in a commit.")
+    ] = 200_000,
+    tasks: TasksOption = None,
+    master: MasterOption = LOCAL,
+    conf: ConfOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Keep tables of Delta Lake equal to the store; run it again to go on.
+
+    Redactions, purges and erasures change and delete rows.
+    """
+    pipeline()
+    if find_spec("deltalake") is None:
+        raise ExtraMissing("a mirror", "lake")
+    counted: Counter[str] = Counter()
+
+    def report(made: Any) -> None:
+        counted.update({"commits": 1, "rows": made.rows, "replaced": made.replaced})
+        if not once and not as_json:
+            typer.echo(
+                f"{made.table} {made.version}: {made.rows:,} rows, {made.replaced:,} replaced,"
+                f" {made.seconds:.1f} s",
+                err=True,
+            )
+
+    with opened_session(dsn, master, conf, AGAIN) as (spark, target):
+        pipeline().mirror(
+            spark,
+            target,
+            to,
+            tuple(tables),
+            once=once,
+            compare=compare,
+            every_s=every,
+            keep_hours=keep,
+            batch=batch,
+            tasks=tasks or 8,
+            report=report,
+        )
+    values = {name: counted[name] for name in ("commits", "rows", "replaced")}
+    if as_json:
+        print_json(values)
+    else:
+        print_values(values, as_json=False)

@@ -1,0 +1,96 @@
+"""What all commands of `room-storage spark` share: their options, the session, the package."""
+
+import asyncio
+import importlib
+from collections.abc import Iterator
+from contextlib import AsyncExitStack, contextmanager
+from importlib.util import find_spec
+from types import ModuleType
+from typing import Annotated, Any, Final
+
+import typer
+
+from storage.cli.common import database_dsn
+from storage.cli.interrupt import AGAIN, interruptible
+from storage.config import Config
+from storage.database.connection import Database
+from storage.database.migrate import check_schema, migrate
+from storage.errors import ExtraMissing, InputError
+
+MasterOption = Annotated[
+    str, typer.Option("--master", help="Where Spark runs: local[N], spark://…, yarn, k8s://….")
+]
+ConfOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--conf",
+        metavar="KEY=VALUE",
+        help="A setting of Spark; may be given several times.",
+        show_default=False,
+    ),
+]
+TasksOption = Annotated[
+    int | None,
+    typer.Option(
+        "--tasks",
+        min=1,
+        help="The maximum number of concurrent tasks; each has at most two connections.",
+        show_default=False,
+    ),
+]
+LOCAL: Final = "local[*]"
+
+
+def pipeline() -> ModuleType:
+    """Return the package `storage.pipeline`, which needs the extra.
+
+    Raise `ExtraMissing` where it is not installed.
+    """
+    if find_spec("pyspark") is None or find_spec("adbc_driver_postgresql") is None:
+        raise ExtraMissing("Spark", "spark")
+    return importlib.import_module("storage.pipeline")
+
+
+@contextmanager
+def opened_session(
+    dsn: str | None, master: str, conf: list[str] | None, advice: str = AGAIN
+) -> Iterator[tuple[Any, str]]:
+    """Open a session; yield it with the DSN of a database that has the current schema.
+
+    A signal ends the jobs, the session and its JVM, and raises `Interrupted` with the ``advice``.
+    """
+    pipeline()
+    sessions, failures = (
+        importlib.import_module(f"storage.pipeline.{name}") for name in ("session", "failures")
+    )
+    settings = dict(setting(one) for one in conf or ())
+    sessions.check_java()
+    with interruptible(advice), asyncio.Runner() as runner:
+        stack = AsyncExitStack()
+        try:
+            target = runner.run(_ready(stack, dsn))
+            with failures.executor_errors(), sessions.session(master, settings) as spark:
+                yield spark, target
+        finally:
+            runner.run(stack.aclose())
+
+
+async def _ready(stack: AsyncExitStack, dsn: str | None) -> str:
+    config = Config.from_env()
+    target = await stack.enter_async_context(database_dsn(dsn, config))
+    if dsn is None:
+        await migrate(target)
+    async with (
+        await Database.open(target, config=config) as database,
+        database.connection() as conn,
+    ):
+        await check_schema(conn)
+    return target
+
+
+def setting(text: str) -> tuple[str, str]:
+    """Return the key and the value of ``--conf``. Raise `InputError`."""
+    name, found, value = text.partition("=")
+    if not found:
+        raise InputError(f"--conf {text}: give KEY=VALUE")
+    return name, value
