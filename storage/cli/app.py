@@ -18,6 +18,7 @@ from storage.cli import (
     explain,
     explain_visibility,
     export_file,
+    export_user,
     forget_user,
     gc,
     import_files,
@@ -179,7 +180,17 @@ COMMANDS: Final = (
         "forget-user",
         forget_user.command,
         CLEAN,
-        ("forget-user @alice:example.org", "forget-user @alice:example.org --undo"),
+        (
+            "forget-user @alice:example.org",
+            "forget-user @alice:example.org --undo",
+            "forget-user @alice:example.org --remove",
+        ),
+    ),
+    CliCommand(
+        "export-user",
+        export_user.command,
+        CLEAN,
+        ("export-user @alice:example.org alice",),
     ),
     CliCommand(
         "purge",

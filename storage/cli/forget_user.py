@@ -1,14 +1,21 @@
 """`room-storage forget-user`: erase a user who asked to be forgotten."""
 
 import time
+from dataclasses import asdict
 from typing import Annotated
 
 import typer
 
 from storage import arguments as args
-from storage.cli.common import DsnOption, JsonOption, print_json
+from storage.cli.archive import print_swept
+from storage.cli.common import DsnOption, JsonOption, amount, print_json
 from storage.cli.interrupt import AGAIN, run
 from storage.cli.maintaining import maintained
+from storage.cli.progress import ProgressDisplay, QuietOption
+from storage.errors import InputError
+from storage.maintenance.cold_archive import Swept, sweep_if_free
+from storage.maintenance.remove_content import RemovedContent, remove_content
+from storage.observability.progress import Report
 from storage.persist.user_erasure import erase_user, restore_user
 
 
@@ -20,13 +27,26 @@ def command(
     undo: Annotated[
         bool, typer.Option("--undo", help="Show their events unredacted again.")
     ] = False,
+    remove: Annotated[
+        bool,
+        typer.Option("--remove", help="Also remove the content of their events, permanently."),
+    ] = False,
     dsn: DsnOption = None,
+    quiet: QuietOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Show a user's events redacted to users and servers who were not in the room then.
 
-    No event is deleted. The values of facts published under their id are.
+    No event is deleted. The values of facts published under their id are. With --remove, nobody
+    gets the content of their events any more.
     """
+    if undo and remove:
+        raise InputError("--undo cannot restore what --remove has removed: give one of them")
+    if remove:
+        with ProgressDisplay(quiet=quiet) as show:
+            done, swept = run(_remove(dsn, user, show), AGAIN)
+        _print_removed(user, done, swept, as_json=as_json)
+        return
     changed = run(_forget(dsn, user, undo=undo), AGAIN)
     if as_json:
         print_json({"user": user, "erased": not undo, "changed": changed})
@@ -43,3 +63,20 @@ async def _forget(dsn: str | None, user: str, *, undo: bool) -> bool:
             if undo
             else erase_user(conn, user_id, time.time_ns() // 1_000_000)
         )
+
+
+async def _remove(dsn: str | None, user: str, show: Report) -> tuple[RemovedContent, Swept]:
+    user_id = args.user(user)
+    async with maintained(dsn) as database:
+        done = await remove_content(database, user_id, report=show)
+        return done, await sweep_if_free(database, report=show)
+
+
+def _print_removed(user: str, done: RemovedContent, swept: Swept, *, as_json: bool) -> None:
+    if as_json:
+        print_json({"user": user, "erased": True, **asdict(done), "archive": swept._asdict()})
+        return
+    typer.echo(f"{user} is forgotten: {amount(done.removed, 'event')} without content now")
+    if done.left:
+        typer.echo(f"{done.left:,} left: the content is still needed to authorise other events")
+    print_swept(swept)

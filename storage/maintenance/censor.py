@@ -212,7 +212,7 @@ async def _batches(
                 one
                 for row in rows
                 if row.json is not None
-                and (one := _censored(row, row.json, dictionary)) is not None
+                and (one := censored_form(row, row.json, dictionary)) is not None
             ]
             changed = (
                 len(wanted)
@@ -226,7 +226,7 @@ async def _batches(
         await asyncio.sleep(0 if dry_run else time.monotonic() - began)
 
 
-def _censored(
+def censored_form(
     row: CensoredEventRow, stored: StoredBytes, dictionary: Dictionary | None
 ) -> tuple[int, StoredBytes, bool | None, bool | None] | None:
     """Return (nid, new bytes, has_url, describes_room) of an event.

@@ -1,0 +1,160 @@
+"""Remove the content of all that a user sent from the database, for good.
+
+As `storage.maintenance.censor` does for redacted events, the bytes are replaced by the canonical
+JSON of the redacted form. The event id and the signatures stay valid. The content hash does not
+match any more, so `events.redacted_form` is set: only the redacted form is ever shown, and an
+export or a rebuild finds the same. Membership events about the user go, too, because they have a
+display name and an avatar, whoever sent them.
+
+The events are found by reading all rows once, because no index has the sender. Outliers and rooms
+that the user has left are included. Some bytes stay, see the list in
+`storage.maintenance.censor`. The user's account data become empty, and messages that wait for their
+devices are deleted.
+
+Copies remain for a while: in dead rows until vacuum, in the write-ahead log and in backups. Packs
+of the archive have them until the next sweep. A mirror has them until its old versions are deleted.
+"""
+
+import logging
+import time
+from dataclasses import dataclass
+from typing import Final, LiteralString
+
+from storage.codec import StoredBytes
+from storage.database.array_text import transposed
+from storage.database.connection import Connection, Database
+from storage.ids import UserId
+from storage.maintenance.censor import CensoredEventRow, censored_form
+from storage.maintenance.indexes import prove_indexes
+from storage.maintenance.invalidate_caches import invalidate_caches, register_writer
+from storage.observability.progress import Counted, Report, silent
+from storage.persist.user_erasure import erase_user
+from storage.persist.write.stored_form import stored_form
+
+logger: logging.Logger = logging.getLogger(__name__)
+
+TABLES: Final = ("events", "rooms", "principals", "state_keys")
+"""The tables in which it finds the events: a corrupt index would leave content on disk."""
+
+SQL_LAST_EVENT: Final[LiteralString] = """
+SELECT COALESCE(max(event_nid), 0)
+FROM events
+"""
+
+SQL_SENT: Final[LiteralString] = """
+SELECT e.event_nid, e.event_id, r.room_id, r.room_version, true AS is_due, e.json
+FROM events e
+JOIN rooms r USING (room_nid)
+WHERE e.event_nid > $1::bigint AND e.event_nid <= $2::bigint AND e.encoding = 0
+    AND (e.sender_nid = (SELECT principal_nid FROM principals WHERE name = $3::text)
+        OR e.state_key_nid = (SELECT state_key_nid FROM state_keys
+            WHERE type_nid = 2 AND state_key = $3::text))
+ORDER BY e.event_nid
+LIMIT $4::bigint
+"""
+
+SQL_REMOVE: Final[LiteralString] = """
+UPDATE events e
+SET json = i.json,
+    encoding = 1,
+    redacted_form = true,
+    has_url = i.has_url,
+    describes_room = i.describes_room,
+    relates_to = NULL,
+    rel_type_nid = NULL,
+    replaces = NULL
+FROM unnest($1::bigint[], $2::bytea[], $3::boolean[], $4::boolean[])
+    AS i (event_nid, json, has_url, describes_room)
+WHERE e.event_nid = i.event_nid AND e.encoding = 0
+RETURNING e.event_nid
+"""
+
+SQL_EMPTY_ACCOUNT: Final[LiteralString] = """
+UPDATE account_data
+SET content = '{}'
+WHERE principal_nid = (SELECT principal_nid FROM principals WHERE name = $1::text)
+    AND content <> '{}'
+"""
+
+SQL_DROP_MESSAGES: Final[LiteralString] = """
+DELETE FROM to_device
+WHERE principal_nid = (SELECT principal_nid FROM principals WHERE name = $1::text)
+"""
+
+BATCH: Final = 200
+RANGE: Final = 100_000
+"""Nids that a statement goes through."""
+
+
+@dataclass(frozen=True, slots=True)
+class RemovedContent:
+    """The result: events without content now, and those whose content is still needed.
+
+    ``account_data`` and ``to_device``: rows that were emptied and deleted.
+    """
+
+    removed: int = 0
+    left: int = 0
+    account_data: int = 0
+    to_device: int = 0
+
+
+async def remove_content(
+    database: Database, user_id: UserId, *, report: Report = silent
+) -> RemovedContent:
+    """Erase a user, and remove the content of their events; run it again after an interruption.
+
+    Writers and readers may go on. Raise `StorageCorrupt` where an index is corrupt, before any
+    change. Raise `DatabaseError`, or `PermissionRefused` for a role that may not change events;
+    batches that are committed stay.
+    """
+    await prove_indexes(database, "removing content", TABLES, report=report)
+    await register_writer(database)
+    async with database.connection() as conn:
+        await erase_user(conn, user_id, time.time_ns() // 1_000_000)
+        account, messages = [
+            _count(await conn.execute(sql, user_id))
+            for sql in (SQL_EMPTY_ACCOUNT, SQL_DROP_MESSAGES)
+        ]
+    removed, left = await _events(database, user_id, report)
+    async with database.transaction() as conn:
+        await invalidate_caches(conn, "events")
+    done = RemovedContent(removed, left, account, messages)
+    logger.info("removed the content of a user", extra={"removed": removed, "left": left})
+    return done
+
+
+async def _events(database: Database, user_id: UserId, report: Report) -> tuple[int, int]:
+    """Remove the content in batches; return the numbers of events removed and left."""
+    async with database.connection() as conn:
+        dictionary = await stored_form(conn)
+        last: int = await conn.fetchval(SQL_LAST_EVENT)
+    counted = Counted(report, "forget", last, "event numbers")
+    removed = left = after = 0
+    while after < last:
+        upto = min(after + RANGE, last)
+        async with database.connection() as conn:
+            rows = await conn.fetch(SQL_SENT, after, upto, user_id, BATCH, row=CensoredEventRow)
+            wanted = [
+                one
+                for row in rows
+                if row.json is not None
+                and (one := censored_form(row, row.json, dictionary)) is not None
+            ]
+            removed += await _remove(conn, wanted)
+        left += len(rows) - len(wanted)
+        before, after = after, rows[-1].event_nid if len(rows) == BATCH else upto
+        counted.add(after - before)
+    return removed, left
+
+
+async def _remove(
+    conn: Connection, wanted: list[tuple[int, StoredBytes, bool | None, bool | None]]
+) -> int:
+    if not wanted:
+        return 0
+    return len(await conn.fetchvals(SQL_REMOVE, *transposed(wanted, 4)))
+
+
+def _count(tag: str) -> int:
+    return int(tag.rpartition(" ")[2])
