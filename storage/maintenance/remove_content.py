@@ -17,16 +17,20 @@ of the archive have them until the next sweep. A mirror has them until its old v
 
 import logging
 import time
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Final, LiteralString
 
 from storage.codec import StoredBytes
 from storage.database.array_text import transposed
 from storage.database.connection import Connection, Database
+from storage.errors import UnknownRoom
 from storage.ids import UserId
 from storage.maintenance.censor import CensoredEventRow, censored_form
 from storage.maintenance.indexes import prove_indexes
 from storage.maintenance.invalidate_caches import invalidate_caches, register_writer
+from storage.maintenance.room_lock import lock_room
 from storage.observability.progress import Counted, Report, silent
 from storage.persist.user_erasure import erase_user
 from storage.persist.write.stored_form import stored_form
@@ -99,6 +103,15 @@ class RemovedContent:
     to_device: int = 0
 
 
+@dataclass(slots=True)
+class ChangedRooms:
+    """What was done so far, and the rooms with such events."""
+
+    removed: int = 0
+    left: int = 0
+    room_ids: set[str] = field(default_factory=set)
+
+
 async def remove_content(
     database: Database, user_id: UserId, *, report: Report = silent
 ) -> RemovedContent:
@@ -116,21 +129,25 @@ async def remove_content(
             _count(await conn.execute(sql, user_id))
             for sql in (SQL_EMPTY_ACCOUNT, SQL_DROP_MESSAGES)
         ]
-    removed, left = await _events(database, user_id, report)
-    async with database.transaction() as conn:
-        await invalidate_caches(conn, "events")
-    done = RemovedContent(removed, left, account, messages)
-    logger.info("removed the content of a user", extra={"removed": removed, "left": left})
+    changed = ChangedRooms()
+    try:
+        await _events(database, user_id, changed, report)
+    finally:  # also after an interruption: the batches before it are committed
+        await _publish(database, changed.room_ids)
+    done = RemovedContent(changed.removed, changed.left, account, messages)
+    logger.info("removed the content of a user", extra={"removed": done.removed, "left": done.left})
     return done
 
 
-async def _events(database: Database, user_id: UserId, report: Report) -> tuple[int, int]:
-    """Remove the content in batches; return the numbers of events removed and left."""
+async def _events(
+    database: Database, user_id: UserId, changed: ChangedRooms, report: Report
+) -> None:
+    """Remove the content in batches."""
     async with database.connection() as conn:
         dictionary = await stored_form(conn)
         last: int = await conn.fetchval(SQL_LAST_EVENT)
     counted = Counted(report, "forget", last, "event numbers")
-    removed = left = after = 0
+    after = 0
     while after < last:
         upto = min(after + RANGE, last)
         async with database.connection() as conn:
@@ -141,11 +158,21 @@ async def _events(database: Database, user_id: UserId, report: Report) -> tuple[
                 if row.json is not None
                 and (one := censored_form(row, row.json, dictionary)) is not None
             ]
-            removed += await _remove(conn, wanted)
-        left += len(rows) - len(wanted)
+            changed.removed += await _remove(conn, wanted)
+        changed.left += len(rows) - len(wanted)
+        changed.room_ids.update(row.room_id for row in rows)
         before, after = after, rows[-1].event_nid if len(rows) == BATCH else upto
         counted.add(after - before)
-    return removed, left
+
+
+async def _publish(database: Database, room_ids: set[str]) -> None:
+    """Raise the versions of these rooms, so that a mirror compares them, and empty the caches."""
+    for room_id in sorted(room_ids):
+        with suppress(UnknownRoom):  # purged meanwhile
+            await database.run(partial(lock_room, room_id=room_id))
+    if room_ids:
+        async with database.transaction() as conn:
+            await invalidate_caches(conn, "events")
 
 
 async def _remove(

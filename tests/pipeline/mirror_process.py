@@ -25,8 +25,5 @@ class Killer:
 
 if __name__ == "__main__":
     dsn, folder, last = sys.argv[1:]
-    killer = Killer(int(last))
-    sys.setprofile(killer)
+    sys.setprofile(Killer(int(last)))
     mirror(None, dsn, folder, once=True, batch=40)
-    sys.setprofile(None)
-    print(int(last) - killer.left, "calls")

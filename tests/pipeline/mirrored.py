@@ -1,5 +1,6 @@
 """What a mirror must have, read from the store in the simplest way, and what it has."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -71,11 +72,20 @@ MEMBERSHIP = ("other", "ban", "leave", "knock", "invite", "join")
 Rows = set[tuple[tuple[str, Any], ...]]
 
 
-async def differences(dsn: str, folder: Path) -> dict[str, tuple[Rows, Rows]]:
-    """Both anti-joins of each table that differs: rows of the store alone, and of the mirror."""
+async def differences(
+    dsn: str, folder: Path, archived: Mapping[str, bytes] | None = None
+) -> dict[str, tuple[Rows, Rows]]:
+    """Both anti-joins of each table that differs: rows of the store alone, and of the mirror.
+
+    ``archived``: the bytes of events, where the table has references to an archive.
+    """
     connection = await asyncpg.connect(dsn)
     try:
-        stored = {"events": {_event(dict(row)) for row in await connection.fetch(SQL_EVENTS)}}
+        stored = {
+            "events": {
+                _event(dict(row), archived or {}) for row in await connection.fetch(SQL_EVENTS)
+            }
+        }
         for name, sql in SQL_OTHERS.items():
             stored[name] = {_other(dict(row)) for row in await connection.fetch(sql)}
     finally:
@@ -96,8 +106,9 @@ def _mirrored(folder: Path, name: str) -> list[tuple[tuple[str, Any], ...]]:
     return [tuple(sorted(row.items())) for row in table.to_pylist()]
 
 
-def _event(row: dict[str, Any]) -> tuple[tuple[str, Any], ...]:
-    raw = decode(row.pop("json"), row["event_id"], row["room_id"])
+def _event(row: dict[str, Any], archived: Mapping[str, bytes]) -> tuple[tuple[str, Any], ...]:
+    stored = row.pop("json")
+    raw = archived.get(row["event_id"]) or decode(stored, row["event_id"], row["room_id"])
     if row.pop("redacted_form") or row["redacted"] or row["erased"]:
         kept = storage.event.redact(orjson.loads(raw), row["room_version"])
         raw = canonicaljson.encode_canonical_json(kept)

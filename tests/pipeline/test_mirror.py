@@ -23,7 +23,7 @@ from tests.maintenance.rooms import LIVELY, SERVER, deliver
 from tests.maintenance.test_purge_random import ODD
 from tests.pipeline.mirrored import differences, versions
 
-pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.timeout(600)]
 
 CONFIG = Config(purge_batch_max=7, purge_pause_ms=0)
 
@@ -77,22 +77,22 @@ async def change(store: Store, rooms: list[GeneratedRoom], rng: random.Random) -
             return f"purged before {before}"
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(n, marks=long_run) for n in range(1, 20))])
 async def test_a_mirror_equals_its_store(
     spark: SparkSession, dsn: str, tmp_path: Path, seed: int
 ) -> None:
     rng = random.Random(seed)
-    rooms = rooms_of(seed, 3, 90)
+    rooms = rooms_of(seed, 3, 90 if seed else 60)
     folder = tmp_path / "mirror"
     done: list[str] = []
     async with storage.open(dsn, server_name=SERVER, config=CONFIG) as store:
-        for part in range(6):
+        for part in range(4):
             for room in rooms:
                 size = -(-len(room.events) // 4)
                 some = room.events[part * size : (part + 1) * size]
                 if some:
                     await deliver(store, replace(room, events=some), batch=rng.choice([1, 5, 50]))
-            done += [await change(store, rooms, rng) for _ in range(rng.randrange(3))]
+            done += [await change(store, rooms, rng) for _ in range(rng.randrange(4))]
             mirror(spark, dsn, str(folder), once=True, batch=rng.choice([25, 200_000]))
             assert await differences(dsn, folder) == {}, done
     mirror(spark, dsn, str(folder), once=True)  # closing the store has moved a position
@@ -137,4 +137,5 @@ async def test_a_killed_mirror_goes_on(dsn: str, tmp_path: Path, kills: int) -> 
             died += await killed(dsn, folder, int(rng.expovariate(1 / 2_000)) + 50)
     mirror(None, dsn, str(folder), once=True)
     assert await differences(dsn, folder) == {}
+    print(f"{died} of {kills} died")
     assert died >= kills * 0.3
