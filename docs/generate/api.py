@@ -278,7 +278,8 @@ SUBJECTS: Final = (
     Subject(
         "pipeline",
         "Spark",
-        "Bulk work on Spark. It needs the extra `spark` and Java 17.",
+        "Bulk work on Spark. It needs the extra `spark` and Java 17, and for a mirror the extra "
+        "`lake`.",
         names=(
             "pipeline.RoomEvents",
             "pipeline.import_archive",
@@ -287,6 +288,8 @@ SUBJECTS: Final = (
             "pipeline.Synapse",
             "pipeline.export_parquet",
             "pipeline.Export",
+            "pipeline.mirror",
+            "pipeline.mirrored",
             "pipeline.verify",
             "pipeline.rebuild",
             "pipeline.statistics",

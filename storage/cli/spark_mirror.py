@@ -1,7 +1,7 @@
 """`room-storage spark mirror`: tables that stay true, for those who count and learn."""
 
+import importlib
 from collections import Counter
-from importlib.util import find_spec
 from typing import Annotated, Any
 
 import typer
@@ -16,7 +16,6 @@ from storage.cli.spark_session import (
     opened_session,
     pipeline,
 )
-from storage.errors import ExtraMissing
 
 
 def command(
@@ -68,8 +67,7 @@ def command(
     Redactions, purges and erasures change and delete rows.
     """
     pipeline()
-    if find_spec("deltalake") is None:
-        raise ExtraMissing("a mirror", "lake")
+    importlib.import_module("storage.pipeline.mirroring").require_lake()
     counted: Counter[str] = Counter()
 
     def report(made: Any) -> None:

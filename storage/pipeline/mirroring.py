@@ -7,7 +7,6 @@ import importlib
 import threading
 from collections.abc import Callable
 from datetime import datetime
-from importlib.util import find_spec
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
@@ -80,7 +79,14 @@ def mirrored(
     return found
 
 
+def require_lake() -> None:
+    """Raise `ExtraMissing` unless the extra `lake` is installed."""
+    try:
+        importlib.import_module("deltalake")
+    except ModuleNotFoundError:
+        raise ExtraMissing("a mirror", "lake") from None
+
+
 def _lake(name: str) -> Any:
-    if find_spec("deltalake") is None:
-        raise ExtraMissing("a mirror", "lake")
+    require_lake()
     return importlib.import_module(f"storage.pipeline.lake.{name}")

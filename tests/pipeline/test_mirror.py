@@ -137,5 +137,4 @@ async def test_a_killed_mirror_goes_on(dsn: str, tmp_path: Path, kills: int) -> 
             died += await killed(dsn, folder, int(rng.expovariate(1 / 2_000)) + 50)
     mirror(None, dsn, str(folder), once=True)
     assert await differences(dsn, folder) == {}
-    print(f"{died} of {kills} died")
     assert died >= kills * 0.3

@@ -1,0 +1,138 @@
+"""The tables of a mirror on Spark: wide passes, versions, and what is refused."""
+
+import sys
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable, write_deltalake
+from pyspark.sql import SparkSession
+
+import storage
+from storage.errors import ExtraMissing, InputError, StorageError
+from storage.pipeline import mirror, mirrored
+from storage.pipeline.lake import bulk, event_pass
+from storage.pipeline.lake.delta_table import LakeTable, MirrorState
+from storage.pipeline.lake.tables import EVENTS, ROOMS
+from storage.testing import SHAPES, generate_room
+from tests.pipeline.mirrored import differences
+from tests.pipeline.stores import SERVER, fill
+
+pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.timeout(600)]
+
+OTHER = pa.table({"number": [1]})
+
+
+async def small(dsn: str, events: int = 40, seed: int = 5) -> None:
+    await fill(dsn, generate_room(SHAPES["small_chat"], events, seed=seed, sign=False))
+
+
+async def test_tasks_of_spark_write_a_wide_pass(
+    spark: SparkSession, dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A table is as of one commit, and as of an earlier one; a query reads the files of its day."""
+    monkeypatch.setattr(event_pass, "WIDE", 10)
+    monkeypatch.setattr(bulk, "FEW_ROOMS", 1)
+    for seed in range(3):
+        await small(dsn, 30, seed)
+    mirror(spark, dsn, str(tmp_path), ("all",), once=True, tasks=2)
+    assert await differences(dsn, tmp_path) == {}
+    before = mirrored(spark, str(tmp_path), "events").count()
+    version = DeltaTable(tmp_path / "events").version()
+    await small(dsn, 30, 9)
+    mirror(spark, dsn, str(tmp_path), once=True)
+    events = mirrored(spark, str(tmp_path), "events")
+    [day] = events.select("day").distinct().collect()
+    assert events.where(events.day == day.day).count() == before + 30
+    assert mirrored(spark, str(tmp_path), "events", version=version).count() == before
+    assert mirrored(spark, str(tmp_path), "rooms", version=0).count() == 0
+    with pytest.raises(InputError, match="no such table or version"):
+        mirrored(spark, str(tmp_path), "events", version=10_000)
+
+
+async def test_a_comparison_makes_a_damaged_mirror_equal(dsn: str, tmp_path: Path) -> None:
+    await small(dsn)
+    mirror(None, dsn, str(tmp_path), once=True)
+    lake = opened(tmp_path, await deployment(dsn))
+    arrived = lake.rows(["arrived"]).column(0).to_pylist()
+    state = lake.state()
+    assert state is not None
+    lake.commit([], state, arrived[3:9])
+    assert set(await differences(dsn, tmp_path)) == {"events"}
+    mirror(None, dsn, str(tmp_path), once=True)
+    assert set(await differences(dsn, tmp_path)) == {"events"}
+    mirror(None, dsn, str(tmp_path), once=True, compare=True)
+    assert await differences(dsn, tmp_path) == {}
+
+
+async def test_a_restored_database_needs_a_comparison(dsn: str, tmp_path: Path) -> None:
+    await small(dsn)
+    mirror(None, dsn, str(tmp_path), once=True)
+    async with storage.open(dsn, server_name=SERVER) as store, store.database.connection() as conn:
+        await conn.execute(
+            "INSERT INTO lost_positions (stream_name, lost_after, lost_upto) "
+            "SELECT 'events', 10, max(stream_id) + 10 FROM stream_positions"
+        )
+    with pytest.raises(storage.errors.ResyncNeeded, match="--compare"):
+        mirror(None, dsn, str(tmp_path), once=True)
+
+
+async def test_the_second_of_two_writers_fails(dsn: str, tmp_path: Path) -> None:
+    await small(dsn)
+    mirror(None, dsn, str(tmp_path), once=True)
+    deployment_id = await deployment(dsn)
+    one, other = opened(tmp_path, deployment_id), opened(tmp_path, deployment_id)
+    state = MirrorState("s1")
+    one.commit([], state)
+    with pytest.raises(StorageError, match="another process has written"):
+        other.commit([], state)
+
+
+async def test_another_folder_is_refused(dsn: str, tmp_path: Path) -> None:
+    await small(dsn)
+    write_deltalake(tmp_path / "foreign" / "rooms", OTHER)
+    with pytest.raises(InputError, match="another program"):
+        mirror(None, dsn, str(tmp_path / "foreign"), ("rooms",), once=True)
+    opened(tmp_path / "another", "another")
+    with pytest.raises(InputError, match="mirrors the database another"):
+        mirror(None, dsn, str(tmp_path / "another"), once=True)
+
+
+async def test_a_mirror_of_another_version_is_refused(
+    dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await small(dsn)
+    monkeypatch.setattr("storage.pipeline.lake.delta_table.SCHEMA_VERSION", 0)
+    mirror(None, dsn, str(tmp_path), ("rooms",), once=True)
+    monkeypatch.undo()
+    with pytest.raises(InputError, match="has version 0 of the mirror's schema"):
+        mirror(None, dsn, str(tmp_path), ("rooms",), once=True)
+
+
+@pytest.mark.parametrize(
+    "tables,said", [(("event",), "no table event:"), ((), "no table without a name")]
+)
+def test_unknown_tables(tables: tuple[str, ...], said: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=said):
+        mirror(None, "postgresql:///none", str(tmp_path), tables)
+
+
+def test_without_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "deltalake", None)
+    with pytest.raises(ExtraMissing, match=r"room-storage\[lake\]"):
+        mirror(None, "postgresql:///none", str(tmp_path), once=True)
+
+
+def test_numbers_are_checked(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="batch, tasks"):
+        mirror(None, "postgresql:///none", str(tmp_path), batch=0)
+
+
+def opened(folder: Path, deployment_id: str) -> LakeTable:
+    table = ROOMS if deployment_id == "another" else EVENTS
+    return LakeTable.open(str(folder), table, deployment_id, 1)
+
+
+async def deployment(dsn: str) -> str:
+    async with storage.open(dsn, server_name=SERVER) as store:
+        return store.deployment_id
