@@ -1,4 +1,4 @@
-"""What all commands of `room-storage spark` share: their options, the session, the package."""
+"""Options, session and package that all commands of `room-storage spark` share."""
 
 import asyncio
 import importlib

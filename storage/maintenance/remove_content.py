@@ -22,12 +22,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Final, LiteralString
 
-from storage.codec import StoredBytes
-from storage.database.array_text import transposed
-from storage.database.connection import Connection, Database
+from storage.database.connection import Database
 from storage.errors import UnknownRoom
 from storage.ids import UserId
-from storage.maintenance.censor import CensoredEventRow, censored_form
+from storage.maintenance.censor import CensoredEventRow, censored_form, keep_redacted_form
 from storage.maintenance.indexes import prove_indexes
 from storage.maintenance.invalidate_caches import invalidate_caches, register_writer
 from storage.maintenance.room_lock import lock_room
@@ -55,22 +53,6 @@ WHERE e.event_nid > $1::bigint AND e.event_nid <= $2::bigint AND e.encoding = 0
             WHERE type_nid = 2 AND state_key = $3::text))
 ORDER BY e.event_nid
 LIMIT $4::bigint
-"""
-
-SQL_REMOVE: Final[LiteralString] = """
-UPDATE events e
-SET json = i.json,
-    encoding = 1,
-    redacted_form = true,
-    has_url = i.has_url,
-    describes_room = i.describes_room,
-    relates_to = NULL,
-    rel_type_nid = NULL,
-    replaces = NULL
-FROM unnest($1::bigint[], $2::bytea[], $3::boolean[], $4::boolean[])
-    AS i (event_nid, json, has_url, describes_room)
-WHERE e.event_nid = i.event_nid AND e.encoding = 0
-RETURNING e.event_nid
 """
 
 SQL_EMPTY_ACCOUNT: Final[LiteralString] = """
@@ -105,7 +87,7 @@ class RemovedContent:
 
 @dataclass(slots=True)
 class ChangedRooms:
-    """What was done so far, and the rooms with such events."""
+    """The counts so far, and the rooms with such events."""
 
     removed: int = 0
     left: int = 0
@@ -158,7 +140,7 @@ async def _events(
                 if row.json is not None
                 and (one := censored_form(row, row.json, dictionary)) is not None
             ]
-            changed.removed += await _remove(conn, wanted)
+            changed.removed += await keep_redacted_form(conn, wanted)
         changed.left += len(rows) - len(wanted)
         changed.room_ids.update(row.room_id for row in rows)
         before, after = after, rows[-1].event_nid if len(rows) == BATCH else upto
@@ -173,14 +155,6 @@ async def _publish(database: Database, room_ids: set[str]) -> None:
     if room_ids:
         async with database.transaction() as conn:
             await invalidate_caches(conn, "events")
-
-
-async def _remove(
-    conn: Connection, wanted: list[tuple[int, StoredBytes, bool | None, bool | None]]
-) -> int:
-    if not wanted:
-        return 0
-    return len(await conn.fetchvals(SQL_REMOVE, *transposed(wanted, 4)))
 
 
 def _count(tag: str) -> int:

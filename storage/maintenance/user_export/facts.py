@@ -1,4 +1,4 @@
-"""What the database has of a user, beside the events that they may see."""
+"""Facts about a user in the database, beside the events that they may see."""
 
 from collections.abc import AsyncIterator
 from typing import Any, Final, LiteralString, NamedTuple

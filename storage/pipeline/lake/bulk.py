@@ -1,7 +1,7 @@
 """Many rows at once: tasks of Spark read ranges of the store and write the files of a commit.
 
 The driver then commits all files together. Tasks read in snapshots of their own. They leave out
-events after the end of the pass. What changed since is in the facts of the next pass.
+events after the end of the pass. Later changes are in the facts of the next pass.
 """
 
 from collections.abc import Iterator, Sequence

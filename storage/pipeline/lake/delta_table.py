@@ -37,7 +37,7 @@ COMPACT_BYTES: Final = 32 << 20
 
 @dataclass(frozen=True, slots=True)
 class MirrorState:
-    """What a commit says of the mirror: how far it has read.
+    """The state of the mirror, which each commit has: how far it has read.
 
     ``position``: the text of a token. ``erased``: which users were erased then, as a digest.
     """
@@ -274,7 +274,7 @@ def files_of(
 
 
 def _created(folder: str, table: MirrorTable, deployment: str, keep_hours: int) -> DeltaTable:
-    keep = f"interval {keep_hours} hours"
+    keep = f"interval {max(keep_hours, 1)} hours"
     return DeltaTable.create(
         folder,
         table.schema,

@@ -99,7 +99,7 @@ class EventPass:
         wanted = room_nids(self.conn, facts.replaced)
         stored: set[int] | None = None
         if facts.everywhere or compare:
-            swept, stored = swept_rooms(self.conn, rooms, every=compare)
+            swept, stored = swept_rooms(self.conn, rooms, self.start, every=compare)
             wanted |= swept
         if wanted or stored is not None:
             self._compare(found, wanted, stored, covered)
@@ -115,13 +115,12 @@ class EventPass:
         else:
             written, new = bulk.events(window, self.lake.folder)
         nids = [*new, *sorted(changes.again - set(new))]
-        rows = list(_gathered(event_rows(self.conn, nids)))
-        for table in rows:
+        for table in _gathered(event_rows(self.conn, nids)):
             changes.gone.update(_readmitted(table))
+            written += self.lake.write(table)
         state = MirrorState(position, erased_digest(self.conn))
-        self.lake.commit([*written, *rows], state, changes.gone)
-        read = sum(file.rows for file in written) + sum(table.num_rows for table in rows)
-        return read, len(changes.gone)
+        self.lake.commit(written, state, changes.gone)
+        return sum(file.rows for file in written), len(changes.gone)
 
     def _compare(
         self, found: EventChanges, wanted: set[int], stored: set[int] | None, covered: Bounds

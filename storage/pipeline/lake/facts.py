@@ -1,4 +1,4 @@
-"""What the stream "caches" says about rows that changed after they were stored.
+"""Facts of the stream "caches" about rows that changed after they were stored.
 
   events         an event whose row changed: redacted, reordered, no longer ineffective
   removed        what a purge has deleted from a room

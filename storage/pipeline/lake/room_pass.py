@@ -60,7 +60,7 @@ class RoomPass:
         again = room_nids(self.conn, facts.replaced)
         gone: set[int] = set()
         if facts.everywhere or compare:
-            swept, stored = swept_rooms(self.conn, rooms, every=compare)
+            swept, stored = swept_rooms(self.conn, rooms, start, every=compare)
             again |= swept
             gone = set(pc.unique(self.lake.rows(["room_nid"]).column(0)).to_pylist()) - stored
         added: list[pa.Table] = []

@@ -24,7 +24,7 @@ from storage.pipeline.lake.tables import EVENTS, ROOMS, STATE_CHANGES, chosen_ta
 from storage.pipeline.source.token_bounds import deployment_of, position_of, token_of
 from storage.streams import SyncToken
 
-OFTEN: Final = (EVENTS, STATE_CHANGES)
+OFTEN: Final = (EVENTS.name, STATE_CHANGES.name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,13 +57,21 @@ class Mirroring:
     def round(self, *, whole: bool) -> bool:
         """Make a pass over each table; return whether more events wait.
 
-        ``whole``: over all tables, not only those that are read often.
+        ``whole``: over all tables, not only those that are read often. Then `rooms` is read in a
+        snapshot from before the other passes, and committed last (`storage.pipeline.lake.sweep`).
         """
+        if not whole:
+            return self._passes([name for name in OFTEN if name in self.tables])
+        with arrow_snapshot(self.dsn, config=self.config) as early:
+            current_position(early)  # the first statement takes the snapshot
+            more = self._passes([name for name in self.tables if name != ROOMS.name])
+            self._pass_in(early, self.tables[ROOMS.name])
+        return more
+
+    def _passes(self, names: list[str]) -> bool:
         more = False
-        for lake in self.tables.values():
-            if not whole and lake.table not in OFTEN:
-                continue
-            more = self._pass(lake) or more
+        for name in names:
+            more = self._pass(self.tables[name]) or more
         return more
 
     def tidy(self, *, always: bool) -> None:
@@ -74,19 +82,19 @@ class Mirroring:
                 lake.vacuum(self.keep_hours)
 
     def _pass(self, lake: LakeTable) -> bool:
-        began = time.monotonic()
         with arrow_snapshot(self.dsn, config=self.config) as conn:
-            deployment = deployment_of(conn)
-            state = lake.state()
-            now = current_position(conn)
-            start = self._start(conn, state, now, deployment)
-            if (
-                start is not None
-                and not self.compare
-                and self._is_current(conn, lake, state, start, now)
-            ):
-                return False
-            more, numbers = self._commit(conn, lake, state, start, now)
+            return self._pass_in(conn, lake)
+
+    def _pass_in(self, conn: ArrowConnection, lake: LakeTable) -> bool:
+        """Make the next commit of a table, if there is news; return whether events wait."""
+        began = time.monotonic()
+        state = lake.state()
+        now = current_position(conn)
+        start = self._start(conn, state, now, deployment_of(conn))
+        is_current = start is not None and self._is_current(conn, lake, state, start, now)
+        if is_current and not self.compare:
+            return False
+        more, numbers = self._commit(conn, lake, state, start, now)
         lake.compact()
         self.report(MirrorPass(lake.table.name, lake.version, *numbers, time.monotonic() - began))
         return more
