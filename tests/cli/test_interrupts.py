@@ -41,6 +41,8 @@ COMMANDS = {
     "purge --jobs": ("purge_jobs", ""),
     "rebuild-visibility {room}": ("visibility", "nothing was changed"),
     "forget-user @user1:s1.test": ("erased_users", GO_ON),
+    "forget-user --remove @user1:s1.test": ("events", GO_ON),
+    "export-user @user1:s1.test {folder}/user1": ("events", "no folder was written"),
     "jobs": ("background_jobs", GO_ON),
     "jobs --list": ("background_jobs", ""),
     "stats": ("events", ""),

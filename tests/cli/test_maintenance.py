@@ -191,6 +191,11 @@ async def test_forget_user(dsn: str) -> None:
         == f"{user} is not forgotten, and was so before\n"
     )
     assert room_storage("forget-user", "user1", "--dsn", dsn).returncode == 2
+    both = room_storage("forget-user", "--undo", "--remove", user, "--dsn", dsn)
+    assert (both.returncode, both.stderr) == (
+        2,
+        "error: --undo cannot restore what --remove has removed: give one of them\n",
+    )
 
 
 @pytest.mark.parametrize(
