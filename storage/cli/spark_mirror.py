@@ -17,46 +17,52 @@ from storage.cli.spark_session import (
     pipeline,
 )
 
+TablesArgument = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="TABLE...",
+        help="events, state_changes, memberships, visibility, rooms, or all.",
+        show_default=False,
+    ),
+]
+FolderOption = Annotated[
+    str,
+    typer.Option(
+        "--to",
+        metavar="FOLDER",
+        help="The folder of the tables, local or at a URL.",
+        show_default=False,
+    ),
+]
+OnceOption = Annotated[
+    bool, typer.Option("--once", help="End when the tables have what the store has now.")
+]
+CompareOption = Annotated[
+    bool,
+    typer.Option("--compare", help="First compare all rows with the store, as after a restore."),
+]
+EveryOption = Annotated[
+    float,
+    typer.Option("--every", min=0, metavar="SECONDS", help="The time between two rounds."),
+]
+KeepOption = Annotated[
+    int, typer.Option("--keep", min=0, metavar="HOURS", help="So long old versions stay.")
+]
+BatchOption = Annotated[
+    int, typer.Option("--batch", min=1, help="The maximum number of new events in a commit.")
+]
+
 
 def command(
-    tables: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="TABLE...",
-            help="events, state_changes, memberships, visibility, rooms, or all.",
-            show_default=False,
-        ),
-    ],
-    to: Annotated[
-        str,
-        typer.Option(
-            "--to",
-            metavar="FOLDER",
-            help="The folder of the tables, local or at a URL.",
-            show_default=False,
-        ),
-    ],
+    tables: TablesArgument,
+    to: FolderOption,
     dsn: DsnOption = None,
     *,
-    once: Annotated[
-        bool, typer.Option("--once", help="End when the tables have what the store has now.")
-    ] = False,
-    compare: Annotated[
-        bool,
-        typer.Option(
-            "--compare", help="First compare all rows with the store, as after a restore."
-        ),
-    ] = False,
-    every: Annotated[
-        float,
-        typer.Option("--every", min=0, metavar="SECONDS", help="The time between two rounds."),
-    ] = 1.0,
-    keep: Annotated[
-        int, typer.Option("--keep", min=0, metavar="HOURS", help="So long old versions stay.")
-    ] = 168,
-    batch: Annotated[
-        int, typer.Option("--batch", min=1, help="The maximum number of new events in a commit.")
-    ] = 200_000,
+    once: OnceOption = False,
+    compare: CompareOption = False,
+    every: EveryOption = 1.0,
+    keep: KeepOption = 168,
+    batch: BatchOption = 200_000,
     tasks: TasksOption = None,
     master: MasterOption = LOCAL,
     conf: ConfOption = None,

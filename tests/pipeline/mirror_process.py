@@ -10,7 +10,7 @@ from storage.pipeline import mirror
 OWN = "storage/pipeline/lake"
 
 
-class Killer:
+class MirrorKiller:
     """Counts the calls and returns of functions of the mirror, and of what they call in C."""
 
     def __init__(self, last: int) -> None:
@@ -25,5 +25,5 @@ class Killer:
 
 if __name__ == "__main__":
     dsn, folder, last = sys.argv[1:]
-    sys.setprofile(Killer(int(last)))
+    sys.setprofile(MirrorKiller(int(last)))
     mirror(None, dsn, folder, once=True, batch=40)

@@ -134,7 +134,8 @@ async def test_a_killed_mirror_goes_on(dsn: str, tmp_path: Path, kills: int) -> 
                 some = replace(room, events=room.events[part * size : (part + 1) * size])
                 await deliver(store, some, batch=10)
             await change(store, rooms, rng)
-            died += await killed(dsn, folder, rng.randrange(50, 1_500 if kills == 1 else 8_000))
+            died += await killed(dsn, folder, rng.randrange(50, 1_500 if kills == 1 else 4_000))
     mirror(None, dsn, str(folder), once=True)
     assert await differences(dsn, folder) == {}
-    assert died >= kills * 0.3
+    assert died >= kills * 0.3, died
+    print(f"{died} died")  # noqa: T201

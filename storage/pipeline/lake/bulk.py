@@ -76,7 +76,7 @@ class BulkTask:
 
 
 @dataclass(frozen=True, slots=True)
-class BulkWriter:
+class MirrorTasks:
     """Runs such tasks, at most ``tasks`` at once; without Spark one after another."""
 
     spark: SparkSession | None

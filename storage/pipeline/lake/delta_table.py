@@ -83,9 +83,7 @@ class LakeTable:
         Raise `InputError` for a table of another database, of another version, or of something
         else.
         """
-        folder = f"{root.rstrip('/')}/{table.name}"
-        if "://" not in folder:
-            folder = os.path.abspath(folder)  # noqa: PTH100  # a text: the other form is a URL
+        folder = folder_of(root, table)
         try:
             delta = DeltaTable(folder)
         except TableNotFoundError:
@@ -256,21 +254,34 @@ class LakeTable:
         return [file for file, low, high in zip(files, first, after, strict=True) if low < high]
 
 
+def folder_of(root: str, table: MirrorTable) -> str:
+    """Return the folder of a table: an absolute path, or a URL."""
+    folder = f"{root.rstrip('/')}/{table.name}"
+    if "://" in folder:
+        return folder
+    return os.path.abspath(folder)  # noqa: PTH100  # a text: the other form is a URL
+
+
 def files_of(
     root: str, table: MirrorTable, version: int | datetime | None = None
-) -> tuple[list[str], int]:
-    """Return the URIs of the table's files, and its version: now, or as of a version or a time.
+) -> tuple[str, list[str]]:
+    """Return the URL of the table's folder, and those of its files: now, or as of then.
 
-    Raise `InputError` where there is none.
+    Raise `InputError` where there is no such table or version.
     """
-    folder = f"{root.rstrip('/')}/{table.name}"
+    folder = folder_of(root, table)
     try:
         delta = DeltaTable(folder)
         if version is not None:
             delta.load_as_version(version)
-        return delta.file_uris(), delta.version()
+        return _url(folder), [_url(file) for file in delta.file_uris()]
     except (DeltaError, TableNotFoundError) as error:
         raise InputError(f"{folder}: the mirror has no such table or version: {error}") from error
+
+
+def _url(path: str) -> str:
+    """Return a path as a URL: the file system that Spark takes by default may be another one."""
+    return path if "://" in path else f"file://{path}"
 
 
 def _created(folder: str, table: MirrorTable, deployment: str, keep_hours: int) -> DeltaTable:

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from storage.database.arrow_results import ArrowConnection
-from storage.pipeline.lake.bulk import BulkWriter
+from storage.pipeline.lake.bulk import MirrorTasks
 from storage.pipeline.lake.delta_table import LakeTable, MirrorState
 from storage.pipeline.lake.event_rows import (
     erased_names,
@@ -47,7 +47,7 @@ WIDE: Final = 20_000
 
 
 @dataclass(slots=True)
-class EventChanges:
+class MirrorChanges:
     """The changes of a pass: ``gone`` are values of `arrived`, ``again`` nids to read again."""
 
     gone: set[int] = field(default_factory=set)
@@ -89,9 +89,9 @@ class EventPass:
         end = end.advance("caches", position_of(now, "caches"))
         return cls(conn, lake, start, end, erased_before, more=True)
 
-    def changes(self, rooms: LakeTable, *, compare: bool) -> EventChanges:
+    def changes(self, rooms: LakeTable, *, compare: bool) -> MirrorChanges:
         """Return what changed of rows that the table has. ``compare``: compare all rooms."""
-        found = EventChanges()
+        found = MirrorChanges()
         covered = between(self.conn, SyncToken(), self.start)
         facts = change_facts(self.conn, cache_bounds(self.conn, self.start, self.end))
         nids = nids_of(self.conn, sorted(facts.event_ids))
@@ -106,7 +106,7 @@ class EventPass:
         self._erased(found, covered)
         return found
 
-    def commit(self, changes: EventChanges, position: str, bulk: BulkWriter) -> tuple[int, int]:
+    def commit(self, changes: MirrorChanges, position: str, bulk: MirrorTasks) -> tuple[int, int]:
         """Commit the pass; return the numbers of rows that were read, and deleted or replaced."""
         window = between(self.conn, self.start, self.end)
         written: list[WrittenFile] = []
@@ -123,7 +123,7 @@ class EventPass:
         return sum(file.rows for file in written), len(changes.gone)
 
     def _compare(
-        self, found: EventChanges, wanted: set[int], stored: set[int] | None, covered: Bounds
+        self, found: MirrorChanges, wanted: set[int], stored: set[int] | None, covered: Bounds
     ) -> None:
         """Compare the events of these rooms; without a room in ``stored`` its rows go."""
         table = self.lake.rows(["room_nid", "arrived", "digest"])
@@ -150,7 +150,7 @@ class EventPass:
         found.gone.update(ours)
         found.take(marks.filter(pc.invert(pa.array(same, pa.bool_()))))
 
-    def _erased(self, found: EventChanges, covered: Bounds) -> None:
+    def _erased(self, found: MirrorChanges, covered: Bounds) -> None:
         """Read the events again of senders who were erased since, or are no longer."""
         if self.erased_before == erased_digest(self.conn):
             return

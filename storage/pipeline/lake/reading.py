@@ -19,13 +19,13 @@ def frame(
     spark: SparkSession, path: str, table: MirrorTable, version: int | datetime | None
 ) -> DataFrame:
     """Return a table as of now, of a version, or of a time."""
-    files, _ = files_of(path, table, version)
+    folder, files = files_of(path, table, version)
     schema = ddl(table.schema)
     if not files:
         return spark.createDataFrame([], schema)
     reader = spark.read.schema(schema)
     if table.by_day:
-        reader = reader.option("basePath", f"{path.rstrip('/')}/{table.name}")
+        reader = reader.option("basePath", folder)
     return reader.parquet(*files)
 
 

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from storage.database.arrow_results import ArrowConnection
-from storage.pipeline.lake.bulk import BulkWriter
+from storage.pipeline.lake.bulk import MirrorTasks
 from storage.pipeline.lake.delta_table import LakeTable, MirrorState
 from storage.pipeline.lake.facts import change_facts, room_nids
 from storage.pipeline.lake.positions import cache_bounds
@@ -37,7 +37,7 @@ class RoomPass:
     end: SyncToken
 
     def commit(
-        self, rooms: LakeTable, position: str, bulk: BulkWriter, *, compare: bool
+        self, rooms: LakeTable, position: str, bulk: MirrorTasks, *, compare: bool
     ) -> tuple[int, int]:
         """Commit the pass; return the numbers of rows that were read, and of rooms replaced."""
         state = MirrorState(position)

@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 from storage.config import Config
 from storage.database.arrow_results import ArrowConnection, arrow_snapshot
 from storage.errors import ResyncNeeded
-from storage.pipeline.lake.bulk import BulkWriter
+from storage.pipeline.lake.bulk import MirrorTasks
 from storage.pipeline.lake.delta_table import LakeTable, MirrorState
 from storage.pipeline.lake.event_pass import EventPass, erased_digest
 from storage.pipeline.lake.positions import current_position
@@ -47,7 +47,7 @@ class Mirroring:
 
     dsn: str = field(repr=False)  # it may contain a password
     tables: dict[str, LakeTable]
-    bulk: BulkWriter
+    bulk: MirrorTasks
     config: Config
     batch: int
     keep_hours: int
@@ -174,7 +174,7 @@ def run(
         table.name: LakeTable.open(path, table, deployment, keep_hours)
         for table in chosen_tables(tables)
     }
-    bulk = BulkWriter(spark, dsn, tasks, config)
+    bulk = MirrorTasks(spark, dsn, tasks, config)
     running = Mirroring(dsn, opened, bulk, config, batch, keep_hours, report, compare)
     if once or compare:
         while running.round(whole=True) and not stop.is_set():
