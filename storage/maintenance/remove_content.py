@@ -38,6 +38,15 @@ logger: logging.Logger = logging.getLogger(__name__)
 TABLES: Final = ("events", "rooms", "principals", "state_keys")
 """The tables in which it finds the events: a corrupt index would leave content on disk."""
 
+SQL_IS_ERASED: Final[LiteralString] = """
+SELECT EXISTS (
+    SELECT
+    FROM erased_users u
+    JOIN principals p USING (principal_nid)
+    WHERE p.name = $1::text
+)
+"""
+
 SQL_LAST_EVENT: Final[LiteralString] = """
 SELECT COALESCE(max(event_nid), 0)
 FROM events
@@ -106,7 +115,9 @@ async def remove_content(
     await prove_indexes(database, "removing content", TABLES, report=report)
     await register_writer(database)
     async with database.connection() as conn:
-        await erase_user(conn, user_id, time.time_ns() // 1_000_000)
+        # the role for maintenance may not erase, only a writer
+        if not await conn.fetchval(SQL_IS_ERASED, user_id):
+            await erase_user(conn, user_id, time.time_ns() // 1_000_000)
         account, messages = [
             _count(await conn.execute(sql, user_id))
             for sql in (SQL_EMPTY_ACCOUNT, SQL_DROP_MESSAGES)
