@@ -1,6 +1,8 @@
 """The tables of a mirror on Spark: wide passes, versions, and what is refused."""
 
+import asyncio
 import sys
+import threading
 from pathlib import Path
 
 import pyarrow as pa
@@ -13,6 +15,7 @@ from storage.errors import ExtraMissing, InputError, StorageError
 from storage.pipeline import mirror, mirrored
 from storage.pipeline.lake import bulk, event_pass
 from storage.pipeline.lake.delta_table import LakeTable, MirrorState
+from storage.pipeline.lake.rounds import MirrorPass
 from storage.pipeline.lake.tables import EVENTS, ROOMS
 from storage.testing import SHAPES, generate_room
 from tests.pipeline.mirrored import differences
@@ -48,6 +51,29 @@ async def test_tasks_of_spark_write_a_wide_pass(
     assert mirrored(spark, str(tmp_path), "rooms", version=0).count() == 0
     with pytest.raises(InputError, match="no such table or version"):
         mirrored(spark, str(tmp_path), "events", version=10_000)
+
+
+async def test_a_mirror_follows_until_it_is_stopped(dsn: str, tmp_path: Path) -> None:
+    loop, read, stop = asyncio.get_running_loop(), asyncio.Queue[int](), threading.Event()
+
+    def report(made: MirrorPass) -> None:
+        if made.table == "events":
+            loop.call_soon_threadsafe(read.put_nowait, made.rows)
+
+    await small(dsn, 20, 1)
+    running = asyncio.create_task(
+        asyncio.to_thread(mirror, None, dsn, str(tmp_path), every_s=0.01, stop=stop, report=report)
+    )
+    assert await read.get() == 20
+    await small(dsn, 15, 2)
+    rows = 0
+    while rows < 15:
+        rows += await read.get()
+    stop.set()
+    await running
+    assert rows == 15
+    assert DeltaTable(tmp_path / "events").count() == 35
+    assert set(await differences(dsn, tmp_path)) <= {"memberships", "visibility", "rooms"}
 
 
 async def test_a_comparison_makes_a_damaged_mirror_equal(dsn: str, tmp_path: Path) -> None:
