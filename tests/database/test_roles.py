@@ -220,11 +220,9 @@ def test_runtime_forgets_a_user(logins: Logins) -> None:
     assert (done.returncode, done.stderr) == (0, "")
     for dsn in (logins.reader, logins.purger):
         assert room_storage("forget-user", "@alice:s1.test", "--dsn", dsn).returncode == 2
-    removed = room_storage("forget-user", "--remove", "@alice:s1.test", "--dsn", logins.purger)
-    assert (removed.returncode, removed.stderr) == (0, "")
-    page = (ROOT / "docs/how-to/roles.md").read_text("utf-8")
-    [runtime] = [line for line in page.splitlines() if line.startswith("| `room_storage_runtime")]
-    assert "`forget-user`" in runtime
+    assert room_storage("forget-user", "--remove", "@alice:s1.test", "--dsn", dsn).returncode == 0
+    page = (ROOT / "docs/how-to/roles.md").read_text("utf-8").splitlines()
+    assert any("| `room_storage_runtime" in one and "`forget-user`" in one for one in page)
 
 
 @pytest.mark.parametrize("auth_events", ["{}", "{1}"])
