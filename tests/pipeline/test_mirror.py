@@ -119,7 +119,7 @@ async def killed(dsn: str, folder: Path, call: int) -> bool:
     return process.returncode != 0
 
 
-@pytest.mark.parametrize("kills", [1, pytest.param(50, marks=long_run)])
+@pytest.mark.parametrize("kills", [1, pytest.param(60, marks=long_run)])
 @pytest.mark.timeout(3_000)
 async def test_a_killed_mirror_goes_on(dsn: str, tmp_path: Path, kills: int) -> None:
     """It dies at random calls: before, between and after the files and commits of its tables."""
@@ -134,8 +134,7 @@ async def test_a_killed_mirror_goes_on(dsn: str, tmp_path: Path, kills: int) -> 
                 some = replace(room, events=room.events[part * size : (part + 1) * size])
                 await deliver(store, some, batch=10)
             await change(store, rooms, rng)
-            died += await killed(dsn, folder, rng.randrange(50, 1_500 if kills == 1 else 4_000))
+            died += await killed(dsn, folder, rng.randrange(50, 1_500))
     mirror(None, dsn, str(folder), once=True)
     assert await differences(dsn, folder) == {}
-    assert died >= kills * 0.3, died
-    print(f"{died} died")  # noqa: T201
+    assert died >= kills * 0.3
