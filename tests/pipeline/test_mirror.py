@@ -5,6 +5,7 @@ import random
 import signal
 import sys
 from asyncio.subprocess import PIPE
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from pyspark.sql import SparkSession
 
 import storage
 from storage import Config, Store
+from storage.errors import PurgeRefused
 from storage.ids import UserId
 from storage.maintenance.censor import censor
 from storage.maintenance.purge import purge_history, purge_room
@@ -67,13 +69,14 @@ async def change(store: Store, rooms: list[GeneratedRoom], rng: random.Random) -
             return "nothing"
         case _:
             before = ids[rng.randrange(len(ids))]
-            await purge_history(
-                store.database,
-                room.room_id,
-                server_name=SERVER,
-                before_event_id=before,
-                local=rng.random() < 0.5,
-            )
+            with suppress(PurgeRefused):  # an event that is not accepted
+                await purge_history(
+                    store.database,
+                    room.room_id,
+                    server_name=SERVER,
+                    before_event_id=before,
+                    local=rng.random() < 0.5,
+                )
             return f"purged before {before}"
 
 

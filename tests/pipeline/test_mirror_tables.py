@@ -18,6 +18,7 @@ from storage.pipeline.lake.delta_table import LakeTable, MirrorState
 from storage.pipeline.lake.rounds import MirrorPass
 from storage.pipeline.lake.tables import EVENTS, ROOMS
 from storage.testing import SHAPES, generate_room
+from tests.long_run import long_run
 from tests.pipeline.mirrored import differences
 from tests.pipeline.stores import SERVER, fill
 
@@ -33,24 +34,28 @@ async def small(dsn: str, events: int = 40, seed: int = 5) -> None:
 async def test_tasks_of_spark_write_a_wide_pass(
     spark: SparkSession, dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A table is as of one commit, and as of an earlier one; a query reads the files of its day."""
+    """Spark reads a table as of the last commit, and as of an earlier one."""
     monkeypatch.setattr(event_pass, "WIDE", 10)
+    for seed in range(2):
+        await small(dsn, 30, seed)
+    mirror(spark, dsn, str(tmp_path), once=True, tasks=2)
+    assert await differences(dsn, tmp_path) == {}
+    events = mirrored(spark, str(tmp_path), "events")
+    assert events.where(events.day > "2000-01-01").count() == 60
+    assert mirrored(spark, str(tmp_path), "events", version=0).count() == 0
+    with pytest.raises(InputError, match="no such table or version"):
+        mirrored(spark, str(tmp_path), "events", version=10_000)
+
+
+@long_run
+async def test_tasks_of_spark_write_tables_of_rooms(
+    spark: SparkSession, dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(bulk, "FEW_ROOMS", 1)
     for seed in range(3):
         await small(dsn, 30, seed)
-    mirror(spark, dsn, str(tmp_path), ("all",), once=True, tasks=2)
+    mirror(spark, dsn, str(tmp_path), once=True, tasks=2)
     assert await differences(dsn, tmp_path) == {}
-    before = mirrored(spark, str(tmp_path), "events").count()
-    version = DeltaTable(tmp_path / "events").version()
-    await small(dsn, 30, 9)
-    mirror(spark, dsn, str(tmp_path), once=True)
-    events = mirrored(spark, str(tmp_path), "events")
-    [day] = events.select("day").distinct().collect()
-    assert events.where(events.day == day.day).count() == before + 30
-    assert mirrored(spark, str(tmp_path), "events", version=version).count() == before
-    assert mirrored(spark, str(tmp_path), "rooms", version=0).count() == 0
-    with pytest.raises(InputError, match="no such table or version"):
-        mirrored(spark, str(tmp_path), "events", version=10_000)
 
 
 async def test_a_mirror_follows_until_it_is_stopped(dsn: str, tmp_path: Path) -> None:
