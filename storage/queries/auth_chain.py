@@ -417,14 +417,13 @@ async def auth_chain_difference(
 ) -> set[EventId]:
     """Return the events in the auth chain of some of these sets, but not of all.
 
-    Only the events in which the sets differ are walked.
-
-    The common events are not walked. An event of the difference is checked upwards for one of them:
-    first later positions on its own chain, then, if other chains reach it, all events that reach
-    it. A few positions are read at a time, as one of the first is nearly always common. Loose
-    events are looked up in all sets, except among those that ``remembered`` knows to have a
-    position: for large sets that takes most of the time. The events that a common loose event
-    reaches are in no difference. If the sets differ in a loose event, they are walked whole.
+    Only the events in which the sets differ are walked. An event of the difference is checked
+    upwards for one of them: first later positions on its own chain, then, if other chains reach it,
+    all events that reach it. A few positions are read at a time, as one of the first is nearly
+    always common. Loose events are looked up in all sets, except among those that ``remembered``
+    knows to have a position: for large sets that takes most of the time. The events that a common
+    loose event reaches are in no difference. If the sets differ in a loose event, they are walked
+    whole.
     """
     own = [set(one) for one in sets]
     if len(own) < 2:  # one set has no difference
