@@ -8,6 +8,7 @@ from storage.errors import StorageCorrupt
 from storage.maintenance.repair.room_planner import RepairPlanner
 from storage.maintenance.room_states import RoomStates
 from storage.persist.model.event_changes import EventChanges
+from storage.persist.plan.partial_state import keeping_the_join
 from storage.persist.plan.state_merge import merged_state
 from storage.state.groups import Group, derive
 from storage.visibility.audience_numbering import NOTHING
@@ -130,6 +131,7 @@ async def repair_current(
 ) -> None:
     """Set the state group of the current state by resolving the states after these extremities.
 
+    In a partial room the join is kept (`keeping_the_join`).
     Without extremities it is the empty state. Clients get no state change for it: they see it in
     their next initial sync.
     """
@@ -153,7 +155,7 @@ async def repair_current(
     def work(changes: EventChanges) -> Group:
         return merged_state(
             changes,
-            groups,
+            [*keeping_the_join(changes, groups)],
             lambda base, change: changes.add_group(
                 derive(
                     base, change, changes.change_set.blocks.take("state_group_nids"), NOTHING

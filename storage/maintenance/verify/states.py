@@ -6,6 +6,7 @@ from typing import Final, LiteralString, NamedTuple
 from storage.database.columns import PREV_NIDS
 from storage.database.connection import Connection
 from storage.database.placeholders import compose
+from storage.maintenance.partial_ends import following
 from storage.maintenance.verify.auth_graph import read_auth_graph
 from storage.maintenance.verify.event_loader import EventLoader
 from storage.maintenance.verify.finding import Finding
@@ -78,7 +79,7 @@ async def check_states(conn: Connection, room: VerifiedRoom) -> AsyncIterator[Fi
 async def check_current_group(conn: Connection, room: VerifiedRoom) -> AsyncIterator[Finding]:
     """Check the current state group against the forward extremities ("current_state_group").
 
-    It is the resolution of the states after them.
+    It is the resolution of the states after them; in a partial room, of those that follow its join.
     """
     number = room.row.current_state_group
     ends = await conn.fetch(SQL_PARENTS, room.row.forward_extremities, row=TimelineRow)
@@ -99,10 +100,9 @@ async def check_current_group(conn: Connection, room: VerifiedRoom) -> AsyncIter
         )
     elif current is not None and ends and all(end.after in groups for end in ends):
         states = await _states(conn, room)
+        afters = [groups[end.after] for end in ends]
         latest = max(end.stream_ordering for end in ends)
-        wrong = await _resolution_differs(
-            conn, states, current, [groups[end.after] for end in ends], latest
-        )
+        wrong = await _before_differs(conn, states, current, afters, latest)
         if wrong:
             found, expected = await _described(conn, states, wrong)
             yield room.finding(
@@ -139,7 +139,7 @@ async def _before(
     if not afters:
         wrong = {key: (nid, 0) for key, nid in before.entries.items()}
     else:
-        wrong = await _resolution_differs(
+        wrong = await _before_differs(
             conn, states, before, [groups[after] for after in sorted(afters)], row.stream_ordering
         )
     if states.room.row.is_partial:
@@ -147,6 +147,23 @@ async def _before(
     if wrong:
         found, expected = await _described(conn, states, wrong)
         yield states.room.finding("state_before", [row.event_id], found, expected)
+
+
+async def _before_differs(
+    conn: Connection, states: StateCheck, found: Group, groups: Sequence[Group], before: int
+) -> dict[int, tuple[int, int]]:
+    """Return where a state before an event differs from the resolution of those after its parents.
+
+    In a partial room it may be made of those alone that follow the join
+    (`storage.persist.plan.partial_state`).
+    """
+    wrong = await _resolution_differs(conn, states, found, groups, before)
+    if not states.room.row.is_partial:
+        return wrong
+    inside = await following(conn, states.room.nid, groups)
+    if any(expected for _, expected in wrong.values()) and len(inside) < len(groups):
+        wrong = await _resolution_differs(conn, states, found, inside, before)
+    return wrong
 
 
 async def _resolution_differs(

@@ -72,10 +72,9 @@ CROSS JOIN LATERAL (
 """
 
 SQL_PARTIAL_JOIN: Final[LiteralString] = """
-SELECT claimed_depth(e.depth, e.topological_ordering)
-FROM partial_rooms p
-JOIN events e ON e.event_id = p.join_event_id AND NOT e.outlier
-WHERE p.room_nid = $1::int
+SELECT join_event_id
+FROM partial_rooms
+WHERE room_nid = $1::int
 """
 
 SQL_CREATE: Final[LiteralString] = """
@@ -203,8 +202,8 @@ async def _reaching(
     return await conn.fetch(SQL_REACHING, list(nids), limit, row=ReachingRow)
 
 
-async def _partial_join(conn: Connection, _: ChangeSet, room_nid: int) -> int | None:
-    found: int | None = await conn.fetchval(SQL_PARTIAL_JOIN, room_nid)
+async def _partial_join(conn: Connection, _: ChangeSet, room_nid: int) -> str | None:
+    found: str | None = await conn.fetchval(SQL_PARTIAL_JOIN, room_nid)
     return found
 
 

@@ -18,6 +18,16 @@ is at least that of the join. The other concerns an event of a fork from before 
 may have been banned since, and that ban may have been omitted. So nothing is added to the current
 state for it, and it is soft-failed until the state is complete.
 
+A state that follows the join may meet one that does not: of a forward extremity of an earlier stay,
+or of an old fork. That one has members that the partial state lacks, and to a resolution an absent
+key is a conflict. So old events of their auth chains take part in it, and an old join rule among
+them may refuse the join. Then only the states that follow the join are resolved
+(`keeping_the_join`):
+
+    first stay      closed <- an invite of @theirs:there <- their join <- opened <- X, an extremity
+    partial state   create, levels, opened, @ours:here
+    with X          the auth difference has "closed", which was in both auth chains otherwise
+
 When the members are stored, these events are planned again (storage/maintenance/partial_state).
 """
 
@@ -26,9 +36,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from storage.persist.model.event_changes import EventChanges
 from storage.persist.model.rows import EventRow, PrincipalStanding
 from storage.persist.plan import audience
-from storage.persist.plan.state_merge import same_state
+from storage.persist.plan.state_merge import resolution, same_state
 from storage.persist.plan.topology import ParentEvents
-from storage.state.groups import Group, derive
+from storage.state.groups import REMOVED, Group, derive
 from storage.visibility.audience_numbering import NOTHING
 
 
@@ -53,6 +63,49 @@ def supplemented(
         lacking = _absent(cited, current)
         current = derive(current, lacking, 0, NOTHING) if lacking else current
     return before, current
+
+
+def keeping_the_join(changes: EventChanges, states: Sequence[Group]) -> Sequence[Group]:
+    """Return those of the states that are to be resolved, after parents or extremities.
+
+    They are all, unless the join of a partial room is lost in their resolution.
+    """
+    join = _join(changes) if changes.room.row.is_partial and len(states) > 1 else None
+    if join is None:
+        return states
+    found = _after_join(changes, join, states)
+    if not found or len(found) == len(states):
+        return states
+    distinct = {state.state_group: state for state in states}
+    resolved = resolution(changes, [distinct[number] for number in sorted(distinct)])
+    key = join.state_key_nid or 0
+    nid = resolved.get(key, found[0].entries[key])
+    return states if _is_after_join(changes, join, nid) else found
+
+
+def _after_join(changes: EventChanges, join: EventRow, states: Iterable[Group]) -> list[Group]:
+    """Return those of the states that follow the join: they have it, or a later membership."""
+    key = join.state_key_nid or 0
+    return [one for one in states if _is_after_join(changes, join, one.entries.get(key, REMOVED))]
+
+
+def _is_after_join(changes: EventChanges, join: EventRow, nid: int) -> bool:
+    """Return whether a membership of the user who joined is the join, or from after it."""
+    if nid in (REMOVED, join.event_nid):
+        return nid != REMOVED
+    changes.change_set.events.ensure_rows([nid])
+    return changes.change_set.events.row_of(nid).depth > join.depth
+
+
+def _join(changes: EventChanges) -> EventRow | None:
+    """Return the join of a partial room; None if it is not in the timeline yet."""
+    events = changes.change_set.events
+    event_id = changes.change_set.answers.answer(("partial_join", changes.room_nid))
+    if event_id is None:
+        return None
+    events.ensure_ids([event_id])
+    row = events.row(event_id)
+    return None if row is None or row.outlier else row
 
 
 def _is_inside(changes: EventChanges, group: Group) -> bool:
@@ -83,15 +136,15 @@ def _omitted_members(changes: EventChanges, auth_rows: Iterable[EventRow]) -> di
     Their users are of other servers, and their depth is below that of the join.
     """
     name, own = changes.change_set.names.state_key_name, ":" + changes.change_set.server_name
-    depth = changes.change_set.answers.answer(("partial_join", changes.room_nid))
+    join = _join(changes)
     return {
         row.state_key_nid: row.event_nid
         for row in auth_rows
         if row.membership is not None
         and row.rejected is None
         and row.state_key_nid is not None
-        and depth is not None
-        and row.depth < depth
+        and join is not None
+        and row.depth < join.depth
         and not name(row.state_key_nid)[1].endswith(own)
     }
 

@@ -13,6 +13,7 @@ from storage.persist.model.event_changes import EventChanges
 from storage.persist.model.missing_data import StalePlan
 from storage.persist.model.rows import EventRow
 from storage.persist.plan import audience
+from storage.persist.plan.partial_state import keeping_the_join
 from storage.persist.plan.state_merge import merged_state, same_state
 from storage.persist.plan.topology import ParentEvents
 from storage.persistent_map import Map
@@ -32,7 +33,8 @@ def before_event(
         return _given(changes, given or (), parents)
     if not parents.held:
         return empty(changes)
-    return merged(changes, [changes.group(parent.after) for parent in parents.held])
+    states = [changes.group(parent.after) for parent in parents.held]
+    return merged(changes, [*keeping_the_join(changes, states)])
 
 
 def after_event(
@@ -56,9 +58,9 @@ def current_after(
 ) -> Group:
     """Make the resolution of the states after all extremities the room's current state.
 
-    Return its group. ``nid`` is the event being planned, and ``after`` the state after it. Raise
-    `StalePlan` without extremities: another writer has stored the event that has ``nid`` and all
-    known extremities as parents.
+    In a partial room the join is kept (`keeping_the_join`). Return its group. ``nid`` is the event
+    being planned, and ``after`` the state after it. Raise `StalePlan` without extremities: another
+    writer has stored the event that has ``nid`` and all known extremities as parents.
     """
     if not extremities:
         raise StalePlan("no forward extremity is left", room_id=changes.room.row.room_id)
@@ -67,7 +69,8 @@ def current_after(
         for one in extremities
         if one != nid
     ]
-    current = merged(changes, [after, *others] if nid in extremities else others)
+    states = [after, *others] if nid in extremities else others
+    current = merged(changes, [*keeping_the_join(changes, states)])
     audience.advance(changes, current)
     return current
 
