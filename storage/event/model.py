@@ -80,18 +80,3 @@ def make_event(*values: object) -> Event:
     draft.__class__ = Event
     event: Event = draft
     return event
-
-
-def without_json(event: Event) -> Event:
-    """Return the event without its parsed object, which takes half of the memory of an event.
-
-    For callers that keep many events. All fields that later auth checks read stay, except that only
-    a create event keeps `json`: no other event has a value looked up in it. Garbage collection also
-    visits three objects less per event.
-    """
-    if event.type == "m.room.create" or not event.json:
-        return event
-    return make_event(*(getattr(event, name) for name in _KEPT), {}, event.content_hash_valid)
-
-
-_KEPT: Final = tuple(field.name for field in fields(Event))[:-2]

@@ -7,6 +7,7 @@ from hypothesis import given
 from storage.auth import check, keys_needed
 from storage.errors import AuthDenied
 from storage.event import Event
+from storage.event.kept import for_auth_checks
 from storage.ids import StateKey
 from tests.auth.random_cases import build_case, cases
 from tests.auth.rule_table import ALLOW, RuleCase, verdict
@@ -89,6 +90,16 @@ def decision(case: RuleCase) -> str:
 def test_check_agrees_with_the_table(case: RuleCase) -> None:
     expected, found = verdict(case), decision(case)
     assert found == expected or (expected != ALLOW and found.startswith(expected))
+
+
+@thorough
+@given(cases)
+def test_check_decides_the_same_with_the_events_that_a_process_keeps(case: RuleCase) -> None:
+    kept = {key: for_auth_checks(event) for key, event in case.state.items()}
+    assert decision(RuleCase(case.event, kept, case.v)) == decision(case)
+    checked_again = RuleCase(for_auth_checks(case.event), kept, case.v)
+    if case.event.state_key is not None and decision(case) == ALLOW:
+        assert decision(checked_again) == ALLOW
 
 
 class KeyWatchingState(dict[StateKey, Event]):

@@ -163,7 +163,7 @@ async def test_streams_that_cannot_be_followed(dsn: str, monkeypatch: pytest.Mon
     """The database answers on open sessions, but a lock on the table of positions stops polls."""
     monkeypatch.setattr(readiness, "STREAM_SECONDS", 0.2)
     # one for the poll, one for the sizes of the tables, one for the probe
-    config = replace(CONFIG, pool_size_min=3)
+    config = replace(CONFIG, pool_size_min=3, prepare_ahead=False)
     async with (
         storage.open(dsn, server_name=SERVER, config=config) as store,
         exposed(store) as url,

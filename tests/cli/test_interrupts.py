@@ -19,6 +19,7 @@ import storage
 from storage.cli.app import app
 from storage.testing import RoomBuilder, build_room, ndjson_line
 from tests.cli.running import ROOT, environment, room_storage, started
+from tests.long_run import long_run
 from tests.maintenance.rooms import LIVELY, SERVER
 
 GO_ON = "run the same command again to go on"
@@ -138,7 +139,23 @@ async def interrupted(
     return running.returncode, output.decode(), errors.decode()
 
 
-@pytest.mark.parametrize("line", COMMANDS)
+# they end where another command does; `make soak` interrupts these, too
+ALIKE = {
+    "gc --room {room}",
+    "censor --dry-run",
+    "archive --older-than 0 --dry-run",
+    "archive --sweep",
+    "purge --jobs",
+    "jobs --list",
+    "migrate --list",
+    "explain-visibility {event} s9.test",
+}
+
+
+@pytest.mark.parametrize(
+    "line",
+    [pytest.param(line, marks=(long_run,) if line in ALIKE else ()) for line in COMMANDS],
+)
 async def test_one_interrupt_ends_it(dsn: str, tmp_path: Path, line: str) -> None:
     room = await filled(dsn)
     table, advice = COMMANDS[line]

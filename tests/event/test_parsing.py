@@ -8,7 +8,7 @@ import pytest
 from storage.errors import InvalidEvent, UnknownRoomVersion
 from storage.event import ROOM_VERSIONS, Event, event_id, load, parse, redact
 from storage.event.hashes import canonical, content_hash_fits
-from storage.event.model import make_event, without_json
+from storage.event.model import make_event
 from storage.event.reading import glance
 from tests.event.building import (
     PAIRED,
@@ -94,17 +94,6 @@ def test_the_fast_constructor_fills_every_field_in_order() -> None:
     fast = make_event(*values)
     assert type(fast) is Event
     assert all(getattr(fast, name) is getattr(slow, name) for name in Event.__dataclass_fields__)
-
-
-def test_an_event_is_kept_without_its_json_unless_it_is_a_create_event() -> None:
-    event = parse(signed_pdu("11"), "11")
-    kept = without_json(event)
-    assert kept.json == {}
-    for name in set(Event.__dataclass_fields__) - {"json"}:
-        assert getattr(kept, name) is getattr(event, name)
-    assert without_json(kept) is kept
-    create = parse(signed_pdu("11", type="m.room.create", state_key=""), "11")
-    assert without_json(create) is create
 
 
 @pytest.mark.parametrize(

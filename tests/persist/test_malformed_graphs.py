@@ -14,6 +14,7 @@ from storage.event.hashes import canonical
 from storage.maintenance.verify import verify
 from storage.persist import Origin
 from storage.testing import BuiltEvent, RoomBuilder, signing_key
+from tests.long_run import long_run
 from tests.persist.tables import row_counts
 
 SERVER = "s1.test"
@@ -197,7 +198,7 @@ async def test_a_second_create_event_is_rejected(
 
 
 @pytest.mark.parametrize("version", ["1", "11"])
-@pytest.mark.parametrize("count", [21, 1_000_000])
+@pytest.mark.parametrize("count", [21, 100_000, pytest.param(1_000_000, marks=long_run)])
 async def test_more_parents_than_an_event_may_have(
     store: Store, statements: StatementCount, version: str, count: int
 ) -> None:

@@ -3,6 +3,7 @@
 Compare one room in a store that cuts early with one in a store that never cuts.
 """
 
+import os
 import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -187,7 +188,7 @@ async def whole(store: Store) -> str:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(int(os.environ.get("STORAGE_EXAMPLES", "1"))))
 async def test_cut_rows_tell_what_whole_rows_do(
     dsn: str, another_dsn: str, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:

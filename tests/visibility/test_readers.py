@@ -12,6 +12,7 @@ import pytest
 
 from storage.maintenance.repair import rebuild_visibility
 from storage.testing import BuiltEvent, RoomBuilder
+from tests.long_run import long_run
 from tests.oracle.facts import Audience, differences
 from tests.oracle.oracle import Oracle
 from tests.oracle.test_visibility import SERVER, SLACKS, SightSubject, sights, with_slack
@@ -208,8 +209,17 @@ def deliver(subject: SightSubject, oracle: Oracle, origin: str, events: list[Bui
     assert subject.append(pdus, **how) == oracle.append(pdus, **how)
 
 
-@pytest.mark.parametrize("slack", SLACKS)
-@pytest.mark.parametrize("form", FORMS, ids=lambda form: form.__name__)
+# one slack for each form; `make soak` takes the others, too
+PAGES = [
+    pytest.param(form, slack, marks=() if at % len(SLACKS) == number else (long_run,))
+    for at, form in enumerate(FORMS)
+    for number, slack in enumerate(SLACKS)
+]
+
+
+@pytest.mark.parametrize(
+    "form,slack", PAGES, ids=lambda value: getattr(value, "__name__", str(value))
+)
 def test_whole_pages(
     dsn: str,
     monkeypatch: pytest.MonkeyPatch,

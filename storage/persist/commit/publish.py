@@ -1,13 +1,16 @@
 """Add a change set to the caches when it is sent, and publish it to the streams once committed."""
 
 from collections.abc import Collection, Hashable, Iterator, Mapping
+from sys import intern
 from typing import TypeVar
 
-from storage.event.model import without_json
+from storage.event.kept import for_auth_checks, interned_ids, without_json
+from storage.event.model import Event
 from storage.persist.model.caches import WriterCaches
 from storage.persist.model.change_set import ChangeSet
+from storage.persist.model.event_view import EventView
 from storage.persist.model.resolution_records import newest
-from storage.persist.model.rows import EventRow, RoomRow
+from storage.persist.model.rows import CheckedLike, EventRow, RoomRow
 from storage.persist.write.all_tables import WriteResult
 from storage.streams.feed import Fact
 from storage.streams.registry import Streams
@@ -28,7 +31,7 @@ def absorb(caches: WriterCaches, change_set: ChangeSet) -> None:
         caches.add_row(row)
     for nid, event in change_set.events.parsed.items():
         if event.state_key is not None:
-            caches.events[nid] = without_json(event)
+            caches.events[nid] = _kept(change_set.events, event)
     caches.groups.keep(change_set.states.groups)
     caches.visibility.update(change_set.visibility.current)
     caches.audiences.update(change_set.visibility.audiences)
@@ -36,7 +39,9 @@ def absorb(caches: WriterCaches, change_set: ChangeSet) -> None:
     caches.places.update(change_set.auth_graph.places)
     caches.chains.update(change_set.auth_graph.chains)
     caches.closures.update(change_set.auth_graph.closures)
-    caches.allowed.update(change_set.auth_graph.allowed)
+    caches.allowed.update(
+        (_interned(like), known) for like, known in change_set.auth_graph.allowed.items()
+    )
     for room_nid, records in change_set.states.records.items():
         caches.records.pop(room_nid, None)  # move to the end, as the newest
         caches.records[room_nid] = newest(records)
@@ -51,6 +56,19 @@ def absorb(caches: WriterCaches, change_set: ChangeSet) -> None:
         caches.devices[key.sender, key.device_id] = None
     _absorb_names(caches, change_set)
     _absorb_rooms(caches, change_set)
+
+
+def _kept(events: EventView, event: Event) -> Event:
+    """Return a state event as it is cached: an outlier or a refused event may be planned again."""
+    row = events.rows.get(event.event_id)
+    if row is None or row.outlier or not row.accepted or row.refused is not None:
+        return without_json(event)
+    return for_auth_checks(event)
+
+
+def _interned(like: CheckedLike) -> CheckedLike:
+    sender, event_type, auth_event_ids, room_id = like
+    return intern(sender), intern(event_type), interned_ids(auth_event_ids), intern(room_id)
 
 
 def _with_known_position(caches: WriterCaches, row: EventRow) -> EventRow:

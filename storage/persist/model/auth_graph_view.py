@@ -12,6 +12,7 @@ from storage.persist.model.missing_data import MissingData, ensure
 from storage.persist.model.nid_blocks import NidBlocks
 from storage.persist.model.rows import (
     AuthorisedBefore,
+    CheckedLike,
 )
 
 
@@ -26,7 +27,7 @@ class AuthGraphView:
         self.chains: dict[int, Chain] = {}
         self.closures: dict[int, Closure] = {}
         self.loose: set[int] = set()  # events without a chain position in the database
-        self.allowed: dict[tuple[object, ...], AuthorisedBefore] = {}
+        self.allowed: dict[CheckedLike, AuthorisedBefore] = {}
         self.new_places: dict[int, ChainEntry] = {}
         self.reserved_chains: MutableMapping[int, int] = {}
 

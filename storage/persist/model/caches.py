@@ -15,6 +15,7 @@ from storage.persist.model.resolution_records import RECORDED_EVENTS_MAX, Resolu
 from storage.persist.model.rows import (
     AudienceRow,
     AuthorisedBefore,
+    CheckedLike,
     Counts,
     EventRow,
     MissingRow,
@@ -115,7 +116,7 @@ class WriterCaches:
         self.places: BoundedCache[int, ChainPosition] = BoundedCache(events)
         self.chains: BoundedCache[int, Chain] = BoundedCache(events)
         self.closures: BoundedCache[int, Closure] = BoundedCache(events)
-        self.allowed: BoundedCache[tuple[object, ...], AuthorisedBefore] = BoundedCache(events)
+        self.allowed: BoundedCache[CheckedLike, AuthorisedBefore] = BoundedCache(events)
         self.transactions: BoundedCache[TransactionKey, EventId] = BoundedCache(events)
         """Events of this process, by the request of a client that made them."""
         self.devices: BoundedCache[tuple[UserId, str], None] = BoundedCache(events)

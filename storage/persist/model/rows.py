@@ -1,10 +1,11 @@
 """The rows that the planner uses, as loaded and as written: one NamedTuple per table."""
 
 from enum import Enum
-from typing import Final, NamedTuple, Self
+from typing import Final, NamedTuple, Self, TypeAlias
 
 from storage.database.names import JOIN
 from storage.errors import StorageCorrupt
+from storage.ids import EventId
 from storage.visibility import past_visibility
 from storage.visibility.multirange import EMPTY, Ranges, add, contains, remove, unending
 
@@ -253,6 +254,10 @@ class AudienceRow(NamedTuple):
     branches: int
     continued: bool
     opened_topological: int | None
+
+
+CheckedLike: TypeAlias = tuple[str, str, tuple[EventId, ...], str]
+"""What the auth rules read of most events: sender, type, auth events and room."""
 
 
 class AuthorisedBefore(NamedTuple):

@@ -1,0 +1,62 @@
+"""What a process keeps of state events. tests/auth compares what the auth rules decide with it."""
+
+from typing import Any
+
+import pytest
+
+from storage.event import Event, parse
+from storage.event.kept import WORD_MAX, for_auth_checks, without_json
+from tests.event.building import PAIRED, VERSIONS, signed_pdu
+
+FIELDS = set(Event.__dataclass_fields__)
+
+
+def member(version: str = "11", **content: Any) -> Event:
+    return parse(
+        signed_pdu(version, type="m.room.member", state_key="@alice:example.org", content=content),
+        version,
+    )
+
+
+def test_an_event_loses_its_json_unless_it_is_a_create_event() -> None:
+    event = parse(signed_pdu("11"), "11")
+    kept = without_json(event)
+    assert kept.json == {}
+    for name in FIELDS - {"json"}:
+        assert getattr(kept, name) == getattr(event, name)
+    assert without_json(kept) is kept
+    create = parse(signed_pdu("11", type="m.room.create", state_key=""), "11")
+    assert without_json(create) is create
+    assert for_auth_checks(create).json == create.json
+
+
+@pytest.mark.parametrize("version", sorted(set(VERSIONS) - set(PAIRED)))
+def test_an_accepted_event_loses_its_bytes_and_what_no_rule_reads(version: str) -> None:
+    event = member(version, membership="join", displayname="Alice", avatar_url="mxc://a/b")
+    kept = for_auth_checks(event)
+    assert (kept.raw, kept.json, kept.content) == (b"", {}, {"membership": "join"})
+    for name in FIELDS - {"raw", "json", "content"}:
+        assert getattr(kept, name) == getattr(event, name)
+    assert for_auth_checks(kept).content is kept.content
+
+
+@pytest.mark.parametrize("version", PAIRED)
+def test_an_event_whose_reference_hash_is_cited_keeps_its_bytes(version: str) -> None:
+    event = member(version, membership="join", displayname="Alice")
+    assert for_auth_checks(event) == without_json(event) == event
+    assert for_auth_checks(event).content == event.content
+
+
+def test_equal_strings_and_contents_are_one_object() -> None:
+    first, second = (for_auth_checks(member(membership="join", at=at)) for at in "ab")
+    assert first.event_id != second.event_id
+    assert first.content is second.content
+    assert (first.room_id is second.room_id, first.sender is second.sender) == (True, True)
+    assert all(a is b for a, b in zip(first.auth_event_ids, second.auth_event_ids, strict=True))
+
+
+def test_a_long_word_is_not_shared() -> None:
+    long = "j" * (WORD_MAX + 1)
+    first, second = (for_auth_checks(member(membership=long)) for _ in range(2))
+    assert first.content == second.content == {"membership": long}
+    assert first.content is not second.content
