@@ -257,7 +257,7 @@ class AudienceRow(NamedTuple):
 
 
 CheckedLike: TypeAlias = tuple[str, str, tuple[EventId, ...], str]
-"""What the auth rules read of most events: sender, type, auth events and room."""
+"""Sender, type, auth events and room: all that the auth rules read of most events."""
 
 
 class AuthorisedBefore(NamedTuple):
