@@ -299,7 +299,7 @@ class WriterPair:
         self._rng = rng
 
     async def append(self, event: BuiltEvent) -> None:
-        """What is told to be missing is answered with the state before the event."""
+        """Append the event; where parents are missing, again with the state before it."""
         store = self._rng.choice(self._stores)
         [answer] = await store.append([event.pdu], room_version=event.room_version)
         if answer.outcome == "missing_parents":
@@ -313,7 +313,7 @@ class WriterPair:
 
 @pytest.mark.parametrize("seed", range(ROOMS))
 async def test_two_writers_beside_a_purge_in_any_order(dsn: str, seed: int) -> None:
-    """What is new, what stands on what goes, and what has gone and is sent again."""
+    """Some events are new, some have parents that go, and some are sent again after they went."""
     rng = random.Random(seed)
     shape = LIVELY.replaced(
         fork_rate=0.2,

@@ -137,7 +137,7 @@ async def test_a_killed_executor_of_a_cluster(
 ) -> None:
     """Two workers, an executor each.
 
-    What the dead one had in hand is done again by the other, or by its successor.
+    The other one, or its successor, does the work of the killed one again.
     """
     with cluster(tmp_path / "cluster") as (master, workers):
         async with loading(dsn, tmp_path, master) as (driver, watcher):
