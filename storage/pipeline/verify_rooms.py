@@ -1,17 +1,19 @@
 """`verify` and `rebuild`: check or rebuild rooms in parallel, in executors.
 
-The functions are those that process one room in one process. Rooms are distributed by size, so that
-a giant one does not delay the rest. A verifying task has one connection at a time, and reads each
-room in a separate snapshot. A rebuilding task has two, and locks a room only to swap it
-(`storage.pipeline.rebuilding`). Writers go on.
+The functions are those that process one room in one process. Large rooms are distributed by size,
+so that a giant one does not delay the rest. Tasks read the ids of the others themselves. A
+verifying task has one connection at a time, and reads each room in a separate snapshot. A
+rebuilding task has two, and locks a room only to swap it (`storage.pipeline.rebuilding`). Writers
+go on.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
+from math import ceil
 from typing import Any, Final, LiteralString, TypeVar
 
 import pyarrow as pa
@@ -27,9 +29,11 @@ from storage.maintenance.local_server import local_server_name
 from storage.maintenance.verify import Finding, verify_database, verify_room
 from storage.maintenance.verify.indexes import finding_of, hide_facts
 from storage.pipeline.failures import executor_errors
-from storage.pipeline.imports.run import deal
+from storage.pipeline.imports.run import LARGE_SHARE, deal
 from storage.pipeline.rebuilding import Rebuilder
+from storage.pipeline.source.filters import split
 from storage.pipeline.source.rows import spark_ddl
+from storage.pipeline.task_frames import Batches, dealt_work, parallelism, taken_work
 
 T = TypeVar("T")
 
@@ -37,12 +41,51 @@ STATEMENT_TIMEOUT_MS: Final = 3_600_000
 WHOLE_DATABASE: Final = ""
 """Stands for the data that all rooms share, in place of a room id."""
 
-SQL_ROOM_SIZES: Final[LiteralString] = """
+SQL_TOTALS: Final[LiteralString] = """
+SELECT
+    COALESCE((SELECT min(room_nid) FROM rooms), 0) AS first,
+    COALESCE((SELECT max(room_nid) FROM rooms), -1) AS last,
+    (SELECT count(*) FROM events) AS events
+"""
+
+SQL_LARGEST_ROOMS: Final[LiteralString] = """
+SELECT r.room_id, found.size
+FROM (
+    SELECT room_nid, count(*) AS size
+    FROM events
+    GROUP BY room_nid
+    ORDER BY size DESC, room_nid
+    LIMIT $1::bigint
+) AS found
+JOIN rooms r USING (room_nid)
+"""
+
+SQL_SIZES_OF: Final[LiteralString] = """
 SELECT r.room_id, count(*) AS size
 FROM rooms r
 JOIN events e USING (room_nid)
+WHERE r.room_id = ANY($1::text[])
 GROUP BY r.room_id
 """
+
+SQL_ROOMS_OF_RANGE: Final[LiteralString] = """
+SELECT r.room_nid, r.room_id
+FROM rooms r
+WHERE r.room_nid >= $1::bigint AND r.room_nid < $2::bigint AND r.room_id <> ALL($3::text[])
+    AND EXISTS (SELECT FROM events e WHERE e.room_nid = r.room_nid)
+ORDER BY r.room_nid
+LIMIT $4::bigint
+"""
+
+LARGE_MAX: Final = 1_000
+EVENTS_EACH: Final = 100_000
+"""Events of a task, so that a retry repeats little."""
+
+RANGES_EACH: Final = 4
+"""Ranges of nids per task: neighbours are of one age, and of one size."""
+
+ROOMS_MAX: Final = 100
+"""Rooms whose results a task has in memory."""
 
 FINDINGS: Final = pa.schema(
     [
@@ -56,7 +99,7 @@ FINDINGS: Final = pa.schema(
 )
 REBUILT: Final = pa.schema([("room_id", pa.string()), ("error", pa.string())])
 
-OfRooms = Callable[[Sequence[str]], Coroutine[Any, Any, list[pa.RecordBatch]]]
+OfRooms = Callable[[Sequence[str]], Coroutine[Any, Any, pa.RecordBatch]]
 
 
 def verify(
@@ -99,10 +142,8 @@ def _verified_rooms(
     tasks: int | None,
     also: Sequence[str] = (),
 ) -> DataFrame:
-    work = _dealt(spark, dsn, room_ids, tasks, also)
-    return work.mapInArrow(
-        _each_room(partial(_verified_all, dsn, server_name, Config.from_env())), spark_ddl(FINDINGS)
-    )
+    of_rooms = partial(_verified_all, dsn, server_name, Config.from_env())
+    return _dealt(spark, dsn, room_ids, tasks, also).each(of_rooms, FINDINGS)
 
 
 @executor_errors()
@@ -122,11 +163,9 @@ def rebuild(
     `StorageCorrupt` where an index is corrupt: nothing has changed then.
     """
     _by_driver(_prove(dsn))
-    work = _dealt(spark, dsn, room_ids, tasks)
-    rows = work.mapInArrow(
-        _each_room(partial(_rebuilt_all, dsn, server_name, Config.from_env())), spark_ddl(REBUILT)
-    ).collect()
-    return {row["room_id"]: row["error"] for row in rows if row["error"] is not None}
+    of_rooms = partial(_rebuilt_all, dsn, server_name, Config.from_env())
+    failed = _dealt(spark, dsn, room_ids, tasks).each(of_rooms, REBUILT).collect()
+    return {row["room_id"]: row["error"] for row in failed}
 
 
 def _by_driver(work: Coroutine[Any, Any, T]) -> T:
@@ -148,50 +187,95 @@ async def _prove(dsn: str) -> None:
         await prove_indexes(database, "a rebuild")
 
 
+@dataclass(frozen=True, slots=True)
+class RoomWork:
+    """A frame with the work of each task: ids of rooms, and ranges of nids of others.
+
+    ``large`` are the rooms to leave out of the ranges.
+    """
+
+    frame: DataFrame
+    dsn: str = field(repr=False)  # it may contain a password
+    large: tuple[str, ...] = ()
+
+    def each(self, of_rooms: OfRooms, schema: pa.Schema) -> DataFrame:
+        """Return the rows that ``of_rooms`` returns for pages of rooms."""
+        dsn, large, config = self.dsn, list(self.large), Config.from_env()
+
+        def work(batches: Batches) -> Batches:
+            items = list(taken_work(batches))
+            if not items:
+                return
+            with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+                for page in _pages(dsn, items, large, config):
+                    yield runner.run(of_rooms(page))
+
+        return self.frame.mapInArrow(work, spark_ddl(schema))
+
+
 def _dealt(
     spark: SparkSession,
     dsn: str,
     room_ids: Sequence[str] | None,
     tasks: int | None,
     also: Sequence[str] = (),
-) -> DataFrame:
-    """Distribute the rooms to tasks by size."""
+) -> RoomWork:
+    """Deal rooms out to tasks: the large ones, or the given ones, by size; others by ranges.
+
+    The driver has the ids of at most `LARGE_MAX` rooms, unless the caller gives more.
+    """
     with arrow_snapshot(dsn) as conn:
-        sizes = {row["room_id"]: row["size"] for row in conn.rows(SQL_ROOM_SIZES)}
-    if room_ids is not None:
-        unknown = [room_id for room_id in room_ids if room_id not in sizes]
-        if unknown:
-            raise UnknownRoom(unknown[0])
-        sizes = {room_id: sizes[room_id] for room_id in room_ids}
-    count = tasks or spark.sparkContext.defaultParallelism
-    dealt = deal(sizes, count, sum(sizes.values())) | dict.fromkeys(also, 0)
-    frame = spark.createDataFrame(
-        [(task, room_id) for room_id, task in dealt.items()], "task int, room_id string"
-    )
-    return frame.repartitionById(count, "task")
+        [counts] = conn.rows(SQL_TOTALS)
+        rows = (
+            conn.rows(SQL_LARGEST_ROOMS, LARGE_MAX)
+            if room_ids is None
+            else conn.rows(SQL_SIZES_OF, list(room_ids))
+        )
+    sizes = {row["room_id"]: row["size"] for row in rows}
+    unknown = [room_id for room_id in room_ids or () if room_id not in sizes]
+    if unknown:
+        raise UnknownRoom(unknown[0])
+    total = counts["events"] if room_ids is None else sum(sizes.values())
+    count = tasks or max(parallelism(spark), ceil(total / EVENTS_EACH))
+    if room_ids is None:
+        sizes = {one: size for one, size in sizes.items() if size > total / count / LARGE_SHARE}
+    work: list[list[Any]] = [[] for _ in range(count)]
+    for room_id, task in (dict.fromkeys(also, 0) | deal(sizes, count, total)).items():
+        work[task].append(room_id)
+    if room_ids is None:
+        ranges = split(counts["first"], counts["last"], count * RANGES_EACH)
+        for at, span in enumerate(ranges):
+            work[at % count].append(span)
+    return RoomWork(dealt_work(spark, work), dsn, tuple(sizes))
 
 
-def _each_room(of_rooms: OfRooms) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        rooms = [room_id for batch in batches for room_id in batch.column("room_id").to_pylist()]
-        if rooms:
-            with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-                yield from runner.run(of_rooms(rooms))
+def _pages(dsn: str, items: Iterable[Any], large: list[str], config: Config) -> Iterator[list[str]]:
+    """Yield the rooms of a task, some at a time: given ones, then those of ranges."""
+    given = [item for item in items if isinstance(item, str)]
+    for first in range(0, len(given), ROOMS_MAX):
+        yield given[first : first + ROOMS_MAX]
+    for at, end in (item for item in items if not isinstance(item, str)):
+        yield from _of_range(dsn, at, end, large, config)
 
-    return work
+
+def _of_range(dsn: str, at: int, end: int, large: list[str], config: Config) -> Iterator[list[str]]:
+    while True:
+        with arrow_snapshot(dsn, config=config) as conn:
+            rows = conn.rows(SQL_ROOMS_OF_RANGE, at, end, large, ROOMS_MAX)
+        if rows:
+            yield [row["room_id"] for row in rows]
+        if len(rows) < ROOMS_MAX:
+            return
+        at = rows[-1]["room_nid"] + 1
 
 
 async def _verified_all(
     dsn: str, server_name: str | None, config: Config, rooms: Sequence[str]
-) -> list[pa.RecordBatch]:
+) -> pa.RecordBatch:
     async with _opened(dsn, config) as database:
         name = await local_server_name(database, server_name)
-        return [
-            pa.RecordBatch.from_pylist(
-                [row async for row in _verified(database, room_id, name)], schema=FINDINGS
-            )
-            for room_id in rooms
-        ]
+        found = [row for room_id in rooms async for row in _verified(database, room_id, name)]
+    return pa.RecordBatch.from_pylist(found, schema=FINDINGS)
 
 
 @asynccontextmanager
@@ -232,14 +316,14 @@ def _row(finding: Finding) -> dict[str, Any]:
 
 async def _rebuilt_all(
     dsn: str, server_name: str | None, config: Config, rooms: Sequence[str]
-) -> list[pa.RecordBatch]:
+) -> pa.RecordBatch:
+    """Rebuild rooms; return those where it failed."""
     async with _opened(dsn, config) as database:
         name = await local_server_name(database, server_name)
     async with Rebuilder.opened(dsn, name, config) as rebuilder:
-        done = [
-            {"room_id": room_id, "error": await _error_of(rebuilder, room_id)} for room_id in rooms
-        ]
-    return [pa.RecordBatch.from_pylist(done, schema=REBUILT)]
+        done = [(room_id, await _error_of(rebuilder, room_id)) for room_id in rooms]
+    failed = [{"room_id": room_id, "error": error} for room_id, error in done if error is not None]
+    return pa.RecordBatch.from_pylist(failed, schema=REBUILT)
 
 
 async def _error_of(rebuilder: Rebuilder, room_id: str) -> str | None:

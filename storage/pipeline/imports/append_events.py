@@ -37,6 +37,9 @@ LOCK_TIMEOUT_MS: Final = 2_000
 ENTER_PAUSE_SECONDS: Final = 3.0
 ENTER_WAIT_MS: Final = 1_000
 NAMES_TRIED: Final = 8
+NAMES_MIN: Final = 32
+"""Names of writers that tasks share by number, unless more run at once."""
+
 COLLECTED_AFTER: Final = 100_000
 BULK_TIMEOUT_MS: Final = 3_600_000
 """The timeout of statements, and of pauses between them, for tasks that move much data."""
@@ -91,11 +94,15 @@ class TaskAttempt(NamedTuple):
     number: int = 0
 
     @classmethod
-    def of(cls, context: TaskContext | None) -> Self:
-        """Return the attempt that runs in this process; outside of Spark the first at task 0."""
+    def of(cls, context: TaskContext | None, names: int | None = None) -> Self:
+        """Return the attempt that runs in this process; outside of Spark the first at task 0.
+
+        Tasks share at most so many ``names``, because the database keeps each name.
+        """
         if context is None:
             return cls(0)
-        return cls(context.partitionId(), context.attemptNumber())
+        task = context.partitionId()
+        return cls(task if names is None else task % names, context.attemptNumber())
 
     @property
     def next(self) -> Self:

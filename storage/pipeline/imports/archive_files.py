@@ -2,8 +2,8 @@
 
 NDJSON is read by byte ranges, with true line numbers, and Parquet by row groups. Files with
 /backfill responses are read whole: one response per file, or one per line. They are recognised by
-their name, ``….json``, or by their first bytes. Paths are local or on a file system that pyarrow
-knows (``s3://``, ``hdfs://``), and must mean the same on every executor.
+their name, ``….json``, or by their first bytes. Paths are those of
+`storage.pipeline.file_systems`, and must mean the same on every executor.
 """
 
 import heapq
@@ -18,7 +18,8 @@ import pyarrow.parquet as pq
 from pyarrow import fs
 
 from storage.errors import InputError
-from storage.pipeline.imports.lines import FILE_SHIFT, FileRange, answered, opened
+from storage.pipeline.file_systems import below, opened
+from storage.pipeline.imports.lines import FILE_SHIFT, FileRange, answered
 
 RANGE_BYTES_MAX: Final = 32 << 20
 RANGE_BYTES_MIN: Final = 1 << 20
@@ -96,7 +97,7 @@ def found(paths: Sequence[str]) -> ArchiveFiles:
         if not tables and any(one.path.endswith((".gz", ".zst", ".zip")) for one in infos):
             raise InputError(f"{path}: compressed files cannot be read in parts: unpack them")
         for within, one in enumerate(tables or infos):
-            full = path.partition("://")[0] + "://" + one.path if "://" in path else one.path
+            full = _named(path, one.path.removeprefix(inner).lstrip("/"), one.path)
             try:
                 groups = _groups(where, one.path) if tables else None
                 files.append(
@@ -112,6 +113,13 @@ def found(paths: Sequence[str]) -> ArchiveFiles:
             except (pa.ArrowException, OSError, InputError) as error:
                 broken[one.path] = str(error)
     return ArchiveFiles(tuple(files), broken)
+
+
+def _named(path: str, rest: str, inner: str) -> str:
+    """Return how executors open a file: ``rest`` of its path is below ``path``."""
+    if "://" not in path:
+        return inner
+    return below(path, rest) if rest else path
 
 
 def literal(path: str) -> str:

@@ -4,15 +4,11 @@ Only the locations of bundles pass through Spark, to be sorted and partitioned. 
 writes separate files, so no task reads the files of a failed attempt.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any, Final, NamedTuple, Self
 from uuid import uuid4
 
-import pyarrow as pa
-
 from storage.errors import StorageError
-from storage.pipeline.imports.lines import opened
+from storage.pipeline.file_systems import below, emptied, io_errors, opened
 
 FOLDER: Final = "bundles"
 OPEN_MAX: Final = 64
@@ -26,23 +22,9 @@ class BundleLocation(NamedTuple):
     length: int
 
 
-@contextmanager
-def _io_errors(work: str, verb: str) -> Iterator[None]:
-    """Raise `StorageError` for I/O errors, so that they do not count as bad input."""
-    try:
-        yield
-    except (pa.ArrowException, OSError) as error:
-        raise StorageError(
-            f"{work}, which all executors must reach, cannot be {verb}: {error}"
-        ) from error
-
-
 def cleared(work: str) -> None:
-    """Empty the folder for the bundles of a new import. Raise `StorageError`, as below."""
-    where, path = opened(f"{work}/{FOLDER}")
-    with _io_errors(work, "written to"):
-        where.create_dir(path, recursive=True)
-        where.delete_dir_contents(path)
+    """Empty the folder for the bundles of a new import. Raise `StorageError`."""
+    emptied(below(work, FOLDER))
 
 
 class BundleWriter:
@@ -54,16 +36,16 @@ class BundleWriter:
     def __init__(self, work: str) -> None:
         self._name = uuid4().hex
         self._work = work
-        self._where, self._path = opened(f"{work}/{FOLDER}/{self._name}")
+        self._where, self._path = opened(below(work, f"{FOLDER}/{self._name}"))
 
     def __enter__(self) -> Self:
-        with _io_errors(self._work, "written to"):
+        with io_errors(self._work, "written to"):
             self._file = self._where.open_output_stream(self._path)
         return self
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
         try:
-            with _io_errors(self._work, "written to"):
+            with io_errors(self._work, "written to"):
                 self._file.close()
         except StorageError:
             if kind is None:  # else the first error says more
@@ -71,7 +53,7 @@ class BundleWriter:
 
     def put(self, bundle: bytes) -> BundleLocation:
         """Append a bundle; readers may read it once the writer is closed."""
-        with _io_errors(self._work, "written to"):
+        with io_errors(self._work, "written to"):
             place = BundleLocation(self._name, self._file.tell(), len(bundle))
             self._file.write(bundle)
         return place
@@ -86,7 +68,7 @@ class BundleReader:
 
     def __init__(self, work: str) -> None:
         self._work = work
-        self._where, self._path = opened(f"{work}/{FOLDER}")
+        self._where, self._path = opened(below(work, FOLDER))
         self._files: dict[str, Any] = {}
 
     def __enter__(self) -> Self:
@@ -99,7 +81,7 @@ class BundleReader:
 
     def get(self, place: BundleLocation) -> bytes:
         """Return the bundle at a location."""
-        with _io_errors(self._work, "read"):
+        with io_errors(self._work, "read"):
             if place.file not in self._files:
                 if len(self._files) >= OPEN_MAX:
                     self.__exit__()

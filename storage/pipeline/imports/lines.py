@@ -14,12 +14,12 @@ from typing import Any, Final, Literal, NamedTuple, cast
 import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
-from pyarrow import fs
 
 from storage.errors import InputError, InvalidEvent
 from storage.event import glance
 from storage.event.ndjson import ORIGINS, READMITTED, Origin, pdus_of, read_line
 from storage.persist.verdicts import reason_of
+from storage.pipeline.file_systems import opened as opened  # noqa: PLC0414  # users import it here
 
 PIECE_BYTES: Final = 1 << 20
 LINE_BYTES_MAX: Final = 16 << 20
@@ -110,15 +110,6 @@ class ParsedLine(NamedTuple):
     place: int
     given: LineContent | InvalidEvent
     raw: bytes
-
-
-def opened(path: str) -> tuple[Any, str]:
-    """Return the file system of a path, and the path in it. Raise `InputError`."""
-    try:
-        where, at = fs.FileSystem.from_uri(path) if "://" in path else (fs.LocalFileSystem(), path)
-    except (pa.ArrowInvalid, OSError) as error:
-        raise InputError(f"{path}: {error}") from None
-    return where, at
 
 
 def read_answer(span: FileRange) -> Iterator[ParsedLine]:

@@ -23,34 +23,50 @@ import shutil
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from itertools import islice
 from math import ceil
 from pathlib import Path
-from typing import Any, Final, LiteralString
+from typing import Final
 
 import pyarrow as pa
 from pyspark import TaskContext
-from pyspark.sql import Column, DataFrame, SparkSession, Window
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as f
 from signedjson.types import VerifyKey
 
-from storage.database.arrow_results import arrow_snapshot
-from storage.persist.receive import note_created
+from storage.config import Config
+from storage.database.arrow_results import ArrowConnection, arrow_session
 from storage.pipeline.failures import executor_errors
-from storage.pipeline.imports.append_events import PART, StoreTarget, TaskAttempt, spare_collector
+from storage.pipeline.file_systems import below, emptied
+from storage.pipeline.imports.append_events import (
+    NAMES_MIN,
+    PART,
+    StoreTarget,
+    TaskAttempt,
+    spare_collector,
+)
 from storage.pipeline.imports.archive_files import (
     ArchiveFiles,
     bounded,
     found,
-    literal,
     numbered,
     together,
 )
 from storage.pipeline.imports.bundle_files import cleared
-from storage.pipeline.imports.lines import FileRange, placed
-from storage.pipeline.imports.load_rooms import LOADED, load_rooms
+from storage.pipeline.imports.dead_letters import REJECTED, write_dead_letters
+from storage.pipeline.imports.lines import FileRange
+from storage.pipeline.imports.load_rooms import load_rooms
+from storage.pipeline.imports.room_versions import CreatedRoom, stage_versions
 from storage.pipeline.imports.stage import staging
+from storage.pipeline.imports.task_rows import (
+    FOLDER,
+    TaskResults,
+    frame_of,
+    rows_in,
+    run_tasks,
+)
 from storage.pipeline.imports.validate import (
     EXAMINED,
     LineValidator,
@@ -60,25 +76,13 @@ from storage.pipeline.imports.validate import (
 )
 from storage.pipeline.source.rows import spark_ddl
 from storage.pipeline.synapse.source import LACKING_MAX, Synapse
+from storage.pipeline.task_frames import Batches, dealt_work, parallelism, taken_work
 
-SQL_KNOWN_ROOMS: Final[LiteralString] = """
-SELECT room_id, room_version
-FROM rooms
-"""
-
-REJECTED: Final = ("bad_file", "bad_line", "invalid", "missing_parents")
-BUNDLES: Final = (
-    "room_id",
-    "room_version",
-    "path_index",
-    "first",
-    "last",
-    "events",
-    "file",
-    "start",
-    "length",
-)
+BUNDLES: Final = pa.schema([EXAMINED.field(at) for at in range(EXAMINED.names.index("place"))])
 SORT: Final = ("room_id", "path_index", "first")
+EVENTS_EACH: Final = 50_000
+"""Events of a loading task: some seconds, as its start takes a tenth of one."""
+
 LARGE_SHARE: Final = 8
 """A room is distributed by size if it exceeds this fraction of a writer's load (one in so many)."""
 
@@ -143,32 +147,25 @@ def import_archive(
     executor fails for good, raise its error, or a `StorageError` that says what Spark lacks.
     """
     sources = paths if isinstance(paths, Synapse) else found(paths)
-    tasks = writers or spark.sparkContext.defaultParallelism
+    cores = parallelism(spark)
     with _folder(work) as folder, staging(dsn) as number:
         stage("examining")
         cleared(folder)
-        ranges, versions = _looked_over(
-            spark, sources.ranges(spark.sparkContext.defaultParallelism)
+        emptied(below(folder, FOLDER))
+        ranges = _looked_over(spark, sources.ranges(cores), LookTask(dsn, number), cores)
+        examination = TaskValidation(
+            LineValidator({}, room_version, key_texts(verify_keys or {})), dsn, number, folder
         )
-        known = _known(dsn)
-        examiner = LineValidator(
-            versions | known, room_version, key_texts(verify_keys or {}), frozenset(known)
-        )
-        _examine(
-            spark,
-            bounded(together(ranges), writers),
-            TaskValidation(examiner, dsn, number, folder),
-            folder + "/examined",
-        )
-        examined = spark.read.schema(spark_ddl(EXAMINED)).parquet(literal(folder) + "/examined")
+        examined = _examine(spark, bounded(together(ranges), writers), examination)
         stage("loading")
-        bundles = examined.where("outcome IS NULL").select(*BUNDLES)
-        dealt = bundles.repartitionById(tasks, _task(bundles, tasks)).sortWithinPartitions(*SORT)
-        loading = _loading(StoreTarget(dsn, server_name, instance_name, part), number, folder)
-        dealt.mapInArrow(loading, spark_ddl(LOADED)).write.mode("overwrite").parquet(
-            folder + "/loaded"
+        loaded = _load(
+            spark,
+            examined,
+            Loading(StoreTarget(dsn, server_name, instance_name, part), number, folder),
+            loading_tasks(writers, cores, examined.events),
+            cores,
         )
-        return _summary(spark, folder, sources, rejects)
+        return _summary(spark, folder, sources, rejects, (examined, loaded))
 
 
 @contextmanager
@@ -183,54 +180,58 @@ def _folder(given: str | None) -> Iterator[str]:
         shutil.rmtree(Path(made))
 
 
-def _known(dsn: str) -> dict[str, str]:
-    with arrow_snapshot(dsn) as conn:
-        return {row["room_id"]: row["room_version"] for row in conn.rows(SQL_KNOWN_ROOMS)}
+def loading_tasks(writers: int | None, cores: int, events: int) -> int:
+    """Return how many tasks load: a core takes several, so that a retry repeats little.
+
+    Only their number bounds how many run at once, so ``writers`` counts where it is given.
+    """
+    return writers or max(cores, ceil(events / EVENTS_EACH))
 
 
 # ------------------------------------------------------------------------------------------------
 # examine
 
 
-def _each(spark: SparkSession, tasks: Sequence[Sequence[FileRange]]) -> tuple[DataFrame, Any]:
-    """Return a frame with a partition for each task, and the broadcast with its ranges."""
-    return spark.range(0, len(tasks), 1, max(len(tasks), 1)), spark.sparkContext.broadcast(tasks)
+@dataclass(frozen=True, slots=True)
+class LookTask:
+    """Counts lines, and stages the versions that create events say.
+
+    ``number``: of the import in the database of ``dsn``.
+    """
+
+    dsn: str = field(repr=False)  # it may contain a password
+    number: int
+    config: Config = field(default_factory=Config.from_env)
+
+    def run(self, batches: Batches) -> Batches:
+        """Yield `LOOKED_OVER`, a row per range."""
+        spare_collector()
+        with ExitStack() as stack:
+            conn: ArrowConnection | None = None
+            for item in taken_work(batches):
+                span = FileRange(*item)
+                count, created = looked_over(span)
+                if created:
+                    if conn is None:
+                        opening = arrow_session(self.dsn, config=self.config)
+                        conn = stack.enter_context(opening)
+                    rooms = (CreatedRoom(span.file, span.begin, *one) for one in created.items())
+                    stage_versions(conn, self.number, rooms)
+                row = {"file": span.file, "begin": span.begin, "lines": count}
+                yield pa.RecordBatch.from_pylist([row], schema=LOOKED_OVER)
 
 
 def _looked_over(
-    spark: SparkSession, ranges: Sequence[FileRange]
-) -> tuple[list[FileRange], dict[str, str]]:
-    """Return the ranges with line numbers, and the versions of rooms by their create events.
-
-    Only the JSON of create events is parsed.
-    """
+    spark: SparkSession, ranges: Sequence[FileRange], task: LookTask, cores: int
+) -> list[FileRange]:
+    """Return the ranges with line numbers. Only the JSON of create events is parsed."""
     lines = [one for one in ranges if one.kind in {"lines", "answer"}]
     if not lines:
-        return list(ranges), {}
-    frame, sent = _each(spark, _shared(lines, spark.sparkContext.defaultParallelism))
-
-    def look(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        spare_collector()
-        for batch in batches:
-            for span in (one for index in batch.column(0).to_pylist() for one in sent.value[index]):
-                count, created = looked_over(span)
-                rows = [
-                    {
-                        "file": span.file,
-                        "begin": span.begin,
-                        "lines": count,
-                        "rooms": list(created.items()),
-                    }
-                ]
-                yield pa.RecordBatch.from_pylist(rows, schema=LOOKED_OVER)
-
-    counts: dict[tuple[int, int], int] = {}
-    versions: dict[str, str] = {}
-    for row in frame.mapInArrow(look, LOOKED_OVER_DDL).collect():
-        counts[row["file"], row["begin"]] = row["lines"]
-        for room_id, version in row["rooms"].items():
-            note_created(versions, room_id, version)
-    return list(numbered(ranges, counts)), versions
+        return list(ranges)
+    frame = dealt_work(spark, _shared(lines, cores))
+    looked = frame.mapInArrow(task.run, spark_ddl(LOOKED_OVER)).collect()
+    counts = {(row["file"], row["begin"]): row["lines"] for row in looked}
+    return list(numbered(ranges, counts))
 
 
 def _shared(ranges: Sequence[FileRange], tasks: int) -> list[Sequence[FileRange]]:
@@ -239,54 +240,62 @@ def _shared(ranges: Sequence[FileRange], tasks: int) -> list[Sequence[FileRange]
     return [ranges[first : first + each] for first in range(0, len(ranges), each)]
 
 
-LOOKED_OVER: Final = pa.schema(
-    [
-        ("file", pa.int64()),
-        ("begin", pa.int64()),
-        ("lines", pa.int64()),
-        ("rooms", pa.map_(pa.string(), pa.string())),
-    ]
-)
-LOOKED_OVER_DDL: Final = "file bigint, begin bigint, lines bigint, rooms map<string, string>"
+LOOKED_OVER: Final = pa.schema([("file", pa.int64()), ("begin", pa.int64()), ("lines", pa.int64())])
 
 
 def _examine(
-    spark: SparkSession,
-    tasks: Sequence[Sequence[FileRange]],
-    examination: TaskValidation,
-    path: str,
-) -> None:
-    frame, sent = _each(spark, tasks)
+    spark: SparkSession, tasks: Sequence[Sequence[FileRange]], examination: TaskValidation
+) -> TaskResults:
+    def examine(batches: Batches) -> Batches:
+        return examination.run(FileRange(*one) for one in taken_work(batches))
 
-    def examine(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        return examination.run(
-            one
-            for batch in batches
-            for index in batch.column(0).to_pylist()
-            for one in sent.value[index]
-        )
-
-    frame.mapInArrow(examine, spark_ddl(EXAMINED)).write.mode("overwrite").parquet(path)
+    return run_tasks(dealt_work(spark, tasks), examine, examination.work, BUNDLES)
 
 
 # ------------------------------------------------------------------------------------------------
 # load
 
 
-def _task(bundles: DataFrame, tasks: int) -> Column:
+@dataclass(frozen=True, slots=True)
+class Loading:
+    """The target of the loading tasks, the number of the import, and its folder."""
+
+    target: StoreTarget
+    number: int
+    work: str
+
+
+def _load(
+    spark: SparkSession, examined: TaskResults, loading: Loading, tasks: int, cores: int
+) -> TaskResults:
+    """Load the rooms of all bundles, each room in one task."""
+    if not examined.bundles:
+        return TaskResults()
+    bundles = frame_of(spark, loading.work, examined.bundles, BUNDLES)
+    task = _task(bundles, tasks, examined.events)
+    dealt = bundles.repartitionById(tasks, task).sortWithinPartitions(*SORT)
+    names = max(cores, NAMES_MIN)
+
+    def load(batches: Batches) -> Batches:
+        attempt = TaskAttempt.of(TaskContext.get(), names)
+        return load_rooms(loading.target, loading.number, loading.work, attempt, batches)
+
+    return run_tasks(dealt, load, loading.work, BUNDLES)
+
+
+def _task(bundles: DataFrame, tasks: int, events: int) -> Column:
     """Return the number of the task that loads a bundle's room."""
-    by_hash = f.pmod(f.xxhash64("room_id"), f.lit(tasks)).cast("int")
     if tasks == 1:
         return f.lit(0)
+    by_hash = f.pmod(f.xxhash64("room_id"), f.lit(tasks)).cast("int")
     sizes = bundles.groupBy("room_id").agg(f.sum("events").alias("size"))
-    total = f.sum("size").over(Window.partitionBy(f.lit(1)))
-    rows = sizes.withColumn("total", total).orderBy(f.desc("size")).limit(LARGE_MAX).collect()
-    large = {
-        row["room_id"]: row["size"]
-        for row in rows
-        if row["size"] > row["total"] / tasks / LARGE_SHARE
-    }
-    dealt = deal(large, tasks, rows[0]["total"] if rows else 0)
+    rows = (
+        sizes.where(f.col("size") > events / tasks / LARGE_SHARE)
+        .orderBy(f.desc("size"), "room_id")
+        .limit(LARGE_MAX)
+        .collect()
+    )
+    dealt = deal({row["room_id"]: row["size"] for row in rows}, tasks, events)
     if not dealt:
         return by_hash
     known = f.create_map(*(f.lit(one) for pair in dealt.items() for one in pair))
@@ -309,91 +318,36 @@ def deal(large: Mapping[str, int], tasks: int, total: int) -> dict[str, int]:
     return dealt
 
 
-def _loading(
-    target: StoreTarget, number: int, work: str
-) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    def load(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        return load_rooms(target, number, work, TaskAttempt.of(TaskContext.get()), batches)
-
-    return load
-
-
 # ------------------------------------------------------------------------------------------------
 # results
 
 
 def _summary(
-    spark: SparkSession, folder: str, sources: ArchiveFiles | Synapse, rejects: str | None
+    spark: SparkSession,
+    folder: str,
+    sources: ArchiveFiles | Synapse,
+    rejects: str | None,
+    results: Sequence[TaskResults],
 ) -> ImportSummary:
-    """Count the results, and write the dead letters."""
-    columns = ["place", "outcome", "events", "event_id", "reason", "missing", "pdu"]
-    examined = (
-        spark.read.schema(spark_ddl(EXAMINED))
-        .parquet(literal(folder) + "/examined")
-        .where("outcome IS NOT NULL")
-    )
-    early = examined.withColumn("missing", f.array().cast("array<string>")).select(*columns)
-    loaded = (
-        spark.read.schema(spark_ddl(LOADED)).parquet(literal(folder) + "/loaded").select(*columns)
-    )
-    both = early.unionByName(loaded)
-    outcomes = Counter[str](
-        {
-            row["outcome"]: row["n"]
-            for row in both.groupBy("outcome").agg(f.sum("events").alias("n")).collect()
-        }
-    )
+    """Add up the results, and write the dead letters."""
+    outcomes = sum((one.outcomes for one in results), Counter[str]())
+    files = [name for one in results for name in one.rejects]
     outcomes["bad_file"] += len(sources.broken)
-    lacking = _lacking(both) if isinstance(sources, Synapse) and outcomes["missing_parents"] else ()
+    lacking = (
+        _lacking(folder, files)
+        if isinstance(sources, Synapse) and outcomes["missing_parents"]
+        else ()
+    )
     if rejects is not None:
-        _dead_letters(spark, both.where(f.col("outcome").isin(*REJECTED)), sources, rejects)
+        write_dead_letters(spark, folder, files, sources, rejects)
     return ImportSummary(+outcomes, lacking)
 
 
-def _lacking(results: DataFrame) -> tuple[int, ...]:
-    found = results.where("outcome = 'missing_parents'").select("place").limit(LACKING_MAX + 1)
-    return tuple(sorted(row["place"] for row in found.collect()))
-
-
-DEAD_LETTERS: Final = pa.schema(
-    [
-        ("source", pa.string()),
-        ("line", pa.int64()),
-        ("part", pa.int64()),
-        ("outcome", pa.string()),
-        ("event_id", pa.string()),
-        ("reason", pa.string()),
-        ("missing", pa.list_(pa.string())),
-        ("pdu", pa.binary()),
-    ]
-)
-"""Events that were not stored.
-
-``line``: from 1; for Parquet the number of the row, for a Synapse the stream ordering; null for a
-file that cannot be read. ``part``: the index of the PDU in a /backfill response, from 1; null where
-the response itself is bad.
-"""
-
-
-def _dead_letters(
-    spark: SparkSession, rejected: DataFrame, sources: ArchiveFiles | Synapse, path: str
-) -> None:
-    names, line_of = sources.names, sources.line_of
-
-    def letters(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            rows = []
-            for row in batch.to_pylist():
-                file, number = placed(row["place"])
-                line, part = line_of(file, number)
-                rows.append({**row, "source": names[file], "line": line, "part": part})
-            yield pa.RecordBatch.from_pylist(rows, schema=DEAD_LETTERS)
-
-    written = rejected.mapInArrow(letters, spark_ddl(DEAD_LETTERS))
-    if sources.broken:
-        broken: list[Any] = [
-            (source, None, None, "bad_file", None, reason, [], None)
-            for source, reason in sources.broken.items()
-        ]
-        written = written.unionByName(spark.createDataFrame(broken, spark_ddl(DEAD_LETTERS)))
-    written.write.mode("overwrite").parquet(path)
+def _lacking(folder: str, files: Sequence[str]) -> tuple[int, ...]:
+    places = (
+        place
+        for batch in rows_in(folder, files, ["place", "outcome"])
+        for place, outcome in zip(*(column.to_pylist() for column in batch.columns), strict=True)
+        if outcome == "missing_parents"
+    )
+    return tuple(sorted(islice(places, LACKING_MAX + 1)))

@@ -41,11 +41,11 @@ SELECT pg_advisory_unlock(1919905648, $1::int) AS is_dead
 """
 
 SQL_IS_DEAD: Final[LiteralString] = """
-SELECT pg_try_advisory_xact_lock_shared(1919905648, $1::int)
+SELECT pg_try_advisory_xact_lock_shared(1919905648, $1::int) AS is_dead
 """
 
 SQL_WORK: Final[LiteralString] = """
-SELECT pg_advisory_xact_lock_shared(1919905647, $1::int)
+SELECT pg_advisory_xact_lock_shared(1919905647, $1::int)::text AS is_held
 """
 
 SQL_HOLD: Final[LiteralString] = """
@@ -92,6 +92,10 @@ TRUNCATE import_events
 SQL_REMOVE: Final[LiteralString] = """
 WITH removed AS (DELETE FROM import_events WHERE import_number = $1::int RETURNING 1)
 SELECT count(*) AS rows FROM removed
+"""
+
+SQL_LOCK_RANGE: Final[LiteralString] = """
+SELECT pg_advisory_xact_lock(hashint8extended($2::bigint, 1919905649::bigint << 31 | $1::int))
 """
 
 SQL_FORGET_RANGE: Final[LiteralString] = """
@@ -229,14 +233,35 @@ async def work_for_import(conn: Connection, number: int) -> None:
     """Do the same for a task of an import. Raise `DatabaseConflict` if the import has ended."""
     await work(conn, number)
     if await conn.fetchval(SQL_IS_DEAD, number):
-        raise DatabaseConflict(
-            f"import {number} has ended, or its driver has lost its session:"
-            " this task was left over"
-        )
+        raise _left_over(number)
+
+
+@contextmanager
+def working(conn: ArrowConnection, number: int) -> Iterator[None]:
+    """Run a block in a transaction that locks the rows of a number.
+
+    Raise `DatabaseConflict` if the import has ended.
+    """
+    with _transaction(conn):
+        conn.rows(SQL_WORK, number)
+        if conn.rows(SQL_IS_DEAD, number)[0]["is_dead"]:
+            raise _left_over(number)
+        yield
+
+
+def _left_over(number: int) -> DatabaseConflict:
+    return DatabaseConflict(
+        f"import {number} has ended, or its driver has lost its session: this task was left over"
+    )
 
 
 async def forget(conn: Connection, number: int, first: int, end: int) -> None:
-    """Delete the rows that an earlier attempt has staged at these places."""
+    """Delete the rows that another attempt has staged at these places.
+
+    Of two attempts that run at once, the second waits for the first: it stages the same bytes, in
+    the same transaction in which it deletes them.
+    """
+    await conn.execute(SQL_LOCK_RANGE, number, first)
     await conn.execute(SQL_FORGET_RANGE, number, first, end)
 
 

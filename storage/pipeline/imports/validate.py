@@ -43,6 +43,7 @@ from storage.pipeline.imports.lines import (
     place_of,
     read,
 )
+from storage.pipeline.imports.room_versions import RoomVersions
 from storage.pipeline.imports.slim_event import packed, slim_line
 from storage.pipeline.synapse.source import read_synapse
 
@@ -92,14 +93,12 @@ class LineValidator:
     """The settings by which lines are validated.
 
     ``versions``: of known rooms; ``room_version``: for unknown rooms. ``keys``: (server, key id) to
-    the unpadded base64 of a verify key; empty: signatures are not checked. ``held``: rooms that the
-    store has.
+    the unpadded base64 of a verify key; empty: signatures are not checked.
     """
 
     versions: Mapping[str, str]
     room_version: str | None = None
     keys: Mapping[tuple[str, str], str] = field(default_factory=dict)
-    held: frozenset[str] = frozenset()
 
     def verify_keys(self) -> dict[tuple[str, str], VerifyKey]:
         """Return the keys as objects."""
@@ -169,8 +168,9 @@ class TaskValidation:
             stack = AsyncExitStack()
             try:
                 database = runner.run(self._opened(stack))
+                rooms = RoomVersions(self.number, self.examiner.versions)
                 for span in ranges:
-                    yield from runner.run(self._span(database, span, writer))
+                    yield from runner.run(self._span(database, span, writer, rooms))
             finally:
                 runner.run(stack.aclose())
 
@@ -179,10 +179,10 @@ class TaskValidation:
         return await stack.enter_async_context(await Database.open(self.dsn, config=config))
 
     async def _span(
-        self, database: Database, span: FileRange, writer: BundleWriter
+        self, database: Database, span: FileRange, writer: BundleWriter, rooms: RoomVersions
     ) -> list[pa.RecordBatch]:
         async with database.transaction() as conn:
-            work = _RangeValidation(self, span.at, writer, await stored_form(conn))
+            work = _RangeValidation(self, span.at, writer, rooms, await stored_form(conn))
             await stages.work_for_import(conn, self.number)
             await stages.forget(conn, self.number, *span.places)
             try:
@@ -208,10 +208,12 @@ class _RangeValidation:
         stage: TaskValidation,
         path_index: int,
         writer: BundleWriter,
+        rooms: RoomVersions,
         dictionary: Dictionary | None,
     ) -> None:
         self._dictionary = dictionary
-        self._examiner = stage.examiner
+        self._rooms = rooms
+        self._examiner = replace(stage.examiner, versions=rooms.versions)
         self._number = stage.number
         self._keys = stage.examiner.verify_keys()
         self._path_index = path_index
@@ -223,6 +225,7 @@ class _RangeValidation:
     async def take(self, conn: Connection, chunk: Sequence[ParsedLine]) -> None:
         """Validate some lines, and stage their bytes."""
         events: list[tuple[ParsedLine, LineContent, Event]] = []
+        await self._rooms.learn(conn, (_room_of(row) for row in chunk))
         for row in chunk:
             event = self._parsed(row)
             if event is not None and isinstance(row.given, LineContent):
@@ -258,7 +261,9 @@ class _RangeValidation:
 
         Only events of rooms that the store has are looked up.
         """
-        ids = [event.event_id for _, _, event in events if event.room_id in self._examiner.held]
+        await self._rooms.learn(conn, {event.room_id for _, _, event in events})
+        stored = self._rooms.stored
+        ids = [event.event_id for _, _, event in events if event.room_id in stored]
         return (
             {
                 row.event_id: row.outlier
@@ -314,6 +319,11 @@ class _RangeValidation:
         ]
         for start in range(0, len(self._done), CHUNK):
             yield self._done[start : start + CHUNK]
+
+
+def _room_of(row: ParsedLine) -> object:
+    """Return the room that a line names; a create event may name none."""
+    return None if isinstance(row.given, InvalidEvent) else row.given.glanced.get("room_id")
 
 
 def looked_over(span: FileRange) -> tuple[int, dict[str, str]]:

@@ -1,0 +1,103 @@
+"""Write the events that an import did not store, as Parquet, with the lines they came from."""
+
+import secrets
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyspark.sql import SparkSession
+
+from storage.pipeline.file_systems import below, emptied, io_errors, moved, opened
+from storage.pipeline.imports.archive_files import ArchiveFiles
+from storage.pipeline.imports.lines import placed
+from storage.pipeline.imports.task_rows import over_files, rows_in
+from storage.pipeline.synapse.source import Synapse
+
+REJECTED: Final = ("bad_file", "bad_line", "invalid", "missing_parents")
+
+DEAD_LETTERS: Final = pa.schema(
+    [
+        ("source", pa.string()),
+        ("line", pa.int64()),
+        ("part", pa.int64()),
+        ("outcome", pa.string()),
+        ("event_id", pa.string()),
+        ("reason", pa.string()),
+        ("missing", pa.list_(pa.string())),
+        ("pdu", pa.binary()),
+    ]
+)
+"""Events that were not stored.
+
+``line``: from 1; for Parquet the number of the row, for a Synapse the stream ordering; null for a
+file that cannot be read. ``part``: the index of the PDU in a /backfill response, from 1; null where
+the response itself is bad.
+"""
+
+WRITTEN: Final = pa.schema([("name", pa.string())])
+
+
+def write_dead_letters(
+    spark: SparkSession,
+    work: str,
+    files: Sequence[str],
+    sources: ArchiveFiles | Synapse,
+    path: str,
+) -> None:
+    """Write the rejects of files in the folder ``work``; replace what is below ``path``.
+
+    A task writes under a hidden name of its own. The driver renames the files of the attempts that
+    count. Its own file has the broken files, and tells the columns where nothing was rejected.
+    Raise `StorageError`.
+    """
+    emptied(path)
+    broken = [
+        {"source": source, "outcome": "bad_file", "reason": reason, "missing": []}
+        for source, reason in sources.broken.items()
+    ]
+    first = _written(path, [pa.RecordBatch.from_pylist(broken, schema=DEAD_LETTERS)])
+    names = [first]
+    if files:
+        task = DeadLetterTask(work, path, sources)
+        names += [row["name"] for row in over_files(spark, files, task.run, WRITTEN).collect()]
+    moved(path, ((name, f"part-{at:05}.parquet") for at, name in enumerate(names)))
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetterTask:
+    """Writes the rejects of some files in the folder ``work`` below ``path``."""
+
+    work: str
+    path: str
+    sources: ArchiveFiles | Synapse
+
+    def run(self, files: Iterable[str]) -> Iterator[pa.RecordBatch]:
+        """Yield the name of the file that it has written, if there are any rejects."""
+        some = list(files)
+        if some:
+            row = {"name": _written(self.path, map(self._letters, rows_in(self.work, some)))}
+            yield pa.RecordBatch.from_pylist([row], schema=WRITTEN)
+
+    def _letters(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        rows: list[dict[str, Any]] = []
+        for row in batch.to_pylist():
+            if row["outcome"] in REJECTED:
+                file, number = placed(row["place"])
+                line, part = self.sources.line_of(file, number)
+                source = {"source": self.sources.names[file], "line": line, "part": part}
+                rows.append({**row, **source, "missing": row["missing"] or []})
+        return pa.RecordBatch.from_pylist(rows, schema=DEAD_LETTERS)
+
+
+def _written(path: str, batches: Iterable[pa.RecordBatch]) -> str:
+    name = f"_{secrets.token_hex(8)}.parquet"
+    where, inner = opened(below(path, name))
+    with (
+        io_errors(path, "written to"),
+        pq.ParquetWriter(inner, DEAD_LETTERS, filesystem=where) as writer,
+    ):
+        for batch in batches:
+            writer.write_batch(batch)
+    return name
