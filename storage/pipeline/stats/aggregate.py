@@ -31,8 +31,8 @@ from storage.database.columns import PREV_NIDS
 from storage.database.placeholders import compose
 from storage.errors import ExtraMissing
 from storage.pipeline.failures import executor_errors
+from storage.pipeline.file_systems import opened
 from storage.pipeline.imports.archive_files import literal
-from storage.pipeline.imports.lines import opened
 from storage.pipeline.source.decoding import decoded
 from storage.pipeline.source.filters import room_numbers, split
 from storage.pipeline.source.options import Options
