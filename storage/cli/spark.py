@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from storage.cli import spark_demo, spark_mirror
+from storage.cli import spark_answer, spark_demo, spark_mirror
 from storage.cli.common import (
     DsnOption,
     ExitCode,
@@ -38,10 +38,11 @@ from storage.cli.spark_tasks import tasks_shown
 from storage.errors import InputError
 
 app: typer.Typer = typer.Typer(
-    help="Bulk work on Spark: imports, export, rebuild, verify, statistics, stream, mirror.",
+    help="Bulk work on Spark: import, export, rebuild, verify, statistics, stream, mirror, answer.",
     no_args_is_help=True,
 )
 app.command("mirror")(spark_mirror.command)
+app.command("answer")(spark_answer.command)
 
 RoomsOption = Annotated[
     list[str] | None,

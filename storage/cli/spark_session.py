@@ -2,8 +2,8 @@
 
 import asyncio
 import importlib
-from collections.abc import Iterator
-from contextlib import AsyncExitStack, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, AsyncExitStack, contextmanager
 from importlib.util import find_spec
 from types import ModuleType
 from typing import Annotated, Any, Final
@@ -59,20 +59,40 @@ def opened_session(
 
     A signal ends the jobs, the session and its JVM, and raises `Interrupted` with the ``advice``.
     """
+    start = _starter(master, conf)
+    with interruptible(advice), asyncio.Runner() as runner:
+        stack = AsyncExitStack()
+        try:
+            target = runner.run(_ready(stack, dsn))
+            with start() as spark:
+                yield spark, target
+        finally:
+            runner.run(stack.aclose())
+
+
+@contextmanager
+def session_alone(master: str, conf: list[str] | None, advice: str = AGAIN) -> Iterator[Any]:
+    """Open a session as above, for work that needs no database."""
+    start = _starter(master, conf)
+    with interruptible(advice), start() as spark:
+        yield spark
+
+
+def _starter(master: str, conf: list[str] | None) -> Callable[[], AbstractContextManager[Any]]:
+    """Return what opens the session. Raise where Java, the extra or a setting is missing."""
     pipeline()
     sessions, failures = (
         importlib.import_module(f"storage.pipeline.{name}") for name in ("session", "failures")
     )
     settings = dict(setting(one) for one in conf or ())
     sessions.check_java()
-    with interruptible(advice), asyncio.Runner() as runner:
-        stack = AsyncExitStack()
-        try:
-            target = runner.run(_ready(stack, dsn))
-            with failures.executor_errors(), sessions.session(master, settings) as spark:
-                yield spark, target
-        finally:
-            runner.run(stack.aclose())
+
+    @contextmanager
+    def start() -> Iterator[Any]:
+        with failures.executor_errors(), sessions.session(master, settings) as spark:
+            yield spark
+
+    return start
 
 
 async def _ready(stack: AsyncExitStack, dsn: str | None) -> str:

@@ -13,6 +13,7 @@ Only this package imports pyspark; it needs the extra `spark` and Java 17.
   synapse/       a Synapse's database as a source, and `import_synapse`, which keeps a checkpoint
   export.py      `export_parquet`
   mirroring.py   `mirror` and `mirrored`; lake/ has the work, and needs the extra `lake`
+  answers.py     `answers`: `QUESTIONS` about a mirror, refreshed by the days that changed
   verify_rooms.py, rebuilding/   `verify` and `rebuild`
   stats/         `statistics`, and its page with plots
   failures.py    turns failures in executors into our errors
@@ -22,8 +23,10 @@ Only this package imports pyspark; it needs the extra `spark` and Java 17.
 from storage.errors import ExtraMissing
 
 try:
+    from storage.pipeline.answers import answers
     from storage.pipeline.export import Export, export_parquet
     from storage.pipeline.imports.run import ImportSummary, import_archive
+    from storage.pipeline.lake.questions import QUESTIONS
     from storage.pipeline.mirroring import mirror, mirrored
     from storage.pipeline.source.reader import RoomEvents
     from storage.pipeline.stats.aggregate import Statistics, statistics
@@ -34,11 +37,13 @@ except ModuleNotFoundError as error:
     raise ModuleNotFoundError(str(ExtraMissing("Spark", "spark")), name=error.name) from error
 
 __all__ = [
+    "QUESTIONS",
     "Export",
     "ImportSummary",
     "RoomEvents",
     "Statistics",
     "Synapse",
+    "answers",
     "export_parquet",
     "import_archive",
     "import_synapse",

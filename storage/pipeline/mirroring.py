@@ -49,7 +49,7 @@ def mirror(
     if min(every_s, rooms_every_s, keep_hours) < 0 or min(batch, tasks) < 1:
         raise InputError("every_s, rooms_every_s and keep_hours are 0 or more; batch, tasks 1")
     names = tuple(table.name for table in chosen_tables(tables))
-    _lake("rounds").run(
+    lake_module("rounds").run(
         spark,
         dsn,
         path,
@@ -75,7 +75,7 @@ def mirrored(
     none, or `ExtraMissing`.
     """
     wanted = next(one for one in chosen_tables((table,)) if one.name == table)
-    found: DataFrame = _lake("reading").frame(spark, path, wanted, version)
+    found: DataFrame = lake_module("reading").frame(spark, path, wanted, version)
     return found
 
 
@@ -87,6 +87,7 @@ def require_lake() -> None:
         raise ExtraMissing("a mirror", "lake") from None
 
 
-def _lake(name: str) -> Any:
+def lake_module(name: str) -> Any:
+    """Import a module of `storage.pipeline.lake`. Raise `ExtraMissing`."""
     require_lake()
     return importlib.import_module(f"storage.pipeline.lake.{name}")

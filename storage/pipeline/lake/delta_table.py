@@ -1,4 +1,4 @@
-"""One table of the mirror, in Delta Lake's format. Only this module uses deltalake.
+"""One table of the mirror, in Delta Lake's format. Only this module and day_table.py use deltalake.
 
 A pass is one commit. It adds files, removes those that it has rewritten, and has the position that
 the table then has, so a pass happens once or not at all. The commit also has the number of the pass
@@ -87,7 +87,7 @@ class LakeTable:
         try:
             delta = DeltaTable(folder)
         except TableNotFoundError:
-            delta = _created(folder, table, deployment, keep_hours)
+            delta = created(folder, table, deployment, keep_hours)
         except DeltaError as error:
             raise InputError(f"{folder} is no table of a mirror: {error}") from error
         _check(folder, delta, deployment)
@@ -105,10 +105,8 @@ class LakeTable:
         """
         if self._delta.transaction_version(APPLICATION) is None:
             return None
-        for limit in (1, 20, None):
-            for commit in self._delta.history(limit):
-                if (found := commit.get(MIRROR)) is not None:
-                    return MirrorState(found["position"], found["erased"])
+        if (found := last_metadata(self._delta, MIRROR)) is not None:
+            return MirrorState(found["position"], found["erased"])
         raise InputError(
             f"{self.folder}: the log has lost the position of the mirror: mirror into a new folder"
         )
@@ -140,13 +138,7 @@ class LakeTable:
                 files += write_rows(self.folder, self.table, kept)
         for one in added:
             files += [one] if isinstance(one, WrittenFile) else self.write(one)
-        number = (self._delta.transaction_version(APPLICATION) or 0) + 1
-        properties = CommitProperties(
-            custom_metadata=state.metadata(),
-            app_transactions=[Transaction(APPLICATION, number)],
-            max_commit_retries=0,
-        )
-        self._commit_files(files, removed, properties)
+        commit_files(self._delta, self.table, files, removed, state.metadata())
         self._commits += 1
 
     def write(self, rows: pa.Table) -> list[WrittenFile]:
@@ -177,49 +169,6 @@ class LakeTable:
             full=True,
             commit_properties=CommitProperties(custom_metadata=state.metadata()),
         )
-
-    def _commit_files(
-        self,
-        files: Sequence[WrittenFile],
-        removed: Sequence[MirrorFile],
-        properties: CommitProperties,
-    ) -> None:
-        now = now_ms()
-        actions: list[AddAction | RemoveAction] = [
-            AddAction(
-                path=file.path,
-                size=file.size,
-                partition_values=_partition(file.day),
-                modification_time=now,
-                data_change=True,
-                stats=file.stats(self.table.key),
-            )
-            for file in files
-        ]
-        actions += [
-            RemoveAction(
-                path=file.path,
-                deletion_timestamp=now,
-                data_change=True,
-                partition_values=_partition(file.day),
-                size=file.size,
-            )
-            for file in removed
-        ]
-        try:
-            self._delta.create_write_transaction(
-                actions,
-                "append",
-                self.table.schema,
-                ["day"] if self.table.by_day else [],
-                commit_properties=properties,
-            )
-        except CommitFailedError as error:
-            raise StorageError(
-                f"{self.folder}: another process has written to the mirror: {error}."
-                " Run one mirror at a time, and run this one again"
-            ) from error
-        self._delta.update_incremental()
 
     def _without(self, gone: Collection[int]) -> Iterable[tuple[MirrorFile, pa.Table]]:
         """Yield the files that have rows with these keys, with their other rows."""
@@ -274,17 +223,82 @@ def files_of(
         delta = DeltaTable(folder)
         if version is not None:
             delta.load_as_version(version)
-        return _url(folder), [_url(file) for file in delta.file_uris()]
+        return url_of(folder), [url_of(file) for file in delta.file_uris()]
     except (DeltaError, TableNotFoundError) as error:
         raise InputError(f"{folder}: the mirror has no such table or version: {error}") from error
 
 
-def _url(path: str) -> str:
+def last_metadata(delta: DeltaTable, key: str) -> Any:
+    """Return the value of this key in the metadata of the last commit that has it, or None."""
+    for limit in (1, 20, None):
+        for commit in delta.history(limit):
+            if (found := commit.get(key)) is not None:
+                return found
+    return None
+
+
+def commit_files(
+    delta: DeltaTable,
+    table: MirrorTable,
+    files: Sequence[WrittenFile],
+    removed: Sequence[MirrorFile],
+    metadata: dict[str, Any],
+) -> None:
+    """Add files and remove others, in one commit with the number of the pass.
+
+    Raise `StorageError` if another process has written since ``delta`` was read.
+    """
+    now = now_ms()
+    actions: list[AddAction | RemoveAction] = [
+        AddAction(
+            path=file.path,
+            size=file.size,
+            partition_values=_partition(file.day),
+            modification_time=now,
+            data_change=True,
+            stats=file.stats(table.key),
+        )
+        for file in files
+    ]
+    actions += [
+        RemoveAction(
+            path=file.path,
+            deletion_timestamp=now,
+            data_change=True,
+            partition_values=_partition(file.day),
+            size=file.size,
+        )
+        for file in removed
+    ]
+    number = (delta.transaction_version(APPLICATION) or 0) + 1
+    properties = CommitProperties(
+        custom_metadata=metadata,
+        app_transactions=[Transaction(APPLICATION, number)],
+        max_commit_retries=0,
+    )
+    try:
+        delta.create_write_transaction(
+            actions,
+            "append",
+            table.schema,
+            ["day"] if table.by_day else [],
+            commit_properties=properties,
+        )
+    except CommitFailedError as error:
+        raise StorageError(
+            f"{delta.table_uri}: another process has written to this table: {error}."
+            " Run one at a time, and run this one again"
+        ) from error
+    delta.update_incremental()
+
+
+def url_of(path: str) -> str:
     """Return a path as a URL: the file system that Spark takes by default may be another one."""
     return path if "://" in path else f"file://{path}"
 
 
-def _created(folder: str, table: MirrorTable, deployment: str, keep_hours: int) -> DeltaTable:
+def created(folder: str, table: MirrorTable, deployment: str, keep_hours: int) -> DeltaTable:
+    """Make an empty table, and return it. ``deployment``: of the store that it follows."""
     keep = f"interval {max(keep_hours, 1)} hours"
     return DeltaTable.create(
         folder,
@@ -295,7 +309,7 @@ def _created(folder: str, table: MirrorTable, deployment: str, keep_hours: int) 
             {"application": APPLICATION, "schema_version": SCHEMA_VERSION, "deployment": deployment}
         ),
         configuration={
-            "delta.dataSkippingStatsColumns": table.key,
+            **({"delta.dataSkippingStatsColumns": table.key} if table.key else {}),
             "delta.logRetentionDuration": keep,
             "delta.deletedFileRetentionDuration": keep,
         },

@@ -36,20 +36,20 @@ class WrittenFile:
 
     def stats(self, key: str) -> str:
         """Return the statistics of the log: the number of rows, and the range of the key."""
-        return json.dumps(
-            {
-                "numRecords": self.rows,
+        found: dict[str, Any] = {"numRecords": self.rows}
+        if key:
+            found |= {
                 "minValues": {key: self.first},
                 "maxValues": {key: self.last},
                 "nullCount": {key: 0},
             }
-        )
+        return json.dumps(found)
 
 
 def write_rows(folder: str, table: MirrorTable, rows: pa.Table) -> Iterator[WrittenFile]:
     """Write rows as files, in order of the key, those of a day by themselves."""
     for day, some in _by_day(rows) if table.by_day else [(None, rows)]:
-        ordered = some.sort_by(table.key).select(table.columns.names)
+        ordered = (some.sort_by(table.key) if table.key else some).select(table.columns.names)
         for start in range(0, ordered.num_rows, FILE_ROWS):
             yield _write(folder, table, ordered.slice(start, FILE_ROWS), day)
 
@@ -81,8 +81,8 @@ def _write(folder: str, table: MirrorTable, rows: pa.Table, day: str | None) -> 
     with where.open_output_stream(f"{inner}/{path}") as file:
         pq.write_table(rows, file, compression="zstd")
         size = file.tell()
-    range_of: Any = pc.min_max(rows.column(table.key))
-    first, last = range_of["min"].as_py(), range_of["max"].as_py()
+    range_of: Any = pc.min_max(rows.column(table.key)) if table.key else {}
+    first, last = (range_of[end].as_py() if range_of else 0 for end in ("min", "max"))
     return WrittenFile(path, size, rows.num_rows, first, last, day)
 
 

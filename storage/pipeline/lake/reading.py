@@ -5,10 +5,14 @@ its own reader: only the columns of a query, only the days that it names, and fo
 than the footers.
 """
 
+from collections.abc import Sequence
 from datetime import datetime
+from typing import cast
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.functions import lit
+from pyspark.sql.types import StructType
 
 from storage.pipeline.lake.delta_table import files_of
 from storage.pipeline.lake.tables import MirrorTable
@@ -19,10 +23,17 @@ def frame(
     spark: SparkSession, path: str, table: MirrorTable, version: int | datetime | None
 ) -> DataFrame:
     """Return a table as of now, of a version, or of a time."""
-    folder, files = files_of(path, table, version)
+    return frame_of(spark, table, *files_of(path, table, version))
+
+
+def frame_of(
+    spark: SparkSession, table: MirrorTable, folder: str, files: Sequence[str]
+) -> DataFrame:
+    """Return the rows of these files. ``folder`` and ``files`` are URLs."""
     schema = ddl(table.schema)
     if not files:
-        return spark.createDataFrame([], schema)
+        columns = cast("StructType", StructType.fromDDL(schema)).fields
+        return spark.range(0).select([lit(None).cast(c.dataType).alias(c.name) for c in columns])
     reader = spark.read.schema(schema)
     if table.by_day:
         reader = reader.option("basePath", folder)

@@ -1,0 +1,155 @@
+"""Refresh the daily tables of answers, and read the answers from them.
+
+A refresh reads the files of the changed days at one version of the mirror, and replaces the rows of
+these days in one commit. Tasks of Spark write the files. After a crash no commit names them.
+"""
+
+from collections.abc import Collection, Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import orjson
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+
+from storage.errors import InputError
+from storage.pipeline.failures import executor_errors
+from storage.pipeline.lake.bulk import RESULT
+from storage.pipeline.lake.day_table import AnswerState, DayTable, MirroredDays
+from storage.pipeline.lake.delta_table import folder_of, url_of
+from storage.pipeline.lake.files import FILE_ROWS, WrittenFile, write_rows
+from storage.pipeline.lake.questions import DAILY, Question, chosen_questions, definition
+from storage.pipeline.lake.reading import frame_of
+from storage.pipeline.lake.tables import EVENTS, MirrorTable
+from storage.pipeline.source.rows import spark_ddl
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """An answer: ``rows`` is a data frame of Spark, read from the daily table when it is used.
+
+    ``days``: those of the mirror; ``days_read``: those that the refresh has counted again;
+    ``files_read``: the files of the mirror that these days have; ``version``: of its `events`.
+    """
+
+    question: str
+    rows: DataFrame
+    version: int
+    days: int
+    days_read: int
+    files_read: int
+
+
+@dataclass(frozen=True, slots=True)
+class Refresh:
+    """A refresh of daily tables in ``folder`` from the mirror at ``path``, at one version."""
+
+    spark: SparkSession
+    path: str
+    folder: str
+    source: MirroredDays
+    tasks: int
+    keep_hours: int
+    full: bool
+
+    def table(self, question: Question) -> tuple[DayTable, set[str]]:
+        """Refresh the daily table of a question; return it, and the days that were read."""
+        daily = DAILY[question.daily]
+        table = DayTable.open(folder_of(self.folder, daily), daily, self.keep_hours)
+        wanted = AnswerState(
+            self.source.source, self.source.version, definition(question.daily_query)
+        )
+        state = table.state()
+        if state == wanted and not self.full:
+            return table, set()
+        earlier = None if self.full else self._earlier(state, wanted)
+        if earlier is None:
+            days, replaced = set(self.source.files), None
+        else:
+            days = replaced = self.source.changed_since(earlier)
+        files = self._write(table, question.daily_query, days) if days else []
+        table.replace(replaced, files, wanted)
+        if days:
+            table.vacuum(self.keep_hours)
+        return table, days
+
+    def _earlier(self, state: AnswerState | None, wanted: AnswerState) -> MirroredDays | None:
+        """Return the days that the table has read; None if all have to be read again."""
+        if state is None or (state.source, state.definition) != (wanted.source, wanted.definition):
+            return None
+        try:
+            return MirroredDays.of(folder_of(self.path, EVENTS), state.version)
+        except InputError:  # the log does not go back so far any more
+            return None
+
+    def _write(self, table: DayTable, query: str, days: Collection[str]) -> list[WrittenFile]:
+        folder, daily = table.folder, table.table
+        schema = daily.schema
+
+        def write(batches: Any) -> Any:
+            for file in _written(folder, daily, (pa.Table.from_batches([one]) for one in batches)):
+                line = orjson.dumps(asdict(file)).decode()
+                yield pa.RecordBatch.from_pydict({"result": [line]}, schema=RESULT)
+
+        below = folder_of(self.path, EVENTS)
+        paths = [f"{url_of(below)}/{path}" for path in self.source.paths(days)]
+        with executor_errors():
+            events = frame_of(self.spark, EVENTS, url_of(below), paths)
+            counted = (
+                self.spark.sql(query, events=events)
+                .select(*schema.names)
+                .repartition(min(len(days), self.tasks), "day")
+                .sortWithinPartitions("day")
+            )
+            rows = counted.mapInArrow(write, spark_ddl(RESULT)).collect()
+        return [WrittenFile(**orjson.loads(row["result"])) for row in rows]
+
+
+def _written(folder: str, table: MirrorTable, batches: Iterator[pa.Table]) -> Iterator[WrittenFile]:
+    """Write rows that come in order of their days."""
+    held: list[pa.Table] = []
+    for one in batches:
+        held.append(one.select(table.schema.names).cast(table.schema))
+        if sum(some.num_rows for some in held) >= FILE_ROWS:
+            yield from write_rows(folder, table, pa.concat_tables(held))
+            held.clear()
+    if held and sum(some.num_rows for some in held):
+        yield from write_rows(folder, table, pa.concat_tables(held))
+
+
+def run(
+    spark: SparkSession,
+    path: str,
+    names: tuple[str, ...],
+    folder: str,
+    *,
+    full: bool,
+    tasks: int,
+    keep_hours: int,
+) -> dict[str, Answer]:
+    """Refresh and answer; see `storage.pipeline.answers`."""
+    questions = chosen_questions(names)
+    source = MirroredDays.of(folder_of(path, EVENTS))
+    refresh = Refresh(spark, path, folder, source, tasks, keep_hours, full)
+    done: dict[str, tuple[DayTable, set[str]]] = {}
+    found = {}
+    for question in questions:
+        if question.daily not in done:
+            done[question.daily] = refresh.table(question)
+        table, read = done[question.daily]
+        frames: dict[str, Any] = {question.daily: _frame(spark, table)}
+        rows = spark.sql(question.query, **frames)
+        found[question.name] = Answer(
+            question.name,
+            rows,
+            source.version,
+            len(source.files),
+            len(read),
+            len(source.paths(read)),
+        )
+    return found
+
+
+def _frame(spark: SparkSession, table: DayTable) -> DataFrame:
+    folder = url_of(table.folder)
+    return frame_of(spark, table.table, folder, [f"{folder}/{path}" for path in table.paths()])

@@ -1,0 +1,161 @@
+"""The questions that a mirror answers, and the daily tables between the two.
+
+A row of a daily table depends on the events of one day of receipt, and on nothing else. So a
+refresh counts only the days again whose files have changed. A question is a query on one daily
+table, which is small. The queries are in the folder `queries`: the name in braces is a data frame.
+"""
+
+import hashlib
+import itertools
+from dataclasses import dataclass
+from importlib.resources import files
+from typing import Final
+
+import pyarrow as pa
+
+from storage.errors import InputError
+from storage.pipeline.lake.tables import MirrorTable
+
+DAILY: Final = {
+    table.name: table
+    for table in (
+        MirrorTable(
+            "daily_senders",
+            pa.schema(
+                [
+                    ("room_id", pa.string()),
+                    ("sender", pa.string()),
+                    ("server", pa.string()),
+                    ("events", pa.int64()),
+                    ("bytes", pa.int64()),
+                    ("messages", pa.int64()),
+                    ("sent", pa.int64()),
+                    ("redacted", pa.int64()),
+                ]
+            ),
+            key="events",
+            by_day=True,
+        ),
+        MirrorTable(
+            "daily_joins",
+            pa.schema(
+                [
+                    ("room_id", pa.string()),
+                    ("minute", pa.int64()),
+                    ("joins", pa.int64()),
+                    ("servers", pa.int64()),
+                ]
+            ),
+            key="minute",
+            by_day=True,
+        ),
+        MirrorTable(
+            "daily_bodies",
+            pa.schema(
+                [
+                    ("digest", pa.string()),
+                    ("example", pa.string()),
+                    ("times", pa.int64()),
+                    ("senders", pa.int64()),
+                    ("rooms", pa.int64()),
+                ]
+            ),
+            key="times",
+            by_day=True,
+        ),
+        MirrorTable(
+            "daily_servers",
+            pa.schema(
+                [
+                    ("server", pa.string()),
+                    ("events", pa.int64()),
+                    ("median_lag_ms", pa.int64()),
+                    ("p95_lag_ms", pa.int64()),
+                    ("forks", pa.int64()),
+                    ("merges", pa.int64()),
+                    ("refused", pa.int64()),
+                ]
+            ),
+            key="events",
+            by_day=True,
+        ),
+        MirrorTable(
+            "daily_media",
+            pa.schema(
+                [
+                    ("url", pa.string()),
+                    ("event_id", pa.string()),
+                    ("room_id", pa.string()),
+                    ("sender", pa.string()),
+                ]
+            ),
+            key="",
+            by_day=True,
+        ),
+    )
+}
+"""Tables with a row per day and something else."""
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A question: its ``query`` reads the table ``daily``, which ``daily_query`` makes of events.
+
+    ``about`` says what a row is. Both queries are Spark SQL, with the name of a data frame in
+    braces: ``spark.sql(question.query, daily_senders=frame)``.
+    """
+
+    name: str
+    about: str
+    daily: str
+    query: str
+    daily_query: str
+
+
+def _questions() -> dict[str, Question]:
+    found = {}
+    for name, daily in (
+        ("activity", "daily_senders"),
+        ("retention", "daily_senders"),
+        ("joins", "daily_joins"),
+        ("bodies", "daily_bodies"),
+        ("fan_out", "daily_senders"),
+        ("redactions", "daily_senders"),
+        ("servers", "daily_servers"),
+        ("media", "daily_media"),
+        ("growth", "daily_senders"),
+    ):
+        query = _text(name)
+        found[name] = Question(name, _about(query), daily, query, _text(daily))
+    return found
+
+
+def _about(query: str) -> str:
+    """Return the comment at the beginning of a query."""
+    said = itertools.takewhile(lambda line: line.startswith("-- "), query.splitlines())
+    return " ".join(line.removeprefix("-- ") for line in said)
+
+
+def _text(name: str) -> str:
+    return (files("storage.pipeline.lake") / "queries" / f"{name}.sql").read_text("utf-8")
+
+
+QUESTIONS: Final = _questions()
+"""By name."""
+
+
+def chosen_questions(names: tuple[str, ...]) -> tuple[Question, ...]:
+    """Return the questions of these names, or of "all". Raise `InputError`."""
+    unknown = [name for name in names if name not in QUESTIONS and name != "all"]
+    if unknown or not names:
+        raise InputError(
+            f"there is no question {', '.join(unknown) or 'without a name'}:"
+            f" give all, or some of {', '.join(QUESTIONS)}"
+        )
+    wanted = set(QUESTIONS) if "all" in names else set(names)
+    return tuple(question for name, question in QUESTIONS.items() if name in wanted)
+
+
+def definition(query: str) -> str:
+    """Return a text that differs between any two queries of a daily table."""
+    return hashlib.sha256(query.encode()).hexdigest()[:32]

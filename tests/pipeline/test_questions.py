@@ -1,0 +1,106 @@
+"""The answers from a mirror: a refresh equals a full count, and both equal the oracle."""
+
+import random
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from deltalake import DeltaTable
+from pyspark.sql import SparkSession
+
+import storage
+from storage import Store
+from storage.errors import InputError, StorageError
+from storage.pipeline import QUESTIONS, answers, mirror
+from storage.pipeline.lake.day_table import AnswerState, DayTable
+from storage.pipeline.lake.questions import DAILY
+from storage.testing import RoomBuilder
+from tests.long_run import long_run
+from tests.maintenance.rooms import SERVER, deliver
+from tests.pipeline.mirrored import versions
+from tests.pipeline.question_oracle import ORACLE, events_of
+from tests.pipeline.test_mirror import CONFIG, change, rooms_of
+
+pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.timeout(600)]
+
+SQL_SPREAD = """
+    UPDATE events SET received_ts = received_ts - (event_nid % 13) * 86400000
+    WHERE event_nid > $1::bigint"""
+ALICE, BOB = f"@alice:{SERVER}", "@bob:s2.test:8448"
+
+
+def signs() -> RoomBuilder:
+    """The same text many times, and mxc URLs in several forms."""
+    room = RoomBuilder("11", servers=(SERVER, "s2.test:8448"), seed=3)
+    room.create(ALICE)
+    room.join(ALICE)
+    room.join_rules(ALICE, "public")
+    room.join(BOB)
+    for number in range(60):
+        sender = (ALICE, BOB)[number % 2]
+        content: dict[str, Any] = {"msgtype": "m.text", "body": "buy my tulips"}
+        if number % 3 == 0:
+            content = {"msgtype": "m.image", "body": "x", "url": f"mxc://s2.test:8448/a-{number}"}
+            content["formatted_body"] = f'"<img src="mxc://{SERVER}/b_{number}">\n'
+        room.send(sender, "m.room.message", content)
+    return room
+
+
+async def spread(store: Store, after: int) -> int:
+    """Move the receipt of newer events to 13 days; return the last number."""
+    async with store.database.connection() as conn:
+        await conn.execute(SQL_SPREAD, after)
+        return int(await conn.fetchval("SELECT max(event_nid) FROM events"))
+
+
+@pytest.mark.parametrize("seed", [0, *(pytest.param(n, marks=long_run) for n in range(1, 20))])
+async def test_a_refresh_equals_a_full_count(
+    spark: SparkSession, dsn: str, tmp_path: Path, seed: int
+) -> None:
+    """After late history, redactions, purges, censoring and erasures, which change old days."""
+    rng = random.Random(seed)
+    rooms = rooms_of(seed, 3, 90 if seed else 40)
+    folder, parts = tmp_path / "mirror", 5 if seed else 2
+    done: list[str] = []
+    read: list[int] = []
+    async with storage.open(dsn, server_name=SERVER, config=CONFIG) as store:
+        await store.append(signs().pdus, room_version="11")
+        last = 0
+        for part in range(parts):
+            for room in rooms:
+                size = -(-len(room.events) // parts)
+                some = room.events[part * size : (part + 1) * size]
+                if some:
+                    await deliver(store, replace(room, events=some), batch=50)
+            done += [await change(store, rooms, rng) for _ in range(rng.randrange(4))]
+            last = await spread(store, last)
+            mirror(spark, dsn, str(folder), ("events",), once=True)
+            found = answers(spark, str(folder))
+            read.append(found["activity"].days_read)
+    assert read[0] == found["activity"].days == 13
+    full = answers(spark, str(folder), folder=str(tmp_path / "full"), full=True)
+    for name in DAILY:
+        assert counted(folder / "answers" / name) == counted(tmp_path / "full" / name), (name, done)
+    events = events_of(folder)
+    for name in QUESTIONS:
+        wanted = Counter(ORACLE[name](events))
+        assert rows_of(found[name].rows) == wanted, (name, done)
+        assert not seed or rows_of(full[name].rows) == wanted, (name, done)
+        assert wanted
+    before = versions(folder / "answers")
+    assert answers(spark, str(folder))["growth"].days_read == 0
+    assert versions(folder / "answers") == before
+
+
+def counted(folder: Path) -> Counter[tuple[Any, ...]]:
+    table = DeltaTable(folder).to_pyarrow_table()
+    return Counter(zip(*(column.to_pylist() for column in table.columns), strict=True))
+
+
+def rows_of(frame: Any) -> Counter[tuple[Any, ...]]:
+    """The rows; the minute of joins in seconds, as the zone of a session does not matter then."""
+    if "minute" in frame.columns:
+        frame = frame.withColumn("minute", frame["minute"].cast("bigint"))
+    return Counter(map(tuple, frame.collect()))
