@@ -1,6 +1,15 @@
 """The pages that are made from the code, by their path below docs."""
 
-from docs.generate import api, command_line, errors, metrics, results, schema_page, settings
+from docs.generate import (
+    api,
+    command_line,
+    errors,
+    metrics,
+    questions,
+    results,
+    schema_page,
+    settings,
+)
 
 
 def generated_pages() -> dict[str, str]:
@@ -10,6 +19,7 @@ def generated_pages() -> dict[str, str]:
         "reference/config.md": settings.text(),
         "reference/errors.md": errors.text(),
         "reference/metrics.md": metrics.text(),
+        "reference/questions.md": questions.text(),
         "reference/schema.md": schema_page.text(),
         **{f"reference/api/{name}.md": text for name, text in api.pages().items()},
         **{f"benchmarks/results/{name}.md": text for name, text in results.pages().items()},

@@ -23,10 +23,10 @@ Only this package imports pyspark; it needs the extra `spark` and Java 17.
 from storage.errors import ExtraMissing
 
 try:
-    from storage.pipeline.answers import answers
+    from storage.pipeline.answers import Answer, answers
     from storage.pipeline.export import Export, export_parquet
     from storage.pipeline.imports.run import ImportSummary, import_archive
-    from storage.pipeline.lake.questions import QUESTIONS
+    from storage.pipeline.lake.questions import QUESTIONS, Question
     from storage.pipeline.mirroring import mirror, mirrored
     from storage.pipeline.source.reader import RoomEvents
     from storage.pipeline.stats.aggregate import Statistics, statistics
@@ -38,8 +38,10 @@ except ModuleNotFoundError as error:
 
 __all__ = [
     "QUESTIONS",
+    "Answer",
     "Export",
     "ImportSummary",
+    "Question",
     "RoomEvents",
     "Statistics",
     "Synapse",

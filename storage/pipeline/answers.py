@@ -4,16 +4,30 @@ Needs the extra `lake`, and a mirror (`storage.pipeline.mirror`). The work is in
 `storage.pipeline.lake.answering`.
 """
 
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import Any
 
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 from storage.errors import InputError
 from storage.pipeline.lake.questions import chosen_questions
 from storage.pipeline.mirroring import lake_module
 
-if TYPE_CHECKING:
-    from storage.pipeline.lake.answering import Answer
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """An answer: ``rows`` is a data frame of Spark, read from the daily table when it is used.
+
+    ``days``: those of the mirror; ``days_read``: those that the refresh has counted again;
+    ``files_read``: the files of the mirror that these days have; ``version``: of its `events`.
+    """
+
+    question: str
+    rows: DataFrame
+    version: int
+    days: int
+    days_read: int
+    files_read: int
 
 
 def answers(
@@ -25,7 +39,7 @@ def answers(
     full: bool = False,
     tasks: int = 8,
     keep_hours: int = 168,
-) -> "dict[str, Answer]":
+) -> dict[str, Answer]:
     """Answer ``questions`` from the mirror in the folder ``path``; return each by its name.
 
     ``questions``: names of `QUESTIONS`, or "all". A question is a query on a daily table, which is

@@ -6,13 +6,14 @@ these days in one commit. Tasks of Spark write the files. After a crash no commi
 
 from collections.abc import Collection, Iterator
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Final
 
 import orjson
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
 from storage.errors import InputError
+from storage.pipeline.answers import Answer
 from storage.pipeline.failures import executor_errors
 from storage.pipeline.lake.bulk import RESULT
 from storage.pipeline.lake.day_table import AnswerState, DayTable, MirroredDays
@@ -23,21 +24,8 @@ from storage.pipeline.lake.reading import frame_of
 from storage.pipeline.lake.tables import EVENTS, MirrorTable
 from storage.pipeline.source.rows import spark_ddl
 
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """An answer: ``rows`` is a data frame of Spark, read from the daily table when it is used.
-
-    ``days``: those of the mirror; ``days_read``: those that the refresh has counted again;
-    ``files_read``: the files of the mirror that these days have; ``version``: of its `events`.
-    """
-
-    question: str
-    rows: DataFrame
-    version: int
-    days: int
-    days_read: int
-    files_read: int
+FEW_EVENTS: Final = 200_000
+"""A daily table has no more rows than events: from so few, this process takes them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,30 +71,30 @@ class Refresh:
             return None
 
     def _write(self, table: DayTable, query: str, days: Collection[str]) -> list[WrittenFile]:
-        folder, daily = table.folder, table.table
-        schema = daily.schema
-
-        def write(batches: Any) -> Any:
-            for file in _written(folder, daily, (pa.Table.from_batches([one]) for one in batches)):
-                line = orjson.dumps(asdict(file)).decode()
-                yield pa.RecordBatch.from_pydict({"result": [line]}, schema=RESULT)
-
-        below = folder_of(self.path, EVENTS)
-        paths = [f"{url_of(below)}/{path}" for path in self.source.paths(days)]
+        """Count these days and write their rows: here if they are few, else in tasks."""
+        below = url_of(folder_of(self.path, EVENTS))
+        paths = [f"{below}/{path}" for path in self.source.paths(days)]
         with executor_errors():
-            events = frame_of(self.spark, EVENTS, url_of(below), paths)
-            counted = (
-                self.spark.sql(query, events=events)
-                .select(*schema.names)
-                .repartition(min(len(days), self.tasks), "day")
-                .sortWithinPartitions("day")
-            )
-            rows = counted.mapInArrow(write, spark_ddl(RESULT)).collect()
-        return [WrittenFile(**orjson.loads(row["result"])) for row in rows]
+            events = frame_of(self.spark, EVENTS, below, paths)
+            counted = self.spark.sql(query, events=events).select(*table.table.schema.names)
+            if sum(self.source.rows.get(day, 0) for day in days) <= FEW_EVENTS:
+                return list(_written(table.folder, table.table, iter([counted.toArrow()])))
+            parts = counted.repartition(min(len(days), self.tasks), "day")
+            return _written_by_tasks(table.folder, table.table, parts.sortWithinPartitions("day"))
+
+
+def _written_by_tasks(folder: str, table: MirrorTable, rows: DataFrame) -> list[WrittenFile]:
+    def write(batches: Any) -> Any:
+        for file in _written(folder, table, (pa.Table.from_batches([one]) for one in batches)):
+            line = orjson.dumps(asdict(file)).decode()
+            yield pa.RecordBatch.from_pydict({"result": [line]}, schema=RESULT)
+
+    lines = rows.mapInArrow(write, spark_ddl(RESULT)).collect()
+    return [WrittenFile(**orjson.loads(line["result"])) for line in lines]
 
 
 def _written(folder: str, table: MirrorTable, batches: Iterator[pa.Table]) -> Iterator[WrittenFile]:
-    """Write rows that come in order of their days."""
+    """Write rows, which come in order of their days if they come in several parts."""
     held: list[pa.Table] = []
     for one in batches:
         held.append(one.select(table.schema.names).cast(table.schema))

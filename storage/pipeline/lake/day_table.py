@@ -7,9 +7,10 @@ the table has read, so a refresh finds the days whose files are not the same any
   events, version 9    day=2024-05-01 part-a part-c                              changed: both days
 """
 
+from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
-from typing import Final, Self
+from typing import Any, Final, Self
 
 import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable
@@ -40,11 +41,12 @@ class AnswerState:
 
 @dataclass(frozen=True, slots=True)
 class MirroredDays:
-    """The files of `events` at a version, by day. ``source``: the id of the table."""
+    """The files of `events` at a version, and their rows, by day. ``source``: the table's id."""
 
     source: str
     version: int
     files: dict[str, frozenset[str]]
+    rows: dict[str, int]
 
     @classmethod
     def of(cls, folder: str, version: int | None = None) -> Self:
@@ -56,10 +58,13 @@ class MirroredDays:
                 f"{folder}: the mirror has no such table or version: {error}"
             ) from error
         found: dict[str, set[str]] = {}
-        for file in _day_files(delta):
-            found.setdefault(str(file.day), set()).add(file.path)
+        rows: Counter[str] = Counter()
+        for row in _actions(delta):
+            day = str(row["partition.day"])
+            found.setdefault(day, set()).add(row["path"])
+            rows[day] += row["num_records"]
         days = {day: frozenset(paths) for day, paths in sorted(found.items())}
-        return cls(str(delta.metadata().id), delta.version(), days)
+        return cls(str(delta.metadata().id), delta.version(), days, rows)
 
     def changed_since(self, earlier: Self) -> set[str]:
         """Return the days whose files are not the same as at an earlier version."""
@@ -128,7 +133,12 @@ class DayTable:
 
 
 def _day_files(delta: DeltaTable) -> list[MirrorFile]:
-    rows = pa.table(delta.get_add_actions(flatten=True)).to_pylist()
     return [
-        MirrorFile(row["path"], row["size_bytes"], 0, 0, str(row["partition.day"])) for row in rows
+        MirrorFile(row["path"], row["size_bytes"], 0, 0, str(row["partition.day"]))
+        for row in _actions(delta)
     ]
+
+
+def _actions(delta: DeltaTable) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = pa.table(delta.get_add_actions(flatten=True)).to_pylist()
+    return rows
