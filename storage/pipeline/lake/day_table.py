@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final, Self
 
 import pyarrow as pa
-from deltalake import CommitProperties, DeltaTable
+from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
 from storage.errors import InputError
@@ -22,6 +22,7 @@ from storage.pipeline.lake.delta_table import (
     commit_files,
     created,
     last_metadata,
+    vacuum,
 )
 from storage.pipeline.lake.files import WrittenFile
 from storage.pipeline.lake.tables import MirrorTable
@@ -123,13 +124,7 @@ class DayTable:
         """Delete files that no version of the last hours needs."""
         state = self.state()
         metadata = {} if state is None else {ANSWER: asdict(state)}
-        self._delta.vacuum(
-            retention_hours=keep_hours,
-            dry_run=False,
-            enforce_retention_duration=False,
-            full=True,
-            commit_properties=CommitProperties(custom_metadata=metadata),
-        )
+        vacuum(self._delta, keep_hours, metadata)
 
 
 def _day_files(delta: DeltaTable) -> list[MirrorFile]:

@@ -23,7 +23,7 @@ from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundErr
 from deltalake.transaction import AddAction, RemoveAction
 
 from storage.errors import InputError, StorageError
-from storage.pipeline.lake.files import WrittenFile, now_ms, read_file, write_rows
+from storage.pipeline.lake.files import WrittenFile, now_ms, read_file, write_rows, written_below
 from storage.pipeline.lake.tables import SCHEMA_VERSION, MirrorTable
 
 APPLICATION: Final = "room-storage"
@@ -152,23 +152,18 @@ class LakeTable:
         self._commits = 0
         state = self.state()
         if state is not None:
-            self._delta.optimize.compact(
-                target_size=COMPACT_BYTES,
-                commit_properties=CommitProperties(custom_metadata=state.metadata()),
-            )
+            with written_below(self.folder, DeltaError):
+                self._delta.optimize.compact(
+                    target_size=COMPACT_BYTES,
+                    commit_properties=CommitProperties(custom_metadata=state.metadata()),
+                )
 
     def vacuum(self, keep_hours: int) -> list[str]:
         """Delete files that no version of the last hours needs, and return their names."""
         state = self.state()
         if state is None:
             return []
-        return self._delta.vacuum(
-            retention_hours=keep_hours,
-            dry_run=False,
-            enforce_retention_duration=False,
-            full=True,
-            commit_properties=CommitProperties(custom_metadata=state.metadata()),
-        )
+        return vacuum(self._delta, keep_hours, state.metadata())
 
     def _without(self, gone: Collection[int]) -> Iterable[tuple[MirrorFile, pa.Table]]:
         """Yield the files that have rows with these keys, with their other rows."""
@@ -277,19 +272,32 @@ def commit_files(
         max_commit_retries=0,
     )
     try:
-        delta.create_write_transaction(
-            actions,
-            "append",
-            table.schema,
-            ["day"] if table.by_day else [],
-            commit_properties=properties,
-        )
+        with written_below(delta.table_uri):
+            delta.create_write_transaction(
+                actions,
+                "append",
+                table.schema,
+                ["day"] if table.by_day else [],
+                commit_properties=properties,
+            )
     except CommitFailedError as error:
         raise StorageError(
             f"{delta.table_uri}: another process has written to this table: {error}."
             " Run one at a time, and run this one again"
         ) from error
     delta.update_incremental()
+
+
+def vacuum(delta: DeltaTable, keep_hours: int, metadata: dict[str, Any]) -> list[str]:
+    """Delete files that no version of the last hours needs, and return their names."""
+    with written_below(delta.table_uri, DeltaError):
+        return delta.vacuum(
+            retention_hours=keep_hours,
+            dry_run=False,
+            enforce_retention_duration=False,
+            full=True,
+            commit_properties=CommitProperties(custom_metadata=metadata),
+        )
 
 
 def url_of(path: str) -> str:
@@ -300,20 +308,25 @@ def url_of(path: str) -> str:
 def created(folder: str, table: MirrorTable, deployment: str, keep_hours: int) -> DeltaTable:
     """Make an empty table, and return it. ``deployment``: of the store that it follows."""
     keep = f"interval {max(keep_hours, 1)} hours"
-    return DeltaTable.create(
-        folder,
-        table.schema,
-        partition_by=["day"] if table.by_day else [],
-        name=table.name,
-        description=json.dumps(
-            {"application": APPLICATION, "schema_version": SCHEMA_VERSION, "deployment": deployment}
-        ),
-        configuration={
-            **({"delta.dataSkippingStatsColumns": table.key} if table.key else {}),
-            "delta.logRetentionDuration": keep,
-            "delta.deletedFileRetentionDuration": keep,
-        },
-    )
+    with written_below(folder, DeltaError):
+        return DeltaTable.create(
+            folder,
+            table.schema,
+            partition_by=["day"] if table.by_day else [],
+            name=table.name,
+            description=json.dumps(
+                {
+                    "application": APPLICATION,
+                    "schema_version": SCHEMA_VERSION,
+                    "deployment": deployment,
+                }
+            ),
+            configuration={
+                **({"delta.dataSkippingStatsColumns": table.key} if table.key else {}),
+                "delta.logRetentionDuration": keep,
+                "delta.deletedFileRetentionDuration": keep,
+            },
+        )
 
 
 def _check(folder: str, delta: DeltaTable, deployment: str) -> None:

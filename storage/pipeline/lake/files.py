@@ -8,6 +8,7 @@ import json
 import secrets
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import date
 from typing import Any, Final
@@ -16,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from storage.errors import StorageError
 from storage.pipeline.imports.lines import opened
 from storage.pipeline.lake.tables import MirrorTable
 
@@ -44,6 +46,21 @@ class WrittenFile:
                 "nullCount": {key: 0},
             }
         return json.dumps(found)
+
+
+@contextmanager
+def written_below(folder: str, other: type[Exception] = OSError) -> Iterator[None]:
+    """Raise `StorageError` where a file cannot be written: a full disk, a lost privilege.
+
+    ``other``: an error of a library that means the same.
+    """
+    try:
+        yield
+    except (OSError, other) as error:
+        raise StorageError(
+            f"{folder}: the table cannot be written: {' '.join(str(error).split())}."
+            " Its last version stays as it is; mend the cause and run this again"
+        ) from error
 
 
 def write_rows(folder: str, table: MirrorTable, rows: pa.Table) -> Iterator[WrittenFile]:
@@ -77,10 +94,11 @@ def _by_day(rows: pa.Table) -> list[tuple[str | None, pa.Table]]:
 def _write(folder: str, table: MirrorTable, rows: pa.Table, day: str | None) -> WrittenFile:
     where, inner = opened(folder)
     path = f"{f'day={day}/' if day else ''}part-{secrets.token_hex(12)}.parquet"
-    where.create_dir(f"{inner}/{path}".rpartition("/")[0], recursive=True)
-    with where.open_output_stream(f"{inner}/{path}") as file:
-        pq.write_table(rows, file, compression="zstd")
-        size = file.tell()
+    with written_below(folder):
+        where.create_dir(f"{inner}/{path}".rpartition("/")[0], recursive=True)
+        with where.open_output_stream(f"{inner}/{path}") as file:
+            pq.write_table(rows, file, compression="zstd")
+            size = file.tell()
     range_of: Any = pc.min_max(rows.column(table.key)) if table.key else {}
     first, last = (range_of[end].as_py() if range_of else 0 for end in ("min", "max"))
     return WrittenFile(path, size, rows.num_rows, first, last, day)
