@@ -1,4 +1,4 @@
-"""A mirror of a store as tables of Delta Lake that stay true.
+"""A mirror of a store as tables of Delta Lake, and answers to questions from it.
 
 tables.py       the tables: columns, keys, partitions, the version of the schema
 positions.py    the position of a table: streams "events", "backfill" and "caches" as a token
@@ -7,8 +7,14 @@ event_rows.py   rows of `events` as Arrow tables, pruned as an outsider gets the
 room_rows.py    rows of the other tables, for whole rooms
 event_pass.py, room_pass.py   the changes of a table between two positions, as one commit
 files.py        Parquet files and what the log says about them
-delta_table.py  one table: its position, its rows, its commits; the only use of deltalake
+delta_table.py  one table: its position, its rows, its commits
 bulk.py         many rows, by tasks of Spark
 rounds.py       passes over all tables, once or until stopped
+sweep.py        rooms that changed without a fact that names them
 reading.py      the tables as data frames, as of now or earlier
+questions.py    the questions, and the daily tables between them and the mirror; queries/ has SQL
+day_table.py    one daily table: the version of the mirror that it has read, its commits
+answering.py    refreshes daily tables, and reads the answers from them
+
+Only delta_table.py and day_table.py use deltalake.
 """
