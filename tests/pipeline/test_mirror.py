@@ -19,6 +19,7 @@ from storage.ids import UserId
 from storage.maintenance.censor import censor
 from storage.maintenance.purge import purge_history, purge_room
 from storage.pipeline import mirror
+from storage.pipeline.lake import sweep
 from storage.testing import GeneratedRoom, build_room, deliver_late, deliver_with_gap
 from tests.long_run import long_run
 from tests.maintenance.rooms import LIVELY, SERVER, deliver
@@ -82,8 +83,9 @@ async def change(store: Store, rooms: list[GeneratedRoom], rng: random.Random) -
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(n, marks=long_run) for n in range(1, 20))])
 async def test_a_mirror_equals_its_store(
-    spark: SparkSession, dsn: str, tmp_path: Path, seed: int
+    spark: SparkSession, dsn: str, tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(sweep, "PIECE", 1 + seed % 4)
     rng = random.Random(seed)
     rooms = rooms_of(seed, 3, 90 if seed else 60)
     folder = tmp_path / "mirror"

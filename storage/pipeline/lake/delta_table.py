@@ -10,7 +10,7 @@ under the application id `APPLICATION`: of two processes that write to one table
 
 import json
 import os
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final, Self
@@ -113,12 +113,13 @@ class LakeTable:
 
     def rows(self, columns: list[str], keys: Collection[int] | None = None) -> pa.Table:
         """Return columns of all rows, or of the files that may have these keys."""
-        parts = [
-            read_file(self.folder, self.table, file.path, columns)
-            for file in self._files_with(None if keys is None else sorted(keys))
-        ]
         wanted = pa.schema([self.table.schema.field(name) for name in columns])
-        return pa.concat_tables([wanted.empty_table(), *parts])
+        return pa.concat_tables([wanted.empty_table(), *self.parts(columns, keys)])
+
+    def parts(self, columns: list[str], keys: Collection[int] | None = None) -> Iterator[pa.Table]:
+        """Yield the same file by file."""
+        for file in self._files_with(None if keys is None else sorted(keys)):
+            yield read_file(self.folder, self.table, file.path, columns)
 
     def commit(
         self,

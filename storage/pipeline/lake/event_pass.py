@@ -31,7 +31,7 @@ from storage.pipeline.lake.event_rows import (
 from storage.pipeline.lake.facts import change_facts, room_nids
 from storage.pipeline.lake.files import FILE_ROWS, WrittenFile
 from storage.pipeline.lake.positions import cache_bounds
-from storage.pipeline.lake.sweep import swept_rooms
+from storage.pipeline.lake.sweep import gone_rooms, swept_rooms
 from storage.pipeline.source.filters import Chosen, by_position, nth_position
 from storage.pipeline.source.token_bounds import (
     Bounds,
@@ -97,12 +97,12 @@ class EventPass:
         nids = nids_of(self.conn, sorted(facts.event_ids))
         found.take(marks_of_events(self.conn, nids, covered))
         wanted = room_nids(self.conn, facts.replaced)
-        stored: set[int] | None = None
+        gone: set[int] = set()
         if facts.everywhere or compare:
-            swept, stored = swept_rooms(self.conn, rooms, self.start, every=compare)
-            wanted |= swept
-        if wanted or stored is not None:
-            self._compare(found, wanted, stored, covered)
+            wanted |= swept_rooms(self.conn, rooms, self.start, every=compare)
+            gone = gone_rooms(self.conn, self.lake)
+        if wanted or gone:
+            self._compare(found, wanted, gone, covered)
         self._erased(found, covered)
         return found
 
@@ -123,16 +123,20 @@ class EventPass:
         return sum(file.rows for file in written), len(changes.gone)
 
     def _compare(
-        self, found: MirrorChanges, wanted: set[int], stored: set[int] | None, covered: Bounds
+        self, found: MirrorChanges, wanted: set[int], gone: set[int], covered: Bounds
     ) -> None:
-        """Compare the events of these rooms; without a room in ``stored`` its rows go."""
-        table = self.lake.rows(["room_nid", "arrived", "digest"])
-        numbers = table.column("room_nid")
-        going = pc.is_in(numbers, value_set=pa.array(sorted(wanted), pa.int64()))
-        if stored is not None:
-            known = pc.is_in(numbers, value_set=pa.array(sorted(stored), pa.int64()))
-            going = pc.or_(going, pc.invert(known))
-        table = table.filter(going)
+        """Compare the events of the rooms ``wanted``; the rows of those that are ``gone`` go."""
+        numbers = pa.array(sorted(wanted | gone), pa.int64())
+        columns = ["room_nid", "arrived", "digest"]
+        table = pa.concat_tables(
+            [
+                self.lake.rows(columns, ()),
+                *(
+                    part.filter(pc.is_in(part.column("room_nid"), value_set=numbers))
+                    for part in self.lake.parts(columns)
+                ),
+            ]
+        )
         ours = dict(
             zip(
                 table.column("arrived").to_pylist(),

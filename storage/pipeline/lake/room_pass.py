@@ -17,7 +17,7 @@ from storage.pipeline.lake.delta_table import LakeTable, MirrorState
 from storage.pipeline.lake.facts import change_facts, room_nids
 from storage.pipeline.lake.positions import cache_bounds
 from storage.pipeline.lake.room_rows import changed_rooms, room_rows
-from storage.pipeline.lake.sweep import swept_rooms
+from storage.pipeline.lake.sweep import gone_rooms, swept_rooms
 from storage.pipeline.lake.tables import ROOMS, STATE_CHANGES
 from storage.pipeline.source.filters import room_numbers
 from storage.pipeline.source.token_bounds import between
@@ -60,9 +60,8 @@ class RoomPass:
         again = room_nids(self.conn, facts.replaced)
         gone: set[int] = set()
         if facts.everywhere or compare:
-            swept, stored = swept_rooms(self.conn, rooms, start, every=compare)
-            again |= swept
-            gone = set(pc.unique(self.lake.rows(["room_nid"]).column(0)).to_pylist()) - stored
+            again |= swept_rooms(self.conn, rooms, start, every=compare)
+            gone = gone_rooms(self.conn, self.lake)
         added: list[pa.Table] = []
         if self.lake.table is STATE_CHANGES:
             new = sorted({*changed, *states} - again)

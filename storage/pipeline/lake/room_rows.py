@@ -79,6 +79,7 @@ WHERE r.room_nid = ANY($1::int[])
 SQL_ROOM_VERSIONS: Final[LiteralString] = """
 SELECT r.room_nid::bigint AS room_nid, r.write_version, r.removals
 FROM rooms r
+WHERE r.room_nid >= $1::int AND r.room_nid < $2::int
 """
 
 SQL_CHANGED_ROOMS: Final[LiteralString] = """
@@ -142,6 +143,6 @@ def changed_rooms(conn: ArrowConnection, bounds: Bounds) -> dict[int, bool]:
     return {row["room_nid"]: row["stateful"] for row in rows}
 
 
-def room_versions(conn: ArrowConnection) -> pa.Table:
-    """Return room_nid, write_version and removals of all rooms."""
-    return conn.table(SQL_ROOM_VERSIONS).cast(VERSIONS)
+def room_versions(conn: ArrowConnection, numbers: range) -> pa.Table:
+    """Return room_nid, write_version and removals of the rooms with these numbers."""
+    return conn.table(SQL_ROOM_VERSIONS, numbers.start, numbers.stop).cast(VERSIONS)
