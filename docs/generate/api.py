@@ -291,7 +291,7 @@ SUBJECTS: Final = (
             "pipeline.mirror",
             "pipeline.mirrored",
             "pipeline.answers",
-            "pipeline.Answer",
+            "pipeline.MirrorAnswer",
             "pipeline.Question",
             "pipeline.verify",
             "pipeline.rebuild",

@@ -23,7 +23,7 @@ Only this package imports pyspark; it needs the extra `spark` and Java 17.
 from storage.errors import ExtraMissing
 
 try:
-    from storage.pipeline.answers import Answer, answers
+    from storage.pipeline.answers import MirrorAnswer, answers
     from storage.pipeline.export import Export, export_parquet
     from storage.pipeline.imports.run import ImportSummary, import_archive
     from storage.pipeline.lake.questions import QUESTIONS, Question
@@ -38,9 +38,9 @@ except ModuleNotFoundError as error:
 
 __all__ = [
     "QUESTIONS",
-    "Answer",
     "Export",
     "ImportSummary",
+    "MirrorAnswer",
     "Question",
     "RoomEvents",
     "Statistics",

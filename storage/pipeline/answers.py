@@ -15,7 +15,7 @@ from storage.pipeline.mirroring import lake_module
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class MirrorAnswer:
     """An answer: ``rows`` is a data frame of Spark, read from the daily table when it is used.
 
     ``days``: those of the mirror; ``days_read``: those that the refresh has counted again;
@@ -39,8 +39,8 @@ def answers(
     full: bool = False,
     tasks: int = 8,
     keep_hours: int = 168,
-) -> dict[str, Answer]:
-    """Answer ``questions`` from the mirror in the folder ``path``; return each by its name.
+) -> dict[str, MirrorAnswer]:
+    """MirrorAnswer ``questions`` from the mirror in the folder ``path``; return each by its name.
 
     ``questions``: names of `QUESTIONS`, or "all". A question is a query on a daily table, which is
     kept in ``folder`` (default: "answers" in that of the mirror). A call counts those days again
@@ -56,7 +56,7 @@ def answers(
     names = tuple(question.name for question in chosen_questions(questions))
     place = folder or f"{path.rstrip('/')}/answers"
     run: Any = lake_module("answering").run
-    found: dict[str, Answer] = run(
+    found: dict[str, MirrorAnswer] = run(
         spark, path, names, place, full=full, tasks=tasks, keep_hours=keep_hours
     )
     return found

@@ -13,7 +13,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
 from storage.errors import InputError
-from storage.pipeline.answers import Answer
+from storage.pipeline.answers import MirrorAnswer
 from storage.pipeline.failures import executor_errors
 from storage.pipeline.lake.bulk import RESULT
 from storage.pipeline.lake.day_table import AnswerState, DayTable, MirroredDays
@@ -114,7 +114,7 @@ def run(
     full: bool,
     tasks: int,
     keep_hours: int,
-) -> dict[str, Answer]:
+) -> dict[str, MirrorAnswer]:
     """Refresh and answer; see `storage.pipeline.answers`."""
     questions = chosen_questions(names)
     source = MirroredDays.of(folder_of(path, EVENTS))
@@ -127,7 +127,7 @@ def run(
         table, read = done[question.daily]
         frames: dict[str, Any] = {question.daily: _frame(spark, table)}
         rows = spark.sql(question.query, **frames)
-        found[question.name] = Answer(
+        found[question.name] = MirrorAnswer(
             question.name,
             rows,
             source.version,

@@ -33,7 +33,7 @@ ANSWER: Final = "answer"
 
 @dataclass(frozen=True, slots=True)
 class AnswerState:
-    """What a daily table was made of: a version of the events' table with this id, by a query."""
+    """The version of `events` that a daily table has read, the id of `events`, and the query."""
 
     source: str
     version: int

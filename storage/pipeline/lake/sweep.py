@@ -5,8 +5,7 @@ least as far has seen every change up to these numbers. So a room with the same 
 changed for it since. A table that is not as far, because it was mirrored less often, compares all
 rooms.
 
-Rooms are compared in pieces by their numbers, so memory does not grow with the rooms that are
-unchanged, but for one number of each in an array.
+Rooms are compared in pieces by their numbers.
 """
 
 from typing import Final
