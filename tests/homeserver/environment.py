@@ -87,13 +87,12 @@ def make(place: Path, install: Callable[[Path], None]) -> None:
 
 
 def main() -> int:
-    """Make what is missing. Return 1 if something cannot be had."""
+    """Make what is missing; moto for long runs only. Return 1 if something cannot be had."""
     failed = 0
-    for place, install in (
-        (folder(), make_synapse),
-        (js_folder(), make_js_sdk),
-        (moto_folder(), make_moto),
-    ):
+    wanted = [(folder(), make_synapse), (js_folder(), make_js_sdk)]
+    if "STORAGE_EXAMPLES" in os.environ:
+        wanted.append((moto_folder(), make_moto))
+    for place, install in wanted:
         if not place.exists():
             try:
                 make(place, install)
