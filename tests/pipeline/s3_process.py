@@ -25,7 +25,7 @@ def main(dsn: str, another_dsn: str, bucket: str) -> None:
             work=f"{bucket}/work",
             rejects=f"{bucket}/rejects",
         )
-        mirror(spark, dsn, f"{bucket}/mirror", ["events"], once=True)
+        mirror(spark, dsn, f"{bucket}/mirror", ("events",), once=True)
     result = {
         "exported": made.events,
         "last": found == made,
