@@ -42,7 +42,7 @@ WHERE room_id = ANY($1::text[])
 """
 
 SQL_STAGED_VERSIONS: Final[LiteralString] = """
-SELECT e.json
+SELECT e.json AS created
 FROM unnest($2::bigint[]) AS wanted (first)
 JOIN import_events e ON e.import_number = $1::int AND e.place >= wanted.first
     AND e.place < wanted.first + $3::bigint
@@ -63,9 +63,9 @@ class StoredVersionRow(NamedTuple):
 
 
 class StagedVersionRow(NamedTuple):
-    """What a create event says: a `CreatedRoom`, as JSON."""
+    """A `CreatedRoom`, as JSON."""
 
-    json: bytes
+    created: bytes
 
 
 class CreatedRoom(NamedTuple):
@@ -146,7 +146,7 @@ class RoomVersions:
         staged = await conn.fetch(
             SQL_STAGED_VERSIONS, self._number, places, PLACES, row=StagedVersionRow
         )
-        created = sorted(CreatedRoom(*orjson.loads(row.json)) for row in staged)
+        created = sorted(CreatedRoom(*orjson.loads(row.created)) for row in staged)
         for room in created:
             if room.room_id in new:
                 self.versions.setdefault(room.room_id, room.version)
