@@ -47,6 +47,21 @@ async def test_tasks_of_spark_write_a_wide_pass(
         mirrored(spark, str(tmp_path), "events", version=10_000)
 
 
+async def test_a_count_reads_footers_only(spark: SparkSession, dsn: str, tmp_path: Path) -> None:
+    """All pages of the files are overwritten: a count does not notice, a read of a column does."""
+    await small(dsn)
+    mirror(None, dsn, str(tmp_path), once=True)
+    for file in (tmp_path / "events").rglob("*.parquet"):
+        whole = file.read_bytes()
+        footer = 8 + int.from_bytes(whole[-8:-4], "little")
+        file.write_bytes(b"PAR1" + bytes(len(whole) - footer - 4) + whole[-footer:])
+    events = mirrored(spark, str(tmp_path), "events")
+    assert events.count() == 40
+    assert events.groupBy("day").count().collect()[0]["count"] == 40
+    with pytest.raises(Exception, match="event_id|Parquet|PARQUET|corrupt|FAILED_READ"):
+        events.select("event_id").collect()
+
+
 @long_run
 async def test_tasks_of_spark_write_tables_of_rooms(
     spark: SparkSession, dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
