@@ -106,16 +106,18 @@ async def _round(
 
 
 def connected(events: Mapping[EventId, Event], first: Iterable[EventId]) -> dict[EventId, Event]:
-    """Return the events that are reached from these ids over prev_events; drop the others."""
-    found: dict[EventId, Event] = {}
+    """Return the events that are reached from these ids over prev_events; drop the others.
+
+    They stay in their order, so that it does not follow from that of a set.
+    """
+    reached: set[EventId] = set()
     front = list(first)
     while front:
         event_id = front.pop()
-        event = events.get(event_id)
-        if event is not None and event_id not in found:
-            found[event_id] = event
-            front.extend(event.prev_event_ids)
-    return found
+        if event_id in events and event_id not in reached:
+            reached.add(event_id)
+            front.extend(events[event_id].prev_event_ids)
+    return {event_id: event for event_id, event in events.items() if event_id in reached}
 
 
 # ------------------------------------------------------------------------------------------------

@@ -7,10 +7,11 @@ import pytest
 
 import storage
 from storage.errors import InputError, UnknownRoom
-from storage.event import event_id, sign
+from storage.event import event_id, parse, sign
 from storage.federation import Receiver, ReceiverLimits
+from storage.federation.gap import connected
 from storage.ids import EventId, RoomId
-from storage.testing import signing_key
+from storage.testing import RoomBuilder, signing_key
 from tests.federation.peers import QUICK, Homeserver, fail, shown
 from tests.federation.rooms import PUBLIC, agree, outcomes, shared_room
 
@@ -219,3 +220,16 @@ async def test_what_one_server_lacks_is_requested_from_the_next(
         assert (await other.receiver.backfill(room_id, 100)).outcome == "stored"
     assert (await other.receiver.backfill(room_id, 100)).outcome == "nothing_missing"
     await agree(room_id, one, other, third)
+
+
+def test_events_of_a_gap_stay_in_the_order_of_the_answer() -> None:
+    """It must not follow from the order of a set, which is another in each process."""
+    room = RoomBuilder("11", seed=4)
+    room.start(room.user(1))
+    start = list(room.events)
+    forks = [room.fork(1)[0].message(room.user(1), str(number)) for number in range(12)]
+    events = {one.event_id: parse(one.pdu, "11") for one in (*start, *forks)}
+    ids = {one.event_id for one in forks}
+    assert list(connected(events, ids)) == list(events)
+    assert list(connected(events, list(reversed(events)))) == list(events)
+    assert list(connected(events, [forks[0].event_id])) == list(events)[: len(start) + 1]

@@ -58,7 +58,7 @@ async def test_a_count_reads_footers_only(spark: SparkSession, dsn: str, tmp_pat
     events = mirrored(spark, str(tmp_path), "events")
     assert events.count() == 40
     assert events.groupBy("day").count().collect()[0]["count"] == 40
-    with pytest.raises(Exception, match="event_id|Parquet|PARQUET|corrupt|FAILED_READ"):
+    with pytest.raises(Exception, match=r"event_id|Parquet|FAILED_READ"):
         events.select("event_id").collect()
 
 
