@@ -29,12 +29,8 @@ from tests.pipeline.test_mirror import CONFIG, change, rooms_of
 
 pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.timeout(7_200)]
 
-KILLS: Final = int(os.environ.get("STORAGE_MIRROR_KILLS", "50"))
-VICTIMS: Final = tuple(
-    os.environ.get(
-        "STORAGE_MIRROR_VICTIMS", "driver,executor,executor,worker,worker,postgres,postgres"
-    ).split(",")
-)
+KILLS: Final = 50
+VICTIMS: Final = ("driver", "executor", "executor", "worker", "worker", "postgres", "postgres")
 
 
 @dataclass
