@@ -2,8 +2,6 @@
 
 import os
 import random
-import subprocess
-import tempfile
 from base64 import b64encode
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -17,24 +15,14 @@ from storage.testing import RoomBuilder
 from tests.mortal import mortal_postgres
 from tests.persist.tables import row_counts
 from tests.postgres import with_database
+from tests.small_disks import grow, mounted
 
 
 @pytest.fixture
 def small_disk() -> Iterator[Path]:
-    """A file system of 24 MB, where the server's user can reach it. Only root may make one."""
-    place = Path(tempfile.mkdtemp(prefix="storage-small-disk-"))
-    place.chmod(0o755)
-    made = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=24M,mode=755", "tmpfs", str(place)],
-        check=False,
-        capture_output=True,
-    )
-    if made.returncode != 0:
-        place.rmdir()
-        pytest.skip(f"a small file system cannot be mounted here: {made.stderr.decode().strip()}")
-    yield place
-    subprocess.run(["umount", "--lazy", str(place)], check=True)
-    place.rmdir()
+    """A file system of 24 MB, where the server's user can reach it."""
+    with mounted("24M") as place:
+        yield place
 
 
 @pytest.fixture
@@ -74,7 +62,7 @@ async def test_a_full_disk_loses_nothing(small_dsn: str, small_disk: Path) -> No
                 stored += len(await store.append(room.pdus[at : at + 20]))
         assert 0 < stored < len(room.pdus)
         # before the count, which may have to write a changed page to have a free buffer
-        subprocess.run(["mount", "-o", "remount,size=300M", str(small_disk)], check=True)
+        grow(small_disk, "300M")
         assert (await row_counts(store.database))["events"] == stored
         results = await store.append(room.pdus)
         assert [result.outcome for result in results] == ["duplicate"] * stored + ["stored"] * (

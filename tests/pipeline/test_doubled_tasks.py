@@ -70,7 +70,7 @@ async def test_versions_of_rooms_are_staged_once(dsn: str) -> None:
 
 
 async def learned(dsn: str, number: int, room_id: str) -> dict[str, str]:
-    """What a task knows of a room, and of ids that no text in Postgres can be."""
+    """Return the versions a task looks up: of a room, and of ids that Postgres cannot store."""
     async with await Database.open(dsn) as database, database.connection() as conn:
         rooms = RoomVersions(number, {})
         await rooms.learn(conn, [room_id, "!nul\0", None, "!unknown:s1.test"])

@@ -3,8 +3,6 @@
 Nothing is half done, and running the same again completes it.
 """
 
-import subprocess
-import tempfile
 from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
@@ -18,6 +16,7 @@ from storage.pipeline import export_parquet, import_archive
 from storage.testing import SHAPES, GeneratedRoom, generate_room, write_ndjson
 from tests.long_run import long_run
 from tests.pipeline.stores import SERVER, fill, tables
+from tests.small_disks import grow, mounted
 
 pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.timeout(600)]
 
@@ -98,19 +97,9 @@ async def test_too_few_connections(
 
 @pytest.fixture
 def small_disk() -> Iterator[Path]:
-    """A file system of 12 kB. Only root may make one."""
-    place = Path(tempfile.mkdtemp(prefix="storage-small-disk-"))
-    made = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=12k", "tmpfs", str(place)],
-        check=False,
-        capture_output=True,
-    )
-    if made.returncode != 0:
-        place.rmdir()
-        pytest.skip(f"a small file system cannot be mounted here: {made.stderr.decode().strip()}")
-    yield place
-    subprocess.run(["umount", "--lazy", str(place)], check=True)
-    place.rmdir()
+    """A file system of 12 kB."""
+    with mounted("12k") as place:
+        yield place
 
 
 async def test_a_full_disk_between_the_stages(
@@ -126,7 +115,7 @@ async def test_a_full_disk_between_the_stages(
         import_archive(
             spark, [str(tmp_path / "rooms.ndjson")], dsn, server_name=SERVER, work=str(small_disk)
         )
-    subprocess.run(["mount", "-o", "remount,size=50M", str(small_disk)], check=True)
+    grow(small_disk, "50M")
     summary = import_archive(
         spark, [str(tmp_path / "rooms.ndjson")], dsn, server_name=SERVER, work=str(small_disk)
     )

@@ -1,7 +1,5 @@
 """A full disk under the mirror: a clear error, the last version stays, a later pass goes on."""
 
-import subprocess
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,23 +13,14 @@ from storage.testing import SHAPES, generate_room
 from tests.long_run import long_run
 from tests.pipeline.mirrored import differences
 from tests.pipeline.stores import SERVER
+from tests.small_disks import mounted
 
 
 @pytest.fixture
 def small_disk() -> Iterator[Path]:
-    """A file system of 600 kB. Only root may make one."""
-    place = Path(tempfile.mkdtemp(prefix="storage-small-disk-"))
-    made = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=600k", "tmpfs", str(place)],
-        check=False,
-        capture_output=True,
-    )
-    if made.returncode != 0:
-        place.rmdir()
-        pytest.skip(f"a small file system cannot be mounted here: {made.stderr.decode().strip()}")
-    yield place
-    subprocess.run(["umount", "--lazy", str(place)], check=True)
-    place.rmdir()
+    """A file system of 600 kB."""
+    with mounted("600k") as place:
+        yield place
 
 
 @pytest.mark.parametrize("free", [16, *(pytest.param(n, marks=long_run) for n in (0, 4, 40, 80))])

@@ -49,8 +49,8 @@ def write_dead_letters(
     """Write the rejects of files in the folder ``work``; replace what is below ``path``.
 
     A task writes under a hidden name of its own. The driver renames the files of the attempts that
-    count. Its own file has the broken files, and tells the columns where nothing was rejected.
-    Raise `StorageError`.
+    count. The driver writes one file itself, with the broken files: it has the columns even if
+    nothing was rejected. Raise `StorageError`.
     """
     emptied(path)
     broken = [
