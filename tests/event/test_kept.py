@@ -60,3 +60,12 @@ def test_a_long_word_is_not_shared() -> None:
     first, second = (for_auth_checks(member(membership=long)) for _ in range(2))
     assert first.content == second.content == {"membership": long}
     assert first.content is not second.content
+
+
+def test_what_a_rule_reads_of_a_membership_is_kept() -> None:
+    content: dict[str, Any] = {
+        "membership": "join",
+        "join_authorised_via_users_server": "@alice:example.org",
+        "third_party_invite": {"signed": {}},
+    }
+    assert for_auth_checks(member(**content, displayname="Alice")).content == content

@@ -12,7 +12,7 @@ from storage.persistent_map import Map
 from storage.state.groups import Group, derive, root_group
 from storage.state.read import groups_of
 from storage.state.rows import row_of
-from storage.testing import SHAPES, build_room
+from storage.testing import SHAPES, RoomBuilder, build_room
 
 
 def room(number: int, members: int) -> Group:
@@ -122,3 +122,19 @@ async def test_of_state_events_only_what_authorises_later_events_is_kept(dsn: st
         assert (event.key, event.sender) == (given.key, given.sender)
         assert event.auth_event_ids == given.auth_event_ids
         assert event.content.items() <= given.content.items()
+
+
+async def test_an_outlier_and_a_refused_event_are_kept_whole(dsn: str) -> None:
+    """They may be planned again: once they come in the timeline, or are readmitted."""
+    room = RoomBuilder("11", seed=5, servers=["s1.test"])
+    room.start(room.user(1))
+    start = room.pdus
+    refused, outlier = room.topic(room.user(1), "refused"), room.topic(room.user(1), "outlier")
+    async with storage.open(dsn, server_name="s1.test") as store:
+        await store.append(start)
+        await store.append([refused.pdu], refused={refused.event_id: "spam"})
+        await store.append([outlier.pdu], origin="outlier")
+        kept = {event.event_id: event for event in store.writer.caches.events.values()}
+    for event in (refused, outlier):
+        assert kept[event.event_id].raw == event.pdu
+        assert kept[event.event_id].content == event.content
