@@ -10,8 +10,10 @@ from typing import Any
 
 import storage
 from storage import Config, Store
+from storage.streams.reads import STANDBY
 from tests.failover import ReplicatedPair, ask, value
 from tests.maintenance.rooms import SERVER
+from tests.streams.lossy import timeline
 
 CONFIG = Config(follow_ms=50, pool_size_max=4)
 ALONE = Config(follow_ms=3_600_000, pool_size_max=4, replica_wait_ms=100)
@@ -81,6 +83,18 @@ async def crashed(pair: ReplicatedPair, *, replays_to: str) -> AsyncIterator[Non
         settings.write_text(kept, encoding="utf-8")
         await asyncio.to_thread(standby.start)
         await pair.caught_up()
+
+
+async def answered_by_standby(pair: ReplicatedPair, store: Store) -> str:
+    """Sync until the standby alone answers: a busy one may be behind. Return the token."""
+    async with asyncio.timeout(60):
+        while True:
+            await pair.caught_up()
+            outcomes(store)
+            token = (await timeline(store, None))[1]
+            if outcomes(store).keys() == {STANDBY}:
+                return token
+            await asyncio.sleep(0.01)
 
 
 def outcomes(store: Store) -> Counter[str]:

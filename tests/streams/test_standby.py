@@ -26,6 +26,7 @@ from tests.streams.standby_pair import (
     ALONE,
     CONFIG,
     PATIENT,
+    answered_by_standby,
     crashed,
     on_primary,
     on_standby,
@@ -112,8 +113,7 @@ async def test_the_primary_answers_for_a_standby_that_is_behind(pair: Replicated
     room = FailoverRoom(seed=103)
     async with on_primary(pair, "a") as a, with_standby(pair, "b", ALONE) as b:
         await room.write(a, 1)
-        early = (await timeline(b, None))[1]
-        outcomes(b)
+        early = await answered_by_standby(pair, b)
         async with paused(pair):
             written = await room.write(a, 3)
             token = (await timeline(a, early))[1]
@@ -144,8 +144,7 @@ async def test_a_lagging_standby_is_left_alone_until_it_has_caught_up(
     room = FailoverRoom(seed=104)
     async with with_standby(pair, "b", ALONE) as b:
         await room.write(b, 1)
-        await timeline(b, None)
-        outcomes(b)
+        await answered_by_standby(pair, b)
         async with paused(pair):
             written = await room.write(b, 1)
             for _ in range(5):
@@ -167,6 +166,7 @@ async def test_a_store_on_a_standby_alone(pair: ReplicatedPair) -> None:
         await room.write(a, 1)
         written = await room.write(a, 3)
         token = (await timeline(a, None))[1]
+        await pair.caught_up()
         assert (await timeline(reader, token))[0] == []
         assert set(written) <= set((await timeline(reader, None))[0])
         async with paused(pair):
@@ -318,8 +318,7 @@ async def test_a_standby_that_crashes_takes_nobody_back(pair: ReplicatedPair) ->
     room = FailoverRoom(seed=111)
     async with on_primary(pair, "a") as a, with_standby(pair, "b", ALONE) as b:
         await room.write(a, 1)
-        await pair.caught_up()
-        await timeline(b, None)
+        await answered_by_standby(pair, b)
         before = await value(pair.primary.dsn, "SELECT pg_current_wal_flush_lsn()::text")
         written = await room.write(a, 1)
         await pair.caught_up()
@@ -383,8 +382,7 @@ async def test_a_standby_that_knows_of_another_restore_is_not_read(pair: Replica
     dsn, room = pair.rooms(pair.primary), FailoverRoom(seed=110)
     async with with_standby(pair, "b", ALONE) as b:
         await room.write(b, 1)
-        await timeline(b, None)
-        outcomes(b)
+        await answered_by_standby(pair, b)
         await ask(dsn, gap)
         await pair.caught_up()
         await room.write(b, 1)
