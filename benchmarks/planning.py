@@ -133,7 +133,8 @@ async def _planned(
 
 def _parameters(change_set: ChangeSet) -> list[object]:
     if messages_only.has_messages_only(change_set):
-        return messages_only.arguments(change_set, AUTHOR, 0)
+        statement = messages_only.statement_for(change_set)
+        return messages_only.arguments(statement, change_set, AUTHOR, 0)
     return all_tables.arguments(change_set, AUTHOR, 0, invalidations(change_set))
 
 

@@ -21,10 +21,11 @@ from benchmarks.harness import Bench, percentiles, show, spread
 from storage.event import parse
 from storage.persist.receive import check_signatures
 from storage.persist.write.all_tables import SQL_WRITE
-from storage.persist.write.messages_only import SQL_WRITE_MESSAGES
+from storage.persist.write.messages_only import SQL_WRITE_MESSAGES, SQL_WRITE_ONE_MESSAGE
 from storage.testing import SHAPES, RoomBuilder, Shape, generate_room, verify_keys
 
 SEED: Final = 9_000
+WRITES: Final = (SQL_WRITE, SQL_WRITE_MESSAGES, SQL_WRITE_ONE_MESSAGE)
 TALKING: Final = SHAPES["small_chat"].replaced(
     mix={"message": 62, "reply": 8, "thread": 5, "reaction": 12, "edit": 4}
 )
@@ -92,7 +93,7 @@ class WriterStatements:
 
     def writes(self) -> int:
         """Return the number of transactions that wrote."""
-        return self.statements[SQL_WRITE] + self.statements[SQL_WRITE_MESSAGES]
+        return sum(self.statements[sql] for sql in WRITES)
 
 
 class WriterRound(NamedTuple):

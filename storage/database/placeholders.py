@@ -130,6 +130,19 @@ class InputRows(ColumnList):
         kind = self.types[column]
         return f"{alias}.{column}::{kind}" if _is_compound(kind) else f"{alias}.{column}"
 
+    def one(self) -> "OneInputRow":
+        """Return the same columns as an input of exactly one row."""
+        return OneInputRow(self.name, self.columns, self.key, self.types)
+
+    def element(self, parameter: str) -> str:
+        """Return the array of a column alone."""
+        return parameter
+
+    def subquery(self, parameters: Mapping[str, str], *, is_ordered: bool) -> str:
+        """Return the rows."""
+        given = next((parameters[name] for name in parameters if name in self.key), None)
+        return _unnested(parameters, given, is_ordered=is_ordered)
+
     def parameters(self, first: int) -> dict[str, str]:
         """Return the parameter of each column, numbered from ``first``."""
         return {
@@ -151,6 +164,41 @@ class InputRows(ColumnList):
             if given.keys() != self.types.keys():
                 raise _differs(self.name, given, self.types)
             return [encode(given[column]) for column, encode in encoders]
+
+        return bind
+
+
+@dataclass(frozen=True)
+class OneInputRow(InputRows):
+    """An input of exactly one row: each value is a parameter of its own, and no array.
+
+    So one statement is composed twice, for many rows and for one.
+    """
+
+    def element(self, parameter: str) -> str:
+        """Return a column alone: an array of one."""
+        return f"ARRAY[{parameter}]"
+
+    def subquery(self, parameters: Mapping[str, str], *, is_ordered: bool) -> str:
+        """Return the row."""
+        columns = [f"{parameter} AS {column}" for column, parameter in parameters.items()]
+        return f"(SELECT {', '.join([*columns, '1 AS ordinal'] if is_ordered else columns)})"
+
+    def parameters(self, first: int) -> dict[str, str]:
+        """Return the parameter of each column, numbered from ``first``."""
+        return {
+            column: f"${number}::{kind}"
+            for number, (column, kind) in enumerate(self.types.items(), first)
+        }
+
+    def binder(self) -> Callable[[ColumnValues], list[object]]:
+        """Return the function that makes the arguments. An empty column is one of NULL."""
+        names = tuple(self.types)
+
+        def bind(given: ColumnValues) -> list[object]:
+            if given.keys() != self.types.keys():
+                raise _differs(self.name, given, self.types)
+            return [column[0] if (column := given[name]) else None for name in names]
 
         return bind
 
@@ -216,11 +264,9 @@ class _Numbering:
         if isinstance(one, InputRows) and member == "*":
             return ", ".join(self._numbered(one).values())
         if isinstance(one, InputRows) and member in {"rows", "ordered"}:
-            parameters = self._numbered(one)
-            given = next((parameters[name] for name in parameters if name in one.key), None)
-            return _unnested(parameters, given, is_ordered=member == "ordered")
+            return one.subquery(self._numbered(one), is_ordered=member == "ordered")
         if isinstance(one, InputRows) and member in one.types:
-            return self._numbered(one)[member]
+            return one.element(self._numbered(one)[member])
         return None
 
     def _numbered(self, one: InputRows | InputValue) -> dict[str, str]:

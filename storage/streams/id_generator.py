@@ -170,7 +170,10 @@ class IdGenerator:
 
     def let_go(self, reservation: "Reservation") -> None:
         """End a `hold`."""
-        self._leave(reservation)
+        if reservation.bound == self._largest_known:
+            self._open.discard(reservation)  # nothing is known that was not: no position moves
+        else:
+            self._leave(reservation)
 
     async def _enter(self, reservation: "Reservation", n: int) -> None:
         reservation.bound = self._largest_known

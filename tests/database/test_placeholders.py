@@ -27,6 +27,13 @@ class PersonRow(NamedTuple):
     now: int
 
 
+class OneRow(NamedTuple):
+    person_nid: int
+    friends: list[int] | None
+    name: str | None
+    ages: list[int]
+
+
 class OrderedRow(NamedTuple):
     person_nid: int
     friends: str | None
@@ -66,6 +73,30 @@ def test_what_stands_for_a_placeholder(text: str, expected: str) -> None:
     every = "$1::text::bigint[], $2::text::text[], $3::text::text[], $4::text::int[]"
     inputs = (PHOTO,) if "photo" in text else (PERSON,)
     assert compose(text, *inputs).sql == expected.replace("{all}", every)
+
+
+@pytest.mark.parametrize(
+    "text, expected",
+    [
+        (
+            "FROM :person.rows AS i",
+            (
+                "FROM (SELECT $1::bigint AS person_nid, $2::int[] AS friends, $3::text AS name,"
+                " $4::int AS age) AS i"
+            ),
+        ),
+        (
+            ":person.ordered",
+            (
+                "(SELECT $1::bigint AS person_nid, $2::int[] AS friends, $3::text AS name,"
+                " $4::int AS age, 1 AS ordinal)"
+            ),
+        ),
+        (":person.age :person.*", "ARRAY[$4::int] $1::bigint, $2::int[], $3::text, $4::int"),
+    ],
+)
+def test_what_stands_for_a_placeholder_of_one_row(text: str, expected: str) -> None:
+    assert compose(text, PERSON.one()).sql == expected
 
 
 def test_inputs_are_numbered_in_the_order_of_the_text() -> None:
@@ -129,6 +160,23 @@ async def test_postgres_reads_what_was_bound(dsn: str) -> None:
         )
     assert found == [(1, [], 'a"\\', 9), (2, None, "b", 9), (3, [-1, 2], None, 9)]
     assert nothing == []
+
+
+async def test_postgres_reads_one_row(dsn: str) -> None:
+    composed = compose("SELECT :person.values, :person.age FROM :person.ordered AS i", PERSON.one())
+    rows = [(1, 20, [4], 'a"\\'), (2, 30, None, "b")]
+    async with await Database.open(dsn) as database, database.connection() as conn:
+        found = [
+            await conn.fetch(composed.sql, *composed.bind({"person": given}), row=OneRow)
+            for given in (
+                by_column(("person_nid", "age", "friends", "name"), [row]) for row in rows
+            )
+        ]
+    assert found == [[(1, [4], 'a"\\', [20])], [(2, None, "b", [30])]]
+    empty = {"person_nid": [5], "friends": (), "name": ["b"], "age": ()}
+    assert composed.bind({"person": empty}) == [5, None, "b", None]
+    with pytest.raises(ValueError, match="lacks"):
+        composed.bind({"person": {}})
 
 
 async def test_rows_are_in_order_and_padded(dsn: str) -> None:

@@ -14,7 +14,7 @@ import pytest
 import storage
 from storage import AppendResult, Store
 from storage.errors import StorageClosed
-from storage.persist.write.messages_only import SQL_WRITE_MESSAGES
+from storage.persist.write.messages_only import SQL_WRITE_ONE_MESSAGE
 from storage.testing import RoomBuilder
 from tests.persist.writing import (
     HOLD,
@@ -79,7 +79,7 @@ async def test_a_lone_append_is_one_round_trip(dsn: str) -> None:
         for pdu in room.pdus[-10:]:
             sent.sent.clear()
             assert outcomes(await store.append([pdu])) == {"stored"}
-            assert sent.sent == [SQL_WRITE_MESSAGES]
+            assert sent.sent == [SQL_WRITE_ONE_MESSAGE]
 
 
 async def test_while_one_write_is_under_way_the_others_gather(dsn: str) -> None:

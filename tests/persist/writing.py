@@ -8,7 +8,7 @@ import asyncpg
 import storage
 from storage import AppendResult, Store
 from storage.persist.write.all_tables import SQL_WRITE
-from storage.persist.write.messages_only import SQL_WRITE_MESSAGES
+from storage.persist.write.messages_only import SQL_WRITE_MESSAGES, SQL_WRITE_ONE_MESSAGE
 from storage.streams.feed import Advance, Fact
 from storage.testing import RoomBuilder
 from tests.persist.connection_breaker import AnswerEater
@@ -19,7 +19,7 @@ QUIET = storage.Config(follow_ms=3_600_000)
 ONE_CONNECTION = storage.Config(follow_ms=3_600_000, pool_size_max=1)
 
 
-WRITES = (SQL_WRITE, SQL_WRITE_MESSAGES)
+WRITES = (SQL_WRITE, SQL_WRITE_MESSAGES, SQL_WRITE_ONE_MESSAGE)
 
 
 STORED = "SELECT event_id, stream_ordering FROM events WHERE NOT outlier ORDER BY stream_ordering"

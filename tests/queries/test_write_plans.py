@@ -65,8 +65,9 @@ async def plan_of_write(conn: ExplainingConnection, change_set: ChangeSet) -> Qu
     author = Author(1, "main", await Connection.fetchval(conn, SQL_EPOCH))
     await conn.execute("SAVEPOINT before")
     if messages_only.has_messages_only(change_set):
-        given = messages_only.arguments(change_set, author, 1)
-        await conn._explain(messages_only.SQL_WRITE_MESSAGES, tuple(given))
+        statement = messages_only.statement_for(change_set)
+        given = messages_only.arguments(statement, change_set, author, 1)
+        await conn._explain(statement.sql, tuple(given))
     else:
         given = all_tables.arguments(change_set, author, 1, [])
         await conn._explain(all_tables.SQL_WRITE, tuple(given))
@@ -84,6 +85,7 @@ async def test_a_write_does_not_grow_with_the_room(dsn: str, *, generic: bool) -
         store.writer.caches.forget()
         for pdus, sql in (
             (batch[:-1], messages_only.SQL_WRITE_MESSAGES),
+            (batch[:1], messages_only.SQL_WRITE_ONE_MESSAGE),
             (batch, all_tables.SQL_WRITE),
         ):
             async with store.database.transaction() as conn:

@@ -13,7 +13,7 @@ from storage.event import sign
 from storage.ids import RoomId
 from storage.persist.commit.retry import SQL_LOCK_ROOMS
 from storage.persist.write.all_tables import write
-from storage.persist.write.messages_only import SQL_WRITE_MESSAGES
+from storage.persist.write.messages_only import SQL_WRITE_ONE_MESSAGE
 from storage.testing import RoomBuilder
 from tests.sending.stores import opened, say
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.every_postgres
 
 ATTEMPTS: Final = 4
 ALONE: Final = storage.Config(follow_ms=3_600_000, transaction_attempts=ATTEMPTS)
-NAMES: Final = {SQL_LOCK_ROOMS: "lock", SQL_WRITE_MESSAGES: "write"}
+NAMES: Final = {SQL_LOCK_ROOMS: "lock", SQL_WRITE_ONE_MESSAGE: "write"}
 
 
 class Steps:

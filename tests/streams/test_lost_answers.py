@@ -15,7 +15,7 @@ import storage
 from storage import CommitUnknown, DatabaseUnavailable, InstanceNameTaken, InvalidIdentifier, Store
 from storage.ids import UserId
 from storage.persist.write.all_tables import SQL_WRITE
-from storage.persist.write.messages_only import SQL_WRITE_MESSAGES
+from storage.persist.write.messages_only import SQL_WRITE_MESSAGES, SQL_WRITE_ONE_MESSAGE
 from storage.streams import account_data, to_device
 from storage.streams.feed import Fact
 from storage.streams.in_flight import SQL_NEW_EPOCH
@@ -50,7 +50,7 @@ COUNTED = {
 SENT: dict[str, tuple[str, ...]] = {
     "to_device": (to_device.SQL_SEND,),
     "account_data": (account_data.SQL_SET,),
-    "events": (SQL_WRITE, SQL_WRITE_MESSAGES),
+    "events": (SQL_WRITE, SQL_WRITE_MESSAGES, SQL_WRITE_ONE_MESSAGE),
 }
 
 

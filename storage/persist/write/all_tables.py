@@ -182,9 +182,10 @@ async def write(
     """Apply the change set."""
     await learn_form(conn, change_set.caches)
     if messages_only.has_messages_only(change_set):
+        statement = messages_only.statement_for(change_set)
         rows = await conn.fetch(
-            messages_only.SQL_WRITE_MESSAGES,
-            *messages_only.arguments(change_set, author, received_ts),
+            statement.sql,
+            *messages_only.arguments(statement, change_set, author, received_ts),
             row=messages_only.MessagePositionRow,
         )
         return WriteResult({row.event_nid: row.stream_ordering for row in rows}, rows[0].writers)

@@ -122,16 +122,17 @@ SELECT e.event_nid, e.stream_ordering,
 FROM new_event e
 """
 
+SQL_OF_BOTH: Final[LiteralString] = fill(TEMPLATE_WRITE_MESSAGES, transactions=PART_TRANSACTIONS)
 WRITE_MESSAGES: Final[NumberedStatement] = compose(
-    fill(TEMPLATE_WRITE_MESSAGES, transactions=PART_TRANSACTIONS),
-    *AUTHOR_INPUTS,
-    NEW_MESSAGE,
-    ROOM,
-    NEW_TRANSACTION,
-    DEPENDENCIES,
+    SQL_OF_BOTH, *AUTHOR_INPUTS, NEW_MESSAGE, ROOM, NEW_TRANSACTION, DEPENDENCIES
 )
+WRITE_ONE_MESSAGE: Final[NumberedStatement] = compose(
+    SQL_OF_BOTH, *AUTHOR_INPUTS, NEW_MESSAGE.one(), ROOM.one(), NEW_TRANSACTION, DEPENDENCIES
+)
+"""The same for a lone message. To send and take apart arrays of one costs more than its row."""
 SQL_WRITE_MESSAGES: Final[LiteralString] = WRITE_MESSAGES.sql
-prepare_ahead(SQL_WRITE_MESSAGES, writes=True)
+SQL_WRITE_ONE_MESSAGE: Final[LiteralString] = WRITE_ONE_MESSAGE.sql
+prepare_ahead(SQL_WRITE_MESSAGES, SQL_WRITE_ONE_MESSAGE, writes=True)
 
 
 class MessagePositionRow(NamedTuple):
@@ -180,10 +181,17 @@ def has_messages_only(change_set: ChangeSet) -> bool:
     )
 
 
-def arguments(change_set: ChangeSet, author: Author, received_ts: int) -> list[object]:
+def statement_for(change_set: ChangeSet) -> NumberedStatement:
+    """Return the statement that writes this change set."""
+    return WRITE_ONE_MESSAGE if len(change_set.events.new_events) == 1 else WRITE_MESSAGES
+
+
+def arguments(
+    statement: NumberedStatement, change_set: ChangeSet, author: Author, received_ts: int
+) -> list[object]:
     """Return the arguments of the statement."""
     events = new_event_columns(change_set)
-    return WRITE_MESSAGES.bind(
+    return statement.bind(
         {
             **author_values(author, received_ts),
             "new_message": {name: events[name] for name in NEW_MESSAGE.columns},
