@@ -74,8 +74,9 @@ class MirrorService:
     async def end(self) -> None:
         """Kill the driver with its JVM and its workers."""
         if self.process is not None and self.process.returncode is None:
-            local = psutil.Process(self.process.pid)
-            end_all([local, *family_of(local)], kill=True)
+            with suppress(psutil.NoSuchProcess):  # it has ended, and nobody has waited for it yet
+                local = psutil.Process(self.process.pid)
+                end_all([local, *family_of(local)], kill=True)
         if self.process is not None:
             await self.process.wait()
             await self._reading
