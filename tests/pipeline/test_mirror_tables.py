@@ -12,6 +12,7 @@ from pyspark.sql import SparkSession
 
 import storage
 from storage.errors import ExtraMissing, InputError, StorageError
+from storage.maintenance.repair import rebuild_visibility
 from storage.pipeline import mirror, mirrored
 from storage.pipeline.lake import bulk, event_pass
 from storage.pipeline.lake.delta_table import LakeTable, MirrorState
@@ -109,6 +110,20 @@ async def test_a_comparison_makes_a_damaged_mirror_equal(dsn: str, tmp_path: Pat
     assert set(await differences(dsn, tmp_path)) == {"events"}
     mirror(None, dsn, str(tmp_path), once=True, compare=True)
     assert await differences(dsn, tmp_path) == {}
+
+
+async def test_a_rebuild_of_visibility_is_followed(dsn: str, tmp_path: Path) -> None:
+    room = generate_room(SHAPES["small_chat"], 40, seed=5, sign=False)
+    await fill(dsn, room)
+    async with storage.open(dsn, server_name=SERVER) as store:
+        async with store.database.connection() as conn:
+            await conn.execute("DELETE FROM visibility")
+        mirror(None, dsn, str(tmp_path), once=True)
+        assert DeltaTable(tmp_path / "visibility").count() == 0
+        await rebuild_visibility(store.database, room.room_id, server_name=SERVER)
+        mirror(None, dsn, str(tmp_path), once=True)
+        assert DeltaTable(tmp_path / "visibility").count() > 0
+        assert await differences(dsn, tmp_path) == {}
 
 
 async def test_a_restored_database_needs_a_comparison(dsn: str, tmp_path: Path) -> None:

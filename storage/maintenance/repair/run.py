@@ -28,6 +28,7 @@ from storage.maintenance.room_lock import lock_room
 from storage.maintenance.room_states import RoomStates
 from storage.maintenance.verify.version import read_room
 from storage.observability.progress import Report, silent
+from storage.streams.caches import CURRENT_STATE
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -102,14 +103,17 @@ async def rebuild_visibility(
 ) -> None:
     """Rebuild the visibility table and the audiences of a room from its states, in one transaction.
 
-    Raise `UnknownRoom`, or `StorageCorrupt` if an index is corrupt: nothing has changed then.
+    A fact of the stream "caches" names the room. Raise `UnknownRoom`, or `StorageCorrupt` if an
+    index is corrupt: nothing has changed then.
     """
 
     async def work(conn: Connection) -> None:
         await lock_room(conn, room_id)
         await replay(conn, room_id, server_name, RoomStates(), report=report)
+        await invalidate_caches(conn, CURRENT_STATE, [room_id])
 
     await prove_indexes(database, "a rebuild of visibility", report=report)
+    await register_writer(database)
     await database.run(work)
 
 
