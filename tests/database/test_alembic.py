@@ -16,6 +16,7 @@ from storage.database.migrate import HEAD_REVISION, migration_sql, scripts_direc
 from tests.cli.running import NOBODY, ROOT, environment, room_storage
 from tests.database.catalogue import catalogue_of
 from tests.database.newer import COLUMN, newer_release
+from tests.long_run import long_run
 
 PREVIOUS = f"{int(HEAD_REVISION) - 1:04}"
 POST = COLUMN.replace("9001", "9002").replace(f'"{HEAD_REVISION}", "pre"', '"9001", "post"')
@@ -77,7 +78,9 @@ def said(done: "subprocess.CompletedProcess[str]") -> str:
     return done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("arguments", [("downgrade", "9999"), ("upgrade", "9999")])
+@pytest.mark.parametrize(
+    "arguments", [("downgrade", "9999"), pytest.param(("upgrade", "9999"), marks=long_run)]
+)
 async def test_an_unknown_revision_is_a_sentence(dsn: str, arguments: tuple[str, ...]) -> None:
     failure = said(alembic(*arguments, dsn=dsn, status=255))
     assert "9999" in failure
@@ -209,7 +212,7 @@ async def later(dsn: str, folder: Path, **steps: str) -> None:
     )
 
 
-@pytest.mark.parametrize("arguments", [(), ("--pre",)])
+@pytest.mark.parametrize("arguments", [(), pytest.param(("--pre",), marks=long_run)])
 async def test_migrate_of_the_old_release_leaves_a_later_schema_alone(
     dsn: str, tmp_path: Path, arguments: tuple[str, ...]
 ) -> None:
