@@ -1,11 +1,10 @@
 """Events as a process keeps them between batches: with what later checks read, and no more."""
 
 from functools import lru_cache
-from sys import intern
 from typing import Any, Final
 
 from storage.event.model import Event, make_event
-from storage.ids import EventId
+from storage.ids import EventId, intern
 
 _MEMBER: Final = "m.room.member"
 _MEMBER_KEYS: Final = ("membership", "join_authorised_via_users_server", "third_party_invite")
@@ -36,9 +35,9 @@ def for_auth_checks(event: Event) -> Event:
     """Return an accepted state event as later auth checks and resolutions read it.
 
     It has no bytes, and of its content only what an auth rule or the visibility of history reads.
-    Equal strings are one object, as are equal contents of one word. In rooms of 12 events, a room
-    takes half of the memory. The events of versions 1 and 2 keep their bytes: their reference
-    hashes are cited.
+    Equal strings are one object (`storage.ids.intern`), as are equal contents of one word. The
+    events of versions 1 and 2 keep their bytes: their reference hashes are cited.
+    `docs/benchmarks/append.md` has the memory of a room.
     """
     if event.room_version.reference_pairs:
         return without_json(event)

@@ -1,11 +1,15 @@
 """What a process keeps of state events. tests/auth compares what the auth rules decide with it."""
 
+import sys
+import tracemalloc
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from storage.event import Event, parse
 from storage.event.kept import WORD_MAX, for_auth_checks, without_json
+from storage.ids import EventId, interning
 from tests.event.building import PAIRED, VERSIONS, signed_pdu
 
 FIELDS = set(Event.__dataclass_fields__)
@@ -69,3 +73,21 @@ def test_what_a_rule_reads_of_a_membership_is_kept() -> None:
         "third_party_invite": {"signed": {}},
     }
     assert for_auth_checks(member(**content, displayname="Alice")).content == content
+
+
+def test_the_ids_of_dropped_events_are_freed() -> None:
+    event, text = member(membership="join"), "$" + "i" * 50_000
+    tracemalloc.start()
+    try:
+        for at in range(1_000):
+            for_auth_checks(replace(event, event_id=EventId(f"{text}{at}")))
+        kept, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert kept < 25_000_000  # of 50
+
+
+def test_strings_are_not_interned_where_that_keeps_them_for_ever() -> None:
+    assert interning((3, 11)) is interning((3, 13)) is sys.intern
+    first, second = (b"$event".decode() for _ in range(2))
+    assert interning((3, 12))(first) is not interning((3, 12))(second)

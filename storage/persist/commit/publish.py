@@ -1,11 +1,11 @@
 """Add a change set to the caches when it is sent, and publish it to the streams once committed."""
 
 from collections.abc import Collection, Hashable, Iterator, Mapping
-from sys import intern
 from typing import TypeVar
 
 from storage.event.kept import for_auth_checks, interned_ids, without_json
 from storage.event.model import Event
+from storage.ids import intern
 from storage.persist.model.caches import WriterCaches
 from storage.persist.model.change_set import ChangeSet
 from storage.persist.model.event_view import EventView

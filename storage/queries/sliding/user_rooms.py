@@ -9,11 +9,10 @@ from array import array
 from collections.abc import Container, Iterator, Mapping, Sequence
 from heapq import merge
 from itertools import compress
-from sys import intern
 from typing import Any, Final, NamedTuple
 
 from storage.database.names import MEMBERSHIPS
-from storage.ids import RoomId
+from storage.ids import RoomId, intern
 from storage.queries.sliding.room_order import RoomOrder
 
 LEAVE: Final = MEMBERSHIPS["leave"]

@@ -22,13 +22,12 @@ token until they were read. A change since then would have invalidated the cache
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from sys import intern
 from typing import Final, LiteralString, NamedTuple
 
 from storage.database.connection import Connection
 from storage.database.prepared import prepare_ahead
 from storage.database.sql_template import fill
-from storage.ids import RoomId, UserId
+from storage.ids import RoomId, UserId, intern
 from storage.queries.sync.positions import (
     PART_STREAMS,
     PURGED,
