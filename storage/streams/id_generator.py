@@ -171,7 +171,7 @@ class IdGenerator:
     def let_go(self, reservation: "Reservation") -> None:
         """End a `hold`."""
         if reservation.bound == self._largest_known:
-            self._open.discard(reservation)  # nothing is known that was not: no position moves
+            self._open.discard(reservation)  # its bound is that without it: no position moves
         else:
             self._leave(reservation)
 

@@ -406,9 +406,9 @@ async def test_what_is_held_keeps_ids_of_others_from_counting_as_completed(
     with generator.holding():
         generator.advance("b", 9)
         busy.append(generator.is_busy)
-        assert (generator.current("b"), generator.maximum()) == (9, 5)
+        assert (generator.current("b"), generator.maximum(), generator.linear()) == (9, 5, 5)
     assert [*busy, generator.is_busy] == [False, True, False]
-    assert generator.maximum() == 9
+    assert (generator.maximum(), generator.linear()) == (9, 9)
 
 
 async def test_what_is_held_cannot_be_entered(generator: IdGenerator) -> None:
