@@ -8,7 +8,7 @@ in a third of the time.
 from typing import Final, LiteralString, NamedTuple
 
 from storage.database.columns import EVENTS, ROOMS
-from storage.database.placeholders import ColumnValues, NumberedStatement, compose
+from storage.database.placeholders import ColumnValues, InputRows, NumberedStatement, compose
 from storage.database.prepared import prepare_ahead
 from storage.database.sql_template import fill
 from storage.persist.model.change_set import ChangeSet
@@ -122,13 +122,14 @@ SELECT e.event_nid, e.stream_ordering,
 FROM new_event e
 """
 
-SQL_OF_BOTH: Final[LiteralString] = fill(TEMPLATE_WRITE_MESSAGES, transactions=PART_TRANSACTIONS)
-WRITE_MESSAGES: Final[NumberedStatement] = compose(
-    SQL_OF_BOTH, *AUTHOR_INPUTS, NEW_MESSAGE, ROOM, NEW_TRANSACTION, DEPENDENCIES
-)
-WRITE_ONE_MESSAGE: Final[NumberedStatement] = compose(
-    SQL_OF_BOTH, *AUTHOR_INPUTS, NEW_MESSAGE.one(), ROOM.one(), NEW_TRANSACTION, DEPENDENCIES
-)
+
+def _composed(new_message: InputRows, room: InputRows) -> NumberedStatement:
+    text = fill(TEMPLATE_WRITE_MESSAGES, transactions=PART_TRANSACTIONS)
+    return compose(text, *AUTHOR_INPUTS, new_message, room, NEW_TRANSACTION, DEPENDENCIES)
+
+
+WRITE_MESSAGES: Final[NumberedStatement] = _composed(NEW_MESSAGE, ROOM)
+WRITE_ONE_MESSAGE: Final[NumberedStatement] = _composed(NEW_MESSAGE.one(), ROOM.one())
 """The same for a lone message. To send and take apart arrays of one costs more than its row."""
 SQL_WRITE_MESSAGES: Final[LiteralString] = WRITE_MESSAGES.sql
 SQL_WRITE_ONE_MESSAGE: Final[LiteralString] = WRITE_ONE_MESSAGE.sql
