@@ -192,12 +192,17 @@ class OneInputRow(InputRows):
         }
 
     def binder(self) -> Callable[[ColumnValues], list[object]]:
-        """Return the function that makes the arguments. An empty column is one of NULL."""
+        """Return the function that makes the arguments. An empty column is one of NULL.
+
+        It raises ValueError for more than one row, as the others would be lost.
+        """
         names = tuple(self.types)
 
         def bind(given: ColumnValues) -> list[object]:
             if given.keys() != self.types.keys():
                 raise _differs(self.name, given, self.types)
+            if len(given[names[0]]) > 1:
+                raise ValueError(f"{self.name} takes one row")
             return [column[0] if (column := given[name]) else None for name in names]
 
         return bind

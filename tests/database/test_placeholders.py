@@ -177,6 +177,8 @@ async def test_postgres_reads_one_row(dsn: str) -> None:
     assert composed.bind({"person": empty}) == [5, None, "b", None]
     with pytest.raises(ValueError, match="lacks"):
         composed.bind({"person": {}})
+    with pytest.raises(ValueError, match="person takes one row"):
+        composed.bind({"person": empty | {"person_nid": [5, 6], "name": ["b", "c"]}})
 
 
 async def test_rows_are_in_order_and_padded(dsn: str) -> None:
