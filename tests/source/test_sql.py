@@ -10,6 +10,8 @@ import asyncpg
 import pytest
 
 from storage.database.dictionaries import stored_fields
+from storage.persist.write import messages_only
+from storage.persist.write.messages_only import MessagePositionRow
 from storage.queries import messages, relations
 from storage.queries.messages import PageRow
 from storage.queries.relations import RelatedRow
@@ -55,13 +57,16 @@ def test_each_row_with_the_bytes_of_an_event_says_that_they_are_stored() -> None
     assert wrong == []
 
 
-@pytest.mark.parametrize("module,row", [(messages, PageRow), (relations, RelatedRow)])
-async def test_each_paging_statement_has_the_columns_of_its_row_type(
-    driver: "asyncpg.Connection", module: ModuleType, row: type
+@pytest.mark.parametrize(
+    "module,row,least",
+    [(messages, PageRow, 4), (relations, RelatedRow, 4), (messages_only, MessagePositionRow, 2)],
+)
+async def test_each_chosen_statement_has_the_columns_of_its_row_type(
+    driver: "asyncpg.Connection", module: ModuleType, row: type, least: int
 ) -> None:
-    """The function chooses one of these by direction, so its call does not name it."""
+    """A function chooses one of these, such as by direction, so its call does not name it."""
     chosen = [name for name in sql.assigned_names(sql.tree_of(module)) if name.startswith("SQL_")]
-    assert len(chosen) >= 4
+    assert len(chosen) >= least
     for name in chosen:
         attributes = (await driver.prepare(getattr(module, name))).get_attributes()
         columns = [(attribute.name, attribute.type.name) for attribute in attributes]
