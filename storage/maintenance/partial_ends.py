@@ -1,6 +1,6 @@
 """Find the states that make the current state of a partial room, from the tables.
 
-The planner has the same rule (`storage.persist.plan.partial_state.following`).
+The planner has the same rule (`storage.persist.plan.partial_state.keeping_the_join`).
 """
 
 from collections.abc import Sequence

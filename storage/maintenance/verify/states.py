@@ -158,12 +158,12 @@ async def _before_differs(
     (`storage.persist.plan.partial_state`).
     """
     wrong = await _resolution_differs(conn, states, found, groups, before)
-    if not states.room.row.is_partial:
+    if not states.room.row.is_partial or not any(expected for _, expected in wrong.values()):
         return wrong
     inside = await following(conn, states.room.nid, groups)
-    if any(expected for _, expected in wrong.values()) and len(inside) < len(groups):
-        wrong = await _resolution_differs(conn, states, found, inside, before)
-    return wrong
+    if len(inside) == len(groups):
+        return wrong
+    return await _resolution_differs(conn, states, found, inside, before)
 
 
 async def _resolution_differs(
