@@ -114,7 +114,11 @@ class PreparedAhead:
 
 
 async def _prepare(driver: Any, sql: LiteralString) -> None:
-    """Prepare and plan a statement where the driver looks for it."""
+    """Prepare and plan a statement where the driver looks for it.
+
+    A driver with too small a cache has closed the statement before it can be planned.
+    """
     await driver.executemany(sql, (), timeout=STEP_SECONDS_MAX)  # runs it for no arguments
     explain = await driver.fetchval(SQL_EXPLAIN_PREPARED, sql, timeout=STEP_SECONDS_MAX)
-    await driver.execute(explain, timeout=STEP_SECONDS_MAX)
+    if explain is not None:
+        await driver.execute(explain, timeout=STEP_SECONDS_MAX)

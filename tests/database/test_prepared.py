@@ -7,6 +7,7 @@ one of them.
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import asyncpg
 import pytest
@@ -129,6 +130,24 @@ async def test_a_statement_that_cannot_be_prepared_is_logged(
     told = [record.message for record in caplog.records if record.name.endswith("prepared")]
     assert len(told) == len(set(declared()) - found.keys())
     assert all('relation "receipts" does not exist' in one for one in told)
+
+
+@pytest.mark.parametrize("size", [0, 1])
+async def test_a_driver_that_keeps_no_statement_keeps_its_session(
+    dsn: str, caplog: pytest.LogCaptureFixture, size: int
+) -> None:
+    config = replace(ONE, statement_cache_size=size)
+    async with (
+        await Database.open(dsn, config=config) as database,
+        running(database.prepared.run()),
+        asyncio.timeout(60),
+    ):
+        async with database.connection() as conn:
+            first = conn.backend_pid
+        await database.prepared.done()
+        async with database.connection() as conn:
+            assert conn.backend_pid == first
+    assert [record.message for record in caplog.records if record.name.endswith("prepared")] == []
 
 
 async def test_a_lost_session_is_replaced_by_one_that_is_prepared_as_well(
