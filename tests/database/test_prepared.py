@@ -61,6 +61,7 @@ async def use(store: Store, room: RoomBuilder) -> None:
     alice = room.user(1)
     first = await store.sync(alice, device_id="PHONE")
     await store.append([room.message(alice).pdu])
+    await store.append([room.message(alice).pdu for _ in range(2)])
     for number in (2, 3):
         await store.append([room.join(room.user(number)).pdu])
     assert (await store.sync(alice, since=first.next_batch, device_id="PHONE")).join
