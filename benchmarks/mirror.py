@@ -29,6 +29,8 @@ from storage.testing import SHAPES, GeneratedRoom, generate_room
 SERVER: Final = "s1.test"
 RATE: Final = 1_000
 ROOMS: Final = 10
+BATCH: Final = 50
+"""Events of a room that are appended at once, so that the writer reaches the rate."""
 DAYS: Final = 60
 DAY_MS: Final = 86_400_000
 
@@ -55,21 +57,21 @@ async def _lag(dsn: str, folder: Path, rooms: list[GeneratedRoom]) -> Row:
     async with storage.open(dsn, server_name=SERVER) as store:
         process = await _following(dsn, folder)
         began = time.monotonic()
-        turns = max(map(len, rooms)) // 10
+        turns = max(map(len, rooms)) // BATCH
         late = 0.0
         for turn in range(turns):
-            due = began + turn * 10 * ROOMS / RATE
+            due = began + turn * BATCH * ROOMS / RATE
             late = max(late, time.monotonic() - due)
             await asyncio.sleep(max(due - time.monotonic(), 0))
             await asyncio.gather(
-                *(store.append(room.pdus[turn * 10 : turn * 10 + 10]) for room in rooms)
+                *(store.append(room.pdus[turn * BATCH : (turn + 1) * BATCH]) for room in rooms)
             )
         written = time.monotonic() - began
     await _until_current(process, dsn, folder)
     process.terminate()
     await process.communicate()
     return _lags(folder) | {
-        "events_per_second": round(turns * 10 * ROOMS / written),
+        "events_per_second": round(turns * BATCH * ROOMS / written),
         "writer_late_s": round(late, 1),
     }
 
