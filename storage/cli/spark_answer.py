@@ -8,10 +8,13 @@ import typer
 from storage.cli.common import JsonOption, amount, print_json, print_rows
 from storage.cli.interrupt import AGAIN
 from storage.cli.spark_session import (
+    KEPT_HOURS,
     LOCAL,
     ConfOption,
+    KeepOption,
     MasterOption,
     TasksOption,
+    folder_option,
     pipeline,
     session_alone,
 )
@@ -27,39 +30,24 @@ QuestionsArgument = Annotated[
 ]
 MirrorOption = Annotated[
     str,
-    typer.Option(
-        "--mirror",
-        metavar="FOLDER",
-        help="The folder of the mirror, local or at a URL; `events` has to be in it.",
-        show_default=False,
+    folder_option(
+        "--mirror", "The folder of the mirror, local or at a URL; `events` has to be in it."
     ),
 ]
 AnswersOption = Annotated[
     str | None,
-    typer.Option(
-        "--to",
-        metavar="FOLDER",
-        help="The folder of the daily tables; default: answers in that of the mirror.",
-        show_default=False,
+    folder_option(
+        "--to", "The folder of the daily tables; default: answers in that of the mirror."
     ),
 ]
 OutputOption = Annotated[
     str | None,
-    typer.Option(
-        "--output",
-        metavar="FOLDER",
-        help="A folder for the whole answers, as Parquet below QUESTION.",
-        show_default=False,
-    ),
+    folder_option("--output", "A folder for the whole answers, as Parquet below QUESTION."),
 ]
 FullOption = Annotated[
     bool, typer.Option("--full", help="Count all days again, not only those that changed.")
 ]
 LimitOption = Annotated[int, typer.Option("--limit", min=1, help="Rows printed for a question.")]
-KeepOption = Annotated[
-    int,
-    typer.Option("--keep", min=0, metavar="HOURS", help="So long old versions of the tables stay."),
-]
 
 
 def command(
@@ -70,7 +58,7 @@ def command(
     output: OutputOption = None,
     full: FullOption = False,
     limit: LimitOption = 20,
-    keep: KeepOption = 168,
+    keep: KeepOption = KEPT_HOURS,
     tasks: TasksOption = None,
     master: MasterOption = LOCAL,
     conf: ConfOption = None,

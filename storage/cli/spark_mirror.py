@@ -9,10 +9,13 @@ import typer
 from storage.cli.common import DsnOption, JsonOption, print_json, print_values
 from storage.cli.interrupt import AGAIN
 from storage.cli.spark_session import (
+    KEPT_HOURS,
     LOCAL,
     ConfOption,
+    KeepOption,
     MasterOption,
     TasksOption,
+    folder_option,
     opened_session,
     pipeline,
 )
@@ -25,15 +28,7 @@ TablesArgument = Annotated[
         show_default=False,
     ),
 ]
-FolderOption = Annotated[
-    str,
-    typer.Option(
-        "--to",
-        metavar="FOLDER",
-        help="The folder of the tables, local or at a URL.",
-        show_default=False,
-    ),
-]
+FolderOption = Annotated[str, folder_option("--to", "The folder of the tables, local or at a URL.")]
 OnceOption = Annotated[
     bool, typer.Option("--once", help="End when the tables have what the store has now.")
 ]
@@ -44,9 +39,6 @@ CompareOption = Annotated[
 EveryOption = Annotated[
     float,
     typer.Option("--every", min=0, metavar="SECONDS", help="The time between two rounds."),
-]
-KeepOption = Annotated[
-    int, typer.Option("--keep", min=0, metavar="HOURS", help="So long old versions stay.")
 ]
 BatchOption = Annotated[
     int, typer.Option("--batch", min=1, help="The maximum number of new events in a commit.")
@@ -61,7 +53,7 @@ def command(
     once: OnceOption = False,
     compare: CompareOption = False,
     every: EveryOption = 1.0,
-    keep: KeepOption = 168,
+    keep: KeepOption = KEPT_HOURS,
     batch: BatchOption = 200_000,
     tasks: TasksOption = None,
     master: MasterOption = LOCAL,

@@ -38,7 +38,17 @@ TasksOption = Annotated[
         show_default=False,
     ),
 ]
+KeepOption = Annotated[
+    int,
+    typer.Option("--keep", min=0, metavar="HOURS", help="So long old versions of the tables stay."),
+]
 LOCAL: Final = "local[*]"
+KEPT_HOURS: Final = 168
+
+
+def folder_option(name: str, text: str) -> Any:
+    """Return the declaration of an option with a folder; ``text`` is its help."""
+    return typer.Option(name, metavar="FOLDER", help=text, show_default=False)
 
 
 def pipeline() -> ModuleType:
