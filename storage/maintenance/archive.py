@@ -44,7 +44,7 @@ FROM (
         WHERE room_nid = $1::bigint AND NOT outlier
     UNION ALL
     SELECT event_nid, stream_ordering, true FROM events
-        WHERE room_nid = $1::bigint AND arrival_ordering IS NOT NULL
+        WHERE room_nid = $1::bigint AND NOT outlier AND arrival_ordering IS NOT NULL
 ) AS e
 ORDER BY position NULLS FIRST, event_nid
 """

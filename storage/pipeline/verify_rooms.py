@@ -71,8 +71,13 @@ GROUP BY r.room_id
 SQL_ROOMS_OF_RANGE: Final[LiteralString] = """
 SELECT r.room_nid, r.room_id
 FROM rooms r
+CROSS JOIN LATERAL (  -- by two partial indexes: any event
+    (SELECT 1 FROM events WHERE room_nid = r.room_nid AND NOT outlier LIMIT 1)
+    UNION ALL
+    (SELECT 1 FROM events WHERE room_nid = r.room_nid AND outlier LIMIT 1)
+    LIMIT 1
+) AS e
 WHERE r.room_nid >= $1::bigint AND r.room_nid < $2::bigint AND r.room_id <> ALL($3::text[])
-    AND EXISTS (SELECT FROM events e WHERE e.room_nid = r.room_nid)
 ORDER BY r.room_nid
 LIMIT $4::bigint
 """

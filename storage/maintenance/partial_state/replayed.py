@@ -34,7 +34,7 @@ SQL_CITED: Final[LiteralString] = compose(
     """
 SELECT event_nid, event_id, rejected IS NOT NULL AS is_rejected, :auth_nids.call AS named
 FROM events e
-WHERE room_nid = $1::int AND NOT is_out_of_band(e)
+WHERE room_nid = $1::int AND (outlier OR NOT outlier) AND NOT is_out_of_band(e)
 """,
     AUTH_NIDS,
 ).sql
@@ -45,7 +45,8 @@ SELECT EXISTS (
     SELECT
     FROM events e
     CROSS JOIN unnest(:auth_nids.call) AS cited (event_nid)
-    WHERE e.room_nid = $1::int AND cited.event_nid = ANY($2::bigint[])
+    WHERE e.room_nid = $1::int AND (e.outlier OR NOT e.outlier)
+        AND cited.event_nid = ANY($2::bigint[])
         AND e.event_nid <> ALL($2::bigint[]) AND NOT is_out_of_band(e)
 )
 """,

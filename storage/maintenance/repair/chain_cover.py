@@ -15,7 +15,7 @@ SQL_STATE_KEYS: Final[LiteralString] = """
 SELECT e.event_nid, k.state_key
 FROM events e
 JOIN state_keys k USING (state_key_nid)
-WHERE e.room_nid = $1::int
+WHERE e.room_nid = $1::int AND (e.outlier OR NOT e.outlier)
 """
 
 SQL_DELETE_COVER: Final[LiteralString] = """
@@ -23,6 +23,7 @@ WITH gone AS (
     DELETE FROM auth_chains a
     USING events e
     WHERE e.event_nid = a.event_nid AND e.room_nid = $1::int
+        AND (e.outlier OR NOT e.outlier)
     RETURNING COALESCE(a.chain_nid, -a.event_nid) AS chain_nid
 )
 DELETE FROM auth_chain_links

@@ -60,7 +60,7 @@ SQL_GRAPH: Final[LiteralString] = compose(
 SELECT event_nid, event_id, rejected IS NOT NULL AS is_rejected,
     :prev_nids.call || :auth_nids.call AS named
 FROM events e
-WHERE room_nid = $1::int AND NOT is_out_of_band(e)
+WHERE room_nid = $1::int AND (outlier OR NOT outlier) AND NOT is_out_of_band(e)
 """,
     PREV_NIDS,
     AUTH_NIDS,

@@ -36,7 +36,8 @@ SQL_NAMELESS: Final[LiteralString] = """
 SELECT DISTINCT e.state_key_nid
 FROM events e
 LEFT JOIN state_keys k USING (state_key_nid)
-WHERE e.room_nid = $1::int AND e.state_key_nid IS NOT NULL AND k.state_key_nid IS NULL
+WHERE e.room_nid = $1::int AND (e.outlier OR NOT e.outlier)
+    AND e.state_key_nid IS NOT NULL AND k.state_key_nid IS NULL
 """
 
 

@@ -18,7 +18,7 @@ SELECT event_nid, event_id, state_key_nid,
         AND :auth_nids.call = '{}') AS rejected,
     :auth_nids.call AS auth_events
 FROM events
-WHERE room_nid = $1::int AND state_key_nid IS NOT NULL
+WHERE room_nid = $1::int AND (outlier OR NOT outlier) AND state_key_nid IS NOT NULL
 ORDER BY event_nid
 """,
     AUTH_NIDS,

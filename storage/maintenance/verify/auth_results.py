@@ -37,7 +37,7 @@ ORDER BY event_id
 SQL_REJECTED: Final[LiteralString] = """
 SELECT event_nid, state_group_before
 FROM events
-WHERE room_nid = $1::int AND rejected IS NOT NULL
+WHERE room_nid = $1::int AND (outlier OR NOT outlier) AND rejected IS NOT NULL
 ORDER BY event_nid
 """
 

@@ -21,7 +21,7 @@ SELECT a.event_nid, COALESCE(a.chain_nid, -a.event_nid) AS chain_nid, a.sequence
     a.link_2
 FROM events e
 JOIN auth_chains a USING (event_nid)
-WHERE e.room_nid = $1::int
+WHERE e.room_nid = $1::int AND (e.outlier OR NOT e.outlier)
 """
 
 SQL_MISNAMED: Final[LiteralString] = """
@@ -29,7 +29,8 @@ SELECT e.event_id
 FROM events e
 JOIN auth_chains a USING (event_nid)
 JOIN state_keys k USING (state_key_nid)
-WHERE e.room_nid = $1::int AND (a.event_id <> e.event_id OR a.state_key <> k.state_key)
+WHERE e.room_nid = $1::int AND (e.outlier OR NOT e.outlier)
+    AND (a.event_id <> e.event_id OR a.state_key <> k.state_key)
 """
 
 SQL_LINKS: Final[LiteralString] = """

@@ -43,7 +43,7 @@ WHERE e.event_nid = ANY($1::bigint[])
 SQL_NIDS: Final[LiteralString] = """
 SELECT event_nid
 FROM events
-WHERE room_nid = $1::int
+WHERE room_nid = $1::int AND (outlier OR NOT outlier)
 ORDER BY event_nid
 """
 

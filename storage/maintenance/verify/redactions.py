@@ -42,7 +42,7 @@ WHERE e.room_nid = $1::int AND NOT e.outlier AND l.event_nid IS NULL
 SQL_INEFFECTIVE: Final[LiteralString] = """
 SELECT event_id
 FROM events
-WHERE room_nid = $1::int AND ineffective
+WHERE room_nid = $1::int AND (outlier OR NOT outlier) AND ineffective
     AND (type_nid <> 7 OR outlier OR rejected IS NOT NULL OR soft_failed)
 """
 

@@ -10,7 +10,11 @@ from storage.maintenance.verify.finding import Finding
 from storage.maintenance.verify.room import VerifiedRoom
 
 SQL_HAS_REFUSED: Final[LiteralString] = """
-SELECT EXISTS (SELECT FROM events WHERE room_nid = $1::int AND refused IS NOT NULL)
+SELECT EXISTS (
+    SELECT
+    FROM events
+    WHERE room_nid = $1::int AND (outlier OR NOT outlier) AND refused IS NOT NULL
+)
 """
 
 SQL_SUPERSEDED: Final[LiteralString] = compose(
@@ -32,7 +36,7 @@ named AS (  -- by an accepted live event, also through events that can be no ext
 SELECT e.event_id, e.superseded IS TRUE AS found, n.event_nid IS NOT NULL AS expected
 FROM events e
 LEFT JOIN named n USING (event_nid)
-WHERE e.room_nid = $1::int AND e.refused IS NOT NULL
+WHERE e.room_nid = $1::int AND (e.outlier OR NOT e.outlier) AND e.refused IS NOT NULL
     AND e.superseded IS TRUE <> (n.event_nid IS NOT NULL)
     AND NOT (e.superseded IS TRUE  -- the events that superseded it may be purged
         AND EXISTS (SELECT FROM purge_jobs j WHERE j.room_nid = $1::int))

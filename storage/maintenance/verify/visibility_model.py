@@ -15,13 +15,13 @@ SQL_MEMBERS: Final[LiteralString] = """
 SELECT e.event_nid, e.membership, k.state_key_nid, k.state_key AS user_id
 FROM events e
 JOIN state_keys k USING (state_key_nid)
-WHERE e.room_nid = $1::int AND e.type_nid = 2
+WHERE e.room_nid = $1::int AND (e.outlier OR NOT e.outlier) AND e.type_nid = 2
 """
 
 SQL_VISIBILITY_EVENTS: Final[LiteralString] = """
 SELECT event_nid
 FROM events
-WHERE room_nid = $1::int AND state_key_nid = 5
+WHERE room_nid = $1::int AND (outlier OR NOT outlier) AND state_key_nid = 5
 """
 
 EVERYBODY: Final = "*everybody"
