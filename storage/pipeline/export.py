@@ -22,6 +22,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from datetime import date, timedelta
 from itertools import zip_longest
+from math import ceil
 from typing import Any, Final, LiteralString, NamedTuple
 
 import pyarrow as pa
@@ -106,6 +107,10 @@ REPEATED: Final = frozenset(
 ROOMS_PER_STATEMENT: Final = 200
 PARTITIONS: Final = 8
 FILE_ROWS: Final = 40_000
+"""A file of a task and a day has at most so many rows, and those of one more page or statement."""
+
+EVENTS_EACH: Final = 10_000
+"""Positions of a task, unless that makes too many tasks: few new events make one file a day."""
 DAY_MS: Final = 86_400_000
 EPOCH: Final = date(1970, 1, 1)
 
@@ -252,15 +257,18 @@ class ExportRange(NamedTuple):
 def _ranges(dsn: str, tokens: tuple[str, str], partitions: int) -> list[ExportRange]:
     with arrow_snapshot(dsn) as conn:
         bounds = _bounds(conn, tokens)
-        rooms = room_numbers(conn)
-    found = [("events", *pair, False) for pair in split(bounds.after + 1, bounds.upto, partitions)]
-    found += [("events", *pair, True) for pair in split(*rooms, partitions)]
-    found += [
-        (name, *pair, False)
-        for name in ("state_deltas", "visibility")
-        for pair in split(*rooms, partitions)
-    ]
+        first, last = room_numbers(conn)
+    positions = _split(bounds.after + 1, bounds.upto, partitions, EVENTS_EACH)
+    rooms = _split(first, last, partitions, ROOMS_PER_STATEMENT)
+    found = [("events", *pair, False) for pair in positions]
+    found += [("events", *pair, True) for pair in rooms]
+    found += [(name, *pair, False) for name in ("state_deltas", "visibility") for pair in rooms]
     return [ExportRange(number, *one) for number, one in enumerate(found)]
+
+
+def _split(first: int, last: int, most: int, each: int) -> list[tuple[int, int]]:
+    """Split a range into parts of ``each``, or larger ones if these were more than ``most``."""
+    return list(split(first, last, max(min(most, ceil((last + 1 - first) / each)), 1)))
 
 
 def _bounds(conn: ArrowConnection, tokens: tuple[str, str]) -> Bounds:

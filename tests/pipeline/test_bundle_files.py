@@ -2,6 +2,8 @@
 
 import errno
 import io
+import itertools
+import random
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,7 @@ from storage.pipeline.imports.bundle_files import (
     BundleReader,
     BundleWriter,
     cleared,
+    neighbours,
 )
 
 
@@ -30,6 +33,48 @@ def test_bundles_of_many_files_come_back(tmp_path: Path, monkeypatch: pytest.Mon
     with BundleReader(str(tmp_path)) as reader:
         for place, data in [*places, *reversed(places), *places[::3]]:
             assert reader.get(place) == data
+
+
+def test_small_bundles_are_read_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neighbours share a request; one that is large, or beyond the bound, has one of its own."""
+    monkeypatch.setattr(bundle_files, "UNWANTED_BYTES_MAX", 9)
+    monkeypatch.setattr(bundle_files, "SMALL_BYTES_MAX", 50)
+    cleared(str(tmp_path))
+    with BundleWriter(str(tmp_path)) as writer:
+        made = [bytes([number]) * 10 for number in range(100)]
+        places = [writer.put(data) for data in [*made, b"-" * 51]]
+    data_of = dict(zip(places, [*made, b"-" * 51], strict=True))
+    wanted = [*places[40:60], *places[:20], places[-1]]
+    random.Random(1).shuffle(wanted)
+    with BundleReader(str(tmp_path)) as reader:
+        reader.fetch(wanted)
+        assert reader.requests == 2
+        assert [reader.get(place) for place in wanted] == [data_of[place] for place in wanted]
+        assert reader.requests == 3
+        assert [reader.get(place) for place in places] == list(data_of.values())
+        assert reader.requests == 3 + 61
+        monkeypatch.setattr(bundle_files, "FETCHED_BYTES_MAX", 399)
+        reader.fetch(wanted)
+        assert reader.requests == 64 + 1
+
+
+def test_requests_are_bounded() -> None:
+    """A request has no more than `REQUEST_BYTES_MAX`, and no more unwanted bytes than allowed."""
+    rng = random.Random(2)
+    at, places = 0, list[BundleLocation]()
+    for _ in range(2_000):
+        at += rng.choice([0, 0, 0, 100, 70_000])
+        places.append(BundleLocation(rng.choice("ab"), at, rng.randrange(20_000)))
+        at += places[-1].length
+    requests = list(neighbours(rng.sample(places, len(places))))
+    assert sorted(place for some in requests for place in some) == sorted(places)
+    for some in requests:
+        assert len({place.file for place in some}) == 1
+        length = some[-1].start + some[-1].length - some[0].start
+        assert length <= bundle_files.REQUEST_BYTES_MAX
+        for before, after in itertools.pairwise(some):
+            assert 0 <= after.start - before.start - before.length <= 64 << 10
+    assert len(requests) < len(places) / 2
 
 
 def test_what_another_import_left_goes(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ A view reads through to the caches of the process, and collects what the batch a
 from collections.abc import Iterable, MutableMapping
 from typing import Final, NamedTuple
 
+from storage.database.names import TYPE_CREATE
 from storage.errors import StorageCorrupt
 from storage.event import Event, relation_of
 from storage.event.relation import target_key
@@ -62,6 +63,7 @@ class EventView:
         self.parsed: dict[int, Event] = {}
         self.reserved: MutableMapping[str, int] = {}
         self.new_events: dict[int, NewEvent] = {}
+        self.new_creates: dict[int, list[int]] = {}  # nids of new create events, by room
         self.changed_events: dict[int, EventRow] = {}
         self.placed: dict[int, None] = {}  # nids that take a stream position, in order
         self.new_missing: dict[str, MissingRow] = {}
@@ -234,6 +236,8 @@ class EventView:
         self.row_ids[row.event_nid] = row.event_id
         self.parsed[row.event_nid] = event
         self.new_events[row.event_nid] = NewEvent(row, event.raw, stored)
+        if row.type_nid == TYPE_CREATE:
+            self.new_creates.setdefault(row.room_nid, []).append(row.event_nid)
         if not row.outlier:
             self.placed[row.event_nid] = None
 

@@ -11,7 +11,6 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from storage.auth import check, check_auth_events, keys_needed
-from storage.database.names import TYPE_CREATE
 from storage.errors import AuthDenied
 from storage.event import Event
 from storage.event.references import auth_ids_of
@@ -105,11 +104,8 @@ def _first_create(change_set: ChangeSet, room: RoomChanges, event: Event) -> str
     """
     if event.type != CREATE_KEY[0]:
         return None
-    new = (
-        one.row
-        for one in change_set.events.new_events.values()
-        if one.row.room_nid == room.row.room_nid and one.row.type_nid == TYPE_CREATE
-    )
+    events = change_set.events
+    new = (events.new_events[nid].row for nid in events.new_creates.get(room.row.room_nid, ()))
     known = [row.event_id for row in new if row.rejected is None]
     if room.row.write_version:
         known += change_set.answers.answer(("create", room.row.room_nid))

@@ -28,6 +28,7 @@ from storage.pipeline.imports.plan_rooms import (
     NAMES_REMEMBERED,
     CannotPlan,
     FailedLine,
+    RoomLines,
     RoomPlanner,
 )
 from storage.pipeline.imports.room_bundles import BundledRoom
@@ -122,8 +123,11 @@ class BulkWriter:
                     self._blocks,
                     self._store.identity.server_name,
                 )
-                for room in rooms:
-                    written = await self._room(planner, room) or written
+                await self._refuse_known(rooms)
+                if len(rooms) == 1:
+                    written = await self._room(planner, rooms[0]) or written
+                else:
+                    await _plan_small(planner, rooms)
                 written = await self._write(planner, is_last=True) or written
             await learn_writers(
                 self._store.database, self._store.streams, "events", written.writers
@@ -141,14 +145,16 @@ class BulkWriter:
             self._in_flight.answered()  # rolled back: else the session is ended, now or in its use
             raise
 
+    async def _refuse_known(self, rooms: Sequence[BundledRoom]) -> None:
+        async with self._store.database.connection() as aside:
+            if await aside.fetchvals(SQL_KNOWN, [room.room_id for room in rooms]):
+                raise CannotPlan
+
     async def _room(self, planner: RoomPlanner, bundled: BundledRoom) -> WriteResult | None:
         written = None
         room = planner.begin(bundled.room_id)
-        async with self._store.database.connection() as aside:
-            if await aside.fetchvals(SQL_KNOWN, [bundled.room_id]):
-                raise CannotPlan
         for version, lines in bundled.lines(LINES):
-            await planner.plan(room, version, lines)
+            await planner.plan([RoomLines(room, version, lines)])
             if len(planner.change_set.events.new_events) >= self._part:
                 written = await self._write(planner)
         planner.end(room)
@@ -157,6 +163,20 @@ class BulkWriter:
     async def _write(self, planner: RoomPlanner, *, is_last: bool = False) -> WriteResult | None:
         """Write what is planned into the open transaction; forget it the last time."""
         return await write_planned(planner, self._in_flight.author, self._number, is_last=is_last)
+
+
+async def _plan_small(planner: RoomPlanner, rooms: Sequence[BundledRoom]) -> None:
+    """Plan rooms that are written together: all of their lines are in memory at once."""
+    begun = [(planner.begin(room.room_id), room) for room in rooms]
+    await planner.plan(
+        [
+            RoomLines(planned, version, lines)
+            for planned, room in begun
+            for version, lines in room.lines(LINES)
+        ]
+    )
+    for planned, _ in begun:
+        planner.end(planned)
 
 
 async def write_planned(

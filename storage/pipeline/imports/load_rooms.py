@@ -66,6 +66,8 @@ def load_rooms(
     with BundleReader(work) as reader, Loader(target, attempt) as loader:
         rooms = RoomLoader(loader, number, target.part)
         for group in grouped(rooms_of(batches, reader), target.part):
+            if len(group) > 1:
+                reader.fetch(place for room in group for place in room.places)
             yield from rooms.load(group)
         yield rooms.counts()
 
@@ -73,11 +75,13 @@ def load_rooms(
 def grouped(rooms: Iterable[BundledRoom], part: int) -> Iterator[list[BundledRoom]]:
     """Yield groups of rooms that make up one write; a large room alone."""
     group: list[BundledRoom] = []
+    events = 0
     for room in rooms:
-        if group and sum(one.events for one in group) + room.events > part:
+        if group and events + room.events > part:
             yield group
-            group = []
+            group, events = [], 0
         group.append(room)
+        events += room.events
     if group:
         yield group
 

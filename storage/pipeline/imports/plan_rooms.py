@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain
 from typing import Any, Final, LiteralString, NamedTuple
 
 from storage.database.connection import Connection, Database
@@ -108,6 +109,14 @@ class PlannedRoom:
     ready: list[int] = field(default_factory=list)
 
 
+class RoomLines(NamedTuple):
+    """Some lines of a room, of one version."""
+
+    room: PlannedRoom
+    version: str
+    lines: Sequence[SlimEvent]
+
+
 class RoomPlanner:
     """Plans the rooms of one transaction, one after the other, into one change set.
 
@@ -173,11 +182,24 @@ class RoomPlanner:
         self.change_set.rooms.known[room_id] = None
         return PlannedRoom(room_id)
 
-    async def plan(self, room: PlannedRoom, version: str, lines: Sequence[SlimEvent]) -> None:
-        """Plan the next lines of a room. Raise `CannotPlan` for a readmission."""
-        if any(one.readmit for one in lines):
+    async def plan(self, parts: Sequence[RoomLines]) -> None:
+        """Plan the next lines of rooms; the database is queried once for all of them.
+
+        Raise `CannotPlan` for a readmission.
+        """
+        if any(one.readmit for part in parts for one in part.lines):
             raise CannotPlan
-        events = [event_of(one, room.room_id, version) for one in lines]
+        events = [
+            [event_of(one, part.room.room_id, part.version) for one in part.lines] for part in parts
+        ]
+        await self._prepare(
+            list(chain.from_iterable(events)),
+            list(chain.from_iterable(part.lines for part in parts)),
+        )
+        for part, some in zip(parts, events, strict=True):
+            await self._plan_lines(part, some)
+
+    async def _prepare(self, events: Sequence[Event], lines: Sequence[SlimEvent]) -> None:
         async with self._database.connection() as aside:
             await intern(aside, self._blocks, self._caches.names, events, self._server_name)
             for key in await members_known(
@@ -185,7 +207,10 @@ class RoomPlanner:
             ):
                 self.change_set.names.state_keys.setdefault(key, None)
             await self._know(aside, events, lines)
-        for one, event in zip(lines, events, strict=True):
+
+    async def _plan_lines(self, part: RoomLines, events: Sequence[Event]) -> None:
+        room = part.room
+        for one, event in zip(part.lines, events, strict=True):
             room.turn += 1
             await self._try(room, room.turn, one, event)
             while room.ready:

@@ -49,6 +49,11 @@ class BundledRoom:
         )
         self.events += bundle["events"]
 
+    @property
+    def places(self) -> Iterator[BundleLocation]:
+        """Yield the locations of its bundles."""
+        return (piece.place for piece in self._pieces)
+
     def lines(self, most: int) -> Iterator[tuple[str, list[SlimEvent]]]:
         """Yield all lines with the room version, ``most`` at a time."""
         for version, lines in self._ranges():

@@ -79,7 +79,10 @@ from storage.pipeline.synapse.source import LACKING_MAX, Synapse
 from storage.pipeline.task_frames import Batches, dealt_work, parallelism, taken_work
 
 BUNDLES: Final = pa.schema([EXAMINED.field(at) for at in range(EXAMINED.names.index("place"))])
-SORT: Final = ("room_id", "path_index", "first")
+SPREAD: Final = "crc32(room_id)"
+"""`spread_number`, in Spark's SQL."""
+
+SORT: Final = (SPREAD, "room_id", "path_index", "first")
 EVENTS_EACH: Final = 50_000
 """Events of a loading task: some seconds, as its start takes a tenth of one."""
 
@@ -273,7 +276,7 @@ def _load(
         return TaskResults()
     bundles = frame_of(spark, loading.work, examined.bundles, BUNDLES)
     task = _task(bundles, tasks, examined.events)
-    dealt = bundles.repartitionById(tasks, task).sortWithinPartitions(*SORT)
+    dealt = bundles.repartitionById(tasks, task).sortWithinPartitions(*map(f.expr, SORT))
     names = max(cores, NAMES_MIN)
 
     def load(batches: Batches) -> Batches:
@@ -287,7 +290,8 @@ def _task(bundles: DataFrame, tasks: int, events: int) -> Column:
     """Return the number of the task that loads a bundle's room."""
     if tasks == 1:
         return f.lit(0)
-    by_hash = f.pmod(f.xxhash64("room_id"), f.lit(tasks)).cast("int")
+    # ranges of the order in which bundles are in their files
+    by_spread = f.shiftright(f.expr(SPREAD) * f.lit(tasks), 32).cast("int")
     sizes = bundles.groupBy("room_id").agg(f.sum("events").alias("size"))
     rows = (
         sizes.where(f.col("size") > events / tasks / LARGE_SHARE)
@@ -297,9 +301,9 @@ def _task(bundles: DataFrame, tasks: int, events: int) -> Column:
     )
     dealt = deal({row["room_id"]: row["size"] for row in rows}, tasks, events)
     if not dealt:
-        return by_hash
+        return by_spread
     known = f.create_map(*(f.lit(one) for pair in dealt.items() for one in pair))
-    return f.coalesce(f.element_at(known, f.col("room_id")), by_hash)
+    return f.coalesce(f.element_at(known, f.col("room_id")), by_spread)
 
 
 def deal(large: Mapping[str, int], tasks: int, total: int) -> dict[str, int]:

@@ -33,7 +33,7 @@ from storage.persist.model.results import AppendResult
 from storage.persist.write.stored_form import stored_form
 from storage.pipeline.imports import stage as stages
 from storage.pipeline.imports.append_events import BULK_TIMEOUT_MS, spare_collector
-from storage.pipeline.imports.bundle_files import BundleWriter
+from storage.pipeline.imports.bundle_files import BundleWriter, spread_number
 from storage.pipeline.imports.lines import (
     FileRange,
     LineContent,
@@ -308,17 +308,22 @@ class _RangeValidation:
         )
 
     def batches(self) -> Iterator[list[dict[str, Any]]]:
-        """Yield all rows of the range."""
+        """Yield all rows of the range; write the small bundles in the order of loading."""
         self._done += [
             {"outcome": name, "events": count} for name, count in self._duplicates.items()
         ]
         self._done += [
             bundle.emitted(*key, self._writer)
-            for key, bundle in self._bundles.items()
+            for key, bundle in sorted(self._bundles.items(), key=_loading_order)
             if bundle.rows
         ]
         for start in range(0, len(self._done), CHUNK):
             yield self._done[start : start + CHUNK]
+
+
+def _loading_order(entry: tuple[tuple[str, str], Bundle]) -> tuple[int, str]:
+    (room_id, _), _ = entry
+    return spread_number(room_id), room_id
 
 
 def _room_of(row: ParsedLine) -> object:

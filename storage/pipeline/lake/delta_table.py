@@ -10,6 +10,7 @@ under the application id `APPLICATION`: of two processes that write to one table
 
 import json
 import os
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -30,7 +31,7 @@ APPLICATION: Final = "room-storage"
 MIRROR: Final = "mirror"
 """The key of a commit's metadata with the `MirrorState`."""
 SMALL_FILES_MAX: Final = 60
-"""So many commits go between two compactions."""
+"""So many commits go between two compactions, also of several processes that each make fewer."""
 COMPACT_BYTES: Final = 32 << 20
 """The size of a compacted file: an update rewrites whole files."""
 
@@ -74,7 +75,7 @@ class LakeTable:
         self.table = table
         self.folder = folder
         self._delta = delta
-        self._commits = 0
+        self._commits = self._small_files()
 
     @classmethod
     def open(cls, root: str, table: MirrorTable, deployment: str, keep_hours: int) -> Self:
@@ -158,6 +159,11 @@ class LakeTable:
                     target_size=COMPACT_BYTES,
                     commit_properties=CommitProperties(custom_metadata=state.metadata()),
                 )
+
+    def _small_files(self) -> int:
+        """Return how many files fewer a compaction would leave, at most."""
+        small = Counter(file.day for file in self._files_with(None) if file.size < COMPACT_BYTES)
+        return small.total() - len(small)
 
     def vacuum(self, keep_hours: int) -> list[str]:
         """Delete files that no version of the last hours needs, and return their names."""

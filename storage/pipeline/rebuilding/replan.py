@@ -21,7 +21,7 @@ from storage.persist.model.incoming import IncomingEvent, Readmission
 from storage.persist.model.nid_blocks import NidBlocks
 from storage.persist.model.results import AppendResult
 from storage.persist.plan.readmission import plan_readmission
-from storage.pipeline.imports.plan_rooms import PlannedRoom, RoomPlanner
+from storage.pipeline.imports.plan_rooms import PlannedRoom, RoomLines, RoomPlanner
 from storage.pipeline.imports.slim_event import event_of
 from storage.pipeline.rebuilding.arrivals import (
     ArrivalRow,
@@ -83,8 +83,8 @@ class RoomReplan(RoomPlanner):
         self.arrived.update((row.event_nid, row._replace(json=StoredBytes(b""))) for row in rows)
         if outliers:
             self._outliers.update(wanted)
-        version = self._held_as.room_version
-        await self.plan(room, version, [row.line(self._held_as) for row in rows])
+        lines = [row.line(self._held_as) for row in rows]
+        await self.plan([RoomLines(room, self._held_as.room_version, lines)])
         self.results.clear()
 
     async def readmit(self, event_nid: int) -> None:
