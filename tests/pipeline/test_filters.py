@@ -1,6 +1,7 @@
 """Filters reach an index: a read counts the rows of `events` that Postgres looked at."""
 
 import asyncio
+import itertools
 from collections.abc import AsyncIterator, Sequence
 
 import asyncpg
@@ -12,12 +13,19 @@ from pyspark.sql.datasource import (
     GreaterThan,
     GreaterThanOrEqual,
     In,
+    IsNotNull,
+    IsNull,
     LessThan,
     LessThanOrEqual,
+    Not,
+    StringContains,
+    StringEndsWith,
+    StringStartsWith,
 )
 
 import storage
-from storage.pipeline.source.filters import HIGHEST, Chosen, Range, taken
+from storage.pipeline.source import filters as filters_module
+from storage.pipeline.source.filters import HIGHEST, LOWEST, Chosen, Range, taken
 from storage.pipeline.source.options import Options
 from storage.pipeline.source.reader import FilteringReader
 from storage.testing import SHAPES, GeneratedRoom, generate_room
@@ -153,6 +161,137 @@ async def test_events_are_read_by_their_ids(
     assert sorted(read(dsn, [In(("event_id",), ids)], outliers=False)) == sorted(ids[:2])
 
 
+OTHER_COLUMNS: list[tuple[list[Filter], str]] = [
+    ([GreaterThan(("origin_server_ts",), 1_700_000_090_000)], "origin_server_ts > 1700000090000"),
+    ([LessThan(("topological_ordering",), 4)], "topological_ordering < 4"),
+    ([GreaterThanOrEqual(("topological_ordering",), LOWEST)], "TRUE"),
+    ([EqualTo(("depth",), 7)], "claimed_depth(depth, topological_ordering) = 7"),
+    ([IsNull(("state_key",))], "state_key_nid IS NULL"),
+    ([IsNotNull(("state_key",))], "state_key_nid IS NOT NULL"),
+    (
+        [In(("state_key",), ("", "@none:s1.test"))],
+        "state_key_nid IN (SELECT state_key_nid FROM state_keys WHERE state_key = '')",
+    ),
+    (
+        [StringStartsWith(("type",), "m.room.me")],
+        "type_nid IN (SELECT type_nid FROM event_types WHERE type LIKE 'm.room.me%')",
+    ),
+    (
+        [StringEndsWith(("sender",), ":s2.test")],
+        "sender_nid IN (SELECT principal_nid FROM principals WHERE name LIKE '%:s2.test')",
+    ),
+    ([EqualTo(("soft_failed",), True)], "soft_failed"),
+    ([Not(EqualTo(("soft_failed",), True))], "NOT soft_failed"),
+]
+
+
+async def test_filters_on_other_columns_are_those_of_sql(
+    dsn: str, watcher: asyncpg.Connection, rooms: Sequence[GeneratedRoom]
+) -> None:
+    """Postgres returns the rows that pass, and no others."""
+    await watcher.execute("UPDATE events SET soft_failed = true WHERE event_nid % 50 = 7")
+    for wanted, sql in OTHER_COLUMNS:
+        found = read(dsn, wanted, partitions=1)
+        expected = await stored(watcher, sql)
+        assert (set(found), len(found)) == (expected, len(expected)), sql
+        assert len(expected) > 0, sql
+    both = [*OTHER_COLUMNS[5][0], *OTHER_COLUMNS[7][0]]
+    assert set(read(dsn, both, partitions=1)) == await stored(
+        watcher, f"{OTHER_COLUMNS[5][1]} AND {OTHER_COLUMNS[7][1]}"
+    )
+
+
+def test_what_contradicts_or_is_not_known_is_left_to_spark() -> None:
+    left: list[Filter] = [
+        IsNull(("state_key",)),
+        StringStartsWith(("type",), "m.space."),
+        EqualTo(("soft_failed",), False),
+        EqualTo(("soft_failed",), None),
+        Not(EqualTo(("type",), "m.room.member")),
+        Not(IsNull(("state_key",))),
+        IsNotNull(("type",)),
+        StringContains(("type",), "m"),
+        StringEndsWith(("type",), "m"),
+        StringStartsWith(("type",), "a\0"),
+        EqualTo(("type",), "a\0"),
+    ]
+    first: list[Filter] = [
+        IsNotNull(("state_key",)),
+        StringStartsWith(("type",), "m.room."),
+        EqualTo(("soft_failed",), True),
+    ]
+    chosen, rest = taken([*first, *left], Chosen())
+    assert chosen == Chosen(has_state_key=True, type_prefix="m.room.", soft_failed=True)
+    assert rest == left
+
+
+async def test_pages_of_receipts(
+    dsn: str,
+    watcher: asyncpg.Connection,
+    rooms: Sequence[GeneratedRoom],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Some pages end within a day, whose events all have the same time, and some at its end."""
+    monkeypatch.setattr(filters_module, "RANGE", 7)
+    after = 1_600_000_000_000 + 90 * DAY_MS
+    found = read(dsn, [GreaterThanOrEqual(("received_ts",), after)], partitions=1)
+    assert sorted(found) == sorted(await stored(watcher, f"received_ts >= {after}"))
+
+
+def parts_of(
+    dsn: str, filters: list[Filter], **options: str | int
+) -> list[list[dict[str, object]]]:
+    """The rows that each task reads."""
+    given = {"dsn": dsn, "pushdown": "true", **{name: str(one) for name, one in options.items()}}
+    reader = FilteringReader(Options.of(given))
+    assert list(reader.pushFilters(filters)) == []
+    return [
+        [row for batch in reader.read(part) for row in batch.to_pylist()]
+        for part in reader.partitions()
+    ]
+
+
+@pytest.mark.parametrize("by", ["room", "day"])
+async def test_a_task_has_whole_rooms_or_days(
+    dsn: str, watcher: asyncpg.Connection, rooms: Sequence[GeneratedRoom], by: str
+) -> None:
+    day = [GreaterThanOrEqual(("received_ts",), 1_600_000_000_000 + 40 * DAY_MS)]
+    some = [In(("room_id",), tuple(room.room_id for room in rooms[2:9]))]
+    ids = [In(("event_id",), tuple(event.event_id for event in rooms[3].events[:30]))]
+    wanted: list[list[Filter]] = [[], list(day), list(some), list(ids)]
+    for filters in wanted:
+        parts = parts_of(dsn, filters, partition_by=by, partitions=4)
+        read_ids = [str(row["event_id"]) for rows in parts for row in rows]
+        assert sorted(read_ids) == sorted(read(dsn, filters, partitions=1))
+        tasks_of: dict[object, set[int]] = {}
+        for task, rows in enumerate(parts):
+            for row in rows:
+                received = row["received_ts"]
+                assert isinstance(received, int)
+                key = row["room_id"] if by == "room" else received // DAY_MS
+                tasks_of.setdefault(key, set()).add(task)
+        assert all(len(tasks) == 1 for tasks in tasks_of.values())
+        if not filters:
+            assert len(parts) == 4
+            assert max(map(len, parts)) <= len(read_ids) / 4 + (2 * EVENTS if by == "room" else 60)
+
+
+async def test_the_rooms_of_a_task_come_one_after_another(
+    dsn: str, rooms: Sequence[GeneratedRoom]
+) -> None:
+    for rows in parts_of(dsn, [], partition_by="room", partitions=3):
+        names = [row["room_id"] for row in rows]
+        changes = sum(a != b for a, b in itertools.pairwise(names))
+        assert changes + 1 == len(set(names)) > 1
+
+
+async def test_a_new_database_has_no_parts(dsn: str) -> None:
+    async with storage.open(dsn, server_name=SERVER):
+        pass
+    for by in ("room", "day"):
+        assert parts_of(dsn, [], partition_by=by) == []
+
+
 async def test_filters_hold_between_tokens(dsn: str, rooms: Sequence[GeneratedRoom]) -> None:
     async with storage.open(dsn, server_name=SERVER) as store:
         since = (await store.sync("@nobody:s1.test")).next_batch
@@ -191,6 +330,7 @@ async def test_spark_hands_the_filters_on(
     begin = 1_600_000_000_000 + 40 * DAY_MS
     day = frame.where(
         f"received_ts >= {begin} AND received_ts < {begin + DAY_MS} AND type <> 'no such type'"
+        " AND sender LIKE '%.test' AND NOT soft_failed AND depth > 0"
     )
     before = await looked_at(watcher)
     assert {row.event_id for row in day.collect()} == await stored(

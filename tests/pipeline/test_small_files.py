@@ -66,7 +66,7 @@ class NoReader:
     """Locations are enough here."""
 
     def get(self, place: BundleLocation) -> bytes:
-        raise AssertionError
+        raise AssertionError(place)
 
 
 def rooms_of_task(batches: list[pa.RecordBatch], task: int) -> Iterator[BundledRoom]:

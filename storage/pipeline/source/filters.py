@@ -1,7 +1,7 @@
 """Which events a task reads: filters for Postgres, ranges of tasks, and nids in each range.
 
 If a filter selects events, rooms, stream orderings or times of receipt, a task finds its events by
-the index for these. The other filters are applied to the result.
+the index for these. The other filters are applied to the result, in Postgres as well.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -14,10 +14,16 @@ from pyspark.sql.datasource import (
     GreaterThan,
     GreaterThanOrEqual,
     In,
+    IsNotNull,
+    IsNull,
     LessThan,
     LessThanOrEqual,
+    Not,
+    StringEndsWith,
+    StringStartsWith,
 )
 
+from storage.arguments import is_text
 from storage.database.arrow_results import ArrowConnection
 from storage.database.sql_template import fill
 from storage.pipeline.source.token_bounds import Bounds
@@ -38,7 +44,7 @@ CROSS JOIN LATERAL (
 """
 PART_EVENTS_OF_IDS: Final[LiteralString] = """
 SELECT e.event_nid
-FROM unnest($14::text[]) AS wanted (event_id)
+FROM unnest($25::text[]) AS wanted (event_id)
 CROSS JOIN LATERAL (SELECT * FROM events WHERE event_id = wanted.event_id OFFSET 0) AS e
 """
 PART_WANTED: Final[LiteralString] = """
@@ -56,28 +62,47 @@ WHERE ((e.stream_ordering > b.after_id AND e.stream_ordering <= b.upto_id
         OR e.sender_nid IN (SELECT principal_nid FROM principals WHERE name = ANY($7::text[])))
     AND ($8::text[] IS NULL OR e.event_id = ANY($8::text[]))
     AND e.received_ts BETWEEN $12::bigint AND $13::bigint
+    AND ($14::bigint IS NULL OR e.origin_server_ts BETWEEN $14::bigint AND $15::bigint)
+    AND ($16::bigint IS NULL OR e.topological_ordering BETWEEN $16::bigint AND $17::bigint)
+    AND ($18::bigint IS NULL
+        OR claimed_depth(e.depth, e.topological_ordering) BETWEEN $18::bigint AND $19::bigint)
+    AND ($20::boolean IS NULL OR (e.state_key_nid IS NOT NULL) = $20::boolean)
+    AND ($21::boolean IS NULL OR e.soft_failed = $21::boolean)
+    AND ($22::text[] IS NULL
+        OR (SELECT state_key FROM state_keys WHERE state_key_nid = e.state_key_nid)
+            = ANY($22::text[]))
+    AND ($23::text IS NULL
+        OR e.type_nid IN (SELECT type_nid FROM event_types WHERE starts_with(type, $23::text)))
+    AND ($24::text IS NULL
+        OR (SELECT right(name, length($24::text)) FROM principals
+            WHERE principal_nid = e.sender_nid) = $24::text)
 """
 """The condition of every read, whatever its index: `Bounds.columns` and `Chosen.columns`."""
 
 PART_BY_NUMBER: Final[LiteralString] = """
-    AND e.event_nid >= $14::bigint AND e.event_nid < $15::bigint
+    AND e.event_nid >= $25::bigint AND e.event_nid < $26::bigint
 ORDER BY e.event_nid
 """
 PART_BY_POSITION: Final[LiteralString] = """
-    AND e.stream_ordering >= $14::bigint AND e.stream_ordering < $15::bigint
+    AND e.stream_ordering >= $25::bigint AND e.stream_ordering < $26::bigint
 ORDER BY e.stream_ordering
 """
 PART_BY_RECEIPT: Final[LiteralString] = """
-    AND e.received_ts >= $14::bigint AND e.received_ts < $15::bigint
-ORDER BY e.event_nid
+    AND (e.received_ts, e.event_nid) > ($25::bigint, $26::bigint) AND e.received_ts < $27::bigint
+ORDER BY e.received_ts, e.event_nid
+LIMIT $28::bigint
 """
 PART_OUTLIERS_BY_ROOM: Final[LiteralString] = """
-    AND e.outlier AND e.room_nid >= $14::bigint AND e.room_nid < $15::bigint
+    AND e.outlier AND e.room_nid >= $25::bigint AND e.room_nid < $26::bigint
 ORDER BY e.event_nid
 """
 PART_BY_ROOM: Final[LiteralString] = """
-    AND r.room_id = ANY($14::text[])
+    AND r.room_id = ANY($25::text[])
 ORDER BY e.event_nid
+"""
+PART_BY_ROOM_NUMBER: Final[LiteralString] = """
+    AND r.room_nid >= $25::bigint AND r.room_nid < $26::bigint
+ORDER BY r.room_nid, e.event_nid
 """
 PART_BY_ID: Final[LiteralString] = """
 ORDER BY e.event_nid
@@ -104,6 +129,9 @@ SQL_OUTLIER_NIDS: Final[LiteralString] = fill(
 SQL_NIDS_BY_ROOM: Final[LiteralString] = fill(
     TEMPLATE_NIDS, events=PART_EVENTS_OF_ROOMS, wanted=PART_WANTED, by=PART_BY_ROOM
 )
+SQL_NIDS_BY_ROOM_NUMBER: Final[LiteralString] = fill(
+    TEMPLATE_NIDS, events=PART_EVENTS_OF_ROOMS, wanted=PART_WANTED, by=PART_BY_ROOM_NUMBER
+)
 SQL_NIDS_BY_ID: Final[LiteralString] = fill(
     TEMPLATE_NIDS, events=PART_EVENTS_OF_IDS, wanted=PART_WANTED, by=PART_BY_ID
 )
@@ -117,6 +145,12 @@ SQL_RECEIPTS: Final[LiteralString] = """
 SELECT COALESCE(min(received_ts), 0)::bigint AS first,
     COALESCE(max(received_ts), -1)::bigint AS last
 FROM events
+"""
+
+SQL_RECEIVED_TS: Final[LiteralString] = """
+SELECT received_ts
+FROM events
+WHERE event_nid = $1::bigint
 """
 
 SQL_ROOM_NUMBERS: Final[LiteralString] = """
@@ -154,6 +188,9 @@ LOWEST: Final = -(2**63)
 HIGHEST: Final = 2**63 - 1
 RANGE: Final = 20_000
 """Nids covered by one statement."""
+
+ROOMS_EACH: Final = 100
+"""Rooms of one statement."""
 
 Select = Callable[[ArrowConnection, int, int, Bounds, "Chosen"], Iterator[list[int]]]
 """Yields the nids of the events to read, in pages."""
@@ -196,8 +233,9 @@ class Chosen:
     """Filters that Postgres applies; None: all.
 
     Spark passes them on as ``room_id = …`` or ``room_id IN (…)``, and so for the others.
-    ``stream_ordering``, ``received_ts``: ranges, from comparisons. ``outliers``: whether outliers
-    are read at all.
+    ``stream_ordering`` and the other numbers: ranges, from comparisons. ``has_state_key``: from
+    IS NULL and IS NOT NULL. ``type_prefix``, ``sender_suffix``: from LIKE 'm.room.%' and
+    LIKE '%:example.org'. ``outliers``: whether outliers are read at all.
     """
 
     room_id: tuple[str, ...] | None = None
@@ -206,22 +244,57 @@ class Chosen:
     event_id: tuple[str, ...] | None = None
     stream_ordering: Range = ALL
     received_ts: Range = ALL
+    origin_server_ts: Range = ALL
+    topological_ordering: Range = ALL
+    depth: Range = ALL
+    has_state_key: bool | None = None
+    soft_failed: bool | None = None
+    state_key: tuple[str, ...] | None = None
+    type_prefix: str | None = None
+    sender_suffix: str | None = None
     outliers: bool = True
 
     def take(self, wanted: Filter) -> "Chosen | None":
         """Return the filters with this one, too; None if it is not one of these."""
+        if isinstance(wanted, Not):
+            return self._flag(wanted.child, expected=False)
         name = ".".join(getattr(wanted, "attribute", ()))
+        if isinstance(wanted, StringStartsWith | StringEndsWith):
+            return self._part(name, wanted)
+        if isinstance(wanted, IsNull | IsNotNull):
+            return self._present(name, isinstance(wanted, IsNotNull))
+        if name == "soft_failed":
+            return self._flag(wanted, expected=True)
         if name in RANGES:
             held: Range = getattr(self, name)
             narrowed = held.take(wanted)
             return None if narrowed is None else self._with(name, narrowed)
-        return self._among(name, wanted) if name in TEXTS else None
+        return self._among(name, wanted) if name in (*TEXTS, "state_key") else None
+
+    def _flag(self, wanted: Filter, *, expected: bool) -> "Chosen | None":
+        """Take ``soft_failed = true``, and its negation."""
+        if not isinstance(wanted, EqualTo) or wanted.attribute != ("soft_failed",):
+            return None
+        value = (wanted.value is expected) if isinstance(wanted.value, bool) else None
+        return None if value is None else self._once("soft_failed", value)
+
+    def _present(self, name: str, is_present: bool) -> "Chosen | None":
+        return self._once("has_state_key", is_present) if name == "state_key" else None
+
+    def _part(self, name: str, wanted: StringStartsWith | StringEndsWith) -> "Chosen | None":
+        kind = {("type", StringStartsWith): "type_prefix", ("sender", StringEndsWith): SUFFIX}
+        held = kind.get((name, type(wanted)))
+        return self._once(held, wanted.value) if held and is_text(wanted.value) else None
+
+    def _once(self, name: str, value: object) -> "Chosen | None":
+        """Set a value; another value for the same is left to Spark."""
+        return self._with(name, value) if getattr(self, name) in (None, value) else None
 
     def _among(self, name: str, wanted: Filter) -> "Chosen | None":
         if not isinstance(wanted, EqualTo | In):
             return None
         values = (wanted.value,) if isinstance(wanted, EqualTo) else tuple(wanted.value)
-        if not all(isinstance(one, str) for one in values):
+        if not all(map(is_text, values)):
             return None
         held: tuple[str, ...] | None = getattr(self, name)
         return self._with(
@@ -244,11 +317,31 @@ class Chosen:
             outliers,
             *self.stream_ordering,
             *self.received_ts,
+            *_or_nulls(self.origin_server_ts),
+            *_or_nulls(self.topological_ordering),
+            *_or_nulls(self.depth),
+            self.has_state_key,
+            self.soft_failed,
+            None if self.state_key is None else list(self.state_key),
+            self.type_prefix,
+            self.sender_suffix,
         )
 
 
+SUFFIX: Final = "sender_suffix"
 TEXTS: Final = ("room_id", "type", "sender", "event_id")
-RANGES: Final = ("stream_ordering", "received_ts")
+RANGES: Final = (
+    "stream_ordering",
+    "received_ts",
+    "origin_server_ts",
+    "topological_ordering",
+    "depth",
+)
+
+
+def _or_nulls(held: Range) -> tuple[int | None, int | None]:
+    """Return the ends of a range; nulls for all numbers, as a column may be null."""
+    return (None, None) if held == ALL else held
 
 
 def both(one: Range, other: Range) -> Range:
@@ -293,9 +386,24 @@ def by_position(
 def by_receipt(
     conn: ArrowConnection, begin: int, end: int, bounds: Bounds, chosen: Chosen
 ) -> Iterator[list[int]]:
-    """Yield events received from ``begin`` (ms) to before ``end``, in bounds, and outliers."""
+    """Yield events received from ``begin`` (ms) to before ``end``, in bounds, and outliers.
+
+    They come in order of receipt, in pages.
+    """
     conn.execute(SQL_BY_INDEX)
-    yield _nids(conn.table(SQL_NIDS_BY_RECEIPT, *bounds.columns(), *chosen.columns(), begin, end))
+    at, nid = begin, -1
+    while True:
+        nids = _nids(
+            conn.table(
+                SQL_NIDS_BY_RECEIPT, *bounds.columns(), *chosen.columns(), at, nid, end, RANGE
+            )
+        )
+        yield nids
+        if len(nids) < RANGE:
+            return
+        nid = nids[-1]
+        [row] = conn.rows(SQL_RECEIVED_TS, nid)
+        at = row["received_ts"]
 
 
 def by_room(
@@ -308,6 +416,20 @@ def by_room(
     conn.execute(SQL_BY_INDEX)
     for room_id in (chosen.room_id or ())[begin:end]:
         yield _nids(conn.table(SQL_NIDS_BY_ROOM, *bounds.columns(), *chosen.columns(), [room_id]))
+
+
+def by_room_number(
+    conn: ArrowConnection, begin: int, end: int, bounds: Bounds, chosen: Chosen
+) -> Iterator[list[int]]:
+    """Yield the events of rooms with nids from ``begin`` to before ``end``, room by room.
+
+    Events within the bounds and outliers are included.
+    """
+    conn.execute(SQL_BY_INDEX)
+    for first, after in split(begin, end - 1, max((end - begin) // ROOMS_EACH, 1)):
+        yield _nids(
+            conn.table(SQL_NIDS_BY_ROOM_NUMBER, *bounds.columns(), *chosen.columns(), first, after)
+        )
 
 
 def by_id(

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final, Self
+from typing import Final, Literal, Self
 
 from storage.config import Config
 from storage.errors import InputError
@@ -14,7 +14,8 @@ class Options:
     """Options of the format `room_events`.
 
     ``dsn``: the database. ``columns``: only these, separated by commas. ``partitions``: tasks of a
-    read, each with one connection at a time. ``pushdown``: "true" lets Postgres filter. ``since``,
+    read, each with one connection at a time. ``partition_by``: "room" gives each task whole rooms,
+    "day" whole days of receipt (UTC). ``pushdown``: "true" lets Postgres filter. ``since``,
     ``upto``: tokens; only events between them are read. ``outliers``: whether to read outliers
     (default: only without ``since``). ``maxEventsPerBatch``: of a streaming read. ``server_name``,
     ``room_version``: of a write, as in `storage.open` and `Store.append`. ``instance_name``: tasks
@@ -26,6 +27,7 @@ class Options:
     dsn: str = field(repr=False)  # it may contain a password
     columns: tuple[str, ...] = COLUMNS
     partitions: int = 8
+    partition_by: Literal["room", "day"] | None = None
     pushdown: bool = False
     since: str | None = None
     upto: str | None = None
@@ -57,6 +59,7 @@ class Options:
             found["dsn"],
             columns=_columns(found.get("columns")),
             partitions=_positive("partitions", found.get("partitions", "8")),
+            partition_by=_partition_by(found.get("partition_by")),
             pushdown=_truth("pushdown", found.get("pushdown", "false")),
             since=found.get("since"),
             upto=found.get("upto"),
@@ -77,6 +80,7 @@ KNOWN: Final = frozenset(
         "dsn",
         "columns",
         "partitions",
+        "partition_by",
         "since",
         "upto",
         "outliers",
@@ -99,6 +103,12 @@ def _columns(text: str | None) -> tuple[str, ...]:
             f"room_events has no column {', '.join(unknown)}: it has {', '.join(COLUMNS)}"
         )
     return names
+
+
+def _partition_by(text: str | None) -> Literal["room", "day"] | None:
+    if text is None:
+        return None
+    return "room" if _choice("partition_by", text.lower(), ("room", "day")) == "room" else "day"
 
 
 def _positive(name: str, text: str) -> int:

@@ -6,11 +6,12 @@
 A batch read returns the events that were committed when it was planned. Tasks share the event nids
 in ranges, and each omits events that the position of that moment does not cover. The columns are
 those of the schema or of the option ``columns``; others are not fetched. Spark does not tell a
-Python source which columns a query uses. With the option ``pushdown`` Postgres applies filters on
-room, type, sender and id by equality, and comparisons of stream_ordering and received_ts. Filters
-on id, room, stream_ordering and received_ts use an index: a task reads only the events that pass
-them. Set ``spark.sql.python.filterPushdown.enabled`` as well: without it Spark refuses a source
-that takes filters.
+Python source which columns a query uses. With the option ``pushdown`` Postgres applies the filters
+of `storage.pipeline.source.filters.Chosen`. Those on id, room, stream_ordering and received_ts use
+an index: a task reads only the events that pass them. Set
+``spark.sql.python.filterPushdown.enabled`` as well: without it Spark refuses a source that takes
+filters. With ``partition_by`` a task has whole rooms, or whole days
+(`storage.pipeline.source.parts`).
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -43,6 +44,7 @@ from storage.pipeline.source.filters import (
     by_position,
     by_receipt,
     by_room,
+    by_room_number,
     numbers,
     outliers_of,
     received_between,
@@ -51,18 +53,20 @@ from storage.pipeline.source.filters import (
     taken,
 )
 from storage.pipeline.source.options import Options
+from storage.pipeline.source.parts import day_parts, room_parts
 from storage.pipeline.source.rows import ddl, read_rows
 from storage.pipeline.source.stream import EventStream
 from storage.pipeline.source.token_bounds import Bounds, between, current, deployment_of, token_of
 from storage.streams import SyncToken
 
-Kind = Literal["numbers", "positions", "outliers", "receipts", "rooms", "ids"]
+Kind = Literal["numbers", "positions", "outliers", "receipts", "rooms", "room numbers", "ids"]
 SELECT: Final[Mapping[Kind, Select]] = {
     "numbers": by_number,
     "positions": by_position,
     "outliers": outliers_of,
     "receipts": by_receipt,
     "rooms": by_room,
+    "room numbers": by_room_number,
     "ids": by_id,
 }
 Ranges = Mapping[Kind, Range]
@@ -73,8 +77,8 @@ Ranges = Mapping[Kind, Range]
 class ReadRange(InputPartition):
     """The range that one task reads, from ``begin`` to before ``end``.
 
-    By ``kind``: event nids, stream orderings, room nids with outliers, times of receipt, or indexes
-    of chosen rooms or events.
+    By ``kind``: event nids, stream orderings, room nids with outliers, times of receipt, indexes of
+    chosen rooms or events, or room nids.
     """
 
     begin: int
@@ -159,11 +163,23 @@ class EventReader(DataSourceReader):
                 current(conn) if options.upto is None else token_of(conn, options.upto, deployment)
             )
             bounds = between(conn, since, upto)
-            ranges = self._chosen_ranges(conn, bounds) or self._all_ranges(conn, bounds)
+            parts = self._parts(conn, bounds)
+        return [ReadRange(begin, end, bounds, kind) for kind, begin, end in parts]
+
+    def _parts(self, conn: ArrowConnection, bounds: Bounds) -> list[tuple[Kind, int, int]]:
+        """Return the ranges of all tasks, by the option ``partition_by`` if it is given."""
+        chosen, by, most = self.chosen, self.options.partition_by, self.options.partitions
+        if by is not None and chosen.event_id is not None:
+            most = 1  # so the task has whole rooms and days
+        elif by == "room" and chosen.room_id is None:
+            return [("room numbers", *part) for part in room_parts(conn, most)]
+        elif by == "day":
+            return [("receipts", *part) for part in day_parts(conn, most, chosen.received_ts)]
+        ranges = self._chosen_ranges(conn, bounds) or self._all_ranges(conn, bounds)
         return [
-            ReadRange(begin, end, bounds, kind)
+            (kind, begin, end)
             for kind, (first, last) in ranges.items()
-            for begin, end in split(first, last, options.partitions if kind != "outliers" else 1)
+            for begin, end in split(first, last, most if kind != "outliers" else 1)
         ]
 
     def _chosen_ranges(self, conn: ArrowConnection, bounds: Bounds) -> Ranges:
