@@ -14,6 +14,7 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
+from pyspark.sql.functions import expr
 
 import storage
 from storage.pipeline import answers, export_parquet, import_archive, mirror
@@ -27,7 +28,7 @@ from storage.pipeline.imports.bundle_files import (
 )
 from storage.pipeline.imports.load_rooms import grouped
 from storage.pipeline.imports.room_bundles import BundledRoom, rooms_of
-from storage.pipeline.imports.run import EVENTS_EACH, SPREAD, loading_tasks
+from storage.pipeline.imports.run import EVENTS_EACH, SPREAD, _task, loading_tasks
 from storage.pipeline.imports.stage import staging
 from storage.pipeline.imports.validate import LineValidator, TaskValidation, looked_over
 from storage.pipeline.lake import delta_table
@@ -108,8 +109,10 @@ def test_loading_tasks_are_bounded() -> None:
 
 def test_spark_spreads_rooms_as_the_files_do(spark: SparkSession) -> None:
     rooms = ["!a:b", "", "!Raum_ä🎈:s1.test"]
-    frame = spark.createDataFrame([(room,) for room in rooms], "room_id string")
-    assert [row[0] for row in frame.selectExpr(SPREAD).collect()] == list(map(spread_number, rooms))
+    frame = spark.createDataFrame([(room, 1) for room in rooms], "room_id string, events bigint")
+    found = frame.select(expr(SPREAD), _task(frame, TASKS, 1_000)).collect()
+    numbers = list(map(spread_number, rooms))
+    assert [tuple(row) for row in found] == [(one, one * TASKS >> 32) for one in numbers]
 
 
 async def test_an_archive_of_small_files_makes_few(
