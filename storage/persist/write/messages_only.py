@@ -8,7 +8,7 @@ in a third of the time.
 from typing import Final, LiteralString, NamedTuple
 
 from storage.database.columns import EVENTS, ROOMS
-from storage.database.placeholders import ColumnValues, InputRows, NumberedStatement, compose
+from storage.database.placeholders import ColumnValues, NumberedStatement, compose
 from storage.database.prepared import prepare_ahead
 from storage.database.sql_template import fill
 from storage.persist.model.change_set import ChangeSet
@@ -122,14 +122,22 @@ SELECT e.event_nid, e.stream_ordering,
 FROM new_event e
 """
 
-
-def _composed(new_message: InputRows, room: InputRows) -> NumberedStatement:
-    text = fill(TEMPLATE_WRITE_MESSAGES, transactions=PART_TRANSACTIONS)
-    return compose(text, *AUTHOR_INPUTS, new_message, room, NEW_TRANSACTION, DEPENDENCIES)
-
-
-WRITE_MESSAGES: Final[NumberedStatement] = _composed(NEW_MESSAGE, ROOM)
-WRITE_ONE_MESSAGE: Final[NumberedStatement] = _composed(NEW_MESSAGE.one(), ROOM.one())
+WRITE_MESSAGES: Final[NumberedStatement] = compose(
+    fill(TEMPLATE_WRITE_MESSAGES, transactions=PART_TRANSACTIONS),
+    *AUTHOR_INPUTS,
+    NEW_MESSAGE,
+    ROOM,
+    NEW_TRANSACTION,
+    DEPENDENCIES,
+)
+WRITE_ONE_MESSAGE: Final[NumberedStatement] = compose(
+    fill(TEMPLATE_WRITE_MESSAGES, transactions=PART_TRANSACTIONS),
+    *AUTHOR_INPUTS,
+    NEW_MESSAGE.one(),
+    ROOM.one(),
+    NEW_TRANSACTION,
+    DEPENDENCIES,
+)
 """The same for a lone message. To send and take apart arrays of one costs more than its row."""
 SQL_WRITE_MESSAGES: Final[LiteralString] = WRITE_MESSAGES.sql
 SQL_WRITE_ONE_MESSAGE: Final[LiteralString] = WRITE_ONE_MESSAGE.sql
