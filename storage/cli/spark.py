@@ -80,7 +80,7 @@ WorkOption = Annotated[
     typer.Option(
         "--work",
         help=(
-            "A folder on a shared file system that all executors reach, or hdfs://HOST/…;"
+            "A folder on a shared file system that all executors reach, or a URL;"
             " default: a temporary one."
         ),
     ),

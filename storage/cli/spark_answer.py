@@ -70,6 +70,7 @@ def command(
     """
     pipeline()
     importlib.import_module("storage.pipeline.mirroring").require_lake()
+    importlib.import_module("storage.pipeline.lake.questions").chosen_questions(tuple(questions))
     shown = {}
     with session_alone(master, conf, AGAIN) as spark:
         found = pipeline().answers(
@@ -90,6 +91,7 @@ def command(
                 columns = answer.rows.columns
                 print_rows(name, columns, [list(row.values()) for row in rows], as_json=False)
                 days = amount(answer.days, "day")
-                typer.echo(f"{name}: {answer.days_read} of {days} counted again")
+                cut = f"; the first {amount(limit, 'row')}" if len(rows) == limit else ""
+                typer.echo(f"{name}: {answer.days_read} of {days} counted again{cut}")
     if as_json:
         print_json(shown)

@@ -101,6 +101,7 @@ class PreparedAhead:
             await _prepare(session.driver, sql)
         except (*DRIVER_ERRORS, AttributeError) as error:
             if isinstance(error, AttributeError) and not session.driver.is_closed():
+                await self._pool.settle(session)
                 raise  # of a closed session, the driver has removed an attribute that it uses
             beginning = " ".join(sql.split())[:60]
             reason = str(error) or type(error).__name__  # a timeout has no text

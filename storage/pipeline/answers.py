@@ -40,7 +40,7 @@ def answers(
     tasks: int = 8,
     keep_hours: int = 168,
 ) -> dict[str, MirrorAnswer]:
-    """MirrorAnswer ``questions`` from the mirror in the folder ``path``; return each by its name.
+    """Answer ``questions`` from the mirror in the folder ``path``; return each by its name.
 
     ``questions``: names of `QUESTIONS`, or "all". A question is a query on a daily table, which is
     kept in ``folder`` (default: "answers" in that of the mirror). A call counts those days again

@@ -1,6 +1,6 @@
 """The one file-system layer of the pipeline: local paths, and URLs.
 
-Driver and executors read and write files through pyarrow, never through Hadoop. So an URL works
+Driver and executors read and write files through pyarrow, never through Hadoop. So a URL works
 without JARs, and means the same everywhere. pyarrow knows ``s3://``, ``gs://``, ``abfs://`` and
 ``hdfs://``; the package fsspec, where it is installed, opens all others. ``s3a://`` is Hadoop's
 name for ``s3://``. Credentials and endpoints come from the environment, as those tools read them
@@ -53,9 +53,9 @@ def _of_url(url: str) -> tuple[Any, str]:
 
 
 def below(path: str, name: str) -> str:
-    """Return the path of a file below a path. The query of an URL, with its options, stays.
+    """Return the path of a file below a path. The query of a URL, with its options, stays.
 
-    ``name`` is as a file system gives it; in an URL, some of its characters are escaped.
+    ``name`` is as a file system gives it; in a URL, some of its characters are escaped.
     """
     if "://" not in path:
         return f"{path.rstrip('/')}/{name}"

@@ -28,6 +28,7 @@ SETTINGS: Final[Mapping[str, str]] = {
     "spark.sql.python.filterPushdown.enabled": "true",
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.ui.retainedExecutions": "20",
+    "spark.ui.showConsoleProgress": "false",  # it runs into what a command prints
 }
 LOCAL_SETTINGS: Final[Mapping[str, str]] = {
     "spark.driver.host": "127.0.0.1",

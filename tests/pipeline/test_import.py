@@ -18,7 +18,9 @@ from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 
 import storage
+from storage.errors import InputError
 from storage.pipeline import import_archive, verify
+from storage.pipeline.imports.dead_letters import refuse_others
 from storage.pipeline.imports.run import deal
 from storage.pipeline.imports.stage import staging
 from storage.testing import (
@@ -183,6 +185,26 @@ async def test_one_large_room_gives_the_same_tables(
         assert verify(spark, dsn).count() == 0
     else:
         assert await tables(dsn) == await tables(another_dsn)
+
+
+def test_a_folder_of_other_files_takes_no_rejects(spark: SparkSession, tmp_path: Path) -> None:
+    """They would be deleted. Files of earlier imports, also by Hadoop, are replaced."""
+    ours = ("part-00000.parquet", ".part-00000.parquet.crc", "_SUCCESS", f"_{'0a' * 8}.parquet")
+    for name in ours:
+        (tmp_path / name).touch()
+    refuse_others(str(tmp_path))
+    refuse_others(str(tmp_path / "absent"))
+    for foreign in ("room.ndjson", "_notes.txt", "part-1.txt", "folder/x"):
+        path = tmp_path / foreign
+        path.parent.mkdir(exist_ok=True)
+        path.touch()
+        with pytest.raises(
+            InputError, match=f"{foreign.split('/')[0]}, which is not from an import"
+        ):
+            # before anything else: there is no such database
+            import_archive(spark, [str(tmp_path)], "postgresql://", rejects=str(tmp_path))
+        path.unlink()
+    assert {one.name for one in tmp_path.iterdir()} == {*ours, "folder"}
 
 
 async def test_rejects_stand_with_their_lines(

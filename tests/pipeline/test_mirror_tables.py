@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 import storage
 from storage.errors import ExtraMissing, InputError, StorageError
 from storage.maintenance.repair import rebuild_visibility
-from storage.pipeline import mirror, mirrored
+from storage.pipeline import answers, mirror, mirrored
 from storage.pipeline.lake import bulk, event_pass
 from storage.pipeline.lake.delta_table import LakeTable, MirrorState
 from storage.pipeline.lake.rounds import MirrorPass
@@ -110,6 +110,20 @@ async def test_a_comparison_makes_a_damaged_mirror_equal(dsn: str, tmp_path: Pat
     assert set(await differences(dsn, tmp_path)) == {"events"}
     mirror(None, dsn, str(tmp_path), once=True, compare=True)
     assert await differences(dsn, tmp_path) == {}
+
+
+async def test_a_folder_of_any_name(spark: SparkSession, dsn: str, tmp_path: Path) -> None:
+    """Spark reads no character of it as a pattern or an escape."""
+    await small(dsn)
+    folder = tmp_path / "my {a,b} [x] é*"
+    mirror(None, dsn, str(folder), once=True)
+    assert mirrored(spark, str(folder), "events").count() == 40
+    for days_read in (1, 0):
+        found = answers(spark, str(folder), ("activity", "servers"))
+        assert found["activity"].days_read == days_read
+        assert found["activity"].rows.count() > 0
+    with pytest.raises(InputError, match="no part of the path may have # or %"):
+        mirror(None, dsn, str(tmp_path / "a#b" / "c%20d"), once=True)
 
 
 async def test_a_rebuild_of_visibility_is_followed(dsn: str, tmp_path: Path) -> None:

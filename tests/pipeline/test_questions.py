@@ -3,6 +3,7 @@
 import random
 from collections import Counter
 from dataclasses import replace
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -110,10 +111,16 @@ async def test_a_refresh_reads_the_changed_days_or_all(
         last = await spread(store, 0, DAYS)
         mirror(None, dsn, str(tmp_path), ("events",), once=True)
         assert answers(spark, str(tmp_path), ("media",))["media"].days_read == DAYS
+        media = tmp_path / "answers" / "daily_media"
+        kept = len(list(media.rglob("*.parquet")))
         await store.append(room.pdus[-1:])
         await spread(store, last, 1)
     mirror(None, dsn, str(tmp_path), ("events",), once=True)
     assert answers(spark, str(tmp_path), ("media",))["media"].days_read == 1
+    assert len(list(media.rglob("*.parquet"))) == kept + 1
+    # nothing is counted again, and what was replaced goes
+    assert answers(spark, str(tmp_path), ("media",), keep_hours=0)["media"].days_read == 0
+    assert len(list(media.rglob("*.parquet"))) == kept
     one, other = (
         DayTable.open(str(tmp_path / "answers" / "daily_media"), DAILY["daily_media"], 1)
         for _ in range(2)
@@ -141,7 +148,13 @@ def counted(folder: Path) -> Counter[tuple[Any, ...]]:
 
 
 def rows_of(frame: Any) -> Counter[tuple[Any, ...]]:
-    """The rows; the minute of joins in seconds, as the zone of a session does not matter then."""
-    if "minute" in frame.columns:
-        frame = frame.withColumn("minute", frame["minute"].cast("bigint"))
-    return Counter(map(tuple, frame.collect()))
+    """The rows; the minute of joins, which is in UTC and has no zone, in seconds."""
+    return Counter(
+        tuple(
+            (one - datetime(1970, 1, 1)) // timedelta(seconds=1)  # noqa: DTZ001  # as in the answer
+            if isinstance(one, datetime)
+            else one
+            for one in row
+        )
+        for row in frame.collect()
+    )

@@ -1,5 +1,6 @@
 """Write the events that an import did not store, as Parquet, with the lines they came from."""
 
+import re
 import secrets
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -7,8 +8,10 @@ from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from pyarrow import fs
 from pyspark.sql import SparkSession
 
+from storage.errors import InputError
 from storage.pipeline.file_systems import below, emptied, io_errors, moved, opened
 from storage.pipeline.imports.archive_files import ArchiveFiles
 from storage.pipeline.imports.lines import placed
@@ -36,7 +39,26 @@ file that cannot be read. ``part``: the index of the PDU in a /backfill response
 the response itself is bad.
 """
 
+OWN_FILES: Final = re.compile(r"\.?(part-.+\.parquet|_[0-9a-f]{16}\.parquet|_SUCCESS)(\.crc)?")
+"""Files that imports leave in a folder of rejects, those of earlier releases among them."""
+
 WRITTEN: Final = pa.schema([("name", pa.string())])
+
+
+def refuse_others(path: str) -> None:
+    """Raise `InputError` for a folder with anything that is not from an import: it would be lost.
+
+    Raise `StorageError` if it cannot be read.
+    """
+    where, inner = opened(path)
+    with io_errors(path, "written to"):
+        found = where.get_file_info(fs.FileSelector(inner, allow_not_found=True))
+    for one in found:
+        if not (one.is_file and OWN_FILES.fullmatch(one.base_name)):
+            raise InputError(
+                f"{path} has {one.base_name}, which is not from an import: rejects replace all "
+                "that is in their folder, so name a new one"
+            )
 
 
 def write_dead_letters(
@@ -50,8 +72,9 @@ def write_dead_letters(
 
     A task writes under a hidden name of its own. The driver renames the files of the attempts that
     count. The driver writes one file itself, with the broken files: it has the columns even if
-    nothing was rejected. Raise `StorageError`.
+    nothing was rejected. Raise `StorageError`, and see `refuse_others`.
     """
+    refuse_others(path)
     emptied(path)
     broken = [
         {"source": source, "outcome": "bad_file", "reason": reason, "missing": []}

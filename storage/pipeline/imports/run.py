@@ -55,7 +55,7 @@ from storage.pipeline.imports.archive_files import (
     together,
 )
 from storage.pipeline.imports.bundle_files import cleared
-from storage.pipeline.imports.dead_letters import REJECTED, write_dead_letters
+from storage.pipeline.imports.dead_letters import REJECTED, refuse_others, write_dead_letters
 from storage.pipeline.imports.lines import FileRange
 from storage.pipeline.imports.load_rooms import load_rooms
 from storage.pipeline.imports.room_versions import CreatedRoom, stage_versions
@@ -136,19 +136,20 @@ def import_archive(
 ) -> ImportSummary:
     """Store the events of NDJSON and Parquet files, of /backfill responses, or of a `Synapse`.
 
-    Parquet may come from `export_parquet`. Events that are not stored go to ``rejects``, as
-    Parquet.
+    Parquet may come from `export_parquet`. Events that are not stored go to the folder ``rejects``,
+    as Parquet. It is emptied, so it must not have other files than those of an earlier import.
 
     ``writers``: tasks that run at once in each stage (default: as many as Spark runs), with at most
-    two connections each; the driver has one. ``work``: a folder that all executors reach, or a URI
-    that both Hadoop and Arrow know (default: a temporary folder, for local masters). Its content is
-    overwritten. ``verify_keys``: check signatures with these keys. ``part``: events planned before
-    they are written; a larger room is written in parts, in one transaction. ``stage`` is called
-    with the name of each stage.
+    two connections each; the driver has one. ``work``: a folder or URL that all executors reach
+    (default: a temporary folder, for local masters). Its content is overwritten. ``verify_keys``:
+    check signatures with these keys. ``part``: events planned before they are written; a larger
+    room is written in parts, in one transaction. ``stage`` is called with the name of each stage.
 
     Raise `InputError`, `DatabaseError`, or `DatabaseConflict` while another import runs. If an
     executor fails for good, raise its error, or a `StorageError` that says what Spark lacks.
     """
+    if rejects is not None:
+        refuse_others(rejects)
     sources = paths if isinstance(paths, Synapse) else found(paths)
     cores = parallelism(spark)
     with _folder(work) as folder, staging(dsn) as number:

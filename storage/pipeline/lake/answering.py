@@ -49,6 +49,7 @@ class Refresh:
         )
         state = table.state()
         if state == wanted and not self.full:
+            table.vacuum(self.keep_hours)
             return table, set()
         earlier = None if self.full else self._earlier(state, wanted)
         if earlier is None:
@@ -57,8 +58,7 @@ class Refresh:
             days = replaced = self.source.changed_since(earlier)
         files = self._write(table, question.daily_query, days) if days else []
         table.replace(replaced, files, wanted)
-        if days:
-            table.vacuum(self.keep_hours)
+        table.vacuum(self.keep_hours)
         return table, days
 
     def _earlier(self, state: AnswerState | None, wanted: AnswerState) -> MirroredDays | None:

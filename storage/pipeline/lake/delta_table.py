@@ -32,6 +32,9 @@ MIRROR: Final = "mirror"
 """The key of a commit's metadata with the `MirrorState`."""
 SMALL_FILES_MAX: Final = 60
 """So many commits go between two compactions, also of several processes that each make fewer."""
+MISREAD: Final = frozenset("#?%")
+"""Characters of a local path that deltalake reads as those of a URL."""
+
 COMPACT_BYTES: Final = 32 << 20
 """The size of a compacted file: an update rewrites whole files."""
 
@@ -206,11 +209,17 @@ class LakeTable:
 
 
 def folder_of(root: str, table: MirrorTable) -> str:
-    """Return the folder of a table: an absolute path, or a URL."""
+    """Return the folder of a table: an absolute path, or a URL.
+
+    Raise `InputError` for a path that deltalake would take for another one.
+    """
     folder = f"{root.rstrip('/')}/{table.name}"
     if "://" in folder:
         return folder
-    return os.path.abspath(folder)  # noqa: PTH100  # a text: the other form is a URL
+    path = os.path.abspath(folder)  # noqa: PTH100  # a text: the other form is a URL
+    if found := MISREAD.intersection(path):
+        raise InputError(f"{path}: no part of the path may have {' or '.join(sorted(found))}")
+    return path
 
 
 def files_of(
@@ -225,7 +234,8 @@ def files_of(
         delta = DeltaTable(folder)
         if version is not None:
             delta.load_as_version(version)
-        return url_of(folder), [url_of(file) for file in delta.file_uris()]
+        url, added = url_of(folder), pa.table(delta.get_add_actions())
+        return url, [f"{url}/{path}" for path in added.column("path").to_pylist()]
     except (DeltaError, TableNotFoundError) as error:
         raise InputError(f"{folder}: the mirror has no such table or version: {error}") from error
 

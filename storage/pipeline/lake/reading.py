@@ -14,6 +14,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.functions import lit
 from pyspark.sql.types import StructType
 
+from storage.pipeline.imports.archive_files import literal
 from storage.pipeline.lake.delta_table import files_of
 from storage.pipeline.lake.tables import MirrorTable
 from storage.pipeline.source.rows import spark_ddl
@@ -37,7 +38,7 @@ def frame_of(
     reader = spark.read.schema(schema)
     if table.by_day:
         reader = reader.option("basePath", folder)
-    return reader.parquet(*files)
+    return reader.parquet(*map(literal, files))
 
 
 def ddl(schema: pa.Schema) -> str:
