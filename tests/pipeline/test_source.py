@@ -244,7 +244,7 @@ def test_which_filters_postgres_applies() -> None:
     filters = [
         In(("type",), ("a", "b")),
         EqualTo(("type",), "b"),
-        EqualTo(("depth",), 3),
+        EqualTo(("audience",), 3),
         GreaterThan(("type",), "a"),
     ]
     chosen, left = taken(filters, Chosen())
