@@ -1,8 +1,8 @@
 """The Spark import on more resources: one thread, two, and a cluster of two one-core workers.
 
 All import the same rooms, one of which has a third of the events. A small import warms up each
-session. The results are the rate, the CPU time, and the stages with their tasks: median, longest,
-shuffled and spilled bytes.
+session. Executors have the settings of docs/how-to/submit-to-a-cluster.md. The results are the
+rate, the CPU time, and the stages with their tasks: median, longest, shuffled and spilled bytes.
 """
 
 import asyncio
@@ -24,7 +24,13 @@ from tests.pipeline.cluster import cluster
 CLUSTER: Final = "cluster of two workers"
 CONF: Final = {
     "spark.driver.memory": "1500m",
-    "spark.executor.memory": "450m",
+    "spark.executor.memory": "480m",
+    # as `storage.pipeline.session` sets it for local masters
+    "spark.executor.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+    "spark.sql.adaptive.enabled": "false",
+    "spark.sql.shuffle.partitions": "4",
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.ui.enabled": "false",
