@@ -437,7 +437,7 @@ def measured_on(server: EmbeddedPostgres) -> dict[str, Any]:
     assert server.pid is not None
     return {
         "commit": _git("rev-parse", "--short", "HEAD") or "unknown",
-        "changed_since": bool(_git("status", "--porcelain", "--", "storage", "benchmarks")),
+        "changed_since": has_changed(Path(__file__).parent),
         "python": platform.python_version(),
         "postgres": psutil.Process(server.pid).exe().split("/")[-1]
         + " "
@@ -455,10 +455,16 @@ def measured_on(server: EmbeddedPostgres) -> dict[str, Any]:
     }
 
 
-def _git(*arguments: str) -> str:
+def has_changed(folder: Path) -> bool:
+    """Return whether code differs from the last commit, in the repository of the folder."""
+    code = (":/storage", ":/benchmarks", ":(top,exclude)benchmarks/results")
+    return bool(_git("status", "--porcelain", "--", *code, folder=folder))
+
+
+def _git(*arguments: str, folder: Path = Path(__file__).parent) -> str:
     done = subprocess.run(
         ["git", *arguments],
-        cwd=Path(__file__).parent,
+        cwd=folder,
         check=False,
         capture_output=True,
         text=True,

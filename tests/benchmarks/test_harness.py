@@ -73,3 +73,17 @@ def test_an_unknown_one_is_refused() -> None:
     )
     assert done.returncode == 2
     assert "nonsense" in done.stderr
+
+
+def test_changed_code_is_noticed(tmp_path: Path) -> None:
+    """Also from a folder below that of the repository; results are no code."""
+    for name in ("storage", "benchmarks/results"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "storage" / "a.py").touch()
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@example.org"]
+    for command in (["init", "--quiet"], ["add", "."], ["commit", "--quiet", "-m", "a"]):
+        subprocess.run([*git, *command], check=True)
+    (tmp_path / "benchmarks" / "results" / "a.json").touch()
+    assert not harness.has_changed(tmp_path / "benchmarks")
+    (tmp_path / "storage" / "a.py").write_text("changed")
+    assert harness.has_changed(tmp_path / "benchmarks")
