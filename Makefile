@@ -40,7 +40,7 @@ test: .venv/.dev ## run all tests on the embedded Postgres, and some on Debian's
 
 soak: .venv/.dev ## run long random tests, then MINUTES= of kills and restarts; takes hours
 	STORAGE_EXAMPLES=200 STORAGE_FUZZ=100000 $(BIN)/python -m pytest -n 2 --timeout 0 tests/oracle tests/persist/test_fuzz.py tests/queries/test_sharing.py tests/homeserver/test_client_events.py
-	STORAGE_EXAMPLES=3 STORAGE_OUTAGE_S=60 $(BIN)/python -m pytest -n 2 --timeout 0 tests/pipeline tests/benchmarks tests/packaging tests/docs tests/cli/test_spark.py tests/replication/test_long_outage.py tests/visibility tests/cli/test_interrupts.py tests/persist/test_malformed_graphs.py
+	STORAGE_EXAMPLES=3 STORAGE_OUTAGE_S=60 $(BIN)/python -m pytest -n 2 --timeout 0 tests/pipeline tests/benchmarks tests/packaging tests/docs tests/cli/test_spark.py tests/replication/test_long_outage.py tests/visibility tests/cli/test_interrupts.py tests/persist/test_malformed_graphs.py tests/maintenance/test_damage.py tests/maintenance/test_indexes.py
 	STORAGE_EXAMPLES=500 $(BIN)/python -m pytest -n 2 tests/federation/test_partial_random.py tests/federation/test_partial_kills.py
 	$(BIN)/python -m benchmarks.soak --minutes $(or $(MINUTES),30)
 

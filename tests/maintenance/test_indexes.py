@@ -20,6 +20,7 @@ from storage.maintenance.indexes.compare import Entries, Rows, difference
 from storage.maintenance.verify import Finding, verify
 from storage.testing import Odd, RoomBuilder, build_room, deliver_with_gap
 from tests.conftest import _fresh_database
+from tests.long_run import long_run
 from tests.maintenance.damaging import INDEXES, blind, exchange
 from tests.maintenance.rooms import LIVELY, SERVER, deliver
 
@@ -116,7 +117,13 @@ async def test_indexes_of_large_tables_are_compared_one_by_one(
         await admin.execute("REINDEX INDEX events_out_of_order_idx")
 
 
-@pytest.mark.parametrize("index", INDEXES)
+@pytest.mark.parametrize(
+    "index",
+    [
+        pytest.param(index, marks=long_run) if number % 3 else index
+        for number, index in enumerate(INDEXES)
+    ],
+)
 async def test_an_index_that_lacks_rows_is_named(
     database: Database, admin: asyncpg.Connection, index: str
 ) -> None:

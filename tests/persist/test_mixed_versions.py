@@ -12,8 +12,6 @@ from storage import Store
 from storage.persist.model.results import Origin
 from storage.testing import RoomBuilder
 
-pytestmark = pytest.mark.every_postgres
-
 PAIRS = [
     ("11", "12"),
     ("12", "11"),

@@ -16,8 +16,6 @@ from storage.maintenance.purge import purge_room
 from storage.maintenance.verify import verify
 from storage.testing import BuiltEvent, RoomBuilder
 
-pytestmark = pytest.mark.every_postgres
-
 HERE, ALICE, BOB = "here.test", UserId("@alice:here.test"), UserId("@bob:here.test")
 VERSIONS = [str(number) for number in range(1, 13)]
 NAME = {
