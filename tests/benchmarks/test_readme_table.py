@@ -34,6 +34,6 @@ def test_the_committed_results_are_of_a_full_run_of_a_commit() -> None:
     assert not told["quick"]
     assert not told["on"]["changed_since"]
     assert told["results"].keys() >= {"peer", "writes"}
-    assert len(readme.GOALS.keys() & told["results"]["writes"].keys()) == 4
+    assert len(readme.GOALS.keys() & told["results"]["writes"].keys()) == 6
     for one in told["results"]["writes"].values():
         assert one["rounds"] >= 3
