@@ -2,8 +2,8 @@
 
 Each room has one create event, so its other costs are as small as they can be. The jobs run on a
 cluster of two workers of one core, each job in a process of its own, which is the driver. The
-results are the peak of the driver's resident memory, of Python and of its JVM apart, and what the
-JVM's heap has in use after a collection at the end of the job. `STORAGE_BENCH_ROOMS` sets the
+results are the peak of Python's resident memory, that of the JVM's, and the heap in use after a
+collection at the end. `STORAGE_BENCH_ROOMS` sets the
 numbers of rooms, as ``1000,1000000``; `STORAGE_BENCH_JOBS` the jobs, of those in `JOBS`;
 `STORAGE_BENCH_SECONDS` after how many seconds a job other than the import is stopped. A stopped job
 has planned its tasks for all rooms, and has run some of them.

@@ -428,7 +428,7 @@ def room() -> RoomBuilder:
 
 @pytest.fixture
 async def database(dsn: str, room: RoomBuilder) -> AsyncIterator[Database]:
-    """A lively room of which a stretch is missing.
+    """A lively room with a gap in its history.
 
     No store is open: one would take damaged positions for those of a restored backup.
     """

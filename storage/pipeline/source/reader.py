@@ -5,8 +5,8 @@
 
 A batch read returns the events that were committed when it was planned. Tasks share the event nids
 in ranges, and each omits events that the position of that moment does not cover. The columns are
-those of the schema or of the option ``columns``; others are not fetched. Spark does not tell a
-Python source which columns a query uses. With the option ``pushdown`` Postgres applies the filters
+those of the schema or of the option ``columns``; others are not fetched. A Python source of Spark
+does not learn which columns a query uses. With the option ``pushdown`` Postgres applies the filters
 of `storage.pipeline.source.filters.Chosen`. Those on id, room, stream_ordering and received_ts use
 an index: a task reads only the events that pass them. Set
 ``spark.sql.python.filterPushdown.enabled`` as well: without it Spark refuses a source that takes
