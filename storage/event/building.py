@@ -99,7 +99,8 @@ def outline(template: EventTemplate, version: RoomVersion) -> Event:
         template.redacts,
         b"",
         {},
-        True,  # the fields of an event, in order
+        True,
+        None,  # the fields of an event, in order
     )
 
 

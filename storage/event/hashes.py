@@ -7,7 +7,7 @@ content hash" and "Calculating the reference hash"; room versions 3 and 4, "Even
 
 from binascii import b2a_base64
 from hashlib import sha256
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 from canonicaljson import encode_canonical_json
@@ -133,23 +133,34 @@ def id_from_hash(digest: bytes, version: RoomVersion) -> EventId:
     return EventId("$" + encoded.decode("ascii"))
 
 
-def fits_and_id(pdu: dict[str, Any], version: RoomVersion, *, exact: bool) -> tuple[bool, EventId]:
-    """Return (whether the content hash matches, the event id) of a checked PDU.
+class Hashed(NamedTuple):
+    """The result of both hashes of a PDU.
 
-    ``exact`` is as in `encoded`.
+    ``fits``: whether the content hash matches. ``signed``: what the signatures cover, None where
+    these are other bytes than those of the reference hash.
     """
+
+    fits: bool
+    event_id: EventId
+    signed: bytes | None
+
+
+def hashed(pdu: dict[str, Any], version: RoomVersion, *, exact: bool) -> Hashed:
+    """Return the hashes of a checked PDU; ``exact`` is as in `encoded`."""
     covered = pdu.copy()
     for key in _NOT_IN_CONTENT_HASH:
         covered.pop(key, None)
     fits = _is_hash(pdu["hashes"], sha256(encoded(covered, exact=exact)).digest())
     if version.event_id_format == "in_pdu":
-        return fits, pdu["event_id"]
+        return Hashed(fits, pdu["event_id"], None)
     if version.common_keys.issuperset(covered):  # a redaction removes no top-level key
         kept, kept["hashes"] = covered, pdu["hashes"]
         kept["content"] = redacted_content(pdu["type"], pdu["content"], version)
     else:
         kept = _referenced(pdu, version)
-    return fits, id_from_hash(sha256(encoded(kept, exact=exact)).digest(), version)
+    referenced = encoded(kept, exact=exact)
+    signed = None if "event_id" in pdu else referenced  # signatures cover it, the hash does not
+    return Hashed(fits, id_from_hash(sha256(referenced).digest(), version), signed)
 
 
 def unpadded(digest: bytes) -> str:

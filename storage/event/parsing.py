@@ -20,7 +20,7 @@ versions, "Event format"; client-server API, "Size limits".
 from typing import Any, Final, NoReturn
 
 from storage.errors import InvalidEvent
-from storage.event.hashes import canonical, event_id, fits_and_id
+from storage.event.hashes import canonical, event_id, hashed
 from storage.event.model import Event, make_event
 from storage.event.reading import read, read_trusted
 from storage.event.redaction import redact
@@ -58,12 +58,11 @@ def parse(
     json, exact = read(raw, strict=version.strict_canonical_json, glanced=glanced)
     try:
         _check(json, version)
-        fits, found = fits_and_id(json, version, exact=exact)
+        fits, found, signed = hashed(json, version, exact=exact)
     except InvalidEvent as error:
         raise error.of(_id_if_any(json, version)) from error.__cause__
-    return _event(
-        raw, json if fits else redact(json, version), version, found, content_hash_valid=fits
-    )
+    shown = json if fits else redact(json, version)
+    return _event(raw, shown, version, found, content_hash_valid=fits, signed=signed)
 
 
 def load(
@@ -88,6 +87,7 @@ def _event(
     event_id: EventId,
     *,
     content_hash_valid: bool,
+    signed: bytes | None = None,
 ) -> Event:
     event_type = json["type"]
     prev, auth = json["prev_events"], json["auth_events"]
@@ -110,6 +110,7 @@ def _event(
         raw,
         json,
         content_hash_valid,
+        signed,
     )
 
 

@@ -13,7 +13,7 @@ from signedjson.types import SigningKey, VerifyKey
 from unpaddedbase64 import decode_base64
 
 from storage.errors import InvalidEvent, InvalidSignature
-from storage.event.hashes import canonical, content_hash, encoded, event_id
+from storage.event.hashes import canonical, content_hash, event_id
 from storage.event.model import Event
 from storage.event.redaction import redact
 from storage.event.versions import RoomVersion, version_of
@@ -60,24 +60,17 @@ def verify(
 
 
 def verify_event(event: Event, server_name: str, verify_key: VerifyKey) -> None:
-    """Check a signature as `verify`, on the parsed event.
-
-    Where parsing has shown that all numbers are exact, the signed bytes are built fifteen times
-    faster.
-    """
-    if not (event.room_version.strict_canonical_json and _fits(event, server_name, verify_key)):
+    """Check a signature as `verify`, on a parsed event: parsing has encoded the signed bytes."""
+    if event.signed is None or not _fits(event.signed, event.json, server_name, verify_key):
         verify(event.json, event.room_version, server_name, verify_key)
 
 
-def _fits(event: Event, server_name: str, verify_key: VerifyKey) -> bool:
+def _fits(signed: bytes, pdu: dict[str, Any], server_name: str, verify_key: VerifyKey) -> bool:
     """Return whether the signature is valid; `verify` reports the reason if it is not."""
-    signed = redact(event.json, event.room_version)
     try:
-        signature = decode_base64(
-            signed.pop("signatures")[server_name][f"{verify_key.alg}:{verify_key.version}"]
-        )
-        verify_key.verify(encoded(signed, exact=True), signature)
-    except (BadSignatureError, InvalidEvent, KeyError, TypeError, ValueError, AttributeError):
+        signature = pdu["signatures"][server_name][f"{verify_key.alg}:{verify_key.version}"]
+        verify_key.verify(signed, decode_base64(signature))
+    except (BadSignatureError, KeyError, TypeError, ValueError, AttributeError):
         return False
     return True
 

@@ -20,7 +20,7 @@ from storage.event import (
     reference_hash,
     verify,
 )
-from storage.event.hashes import canonical, content_hash_fits, fits_and_id
+from storage.event.hashes import canonical, content_hash_fits, hashed
 from storage.event.hashes import encoded as encoded_exactly
 from tests.event.building import SERVER, STRICT, VERIFY_KEY, VERSIONS, encoded, signed_pdu
 
@@ -183,10 +183,17 @@ def test_orjson_gives_the_hashes_of_canonicaljson(
     if hashes is None:
         pdu["content"]["own"] = {"a": 1, "depth": depth, "hashes": pdu["hashes"], "x": 1}
     for exact in (True, False):
-        assert fits_and_id(pdu, ROOM_VERSIONS[version], exact=exact) == (
-            content_hash_fits(pdu),
-            event_id(pdu, version),
-        )
+        found = hashed(pdu, ROOM_VERSIONS[version], exact=exact)
+        assert found[:2] == (content_hash_fits(pdu), event_id(pdu, version))
+        assert found.signed in {None, _signed(pdu, version)}
+        assert (found.signed is None) == (version in {"1", "2"} or "event_id" in pdu)
+
+
+def _signed(pdu: dict[str, Any], version: str) -> bytes:
+    """Return what the signatures of a PDU cover, as the specification says."""
+    covered = redact(pdu, version)
+    covered.pop("signatures", None)
+    return canonical(covered)
 
 
 everything = "".join(chr(code) for code in range(0x110000) if not 0xD800 <= code < 0xE000)
@@ -243,7 +250,8 @@ def test_a_content_that_imitates_an_event_is_hashed_like_any_other(
     hashes: dict[str, Any], inside: dict[str, Any]
 ) -> None:
     pdu = {**signed_pdu("11"), "content": {"x": inside}, "hashes": hashes}
-    assert fits_and_id(pdu, ROOM_VERSIONS["11"], exact=True) == (False, event_id(pdu, "11"))
+    found = hashed(pdu, ROOM_VERSIONS["11"], exact=True)
+    assert found == (False, event_id(pdu, "11"), _signed(pdu, "11"))
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -253,7 +261,8 @@ def test_a_content_that_redaction_shortens_inside_is_hashed_in_its_redacted_form
 ) -> None:
     invite = {"membership": "invite", "third_party_invite": {"signed": {"token": "t"}, **extra}}
     pdu = signed_pdu(version, type="m.room.member", state_key="@b:c", content=invite)
-    assert fits_and_id(pdu, ROOM_VERSIONS[version], exact=True) == (True, event_id(pdu, version))
+    found = hashed(pdu, ROOM_VERSIONS[version], exact=True)
+    assert found[:2] == (True, event_id(pdu, version))
 
 
 # --------------------------------------------------------------------------------------------------

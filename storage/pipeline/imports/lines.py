@@ -8,7 +8,8 @@ slower and knows all forms.
 """
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
 from typing import Any, Final, Literal, NamedTuple, cast
 
 import orjson
@@ -44,6 +45,8 @@ _MEMBER: Final = (
 )
 _MEMBERS: Final = re.compile(_MEMBER)
 _END: Final = re.compile(rb"(?:" + _MEMBER + rb"){0,3}[ \t\r]*")
+FEW_BYTES: Final = 128
+"""So long are the members of an envelope without a state, at most."""
 
 
 class LineContent(NamedTuple):
@@ -98,6 +101,14 @@ class FileRange(NamedTuple):
     def places(self) -> tuple[int, int]:
         """Return the range of places under which the bytes of its lines are staged."""
         return place_of(self.file, self.number), place_of(self.file, self.number + self.lines)
+
+
+class EnvelopeMembers(NamedTuple):
+    """The members of an envelope but `pdu`, as in `LineContent`."""
+
+    room_version: str | None
+    origin: Origin
+    state_before: tuple[str, ...] | None
 
 
 class ParsedLine(NamedTuple):
@@ -247,25 +258,28 @@ def _enveloped(raw: bytes, begin: int) -> LineContent | None:
     """Return the content of an envelope of the usual form; None for others."""
     end = raw.rfind(b"}")
     cut = raw.rfind(b"}", begin, end) + 1
-    after = raw[cut:end]
-    if not cut or raw[end + 1 :].strip(b" \t\r\n") or _END.fullmatch(after) is None:
+    if not cut or raw[end + 1 :].strip(b" \t\r\n"):
         return None
+    after = raw[cut:end]
+    members = (_few_members if len(after) <= FEW_BYTES else _members)(after)
     pdu = raw[begin:cut]
-    glanced = glance(pdu)
-    members = _MEMBERS.findall(after)
-    if glanced is None or len({one.index(max(one)) for one in members}) < len(members):
-        return None  # not an object by itself, or a repeated key
-    return _opened(pdu, glanced, members)
+    if members is None or (glanced := glance(pdu)) is None:
+        return None  # not an object by itself
+    return LineContent(pdu, glanced, *members)
 
 
-def _opened(
-    pdu: bytes, glanced: dict[str, Any], members: Iterable[tuple[bytes, bytes, bytes]]
-) -> LineContent | None:
+def _members(after: bytes) -> EnvelopeMembers | None:
+    """Return what follows the PDU in an envelope; None where that has another form."""
+    if _END.fullmatch(after) is None:
+        return None
+    found = _MEMBERS.findall(after)
+    if len({one.index(max(one)) for one in found}) < len(found):
+        return None  # a repeated key
     version: str | None = None
     origin: Origin = "live"
     state: tuple[str, ...] | None = None
     try:
-        for version_text, origin_text, state_text in members:
+        for version_text, origin_text, state_text in found:
             if origin_text:
                 origin = cast("Origin", origin_text.decode())
             elif state_text:
@@ -276,7 +290,11 @@ def _opened(
         return None
     if state is not None and not all(isinstance(one, str) for one in state):
         return None
-    return LineContent(pdu, glanced, version, origin, state)
+    return EnvelopeMembers(version, origin, state)
+
+
+_few_members = lru_cache(1_024)(_members)
+"""Most lines of a file have the same ones."""
 
 
 def lines_of(span: FileRange) -> Iterator[bytes]:

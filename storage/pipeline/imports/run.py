@@ -187,9 +187,10 @@ def _folder(given: str | None) -> Iterator[str]:
 def loading_tasks(writers: int | None, cores: int, events: int) -> int:
     """Return how many tasks load: a core takes several, so that a retry repeats little.
 
-    Only their number bounds how many run at once, so ``writers`` counts where it is given.
+    Each core takes equally many, so that all end at about the same time. Only their number bounds
+    how many run at once, so ``writers`` counts where it is given.
     """
-    return writers or max(cores, ceil(events / EVENTS_EACH))
+    return writers or cores * max(ceil(events / EVENTS_EACH / cores), 1)
 
 
 # ------------------------------------------------------------------------------------------------

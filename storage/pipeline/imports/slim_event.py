@@ -128,6 +128,7 @@ def event_of(one: SlimEvent, room_id: str, version: str) -> Event:
         b"",
         NOTHING,
         one.valid,
+        None,
     )
 
 
