@@ -21,6 +21,7 @@ from storage.errors import InputError
 from storage.pipeline.source.reader import RoomEvents
 
 JAVA_OLDEST: Final = 17
+LOG_SETTINGS: Final = Path(__file__).with_name("log4j2.properties")
 
 SETTINGS: Final[Mapping[str, str]] = {
     "spark.log.level": "ERROR",
@@ -33,6 +34,8 @@ SETTINGS: Final[Mapping[str, str]] = {
 LOCAL_SETTINGS: Final[Mapping[str, str]] = {
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
+    # before those that a caller gives
+    "spark.driver.defaultJavaOptions": f"-Dlog4j2.configurationFile={LOG_SETTINGS.as_uri()}",
     # The JVM only passes data on: little of its code becomes hot.
     "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
     "spark.ui.enabled": "false",

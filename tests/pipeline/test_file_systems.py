@@ -95,6 +95,8 @@ async def test_export_import_and_mirror_on_s3(
     )
     output, errors = await process.communicate()
     assert process.returncode == 0, errors.decode()[-3000:]
+    spoken = re.findall("WARN .*|log4j.*|[Ll]og(?:ging)? level.*", errors.decode())
+    assert spoken == [], "what Spark says of itself at its start"
     outcomes = {"stored": len(room), "bad_line": 1}
     expected = {"exported": len(room), "last": True, "outcomes": outcomes}
     assert json.loads(output.splitlines()[-1]) == expected
