@@ -83,7 +83,7 @@ SPREAD: Final = "crc32(room_id)"
 """`spread_number`, in Spark's SQL."""
 
 SORT: Final = (SPREAD, "room_id", "path_index", "first")
-EVENTS_EACH: Final = 50_000
+EVENTS_EACH: Final = 25_000
 """Events of a loading task: some seconds, as its start takes a tenth of one."""
 
 LARGE_SHARE: Final = 8
