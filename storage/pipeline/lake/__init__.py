@@ -5,8 +5,10 @@ positions.py    the position of a table: streams "events", "backfill" and "cache
 facts.py        what the stream "caches" says about rows that changed or went
 event_rows.py   rows of `events` as Arrow tables, pruned as an outsider gets them
 room_rows.py    rows of the other tables, for whole rooms
+comparison.py   events of the table and of the store, compared piece by piece
 event_pass.py, room_pass.py   the changes of a table between two positions, as one commit
 files.py        Parquet files and what the log says about them
+compaction.py   which small files are merged into one
 delta_table.py  one table: its position, its rows, its commits
 bulk.py         many rows, by tasks of Spark
 rounds.py       passes over all tables, once or until stopped

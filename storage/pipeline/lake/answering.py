@@ -18,7 +18,7 @@ from storage.pipeline.failures import executor_errors
 from storage.pipeline.lake.bulk import RESULT
 from storage.pipeline.lake.day_table import AnswerState, DayTable, MirroredDays
 from storage.pipeline.lake.delta_table import folder_of, url_of
-from storage.pipeline.lake.files import FILE_ROWS, WrittenFile, write_rows
+from storage.pipeline.lake.files import WrittenFile, gathered, write_rows
 from storage.pipeline.lake.questions import DAILY, Question, chosen_questions, definition
 from storage.pipeline.lake.reading import frame_of
 from storage.pipeline.lake.tables import EVENTS, MirrorTable
@@ -95,14 +95,8 @@ def _written_by_tasks(folder: str, table: MirrorTable, rows: DataFrame) -> list[
 
 def _written(folder: str, table: MirrorTable, batches: Iterator[pa.Table]) -> Iterator[WrittenFile]:
     """Write rows, which come in order of their days if they come in several parts."""
-    held: list[pa.Table] = []
-    for one in batches:
-        held.append(one.select(table.schema.names).cast(table.schema))
-        if sum(some.num_rows for some in held) >= FILE_ROWS:
-            yield from write_rows(folder, table, pa.concat_tables(held))
-            held.clear()
-    if held and sum(some.num_rows for some in held):
-        yield from write_rows(folder, table, pa.concat_tables(held))
+    for rows in gathered(one.select(table.schema.names).cast(table.schema) for one in batches):
+        yield from write_rows(folder, table, rows)
 
 
 def run(

@@ -18,13 +18,12 @@ from deltalake.exceptions import DeltaError, TableNotFoundError
 
 from storage.errors import InputError
 from storage.pipeline.lake.delta_table import (
-    MirrorFile,
     commit_files,
     created,
     last_metadata,
     vacuum,
 )
-from storage.pipeline.lake.files import WrittenFile
+from storage.pipeline.lake.files import MirrorFile, WrittenFile
 from storage.pipeline.lake.tables import MirrorTable
 
 ANSWER: Final = "answer"
@@ -129,7 +128,9 @@ class DayTable:
 
 def _day_files(delta: DeltaTable) -> list[MirrorFile]:
     return [
-        MirrorFile(row["path"], row["size_bytes"], 0, 0, str(row["partition.day"]))
+        MirrorFile(
+            row["path"], row["size_bytes"], row["num_records"], 0, 0, str(row["partition.day"])
+        )
         for row in _actions(delta)
     ]
 

@@ -10,13 +10,13 @@ under the application id `APPLICATION`: of two processes that write to one table
 
 import json
 import os
-from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final, Self
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 from deltalake import CommitProperties, DeltaTable, Transaction
@@ -24,7 +24,16 @@ from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundErr
 from deltalake.transaction import AddAction, RemoveAction
 
 from storage.errors import InputError, StorageError
-from storage.pipeline.lake.files import WrittenFile, now_ms, read_file, write_rows, written_below
+from storage.pipeline.lake.compaction import Merge, groups_to_merge
+from storage.pipeline.lake.files import (
+    MirrorFile,
+    WrittenFile,
+    file_parts,
+    now_ms,
+    read_file,
+    write_rows,
+    written_below,
+)
 from storage.pipeline.lake.tables import SCHEMA_VERSION, MirrorTable
 
 APPLICATION: Final = "room-storage"
@@ -35,8 +44,8 @@ SMALL_FILES_MAX: Final = 60
 MISREAD: Final = frozenset("#?%")
 """Characters of a local path that deltalake reads as those of a URL."""
 
-COMPACT_BYTES: Final = 32 << 20
-"""The size of a compacted file: an update rewrites whole files."""
+KeyArray = npt.NDArray[np.int64]
+Keys = Collection[int] | KeyArray
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,17 +67,6 @@ class MirrorState:
                 "schema_version": SCHEMA_VERSION,
             }
         }
-
-
-@dataclass(frozen=True, slots=True)
-class MirrorFile:
-    """A file of the table as the log has it: the range of the key is that of its rows."""
-
-    path: str
-    size: int
-    first: int
-    last: int
-    day: str | None
 
 
 class LakeTable:
@@ -115,21 +113,50 @@ class LakeTable:
             f"{self.folder}: the log has lost the position of the mirror: mirror into a new folder"
         )
 
-    def rows(self, columns: list[str], keys: Collection[int] | None = None) -> pa.Table:
-        """Return columns of all rows, or of the files that may have these keys."""
-        wanted = pa.schema([self.table.schema.field(name) for name in columns])
-        return pa.concat_tables([wanted.empty_table(), *self.parts(columns, keys)])
+    def rows(self, columns: list[str], keys: Keys | None = None) -> pa.Table:
+        """Return columns of all rows, or of those with these keys; then the key is a column."""
+        if keys is None:
+            return self._chosen(columns, self._files_with(None), None)
+        ordered = _key_array(keys)
+        wanted = pa.array(ordered, pa.int64())
+        files = self._files_with(ordered)
+        return self._chosen(columns, files, lambda found: pc.is_in(found, value_set=wanted))
 
-    def parts(self, columns: list[str], keys: Collection[int] | None = None) -> Iterator[pa.Table]:
-        """Yield the same file by file."""
-        for file in self._files_with(None if keys is None else sorted(keys)):
-            yield read_file(self.folder, self.table, file.path, columns)
+    def within(self, columns: list[str], first: int, last: int) -> pa.Table:
+        """Return columns of the rows with keys from ``first`` to ``last``; the key is a column."""
+        files = [one for one in self._files_with(None) if one.first <= last and one.last >= first]
+        return self._chosen(
+            columns,
+            files,
+            lambda found: pc.and_(pc.greater_equal(found, first), pc.less_equal(found, last)),
+        )
+
+    def parts(self, columns: list[str]) -> Iterator[pa.Table]:
+        """Yield columns of all rows, a part of a file at a time."""
+        for file in self._files_with(None):
+            yield from file_parts(self.folder, self.table, file.path, columns)
+
+    def _chosen(
+        self,
+        columns: list[str],
+        files: Iterable[MirrorFile],
+        choose: Callable[[pa.ChunkedArray], pa.ChunkedArray] | None,
+    ) -> pa.Table:
+        """Return the rows of these files that ``choose`` accepts by their keys."""
+        found = [pa.schema([self.table.schema.field(name) for name in columns]).empty_table()]
+        for file in files:
+            parts = file_parts(self.folder, self.table, file.path, columns)
+            found += [
+                part if choose is None else part.filter(choose(part.column(self.table.key)))
+                for part in parts
+            ]
+        return pa.concat_tables(found)
 
     def commit(
         self,
         added: Iterable[pa.Table | WrittenFile],
         state: MirrorState,
-        gone: Collection[int] = (),
+        gone: Keys = (),
     ) -> None:
         """Add rows, after deleting those with a key in ``gone``, and set the state, in one commit.
 
@@ -137,7 +164,7 @@ class LakeTable:
         """
         files: list[WrittenFile] = []
         removed: list[MirrorFile] = []
-        for file, kept in self._without(gone) if gone else ():
+        for file, kept in self._without(gone) if len(gone) else ():
             removed.append(file)
             if kept.num_rows:
                 files += write_rows(self.folder, self.table, kept)
@@ -150,23 +177,25 @@ class LakeTable:
         """Write rows as files that a later commit adds."""
         return list(write_rows(self.folder, self.table, rows)) if rows.num_rows else []
 
-    def compact(self, *, always: bool = False) -> None:
-        """Merge small files, once there may be many. Rows do not change."""
+    def compact(self, merge: Merge, *, always: bool = False) -> None:
+        """Merge small files in one commit, once there may be many. Rows do not change.
+
+        Raise `StorageError` if another process has written meanwhile.
+        """
         if not always and self._commits < SMALL_FILES_MAX:
             return
         self._commits = 0
+        groups = groups_to_merge(self._files_with(None))
         state = self.state()
-        if state is not None:
-            with written_below(self.folder, DeltaError):
-                self._delta.optimize.compact(
-                    target_size=COMPACT_BYTES,
-                    commit_properties=CommitProperties(custom_metadata=state.metadata()),
-                )
+        if state is None or not groups:
+            return
+        files = merge(self.folder, self.table, groups)
+        removed = [file for group in groups for file in group]
+        commit_files(self._delta, self.table, files, removed, state.metadata(), changes_rows=False)
 
     def _small_files(self) -> int:
-        """Return how many files fewer a compaction would leave, at most."""
-        small = Counter(file.day for file in self._files_with(None) if file.size < COMPACT_BYTES)
-        return small.total() - len(small)
+        """Return how many files fewer a compaction would leave."""
+        return sum(len(group) - 1 for group in groups_to_merge(self._files_with(None)))
 
     def vacuum(self, keep_hours: int) -> list[str]:
         """Delete files that no version of the last hours needs, and return their names."""
@@ -175,9 +204,9 @@ class LakeTable:
             return []
         return vacuum(self._delta, keep_hours, state.metadata())
 
-    def _without(self, gone: Collection[int]) -> Iterable[tuple[MirrorFile, pa.Table]]:
+    def _without(self, gone: Keys) -> Iterable[tuple[MirrorFile, pa.Table]]:
         """Yield the files that have rows with these keys, with their other rows."""
-        keys = sorted(gone)
+        keys = _key_array(gone)
         wanted = pa.array(keys, pa.int64())
         for file in self._files_with(keys):
             found = read_file(self.folder, self.table, file.path, [self.table.key])
@@ -186,7 +215,7 @@ class LakeTable:
                 rows = read_file(self.folder, self.table, file.path, self.table.schema.names)
                 yield file, rows.filter(pc.invert(going))
 
-    def _files_with(self, keys: Sequence[int] | None) -> list[MirrorFile]:
+    def _files_with(self, keys: KeyArray | None) -> list[MirrorFile]:
         """Return the files whose range has one of these sorted keys."""
         key = self.table.key
         rows = pa.table(self._delta.get_add_actions(flatten=True)).to_pylist()
@@ -194,6 +223,7 @@ class LakeTable:
             MirrorFile(
                 row["path"],
                 row["size_bytes"],
+                row["num_records"],
                 row[f"min.{key}"],
                 row[f"max.{key}"],
                 None if (day := row.get("partition.day")) is None else str(day),
@@ -202,9 +232,8 @@ class LakeTable:
         ]
         if keys is None:
             return files
-        ordered = np.asarray(keys, dtype=np.int64)
-        first = np.searchsorted(ordered, np.asarray([file.first for file in files]), side="left")
-        after = np.searchsorted(ordered, np.asarray([file.last for file in files]), side="right")
+        first = np.searchsorted(keys, np.asarray([file.first for file in files]), side="left")
+        after = np.searchsorted(keys, np.asarray([file.last for file in files]), side="right")
         return [file for file, low, high in zip(files, first, after, strict=True) if low < high]
 
 
@@ -255,9 +284,12 @@ def commit_files(
     files: Sequence[WrittenFile],
     removed: Sequence[MirrorFile],
     metadata: dict[str, Any],
+    *,
+    changes_rows: bool = True,
 ) -> None:
     """Add files and remove others, in one commit with the number of the pass.
 
+    Without ``changes_rows`` those who read changes of the table skip the commit.
     Raise `StorageError` if another process has written since ``delta`` was read.
     """
     now = now_ms()
@@ -267,7 +299,7 @@ def commit_files(
             size=file.size,
             partition_values=_partition(file.day),
             modification_time=now,
-            data_change=True,
+            data_change=changes_rows,
             stats=file.stats(table.key),
         )
         for file in files
@@ -276,7 +308,7 @@ def commit_files(
         RemoveAction(
             path=file.path,
             deletion_timestamp=now,
-            data_change=True,
+            data_change=changes_rows,
             partition_values=_partition(file.day),
             size=file.size,
         )
@@ -363,6 +395,11 @@ def _check(folder: str, delta: DeltaTable, deployment: str) -> None:
             f"{folder} mirrors the database {given.get('deployment')}, not {deployment}:"
             " mirror into a new folder"
         )
+
+
+def _key_array(keys: Keys) -> KeyArray:
+    """Return the keys in order, each once."""
+    return np.unique(np.fromiter(keys, np.int64, len(keys)))
 
 
 def _partition(day: str | None) -> dict[str, str | None]:

@@ -11,8 +11,8 @@ read again. Those after it are new, and come as they are when they are read.
 """
 
 import hashlib
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Final
 
 import pyarrow as pa
@@ -20,16 +20,11 @@ import pyarrow.compute as pc
 
 from storage.database.arrow_results import ArrowConnection
 from storage.pipeline.lake.bulk import MirrorTasks
+from storage.pipeline.lake.comparison import MirrorChanges, compare_all, compare_rooms
 from storage.pipeline.lake.delta_table import LakeTable, MirrorState
-from storage.pipeline.lake.event_rows import (
-    erased_names,
-    event_rows,
-    marks_of_events,
-    marks_of_rooms,
-    nids_of,
-)
-from storage.pipeline.lake.facts import change_facts, room_nids
-from storage.pipeline.lake.files import FILE_ROWS, WrittenFile
+from storage.pipeline.lake.event_rows import erased_names, event_rows, marks_of_events, nids_of
+from storage.pipeline.lake.facts import ChangeFacts, change_facts, room_nids
+from storage.pipeline.lake.files import WrittenFile, gathered
 from storage.pipeline.lake.positions import cache_bounds
 from storage.pipeline.lake.sweep import gone_rooms, swept_rooms
 from storage.pipeline.source.filters import Chosen, by_position, nth_position
@@ -44,19 +39,8 @@ from storage.streams import SyncToken
 
 WIDE: Final = 20_000
 """From so many new events on, tasks of Spark read them."""
-
-
-@dataclass(slots=True)
-class MirrorChanges:
-    """The changes of a pass: ``gone`` are values of `arrived`, ``again`` nids to read again."""
-
-    gone: set[int] = field(default_factory=set)
-    again: set[int] = field(default_factory=set)
-
-    def take(self, marks: pa.Table) -> None:
-        """Read these rows again, in place of those that the table has."""
-        self.gone.update(marks.column("arrived").to_pylist())
-        self.again.update(marks.column("event_nid").to_pylist())
+MANY_ROOMS: Final = 20_000
+"""If more rooms have changed, all events are compared: for some rooms, all files are read, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,13 +80,10 @@ class EventPass:
         facts = change_facts(self.conn, cache_bounds(self.conn, self.start, self.end))
         nids = nids_of(self.conn, sorted(facts.event_ids))
         found.take(marks_of_events(self.conn, nids, covered))
-        wanted = room_nids(self.conn, facts.replaced)
-        gone: set[int] = set()
-        if facts.everywhere or compare:
-            wanted |= swept_rooms(self.conn, rooms, self.start, every=compare)
-            gone = gone_rooms(self.conn, self.lake)
-        if wanted or gone:
-            self._compare(found, wanted, gone, covered)
+        if compare:
+            found.add(compare_all(self.conn, self.lake, covered))
+        else:
+            found.add(self._compared(rooms, facts, covered))
         self._erased(found, covered)
         return found
 
@@ -115,56 +96,34 @@ class EventPass:
         else:
             written, new = bulk.events(window, self.lake.folder)
         nids = [*new, *sorted(changes.again - set(new))]
-        for table in _gathered(event_rows(self.conn, nids)):
+        for table in gathered(event_rows(self.conn, nids)):
             changes.gone.update(_readmitted(table))
             written += self.lake.write(table)
         state = MirrorState(position, erased_digest(self.conn))
         self.lake.commit(written, state, changes.gone)
         return sum(file.rows for file in written), len(changes.gone)
 
-    def _compare(
-        self, found: MirrorChanges, wanted: set[int], gone: set[int], covered: Bounds
-    ) -> None:
-        """Compare the events of the rooms ``wanted``; the rows of those that are ``gone`` go."""
-        numbers = pa.array(sorted(wanted | gone), pa.int64())
-        columns = ["room_nid", "arrived", "digest"]
-        table = pa.concat_tables(
-            [
-                self.lake.rows(columns, ()),
-                *(
-                    part.filter(pc.is_in(part.column("room_nid"), value_set=numbers))
-                    for part in self.lake.parts(columns)
-                ),
-            ]
-        )
-        ours = dict(
-            zip(
-                table.column("arrived").to_pylist(),
-                table.column("digest").to_pylist(),
-                strict=True,
-            )
-        )
-        marks = marks_of_rooms(self.conn, sorted(wanted), covered)
-        same = [
-            ours.pop(arrived, None) == digest
-            for arrived, digest in zip(
-                marks.column("arrived").to_pylist(), marks.column("digest").to_pylist(), strict=True
-            )
-        ]
-        found.gone.update(ours)
-        found.take(marks.filter(pc.invert(pa.array(same, pa.bool_()))))
+    def _compared(self, rooms: LakeTable, facts: ChangeFacts, covered: Bounds) -> MirrorChanges:
+        """Compare the events of rooms that a purge, a repair or a rebuild has changed."""
+        wanted = room_nids(self.conn, facts.replaced)
+        if facts.everywhere:
+            wanted |= gone_rooms(self.conn, self.lake)
+            for some in swept_rooms(self.conn, rooms, self.start, every=False):
+                wanted.update(some.tolist())
+                if len(wanted) > MANY_ROOMS:
+                    return compare_all(self.conn, self.lake, covered)
+        return compare_rooms(self.conn, self.lake, wanted, covered)
 
     def _erased(self, found: MirrorChanges, covered: Bounds) -> None:
         """Read the events again of senders who were erased since, or are no longer."""
         if self.erased_before == erased_digest(self.conn):
             return
-        table = self.lake.rows(["sender", "erased", "event_nid"])
-        now = pc.is_in(
-            table.column("sender"), value_set=pa.array(erased_names(self.conn), pa.string())
-        )
-        changed = table.filter(pc.not_equal(now, table.column("erased")))
-        nids = changed.column("event_nid").to_pylist()
-        found.take(marks_of_events(self.conn, nids, covered))
+        names = pa.array(erased_names(self.conn), pa.string())
+        for part in self.lake.parts(["sender", "erased", "event_nid"]):
+            now = pc.is_in(part.column("sender"), value_set=names)
+            changed = part.filter(pc.not_equal(now, part.column("erased")))
+            nids = changed.column("event_nid").to_pylist()
+            found.take(marks_of_events(self.conn, nids, covered))
 
 
 def erased_digest(conn: ArrowConnection) -> str:
@@ -186,15 +145,3 @@ def _window(conn: ArrowConnection, window: Bounds) -> Iterable[list[int]]:
     if not window.parts:
         return ()
     return by_position(conn, window.after + 1, window.upto + 1, window, Chosen(outliers=False))
-
-
-def _gathered(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
-    """Yield the rows in tables of about `FILE_ROWS`."""
-    held: list[pa.Table] = []
-    for table in tables:
-        held.append(table)
-        if sum(one.num_rows for one in held) >= FILE_ROWS:
-            yield pa.concat_tables(held)
-            held.clear()
-    if held:
-        yield pa.concat_tables(held)

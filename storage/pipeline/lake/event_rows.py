@@ -25,6 +25,7 @@ from storage.event.reading import read_trusted
 from storage.event.versions import version_of
 from storage.pipeline.lake.tables import EVENTS
 from storage.pipeline.source.decoding import decoded
+from storage.pipeline.source.filters import HIGHEST, LOWEST, SQL_FIRST_POSITION
 from storage.pipeline.source.token_bounds import Bounds
 
 PART_DIGEST: Final[LiteralString] = """
@@ -40,13 +41,24 @@ LEFT JOIN erased_users erased ON erased.principal_nid = e.sender_nid
 
 TEMPLATE_EVENT_MARKS: Final[LiteralString] = """
 SELECT e.event_nid, COALESCE(e.arrival_ordering, e.stream_ordering) AS arrived, {digest}
-FROM events e
-JOIN unnest($2::bigint[], $3::bool[], $4::bigint[], $5::bigint[]) AS b (writer_nid, backfilled,
+FROM {events}
+JOIN unnest($1::bigint[], $2::bool[], $3::bigint[], $4::bigint[]) AS b (writer_nid, backfilled,
     after_id, upto_id)
     ON b.writer_nid = e.writer_nid AND b.backfilled = e.backfilled
 {references}
-WHERE e.room_nid = ANY($1::int[]) AND NOT e.outlier
-    AND e.stream_ordering > b.after_id AND e.stream_ordering <= b.upto_id
+WHERE NOT e.outlier AND e.stream_ordering > b.after_id AND e.stream_ordering <= b.upto_id
+    {wanted}
+"""
+PART_ALL_EVENTS: Final[LiteralString] = "events e"
+PART_EVENTS_OF_NIDS: Final[LiteralString] = """
+unnest($5::bigint[]) AS w (event_nid)
+JOIN events e USING (event_nid)
+"""
+PART_IN_ROOMS: Final[LiteralString] = """
+AND e.room_nid = ANY($5::int[])
+"""
+PART_IN_RANGE: Final[LiteralString] = """
+AND e.stream_ordering >= $5::bigint AND e.stream_ordering <= $6::bigint
 """
 
 TEMPLATE_MIRRORED_EVENTS: Final[LiteralString] = """
@@ -88,22 +100,26 @@ WHERE NOT e.outlier
 ORDER BY arrived
 """
 
-TEMPLATE_MARKS_OF_NIDS: Final[LiteralString] = """
-SELECT e.event_nid, COALESCE(e.arrival_ordering, e.stream_ordering) AS arrived, {digest}
-FROM unnest($1::bigint[]) AS wanted (event_nid)
-JOIN events e USING (event_nid)
-JOIN unnest($2::bigint[], $3::bool[], $4::bigint[], $5::bigint[]) AS b (writer_nid, backfilled,
-    after_id, upto_id)
-    ON b.writer_nid = e.writer_nid AND b.backfilled = e.backfilled
-{references}
-WHERE NOT e.outlier AND e.stream_ordering > b.after_id AND e.stream_ordering <= b.upto_id
-"""
-
 SQL_MARKS_OF_NIDS: Final[LiteralString] = fill(
-    TEMPLATE_MARKS_OF_NIDS, digest=PART_DIGEST, references=PART_REFERENCES
+    TEMPLATE_EVENT_MARKS,
+    digest=PART_DIGEST,
+    events=PART_EVENTS_OF_NIDS,
+    references=PART_REFERENCES,
+    wanted="",
 )
-SQL_EVENT_MARKS: Final[LiteralString] = fill(
-    TEMPLATE_EVENT_MARKS, digest=PART_DIGEST, references=PART_REFERENCES
+SQL_MARKS_OF_ROOMS: Final[LiteralString] = fill(
+    TEMPLATE_EVENT_MARKS,
+    digest=PART_DIGEST,
+    events=PART_ALL_EVENTS,
+    references=PART_REFERENCES,
+    wanted=PART_IN_ROOMS,
+)
+SQL_MARKS_BY_POSITION: Final[LiteralString] = fill(
+    TEMPLATE_EVENT_MARKS,
+    digest=PART_DIGEST,
+    events=PART_ALL_EVENTS,
+    references=PART_REFERENCES,
+    wanted=PART_IN_RANGE,
 )
 SQL_MIRRORED_EVENTS: Final[LiteralString] = compose(
     fill(TEMPLATE_MIRRORED_EVENTS, digest=PART_DIGEST, references=PART_REFERENCES), PREV_NIDS
@@ -124,7 +140,8 @@ ORDER BY p.name
 """
 
 PAGE: Final = 5_000
-ROOMS_PER_STATEMENT: Final = 200
+ROOMS_PER_STATEMENT: Final = 20
+"""Rooms of a statement for marks. It returns all their events at once."""
 DAY_MS: Final = 86_400_000
 
 
@@ -142,28 +159,55 @@ def event_rows(conn: ArrowConnection, event_nids: Sequence[int]) -> Iterator[pa.
             yield table.select(EVENTS.schema.names).cast(EVENTS.schema)
 
 
-def marks_of_rooms(conn: ArrowConnection, room_nids: Sequence[int], covered: Bounds) -> pa.Table:
-    """Return event_nid, arrived and digest of the events of these rooms within the bounds."""
-    return _marks(conn, SQL_EVENT_MARKS, room_nids, covered, ROOMS_PER_STATEMENT)
-
-
 def marks_of_events(conn: ArrowConnection, nids: Sequence[int], covered: Bounds) -> pa.Table:
-    """Return the same of these events, as far as they are within the bounds."""
-    return _marks(conn, SQL_MARKS_OF_NIDS, nids, covered, PAGE)
-
-
-def _marks(
-    conn: ArrowConnection, sql: LiteralString, nids: Sequence[int], covered: Bounds, page: int
-) -> pa.Table:
+    """Return event_nid, arrived and digest of these events, as far as they are in the bounds."""
+    pages = (list(nids[start : start + PAGE]) for start in range(0, len(nids), PAGE))
     return pa.concat_tables(
         [
             MARKS.empty_table(),
             *(
-                conn.table(sql, list(nids[start : start + page]), *covered.columns()).cast(MARKS)
-                for start in range(0, len(nids), page)
+                conn.table(SQL_MARKS_OF_NIDS, *covered.columns(), page).cast(MARKS)
+                for page in pages
             ),
         ]
     )
+
+
+def marks_of_rooms(
+    conn: ArrowConnection, room_nids: Sequence[int], covered: Bounds, size: int
+) -> Iterator[tuple[list[int], pa.Table]]:
+    """Yield some of these rooms with the same of their events, until all rooms have come.
+
+    They are about ``size`` events.
+    """
+    rooms: list[int] = []
+    marks = MARKS.empty_table()
+    for start in range(0, len(room_nids), ROOMS_PER_STATEMENT):
+        some = list(room_nids[start : start + ROOMS_PER_STATEMENT])
+        found = conn.table(SQL_MARKS_OF_ROOMS, *covered.columns(), some).cast(MARKS)
+        rooms, marks = [*rooms, *some], pa.concat_tables([marks, found])
+        if marks.num_rows >= size:
+            yield rooms, marks
+            rooms, marks = [], MARKS.empty_table()
+    if rooms:
+        yield rooms, marks
+
+
+def marks_by_position(
+    conn: ArrowConnection, covered: Bounds, size: int
+) -> Iterator[tuple[int, int, pa.Table]]:
+    """Yield ranges of stream orderings, both ends included, with the same of their events.
+
+    Together they are all numbers. A long range without events costs nothing.
+    """
+    first = LOWEST
+    columns = covered.columns()
+    while rows := conn.rows(SQL_FIRST_POSITION, max(first, covered.after + 1), covered.upto + 1):
+        begin = rows[0]["stream_ordering"]
+        last = min(begin + size - 1, covered.upto)
+        yield first, last, conn.table(SQL_MARKS_BY_POSITION, *columns, begin, last).cast(MARKS)
+        first = last + 1
+    yield first, HIGHEST, MARKS.empty_table()
 
 
 def nids_of(conn: ArrowConnection, event_ids: Sequence[str]) -> list[int]:

@@ -7,7 +7,7 @@ After a crash it stays unnamed, and vacuum deletes it.
 import json
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import date
@@ -23,6 +23,10 @@ from storage.pipeline.lake.tables import MirrorTable
 
 FILE_ROWS: Final = 50_000
 """Rows of a file at most: an update rewrites whole files."""
+PART_ROWS: Final = 5_000
+"""Rows of a file that are read at a time."""
+FILE_BYTES: Final = 256 << 20
+"""Bytes in memory after which the rows of a file are enough, where events are very large."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +52,18 @@ class WrittenFile:
         return json.dumps(found)
 
 
+@dataclass(frozen=True, slots=True)
+class MirrorFile:
+    """A file of the table as the log has it: the range of the key is that of its rows."""
+
+    path: str
+    size: int
+    rows: int
+    first: int
+    last: int
+    day: str | None
+
+
 @contextmanager
 def written_below(folder: str, other: type[Exception] = OSError) -> Iterator[None]:
     """Raise `StorageError` where a file cannot be written: a full disk, a lost privilege.
@@ -71,15 +87,42 @@ def write_rows(folder: str, table: MirrorTable, rows: pa.Table) -> Iterator[Writ
             yield _write(folder, table, ordered.slice(start, FILE_ROWS), day)
 
 
+def gathered(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
+    """Yield the rows of these tables in tables of about a file each; nothing for no rows."""
+    held: list[pa.Table] = []
+    for table in tables:
+        held += [table] if table.num_rows else []
+        rows, size = (sum(getattr(one, what) for one in held) for what in ("num_rows", "nbytes"))
+        if rows >= FILE_ROWS or size >= FILE_BYTES:
+            yield pa.concat_tables(held)
+            held.clear()
+    if held:
+        yield pa.concat_tables(held)
+
+
 def read_file(folder: str, table: MirrorTable, path: str, columns: list[str]) -> pa.Table:
     """Return some columns of a file. ``path``: below the folder."""
+    wanted = pa.schema([table.schema.field(one) for one in columns])
+    return pa.concat_tables([wanted.empty_table(), *file_parts(folder, table, path, columns)])
+
+
+def file_parts(
+    folder: str, table: MirrorTable, path: str, columns: list[str]
+) -> Iterator[pa.Table]:
+    """Yield the same in parts of at most `PART_ROWS`."""
     where, inner = opened(folder)
-    wanted = [name for name in columns if name != "day"]
-    found = pq.read_table(f"{inner}/{path}", columns=wanted, filesystem=where, partitioning=None)
-    if "day" in columns:
-        day = date.fromisoformat(path.partition("/")[0].removeprefix("day="))
-        found = found.append_column("day", pa.array([day] * found.num_rows, pa.date32()))
-    return found.select(columns).cast(pa.schema([table.schema.field(one) for one in columns]))
+    wanted = pa.schema([table.schema.field(one) for one in columns])
+    day = path.partition("/")[0].removeprefix("day=")
+    with where.open_input_file(f"{inner}/{path}") as file:
+        parts = pq.ParquetFile(file, pre_buffer=True).iter_batches(
+            PART_ROWS, columns=[name for name in columns if name != "day"], use_threads=False
+        )
+        for batch in parts:
+            part = pa.Table.from_batches([batch])
+            if "day" in columns:
+                days = pa.repeat(pa.scalar(date.fromisoformat(day), pa.date32()), part.num_rows)
+                part = part.append_column("day", days)
+            yield part.select(columns).cast(wanted)
 
 
 def _by_day(rows: pa.Table) -> list[tuple[str | None, pa.Table]]:

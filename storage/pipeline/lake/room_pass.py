@@ -4,27 +4,30 @@ A room's rows are replaced if they differ. State changes are only appended, exce
 a repair has changed those of a room.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from storage.database.arrow_results import ArrowConnection
 from storage.pipeline.lake.bulk import MirrorTasks
 from storage.pipeline.lake.delta_table import LakeTable, MirrorState
-from storage.pipeline.lake.facts import change_facts, room_nids
+from storage.pipeline.lake.facts import ChangeFacts, change_facts, room_nids
+from storage.pipeline.lake.files import gathered
 from storage.pipeline.lake.positions import cache_bounds
 from storage.pipeline.lake.room_rows import changed_rooms, room_rows
-from storage.pipeline.lake.sweep import gone_rooms, swept_rooms
+from storage.pipeline.lake.sweep import RoomNumbers, gone_rooms, swept_rooms
 from storage.pipeline.lake.tables import ROOMS, STATE_CHANGES
 from storage.pipeline.source.filters import room_numbers
-from storage.pipeline.source.token_bounds import between
+from storage.pipeline.source.token_bounds import Bounds, between
 from storage.streams import SyncToken
 
 TOGETHER: Final = 2_000
 """Rooms that are compared at a time."""
+NONE: Final[RoomNumbers] = np.empty(0, np.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,48 +49,56 @@ class RoomPass:
             files = bulk.rooms(self.lake, *room_numbers(self.conn), every)
             self.lake.commit(files, state)
             return sum(file.rows for file in files), 0
-        added, gone = self._changes(rooms, self.start, compare=compare)
-        self.lake.commit([table for table in added if table.num_rows], state, gone)
-        return sum(table.num_rows for table in added), len(gone)
+        gone: list[RoomNumbers] = []
+        added = self._changes(rooms, self.start, gone, compare=compare)
+        files = [file for table in gathered(added) for file in self.lake.write(table)]
+        replaced = np.unique(np.concatenate([NONE, *gone]))
+        self.lake.commit(files, state, replaced)
+        return sum(file.rows for file in files), len(replaced)
 
     def _changes(
-        self, rooms: LakeTable, start: SyncToken, *, compare: bool
-    ) -> tuple[list[pa.Table], set[int]]:
+        self, rooms: LakeTable, start: SyncToken, gone: list[RoomNumbers], *, compare: bool
+    ) -> Iterator[pa.Table]:
+        """Yield the rows to add; append the rooms whose rows go, or are replaced, to ``gone``."""
         window = between(self.conn, start, self.end)
         facts = change_facts(self.conn, cache_bounds(self.conn, start, self.end))
-        changed = changed_rooms(self.conn, window)
-        states = room_nids(self.conn, facts.states)
-        again = room_nids(self.conn, facts.replaced)
-        gone: set[int] = set()
+        new, again = self._named(facts, window)
+        yield from self._compared(again, gone)
         if facts.everywhere or compare:
-            again |= swept_rooms(self.conn, rooms, start, every=compare)
-            gone = gone_rooms(self.conn, self.lake)
-        added: list[pa.Table] = []
-        if self.lake.table is STATE_CHANGES:
-            new = sorted({*changed, *states} - again)
-            added.append(room_rows(self.conn, STATE_CHANGES, new, window))
-        elif self.lake.table is ROOMS:
-            again |= {*changed, *states}
-        else:
-            again |= {nid for nid, stateful in changed.items() if stateful} | states
-        replaced, rows = self._compared(sorted(again))
-        return [*added, *rows], gone | replaced
+            gone.append(_numbers(gone_rooms(self.conn, self.lake)))
+            for some in swept_rooms(self.conn, rooms, start, every=compare):
+                yield from self._compared(np.setdiff1d(some, again), gone)
+                new = np.setdiff1d(new, some)
+        for at in range(0, len(new), TOGETHER):
+            yield room_rows(self.conn, self.lake.table, new[at : at + TOGETHER].tolist(), window)
 
-    def _compared(self, room_numbers_: Collection[int]) -> tuple[set[int], list[pa.Table]]:
-        """Return the rooms among these whose rows differ, and their rows."""
+    def _named(self, facts: ChangeFacts, window: Bounds) -> tuple[RoomNumbers, RoomNumbers]:
+        """Return the rooms whose new rows are appended, and those that are compared."""
+        found = changed_rooms(self.conn, window)
+        states = _numbers(room_nids(self.conn, facts.states))
+        again = _numbers(room_nids(self.conn, facts.replaced))
+        if self.lake.table not in (STATE_CHANGES, ROOMS):
+            found = found.filter(pc.field("stateful"))
+        changed = np.union1d(found.column("room_nid").to_numpy(), states)
+        if self.lake.table is STATE_CHANGES:
+            return np.setdiff1d(changed, again), again
+        return NONE, np.union1d(changed, again)
+
+    def _compared(self, wanted: RoomNumbers, gone: list[RoomNumbers]) -> Iterator[pa.Table]:
+        """Yield the rows of the rooms among these whose rows differ; append them to ``gone``."""
         every = between(self.conn, SyncToken(), self.end)
         names = self.lake.table.schema.names
-        replaced: set[int] = set()
-        rows: list[pa.Table] = []
-        wanted = list(room_numbers_)
         for at in range(0, len(wanted), TOGETHER):
-            some = wanted[at : at + TOGETHER]
-            ours = _of_rooms(self.lake.rows(names, some), some)
+            some = wanted[at : at + TOGETHER].tolist()
+            ours = self.lake.rows(names, some)
             theirs = room_rows(self.conn, self.lake.table, some, every)
             differing = {row[0] for row in _set_of(ours) ^ _set_of(theirs)}
-            replaced |= differing
-            rows.append(_of_rooms(theirs, differing))
-        return replaced, rows
+            gone.append(_numbers(differing))
+            yield _of_rooms(theirs, differing)
+
+
+def _numbers(found: Collection[int]) -> RoomNumbers:
+    return np.fromiter(sorted(found), np.int64, len(found))
 
 
 def _of_rooms(table: pa.Table, room_nids_: Collection[int]) -> pa.Table:

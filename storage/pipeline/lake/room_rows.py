@@ -110,6 +110,7 @@ STATEMENTS: Final = {
     ROOMS.name: SQL_MIRRORED_ROOMS,
 }
 
+CHANGED: Final = pa.schema([("room_nid", pa.int64()), ("stateful", pa.bool_())])
 VERSIONS: Final = pa.schema(
     [("room_nid", pa.int64()), ("write_version", pa.int64()), ("removals", pa.int64())]
 )
@@ -131,16 +132,15 @@ def room_rows(
     return pa.concat_tables(parts) if parts else table.schema.empty_table()
 
 
-def changed_rooms(conn: ArrowConnection, bounds: Bounds) -> dict[int, bool]:
-    """Return the rooms with new events, or memberships out of band, within the bounds.
+def changed_rooms(conn: ArrowConnection, bounds: Bounds) -> pa.Table:
+    """Return room_nid of the rooms with new events, or memberships out of band, in the bounds.
 
-    The value is whether their members or audiences may have changed: by a state event, or by a new
-    audience aside from the main line, whose numbers are multiples of 2^40.
+    ``stateful`` is whether their members or audiences may have changed: by a state event, or by a
+    new audience aside from the main line, whose numbers are multiples of 2^40.
     """
     if not bounds.parts:
-        return {}
-    rows = conn.rows(SQL_CHANGED_ROOMS, bounds.after, bounds.upto, *bounds.columns())
-    return {row["room_nid"]: row["stateful"] for row in rows}
+        return CHANGED.empty_table()
+    return conn.table(SQL_CHANGED_ROOMS, bounds.after, bounds.upto, *bounds.columns()).cast(CHANGED)
 
 
 def room_versions(conn: ArrowConnection, numbers: range) -> pa.Table:

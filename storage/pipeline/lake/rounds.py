@@ -77,7 +77,7 @@ class Mirroring:
     def tidy(self, *, always: bool) -> None:
         """Merge small files where there are many; with ``always`` also delete old ones."""
         for lake in self.tables.values():
-            lake.compact(always=always)
+            lake.compact(self.bulk.merged, always=always)
             if always:
                 lake.vacuum(self.keep_hours)
 
@@ -95,7 +95,7 @@ class Mirroring:
         if is_current and not self.compare:
             return False
         more, numbers = self._commit(conn, lake, state, start, now)
-        lake.compact()
+        lake.compact(self.bulk.merged)
         self.report(MirrorPass(lake.table.name, lake.version, *numbers, time.monotonic() - began))
         return more
 
