@@ -1,7 +1,7 @@
 """`room-storage spark answer`: questions about a mirror, counted again where it has changed."""
 
 import importlib
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
@@ -18,6 +18,12 @@ from storage.cli.spark_session import (
     pipeline,
     session_alone,
 )
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+FORECAST: Final = "forecast"
+"""The column of an answer in the order of days, which says that a day is still to come."""
 
 QuestionsArgument = Annotated[
     list[str],
@@ -85,13 +91,38 @@ def command(
         for name, answer in found.items():
             if output is not None:
                 answer.rows.write.mode("overwrite").parquet(f"{output.rstrip('/')}/{name}")
-            rows = [row.asDict() for row in answer.rows.limit(limit).collect()]
-            shown[name] = {"days": answer.days, "days_read": answer.days_read, "rows": rows}
-            if not as_json:
-                columns = answer.rows.columns
-                print_rows(name, columns, [list(row.values()) for row in rows], as_json=False)
+            if as_json:
+                rows = [row.asDict() for row in answer.rows.limit(limit).collect()]
+                shown[name] = {"days": answer.days, "days_read": answer.days_read, "rows": rows}
+            else:
+                cut = _print(name, answer.rows, limit)
                 days = amount(answer.days, "day")
-                cut = f"; the first {amount(limit, 'row')}" if len(rows) == limit else ""
                 typer.echo(f"{name}: {answer.days_read} of {days} counted again{cut}")
     if as_json:
         print_json(shown)
+
+
+def _print(name: str, answer: "DataFrame", limit: int) -> str:
+    """Print so many rows, and return which."""
+    if FORECAST in answer.columns:
+        every = [row.asDict() for row in answer.collect()]  # a row for each day
+        rows = newest_and_forecast(every, limit)
+        left = len(every) - len(rows)
+        cut = f"; {amount(left, 'row')} of other days left out" if left else ""
+    else:
+        rows = [row.asDict() for row in answer.limit(limit).collect()]
+        cut = f"; the first {amount(limit, 'row')}" if len(rows) == limit else ""
+    print_rows(name, answer.columns, [list(row.values()) for row in rows], as_json=False)
+    return cut
+
+
+def newest_and_forecast(rows: list[dict[str, Any]], limit: int) -> list[dict[str, Any]]:
+    """Return the newest days, and as many of the forecast at equal distances, the last among them.
+
+    ``rows`` are in the order of days.
+    """
+    counted = [row for row in rows if not row[FORECAST]]
+    ahead = [row for row in rows if row[FORECAST]]
+    step = max(-(-len(ahead) // max(limit // 2, 1)), 1)
+    shown = ahead[::-step][::-1] if limit > 1 else []
+    return [*counted[-(limit - len(shown)) :], *shown]

@@ -14,6 +14,7 @@ import pytest
 from unpaddedbase64 import encode_base64
 
 from storage.cli import spark as commands
+from storage.cli.spark_answer import newest_and_forecast
 from storage.cli.spark_session import setting
 from storage.cli.spark_tasks import tasks_shown
 from storage.errors import DatabaseUnavailable, InputError
@@ -34,6 +35,26 @@ def test_java_that_is_missing_is_named() -> None:
         check_java({"PATH": ""})
     with pytest.raises(InputError, match="JAVA_HOME=/nowhere"):
         check_java({"PATH": "", "JAVA_HOME": "/nowhere"})
+
+
+@pytest.mark.parametrize(
+    "counted,limit,days",
+    [
+        (100, 20, [*range(90, 100), *range(108, 190, 9)]),
+        (100, 5, [97, 98, 99, 144, 189]),
+        (100, 1, [99]),
+        (100, 400, list(range(190))),
+        (3, 20, [0, 1, 2, *range(11, 93, 9)]),
+        (0, 20, []),
+    ],
+)
+def test_the_newest_days_and_the_forecast_are_shown(
+    counted: int, limit: int, days: list[int]
+) -> None:
+    """Days are numbers here. The forecast has the 90 after the last, if there is any."""
+    ahead = 90 if counted else 0
+    rows = [{"day": day, "forecast": day >= counted} for day in range(counted + ahead)]
+    assert [row["day"] for row in newest_and_forecast(rows, limit)] == days
 
 
 def test_a_setting_has_a_name_and_a_value() -> None:
