@@ -231,6 +231,12 @@ class LostPositions:
         )
 
 
+async def is_noticed(conn: Connection) -> bool:
+    """Return whether this incarnation is the stored one: `notice` would do nothing."""
+    row = await conn.fetchrow(SQL_INCARNATION, row=IncarnationRow)
+    return row is not None and row.known == row.current
+
+
 async def notice(
     conn: Connection, streams: Iterable[tuple[str, str]], *, known: Known | None = None
 ) -> None:

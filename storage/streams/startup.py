@@ -20,7 +20,15 @@ from storage.database.migrate import HEAD_REVISION
 from storage.errors import InstanceNameTaken, InvalidIdentifier
 from storage.streams.published_facts import SEQUENCE, SQL_DEFINE, sequences
 from storage.streams.registry import STREAMS
-from storage.streams.restore_detection import Known, LostPositions, Mark, lost, mark, notice
+from storage.streams.restore_detection import (
+    Known,
+    LostPositions,
+    Mark,
+    is_noticed,
+    lost,
+    mark,
+    notice,
+)
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -123,6 +131,33 @@ SELECT s.stream_name, $1::text, COALESCE(pg_sequence_last_value(s.sequence_name:
 FROM unnest($2::text[], $3::text[]) AS s (stream_name, sequence_name)
 ON CONFLICT (stream_name, instance_name) DO UPDATE
     SET stream_id = GREATEST(stream_positions.stream_id, EXCLUDED.stream_id), epoch = EXCLUDED.epoch
+"""
+
+SQL_IS_KNOWN: Final[LiteralString] = """
+SELECT NOT pg_is_in_recovery()
+    AND EXISTS (SELECT FROM writers WHERE instance_name = $1::text)
+    AND cardinality($2::text[]) = (
+        SELECT count(*)
+        FROM stream_positions
+        WHERE instance_name = $1::text AND stream_name = ANY($2::text[])
+    )
+"""
+
+SQL_CONTINUE: Final[LiteralString] = """
+WITH own AS (  -- locked in the order in which maintenance locks them
+    SELECT p.stream_name, p.instance_name
+    FROM stream_positions p
+    WHERE p.instance_name = $1::text
+    ORDER BY p.stream_name
+    FOR UPDATE
+)
+UPDATE stream_positions p
+SET epoch = $4::int,
+    stream_id = GREATEST(p.stream_id,
+        COALESCE(pg_sequence_last_value(s.sequence_name::regclass), 1))
+FROM own
+JOIN unnest($2::text[], $3::text[]) AS s (stream_name, sequence_name) USING (stream_name)
+WHERE p.stream_name = own.stream_name AND p.instance_name = own.instance_name
 """
 
 SQL_LOCK: Final[LiteralString] = """
@@ -252,21 +287,45 @@ async def enter(
     ``known`` is that of a process that enters again (`storage.streams.restore_detection.notice`),
     and ``defined`` are its streams beside the built-in ones.
 
-    The lock waits for running writes, and lets none begin. So each write sees every writer that may
-    have taken a smaller id than its own.
+    A new name waits for running writes, and lets none begin. So each write sees every writer that
+    may have taken a smaller id than its own.
     """
+    if known is None and not defined and await _is_continued(conn, instance_name):
+        return await _writer_nid(conn, instance_name)
     await conn.execute(SQL_LOCK)
     await conn.execute(SQL_DEFINE, list(defined))
     declared = await sequences(conn)
     await set_sequences_forward(conn)
     await notice(conn, declared.items(), known=known)
+    await conn.execute(
+        SQL_ENTER, instance_name, list(declared), list(declared.values()), new_epoch()
+    )
+    return await _writer_nid(conn, instance_name)
+
+
+async def _is_continued(conn: Connection, instance_name: str) -> bool:
+    """Begin a new epoch of a writer that has entered all streams before; return whether it has.
+
+    It waits for no other writer: each running write sees this one, which has nothing in flight, and
+    is moved like an idle one. What has to be repaired is left to a call that waits for them.
+    """
+    declared = await sequences(conn)
+    names, own_sequences = list(declared), list(declared.values())
+    if (
+        not await conn.fetchval(SQL_IS_KNOWN, instance_name, names)
+        or not await is_noticed(conn)
+        or await conn.fetch(SQL_BEHIND, names, own_sequences, row=LaggingSequenceRow)
+    ):
+        return False
+    tag = await conn.execute(SQL_CONTINUE, instance_name, names, own_sequences, new_epoch())
+    return int(tag.rpartition(" ")[2]) == len(names)
+
+
+async def _writer_nid(conn: Connection, instance_name: str) -> int:
     writer_nid: int | None = await conn.fetchval(SQL_FIND_WRITER, instance_name)
     if writer_nid is None:
         writer_nid = await conn.fetchval(SQL_WRITER, instance_name)
     await conn.execute(SQL_KNOWS, instance_name, HEAD_REVISION)
-    await conn.execute(
-        SQL_ENTER, instance_name, list(declared), list(declared.values()), new_epoch()
-    )
     return int(writer_nid or 0)
 
 

@@ -74,6 +74,7 @@ from storage.pipeline.imports.validate import (
     key_texts,
     looked_over,
 )
+from storage.pipeline.imports.writer_names import register_names
 from storage.pipeline.source.rows import spark_ddl
 from storage.pipeline.synapse.source import LACKING_MAX, Synapse
 from storage.pipeline.task_frames import Batches, dealt_work, parallelism, taken_work
@@ -280,6 +281,10 @@ def _load(
     task = _task(bundles, tasks, examined.events)
     dealt = bundles.repartitionById(tasks, task).sortWithinPartitions(*map(f.expr, SORT))
     names = max(cores, NAMES_MIN)
+    if tasks > 1:
+        target = loading.target
+        attempts = (TaskAttempt(number) for number in range(min(tasks, names)))
+        register_names(target.dsn, list(map(target.name, attempts)), config=target.config)
 
     def load(batches: Batches) -> Batches:
         attempt = TaskAttempt.of(TaskContext.get(), names)

@@ -173,7 +173,7 @@ def remove(conn: ArrowConnection, number: int) -> None:
 def _end(conn: ArrowConnection, number: int) -> None:
     """Keep tasks of this import from staging more, wait for running ones, and remove all rows."""
     conn.rows(SQL_DIE, number)
-    with _transaction(conn):
+    with transaction(conn):
         conn.execute(SQL_PATIENCE)
         # A task that is killed only now leaves its rows to the next import.
         with suppress(DatabaseConflict):
@@ -193,13 +193,13 @@ def _end_failed(conn: ArrowConnection, number: int, error: BaseException) -> Non
 
 def _remove_left(conn: ArrowConnection, number: int) -> None:
     """Remove the rows of an earlier, killed import, unless its tasks still work on them."""
-    with _transaction(conn):
+    with transaction(conn):
         if conn.rows(SQL_IS_LEFT, number)[0]["is_left"]:
             conn.rows(SQL_REMOVE, number)
 
 
 def _emptied(conn: ArrowConnection, number: int) -> bool:
-    with suppress(DatabaseConflict), _transaction(conn):  # the table is in use
+    with suppress(DatabaseConflict), transaction(conn):  # the table is in use
         conn.execute(SQL_LOCK_TABLE)
         [ends] = conn.rows(SQL_ENDS)
         if {ends["first"], ends["last"]} <= {None, number}:
@@ -209,7 +209,8 @@ def _emptied(conn: ArrowConnection, number: int) -> bool:
 
 
 @contextmanager
-def _transaction(conn: ArrowConnection) -> Iterator[None]:
+def transaction(conn: ArrowConnection) -> Iterator[None]:
+    """Run a block in a transaction of an `arrow_session`."""
     conn.execute("BEGIN")
     try:
         yield
@@ -242,7 +243,7 @@ def working(conn: ArrowConnection, number: int) -> Iterator[None]:
 
     Raise `DatabaseConflict` if the import has ended.
     """
-    with _transaction(conn):
+    with transaction(conn):
         conn.rows(SQL_WORK, number)
         if conn.rows(SQL_IS_DEAD, number)[0]["is_dead"]:
             raise _left_over(number)
