@@ -1,0 +1,92 @@
+"""A writer whose name is known enters beside running writes; a new one waits for them."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+
+import asyncpg
+import pytest
+
+import storage
+from storage.config import Config
+from storage.pipeline.imports.writer_names import register_names
+from storage.streams.feed import Advance
+from storage.streams.position_poller import follow_once
+from storage.testing import RoomBuilder
+
+SERVER = "s1.test"
+ALICE = "@alice:s1.test"
+
+
+CONFIG = Config(follow_ms=3_600_000, enter_wait_ms=1_000, lock_timeout_ms=200)
+
+
+def opened(dsn: str, name: str) -> AbstractAsyncContextManager[storage.Store]:
+    return storage.open(dsn, server_name=SERVER, instance_name=name, config=CONFIG)
+
+
+@asynccontextmanager
+async def running_write(dsn: str) -> AsyncIterator[asyncpg.Connection]:
+    """Hold what a write holds until its commit."""
+    conn = await asyncpg.connect(dsn)
+    await conn.execute("BEGIN; LOCK TABLE stream_positions IN ROW EXCLUSIVE MODE")
+    yield conn
+    await conn.close()
+
+
+async def test_only_a_new_name_waits_for_a_running_write(dsn: str) -> None:
+    room = RoomBuilder("11", seed=1)
+    room.start(ALICE)
+    async with opened(dsn, "known"):
+        pass
+    async with running_write(dsn):
+        async with opened(dsn, "known") as store:
+            assert {one.outcome for one in await store.append(room.pdus)} == {"stored"}
+        with pytest.raises(storage.DatabaseConflict):
+            async with opened(dsn, "new"):
+                pass
+
+
+async def test_it_does_not_pass_an_id_in_flight(dsn: str) -> None:
+    """Its position moves past the id, as that of an idle writer does. No reader may follow it."""
+    room = RoomBuilder("11", seed=1)
+    room.start(ALICE)
+    told: list[Advance] = []
+    async with opened(dsn, "known"), opened(dsn, "other") as other:
+        await other.append(room.pdus)
+    async with opened(dsn, "other") as other:
+        holding = await asyncpg.connect(dsn)
+        await holding.execute("BEGIN; SELECT FROM rooms FOR UPDATE")
+        writing = asyncio.create_task(other.append([room.message(ALICE, "in flight").pdu]))
+        while not await holding.fetchval("SELECT EXISTS (SELECT FROM pg_locks WHERE NOT granted)"):
+            await asyncio.sleep(0.01)  # it has its id, and waits for the row of the room
+        taken = await holding.fetchval("SELECT last_value FROM events_stream")
+        async with opened(dsn, "known") as store:
+            store.streams.feed.subscribe(told.append)
+            events = store.streams["events"]
+            assert events.positions()["known"] == taken
+            assert events.positions()["other"] < taken
+            assert events.linear() < taken
+            assert events.generator.linear() < taken
+            await holding.close()
+            assert [one.outcome for one in await writing] == ["stored"]
+            await follow_once(store.database, store.streams)
+            facts = [fact.stream_id for one in told for fact in one.facts]
+            assert facts == [taken]
+            assert events.linear() == taken
+
+
+async def test_registered_names_are_known(dsn: str) -> None:
+    """Those that are at work are left alone."""
+    room = RoomBuilder("11", seed=1)
+    room.start(ALICE)
+    async with opened(dsn, "spark-0") as store:
+        register_names(dsn, ["spark-0", "spark-1"], config=CONFIG)
+        assert {one.outcome for one in await store.append(room.pdus)} == {"stored"}
+        async with running_write(dsn):
+            register_names(dsn, ["spark-2"], config=CONFIG)
+            async with opened(dsn, "spark-1"):
+                pass
+            with pytest.raises(storage.DatabaseConflict):
+                async with opened(dsn, "spark-2"):
+                    pass
