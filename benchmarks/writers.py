@@ -119,7 +119,8 @@ async def _together(bench: Bench, writers: int, rooms: Path, batch: int) -> Writ
                 _pipe(process.stdin).write(b"go\n")
             said = [await _hear(process, "done") for process in started]
         for process in started:
-            await process.communicate()
+            _pipe(process.stdin).close()  # `communicate` leaves it open up to Python 3.11
+            await process.wait()
     events, seconds = sum(float(one[0]) for one in said), sum(float(one[1]) for one in said)
     clock = used.clock
     return WritersRound(
