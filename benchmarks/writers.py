@@ -52,7 +52,7 @@ async def run(bench: Bench) -> None:
         return
     with tempfile.TemporaryDirectory() as folder:
         rooms = Path(folder) / "rooms.json"
-        rooms.write_text(json.dumps(_rooms(bench.size(200, 20))))
+        rooms.write_text(json.dumps(_rooms(bench.size(1_000, 20))))
         for batch in BATCHES:
             await _rates(bench, rooms, batch)
     bench.results["linear position"] = {
