@@ -307,7 +307,7 @@ async def _is_continued(conn: Connection, instance_name: str) -> bool:
     """Begin a new epoch of a writer that has entered all streams before; return whether it has.
 
     It waits for no other writer: each running write sees this one, which has nothing in flight, and
-    is moved like an idle one. What has to be repaired is left to a call that waits for them.
+    is moved like an idle one. If something has to be repaired, it returns False.
     """
     declared = await sequences(conn)
     names, own_sequences = list(declared), list(declared.values())

@@ -59,7 +59,7 @@ async def test_it_does_not_pass_an_id_in_flight(dsn: str) -> None:
         await holding.execute("BEGIN; SELECT FROM rooms FOR UPDATE")
         writing = asyncio.create_task(other.append([room.message(ALICE, "in flight").pdu]))
         while not await holding.fetchval("SELECT EXISTS (SELECT FROM pg_locks WHERE NOT granted)"):
-            await asyncio.sleep(0.01)  # it has its id, and waits for the row of the room
+            await holding.execute("SELECT pg_sleep(0.02)")  # until it has its id
         taken = await holding.fetchval("SELECT last_value FROM events_stream")
         async with opened(dsn, "known") as store:
             store.streams.feed.subscribe(told.append)
