@@ -15,13 +15,10 @@ from storage.database.migrate import HEAD_REVISION
 from storage.errors import DatabaseConflict
 from storage.pipeline.imports.stage import transaction
 from storage.streams.registry import STREAMS
+from storage.streams.startup import SQL_LOCK
 
 SQL_PATIENCE: Final[LiteralString] = """
 SET LOCAL lock_timeout = '1s'
-"""
-
-SQL_LOCK: Final[LiteralString] = """
-LOCK TABLE stream_positions IN SHARE ROW EXCLUSIVE MODE
 """
 
 SQL_WRITERS: Final[LiteralString] = """
