@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import replace
 
 import asyncpg
 import pytest
@@ -18,11 +19,14 @@ SERVER = "s1.test"
 ALICE = "@alice:s1.test"
 
 
-CONFIG = Config(follow_ms=3_600_000, enter_wait_ms=1_000, lock_timeout_ms=200)
+CONFIG = Config(follow_ms=3_600_000, lock_timeout_ms=60_000)
+IMPATIENT = replace(CONFIG, lock_timeout_ms=200)
 
 
-def opened(dsn: str, name: str) -> AbstractAsyncContextManager[storage.Store]:
-    return storage.open(dsn, server_name=SERVER, instance_name=name, config=CONFIG)
+def opened(
+    dsn: str, name: str, config: Config = CONFIG
+) -> AbstractAsyncContextManager[storage.Store]:
+    return storage.open(dsn, server_name=SERVER, instance_name=name, config=config)
 
 
 @asynccontextmanager
@@ -43,7 +47,7 @@ async def test_only_a_new_name_waits_for_a_running_write(dsn: str) -> None:
         async with opened(dsn, "known") as store:
             assert {one.outcome for one in await store.append(room.pdus)} == {"stored"}
         with pytest.raises(storage.DatabaseConflict):
-            async with opened(dsn, "new"):
+            async with opened(dsn, "new", IMPATIENT):
                 pass
 
 
@@ -88,5 +92,5 @@ async def test_registered_names_are_known(dsn: str) -> None:
             async with opened(dsn, "spark-1"):
                 pass
             with pytest.raises(storage.DatabaseConflict):
-                async with opened(dsn, "spark-2"):
+                async with opened(dsn, "spark-2", IMPATIENT):
                     pass
