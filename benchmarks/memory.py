@@ -1,4 +1,4 @@
-"""What the writer's caches hold: bytes a room, and how long a full garbage collection takes.
+"""The caches of a writer: their bytes for each room, and the time of a full garbage collection.
 
 Small rooms of 12 events, two thirds of them state, are appended one after the other, and no row of
 theirs is dropped. The first rooms fill the caches that do not grow with rooms (state groups, bytes
