@@ -257,9 +257,9 @@ def _limits(results: dict[str, Any]) -> str:
     page = results["reads"]["a page of 100"]["share_of_limit"]["median"]
     return fill(
         f"In the same run this Postgres took {limits['copy_rows_per_second']:,} rows a second by"
-        f" COPY, {limits['commit_ms']:.2f} ms for a bare commit, "
-        f"{limits['point_select_ms']:.2f} ms for a row by its key,"
-        f" {limits['index_range_100_ms']:.2f} ms for 100 rows by index. "
+        f" COPY. A bare commit took {limits['commit_ms']:.2f} ms, a row by its key"
+        f" {limits['point_select_ms']:.2f} ms, and 100 rows by index"
+        f" {limits['index_range_100_ms']:.2f} ms. "
         f"A page takes {1 / page:.1f} times that of its own round (goal: 3).",
         WIDTH,
     )

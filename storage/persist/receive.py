@@ -153,7 +153,7 @@ async def _refusal(event: Event, server: str, keys: VerifyKeys) -> str | None:
     signatures = event.json.get("signatures", {}).get(server)
     reason = "there is none"
     for key_id in signatures if isinstance(signatures, dict) else ():
-        key = keys.get((server, key_id)) if type(keys) is dict else await _key(keys, server, key_id)
+        key = await _key(keys, server, key_id)
         if key is None:
             reason = f"verify_keys has no key for {(server, key_id)}"
             continue

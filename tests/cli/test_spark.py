@@ -1,6 +1,6 @@
 """`room-storage spark`: what it says where something is missing.
 
-What it does is tested in tests/pipeline.
+The jobs themselves are tested in tests/pipeline.
 """
 
 import asyncio

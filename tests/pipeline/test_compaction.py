@@ -20,7 +20,7 @@ from storage.pipeline.lake import bulk, compaction, delta_table, files
 from storage.pipeline.lake.bulk import MirrorTasks
 from storage.pipeline.lake.compaction import COMPACT_BYTES, groups_to_merge
 from storage.pipeline.lake.delta_table import LakeTable, MirrorState
-from storage.pipeline.lake.files import FILE_ROWS, MirrorFile, WrittenFile, gathered
+from storage.pipeline.lake.files import FILE_ROWS, MirrorFile, gathered
 from storage.pipeline.lake.tables import EVENTS, MirrorTable
 
 pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.timeout(300)]
@@ -178,7 +178,7 @@ def test_a_compaction_that_dies_leaves_unnamed_files(tmp_path: Path) -> None:
 
     def dying(
         folder: str, table: MirrorTable, groups: Sequence[Sequence[MirrorFile]]
-    ) -> list[WrittenFile]:
+    ) -> list[MirrorFile]:
         in_process().merged(folder, table, groups)
         raise KeyboardInterrupt
 

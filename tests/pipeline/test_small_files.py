@@ -165,7 +165,7 @@ async def test_a_day_of_small_passes_ends_in_few_files(
 ) -> None:
     """One process makes all passes, or each makes fewer than lie between two compactions.
 
-    What a version had, it has after them; so have the answers.
+    A version has the same rows after them; the answers stay the same, too.
     """
     monkeypatch.setattr(delta_table, "SMALL_FILES_MAX", 6)
     folder, files, rows = str(tmp_path), list[int](), dict[int, int]()

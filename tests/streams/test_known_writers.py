@@ -10,6 +10,7 @@ import pytest
 
 import storage
 from storage.config import Config
+from storage.pipeline.imports import writer_names
 from storage.pipeline.imports.writer_names import register_names
 from storage.streams.feed import Advance
 from storage.streams.position_poller import follow_once
@@ -80,8 +81,8 @@ async def test_it_does_not_pass_an_id_in_flight(dsn: str) -> None:
             assert events.linear() == taken
 
 
-async def test_registered_names_are_known(dsn: str) -> None:
-    """Those that are at work are left alone."""
+async def test_registered_names_are_known(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that are at work are left alone. Where all are known, nothing is locked."""
     room = RoomBuilder("11", seed=1)
     room.start(ALICE)
     async with opened(dsn, "spark-0") as store:
@@ -94,3 +95,7 @@ async def test_registered_names_are_known(dsn: str) -> None:
             with pytest.raises(storage.DatabaseConflict):
                 async with opened(dsn, "spark-2", IMPATIENT):
                     pass
+        monkeypatch.setattr(writer_names, "SQL_LOCK", "SELECT 1 / 0")
+        with pytest.raises(storage.DatabaseError):
+            register_names(dsn, ["spark-3"], config=CONFIG)
+        register_names(dsn, ["spark-0", "spark-1"], config=CONFIG)

@@ -17,6 +17,18 @@ from storage.pipeline.imports.stage import transaction
 from storage.streams.registry import STREAMS
 from storage.streams.startup import SQL_LOCK
 
+SQL_UNKNOWN: Final[LiteralString] = """
+SELECT name
+FROM unnest($1::text[]) AS name
+WHERE NOT EXISTS (SELECT FROM writers WHERE instance_name = name)
+    OR EXISTS (
+        SELECT FROM unnest($2::text[]) AS stream
+        WHERE NOT EXISTS (
+            SELECT FROM stream_positions WHERE stream_name = stream AND instance_name = name
+        )
+    )
+"""
+
 SQL_PATIENCE: Final[LiteralString] = """
 SET LOCAL lock_timeout = '1s'
 """
@@ -55,8 +67,11 @@ def register_names(dsn: str, names: Sequence[str], *, config: Config) -> None:
 
     Otherwise a task does so itself, when it can. Raise `DatabaseError`.
     """
-    with arrow_session(dsn, config=config) as conn, suppress(DatabaseConflict), transaction(conn):
-        _register(conn, list(names))
+    with arrow_session(dsn, config=config) as conn:
+        unknown = [row["name"] for row in conn.rows(SQL_UNKNOWN, list(names), list(STREAMS))]
+        if unknown:  # else there is no reason to lock the table
+            with suppress(DatabaseConflict), transaction(conn):
+                _register(conn, unknown)
 
 
 def _register(conn: ArrowConnection, names: list[str]) -> None:

@@ -18,7 +18,7 @@ from storage.pipeline.failures import executor_errors
 from storage.pipeline.lake.bulk import RESULT
 from storage.pipeline.lake.day_table import AnswerState, DayTable, MirroredDays
 from storage.pipeline.lake.delta_table import folder_of, url_of
-from storage.pipeline.lake.files import WrittenFile, gathered, write_rows
+from storage.pipeline.lake.files import MirrorFile, gathered, write_rows
 from storage.pipeline.lake.questions import DAILY, Question, chosen_questions, definition
 from storage.pipeline.lake.reading import frame_of
 from storage.pipeline.lake.tables import EVENTS, MirrorTable
@@ -70,7 +70,7 @@ class Refresh:
         except InputError:  # the log does not go back so far any more
             return None
 
-    def _write(self, table: DayTable, query: str, days: Collection[str]) -> list[WrittenFile]:
+    def _write(self, table: DayTable, query: str, days: Collection[str]) -> list[MirrorFile]:
         """Count these days and write their rows: here if they are few, else in tasks."""
         below = url_of(folder_of(self.path, EVENTS))
         paths = [f"{below}/{path}" for path in self.source.paths(days)]
@@ -83,17 +83,17 @@ class Refresh:
             return _written_by_tasks(table.folder, table.table, parts.sortWithinPartitions("day"))
 
 
-def _written_by_tasks(folder: str, table: MirrorTable, rows: DataFrame) -> list[WrittenFile]:
+def _written_by_tasks(folder: str, table: MirrorTable, rows: DataFrame) -> list[MirrorFile]:
     def write(batches: Any) -> Any:
         for file in _written(folder, table, (pa.Table.from_batches([one]) for one in batches)):
             line = orjson.dumps(asdict(file)).decode()
             yield pa.RecordBatch.from_pydict({"result": [line]}, schema=RESULT)
 
     lines = rows.mapInArrow(write, spark_ddl(RESULT)).collect()
-    return [WrittenFile(**orjson.loads(line["result"])) for line in lines]
+    return [MirrorFile(**orjson.loads(line["result"])) for line in lines]
 
 
-def _written(folder: str, table: MirrorTable, batches: Iterator[pa.Table]) -> Iterator[WrittenFile]:
+def _written(folder: str, table: MirrorTable, batches: Iterator[pa.Table]) -> Iterator[MirrorFile]:
     """Write rows, which come in order of their days if they come in several parts."""
     for rows in gathered(one.select(table.schema.names).cast(table.schema) for one in batches):
         yield from write_rows(folder, table, rows)

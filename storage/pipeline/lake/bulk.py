@@ -20,7 +20,7 @@ from storage.pipeline.failures import executor_errors
 from storage.pipeline.lake.compaction import merged
 from storage.pipeline.lake.delta_table import LakeTable
 from storage.pipeline.lake.event_rows import event_rows
-from storage.pipeline.lake.files import MirrorFile, WrittenFile, gathered, write_rows
+from storage.pipeline.lake.files import MirrorFile, gathered, write_rows
 from storage.pipeline.lake.room_rows import ROOMS_PER_STATEMENT, room_rows
 from storage.pipeline.lake.tables import EVENTS, TABLES, MirrorTable
 from storage.pipeline.source.filters import Chosen, by_position, split
@@ -93,13 +93,13 @@ class MirrorTasks:
     tasks: int
     config: Config
 
-    def events(self, window: Bounds, folder: str) -> tuple[list[WrittenFile], list[int]]:
+    def events(self, window: Bounds, folder: str) -> tuple[list[MirrorFile], list[int]]:
         """Write the events of a window; return the files, and the nids of readmitted events."""
         task = BulkTask(self.dsn, folder, EVENTS.name, window, self.config)
         ranges = list(split(window.after + 1, window.upto, self.tasks))
         return _results(self._run(task.results, ranges))
 
-    def rooms(self, lake: LakeTable, first: int, last: int, within: Bounds) -> list[WrittenFile]:
+    def rooms(self, lake: LakeTable, first: int, last: int, within: Bounds) -> list[MirrorFile]:
         """Write the rows of all rooms with nids from ``first`` to ``last``."""
         task = BulkTask(self.dsn, lake.folder, lake.table.name, within, self.config)
         if last - first < FEW_ROOMS:
@@ -108,7 +108,7 @@ class MirrorTasks:
 
     def merged(
         self, folder: str, table: MirrorTable, groups: Sequence[Sequence[MirrorFile]]
-    ) -> list[WrittenFile]:
+    ) -> list[MirrorFile]:
         """Merge each group of files of a table into one."""
         work = MergeTask(folder, table.name).results
         parts = [tuple(file.path for file in group) for group in groups]
@@ -134,13 +134,13 @@ class MirrorTasks:
             return [row["result"] for row in frame.mapInArrow(write, spark_ddl(RESULT)).collect()]
 
 
-def _results(lines: Iterable[str]) -> tuple[list[WrittenFile], list[int]]:
-    files: list[WrittenFile] = []
+def _results(lines: Iterable[str]) -> tuple[list[MirrorFile], list[int]]:
+    files: list[MirrorFile] = []
     readmitted: list[int] = []
     for line in lines:
         found = orjson.loads(line)
         if "file" in found:
-            files.append(WrittenFile(**found["file"]))
+            files.append(MirrorFile(**found["file"]))
         else:
             readmitted += found["readmitted"]
     return files, readmitted

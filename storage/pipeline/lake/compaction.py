@@ -16,7 +16,6 @@ from typing import Final
 from storage.pipeline.lake.files import (
     FILE_ROWS,
     MirrorFile,
-    WrittenFile,
     gathered,
     read_file,
     write_rows,
@@ -26,7 +25,7 @@ from storage.pipeline.lake.tables import MirrorTable
 COMPACT_BYTES: Final = 32 << 20
 """The size of a merged file, at most."""
 
-Merge = Callable[[str, MirrorTable, Sequence[Sequence[MirrorFile]]], list[WrittenFile]]
+Merge = Callable[[str, MirrorTable, Sequence[Sequence[MirrorFile]]], list[MirrorFile]]
 """Merge each of these groups of files of the table in this folder; see `merged`."""
 
 
@@ -42,7 +41,7 @@ def groups_to_merge(files: Iterable[MirrorFile]) -> list[list[MirrorFile]]:
     return [group for group in found if len(group) > 1]
 
 
-def merged(folder: str, table: MirrorTable, paths: Iterable[str]) -> Iterator[WrittenFile]:
+def merged(folder: str, table: MirrorTable, paths: Iterable[str]) -> Iterator[MirrorFile]:
     """Write the rows of files of one day as one file, or as several if the rows are very large."""
     names = table.schema.names
     for rows in gathered(read_file(folder, table, path, names) for path in paths):

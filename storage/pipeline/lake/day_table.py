@@ -1,7 +1,7 @@
 """A daily table of answers, in Delta Lake's format, and the days of `events` that it follows.
 
 A commit replaces the rows of some days. Its metadata has the version of the mirror's `events` that
-the table has read, so a refresh finds the days whose files are not the same any more:
+the table has read. So a refresh finds the days whose files have changed:
 
   events, version 7    day=2024-05-01 part-a            day=2024-05-02 part-b
   events, version 9    day=2024-05-01 part-a part-c                              changed: both days
@@ -23,7 +23,7 @@ from storage.pipeline.lake.delta_table import (
     last_metadata,
     vacuum,
 )
-from storage.pipeline.lake.files import MirrorFile, WrittenFile
+from storage.pipeline.lake.files import MirrorFile
 from storage.pipeline.lake.tables import MirrorTable
 
 ANSWER: Final = "answer"
@@ -110,7 +110,7 @@ class DayTable:
         return [file.path for file in _day_files(self._delta)]
 
     def replace(
-        self, days: Collection[str] | None, files: Sequence[WrittenFile], state: AnswerState
+        self, days: Collection[str] | None, files: Sequence[MirrorFile], state: AnswerState
     ) -> None:
         """Replace the rows of these days, or of all, in one commit.
 

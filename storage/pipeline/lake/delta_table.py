@@ -27,7 +27,6 @@ from storage.errors import InputError, StorageError
 from storage.pipeline.lake.compaction import Merge, groups_to_merge
 from storage.pipeline.lake.files import (
     MirrorFile,
-    WrittenFile,
     file_parts,
     now_ms,
     read_file,
@@ -154,7 +153,7 @@ class LakeTable:
 
     def commit(
         self,
-        added: Iterable[pa.Table | WrittenFile],
+        added: Iterable[pa.Table | MirrorFile],
         state: MirrorState,
         gone: Keys = (),
     ) -> None:
@@ -162,18 +161,18 @@ class LakeTable:
 
         Raise `StorageError` if another process has written meanwhile.
         """
-        files: list[WrittenFile] = []
+        files: list[MirrorFile] = []
         removed: list[MirrorFile] = []
         for file, kept in self._without(gone) if len(gone) else ():
             removed.append(file)
             if kept.num_rows:
                 files += write_rows(self.folder, self.table, kept)
         for one in added:
-            files += [one] if isinstance(one, WrittenFile) else self.write(one)
+            files += [one] if isinstance(one, MirrorFile) else self.write(one)
         commit_files(self._delta, self.table, files, removed, state.metadata())
         self._commits += 1
 
-    def write(self, rows: pa.Table) -> list[WrittenFile]:
+    def write(self, rows: pa.Table) -> list[MirrorFile]:
         """Write rows as files that a later commit adds."""
         return list(write_rows(self.folder, self.table, rows)) if rows.num_rows else []
 
@@ -281,7 +280,7 @@ def last_metadata(delta: DeltaTable, key: str) -> Any:
 def commit_files(
     delta: DeltaTable,
     table: MirrorTable,
-    files: Sequence[WrittenFile],
+    files: Sequence[MirrorFile],
     removed: Sequence[MirrorFile],
     metadata: dict[str, Any],
     *,

@@ -24,7 +24,7 @@ from storage.pipeline.lake.comparison import MirrorChanges, compare_all, compare
 from storage.pipeline.lake.delta_table import LakeTable, MirrorState
 from storage.pipeline.lake.event_rows import erased_names, event_rows, marks_of_events, nids_of
 from storage.pipeline.lake.facts import ChangeFacts, change_facts, room_nids
-from storage.pipeline.lake.files import WrittenFile, gathered
+from storage.pipeline.lake.files import MirrorFile, gathered
 from storage.pipeline.lake.positions import cache_bounds
 from storage.pipeline.lake.sweep import gone_rooms, swept_rooms
 from storage.pipeline.source.filters import Chosen, by_position, nth_position
@@ -90,7 +90,7 @@ class EventPass:
     def commit(self, changes: MirrorChanges, position: str, bulk: MirrorTasks) -> tuple[int, int]:
         """Commit the pass; return the numbers of rows that were read, and deleted or replaced."""
         window = between(self.conn, self.start, self.end)
-        written: list[WrittenFile] = []
+        written: list[MirrorFile] = []
         if nth_position(self.conn, window, WIDE) is None:
             new = [nid for page in _window(self.conn, window) for nid in page]
         else:

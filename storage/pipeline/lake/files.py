@@ -30,8 +30,12 @@ FILE_BYTES: Final = 256 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class WrittenFile:
-    """A file that no commit names yet, with what the log needs."""
+class MirrorFile:
+    """A file of a table, with what the log has of it.
+
+    ``first`` and ``last``: the range of the key in its rows. No commit names it yet, if it was just
+    written.
+    """
 
     path: str
     size: int
@@ -52,18 +56,6 @@ class WrittenFile:
         return json.dumps(found)
 
 
-@dataclass(frozen=True, slots=True)
-class MirrorFile:
-    """A file of the table as the log has it: the range of the key is that of its rows."""
-
-    path: str
-    size: int
-    rows: int
-    first: int
-    last: int
-    day: str | None
-
-
 @contextmanager
 def written_below(folder: str, other: type[Exception] = OSError) -> Iterator[None]:
     """Raise `StorageError` where a file cannot be written: a full disk, a lost privilege.
@@ -79,7 +71,7 @@ def written_below(folder: str, other: type[Exception] = OSError) -> Iterator[Non
         ) from error
 
 
-def write_rows(folder: str, table: MirrorTable, rows: pa.Table) -> Iterator[WrittenFile]:
+def write_rows(folder: str, table: MirrorTable, rows: pa.Table) -> Iterator[MirrorFile]:
     """Write rows as files, in order of the key, those of a day by themselves."""
     for day, some in _by_day(rows) if table.by_day else [(None, rows)]:
         ordered = (some.sort_by(table.key) if table.key else some).select(table.columns.names)
@@ -134,7 +126,7 @@ def _by_day(rows: pa.Table) -> list[tuple[str | None, pa.Table]]:
     ]
 
 
-def _write(folder: str, table: MirrorTable, rows: pa.Table, day: str | None) -> WrittenFile:
+def _write(folder: str, table: MirrorTable, rows: pa.Table, day: str | None) -> MirrorFile:
     where, inner = opened(folder)
     path = f"{f'day={day}/' if day else ''}part-{secrets.token_hex(12)}.parquet"
     with written_below(folder):
@@ -144,7 +136,7 @@ def _write(folder: str, table: MirrorTable, rows: pa.Table, day: str | None) -> 
             size = file.tell()
     range_of: Any = pc.min_max(rows.column(table.key)) if table.key else {}
     first, last = (range_of[end].as_py() if range_of else 0 for end in ("min", "max"))
-    return WrittenFile(path, size, rows.num_rows, first, last, day)
+    return MirrorFile(path, size, rows.num_rows, first, last, day)
 
 
 def now_ms() -> int:
