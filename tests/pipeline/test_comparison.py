@@ -1,6 +1,7 @@
 """A comparison finds what differs between the mirror's `events` and the store, piece by piece."""
 
 import random
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,10 @@ import pytest
 
 import storage
 from storage.database.arrow_results import arrow_snapshot
+from storage.ids import UserId
 from storage.maintenance.purge import purge_room
 from storage.pipeline import mirror
-from storage.pipeline.lake import comparison, event_pass, event_rows, sweep
+from storage.pipeline.lake import comparison, event_pass, event_rows, files, sweep
 from storage.pipeline.lake.comparison import MirrorChanges, compare_all, compare_rooms
 from storage.pipeline.lake.delta_table import LakeTable, MirrorState
 from storage.pipeline.lake.positions import current_position
@@ -180,3 +182,19 @@ def test_rows_are_chosen_by_key(tmp_path: Path) -> None:
         found = lake.rows(["room_nid"], keys).column(0).to_pylist()
         assert sorted(found) == sorted(keys & set(range(200)))
     assert lake.rows(["room_nid"], np.array([5, 5, 1])).num_rows == 2
+
+
+async def test_an_erasure_reaches_every_part_of_a_file(
+    dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "PART_ROWS", 4)
+    await filled(dsn)
+    mirror(None, dsn, str(tmp_path), once=True)
+    senders = Counter(events_of(tmp_path, dsn).rows(["sender"]).column("sender").to_pylist())
+    [(most, count)] = senders.most_common(1)
+    assert count > 2 * files.PART_ROWS
+    async with storage.open(dsn, server_name=SERVER) as store:
+        await store.erase_user(UserId(most))
+    mirror(None, dsn, str(tmp_path), once=True)
+    rows = events_of(tmp_path, dsn).rows(["sender", "erased"]).to_pylist()
+    assert all(row["erased"] is (row["sender"] == most) for row in rows)
