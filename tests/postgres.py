@@ -44,6 +44,16 @@ def with_database(dsn: str, name: str) -> str:
     return urlunsplit((parts.scheme, netloc, f"/{name}", parts.query, ""))
 
 
+SQL_WAITING: Final = """
+SELECT count(DISTINCT waiting.pid)
+FROM pg_locks waiting
+JOIN pg_locks own USING (pid)
+JOIN pg_database d ON d.oid = own.database
+WHERE NOT waiting.granted AND d.datname = current_database()
+"""
+"""How many sessions of this database wait for a lock. Other tests have theirs in `pg_locks`."""
+
+
 async def others_ended(database: Database) -> None:
     """Whatever is under way now has ended, in any database of the server: other tests write too.
 

@@ -195,7 +195,8 @@ class Receiver:
         """Fill one gap of a room at a time: the next one may then be smaller, or closed."""
         lock = self._rooms.lock(task.room_id)
         try:
-            await asyncio.wait_for(lock.acquire(), task.requests.seconds_left)
+            async with asyncio.timeout(task.requests.seconds_left):
+                await lock.acquire()
         except TimeoutError:
             return {
                 one: AppendResult(one, "missing_parents", "another gap of the room is being filled")

@@ -232,4 +232,5 @@ class Sender:
 
 async def _wait(event: asyncio.Event, seconds: float) -> None:
     with suppress(TimeoutError):
-        await asyncio.wait_for(event.wait(), seconds)
+        async with asyncio.timeout(seconds):  # unlike `wait_for`, it never loses a cancellation
+            await event.wait()

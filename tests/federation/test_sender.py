@@ -167,6 +167,22 @@ async def test_it_tries_again_by_itself(
     assert all(one.exc_info is not None for one in caplog.records)
 
 
+@pytest.mark.parametrize("turns", range(6))
+async def test_news_at_the_moment_of_its_end_do_not_keep_it(
+    two: list[Homeserver], turns: int
+) -> None:
+    """`asyncio.wait_for` of Python 3.11 drops a cancellation that comes with what it waits for."""
+    sender = Sender(two[0].store, Wire(two).send, limits=SLOW)
+    task = asyncio.create_task(sender.run())
+    await asyncio.sleep(0.05)
+    sender._news.set()
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    task.cancel()
+    assert await asyncio.wait([task], timeout=WAIT_S) == ({task}, set())
+    assert task.cancelled()
+
+
 async def test_after_a_restart_it_sends_what_a_server_lacks(three: list[Homeserver]) -> None:
     one, two, other = three
     room = await shared_room(*three)

@@ -12,11 +12,11 @@ from storage.maintenance.indexes import lies
 from storage.persist import AppendResult, Origin, Outcome
 from storage.testing import RoomBuilder
 from tests.persist.test_two_stores import two_stores
+from tests.postgres import SQL_WAITING
 
 SAME = "$same:s1.test"
 SQL_STORED = "SELECT count(*) FROM events WHERE event_id = $1::text"
 SQL_HOLD = "LOCK TABLE events IN SHARE MODE"
-SQL_WAITING = "SELECT count(*) FROM pg_locks WHERE NOT granted AND relation = 'events'::regclass"
 SQL_TWICE = """
 INSERT INTO events
 SELECT (x).* FROM (

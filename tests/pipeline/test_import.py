@@ -327,7 +327,8 @@ async def test_a_task_enters_when_a_long_write_of_another_is_over(
 
 WAITED_FOR = (
     "SELECT EXISTS (SELECT FROM pg_locks WHERE NOT granted "
-    "AND relation = 'stream_positions'::regclass)"
+    "AND relation = 'stream_positions'::regclass "
+    "AND database = (SELECT oid FROM pg_database WHERE datname = current_database()))"
 )
 
 

@@ -20,7 +20,8 @@ pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.timeout(600)]
 STAGED = "SELECT array_agg(DISTINCT import_number ORDER BY import_number) FROM import_events"
 DRIVER = (
     "SELECT pg_terminate_backend(pid) FROM pg_locks "
-    "WHERE locktype = 'advisory' AND objid = 1919905646"
+    "WHERE locktype = 'advisory' AND objid = 1919905646 "
+    "AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
 )
 PEAK = (
     "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() "

@@ -13,6 +13,7 @@ from storage import Outgoing, Store
 from storage.ids import server_name_of
 from storage.streams.position_poller import follow_once
 from storage.testing import SHAPES, BuiltEvent, RoomBuilder, build_room
+from tests.postgres import SQL_WAITING
 from tests.queries.conftest import StatementLog
 from tests.queries.rooms import ADMIN, LOCAL, OTHER, REMOTE, append, deliver, ids, new_room
 
@@ -32,7 +33,6 @@ $$;
 CREATE CONSTRAINT TRIGGER hold AFTER INSERT ON events DEFERRABLE INITIALLY DEFERRED
 FOR EACH ROW EXECUTE FUNCTION hold();
 """
-SQL_IS_HELD = "SELECT EXISTS (SELECT FROM pg_locks WHERE locktype = 'advisory' AND NOT granted)"
 
 
 def servers_of(events: Iterable[Outgoing]) -> dict[str, set[str]]:
@@ -236,7 +236,7 @@ async def test_an_event_that_another_writer_holds_open_is_never_skipped(dsn: str
             before = await main.outbox(0, EVERYTHING)
             await connection.execute("SELECT pg_advisory_lock(7)")
             writing = asyncio.create_task(slow.append([held.pdu]))
-            while not await connection.fetchval(SQL_IS_HELD):  # noqa: ASYNC110
+            while not await connection.fetchval(SQL_WAITING):  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
             quick = rooms[1].message(ADMIN, "quick")
             assert await append(main, quick) == ["stored"]

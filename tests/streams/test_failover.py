@@ -22,6 +22,7 @@ from storage.streams.restore_detection import JUMP
 from storage.streams.to_device import SQL_SEND
 from tests.failover import ReplicatedPair, value
 from tests.maintenance.rooms import SERVER, findings
+from tests.postgres import SQL_WAITING
 from tests.streams.lossy import ALICE, LOST, SELDOM, FailoverRoom, FeedRecorder, opened, timeline
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.every_postgres]
@@ -113,7 +114,7 @@ async def committed_late(
             late.streams.instance_name,
         )
         writing = asyncio.create_task(room.write(late, 1))
-        while not await holds.fetchval("SELECT EXISTS (SELECT FROM pg_locks WHERE NOT granted)"):
+        while not await holds.fetchval(SQL_WAITING):
             pass
         kept = await other.write(soon, 1)
         await pair.caught_up()

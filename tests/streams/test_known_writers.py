@@ -15,6 +15,7 @@ from storage.pipeline.imports.writer_names import register_names
 from storage.streams.feed import Advance
 from storage.streams.position_poller import follow_once
 from storage.testing import RoomBuilder
+from tests.postgres import SQL_WAITING
 
 SERVER = "s1.test"
 ALICE = "@alice:s1.test"
@@ -63,8 +64,8 @@ async def test_it_does_not_pass_an_id_in_flight(dsn: str) -> None:
         holding = await asyncpg.connect(dsn)
         await holding.execute("BEGIN; SELECT FROM rooms FOR UPDATE")
         writing = asyncio.create_task(other.append([room.message(ALICE, "in flight").pdu]))
-        while not await holding.fetchval("SELECT EXISTS (SELECT FROM pg_locks WHERE NOT granted)"):
-            await holding.execute("SELECT pg_sleep(0.02)")  # until it has its id
+        while not await holding.fetchval(SQL_WAITING):  # until it has its id
+            await holding.execute("SELECT pg_sleep(0.02)")
         taken = await holding.fetchval("SELECT last_value FROM events_stream")
         async with opened(dsn, "known") as store:
             store.streams.feed.subscribe(told.append)

@@ -12,6 +12,7 @@ from storage import DatabaseError, EventId, ResyncNeeded, Store
 from storage.streams.position_poller import follow_once
 from tests.failover import ReplicatedPair, ask, value
 from tests.maintenance.rooms import findings
+from tests.postgres import SQL_WAITING
 from tests.streams.lossy import CONFIG, LOST, SELDOM, FailoverRoom, FeedRecorder, opened, timeline
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.every_postgres]
@@ -72,10 +73,7 @@ async def test_several_stores_leave_one_gap(pair: ReplicatedPair) -> None:
         holds = await asyncpg.connect(pair.rooms(pair.standby))
         async with holds.transaction():
             await holds.execute("LOCK TABLE stream_positions IN SHARE MODE")
-            while await holds.fetchval(
-                "SELECT count(*) FROM pg_locks WHERE NOT granted "
-                "AND relation = 'stream_positions'::regclass"
-            ) < len(stores):
+            while await holds.fetchval(SQL_WAITING) < len(stores):
                 pass
         await holds.close()
         for room, store in zip(rooms, stores, strict=True):

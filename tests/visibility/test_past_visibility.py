@@ -29,6 +29,7 @@ from storage.visibility import audience_ranges, past_visibility
 from tests.maintenance.rooms import findings
 from tests.oracle.example_databases import execute
 from tests.oracle.test_store import SQL_NO_SLACK
+from tests.postgres import others_ended
 
 SERVER: Final = "s1.test"
 ADMIN, FLAPPER, OTHER, ERASED = (
@@ -364,6 +365,7 @@ async def test_a_purge_that_forgets_who_saw_nothing_of_what_is_left_forgets_old_
         last = [room.topic(ADMIN, str(number)) for number in range(100)][-1]
         await store.append(room.pdus, room_version="11")
         assert await rows(store) > 4
+        await others_ended(store.database)
         await purge_history(
             store.database, room.room_id, server_name=SERVER, before_event_id=last.event_id
         )
