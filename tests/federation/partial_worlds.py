@@ -260,6 +260,25 @@ class PartialWorld:
             found |= {(one, server) for one in shown}
         return found
 
+    def has_lost(self, event_id: EventId, reader: str) -> bool:
+        """Whether an event follows the join of a reader, and its true state has another one.
+
+        In a resolution with an old fork, an old rule may refuse the join. A partial state keeps it.
+        """
+        event = self.room.event(event_id)
+        before = self.before(event)
+        own = [one for one in before if one.key == ("m.room.member", reader) and not one.expected]
+        held = event.state_before.get(("m.room.member", reader))
+        return bool(own) and own[-1].content["membership"] == "join" and held != own[-1].event_id
+
+    def before(self, event: BuiltEvent) -> list[BuiltEvent]:
+        """The ancestors of an event, in the order in which they were built."""
+        known = {event.event_id}
+        for one in reversed(self.room.events):
+            if one.event_id in known:
+                known.update(one.prev_events)
+        return [one for one in self.room.events if one.event_id in known - {event.event_id}]
+
     async def refused(self, replica: Replica) -> set[EventId]:
         """The events that the store has rejected or soft-failed, and redactions of them.
 
