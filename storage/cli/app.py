@@ -53,8 +53,8 @@ app: typer.Typer = typer.Typer(
     name="room-storage",
     help=(
         "The rooms of a Matrix homeserver, on Postgres."
-        " Exit codes: 0 done, 1 done with findings, 2 bad usage, input or role, 3 no database,"
-        " 130 interrupted (SIGINT), 143 (SIGTERM)."
+        " Exit codes: 0 done, 1 findings or damaged data, 2 bad usage, input or role,"
+        " 3 no database, 130 SIGINT, 143 SIGTERM (serve and inspect: 0)."
     ),
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -121,7 +121,7 @@ COMMANDS: Final = (
         "serve",
         serve.command,
         SERVE,
-        ("serve --metrics-port 9187", "serve --no-tcp --redis redis://localhost"),
+        ("serve --http-port 9193", "serve --no-tcp --redis redis://localhost"),
     ),
     CliCommand(
         "import",

@@ -28,7 +28,7 @@ OlderOption = Annotated[
     typer.Option(
         "--older-than",
         metavar="DAYS",
-        help="Archive events received so many days ago, such as 90.",
+        help="Archive events received at least this many days ago.",
         show_default=False,
     ),
 ]
@@ -48,7 +48,7 @@ RoomsOption = Annotated[
 ]
 LimitOption = Annotated[
     int | None,
-    typer.Option(min=1, metavar="N", help="Archive so many events at most.", show_default=False),
+    typer.Option(min=1, metavar="N", help="Archive at most this many events.", show_default=False),
 ]
 BackOption = Annotated[bool, typer.Option("--back", help="Return events to the database.")]
 PackOption = Annotated[

@@ -37,7 +37,7 @@ def command(
 ) -> None:
     """Show a user's events redacted to users and servers who were not in the room then.
 
-    No event is deleted. The values of facts published under their id are. With --remove, nobody
+    Events stay. The values of facts published under their id are deleted. With --remove, nobody
     gets the content of their events any more.
     """
     if undo and remove:

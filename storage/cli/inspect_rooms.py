@@ -51,7 +51,7 @@ def command(
     """Show the rooms in a browser: print an address with a token, and serve until interrupted.
 
     Without --read-write, Postgres refuses every write of its sessions, and a standby will do.
-    The content of events is hidden until somebody asks for it, which is written to the log.
+    The content of events is hidden. Each request to show it is logged.
     """
     if not is_loopback(host):
         logger.warning("on %s pages are sent unencrypted: put a proxy with TLS before it", host)

@@ -221,8 +221,8 @@ def _print_purged(purged: list[Purged], swept: Swept, *, dry_run: bool, as_json:
             ""
             if job is None
             else (
-                f" ({job.deleted_count:,} deleted, {job.set_aside_count:,} set aside,"
-                f" {job.swept_count:,} of them swept)"
+                f" ({job.deleted_count:,} deleted, {job.set_aside_count:,} made outliers,"
+                f" {job.swept_count:,} of them deleted)"
             )
         )
         typer.echo(f"{summary} would be purged" if dry_run else f"{summary} purged{more}")

@@ -99,7 +99,7 @@ def command(
     instance_name: Annotated[str, instance_name_option()] = "serve",
     as_json: JsonOption = False,
 ) -> None:
-    """Publish to workers what is committed to the database, until interrupted (SIGINT, SIGTERM)."""
+    """Publish commits to workers, and serve health and metrics, until interrupted."""
     if not tcp and redis is None:
         raise InputError("nothing to do: --no-tcp without --redis")
     context = _tls(tls_certificate, tls_key, tls_client_authorities)

@@ -40,7 +40,9 @@ TasksOption = Annotated[
 ]
 KeepOption = Annotated[
     int,
-    typer.Option("--keep", min=0, metavar="HOURS", help="So long old versions of the tables stay."),
+    typer.Option(
+        "--keep", min=0, metavar="HOURS", help="How long old versions of the tables stay."
+    ),
 ]
 LOCAL: Final = "local[*]"
 KEPT_HOURS: Final = 168
