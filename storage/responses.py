@@ -80,6 +80,11 @@ ERRORS: Final[tuple[tuple[type[Exception], int, str], ...]] = (
 )
 """The status and the errcode of each error. The first class that fits is used."""
 
+RULES: Final = {
+    "member.join.cannot_check": (400, "M_UNABLE_TO_AUTHORISE_JOIN"),
+    "member.join.no_authoriser": (400, "M_UNABLE_TO_GRANT_JOIN"),
+}
+"""Another server may let the user in. Server-server API, "Restricted rooms"."""
 PASSED_ON: Final = frozenset({400, 403, 404})
 """Statuses of other servers that concern the user. 401, for one, would log the client out."""
 
@@ -444,7 +449,8 @@ def error(raised: StorageError | RemoteError) -> tuple[int, Json]:
         if raised.status in PASSED_ON:
             return raised.status, _error(raised.errcode or "M_UNKNOWN", raised)
         return 502, _error("M_UNKNOWN", raised)
-    status, errcode = next(known[1:] for known in ERRORS if isinstance(raised, known[0]))
+    known = RULES.get(raised.rule) if isinstance(raised, AuthDenied) else None
+    status, errcode = known or next(one[1:] for one in ERRORS if isinstance(raised, one[0]))
     form = _error(errcode, raised)
     if isinstance(raised, IncompatibleRoomVersion):
         form["room_version"] = raised.room_version

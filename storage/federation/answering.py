@@ -116,7 +116,7 @@ class Responder:
         given = dict(args.mapping(pdu, "the event"))
         event = parse(given, version)
         _check_membership(event, origin, change, (room_id, event_id))
-        signed = self._authorised(given, event)
+        signed = await self._authorised(given, event)
         if change == "join" and await self._receiver.partial_room(event.room_id) is not None:
             raise PartialState(event.room_id)  # the response needs the whole state
         await self._receiver.accepted(origin, signed, version)
@@ -152,12 +152,17 @@ class Responder:
             raise UnknownRoom(room_id)
         return room.room_version
 
-    def _authorised(self, pdu: Json, event: Event) -> Json:
-        """Return an event, signed if a local user authorises a restricted join."""
-        authoriser = event.content.get(AUTHORISER)
-        own = self._store.server_name
+    async def _authorised(self, pdu: Json, event: Event) -> Json:
+        """Return an event, signed if a local user authorises a restricted join.
+
+        The auth rules check that user only. Whether the join rule allows the join is checked here
+        once more, as another server need not have requested a template. `AuthDenied`.
+        """
+        authoriser, own = event.content.get(AUTHORISER), self._store.server_name
         if not isinstance(authoriser, str) or server_name_of(authoriser) != own:
             return pdu
+        room, user, content = event.room_id, event.sender, {"membership": "join"}
+        await self._store.template(room, user, MEMBER, content, state_key=user)
         return sign(pdu, event.room_version, *signer_of(self._store, None))
 
     async def _pass_on(self, origin: str, event: Event) -> None:

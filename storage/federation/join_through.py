@@ -127,7 +127,7 @@ def signed(response: JsonObject, wanted: MembershipRequest, signer: Signer) -> S
     if not isinstance(version, str) or version not in ROOM_VERSIONS:
         raise RemoteError(f"its template is of room version {version!r}, which is not known")
     template = _checked(response.get("event"), wanted)
-    content = {**wanted.content}
+    content = {key: value for key, value in wanted.content.items() if key != AUTHORISER}
     if AUTHORISER in template["content"]:
         content[AUTHORISER] = template["content"][AUTHORISER]
     pdu: dict[str, Any] = {key: template[key] for key in PLACE if key in template}

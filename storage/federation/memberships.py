@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any, Final, TypeVar
 
 from storage import arguments as args
-from storage.errors import InvalidEvent, PartialState
+from storage.errors import AuthDenied, InvalidEvent, PartialState
 from storage.event import event_id as event_id_of
 from storage.event import parse, sign
 from storage.event.hashes import canonical
@@ -34,6 +34,11 @@ from storage.store.sending import signer_of
 T = TypeVar("T")
 
 MEMBER: Final = "m.room.member"
+FOR_OTHERS: Final = ("member.join.no_authoriser", "member.join.cannot_check")
+"""Rules of a restricted join that another server may keep.
+
+Only a server that knows all members, too, can let a user in (`PartialState`).
+"""
 SHOWN: Final = (
     "m.room.create",
     "m.room.join_rules",
@@ -77,11 +82,19 @@ class Memberships:
                 return await self._through(join_through, wanted, servers)
         try:
             result = await self._send(wanted)
-        except PartialState:  # only a server that knows all members can let the user in
-            inside = await self._store.joined_servers(wanted.room_id)
-            others = [*args.listed(servers, "servers"), *sorted(inside)]
+        except (PartialState, AuthDenied) as error:
+            if isinstance(error, AuthDenied) and error.rule not in FOR_OTHERS:
+                raise
+            others = await self._others(wanted.room_id, servers)
+            if not others:
+                raise
             return await self._through(join_through, wanted, others)
         return JoinResult("joined", wanted.room_id, result.event_id, wanted.user_id, result=result)
+
+    async def _others(self, room_id: RoomId, servers: Iterable[str]) -> list[str]:
+        """Return servers that may let a user in where this one may not."""
+        inside = await self._store.joined_servers(room_id) - {self._store.server_name}
+        return [*args.listed(servers, "servers"), *sorted(inside)]
 
     async def knock(
         self,

@@ -87,19 +87,20 @@ async def test_a_remote_member_of_an_allowed_room_gets_a_template(
     assert (await join_template(store, room_id, REMOTE))[AUTHORISER] == ALICE
     for user in (BOB, ALICE):
         await store.send(space, user, "m.room.member", {"membership": "leave"}, state_key=user)
-    with pytest.raises(AuthDenied, match=r"member\.join\.not_allowed"):
+    with pytest.raises(AuthDenied, match=r"member\.join\.cannot_check"):
         await join_template(store, room_id, REMOTE)
 
 
 async def test_a_condition_that_is_not_known_allows_nobody(store: Store, space: RoomId) -> None:
-    for one in (
-        rule(space, type="other"),
-        rule(RoomId("!unknown")),
-        ("m.room.join_rules", "", {"join_rule": "restricted", "allow": space}),
-        ("m.room.join_rules", "", {"join_rule": "restricted", "allow": [space, {"room_id": "\0"}]}),
+    restricted = {"join_rule": "restricted"}
+    for one, expected in (
+        (rule(space, type="other"), "not_allowed"),
+        (rule(RoomId("!unknown")), "cannot_check"),
+        (("m.room.join_rules", "", {**restricted, "allow": space}), "not_allowed"),
+        (("m.room.join_rules", "", {**restricted, "allow": [{"room_id": "\0"}]}), "not_allowed"),
     ):
         room_id = await store.create_room(ALICE, initial_state=[one])
-        with pytest.raises(AuthDenied, match=r"member\.join\.not_allowed"):
+        with pytest.raises(AuthDenied, match=rf"member\.join\.{expected}"):
             await join_template(store, room_id, BOB)
 
 
@@ -136,12 +137,19 @@ async def test_any_member_authorises_where_everybody_may_invite(
     assert (await join_template(store, room_id, BOB))[AUTHORISER] == CAROL
 
 
-async def test_a_named_user_stays(store: Store, space: RoomId) -> None:
+async def test_a_client_names_nobody(store: Store, space: RoomId) -> None:
+    """It could name any user who may invite, and so enter; or one whose server does not sign."""
     room_id = await store.create_room(ALICE, initial_state=[rule(space)])
-    content = await join_template(store, room_id, CAROL, **{AUTHORISER: ALICE})
-    assert content[AUTHORISER] == ALICE
-    with pytest.raises(AuthDenied, match=r"member\.join\.authoriser_not_joined"):
-        await join_template(store, room_id, CAROL, **{AUTHORISER: BOB})
+    for named in (ALICE, BOB, REMOTE, 1):
+        with pytest.raises(AuthDenied, match=r"member\.join\.not_allowed"):
+            await join_template(store, room_id, CAROL, **{AUTHORISER: named})
+        assert (await join_template(store, room_id, BOB, **{AUTHORISER: named}))[
+            AUTHORISER
+        ] == ALICE
+    await store.send(room_id, ALICE, "m.room.member", {"membership": "invite"}, state_key=CAROL)
+    assert await join_template(store, room_id, CAROL, **{AUTHORISER: REMOTE}) == JOIN
+    public = await store.create_room(ALICE, initial_state=[PUBLIC])
+    assert await join_template(store, public, CAROL, **{AUTHORISER: REMOTE}) == JOIN
 
 
 async def test_a_banned_user_is_told_so(store: Store, space: RoomId) -> None:

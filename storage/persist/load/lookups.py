@@ -122,6 +122,16 @@ SELECT EXISTS (
 )
 """
 
+SQL_INSIDE_ANY: Final[LiteralString] = """
+SELECT EXISTS (
+    SELECT
+    FROM rooms r
+    JOIN visibility v ON v.room_nid = r.room_nid AND v.joined_count > 0
+    JOIN principals p ON p.principal_nid = v.principal_nid AND p.name = $1::text
+    WHERE r.room_id = ANY($2::text[])
+)
+"""
+
 SQL_LOCAL_MEMBERS: Final[LiteralString] = """
 SELECT p.name
 FROM visibility v
@@ -253,6 +263,12 @@ async def _joined_to_any(
     return bool(await conn.fetchval(SQL_JOINED_TO_ANY, user_id, server_name, list(room_ids)))
 
 
+async def _inside_any(
+    conn: Connection, _: ChangeSet, server_name: str, room_ids: tuple[str, ...]
+) -> bool:
+    return bool(await conn.fetchval(SQL_INSIDE_ANY, server_name, list(room_ids)))
+
+
 async def _local_members(conn: Connection, _: ChangeSet, room_nid: int) -> list[str]:
     return await conn.fetchvals(SQL_LOCAL_MEMBERS, room_nid)
 
@@ -271,5 +287,6 @@ LOOKUPS: Final[dict[Hashable, Callable[..., Awaitable[Any]]]] = {
     "membership": _membership,
     "out_of_band": _out_of_band,
     "joined_to_any": _joined_to_any,
+    "inside_any": _inside_any,
     "local_members": _local_members,
 }

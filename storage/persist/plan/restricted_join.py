@@ -38,22 +38,33 @@ def with_authoriser(
 ) -> EventTemplate:
     """Return the template, with the authorising user if it is a join that needs one.
 
-    A user that the content names already stays. Raise `AuthDenied` if the join rule does not allow
-    the join, or if no local user may authorise it.
+    A user that the content names is removed: content comes from clients, who cannot check the
+    condition. Raise `AuthDenied` if the join rule does not allow the join, if this server cannot
+    know, or if no local user may authorise it.
     """
-    if room.current is None or not _is_join(template) or AUTHORISER in template.content:
+    if room.current is None or not _is_join(template):
         return template
+    content = {key: value for key, value in template.content.items() if key != AUTHORISER}
+    template = template._replace(content=content)
     group = change_set.states.group(room.current)
     state = auth_state(change_set, group, keys_needed(outline(template, version)))
     allowed = _allowed_rooms(state.get(JOIN_RULES), version)
     if allowed is None or membership_of(template.sender, state) in NEED_NO_AUTHORISER:
         return template
-    question = "joined_to_any", template.sender, change_set.server_name, allowed
-    if not change_set.answers.answer(question):
-        reason = f"{template.sender} is in none of the rooms that the join rule allows"
-        raise AuthDenied(reason, rule="member.join.not_allowed")
+    _check_condition(change_set, template.sender, allowed)
     authoriser = _authoriser(change_set, room.row.room_nid, group, state, version)
-    return template._replace(content={**template.content, AUTHORISER: authoriser})
+    return template._replace(content={**content, AUTHORISER: authoriser})
+
+
+def _check_condition(change_set: ChangeSet, user_id: str, allowed: tuple[str, ...]) -> None:
+    server = change_set.server_name
+    if change_set.answers.answer(("joined_to_any", user_id, server, allowed)):
+        return
+    if allowed and not change_set.answers.answer(("inside_any", server, allowed)):
+        reason = f"{server} is in none of the rooms that the join rule allows"
+        raise AuthDenied(reason, rule="member.join.cannot_check")
+    reason = f"{user_id} is in none of the rooms that the join rule allows"
+    raise AuthDenied(reason, rule="member.join.not_allowed")
 
 
 def _is_join(template: EventTemplate) -> bool:
