@@ -230,8 +230,9 @@ class Client(UserApi):
     async def context(self, call: Call, room: RoomId, event: EventId) -> Json:  # noqa: ARG002
         limit = int(call.query.get("limit", 10))
         found = await self.store.context(event, call.sender, limit=limit)
-        parts = ("events_before", "events_after", "state")
+        parts = ("events_before", "events_after")
         shown = {part: await self._shown(call, getattr(found, part)) for part in parts}
+        shown["state"] = await self.store.client_events(call.sender, found.state, as_state=True)
         [event_form] = await self._shown(call, [found.event])
         return {**shown, "event": event_form, "start": found.start, "end": found.end}
 

@@ -56,11 +56,8 @@ about AS MATERIALIZED (
         form.is_visible, form.was_there,
         form.was_there OR NOT EXISTS (SELECT FROM erased_users u
             WHERE u.principal_nid = e.sender_nid) AS is_whole,
-        form.is_visible OR e.rejected IS NULL AND e.state_key_nid IS NOT NULL AND CASE
-            WHEN e.state_key_nid = room.own_key_nid THEN NOT e.soft_failed
-            ELSE room.unread IS NOT NULL OR COALESCE(room.own_audiences <> '{}', false)
-                OR COALESCE(room.world_audiences <> '{}', false)
-        END AS is_shown
+        form.is_visible OR COALESCE(e.state_key_nid = room.own_key_nid, false)
+            AND e.rejected IS NULL AND NOT e.soft_failed AS is_shown
     FROM chosen c
     JOIN room USING (room_nid)
     JOIN events e USING (event_nid)
@@ -145,7 +142,7 @@ LEFT JOIN LATERAL (
 class ClientFactsRow(NamedTuple):
     """The event ``about``, or the redaction of one of the events.
 
-    ``is_shown``: it is visible, or state of a room of which the reader may see anything.
+    ``is_shown``: it is visible, or an own membership of the reader.
     ``is_whole`` False: its sender was erased, and the reader was not there. ``membership``: the
     reader's at the event, 0 for none, None for an outlier. The columns from `event_nid` on are
     those of the redaction itself, or of the state event that the event replaced.

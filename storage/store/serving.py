@@ -31,12 +31,13 @@ async def client_events(
     ``device_id`` that sent it. Treat the contents as immutable. Without ``with_room_id`` the room
     id is left out, as /sync does. Events of ``ignored`` users are in no ``m.relations``.
 
-    An event that the user may not see is left out, and so is one that is not stored any more. State
-    is not always visible as history. So state events are returned to every user who may see
-    anything of their room: read the state only for a user who may have it.
+    An event that the user may not see is left out, and so is one that is not stored any more. The
+    user's own memberships are always returned, unless they were rejected or soft-failed.
 
-    ``as_state`` is for a state that the user may have, however large it is. All events are
-    returned. They have no ``membership``, ``prev_content`` and ``m.relations``.
+    ``as_state`` is for events of a state that the user may have, however large it is. State is not
+    always visible as history, so nothing is checked: all events are returned. Give it only what a
+    read of a state returned. The events have no ``membership``, ``prev_content`` and
+    ``m.relations``.
 
     `InvalidIdentifier`, `InputError`.
     """

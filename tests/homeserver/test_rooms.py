@@ -111,6 +111,22 @@ async def test_single_events(users: Users) -> None:
             await user.call("GET", wrong)
 
 
+async def test_state_that_is_no_visible_history(users: Users) -> None:
+    """It is in the state of /context, and not an answer to /event."""
+    alice, bob = users.alice, users.bob
+    content = {"history_visibility": "joined"}
+    hidden = {"type": "m.room.history_visibility", "state_key": "", "content": content}
+    room = await alice.create_room(preset="public_chat", initial_state=[hidden], topic="early")
+    await bob.join(room)
+    sent = quote(await alice.send(room, "hello"), safe="")
+    state = (await bob.call("GET", f"/rooms/{room}/context/{sent}"))["state"]
+    [topic] = (one for one in state if one["type"] == "m.room.topic")
+    path = f"/rooms/{room}/event/{quote(topic['event_id'], safe='')}"
+    assert (await alice.call("GET", path))["content"]["topic"] == "early"
+    with pytest.raises(ErrorResponse, match="404"):
+        await bob.call("GET", path)
+
+
 async def test_threads(users: Users) -> None:
     alice, bob = users.alice, users.bob
     room = await alice.create_room(preset="public_chat")

@@ -324,10 +324,45 @@ async def test_what_the_user_may_not_see_is_left_out(store: Store) -> None:
     said = room.message(ADMIN)
     refused = room.send(REMOTE, "m.room.message", {"body": "not here"}, expected="rejected")
     await append(store, *room.events)
-    found = await shown(store, LOCAL, [secret, topic, said, refused])
+    own = room.events[-3]
+    events = [secret, topic, own, said, refused]
+    assert [*await shown(store, LOCAL, events)] == [own.event_id, said.event_id]
     # state that is not visible as history is still a part of the state
-    assert [*found] == [topic.event_id, said.event_id]
+    found = await shown(store, LOCAL, [topic], as_state=True)
+    assert found[topic.event_id]["content"] == topic.content
     assert await shown(store, OTHER, room.events) == {}
+
+
+async def test_state_is_left_out_like_other_events(store: Store) -> None:
+    """Of each user who may see anything of the room, now or earlier, only what they may see."""
+    never, invited = "@never:s1.test", "@invited:s1.test"
+    room = new_room(visibility="world_readable", members=[LOCAL, OTHER])
+    public = room.topic(ADMIN, "public")
+    room.history_visibility(ADMIN, "joined")
+    room.invite(ADMIN, invited)
+    events = [public, room.topic(ADMIN, "for members")]
+    kick = room.kick(ADMIN, LOCAL)
+    ban = room.ban(ADMIN, OTHER)
+    events += [room.topic(ADMIN, "after"), kick, ban]
+    await deliver(store, room)
+    for user in (ADMIN, LOCAL, OTHER, never, invited):
+        visible = await store.visible_to_user(user, ids(events))
+        assert {*await shown(store, user, events)} == visible, user
+        assert len(visible) == {ADMIN: 5, LOCAL: 3, OTHER: 4}.get(user, 1)
+    await store.forget(LOCAL, room.room_id)
+    assert [*await shown(store, LOCAL, events)] == [public.event_id, kick.event_id]
+
+
+async def test_state_that_soft_failed_is_left_out(store: Store) -> None:
+    room = new_room(members=[LOCAL, OTHER])
+    room.power_levels(ADMIN, users={ADMIN: 100, OTHER: 50})
+    [late] = room.fork(1)
+    room.ban(ADMIN, OTHER)
+    await deliver(store, room)
+    topic = late.topic(OTHER, "of a banned user")
+    assert await append(store, topic) == ["soft_failed"]
+    for user in (ADMIN, LOCAL, OTHER):
+        assert await shown(store, user, [topic]) == {}
 
 
 async def test_state_and_messages_of_a_room_that_was_forgotten(store: Store) -> None:
