@@ -50,8 +50,9 @@ class IncompatibleRoomVersion(InputError):  # noqa: N818  # the errcode of the s
 class Responder:
     """Responses to other servers. ``origin`` is the server that signed the request.
 
-    Events that the server may not see are redacted or left out. Each call raises `InputError` for a
-    malformed request, `UnknownRoom` and `UnknownEvent` for what is not here, `AuthDenied` for what
+    Events that the server may not see are redacted, because its graph needs them. For a server that
+    is not in the room (any more) they are left out. Each call raises `InputError` for a malformed
+    request, `UnknownRoom` and `UnknownEvent` for what is not here, `AuthDenied` for what
     the server may not do, and `PartialState` where members of the room are missing. ``sender``
     passes an accepted membership on to the other servers in the room.
     """
@@ -203,8 +204,9 @@ class Responder:
         """Answer GET /backfill: at most 100 events."""
         most = args.limit(limit, EVENTS_MAX)
         found = await self._store.backfill(room_id, event_ids, most, server_name=origin)
+        shown = await self._shown(origin, room_id, found)
         own, now_ms = self._store.server_name, time.time_ns() // 1_000_000
-        return {"origin": own, "origin_server_ts": now_ms, "pdus": _pdus(found)}
+        return {"origin": own, "origin_server_ts": now_ms, "pdus": _pdus(shown)}
 
     async def missing_events(self, origin: str, room_id: RoomId, body: Mapping[str, Any]) -> Json:
         """Answer POST /get_missing_events: at most 100 events."""
@@ -217,7 +219,7 @@ class Responder:
             min_depth=given.get("min_depth", 0),
             server_name=origin,
         )
-        return {"events": _pdus(found)}
+        return {"events": _pdus(await self._shown(origin, room_id, found))}
 
     async def state_ids(self, origin: str, room_id: RoomId, event_id: str) -> Json:
         """Answer GET /state_ids. `StateUnknown`."""
@@ -248,6 +250,16 @@ class Responder:
         if found is None:
             raise UnknownEvent(f"at {timestamp_ms}")
         return {"event_id": found.event_id, "origin_server_ts": found.json["origin_server_ts"]}
+
+    async def _shown(
+        self, origin: str, room_id: RoomId, found: list[StoredEvent]
+    ) -> list[StoredEvent]:
+        """Return all events for a server in the room, and the visible ones for any other."""
+        if not found or await self._store.is_resident(origin, room_id):
+            return found
+        ids = [one.event_id for one in found]
+        visible = await self._store.visible_to_server(origin, ids)
+        return [one for one in found if one.event_id in visible]
 
     async def _checked(self, origin: str, room_id: RoomId, event_id: str) -> EventId:
         """Return the event id if the event is of the room, and the server is in the room."""

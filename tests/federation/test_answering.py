@@ -241,6 +241,50 @@ async def test_history_and_states_are_for_servers_in_the_room(three: list[Homese
         await answers.event(third.name, last)
 
 
+@pytest.mark.parametrize("visibility", ["joined", "world_readable"])
+async def test_a_server_that_has_left_gets_only_what_it_may_see(
+    two: list[Homeserver], visibility: str
+) -> None:
+    """A server in the room gets the rest in the redacted form."""
+    one, other = two
+    content = {"history_visibility": visibility}
+    state = [PUBLIC, ("m.room.history_visibility", "", content)]
+    room_id = await one.store.create_room(one.user(), initial_state=state)
+    answers, origin, before = one.responder, other.name, await one.say(room_id, "before")
+    await other.join(room_id, one)
+    inside = await one.say(room_id, "inside")
+    inside_id = EventId(event_id(inside, "12"))
+    whole = (await answers.backfill(origin, room_id, [inside_id], 100))["pdus"]
+    is_open = visibility == "world_readable"
+    assert (before in whole) is is_open
+    assert event_id(before, "12") in ids_of(whole)
+    made = await answers.make_membership(origin, "leave", room_id, other.user())
+    leave = sign(made["event"], "12", origin, signing_key(origin))
+    leave_id = event_id(leave, "12")
+    await answers.take_membership(origin, "leave", room_id, leave_id, leave)
+    power = {"users": {one.user("other"): 50}}
+    levels = await one.do(room_id, "user", "m.room.power_levels", power, state_key="")
+    last_id = event_id(await one.say(room_id, "last"), "12")
+
+    events = [before, inside, leave, levels]
+    shown = events if is_open else [inside, leave]
+    for found in (
+        (await answers.backfill(origin, room_id, [last_id], 100))["pdus"][::-1],
+        (await answers.missing_events(origin, room_id, {"latest_events": [last_id], "limit": 100}))[
+            "events"
+        ],
+    ):
+        assert [pdu for pdu in found if pdu in events] == shown
+        assert ids_of(events) & ids_of(found) == ids_of(shown)
+    for event in events:
+        request = answers.event(origin, EventId(event_id(event, "12")))
+        if event in shown:
+            assert (await request)["pdus"] == [event]
+        else:
+            with pytest.raises(UnknownEvent):
+                await request
+
+
 async def test_malformed_bodies_are_refused(two: list[Homeserver]) -> None:
     one, other = two
     room_id = await shared_room(one, other)
