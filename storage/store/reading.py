@@ -17,7 +17,8 @@ async def event(store: StoreCore, event_id: EventId, *, redact: bool = True) -> 
 
     With ``redact`` False its content is returned even where a redaction took effect.
     """
-    return (await events(store, [event_id], redact=redact)).get(event_id)
+    found = await events(store, [event_id], redact=redact)
+    return next(iter(found.values()), None)
 
 
 @measured("events")

@@ -285,6 +285,17 @@ async def test_a_server_that_has_left_gets_only_what_it_may_see(
                 await request
 
 
+async def test_ids_that_are_no_text_are_unknown(two: list[Homeserver]) -> None:
+    one, other = two
+    room_id = await shared_room(one, other)
+    wrongs: list[Any] = [[], {}, 7, None]
+    for wrong in wrongs:
+        with pytest.raises(UnknownEvent):
+            await one.responder.event(other.name, wrong)
+        with pytest.raises(UnknownEvent):
+            await one.responder.state_ids(other.name, room_id, wrong)
+
+
 async def test_malformed_bodies_are_refused(two: list[Homeserver]) -> None:
     one, other = two
     room_id = await shared_room(one, other)
