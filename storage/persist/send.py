@@ -14,12 +14,13 @@ from storage.event.building import EventTemplate
 from storage.ids import RoomId, UserId
 from storage.persist.commit.group_commit import Writer
 from storage.persist.load.on_demand import load
-from storage.persist.load.transactions import stored_transactions
+from storage.persist.load.transactions import first_result
 from storage.persist.model.change_set import ChangeSet
-from storage.persist.model.local_event import LocalEvent, Signer, TransactionKey
+from storage.persist.model.local_event import LocalEvent, Signer
 from storage.persist.model.missing_data import MissingData
 from storage.persist.model.nid_blocks import NidBlocks
 from storage.persist.model.results import AppendResult
+from storage.persist.model.transaction import RequestPath, Transaction, TransactionKey
 from storage.persist.plan.local_event import REDACTION, template_of
 
 CREATE: Final = "m.room.create"
@@ -75,38 +76,42 @@ async def send(
     """
     if new.type == CREATE:
         raise InputError("a room begins with create_room, not with a create event")
-    key = None if new.transaction is None else transaction_key(new, *new.transaction)
-    if key is not None and (first := await _repeated(database, writer, key)) is not None:
+    parts, request = _template(new), _transaction(new)
+    if request is not None and (first := await _repeated(database, writer, request)) is not None:
         return first
-    [result] = await writer.append([LocalEvent(_template(new), signer, new.room_id, key)])
+    [result] = await writer.append([LocalEvent(parts, signer, new.room_id, request)])
     if result.event_id is None:
         raise _refusal(result, new)
-    if result.outcome == "duplicate" and result.stream_ordering is None and key is not None:
-        return await _stored(database, key) or result
+    if result.outcome == "duplicate" and result.stream_ordering is None and request is not None:
+        return await _stored(database, request) or result
     return result
 
 
-def transaction_key(new: SendRequest, device_id: str, transaction_id: str) -> TransactionKey:
-    """Return the key under which the transaction of a request is stored."""
-    return TransactionKey(new.room_id, new.sender, device_id, transaction_id)
+def _transaction(new: SendRequest) -> Transaction | None:
+    if new.transaction is None:
+        return None
+    key = TransactionKey(new.room_id, new.sender, *new.transaction)
+    return Transaction(key, RequestPath(new.type, new.state_key, new.redacts))
 
 
-async def _repeated(database: Database, writer: Writer, key: TransactionKey) -> AppendResult | None:
+async def _repeated(
+    database: Database, writer: Writer, request: Transaction
+) -> AppendResult | None:
     """Return the result of the first request if it is stored and this process may not know it.
 
     A device that has just sent a request to this process repeats what the plan knows. If it has
     sent the same one to another process, the primary key refuses the write. So most requests need
     no look-up, and those that a client repeats after a restart need one.
     """
-    caches = writer.caches
-    if key in caches.transactions or (key.sender, key.device_id) in caches.devices:
+    caches, device = writer.caches, (request.key.sender, request.key.device_id)
+    if device in caches.devices or any(key in caches.transactions for key in request.stored_as()):
         return None
-    return await _stored(database, key)
+    return await _stored(database, request)
 
 
-async def _stored(database: Database, key: TransactionKey) -> AppendResult | None:
+async def _stored(database: Database, request: Transaction) -> AppendResult | None:
     async with database.connection() as conn:
-        return (await stored_transactions(conn, [key])).get(key)
+        return await first_result(conn, request)
 
 
 async def template(

@@ -17,6 +17,7 @@ from storage.database.connection import Connection
 from storage.database.names import MEMBERSHIP_NAMES, MEMBERSHIPS
 from storage.database.placeholders import compose
 from storage.ids import EventId, UserId
+from storage.persist.model.transaction import transaction_id_of
 from storage.queries.events import StoredEvent, stored_of
 from storage.queries.state_at import lost
 
@@ -233,4 +234,5 @@ def _of(
     replaced: StoredEvent | None = None,
 ) -> ClientFacts:
     known = None if row.membership is None else MEMBERSHIP_NAMES.get(row.membership, LEAVE)
-    return ClientFacts(row.is_shown, row.is_whole, known, row.transaction_id, redaction, replaced)
+    sent = None if row.transaction_id is None else transaction_id_of(row.transaction_id)
+    return ClientFacts(row.is_shown, row.is_whole, known, sent, redaction, replaced)

@@ -45,8 +45,9 @@ async def send(
 
     ``transaction`` is (device id, transaction id) of the client's request, up to 255 bytes each.
     Sent again by the user to the room, it returns the id of the first event, with the outcome
-    "duplicate". The type and the content do not count. That works after a restart, and if two
-    processes get the request at the same moment. `Config.transaction_keep_ms` is how long.
+    "duplicate". The request is the same if type, state key and ``redacts`` are, as the path of the
+    request has them; the content does not count. That works after a restart, and if two processes
+    get the request at the same moment. `Config.transaction_keep_ms` is how long.
 
     Raise `AuthDenied` for a refused event, `UnknownRoom`, `InvalidIdentifier` for a user of another
     server, `InvalidEvent` for a content that is too large or no canonical JSON, `InputError`

@@ -9,7 +9,7 @@ import pytest
 import storage
 from storage import Store
 from storage.errors import InputError
-from storage.ids import RoomId
+from storage.ids import EventId, RoomId
 from storage.maintenance.old_transactions import delete_old_transactions
 from storage.maintenance.purge.run import purge_history, purge_room
 from storage.maintenance.repair.run import repair
@@ -82,6 +82,83 @@ async def test_other_requests_make_other_events(store: Store, room_id: RoomId) -
     ]
     assert [one.outcome for one in sent] == ["stored"] * 7
     assert len(await stored(store)) == 5
+
+
+async def of_each_path(store: Store, room_id: RoomId, target: EventId, other: EventId) -> Any:
+    """The results of requests with different paths and one transaction id."""
+    paths: list[dict[str, Any]] = [
+        {"type": "m.room.message"},
+        {"type": "m.reaction"},
+        {"type": "m.room.redaction", "redacts": target},
+        {"type": "m.room.redaction", "redacts": other},
+        {"type": "org.state", "state_key": ""},
+        {"type": "org.state", "state_key": "a"},
+        {"type": "org.state"},
+    ]
+    return [
+        await store.send(room_id, ALICE, content={}, transaction=FIRST, **path) for path in paths
+    ]
+
+
+async def test_a_request_with_another_path_is_another_request(
+    store: Store, room_id: RoomId, dsn: str
+) -> None:
+    targets = [id_of(await say(store, room_id)) for _ in range(2)]
+    first = await of_each_path(store, room_id, *targets)
+    assert [one.outcome for one in first] == ["stored"] * 7
+    assert len({one.event_id for one in first}) == 7
+    assert [event.redacted_by for event in (await store.events(targets)).values()] == [
+        first[2].event_id,
+        first[3].event_id,
+    ]
+    store.writer.caches.transactions.clear()
+    async with opened(dsn, "second") as second:
+        for other in (store, second):  # one knows the device, and one looks the requests up
+            again = await of_each_path(other, room_id, *targets)
+            assert again == [one._replace(outcome="duplicate") for one in first]
+    odd = await say(store, room_id, ("DEVICE", "\x1fm1"))
+    for result, chosen in ((odd, "\x1fm1"), *((one, "m1") for one in first)):
+        [event] = (await store.events([id_of(result)])).values()
+        [shown] = await store.client_events(ALICE, [event], device_id="DEVICE")
+        assert shown["unsigned"]["transaction_id"] == chosen
+    assert await findings(store) == []
+
+
+async def test_concurrent_requests_with_different_paths(dsn: str) -> None:
+    async with opened(dsn) as one, opened(dsn, "second") as two:
+        room_id = await one.create_room(ALICE)
+        for repetition in range(3):
+            sent = await asyncio.gather(
+                *(
+                    store.send(room_id, ALICE, kind, {}, transaction=("DEVICE", str(repetition)))
+                    for kind in ("m.room.message", "m.reaction", "org.other")
+                    for store in (one, two)
+                )
+            )
+            assert sorted(result.outcome for result in sent) == ["duplicate"] * 3 + ["stored"] * 3
+            assert all(sent[at].event_id == sent[at + 1].event_id for at in (0, 2, 4))
+
+
+async def test_requests_that_an_earlier_release_stored(store: Store, room_id: RoomId) -> None:
+    """It stored ids without paths, also of redactions."""
+    said = id_of(await say(store, room_id))
+    requests: list[dict[str, Any]] = [
+        {"type": "m.room.redaction", "content": {}, "redacts": said, "transaction": FIRST},
+        {"type": "m.reaction", "content": {}, "transaction": ("DEVICE", "m2")},
+    ]
+    first = [await store.send(room_id, ALICE, **one) for one in requests]
+    async with store.database.connection() as conn:
+        await conn.execute(
+            "UPDATE local_transactions SET transaction_id = right(transaction_id, 2)"
+        )
+    assert [row[1] for row in await stored(store)] == ["m1", "m2"]
+    for forgets in (("transactions", "devices"), ("transactions",)):
+        for name in forgets:
+            getattr(store.writer.caches, name).clear()
+        again = [await store.send(room_id, ALICE, **one) for one in requests]
+        assert again == [one._replace(outcome="duplicate") for one in first]
+    assert (await say(store, room_id, FIRST)).outcome == "stored"
+    assert (await say(store, room_id, FIRST)).outcome == "duplicate"
 
 
 async def test_a_repeated_request_after_a_restart(dsn: str) -> None:
@@ -247,6 +324,27 @@ async def test_a_purged_event_still_answers_until_its_room_is_purged(
     assert await findings(store) == []
     await purge_room(store.database, room_id, server_name=SERVER, force=True)
     assert await stored(store) == []
+
+
+async def test_other_paths_of_a_purged_event(store: Store, room_id: RoomId, dsn: str) -> None:
+    """A purged event has no type any more: the row with the path of the request is certain."""
+    first = await say(store, room_id, FIRST)
+    reaction: dict[str, Any] = {"type": "m.reaction", "content": {}, "transaction": FIRST}
+    second = await store.send(room_id, ALICE, **reaction)
+    last = [await say(store, room_id) for _ in range(3)][-1]
+    await purge_history(
+        store.database, room_id, before_event_id=id_of(last), server_name=SERVER, local=True
+    )
+    async with opened(dsn, "second") as other:
+        sent = await other.send(
+            room_id, ALICE, "m.room.redaction", {}, redacts=id_of(last), transaction=FIRST
+        )
+        assert sent.outcome == "stored"
+        for _ in range(2):
+            assert (await other.send(room_id, ALICE, **reaction)).event_id == second.event_id
+            assert (await say(other, room_id, FIRST)).event_id == first.event_id
+            other.writer.caches.devices.clear()
+            other.writer.caches.transactions.clear()
 
 
 async def test_old_transactions_are_deleted(store: Store, room_id: RoomId) -> None:

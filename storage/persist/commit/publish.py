@@ -51,8 +51,8 @@ def absorb(caches: WriterCaches, change_set: ChangeSet) -> None:
             caches.missing.pop(event_id, None)
         else:
             caches.missing[event_id] = gap
-    for key, event_id in change_set.transactions.known.items():
-        caches.transactions[key] = event_id
+    for key, known in change_set.transactions.known.items():
+        caches.transactions[key] = known
         caches.devices[key.sender, key.device_id] = None
     _absorb_names(caches, change_set)
     _absorb_rooms(caches, change_set)

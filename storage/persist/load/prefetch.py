@@ -129,13 +129,13 @@ async def _load_transactions(
     load: Load, change_set: ChangeSet, incoming: Sequence[AnyEvent]
 ) -> None:
     """Look up which of the local events are of repeated requests."""
-    keys = [
+    transactions = [
         one.transaction
         for one in incoming
         if isinstance(one, LocalEvent) and one.transaction is not None
     ]
-    if keys:
-        await load(change_set, MissingData("transactions", keys))
+    if transactions:
+        await load(change_set, MissingData("transactions", transactions))
 
 
 def _look(change_set: ChangeSet, one: IncomingEvent, own: set[str], lacking: BatchRequest) -> None:

@@ -7,10 +7,9 @@ from storage.database.names import InternedNames
 from storage.database.row_forms import RowForms
 from storage.event import Event
 from storage.graph.chains import Chain, ChainPosition, Closure
-from storage.ids import EventId, UserId
+from storage.ids import UserId
 from storage.observability.counters import Distribution
 from storage.persist.model.bounded_cache import BoundedCache
-from storage.persist.model.local_event import TransactionKey
 from storage.persist.model.resolution_records import RECORDED_EVENTS_MAX, ResolutionRecord
 from storage.persist.model.rows import (
     AudienceRow,
@@ -22,6 +21,7 @@ from storage.persist.model.rows import (
     RoomRow,
     VisibilityRow,
 )
+from storage.persist.model.transaction import KnownTransaction, TransactionKey
 from storage.persistent_map import Map
 from storage.state.groups import DeltaRow as Row
 from storage.state.groups import Group
@@ -117,7 +117,7 @@ class WriterCaches:
         self.chains: BoundedCache[int, Chain] = BoundedCache(events)
         self.closures: BoundedCache[int, Closure] = BoundedCache(events)
         self.allowed: BoundedCache[CheckedLike, AuthorisedBefore] = BoundedCache(events)
-        self.transactions: BoundedCache[TransactionKey, EventId] = BoundedCache(events)
+        self.transactions: BoundedCache[TransactionKey, KnownTransaction] = BoundedCache(events)
         """Events of this process, by the request of a client that made them."""
         self.devices: BoundedCache[tuple[UserId, str], None] = BoundedCache(events)
         """Users and their devices that have sent such requests to this process."""

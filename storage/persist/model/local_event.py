@@ -7,7 +7,8 @@ from signedjson.types import SigningKey
 
 from storage.event import Event
 from storage.event.building import EventTemplate
-from storage.ids import EventId, RoomId, ServerName, UserId
+from storage.ids import EventId, RoomId, ServerName
+from storage.persist.model.transaction import Transaction
 
 
 class Signer(NamedTuple):
@@ -15,15 +16,6 @@ class Signer(NamedTuple):
 
     server_name: ServerName
     key: SigningKey
-
-
-class TransactionKey(NamedTuple):
-    """A request of a client, the same each time that it is repeated."""
-
-    room_id: RoomId
-    sender: UserId
-    device_id: str
-    transaction_id: str
 
 
 @dataclass(slots=True, eq=False)
@@ -37,6 +29,6 @@ class LocalEvent:
     template: EventTemplate
     signer: Signer
     room_id: RoomId
-    transaction: TransactionKey | None = None
+    transaction: Transaction | None = None
     built_on: tuple[tuple[EventId, ...], tuple[EventId, ...]] = ((), ())
     built: Event | None = field(default=None)

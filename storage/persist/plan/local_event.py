@@ -57,8 +57,8 @@ def plan_local(change_set: ChangeSet, local: LocalEvent) -> AppendResult:
     auth rule, "invalid", or "missing_parents" for an unknown room. A repeated request adds nothing
     either: the result is a "duplicate" with the id of the first event.
     """
-    key = local.transaction
-    first = None if key is None else change_set.transactions.first_event(key)
+    transaction = local.transaction
+    first = None if transaction is None else change_set.transactions.first_event(transaction)
     if first is not None:
         return AppendResult(first, "duplicate")
     try:
@@ -76,8 +76,8 @@ def plan_local(change_set: ChangeSet, local: LocalEvent) -> AppendResult:
     change_set.events.assume_new([event.event_id])
     result = plan_event(change_set, IncomingEvent(event, "live"))
     row = change_set.events.rows.get(event.event_id)
-    if key is not None and row is not None:
-        change_set.transactions.add(key, row)
+    if transaction is not None and row is not None:
+        change_set.transactions.add(transaction, row)
     return result
 
 
