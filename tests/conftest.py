@@ -228,7 +228,7 @@ def pytest_make_parametrize_id(val: object) -> str | None:
 
 
 class _Stray(logging.Handler):
-    """Collects what asyncio reports of tasks and callbacks that nobody looked at."""
+    """Collects what is reported of tasks and callbacks that nobody looked at."""
 
     def __init__(self) -> None:
         super().__init__(logging.ERROR)
@@ -255,13 +255,15 @@ def no_stray_exceptions(request: pytest.FixtureRequest) -> Iterator[None]:
     it, what it leaves behind would fail a later test.
     """
     stray = _Stray()
-    logger = logging.getLogger("asyncio")
-    logger.addHandler(stray)
+    loggers = [logging.getLogger(name) for name in ("asyncio", "storage.store.background")]
+    for logger in loggers:
+        logger.addHandler(stray)
     try:
         yield
         if request.node.get_closest_marker("asyncio") or "page_dsn" in request.fixturenames:
             gc.collect()
     finally:
-        logger.removeHandler(stray)
+        for logger in loggers:
+            logger.removeHandler(stray)
     if stray.messages:
         pytest.fail("stray exception:\n" + "\n".join(stray.messages))

@@ -5,11 +5,15 @@ instance_name, …row).
 """
 
 import json
+import logging
 from typing import Final, LiteralString, NamedTuple
 
 from storage.codec import StoredBytes, decode_recent
 from storage.database.connection import Connection
+from storage.errors import StorageCorrupt
 from storage.streams.feed import Fact
+
+logger: logging.Logger = logging.getLogger(__name__)
 
 PRIVATE: Final = "m.read.private"
 """The type of receipts that only their user gets."""
@@ -196,12 +200,20 @@ def _event_fact(row: EventFactRow) -> Fact:
 
 
 def _redacts(row: EventFactRow) -> str | None:
-    """Return the target of a redaction, from where its room version stores it."""
+    """Return the target of a redaction, from where its room version stores it.
+
+    Damaged bytes are logged and have no target: an error would keep every reader at this position.
+    Caches learn of the target from the stream "caches", too.
+    """
     if row.json is None:
         return None
-    event = json.loads(decode_recent(row.json, row.event_id, row.room_id))
-    content = event.get("content")
-    named = event.get("redacts") or (content.get("redacts") if isinstance(content, dict) else None)
+    try:
+        event = json.loads(decode_recent(row.json, row.event_id, row.room_id))
+        named, content = event.get("redacts"), event.get("content")
+    except (StorageCorrupt, ValueError, RecursionError, AttributeError) as error:
+        logger.error("the target of the redaction %s is not known: %s", row.event_id, error)  # noqa: TRY400  # a damaged row needs no traceback
+        return None
+    named = named or (content.get("redacts") if isinstance(content, dict) else None)
     return named if isinstance(named, str) else None
 
 

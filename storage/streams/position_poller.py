@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import Final, LiteralString, NamedTuple
 
 from storage.database.connection import Connection, Database
-from storage.errors import DatabaseError
+from storage.errors import StorageError
 from storage.observability.outages import Outage
 from storage.streams.feed import Fact, whole_ids
 from storage.streams.joining import join
@@ -86,8 +86,9 @@ async def follow(
 ) -> None:
     """Poll until cancelled.
 
-    After a database error, poll again the next time. `Measures.streams_polled_at` has the time of
-    the last poll that ended well.
+    After any error of the store, log it and poll again the next time. A file of the DSN, for
+    example, may be missing for a moment. `Measures.streams_polled_at` has the time of the last poll
+    that ended well.
 
     ``told_of`` are the streams whose facts are read; of the others only positions are read. None:
     all streams, and those that are defined meanwhile.
@@ -97,7 +98,7 @@ async def follow(
         await asyncio.sleep(every_ms / 1000)
         try:
             await follow_once(database, streams, told_of)
-        except DatabaseError as error:
+        except StorageError as error:
             outage.failed(f"the positions of the streams cannot be read: {error}")
         else:
             outage.recovered()

@@ -29,6 +29,7 @@ from storage.errors import (
     DatabaseError,
     DatabaseUnavailable,
     ReplicaBehind,
+    StorageError,
 )
 from storage.observability.outages import Outage
 from storage.streams.feed import Advance
@@ -285,7 +286,7 @@ class Standby:
                 await asyncio.sleep(pause)
                 try:
                     await self.ready()
-                except DatabaseError as error:
+                except StorageError as error:
                     self.rest(str(error))
                     pause = min(2 * pause, REST_SECONDS_MAX)
                 else:

@@ -138,6 +138,26 @@ async def test_what_this_process_was_told_of_is_in_its_answers(pair: ReplicatedP
             assert await b.event(written[0]) is not None
 
 
+async def test_a_resting_standby_is_tried_again_after_an_input_error(
+    pair: ReplicatedPair, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its DSN cannot be used for a moment, as while a file of TLS is replaced."""
+    async with with_standby(pair, "b") as b, asyncio.timeout(20):
+        standby = b.reads.standby
+        assert standby is not None
+        async with standby.database.connection() as conn, standby.database.connection() as other:
+            standby.rest("for a test")
+            monkeypatch.setenv("PGSSLMODE", "of yesterday")
+            standby.database.end_others(conn)
+            standby.database.end_others(other)
+        while not standby.database.measures.database_errors["InputError"]:  # noqa: ASYNC110  # a counter
+            await asyncio.sleep(0.01)
+        monkeypatch.delenv("PGSSLMODE")
+        while standby.is_resting:  # noqa: ASYNC110  # it has no signal for the end
+            await asyncio.sleep(0.01)
+    assert "the standby is back" in caplog.text
+
+
 async def test_a_lagging_standby_is_left_alone_until_it_has_caught_up(
     pair: ReplicatedPair, caplog: pytest.LogCaptureFixture
 ) -> None:
