@@ -13,7 +13,7 @@ import pytest
 
 import storage
 from storage import AppendResult, Store
-from storage.errors import StorageClosed
+from storage.errors import CommitUnknown, StorageClosed
 from storage.persist.write.messages_only import SQL_WRITE_ONE_MESSAGE
 from storage.testing import RoomBuilder
 from tests.persist.writing import (
@@ -195,6 +195,59 @@ async def test_a_close_loses_nothing_that_was_accepted(dsn: str) -> None:
             await closing
             assert outcomes(chain.from_iterable(await asyncio.gather(*appends))) == {"stored"}
         assert set(await stored(admin)) == {event.event_id for event in room.events[:-1]}
+
+
+async def test_a_cancelled_close_leaves_no_append_without_a_result(dsn: str) -> None:
+    """It is not known of the running write. Nothing else is written any more."""
+    room = room_of(1, 4)
+    async with admin_of(dsn) as admin, asyncio.timeout(20):
+        async with storage.open(dsn, server_name="s1.test", config=QUIET) as store:
+            await store.append(room.pdus[:-4])
+            await admin.execute(HOLD)
+            appends = [asyncio.create_task(store.append([room.pdus[-4]]))]
+            await waiting_write(admin)
+            appends += [asyncio.create_task(store.append([pdu])) for pdu in room.pdus[-3:]]
+            while store.writer.queued or store.writer.in_hand < 4:  # noqa: ASYNC110  # no signal
+                await asyncio.sleep(0)  # until all are planned
+            closing = asyncio.create_task(store.writer.close())
+            await asyncio.sleep(0)
+            closing.cancel()
+            results = await asyncio.gather(*appends, return_exceptions=True)
+            assert [type(result) for result in results] == [CommitUnknown, *[StorageClosed] * 3]
+            assert closing.cancelled()
+            with pytest.raises(StorageClosed):
+                await store.append(room.pdus[-1:])
+            await admin.execute("SELECT pg_advisory_unlock_all()")
+        assert set(await stored(admin)) == {event.event_id for event in room.events[:-3]}
+
+
+@pytest.mark.parametrize("where", ["_plan", "_taken"])
+async def test_a_defect_of_the_writer_leaves_no_append_without_a_result(
+    dsn: str, where: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Later appends are refused, and the log and the close have the defect."""
+    room = room_of(1, 2)
+    with pytest.raises(ZeroDivisionError):
+        async with (
+            asyncio.timeout(20),
+            storage.open(dsn, server_name="s1.test", config=QUIET) as store,
+        ):
+            await store.append(room.pdus[:-2])
+            writer = store.writer
+            working = getattr(writer, where)
+
+            def defective() -> object:
+                if where == "_taken" and asyncio.current_task() is not writer._writing:
+                    return working()
+                raise ZeroDivisionError
+
+            monkeypatch.setattr(writer, where, defective)
+            if where == "_taken":  # by the task of the write, after it has committed
+                await store.append(room.pdus[-2:-1])
+            for _ in range(2):
+                with pytest.raises(StorageClosed):
+                    await store.append(room.pdus[-1:])
+    assert "the writer has stopped, by a defect" in caplog.text
 
 
 async def test_a_cancelled_caller_harms_nobody(dsn: str) -> None:

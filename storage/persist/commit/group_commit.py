@@ -15,12 +15,13 @@ removes the deleted rows from its caches before the next plan.
 """
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import Sequence
 from typing import Final
 
 from storage.database.connection import Database
-from storage.errors import DatabaseFull, DatabaseReplaced, StorageClosed
+from storage.errors import CommitUnknown, DatabaseFull, DatabaseReplaced, StorageClosed
 from storage.observability.opentelemetry import tracing
 from storage.persist.commit.publish import absorb
 from storage.persist.commit.requests import AppendRequest, WriteBatch
@@ -36,6 +37,8 @@ from storage.streams.caches import DICTIONARIES, REMOVED, Removed
 from storage.streams.feed import Advance
 from storage.streams.in_flight import LOST
 from storage.streams.registry import Restart, Streams
+
+logger: logging.Logger = logging.getLogger(__name__)
 
 # Events planned before the event loop is yielded. Also the largest target size of a batch.
 BATCH_EVENTS_MAX: Final = 128
@@ -97,16 +100,22 @@ class Writer:
 
     def start(self) -> None:
         """Start the writer task. Needs a running event loop."""
-        self._task = asyncio.create_task(self._work(), name="storage-writer")
+        self._task = asyncio.create_task(self._run(), name="storage-writer")
 
     async def close(self) -> None:
-        """Finish the queue, then stop. Later appends raise `StorageClosed`."""
+        """Finish the queue, then stop. Later appends raise `StorageClosed`.
+
+        If it is cancelled, stop at once. Appends without a result raise `CommitUnknown`, or
+        `StorageClosed` if nothing of them was sent.
+        """
         self._closed = True
         self._wake.set()
-        if self._task is not None:
-            await self._task
+        try:
+            if self._task is not None:
+                await self._task
+        finally:
             self._task = None
-        await self._lane.close()
+            await self._lane.close()
 
     async def append(self, incoming: Sequence[AnyEvent]) -> list[AppendResult]:
         """Store a batch and return one result per event, in order. Wait while the queue is full.
@@ -141,9 +150,35 @@ class Writer:
         """Return the number of appends that are not planned completely."""
         return len(self._queue) + len(self._lane)
 
+    async def _run(self) -> None:
+        """Work until the end, and leave no append without a result, whatever ends it."""
+        try:
+            await self._work()
+        except Exception:
+            logger.exception("the writer has stopped, by a defect: open the store again")
+            raise
+        finally:
+            self._give_up()
+
+    def _give_up(self) -> None:
+        """Refuse later appends, drop all plans, and fail the appends without a result."""
+        self._closed = True
+        self._lane.stop()
+        sent = [batch for batch in (self._sent, self._mending) if batch is not None]
+        self._next = None
+        self._queue.clear()
+        self._give_up_aside()
+        for request in list(self._requests):
+            if request.answers or any(request in batch.answers for batch in sent):
+                request.fail(CommitUnknown("the writer was stopped during the write: repeat it"))
+            else:
+                request.fail(StorageClosed("writer"))
+
     async def _work(self) -> None:
         while True:
             self._wake.clear()
+            if self._writing is not None and self._writing.done():
+                self._writing.result()  # raises a defect; a failed write is noted in its batch
             if (failed := self._failed()) is not None:
                 await self._landed()
                 await self._mend(self._failed() or failed)
@@ -360,16 +395,18 @@ class Writer:
 
         The next batch is sent before the callers of the last one can queue more appends.
         """
-        while batch is not None:
-            try:
-                await self._attempts.send(batch)
-            except Exception as error:  # noqa: BLE001  # any error is the result of the appends
-                batch.error = error
-            else:
-                self._sent = None
-                _set_over(batch)
-            batch = self._taken()
-        self._wake.set()
+        try:
+            while batch is not None:
+                try:
+                    await self._attempts.send(batch)
+                except Exception as error:  # noqa: BLE001  # any error is the result of the appends
+                    batch.error = error
+                else:
+                    self._sent = None
+                    _set_over(batch)
+                batch = self._taken()
+        finally:
+            self._wake.set()
 
     async def _landed(self) -> None:
         """Wait until the running write has succeeded or failed."""

@@ -74,10 +74,15 @@ class SlowRooms:
         if self._task is None:
             self._task = asyncio.create_task(self._work(), name="storage-writer-lane")
 
-    async def close(self) -> None:
-        """Stop the task. The queue must be empty."""
+    def stop(self) -> None:
+        """Cancel the task. Appends in the queue get no result here."""
         if self._task is not None:
             self._task.cancel()
+
+    async def close(self) -> None:
+        """Stop the task and wait for its end."""
+        self.stop()
+        if self._task is not None:
             await asyncio.gather(self._task, return_exceptions=True)
             self._task = None
 
