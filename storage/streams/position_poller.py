@@ -31,7 +31,7 @@ FROM unnest($1::text[], $2::text[]) AS s (stream_name, sequence_name)
 """
 
 SQL_MOVE_IDLE: Final[LiteralString] = """
-WITH idle AS (  -- locked in the order in which maintenance locks them
+WITH idle AS (
     SELECT p.stream_name, p.instance_name, s.stream_id
     FROM stream_positions p
     JOIN unnest($2::text[], $3::bigint[], $4::int[]) AS s (stream_name, stream_id, idle_epoch)
@@ -45,8 +45,7 @@ WITH idle AS (  -- locked in the order in which maintenance locks them
                         AND is_session_of(a.application_name, p.instance_name)
             )
         )
-    ORDER BY p.stream_name, p.instance_name
-    FOR UPDATE OF p
+    FOR UPDATE OF p SKIP LOCKED  -- in use: its holder moves it, or a later poll
 )
 UPDATE stream_positions p
 SET stream_id = idle.stream_id

@@ -10,15 +10,18 @@ import pytest
 import storage
 from storage import EventId, Store
 from storage.config import Config
+from storage.maintenance.invalidate_caches import register_writer
+from storage.maintenance.repair.reauthorise import SQL_AUTHOR
 from storage.store.background import running
 from storage.streams.feed import Advance
-from storage.streams.position_poller import follow_once
+from storage.streams.position_poller import SQL_POSITIONS, FollowedPositionRow, follow_once
 from storage.testing import signing_key
 
 SERVER = "s1.test"
 ALICE = "@alice:s1.test"
 QUIET = Config(follow_ms=3_600_000, prepare_ahead=False)
 READER = replace(QUIET, cache_reads=True)
+IMPATIENT = replace(QUIET, lock_timeout_ms=200)
 OFTEN = replace(QUIET, follow_ms=10)
 SQL_END_SESSIONS = """
 SELECT pg_terminate_backend(pid)
@@ -110,6 +113,39 @@ async def test_a_redaction_that_cannot_be_decoded_keeps_nobody_back(
         assert read is not None
         assert read.redacted_by == gone.event_id
     assert f"the target of the redaction {gone.event_id} is not known: " in caplog.text
+
+
+async def positions(store: Store) -> dict[str, int]:
+    """The stored positions in the stream "events", by writer."""
+    async with store.database.connection() as conn:
+        return {
+            row.instance_name: row.stream_id
+            for row in await conn.fetch(SQL_POSITIONS, row=FollowedPositionRow)
+            if row.stream_name == "events"
+        }
+
+
+async def test_a_poll_skips_locked_positions_and_the_next_one_moves_them(
+    dsn: str, store: Store
+) -> None:
+    """A repair locks the positions of its writer. Others are moved, and facts are read."""
+    await register_writer(store.database)
+    async with storage.open(
+        dsn, server_name=SERVER, instance_name="second", config=IMPATIENT
+    ) as second:
+        followed = Followed(second)
+        async with store.database.transaction() as conn:
+            assert await conn.fetchvals(SQL_AUTHOR, "maintenance")
+            before = (await positions(store))["maintenance"]
+            room_id = await store.create_room(ALICE)
+            sent = await store.send(room_id, ALICE, "m.room.message", {"body": "x"})
+            await follow_once(second.database, second.streams)
+            assert sent.event_id in followed.rows
+            last = sent.stream_ordering
+            expected = {"main": last, "second": last, "maintenance": before}
+            assert await positions(store) == expected
+        await follow_once(second.database, second.streams)
+        assert await positions(store) == {**expected, "maintenance": last}
 
 
 async def test_the_failure_of_a_background_task_is_logged(
