@@ -157,6 +157,14 @@ class Connection:
         return bool(self._driver.is_in_transaction())
 
     @property
+    def is_closed(self) -> bool:
+        """Return whether the session has ended on this side; the server may not know it yet.
+
+        The last statement of one that is open and back in the pool has ended on the server, too.
+        """
+        return bool(self._driver.is_closed())
+
+    @property
     def backend_pid(self) -> int:
         """Return the process id of the server process of this connection."""
         known = None if self._session is None else self._session.backend_pid

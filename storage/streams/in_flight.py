@@ -6,8 +6,8 @@ known, no position may pass the ids it may have. So the lock on the positions st
 begins a new epoch in `stream_positions`. Every write updates that row, and only in its own epoch.
 So the update of the epoch waits for a running write, and a later one is refused. The facts
 committed by then are read from the tables and published; there will be no others. That is correct
-whatever is between us and Postgres. The backend is also terminated, if it can be found, so that the
-wait is short.
+whatever is between us and Postgres. The backend of a lost connection is also terminated, if it can
+be found, so that the wait is short.
 """
 
 import asyncio
@@ -74,7 +74,8 @@ class InFlight:
         self._names = names
         self._writer_nid = writer_nid
         self._held: list[tuple[IdGenerator, Reservation]] = []
-        self._backend_pid: int | None = None
+        self._unanswered: Connection | None = None
+        """The connection of the statement whose outcome is unknown; perhaps back in the pool."""
         self._one_at_a_time = asyncio.Lock()
         self._found: Mapping[str, Sequence[Fact]] = {}
         self._epochs: list[int] = []
@@ -104,10 +105,10 @@ class InFlight:
         except LOST:
             raise
         except StorageError:
-            self._backend_pid = None
+            self._unanswered = None
             raise
         finally:
-            if self._backend_pid is None:
+            if self._unanswered is None:
                 self._let_go()
             else:
                 self._streams.unsettled[self.settle] = None
@@ -119,7 +120,7 @@ class InFlight:
 
     def sent(self, conn: Connection) -> None:
         """Record that a statement was sent: its outcome is unknown from here on."""
-        self._backend_pid = conn.backend_pid
+        self._unanswered = conn
         self._era = self._database.era
 
     def answered(self) -> None:
@@ -127,9 +128,9 @@ class InFlight:
 
         Raise `DatabaseReplaced` if the response came from a database that was replaced meanwhile.
         """
-        if self._backend_pid is not None and self._era != self._database.era:
+        if self._unanswered is not None and self._era != self._database.era:
             raise self._database.guard.error()
-        self._backend_pid = None
+        self._unanswered = None
 
     def _restart(self, restart: Restart) -> None:
         """Note the outcome of an unanswered write in the database that was entered again.
@@ -138,7 +139,7 @@ class InFlight:
         """
         self._writer_nid = restart.writer_nid
         self._epochs.clear()
-        if self._backend_pid is not None:
+        if self._unanswered is not None:
             self._restarted = {name: restart.missed.get(name, ()) for name in self._names}
 
     async def settle(self) -> Mapping[str, Sequence[Fact]]:
@@ -175,17 +176,28 @@ class InFlight:
         missed: Mapping[str, tuple[int, Sequence[Fact]]] = {}
         async with self._database.connection() as conn:  # perhaps after a restart
             if self._restarted is None:
-                await conn.execute(SQL_END_BACKEND, self._backend_pid, self._streams.instance_name)
+                await self._end_backend(conn)
                 await self._begin_epoch(conn)
                 missed = await missed_facts(conn, self._streams, self._names)
         del self._streams.unsettled[self.settle]
-        self._backend_pid = None
+        self._unanswered = None
         self._let_go()
         if self._restarted is not None:
             return {name: facts for name, facts in self._restarted.items() if facts}
         for name, (position, facts) in missed.items():
             self._streams.advance(name, self._streams.instance_name, position, facts)
         return {name: facts for name, (_, facts) in missed.items() if facts}
+
+    async def _end_backend(self, conn: Connection) -> None:
+        """End the session of the write, if its connection is lost.
+
+        If the connection is open, the statement has ended, by an error of Postgres or by a timeout.
+        The session may have been lent to another caller since.
+        """
+        if self._unanswered is not None and self._unanswered.is_closed:
+            await conn.execute(
+                SQL_END_BACKEND, self._unanswered.backend_pid, self._streams.instance_name
+            )
 
     async def _begin_epoch(self, conn: Connection) -> None:
         """Wait for a running write, and refuse a later one."""

@@ -4,6 +4,8 @@ import asyncio
 import random
 import sys
 from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from dataclasses import replace
 from itertools import chain
 
 import pytest
@@ -133,6 +135,29 @@ async def test_a_backend_still_at_work_after_its_connection_is_gone(dsn: str) ->
             pass
         await admin.execute("SELECT pg_advisory_unlock_all()")
         assert outcomes(await append) == {"stored"}
+        assert set(await stored(admin)) == {event.event_id for event in room.events}
+
+
+async def test_a_session_that_another_caller_has_since_is_left_alone(dsn: str) -> None:
+    """The write runs into its time limit, and its session goes to the next caller."""
+    room = room_of(1, 1)
+    config = replace(QUIET, statement_timeout_ms=500, pool_size_max=2, prepare_ahead=False)
+    async with (
+        storage.open(dsn, server_name="s1.test", config=config) as store,
+        admin_of(dsn) as admin,
+    ):
+        await store.append(room.pdus[:-1])
+        await admin.execute(HOLD)
+        async with AsyncExitStack() as first, AsyncExitStack() as next_one:
+            await first.enter_async_context(store.database.connection())
+            append = asyncio.create_task(store.append(room.pdus[-1:]))
+            pid = await waiting_write(admin)
+            conn = await next_one.enter_async_context(store.database.connection())
+            assert conn.backend_pid == pid
+            await admin.execute("SELECT pg_advisory_unlock_all()")
+            await first.aclose()
+            assert outcomes(await append) == {"stored"}
+            assert await conn.fetchval("SELECT pg_backend_pid()") == pid
         assert set(await stored(admin)) == {event.event_id for event in room.events}
 
 

@@ -142,7 +142,7 @@ class BulkWriter:
                 self._in_flight.sent(conn)
                 yield conn
         except CannotPlan:
-            self._in_flight.answered()  # rolled back: else the session is ended, now or in its use
+            self._in_flight.answered()  # rolled back: there is nothing to find out
             raise
 
     async def _refuse_known(self, rooms: Sequence[BundledRoom]) -> None:
