@@ -18,6 +18,7 @@ from typing import Final, LiteralString, NamedTuple
 from storage.database.connection import Connection
 from storage.database.migrate import HEAD_REVISION
 from storage.errors import InstanceNameTaken, InvalidIdentifier
+from storage.streams.positions_lock import lock_positions
 from storage.streams.published_facts import SEQUENCE, SQL_DEFINE, sequences
 from storage.streams.registry import STREAMS
 from storage.streams.restore_detection import (
@@ -160,10 +161,6 @@ JOIN unnest($2::text[], $3::text[]) AS s (stream_name, sequence_name) USING (str
 WHERE p.stream_name = own.stream_name AND p.instance_name = own.instance_name
 """
 
-SQL_LOCK: Final[LiteralString] = """
-LOCK TABLE stream_positions IN SHARE ROW EXCLUSIVE MODE
-"""
-
 SQL_POSITIONS: Final[LiteralString] = """
 SELECT stream_name, instance_name, stream_id
 FROM stream_positions
@@ -287,12 +284,12 @@ async def enter(
     ``known`` is that of a process that enters again (`storage.streams.restore_detection.notice`),
     and ``defined`` are its streams beside the built-in ones.
 
-    A new name waits for running writes, and lets none begin. So each write sees every writer that
-    may have taken a smaller id than its own.
+    A new name waits for running writes, and lets none begin (`storage.streams.positions_lock`). So
+    each write sees every writer that may have taken a smaller id than its own.
     """
     if known is None and not defined and await _is_continued(conn, instance_name):
         return await _writer_nid(conn, instance_name)
-    await conn.execute(SQL_LOCK)
+    await lock_positions(conn)
     await conn.execute(SQL_DEFINE, list(defined))
     declared = await sequences(conn)
     await set_sequences_forward(conn)
@@ -336,7 +333,7 @@ async def enter_defined(
 
     Return the positions of their writers. Run it in a transaction.
     """
-    await conn.execute(SQL_LOCK)
+    await lock_positions(conn)
     await conn.execute(SQL_DEFINE, list(names))
     await conn.execute(SQL_ENTER, instance_name, list(names), [SEQUENCE] * len(names), epoch)
     found = await positions(conn)

@@ -10,11 +10,14 @@ import pytest
 
 import storage
 from storage.config import Config
+from storage.database import Database
 from storage.pipeline.imports import writer_names
 from storage.pipeline.imports.writer_names import register_names
 from storage.streams.feed import Advance
 from storage.streams.position_poller import follow_once
+from storage.streams.positions_lock import lock_positions
 from storage.testing import RoomBuilder
+from tests.persist.writing import outcomes
 from tests.postgres import SQL_WAITING
 
 SERVER = "s1.test"
@@ -51,6 +54,37 @@ async def test_only_a_new_name_waits_for_a_running_write(dsn: str) -> None:
         with pytest.raises(storage.DatabaseConflict):
             async with opened(dsn, "new", IMPATIENT):
                 pass
+
+
+async def test_a_name_that_waits_lets_others_write(dsn: str) -> None:
+    """It takes longer than the test if the write of another process has to wait for the new one."""
+    room = RoomBuilder("11", seed=1)
+    room.start(ALICE)
+    entered = asyncio.Event()
+
+    async def enter() -> None:
+        async with opened(dsn, "new") as store:
+            entered.set()
+            assert outcomes(await store.append([room.message(ALICE, "of new").pdu])) == {"stored"}
+
+    async with asyncio.timeout(30), opened(dsn, "known") as store, running_write(dsn) as holding:
+        await store.append(room.pdus)
+        entering = asyncio.create_task(enter())
+        for number in range(3):
+            while not await holding.fetchval(SQL_WAITING):
+                pass
+            append = store.append([room.message(ALICE, str(number)).pdu])
+            assert outcomes(await append) == {"stored"}
+        assert not entered.is_set()
+        await holding.execute("COMMIT")
+        await entering
+
+
+async def test_the_lock_timeout_is_as_before_after_a_try(database: Database) -> None:
+    async with database.transaction() as conn:
+        before = await conn.fetchval("SHOW lock_timeout")
+        await lock_positions(conn)
+        assert await conn.fetchval("SHOW lock_timeout") == before
 
 
 async def test_it_does_not_pass_an_id_in_flight(dsn: str) -> None:

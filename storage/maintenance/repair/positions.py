@@ -13,7 +13,8 @@ from storage.maintenance.indexes import prove_indexes
 from storage.maintenance.old_connections import delete_connections
 from storage.maintenance.verify.connections import SQL_CONNECTIONS, MistakenConnectionRow
 from storage.maintenance.verify.positions import SQL_BEHIND, LaggingWriterRow
-from storage.streams.startup import SQL_LOCK, set_sequences_forward
+from storage.streams.positions_lock import lock_positions
+from storage.streams.startup import set_sequences_forward
 
 SQL_SET_POSITION: Final[LiteralString] = """
 INSERT INTO stream_positions (stream_name, instance_name, stream_id)
@@ -33,7 +34,7 @@ async def repair_positions(database: Database, *, indexes_proven: bool = False) 
     """
 
     async def work(conn: Connection) -> None:
-        await conn.execute(SQL_LOCK)
+        await lock_positions(conn)
         for row in await conn.fetch(SQL_BEHIND, row=LaggingWriterRow):
             if row.instance_name is not None:
                 await conn.execute(SQL_SET_POSITION, row.stream_name, row.instance_name, row.latest)

@@ -14,8 +14,8 @@ from storage.database.arrow_results import ArrowConnection, arrow_session
 from storage.database.migrate import HEAD_REVISION
 from storage.errors import DatabaseConflict
 from storage.pipeline.imports.stage import transaction
+from storage.streams.positions_lock import SQL_LOCK
 from storage.streams.registry import STREAMS
-from storage.streams.startup import SQL_LOCK
 
 SQL_UNKNOWN: Final[LiteralString] = """
 SELECT name
