@@ -42,6 +42,15 @@ async def test_messages_come_once_and_in_parts(store: Store) -> None:
     assert (found, sizes) == ([0, 1, 2, 3, 4], [2, 2, 1, 0])
 
 
+@pytest.mark.parametrize("limit", [2**63 - 2, 2**63 - 1, 2**63, 2**70])
+async def test_a_limit_of_messages_beyond_64_bits_is_none(store: Store, limit: int) -> None:
+    for n in range(3):
+        await store.to_device.send({USER: {"DEVICE": {"n": n}}})
+    client = SlidingClient(store, LOCAL)
+    answer = await client.sync(extensions=["to_device"], to_device_limit=limit)
+    assert [orjson.loads(row.content)["n"] for row in answer.to_device] == [0, 1, 2]
+
+
 async def test_messages_wait_for_a_request_with_the_extension(store: Store) -> None:
     client = SlidingClient(store, LOCAL)
     await client.sync(extensions=["to_device"])

@@ -148,8 +148,11 @@ class SlidingSyncRequest:
             if getattr(self, name) is not None:
                 object.__setattr__(self, name, known_names(getattr(self, name), known, name))
         args.flag(self.unread, "unread")
-        if args.limit(self.to_device_limit, args.LARGEST, "to_device_limit") == 0:
+        # one message more is read, and that limit is a bigint, too
+        limit = args.limit(self.to_device_limit, args.LARGEST - 1, "to_device_limit")
+        if limit == 0:
             raise InputError("to_device_limit is 0: at least 1 is wanted")
+        object.__setattr__(self, "to_device_limit", limit)
 
 
 @dataclass(frozen=True, slots=True)
