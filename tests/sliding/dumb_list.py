@@ -68,7 +68,7 @@ class DumbRow(NamedTuple):
     def is_listed(self, sent: Container[int]) -> bool:
         if self.membership >= KNOCK:
             return True
-        if self.membership == 0 or self.forgotten:
+        if self.forgotten:
             return False
         if self.room_nid in sent:
             return True

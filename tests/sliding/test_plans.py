@@ -59,11 +59,15 @@ async def test_a_response_reads_its_rooms_by_index(store: Store) -> None:
     rooms = await many_rooms(store, 12)
     client = SlidingClient(store, LOCAL)
     lists = {"all": SlidingList([(0, 4)], 5, REQUIRED)}
-    subscribed = {rooms[9].room_id: RoomSubscription(5, [("*", "*")])}
+    subscribed = {room.room_id: RoomSubscription(5, [("*", "*")]) for room in rooms[8:11]}
     request = SlidingSyncRequest("", lists, subscribed, EXTENSIONS)
     await client.request(request)
     for room in rooms[3:8]:
         await append(store, room.message(ADMIN, "new"), room.name(ADMIN, "named"))
+    await append(store, rooms[8].kick(ADMIN, LOCAL), rooms[8].name(ADMIN, "named"))
+    reset = rooms[10].at(rooms[10].events[-1].prev_events[0])
+    await append(store, reset.join_rules(ADMIN, "invite"))
+    await append(store, reset.ban(ADMIN, LOCAL), rooms[10].name(ADMIN, "named"))
     invited = rooms[11]
     await append(store, invited.kick(ADMIN, LOCAL), invited.invite(ADMIN, LOCAL))
     event_id = rooms[4].events[-1].event_id

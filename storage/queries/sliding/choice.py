@@ -101,7 +101,12 @@ def _required(config: SlidingList | RoomSubscription) -> Required:
 
 
 def _may_subscribe(room: ListedRoom, sent: Container[int]) -> bool:
-    """Return whether the user is or was in the room, or has or had an invite or a knock."""
+    """Return whether the user is or was in the room, or has or had an invite or a knock.
+
+    If state resolution removed the membership, only a connection that was sent the room has it.
+    """
+    if room.membership == 0:
+        return room.room_nid in sent
     return room.membership >= LEAVE or room.was_joined or room.room_nid in sent
 
 

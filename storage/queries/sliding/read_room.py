@@ -56,6 +56,17 @@ class ReadRoom:
         )
 
     @property
+    def is_reset(self) -> bool:
+        """Return whether state resolution removed the membership that the client has."""
+        return self.timeline.row.membership == 0 and self.is_member_changed
+
+    @property
+    def has_own_state(self) -> bool:
+        """Return whether the user's own membership is new, beyond the rest of the state."""
+        row = self.timeline.row
+        return row.own_upper > row.state_upper and self.is_member_changed
+
+    @property
     def is_shown_outside(self) -> bool:
         """Return whether a room that the user is not in has anything new."""
         return self.is_new or self.is_member_changed or self.reason.is_direct_changed

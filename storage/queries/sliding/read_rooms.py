@@ -117,13 +117,14 @@ async def _states(
         lazy = LAZY_MEMBERS in room.wanted.required.included
         found = list(_members(room)) if lazy else []
         grown, dropped = _difference(room)
-        if room.is_new or room.timeline.row.has_state or grown or found:
+        has_changed = room.timeline.row.has_state or room.has_own_state
+        if room.is_new or has_changed or grown or found:
             requested.append(_state_request(room, patterns, grown, dropped))
             members.extend(found)
     outside = [
         SyncedUser(room.room, room.timeline.row.member_nid)
         for room in rooms
-        if not room.is_inside and room.is_shown_outside
+        if not room.is_inside and room.is_shown_outside and room.timeline.row.member_nid
     ]
     found_states = await sliding_states(
         conn, user_id, requested, members=members, patterns=patterns, shown=outside
@@ -163,6 +164,7 @@ def _state_request(
         room.is_new,
         row.lower,
         row.state_upper,
+        row.own_upper,
         row.membership == JOIN,
         patterns.number(wanted.explicit),
         patterns.number(grown),
@@ -188,6 +190,9 @@ def _add(
     """Add a room to the response, and what the client has then."""
     nid, request = room.room.room_nid, situation.request
     is_direct = room.room.room_id in situation.direct
+    if room.is_reset:
+        state = state or SlidingState(room.room)
+        state.remove((MEMBER, request.user_id))
     if room.is_inside:
         is_first = situation.since is None
         shown = show_inside(room, state, request.deployment, is_direct=is_direct, is_first=is_first)

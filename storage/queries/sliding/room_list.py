@@ -2,7 +2,8 @@
 
 A list has the rooms that the user is in, is invited to, or knocks at. It has rooms that the user
 was banned or kicked from, if the user was ever in the room. A room that the user left is in a list
-only where the connection was sent the room before. Forgotten rooms are in no list.
+only where the connection was sent the room before. So is one that state resolution took the user
+out of. Forgotten rooms are in no list.
 
 The rooms that pass a filter are kept with the list of the user, and changed by what changed: rooms,
 their facts, and the account data of the user. A window first looks at the caches. If these lack

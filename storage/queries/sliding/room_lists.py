@@ -48,7 +48,7 @@ SELECT m.room_nid, r.room_id, m.membership::int AS membership,
 FROM principals p
 JOIN memberships m USING (principal_nid)
 JOIN rooms r USING (room_nid)
-WHERE p.name = $1::text AND m.membership > 0 AND NOT (m.forgotten AND m.membership < 3)
+WHERE p.name = $1::text AND NOT (m.forgotten AND m.membership < 3)
     {some}
 """
 

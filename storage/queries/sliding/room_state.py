@@ -4,7 +4,8 @@ One statement reads it for all rooms that have some. The keys to read are chosen
 those of patterns where the client does not have them, members that the timeline needs, the name,
 the avatar, and the heroes. Their values are those of the current state, or, for a user who is not
 in the room any more, those with the later deltas taken back. `changed` are the keys that changed
-since the client has the room.
+since the client has the room. The range of the user's own membership ends later than that of the
+rest, where state resolution took the user out of the room.
 """
 
 from collections.abc import Iterable, Sequence
@@ -37,14 +38,16 @@ PART_MATCH: Final[LiteralString] = """
 
 TEMPLATE_CHANGES: Final[LiteralString] = """
 room AS MATERIALIZED (
-    SELECT *
-    FROM unnest($1::int[], $2::boolean[], $3::bigint[], $4::bigint[], $5::boolean[], $6::int[],
-            $7::int[], $8::int[], $9::boolean[])
-        AS r (room_nid, whole, lower, upper, is_joined, wanted, grown, dropped, all_members)
+    SELECT r.*, own.state_key_nid AS own_key_nid
+    FROM unnest($1::int[], $2::boolean[], $3::bigint[], $4::bigint[], $5::bigint[], $6::boolean[],
+            $7::int[], $8::int[], $9::int[], $10::boolean[])
+        AS r (room_nid, whole, lower, upper, own_upper, is_joined, wanted, grown, dropped,
+            all_members)
+    LEFT JOIN state_keys own ON own.type_nid = 2 AND own.state_key = $16::text
 ),
 pattern AS MATERIALIZED (  -- sets of patterns, by number
     SELECT p.number, t.type_nid, p.state_key, p.type IS NULL AS is_any_type
-    FROM unnest($12::int[], $13::text[], $14::text[]) AS p (number, type, state_key)
+    FROM unnest($13::int[], $14::text[], $15::text[]) AS p (number, type, state_key)
     LEFT JOIN event_types t USING (type)
     WHERE p.type IS NULL OR t.type_nid IS NOT NULL
 ),
@@ -61,7 +64,9 @@ changed AS MATERIALIZED (  -- each key, with its values before and after the ran
             (array_agg(d.event_nid ORDER BY d.stream_ordering DESC))[1] AS end_nid
         FROM state_deltas d
         WHERE d.room_nid = r.room_nid AND d.stream_ordering > r.lower
-            AND d.stream_ordering <= r.upper AND NOT r.whole
+            AND d.stream_ordering <= r.own_upper
+            AND (d.stream_ordering <= r.upper OR d.state_key_nid = r.own_key_nid)
+            AND NOT r.whole
         GROUP BY d.state_key_nid
     ) AS d
     JOIN state_keys k USING (state_key_nid)
@@ -73,13 +78,14 @@ later AS MATERIALIZED (  -- rooms that the user has left: keys that changed afte
     FROM room r
     JOIN state_deltas d ON d.room_nid = r.room_nid AND d.stream_ordering > r.upper
     WHERE NOT r.is_joined
+        AND (d.stream_ordering > r.own_upper OR d.state_key_nid IS DISTINCT FROM r.own_key_nid)
     ORDER BY d.room_nid, d.state_key_nid, d.stream_ordering
 ),
 due AS MATERIALIZED (  -- what may have changed of the summary of a room
     SELECT r.room_nid, r.is_joined, has.name, has.avatar, has.members,
         CASE WHEN (has.name OR has.members) AND NOT {is_named}
-            THEN COALESCE(NULLIF(heroes_of(r.room_nid, r.upper, '{4,5}', $15::text), '{}'),
-                heroes_of(r.room_nid, r.upper, '{1,2}', $15::text)) END AS heroes
+            THEN COALESCE(NULLIF(heroes_of(r.room_nid, r.upper, '{4,5}', $16::text), '{}'),
+                heroes_of(r.room_nid, r.upper, '{1,2}', $16::text)) END AS heroes
     FROM room r
     CROSS JOIN LATERAL (
         SELECT r.whole OR EXISTS (SELECT FROM changed c
@@ -135,7 +141,7 @@ needed AS (
     ) AS c
     UNION
     SELECT 'state', i.room_nid, k.state_key_nid
-    FROM unnest($10::int[], $11::text[]) AS i (room_nid, user_id)
+    FROM unnest($11::int[], $12::text[]) AS i (room_nid, user_id)
     JOIN state_keys k ON k.type_nid = 2 AND k.state_key = i.user_id
     UNION
     SELECT 'hero', d.room_nid, k.state_key_nid
@@ -149,7 +155,7 @@ needed AS (
 ),
 shown AS (  -- rooms that the user is not in, with the membership event
     SELECT *
-    FROM unnest($16::int[], $17::bigint[]) AS s (room_nid, member_nid)
+    FROM unnest($17::int[], $18::bigint[]) AS s (room_nid, member_nid)
 ),
 entry AS (
     SELECT n.kind, n.room_nid, n.state_key_nid,
@@ -199,6 +205,7 @@ SQL_SLIDING_STATE: Final[LiteralString] = fill(
 class RequiredRequest(NamedTuple):
     """The state to read of a room: whole, or changes after `lower`; up to `upper`.
 
+    ``own_upper``: the user's own membership is read up to there. It is not before `upper`.
     ``wanted``, ``grown`` and ``dropped`` are numbers of sets of patterns: those of the request, of
     state that the client does not have, and of state that it has and no longer wants.
     ``all_members``: each changed membership.
@@ -208,6 +215,7 @@ class RequiredRequest(NamedTuple):
     whole: bool
     lower: int
     upper: int
+    own_upper: int
     is_joined: bool
     wanted: int | None
     grown: int | None
@@ -231,6 +239,11 @@ class SlidingState:
     own: StoredEvent | None = None
     shown: list[StoredEvent] = field(default_factory=list)
     brought: list[dict[str, Any]] = field(default_factory=list)
+
+    def remove(self, key: StateKey) -> None:
+        """Add a removed key, unless it is there."""
+        if key not in self.removed:
+            self.removed.append(key)
 
 
 async def sliding_states(

@@ -106,17 +106,18 @@ def show_outside(
     None: there is nothing new, or the invite is by an ignored user.
     """
     row = room.timeline.row
-    if state is None or state.own is None:
+    if state is None or (state.own is None and not room.is_reset):
         return None
-    if row.membership == INVITE and state.own.sender in ignored:
+    if row.membership == INVITE and state.own is not None and state.own.sender in ignored:
         return None
     shown = state.shown if row.membership in (INVITE, KNOCK) else []
     return SlidingRoom(
         membership=MEMBERSHIP_NAMES.get(row.membership, "leave"),
         initial=True,
         is_dm=is_direct if is_direct or room.reason.is_direct_changed else None,
+        removed_state=state.removed,
         bump_stamp=row.member_ordering,
-        stripped_state=stripped(shown, state.own, state.brought),
+        stripped_state=stripped(shown, state.own, state.brought) or None,
         lists=room.wanted.lists,
         changed=frozenset({"is_dm"} if is_direct or room.reason.is_direct_changed else ()),
     )

@@ -4,7 +4,8 @@
 is in that room: its furthest position, or, if a writer was behind, the one before that writer's
 event (storage/queries/sync/room_ranges.py). The upper end is the snapshot. For a user who is not in
 the room any more it is the position of the membership. The state of the room ends there as well, or
-where the user left, if the membership changed again after that.
+where the user left, if the membership changed again after that. If state resolution took the user
+out of the room, or removed a later membership, their own membership is that of the snapshot.
 
 A timeline is that of a sync (storage/queries/sync/timeline.py). It begins at `lower`, or further
 back where the client does not have the room, or its timeline limit has grown.
@@ -68,7 +69,9 @@ room AS MATERIALIZED (
         start.whole OR was.membership = 5 OR departed.at IS NOT NULL AS is_state_shown,
         CASE WHEN start.whole THEN 0 ELSE COALESCE(GREATEST(has.lower,
             CASE WHEN k.completed_at <= k.known THEN k.completed_at END), 0) END AS lower,
-        COALESCE(CASE WHEN k.membership <> 5 THEN departed.at END, k.upper) AS state_upper
+        COALESCE(CASE WHEN k.membership <> 5 THEN departed.at END, k.upper) AS state_upper,
+        COALESCE(CASE WHEN k.membership IN (1, 2) AND departed.by_event THEN departed.at END,
+            k.upper) AS own_upper
     FROM known k
     LEFT JOIN LATERAL (  -- the membership before the first change that the client does not have
         SELECT COALESCE(d.prev_event_nid, 0) AS prev_event_nid
@@ -91,7 +94,7 @@ room AS MATERIALIZED (
         OFFSET 0
     ) AS start
     LEFT JOIN LATERAL (  -- where the user was in the room for the last time
-        SELECT d.stream_ordering AS at
+        SELECT d.stream_ordering AS at, d.event_nid IS NOT NULL AS by_event
         FROM state_deltas d
         JOIN events before ON before.event_nid = d.prev_event_nid
         WHERE d.room_nid = k.room_nid AND d.stream_ordering <= k.upper
@@ -117,13 +120,13 @@ begun AS MATERIALIZED (  -- once a room: otherwise it would be evaluated for eac
 )
 SELECT 'room' AS kind, k.room_nid, k.room_id, k.room_version, k.membership::int AS membership,
     k.member_nid, k.reached, k.stream_ordering AS member_ordering, b.whole, b.is_state_shown,
-    b.lower, b.state_upper, b.gap IS NOT NULL AS after_gap, b.has_state, b.bump,
+    b.lower, b.state_upper, b.own_upper, b.gap IS NOT NULL AS after_gap, b.has_state, b.bump,
     {no_event}
 FROM known k
 LEFT JOIN begun b USING (room_nid)
 UNION ALL
 SELECT CASE WHEN t.is_shown THEN 'event' ELSE 'limit' END, r.room_nid, NULL, NULL, NULL, NULL, NULL,
-    NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
+    NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
     {event}
 FROM begun r
 CROSS JOIN LATERAL ({timeline}) AS t
@@ -230,6 +233,7 @@ class SlidingRoomRow(NamedTuple):
     is_state_shown: bool | None
     lower: int | None
     state_upper: int | None
+    own_upper: int | None
     after_gap: bool | None
     has_state: bool | None
     bump: int | None
@@ -251,6 +255,7 @@ class SlidingRoomColumns(NamedTuple):
     room_version: str
     membership: int
     member_nid: int
+    """The event of the membership; 0 if state resolution removed it."""
     reached: int
     """Where the `pos` is in this room."""
     member_ordering: int
@@ -261,6 +266,8 @@ class SlidingRoomColumns(NamedTuple):
     """The user was in the room at some time since the client has it."""
     lower: int
     state_upper: int
+    own_upper: int
+    """As `state_upper`, for the user's own membership."""
     after_gap: bool
     has_state: bool
     """There are changes of the state since `lower`."""

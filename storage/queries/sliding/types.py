@@ -168,7 +168,10 @@ class Hero:
 class SlidingRoom:
     """One room of a response.
 
-    ``membership`` is that of the user. ``changed`` names the fields that the response has: of
+    ``membership`` is that of the user. It is also "leave" if state resolution took the user out of
+    the room. Then ``removed_state`` has the user's own membership, whatever the client requires.
+
+    ``changed`` names the fields that the response has: of
     ``name``, ``avatar``, ``heroes``, ``is_dm`` and ``counts``. The client keeps its values of the
     others, unless the room is ``initial``: then it has no others. A name or an avatar that is in
     ``changed`` and None was removed.

@@ -28,8 +28,8 @@ class ListedRoom(NamedTuple):
     """A room of a user.
 
     ``activity`` is the position of its latest event. Where the user is not in the room, it is that
-    of the membership. ``was_kicked``: another user ended the membership. ``was_joined``: the user
-    is in the room, or was there once.
+    of the membership. ``membership`` 0: state resolution removed it. ``was_kicked``: another user
+    ended the membership. ``was_joined``: the user is in the room, or was there once.
     """
 
     room_nid: int
