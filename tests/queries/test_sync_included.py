@@ -18,12 +18,22 @@ from storage.ids import RoomId, UserId
 from storage.queries.sync import included
 from storage.testing import BuiltEvent, RoomBuilder
 from tests.queries.conftest import StatementLog
-from tests.queries.rooms import ADMIN, LOCAL, OTHER, deliver, new_room
+from tests.queries.rooms import ADMIN, LOCAL, OTHER, append, deliver, new_room
 
 RUNS = int(os.environ.get("STORAGE_EXAMPLES", "12"))
 ALL: Any = ("receipts", "account_data", "to_device", "unread")
 USER, FRIEND = UserId(LOCAL), UserId(OTHER)
-NEEDED = ("receipts", "private", "room data", "data", "messages", "only facts", "unread", "nothing")
+NEEDED = (
+    "receipts",
+    "private",
+    "room data",
+    "left",
+    "data",
+    "messages",
+    "only facts",
+    "unread",
+    "nothing",
+)
 
 
 async def look(store: Store, since: str | None = None, include: Any = ALL, **how: Any) -> Sync:
@@ -128,7 +138,81 @@ async def test_facts_of_rooms_that_the_user_is_not_in(
         await store.account_data.set(USER, "m.tag", {}, room_id=one.room_id)
     for by_position in (included.BY_POSITION, 0):
         monkeypatch.setattr(included, "BY_POSITION", by_position)
-        assert (await look(store, token)).join.keys() == {room.room_id}
+        found = await look(store, token)
+        assert found.join.keys() == {room.room_id}
+        assert {one: part.account_data for one, part in found.leave.items()} == {
+            left.room_id: {"m.tag": {}}
+        }
+        assert [part.receipts for part in found.leave.values()] == [[]]
+
+
+@pytest.mark.parametrize("end", ["leave", "kick", "ban", "forget", "reset", "invite", "knock"])
+async def test_account_data_of_a_room_that_the_user_left(store: Store, end: str) -> None:
+    room = new_room(join_rule="knock" if end == "knock" else "public")
+    branch = room.at(room.events[-1].event_id)
+    if end != "knock":
+        room.join(LOCAL)
+    await deliver(store, room)
+    match end:
+        case "kick":
+            room.kick(ADMIN, LOCAL)
+        case "ban":
+            room.ban(ADMIN, LOCAL)
+        case "reset":
+            assert await append(store, branch.join_rules(ADMIN, "invite")) == ["stored"]
+            assert await store.membership(room.room_id, LOCAL) is None
+        case "knock":
+            room.member(LOCAL, LOCAL, "knock")
+        case _:
+            room.leave(LOCAL)
+    if end == "invite":
+        room.invite(ADMIN, LOCAL)
+    await deliver(store, room)
+    if end == "forget":
+        await store.forget(LOCAL, room.room_id)
+    token = (await look(store)).next_batch
+    await store.account_data.set(USER, "m.tag", {"b": 1}, room_id=room.room_id)
+    found = await look(store, token)
+    assert (found.join, found.invite, found.knock) == ({}, {}, {})
+    if end in ("forget", "invite", "knock"):
+        assert found.leave == {}
+        return
+    one = found.leave[room.room_id]
+    assert (one.account_data, one.timeline.events, one.state) == ({"m.tag": {"b": 1}}, [], [])
+    form = await storage.responses.sync(store, LOCAL, found)
+    assert form["rooms"]["leave"][room.room_id]["account_data"] == {
+        "events": [{"type": "m.tag", "content": {"b": 1}}]
+    }
+    assert (await look(store, found.next_batch)).is_empty
+    other = SyncFilter(not_rooms=[room.room_id])
+    assert (await look(store, token, filter=other)).is_empty
+
+
+async def test_a_left_room_has_all_account_data_if_the_client_has_none(store: Store) -> None:
+    """Of a stay between two syncs, of a refused invite, and of old leaves that a filter adds."""
+    stayed, refused, known = (new_room(seed=seed, members=[OTHER]) for seed in range(3))
+    refused.invite(ADMIN, LOCAL)
+    known.join(LOCAL)
+    for one in (stayed, refused, known):
+        await deliver(store, one)
+        await store.account_data.set(USER, "m.tag", {"b": 1}, room_id=one.room_id)
+        await read(store, OTHER, one.events[-1])
+    token = (await look(store)).next_batch
+    stayed.join(LOCAL)
+    for one in (stayed, refused, known):
+        one.leave(LOCAL)
+        await deliver(store, one)
+    tag = {"m.tag": {"b": 1}}
+    found = await look(store, token)
+    assert {one: part.account_data for one, part in found.leave.items()} == {
+        stayed.room_id: tag,
+        refused.room_id: tag,
+        known.room_id: {},
+    }
+    assert (await look(store)).leave == {}
+    whole = await look(store, filter=SyncFilter(include_leave=True))
+    assert whole.leave.keys() >= {stayed.room_id, known.room_id}
+    assert all((part.account_data, part.receipts) == (tag, []) for part in whole.leave.values())
 
 
 async def test_a_message_alone_with_facts(store: Store, statements: StatementLog) -> None:
@@ -242,6 +326,7 @@ class IncludedWorld:
         self.rng = rng
         self.rooms = rooms
         self.stores = stores
+        self.left = {room.room_id for room in rooms if room.membership(LOCAL) == "leave"}
         self.sent: list[tuple[int, str, int]] = []
 
     async def step(self) -> None:
@@ -277,7 +362,8 @@ class IncludedWorld:
             if before["receipts"].covers(fact.instance_name, fact.stream_id):
                 continue
             assert after["receipts"].covers(fact.instance_name, fact.stream_id)
-            if user == LOCAL or kind == "m.read":
+            is_left = room_id in self.left
+            if (user == LOCAL or kind == "m.read") and not is_left:
                 receipts.setdefault(RoomId(room_id), []).append((user, event_id))
                 seen["private"] += kind != "m.read"
         data: dict[str | None, dict[str, Any]] = {}
@@ -288,8 +374,11 @@ class IncludedWorld:
                 contents = await store.account_data.get(USER, room_id=place)
                 data.setdefault(place, {})[kind] = contents[kind]
         assert found.account_data == data.pop(None, {})
+        assert found.leave.keys() == data.keys() & self.left
         assert {
-            one: room.account_data for one, room in found.join.items() if room.account_data
+            one: room.account_data
+            for one, room in (*found.join.items(), *found.leave.items())
+            if room.account_data
         } == data
         assert receipts == {
             one: [(row.user_id, row.event_id) for row in room.receipts]
@@ -308,6 +397,7 @@ def _note(found: Sync, seen: Counter[str]) -> None:
     rooms = found.join.values()
     seen["receipts"] += any(room.receipts for room in rooms)
     seen["room data"] += any(room.account_data for room in rooms)
+    seen["left"] += bool(found.leave)
     seen["data"] += bool(found.account_data)
     seen["messages"] += bool(found.to_device)
     seen["only facts"] += any(not room.timeline.events for room in rooms)
@@ -324,6 +414,7 @@ async def test_random_facts_of_two_writers_agree_with_brute_force(
             monkeypatch.setattr(included, "BY_POSITION", (2_000, 0)[number % 2])
             rng = random.Random(number)
             rooms = [new_room(seed=100 * number + one, members=[LOCAL, OTHER]) for one in range(3)]
+            rooms[number % 2].leave(LOCAL)
             for room in rooms:
                 await deliver(store, room)
             world = IncludedWorld(rng, rooms, [store, second])

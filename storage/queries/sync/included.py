@@ -3,7 +3,8 @@
 They are read in the snapshot of the response, by two statements at most: one for the facts of the
 three streams, one for the counts (storage/queries/unread.py). The first is left out where these
 streams have not moved since the token. A room that is whole in the response has all its receipts
-and account data, another one those that are new.
+and account data, another one those that are new. A room that the user left has account data alone:
+all of it where the client was not in the room, else what is new.
 
 New receipts are looked up by their position if few are new on this server, else room by room.
 """
@@ -16,11 +17,12 @@ import orjson
 
 from storage import arguments as args
 from storage.database.connection import Connection
+from storage.database.names import JOIN
 from storage.database.prepared import prepare_ahead
 from storage.errors import InputError
 from storage.ids import RoomId, UserId
 from storage.queries.filters import SyncFilter
-from storage.queries.sync.types import JoinedRoom, Sync, Timeline
+from storage.queries.sync.types import JoinedRoom, LeftRoom, Sync, Timeline
 from storage.queries.unread import UnreadRequest, unread
 from storage.streams import SyncToken, VectorPosition
 from storage.streams.position_arguments import parts
@@ -78,12 +80,12 @@ new_data AS (
 data AS (
     SELECT * FROM new_data
     WHERE CASE WHEN room_nid = 0 THEN $10::boolean
-        ELSE $11::boolean AND room_nid <> ALL($9::int[]) END
+        ELSE $11::boolean AND room_nid <> ALL($9::int[] || $20::int[]) END
     UNION ALL
     SELECT d.*
     FROM reader u
     JOIN account_data d USING (principal_nid)
-    WHERE $4::boolean AND d.room_nid = ANY($9::int[])
+    WHERE $4::boolean AND d.room_nid = ANY($9::int[] || $20::int[])
 ),
 message AS (
     SELECT d.stream_id, d.content
@@ -114,13 +116,20 @@ fact AS (
     SELECT 'to_device', 0, stream_id, '', NULL, NULL, NULL, content
     FROM message
 )
-SELECT f.kind, r.room_id, f.stream_id, f.name, f.user_id, f.thread_id, f.event_id, f.content
+SELECT f.kind, r.room_id, m.membership::int AS membership, f.stream_id, f.name, f.user_id,
+    f.thread_id, f.event_id, f.content
 FROM fact f
 CROSS JOIN reader u
 LEFT JOIN rooms r ON r.room_nid = f.room_nid
+LEFT JOIN LATERAL (  -- one by one: a join could read all memberships of the user
+    SELECT membership, forgotten
+    FROM memberships
+    WHERE principal_nid = u.principal_nid AND room_nid = f.room_nid
+    OFFSET 0
+) AS m ON f.room_nid <> 0
 WHERE f.room_nid = 0 OR (
-    EXISTS (SELECT FROM memberships m WHERE m.principal_nid = u.principal_nid
-        AND m.room_nid = f.room_nid AND m.membership = 5)
+    CASE WHEN m.membership < 3 THEN f.kind = 'account_data' AND NOT m.forgotten
+        ELSE m.membership = 5 END
     AND ($18::text[] IS NULL OR r.room_id = ANY($18::text[])) AND r.room_id <> ALL($19::text[])
 )
 ORDER BY f.stream_id
@@ -128,16 +137,21 @@ ORDER BY f.stream_id
 """$3: receipts of others. $4: account data. $9: whole rooms. $10: facts of no room, too.
 
 $11: since a token. $5 to $7, $12 to $14 and $15 to $17: after these positions of receipts, account
-data and to-device messages. $18 and $19: the filter of rooms.
+data and to-device messages. $18 and $19: the filter of rooms. $20: rooms that the user left, with
+all of their account data.
 """
 prepare_ahead(SQL_INCLUDED)
 
 
 class IncludedRow(NamedTuple):
-    """A fact: `kind` is "receipt", "account_data" or "to_device". `name` is its type."""
+    """A fact: `kind` is "receipt", "account_data" or "to_device". `name` is its type.
+
+    `membership` is that of the user in the room.
+    """
 
     kind: str
     room_id: str | None
+    membership: int | None
     stream_id: int
     name: str
     user_id: str | None
@@ -201,6 +215,8 @@ class Inclusion:
     is_first: bool
     """The first or only part of a response: it has the facts of no room."""
     whole: Collection[int]
+    left: Collection[int]
+    """Rooms that the user left, and of which the client has no account data."""
     prev_batch: str
     """For rooms that have nothing else new."""
     rows_max: int
@@ -211,7 +227,7 @@ async def add_included(conn: Connection, wanted: Inclusion, response: Sync) -> S
     if not wanted.include.parts:
         return response
     is_due = wanted.since is None or wanted.include.has_news(wanted.since, wanted.now)
-    if is_due or wanted.whole:
+    if is_due or wanted.whole or wanted.left:
         response = _with_facts(wanted, response, await _facts(conn, wanted))
     if "unread" not in wanted.include.parts or not response.join:
         return response
@@ -248,6 +264,7 @@ async def _facts(conn: Connection, wanted: Inclusion) -> list[IncludedRow]:
         *messages,
         None if wanted.filter.rooms is None else list(wanted.filter.rooms),
         list(wanted.filter.not_rooms),
+        list(wanted.left),
         row=IncludedRow,
     )
 
@@ -263,7 +280,7 @@ def _way(wanted: Inclusion, after: Mapping[str, VectorPosition]) -> str:
 
 def _with_facts(wanted: Inclusion, response: Sync, facts: Collection[IncludedRow]) -> Sync:
     """Return the response with these facts, and with the rooms that have nothing else new."""
-    join = dict(response.join)
+    join, leave = dict(response.join), dict(response.leave)
     everywhere: dict[str, dict[str, object]] = {}
     messages: list[dict[str, object]] = []
     for row in facts:
@@ -272,12 +289,14 @@ def _with_facts(wanted: Inclusion, response: Sync, facts: Collection[IncludedRow
         elif row.room_id is None:
             everywhere[row.name] = orjson.loads(row.content)
         else:
-            room_id = RoomId(row.room_id)
-            room = join.setdefault(
-                room_id, JoinedRoom(Timeline([], False, wanted.prev_batch), [], [], [])
+            room_id, nothing = RoomId(row.room_id), Timeline([], False, wanted.prev_batch)
+            room = (
+                join.setdefault(room_id, JoinedRoom(nothing, [], [], []))
+                if row.membership == JOIN
+                else leave.setdefault(room_id, LeftRoom(nothing, [], [], []))
             )
             _add(room, row, with_receipts="receipts" in wanted.include.parts)
-    return replace(response, join=join, account_data=everywhere, to_device=messages)
+    return replace(response, join=join, leave=leave, account_data=everywhere, to_device=messages)
 
 
 def _add(room: JoinedRoom, row: IncludedRow, *, with_receipts: bool) -> None:

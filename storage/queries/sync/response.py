@@ -189,14 +189,16 @@ async def _respond(conn: Connection, request: SyncRequest, news: News | None) ->
     )
     response = Sync(request.next_batch(upto), next_rooms=next_rooms)
     response = await _fill(conn, request, found, response)
-    return await add_included(conn, _inclusion(request, since, upto, joined), response)
+    return await add_included(conn, _inclusion(request, since, upto, found), response)
 
 
 def _inclusion(
-    request: SyncRequest, since: SyncToken | None, upto: SyncToken, joined: Iterable[ChangedRoom]
+    request: SyncRequest, since: SyncToken | None, upto: SyncToken, found: Iterable[ChangedRoom]
 ) -> Inclusion:
     """Return the request for the parts that the response includes."""
     end = PaginationToken(BESIDE_TIMELINE, 0, live=events_of(upto).furthest())
+    rows = [room.row for room in found]
+    left = (row for row in rows if row.membership not in (JOIN, INVITE, KNOCK))
     return Inclusion(
         user_id=request.user_id,
         include=request.include,
@@ -205,7 +207,8 @@ def _inclusion(
         filter=request.filter,
         ignored=request.ignored,
         is_first=request.part is None,
-        whole=[room.row.room_nid for room in joined if room.row.whole],
+        whole=[row.room_nid for row in rows if row.membership == JOIN and row.whole],
+        left=[row.room_nid for row in left if row.whole or not row.was_joined],
         prev_batch=end.print(request.deployment),
         rows_max=request.rows_max,
     )

@@ -69,6 +69,9 @@ class LeftRoom(JoinedRoom):
     A user who never joined gets no state. A user who joined and left since then gets the whole
     state, and a ``limited`` timeline.
 
+    A sync with account data also has a room that was left before, if its ``account_data`` is new.
+    There are no receipts and no ``unread``.
+
     With `SyncFilter.include_leave` also a room that was left before. Its whole state is that at the
     end of the last stay. There is none if state changes of that time are purged.
     """
