@@ -257,12 +257,12 @@ async def store_join(
         if key in DECISIVE and event_id in left_out:
             raise Refused("state_incomplete", f"{event_id} cannot be used: {left_out[event_id]}")
     state = [one for one in checked.entries.values() if one not in left_out]
-    async with partial_joins.marked(task, join, mark) as is_partial:
-        if mark is not None and not is_partial:
+    async with partial_joins.marked(task, join, mark) as made:
+        if mark is not None and not made.is_set:
             await _refuse_unless_stored(task, join)
-        results = await task.append([join], state_before={join.event_id: state})
-        joined = await outcome_of(task, join, results[join.event_id], left_out)
-    return replace(joined, is_partial=is_partial)
+        result = await made.append(task, join, state)
+        joined = await outcome_of(task, join, result, left_out)
+    return replace(joined, is_partial=made.is_set)
 
 
 async def _refuse_unless_stored(task: RoomTask, join: Event) -> None:

@@ -6,9 +6,11 @@ can be used at once; its state is partial until the members are fetched from ano
 Source: server-server API, `PUT /_matrix/federation/v2/send_join`.
 """
 
+import asyncio
 import logging
-from collections.abc import AsyncIterator, Collection, Mapping
+from collections.abc import AsyncIterator, Collection, Iterable, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 from storage import arguments as args
@@ -19,6 +21,7 @@ from storage.federation.room_task import RoomTask
 from storage.federation.state_fetch import state_before
 from storage.ids import EventId, ServerName, StateKey
 from storage.maintenance import partial_state
+from storage.persist import AppendResult
 from storage.queries.partial_rooms import PartialRoom
 from storage.streams.position_poller import follow_once
 
@@ -63,21 +66,43 @@ async def left_before(task: RoomTask) -> dict[StateKey, EventId]:
         return await partial_state.own_members(conn, task.room_id, task.own_name)
 
 
+@dataclass(slots=True)
+class JoinMark:
+    """Whether a room is marked as partial for a join, and the append of that join."""
+
+    is_set: bool
+    appending: asyncio.Task[dict[EventId, AppendResult]] | None = None
+
+    async def append(self, task: RoomTask, join: Event, state: Iterable[EventId]) -> AppendResult:
+        """Store the join. If it is marked, a cancelled caller does not cancel it: see `marked`."""
+        appending = task.append([join], state_before={join.event_id: state})
+        if not self.is_set:
+            return (await appending)[join.event_id]
+        self.appending = asyncio.create_task(appending)
+        return (await asyncio.shield(self.appending))[join.event_id]
+
+
 @asynccontextmanager
-async def marked(task: RoomTask, join: Event, mark: OmittedMembers | None) -> AsyncIterator[bool]:
+async def marked(
+    task: RoomTask, join: Event, mark: OmittedMembers | None
+) -> AsyncIterator[JoinMark]:
     """Mark the room as partial while a join is stored; take it back if that fails.
 
-    The value is whether the room is marked. Without ``mark``, nothing is done.
+    A cancelled append may still be written, so the mark stays until the append has ended. It also
+    stays if a second cancellation ends that wait. Without ``mark``, the room is not marked.
     """
     if mark is None:
-        yield False
+        yield JoinMark(is_set=False)
         return
     database = task.store.database
     async with database.transaction() as conn:
         is_marked = await partial_state.begin(conn, task.room_id, join.event_id, *mark)
+    made = JoinMark(is_marked)
     try:
-        yield is_marked
+        yield made
     except BaseException:
+        if made.appending is not None:
+            await asyncio.wait([made.appending])
         async with database.transaction() as conn:
             await partial_state.abandon(conn, task.room_id, join.event_id)
         raise
