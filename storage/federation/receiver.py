@@ -14,7 +14,14 @@ from typing import Any, Final, TypeVar
 from signedjson.key import get_verify_key
 
 from storage import arguments as args
-from storage.errors import AuthDenied, InputError, InvalidSignature, StorageError, UnknownRoom
+from storage.errors import (
+    AuthDenied,
+    InputError,
+    InvalidSignature,
+    StorageClosed,
+    StorageError,
+    UnknownRoom,
+)
 from storage.event import Event, parse
 from storage.federation import joining, partial_joins
 from storage.federation.backfilling import BackfillResult, backfill_room
@@ -318,21 +325,33 @@ class Receiver:
         """Complete every room of which members are missing; return those that are complete now.
 
         Call it at start, and from time to time: it goes on where a process has ended. One room is
-        fetched at a time.
+        fetched at a time. An error of a room is logged, and the next room follows. `StorageClosed`.
         """
         rooms = [room.room_id for room in await self.store.partial_rooms()]
-        return [room_id for room_id in rooms if await self.complete(room_id)]
+        return [room_id for room_id in rooms if await self._could_complete(room_id)]
+
+    async def _could_complete(self, room_id: RoomId) -> bool:
+        try:
+            return await self.complete(room_id)
+        except StorageClosed:
+            raise
+        except StorageError as error:
+            logger.warning("%s keeps missing members: %s", room_id, error)
+            return False
 
     async def run(self) -> None:
         """Complete rooms of which members are missing, until it is cancelled.
 
         It looks every `ReceiverLimits.completing_seconds`, and as soon as a room was joined with
-        the members omitted. Errors of the database and of servers are logged.
+        the members omitted. Errors of the database and of servers are logged. Raise `StorageClosed`
+        after the store was closed.
         """
         while True:
             self._was_joined.clear()
             try:
                 await self.complete_partial_rooms()
+            except StorageClosed:
+                raise
             except StorageError as error:
                 logger.warning("rooms with missing members wait: %s", error)
             with contextlib.suppress(TimeoutError):  # then look for what another process has joined

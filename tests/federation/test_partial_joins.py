@@ -2,7 +2,10 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import replace
 
+import asyncpg
 import pytest
 
 import storage
@@ -13,6 +16,7 @@ from storage import (
     ServerName,
     SlidingList,
     SlidingSyncRequest,
+    StorageClosed,
     responses,
 )
 from storage.event import event_id, sign
@@ -24,9 +28,9 @@ from storage.pipeline.rebuilding import Rebuilder
 from storage.streams import SyncToken, VectorPosition
 from storage.testing import signing_key
 from tests.federation.partial import Json, join_partially, omitted
-from tests.federation.peers import Homeserver, fail
+from tests.federation.peers import QUICK, Homeserver, fail, start
 from tests.federation.rooms import PUBLIC, agree
-from tests.homeserver.agreement import until
+from tests.homeserver.agreement import WAIT_S, until
 from tests.maintenance.rooms import findings
 
 MEMBERS = ("ann", "bob", "cid")
@@ -66,6 +70,49 @@ async def test_a_receiver_completes_rooms_by_itself(two: list[Homeserver]) -> No
     await asyncio.wait_for(until(is_complete, other, room_id), at_once)
     running.cancel()
     assert one.user("ann") in await other.store.member_ids(room_id)
+
+
+REFUSE_ONE = """
+CREATE FUNCTION refuse_one() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+    IF OLD.room_nid = (SELECT room_nid FROM rooms WHERE room_id = '{room_id}') THEN
+        RAISE EXCEPTION 'canceling statement due to statement timeout' USING ERRCODE = '57014';
+    END IF;
+    RETURN OLD;
+END $$;
+CREATE TRIGGER refuse_one BEFORE DELETE ON partial_rooms
+FOR EACH ROW EXECUTE FUNCTION refuse_one()
+"""
+"""Makes the completion of a room fail."""
+
+
+async def test_a_room_that_cannot_be_completed_delays_no_other(
+    two: list[Homeserver], another_dsn: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    one, other = two
+    rooms = [await crowded(one), await crowded(one)]
+    for room_id in rooms:
+        await join_partially(room_id, other, one)
+    first, second = [room.room_id for room in await other.store.partial_rooms()]
+    conn = await asyncpg.connect(another_dsn)
+    try:
+        await conn.execute(REFUSE_ONE.format(room_id=first))
+        assert await other.receiver.complete_partial_rooms() == [second]
+        assert first in caplog.text
+        assert not await is_complete(other, first)
+        await conn.execute("DROP TRIGGER refuse_one ON partial_rooms")
+    finally:
+        await conn.close()
+    assert await other.receiver.complete_partial_rooms() == [first]
+    await agree(first, *two)
+
+
+async def test_the_end_of_the_store_ends_a_receiver(dsn: str) -> None:
+    async with AsyncExitStack() as stack:
+        [one] = await start(stack, [dsn], limits=replace(QUICK, completing_seconds=0.01))
+        running = asyncio.create_task(one.receiver.run())
+    async with asyncio.timeout(WAIT_S):
+        with pytest.raises(StorageClosed):
+            await running
 
 
 async def test_a_join_is_repeated_whose_invite_is_stored_already(two: list[Homeserver]) -> None:
