@@ -20,7 +20,7 @@ from itertools import count, islice
 from typing import Final, NamedTuple
 
 from storage import arguments as args
-from storage.errors import StorageError
+from storage.errors import StorageClosed, StorageError
 from storage.federation.remote import RemoteError
 from storage.ids import EventId, RoomId, ServerName
 from storage.queries.events import StoredEvent
@@ -133,7 +133,10 @@ class Sender:
         await self._relay.publish(event.event_id, value)
 
     async def run(self) -> None:
-        """Send until it is cancelled. Errors of the database and of servers are logged."""
+        """Send until it is cancelled. Errors of the database and of servers are logged.
+
+        Raise `StorageClosed` after the store was closed.
+        """
         unsubscribe = self._store.streams.feed.subscribe(self._advanced)
         try:
             await self._read_outbox()
@@ -148,19 +151,28 @@ class Sender:
             self._news.set()
 
     async def _read_outbox(self) -> None:
-        await self._relay
-        for kind in self._read:
-            self._read[kind] = self._saved[kind] = await self._store.cursors.get(self._name(kind))
+        has_begun = False
         while True:
             self._news.clear()
             try:
+                if not has_begun:
+                    await self._read_cursors()
+                    has_begun = True
                 is_whole = await self._read_page() & await self._read_relay()
                 await self._save()
+            except StorageClosed:
+                raise
             except StorageError as error:
                 logger.warning("the outbox cannot be read: %s", error)
                 is_whole = True
             if is_whole:
                 await _wait(self._news, self._limits.poll_seconds)
+
+    async def _read_cursors(self) -> None:
+        """Begin after what was sent before this process started."""
+        await self._relay
+        for kind in self._read:
+            self._read[kind] = self._saved[kind] = await self._store.cursors.get(self._name(kind))
 
     async def _read_page(self) -> bool:
         """Put a page of the outbox into the queues. Return whether there is no more."""

@@ -5,15 +5,18 @@ import logging
 import signal
 import sys
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Final
 
+import asyncpg
 import pytest
 
-from storage import EventId, RoomId, ServerName, StoredEvent
+import storage
+from storage import EventId, RoomId, ServerName, StorageClosed, StoredEvent
 from storage.federation import RemoteError, Sender, SenderLimits
-from tests.federation.peers import Homeserver
+from storage.testing import signing_key
+from tests.federation.peers import Homeserver, start
 from tests.federation.rooms import agree, shared_room
 
 WAIT_S = 10
@@ -165,6 +168,59 @@ async def test_it_tries_again_by_itself(
             await wire.until(wire.has(two[1], *sent))
     assert {str(two[1].name) in one.getMessage() for one in caplog.records} == {True}
     assert all(one.exc_info is not None for one in caplog.records)
+
+
+class Away:
+    """The database is away while ``is_on`` is set; ``noticed`` after the first failure."""
+
+    def __init__(self) -> None:
+        self.is_on = False
+        self.noticed = asyncio.Event()
+
+    def before(self, _: str) -> None:
+        if self.is_on:
+            self.noticed.set()
+            raise asyncpg.ConnectionDoesNotExistError("the database is away")
+
+    def after(self, _: str, __: object) -> None:
+        pass
+
+
+async def test_the_database_is_away_when_it_begins(dsn: str, another_dsn: str) -> None:
+    away = Away()
+    async with AsyncExitStack() as stack:
+        one, other = two = await start(stack, [dsn, another_dsn])
+        room = await shared_room(*two)
+        await skip(one)
+        opened = storage.open(
+            dsn,
+            server_name=one.name,
+            instance_name="sender",
+            signing_key=signing_key(one.name),
+            observer=away,
+        )
+        one.store = await stack.enter_async_context(opened)
+        wire = Wire(two)
+        away.is_on = True
+        async with sending(wire, QUICK):
+            async with asyncio.timeout(WAIT_S):
+                await away.noticed.wait()
+            away.is_on = False
+            sent = await say(one, room, 2)
+            await wire.until(wire.has(other, *sent))
+
+
+async def test_the_end_of_the_store_ends_a_sender(dsn: str, another_dsn: str) -> None:
+    async with AsyncExitStack() as stack:
+        one, other = two = await start(stack, [dsn, another_dsn])
+        room = await shared_room(*two)
+        await skip(one)
+        wire = Wire(two)
+        running = asyncio.create_task(Sender(one.store, wire.send, limits=QUICK).run())
+        await wire.until(wire.has(other, *await say(one, room, 1)))
+    async with asyncio.timeout(WAIT_S):
+        with pytest.raises(StorageClosed):
+            await running
 
 
 @pytest.mark.parametrize("turns", range(6))
