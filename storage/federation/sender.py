@@ -5,6 +5,9 @@ the others. The cursor stays before the first event that a server lacks: after a
 sends again from there, and other servers ignore duplicates. Events of other servers that it passes
 on are facts of the stream "relay", with a cursor of their own. So a restart loses none of them.
 
+A transaction that another server refuses, or that has a damaged event, is sent in smaller parts.
+One event that cannot be sent is logged and dropped.
+
 A queue that becomes too long keeps the latest event of each room. Other servers request the events
 before it, because it names them as parents.
 """
@@ -20,7 +23,7 @@ from itertools import count, islice
 from typing import Final, NamedTuple
 
 from storage import arguments as args
-from storage.errors import StorageClosed, StorageError
+from storage.errors import StorageClosed, StorageCorrupt, StorageError
 from storage.federation.remote import RemoteError
 from storage.ids import EventId, RoomId, ServerName
 from storage.queries.events import StoredEvent
@@ -33,6 +36,8 @@ RELAY: Final = "relay"
 RELAY_KEEP_MS: Final = 7 * 24 * 3_600_000
 """Events of other servers are passed on for so long to a server that does not answer."""
 RELAY_ROWS: Final = 100
+PASSING: Final = frozenset({401, 403, 404, 408, 429})
+"""Refusals (HTTP status) that are not of the events, so the transaction is sent again."""
 
 SendTransaction = Callable[[ServerName, str, list[StoredEvent]], Awaitable[None]]
 """PUT /_matrix/federation/v1/send/{txnId}: the server, a transaction id, and the events."""
@@ -70,9 +75,11 @@ class QueuedEvent(NamedTuple):
 class Destination:
     """The events that one server has yet to get.
 
-    ``news`` ends the wait for events, ``is_up`` the pause after a failure.
+    ``news`` ends the wait for events, ``is_up`` the pause after a failure. A transaction has up to
+    ``pdus_max`` events.
     """
 
+    pdus_max: int
     queue: dict[EventId, QueuedEvent] = field(default_factory=dict)
     news: asyncio.Event = field(default_factory=asyncio.Event)
     is_up: asyncio.Event = field(default_factory=asyncio.Event)
@@ -110,7 +117,7 @@ class Sender:
         """
         self._store, self._send, self._cursor = store, send, cursor
         self._limits = limits or SenderLimits()
-        self._servers = defaultdict[ServerName, Destination](Destination)
+        self._servers = defaultdict[ServerName, Destination](self._destination)
         self._tasks: dict[ServerName, asyncio.Task[None]] = {}
         self._relay = store.define_stream(RELAY, keep_ms=RELAY_KEEP_MS)
         self._news = asyncio.Event()
@@ -145,6 +152,9 @@ class Sender:
             for task in self._tasks.values():
                 task.cancel()
             await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+
+    def _destination(self) -> Destination:
+        return Destination(self._limits.pdus_max)
 
     def _advanced(self, advance: Advance) -> None:
         if advance.stream_name in ("events", RELAY):
@@ -232,14 +242,36 @@ class Sender:
                 pause = min(2 * pause, self._limits.retry_seconds_max)
 
     async def _send_first(self, server: ServerName, to: Destination) -> None:
-        """Send the first events of a queue, and take them out of it."""
-        ids = list(islice(to.queue, self._limits.pdus_max))
+        """Send the first events of a queue, and take them out of it.
+
+        Send half as many the next time if they cannot be sent. Drop one that cannot be sent alone.
+        """
+        ids = list(islice(to.queue, to.pdus_max))
+        try:
+            await self._send_events(server, ids)
+        except (RemoteError, StorageCorrupt) as error:
+            if not _is_final(error):
+                raise
+            if len(ids) > 1:
+                to.pdus_max = len(ids) // 2
+                return
+            logger.error("%s never gets %s, which cannot be sent: %s", server, ids[0], error)  # noqa: TRY400
+        to.pdus_max = min(2 * to.pdus_max, self._limits.pdus_max)
+        for one in ids:
+            to.queue.pop(one, None)
+
+    async def _send_events(self, server: ServerName, ids: list[EventId]) -> None:
         stored = await self._store.events(ids)
         events = [stored[one] for one in ids if one in stored]
         if events:
             await self._send(server, str(next(self._transactions)), events)
-        for one in ids:
-            to.queue.pop(one, None)
+
+
+def _is_final(error: RemoteError | StorageCorrupt) -> bool:
+    """Return whether the same events would fail again: damaged here, or refused there."""
+    if isinstance(error, StorageCorrupt):
+        return True
+    return error.status is not None and 400 <= error.status < 500 and error.status not in PASSING
 
 
 async def _wait(event: asyncio.Event, seconds: float) -> None:

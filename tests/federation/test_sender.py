@@ -223,6 +223,73 @@ async def test_the_end_of_the_store_ends_a_sender(dsn: str, another_dsn: str) ->
             await running
 
 
+@dataclass
+class Picky(Wire):
+    """The other server answers 413 to transactions of more bytes than ``most``."""
+
+    most: int = 0
+    status: int = 413
+    sizes: list[int] = field(default_factory=list)
+
+    async def send(self, server: ServerName, transaction: str, events: list[StoredEvent]) -> None:
+        self.sizes.append(len(events))
+        self.changed.set()
+        if sum(len(event.raw) for event in events) > self.most:
+            raise RemoteError("refused", status=self.status)
+        await super().send(server, transaction, events)
+
+
+async def test_a_transaction_that_is_too_large_is_sent_in_parts(two: list[Homeserver]) -> None:
+    one, other = two
+    room = await shared_room(*two)
+    await skip(one)
+    sent = [await say(one, room, 20)]
+    large = await one.store.send(room, one.user(), "m.room.message", {"body": "x" * 20_000})
+    sent.append(await say(one, room, 20))
+    [first, last] = (await one.store.events([sent[0][0], sent[1][-1]])).values()
+    wire = Picky(two, most=7 * max(len(first.raw), len(last.raw)))
+    async with sending(wire):
+        await wire.until(wire.has(other, sent[1][-1]))
+        await saved(one)
+    assert wire.sent[other.name] == sent[0] + sent[1]
+    assert large.event_id not in wire.sent[other.name]
+    assert wire.sizes[:4] == [41, 20, 10, 5]
+    assert wire.sizes.count(1) == 1, "the large one"
+
+
+async def test_a_server_that_refuses_this_one_for_now_loses_nothing(two: list[Homeserver]) -> None:
+    one, other = two
+    room = await shared_room(*two)
+    await skip(one)
+    sent = await say(one, room, 3)
+    wire = Picky(two, status=403)
+    async with sending(wire, QUICK):
+        await wire.until(lambda: len(wire.sizes) >= 3)
+        wire.most = 1 << 20
+        await wire.until(wire.has(other, *sent))
+    assert set(wire.sizes) == {3}
+    assert wire.sent[other.name] == sent
+
+
+async def test_a_damaged_event_is_dropped(
+    two: list[Homeserver], caplog: pytest.LogCaptureFixture
+) -> None:
+    one, other = two
+    room = await shared_room(*two)
+    await skip(one)
+    before, [damaged], after = [await say(one, room, count) for count in (2, 1, 4)]
+    async with one.store.database.connection() as conn:
+        await conn.execute(
+            "UPDATE events SET json = '\\x00ff00' WHERE event_id = $1::text", damaged
+        )
+    wire = Wire(two)
+    async with sending(wire):
+        await wire.until(wire.has(other, *before, after[-1]))
+        await saved(one)
+    assert wire.sent[other.name] == before + after
+    assert [one.levelname for one in caplog.records if damaged in one.getMessage()] == ["ERROR"]
+
+
 @pytest.mark.parametrize("turns", range(6))
 async def test_news_at_the_moment_of_its_end_do_not_keep_it(
     two: list[Homeserver], turns: int
