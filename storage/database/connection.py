@@ -158,10 +158,7 @@ class Connection:
 
     @property
     def is_closed(self) -> bool:
-        """Return whether the session has ended on this side; the server may not know it yet.
-
-        The last statement of one that is open and back in the pool has ended on the server, too.
-        """
+        """Return whether the session has ended here; if not, its last statement has in the pool."""
         return bool(self._driver.is_closed())
 
     @property
