@@ -43,10 +43,13 @@ Patterns = frozenset[StateKey]
 
 
 class Membership(NamedTuple):
-    """The membership of a user in a room, its event, and the arrival that made it so."""
+    """The membership of a user in a room, its event, and the arrival that made it so.
+
+    State resolution that removes a membership makes it a leave without an event.
+    """
 
     name: str
-    event_id: EventId
+    event_id: EventId | None
     position: int
     stay: int
     """The arrival that ended the last stay, or the present one for a member; 0: never joined."""
@@ -168,6 +171,8 @@ class SlidingOracle:
     def _is_due(self, own: Membership) -> bool:
         if own.name in ("join", *OUTSIDE):
             return True
+        if own.event_id is None:
+            return False
         sender = self.oracle.get(own.event_id).event.sender
         return own.was_joined and (own.name == "ban" or sender != self.user_id)
 
@@ -181,7 +186,9 @@ class SlidingOracle:
     def may_subscribe(self, room_id: RoomId, sent: Collection[RoomId]) -> bool:
         """Return whether a subscription counts: not of a user who was banned without a join."""
         own = self.membership(room_id) if room_id in self.oracle.versions else None
-        return own is not None and (own.name != "ban" or own.was_joined or room_id in sent)
+        if own is None or room_id in sent:
+            return own is not None
+        return own.event_id is not None and (own.name != "ban" or own.was_joined)
 
     # ----------------------------------------------------------------------------------------------
     # filters
@@ -328,7 +335,7 @@ def membership_of(oracle: Oracle, room_id: RoomId, user_id: str) -> Membership |
         ):
             value, position = event_id, held.arrival
             name = str(held.event.content.get("membership"))
-    return None if value is None or name is None else Membership(name, value, position, stay)
+    return Membership(name or "leave", value, position, stay) if position else None
 
 
 def matches(patterns: Patterns, key: StateKey, user_id: str) -> bool:

@@ -55,6 +55,8 @@ class SlidingRooms:
         self.undelivered: list[BuiltEvent] = []
         self.away: list[BuiltEvent] = []
         """Events of rooms that this server is not in yet."""
+        self.against: list[BuiltEvent] = []
+        """Events on another branch that take a user out of a room."""
         self.spaces: list[RoomId] = []
         self.outbox: list[Delivery] = []
 
@@ -168,6 +170,35 @@ class SlidingRooms:
                 self.deliver()
                 self.undelivered.append(other.ban(host, sender))
                 return
+
+    def take_out(self, rng: random.Random) -> None:
+        """Let state resolution remove a membership: another branch has rules against the join.
+
+        Deliver the join first, perhaps with how it ended. A later call delivers the rules, and the
+        one after that perhaps a ban.
+        """
+        if self.against:
+            self.undelivered.append(self.against.pop(0))
+            return
+        away = {known.room_id for known in self.away}
+        places = [
+            (branch, user)
+            for branch in self.branches
+            for user in self.users
+            if branch.room_id not in away and branch.membership(user) is None
+        ]
+        if not places:
+            return
+        branch, user = rng.choice(places)
+        host = branch.events[0].sender
+        other = branch.fork(1)[0]
+        with suppress(ValueError):
+            self.undelivered.append(branch.join(user))
+            if rng.random() < 0.3:
+                self.undelivered.append(branch.leave(user))
+            self.against.append(other.join_rules(host, "invite"))
+            if rng.random() < 0.3:
+                self.against.append(other.ban(host, user))
 
     # ----------------------------------------------------------------------------------------------
     # delivering
