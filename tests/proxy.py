@@ -59,7 +59,7 @@ class CommitEater:
             else asyncio.open_connection(host, port)
         )
         server_reader, server = await connect
-        back = asyncio.create_task(_pass_on(server_reader, client))
+        back = asyncio.create_task(self._pass_on(server_reader, client))
         try:
             while data := await client_reader.read(65536):
                 if COMMIT in data and self._next is not None:
@@ -90,12 +90,15 @@ class CommitEater:
             server.write(data)
             await reader.readuntil(READY_FOR_QUERY)
 
+    async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while data := await reader.read(65536):
+                await self.answered(data)
+                writer.write(data)
+                await writer.drain()
+        except ConnectionError:
+            pass  # the client has gone
+        writer.close()  # not when cancelled: then the canceller decides when the client hears of it
 
-async def _pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    try:
-        while data := await reader.read(65536):
-            writer.write(data)
-            await writer.drain()
-    except ConnectionError:
-        pass  # the client has gone
-    writer.close()  # not when cancelled: then whoever cancelled decides when the client hears of it
+    async def answered(self, data: bytes) -> None:
+        """Do something between an answer and its arrival."""

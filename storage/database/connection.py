@@ -332,7 +332,10 @@ class Database:
 
     @asynccontextmanager
     async def apart(self) -> AsyncIterator[Connection]:
-        """Open a connection outside the pool and without check, to enter the database again."""
+        """Open a connection outside the pool and without check; end it after use.
+
+        Use it to enter the database again, and for locks of a session.
+        """
         try:
             session = await self._connect()
         except CONNECTING_ERRORS as error:

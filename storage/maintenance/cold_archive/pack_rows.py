@@ -112,8 +112,12 @@ class PackRow(NamedTuple):
 
 @asynccontextmanager
 async def alone(database: Database) -> AsyncIterator[None]:
-    """Be the only process that changes the archive. Raise `ArchiveRunning`."""
-    async with database.connection() as conn:
+    """Be the only process that changes the archive. Raise `ArchiveRunning`.
+
+    The lock is on a connection outside of the pool: its end releases the lock also if this is
+    cancelled before the answer.
+    """
+    async with database.apart() as conn:
         if not await conn.fetchval(SQL_LOCK):
             raise ArchiveRunning
         try:

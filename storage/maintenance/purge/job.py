@@ -1,7 +1,7 @@
 """The rows of `purge_jobs`: arguments and progress of purges, and one purge per room at a time.
 
 A job has a row from its first transaction on, and each transaction adds to its counts. The process
-that runs it holds an advisory lock of its session, so a killed process releases it. The next call
+that runs it holds an advisory lock of a session, so a killed process releases it. The next call
 resumes the unfinished row.
 """
 
@@ -121,8 +121,12 @@ class PurgeJob(NamedTuple):
 
 @asynccontextmanager
 async def alone(database: Database, room_id: str, room_nid: int) -> AsyncIterator[None]:
-    """Be the only purge of a room. Raise `PurgeRunning`."""
-    async with database.connection() as conn:
+    """Be the only purge of a room. Raise `PurgeRunning`.
+
+    The lock is on a connection outside of the pool: its end releases the lock also if this is
+    cancelled before the answer, and many purges leave the pool to their statements.
+    """
+    async with database.apart() as conn:
         if not await conn.fetchval(SQL_LOCK, room_nid):
             raise PurgeRunning(
                 "another purge of it is under way, see `room-storage purge --jobs`", room_id=room_id
