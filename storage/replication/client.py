@@ -118,7 +118,10 @@ class ClientTransport:
                 self._outage.failed(f"no connection with {host}:{port}: {reason}")
                 self._tell_waiting(error)
             else:
-                await self._converse(*streams)
+                try:
+                    await self._converse(*streams)
+                except Exception:
+                    logger.exception("a session with %s:%s has failed", *self._address)
             if not self._closed:
                 await asyncio.sleep(self._backoff.next())
 
@@ -127,14 +130,15 @@ class ClientTransport:
             reader, writer, side="client", config=self._config
         )
         self._greeted = False
-        connection.send(Name(self._name))
         try:
+            connection.send(Name(self._name))
             self._subscribers.connected(connection)
             reason = await connection.run(lambda command: self._received(command, connection))
             logger.info("the connection with %s has ended: %s", connection.name, reason)
         finally:
             self._connection = None
             self._greeted = False
+            writer.close()  # a session that fails at its start has not closed it
             self._subscribers.disconnected(connection)
 
     def _received(self, command: Command, connection: LineConnection) -> None:
@@ -249,7 +253,10 @@ class Client:
     def user_syncs(
         self, user_id: str, device_id: str | None = None, *, syncing: bool, at_ms: int | None = None
     ) -> None:
-        """Send that a user has started or stopped syncing here; repeat it after each reconnect."""
+        """Send that a user has started or stopped syncing here; repeat it after each reconnect.
+
+        Raise `ProtocolError`, and keep nothing, if the ids cannot be sent.
+        """
         self.exchange.user_syncs(user_id, device_id, syncing=syncing, at_ms=at_ms)
 
     def acknowledge(self, token: int) -> None:

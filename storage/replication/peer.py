@@ -28,6 +28,7 @@ from storage.replication.commands import (
     RemoteServerUp,
     Replicate,
     UserSync,
+    encode,
 )
 from storage.replication.federation_ack import Acknowledgements
 from storage.replication.follower import Follower
@@ -175,9 +176,13 @@ class ReplicationPeer:
     def user_syncs(
         self, user_id: str, device_id: str | None = None, *, syncing: bool, at_ms: int | None = None
     ) -> None:
-        """Send that a user has started or stopped syncing here; repeat it on each new link."""
+        """Send that a user has started or stopped syncing here; repeat it on each new link.
+
+        Raise `ProtocolError`, and keep nothing, if the ids cannot be sent.
+        """
         at = time.time_ns() // 1_000_000 if at_ms is None else at_ms
         command = UserSync(self.instance_name, user_id, device_id, syncing, at)
+        encode(command)  # each new link sends it again, and must not fail then
         self._own_syncs.pop((user_id, device_id), None)
         if syncing:
             self._own_syncs[user_id, device_id] = at

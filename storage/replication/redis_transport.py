@@ -147,6 +147,8 @@ class RedisTransport:
             except (RedisError, OSError) as error:
                 reason = str(error) or type(error).__name__
                 self._outage.failed(f"no connection with Redis: {reason}")
+            except Exception:
+                logger.exception("a session with Redis has failed")
             finally:
                 self._end()
                 await listener.disconnect(nowait=True)

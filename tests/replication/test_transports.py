@@ -10,9 +10,10 @@ from typing import Any, Protocol
 import pytest
 
 from storage.database.connection import Database
-from storage.errors import InputError, StorageClosed
+from storage.errors import InputError, ProtocolError, StorageClosed
 from storage.replication import Client, Handlers, Hub, ReplicationPeer, Server
 from storage.replication.commands import (
+    LINE_BYTES_MAX,
     CancelTask,
     Command,
     FederationAck,
@@ -26,6 +27,7 @@ from storage.replication.commands import (
 )
 from storage.replication.redis_transport import RedisTransport
 from storage.replication.server import ServerTransport
+from storage.replication.transport import Link
 from tests.replication.processes import QUICK, SERVER_NAME, Process
 from tests.replication.proxies import Proxy
 from tests.replication.redis_server import RedisServer
@@ -260,6 +262,54 @@ async def test_what_a_worker_says_reaches_the_main_process_in_order(
     ]
     assert exchange.acknowledged.of("worker") == 12
     assert exchange.syncing.users() == set()
+
+
+async def test_a_user_that_cannot_be_sent_is_not_kept(
+    net: Net, main: Process, worker: Process
+) -> None:
+    await net.main(main)
+    speaker = await net.worker(worker)
+    for device in ("\ud800", "x" * LINE_BYTES_MAX):
+        with pytest.raises(ProtocolError):
+            speaker.user_syncs("@a:b.c", device, syncing=True)
+    await net.break_for(lambda: main.write(2))
+    await main.write()
+    await check_complete(worker, main)
+
+
+class FailsOnce:
+    """A subscriber that fails on the second link; ``links`` counts them."""
+
+    def __init__(self) -> None:
+        self.links = 0
+
+    def connected(self, _: Link) -> None:
+        self.links += 1
+        if self.links == 2:
+            raise ZeroDivisionError
+
+    def received(self, _: Command, __: Link) -> None:
+        pass
+
+    def disconnected(self, _: Link) -> None:
+        pass
+
+
+@pytest.mark.parametrize("kind", ["TCP", "Redis"])
+async def test_a_session_that_fails_is_followed_by_another(
+    kind: str, main: Process, worker: Process, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with opened(kind) as net:
+        await net.main(main)
+        exchange, failing = await net.worker(worker), FailsOnce()
+        exchange.transport.subscribe(failing)
+        await net.break_for(lambda: main.write(2))
+        await main.write()
+        await check_complete(worker, main)
+    assert failing.links >= 3
+    [failed] = [one for one in caplog.records if one.exc_info]
+    assert failed.exc_info is not None
+    assert failed.exc_info[0] is ZeroDivisionError
 
 
 async def test_what_concerns_everybody_reaches_everybody_but_who_said_it(
