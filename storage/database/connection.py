@@ -332,10 +332,7 @@ class Database:
 
     @asynccontextmanager
     async def apart(self) -> AsyncIterator[Connection]:
-        """Open a connection outside the pool and without check; end it after use.
-
-        Use it to enter the database again, and for locks of a session.
-        """
+        """Open a connection outside the pool and without check, to enter again or for locks."""
         try:
             session = await self._connect()
         except CONNECTING_ERRORS as error:

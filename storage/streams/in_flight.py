@@ -191,8 +191,8 @@ class InFlight:
     async def _end_backend(self, conn: Connection) -> None:
         """End the session of the write, if its connection is lost.
 
-        If the connection is open, the statement has ended, by an error of Postgres or by a timeout.
-        The session may have been lent to another caller since.
+        If the connection is open, the statement has ended: Postgres has answered, or the pool has
+        waited for its end. The session may have been lent to another caller since.
         """
         if self._unanswered is not None and self._unanswered.is_closed:
             await conn.execute(

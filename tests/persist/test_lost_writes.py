@@ -141,7 +141,7 @@ async def test_a_backend_still_at_work_after_its_connection_is_gone(dsn: str) ->
 async def test_a_session_that_another_caller_has_since_is_left_alone(dsn: str) -> None:
     """The write runs into its time limit, and its session goes to the next caller."""
     room = room_of(1, 1)
-    config = replace(QUIET, statement_timeout_ms=500, pool_size_max=2, prepare_ahead=False)
+    config = replace(QUIET, statement_timeout_ms=2_000, pool_size_max=2, prepare_ahead=False)
     async with (
         storage.open(dsn, server_name="s1.test", config=config) as store,
         admin_of(dsn) as admin,

@@ -11,6 +11,8 @@ from typing import Any
 
 from storage.config import Config
 from storage.database.connection import Database
+from storage.replication.commands import Command
+from storage.replication.transport import Link
 from storage.streams import startup
 from storage.streams.feed import Advance, Fact
 from storage.streams.registry import Streams
@@ -182,3 +184,21 @@ async def netcat(port: int, **options: Any) -> AsyncIterator[Lines]:
         yield Lines(reader, writer)
     finally:
         writer.transport.abort()
+
+
+class FailsOnce:
+    """A subscriber that fails on the second link; ``links`` counts them."""
+
+    def __init__(self) -> None:
+        self.links = 0
+
+    def connected(self, _: Link) -> None:
+        self.links += 1
+        if self.links == 2:
+            raise ZeroDivisionError
+
+    def received(self, _: Command, __: Link) -> None:
+        pass
+
+    def disconnected(self, _: Link) -> None:
+        pass

@@ -27,8 +27,7 @@ from storage.replication.commands import (
 )
 from storage.replication.redis_transport import RedisTransport
 from storage.replication.server import ServerTransport
-from storage.replication.transport import Link
-from tests.replication.processes import QUICK, SERVER_NAME, Process
+from tests.replication.processes import QUICK, SERVER_NAME, FailsOnce, Process
 from tests.replication.proxies import Proxy
 from tests.replication.redis_server import RedisServer
 
@@ -275,24 +274,6 @@ async def test_a_user_that_cannot_be_sent_is_not_kept(
     await net.break_for(lambda: main.write(2))
     await main.write()
     await check_complete(worker, main)
-
-
-class FailsOnce:
-    """A subscriber that fails on the second link; ``links`` counts them."""
-
-    def __init__(self) -> None:
-        self.links = 0
-
-    def connected(self, _: Link) -> None:
-        self.links += 1
-        if self.links == 2:
-            raise ZeroDivisionError
-
-    def received(self, _: Command, __: Link) -> None:
-        pass
-
-    def disconnected(self, _: Link) -> None:
-        pass
 
 
 @pytest.mark.parametrize("kind", ["TCP", "Redis"])

@@ -146,11 +146,11 @@ async def test_a_resting_standby_is_tried_again_after_an_input_error(
         standby = b.reads.standby
         assert standby is not None
         async with standby.database.connection() as conn, standby.database.connection() as other:
-            standby.rest("for a test")
             monkeypatch.setenv("PGSSLMODE", "of yesterday")
             standby.database.end_others(conn)
             standby.database.end_others(other)
-        while not standby.database.measures.database_errors["InputError"]:  # noqa: ASYNC110  # a counter
+        while not standby.database.measures.database_errors["InputError"]:
+            standby.rest("for a test")  # again, if its last state was recent enough
             await asyncio.sleep(0.01)
         monkeypatch.delenv("PGSSLMODE")
         while standby.is_resting:  # noqa: ASYNC110  # it has no signal for the end
