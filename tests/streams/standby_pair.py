@@ -16,8 +16,11 @@ from tests.maintenance.rooms import SERVER
 from tests.streams.lossy import timeline
 
 CONFIG = Config(follow_ms=50, pool_size_max=4)
-ALONE = Config(follow_ms=3_600_000, pool_size_max=4, replica_wait_ms=1_000)
-"""A process that hears nothing of the others."""
+ALONE = Config(follow_ms=3_600_000, pool_size_max=4, replica_wait_ms=1_000, prepare_ahead=False)
+"""A process that hears nothing of the others.
+
+Each new session is compared with the primary, so none is opened in the background.
+"""
 PATIENT = Config(follow_ms=50, pool_size_max=4, replica_wait_ms=20_000)
 
 
