@@ -7,6 +7,7 @@ import asyncio
 import os
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -142,7 +143,8 @@ async def test_a_resting_standby_is_tried_again_after_an_input_error(
     pair: ReplicatedPair, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Its DSN cannot be used for a moment, as while a file of TLS is replaced."""
-    async with with_standby(pair, "b") as b, asyncio.timeout(20):
+    config = replace(CONFIG, prepare_ahead=False)  # that would open a session beside
+    async with with_standby(pair, "b", config) as b, asyncio.timeout(20):
         standby = b.reads.standby
         assert standby is not None
         async with standby.database.connection() as conn, standby.database.connection() as other:
