@@ -55,10 +55,10 @@ WHERE NOT waiting.granted AND d.datname = current_database()
 
 
 async def others_ended(database: Database) -> None:
-    """Whatever is under way now has ended, in any database of the server: other tests write too.
+    """Wait for all transactions that run now, in every database: other tests write, too.
 
-    What was written while another transaction is under way counts as new
-    (`storage.maintenance.xmin_horizon`), and is not collected.
+    Rows that were written while another transaction ran count as new
+    (`storage.maintenance.xmin_horizon`), and are not collected.
     """
     async with database.connection() as conn:
         now = await conn.fetchval("SELECT pg_current_xact_id()::text::bigint")

@@ -21,7 +21,7 @@ READY_FOR_QUERY = b"Z\x00\x00\x00\x05I"
 
 
 class CommitEater:
-    """Listens on a Unix socket of its own and passes everything on, until it is told to eat."""
+    """Listens on a Unix socket of its own, and passes all bytes on until a commit is to be lost."""
 
     def __init__(self, dsn: str) -> None:
         parts = urlsplit(dsn)

@@ -49,10 +49,10 @@ async def send(
     request has them; the content does not count. That works after a restart, and if two processes
     get the request at the same moment. `Config.transaction_keep_ms` is how long.
 
-    Raise `AuthDenied` for a refused event, `UnknownRoom`, `InvalidIdentifier` for a user of another
-    server, `InvalidEvent` for a content that is too large or no canonical JSON, `InputError`
-    without a key, and `PartialState` for the membership of a user that is not known yet. Nothing
-    is stored then.
+    Nothing is stored if it raises. `AuthDenied`: the room refuses the event. `UnknownRoom`.
+    `InvalidIdentifier`: the user is of another server. `InvalidEvent`: the content is too large or
+    no canonical JSON. `InputError`: there is no key. `PartialState`: the membership of a user is
+    not known yet.
     """
     new = persist.SendRequest(
         args.room(room_id),

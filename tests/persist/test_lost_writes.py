@@ -162,7 +162,7 @@ async def test_a_session_that_another_caller_has_since_is_left_alone(dsn: str) -
 
 
 async def test_a_small_stream_whose_answer_is_lost(dsn: str) -> None:
-    """A message to a device is not sent twice, and is told once."""
+    """A message to a device is not sent twice, and is published once."""
     user = storage.UserId("@user1:s1.test")
     async with lossy(dsn) as (eater, store):
         await store.account_data.set(user, "m.first", {})

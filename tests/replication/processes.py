@@ -48,7 +48,7 @@ SELECT i.stream_id FROM cache_invalidations i JOIN writers w USING (writer_nid)
 
 
 class Seen:
-    """What the feed of one process has told, and whether it was all, once, in order."""
+    """Facts that the feed of one process has published: all of them, once, in order."""
 
     def __init__(self, streams: Streams) -> None:
         self.advances: list[Advance] = []
