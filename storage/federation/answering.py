@@ -22,6 +22,7 @@ from storage.queries.event_auth import StateIds
 from storage.queries.events import StoredEvent
 from storage.queries.pagination.page import Direction
 from storage.queries.reduced_state import reduced_state
+from storage.queries.visible_events import visible_after_leaving
 from storage.store.sending import signer_of
 
 Json = dict[str, Any]
@@ -254,11 +255,11 @@ class Responder:
     async def _shown(
         self, origin: str, room_id: RoomId, found: list[StoredEvent]
     ) -> list[StoredEvent]:
-        """Return all events for a server in the room, and the visible ones for any other."""
+        """Return all events for a server in the room, and for any other what it may still see."""
         if not found or await self._store.is_resident(origin, room_id):
             return found
-        ids = [one.event_id for one in found]
-        visible = await self._store.visible_to_server(origin, ids)
+        ids, server = [one.event_id for one in found], args.server(origin)
+        visible = await self._store.reads.run(lambda conn: visible_after_leaving(conn, server, ids))
         return [one for one in found if one.event_id in visible]
 
     async def _checked(self, origin: str, room_id: RoomId, event_id: str) -> EventId:

@@ -40,6 +40,25 @@ WHERE e.event_id = ANY($2::text[])
     AND NOT EXISTS (SELECT FROM partial_rooms p WHERE p.room_nid = e.room_nid)
 """
 
+SQL_VISIBLE_AFTER_LEAVING: Final[LiteralString] = """
+WITH reader AS MATERIALIZED (
+    SELECT COALESCE((SELECT principal_nid FROM principals WHERE name = $1::text),
+        0) AS principal_nid
+)
+SELECT e.event_id
+FROM reader
+CROSS JOIN events e
+CROSS JOIN LATERAL visibility_of(e.room_nid, reader.principal_nid) AS s
+-- audiences are numbered as they begin, so this one began before the last user had left
+CROSS JOIN LATERAL (SELECT e.audience < upper(s.own_audiences) AS is_earlier) AS leaving
+WHERE e.event_id = ANY($2::text[])
+    AND server_sees(e, s.own_audiences,
+        CASE WHEN leaving.is_earlier THEN s.shared_audiences END, s.world_audiences, s.reader_nid,
+        CASE WHEN leaving.is_earlier THEN s.unread END)
+    AND server_gets(e, s.joined_audiences, s.world_audiences, s.reader_nid, s.unread)
+    AND NOT EXISTS (SELECT FROM partial_rooms p WHERE p.room_nid = e.room_nid)
+"""
+
 
 async def visible_to_user(
     conn: Connection, user_id: UserId, event_ids: Iterable[EventId]
@@ -60,3 +79,14 @@ async def visible_to_server(
     are checked like others. Rejected events are never among them.
     """
     return set(await conn.fetchvals(SQL_VISIBLE_TO_SERVER, server_name, list(event_ids)))
+
+
+async def visible_after_leaving(
+    conn: Connection, server_name: ServerName, event_ids: Iterable[EventId]
+) -> set[EventId]:
+    """Return the events that a server may have whole, although no user of it is joined now.
+
+    Under "shared", these are the events from before its last user has left. Others are as in
+    `visible_to_server`.
+    """
+    return set(await conn.fetchvals(SQL_VISIBLE_AFTER_LEAVING, server_name, list(event_ids)))

@@ -241,7 +241,7 @@ async def test_history_and_states_are_for_servers_in_the_room(three: list[Homese
         await answers.event(third.name, last)
 
 
-@pytest.mark.parametrize("visibility", ["joined", "world_readable"])
+@pytest.mark.parametrize("visibility", ["joined", "shared", "world_readable"])
 async def test_a_server_that_has_left_gets_only_what_it_may_see(
     two: list[Homeserver], visibility: str
 ) -> None:
@@ -255,8 +255,7 @@ async def test_a_server_that_has_left_gets_only_what_it_may_see(
     inside = await one.say(room_id, "inside")
     inside_id = EventId(event_id(inside, "12"))
     whole = (await answers.backfill(origin, room_id, [inside_id], 100))["pdus"]
-    is_open = visibility == "world_readable"
-    assert (before in whole) is is_open
+    assert (before in whole) is (visibility != "joined")
     assert event_id(before, "12") in ids_of(whole)
     made = await answers.make_membership(origin, "leave", room_id, other.user())
     leave = sign(made["event"], "12", origin, signing_key(origin))
@@ -267,7 +266,7 @@ async def test_a_server_that_has_left_gets_only_what_it_may_see(
     last_id = event_id(await one.say(room_id, "last"), "12")
 
     events = [before, inside, leave, levels]
-    shown = events if is_open else [inside, leave]
+    shown = {"joined": events[1:3], "shared": events[:3], "world_readable": events}[visibility]
     for found in (
         (await answers.backfill(origin, room_id, [last_id], 100))["pdus"][::-1],
         (await answers.missing_events(origin, room_id, {"latest_events": [last_id], "limit": 100}))[

@@ -320,6 +320,7 @@ async def test_visibility(filled: Filled) -> None:
     for sql, name in (
         (visibility_queries.SQL_VISIBLE_TO_USER, LOCAL),
         (visibility_queries.SQL_VISIBLE_TO_SERVER, "s2.test"),
+        (visibility_queries.SQL_VISIBLE_AFTER_LEAVING, "s2.test"),
     ):
         plan = await plan_of(filled.store, sql, name, [filled.last_event_id])
         assert "events_event_id_idx" in plan.indexes
