@@ -74,7 +74,9 @@ async def test_what_has_gone_is_forgotten_and_nothing_else(
     room.at(room.events[-2].event_id).topic(ALICE, "dates")
     room.message(BOB, "both?")
     await store.append(room.pdus)
-    topic = caches.rows[pantry.topic.event_id].event_nid
+    row = caches.rows.row(pantry.topic.event_id)
+    assert row is not None
+    topic = row.event_nid
     caches.closures[topic] = caches.closures[min(caches.closures)]
     known = set(caches.closures)
     async with Stop(monkeypatch, run, "remove_unused_visibility").during(

@@ -33,10 +33,10 @@ def absorb(caches: WriterCaches, change_set: ChangeSet) -> None:
         if event.state_key is not None:
             caches.events[nid] = _kept(change_set.events, event)
     caches.groups.keep(change_set.states.groups)
-    caches.visibility.update(change_set.visibility.current)
-    caches.audiences.update(change_set.visibility.audiences)
+    caches.visibility.keep_all(change_set.visibility.current)
+    caches.audiences.keep_all(change_set.visibility.audiences)
     caches.counts.update(change_set.states.counts)
-    caches.places.update(change_set.auth_graph.places)
+    caches.places.keep_all(change_set.auth_graph.places)
     caches.chains.update(change_set.auth_graph.chains)
     caches.closures.update(change_set.auth_graph.closures)
     caches.allowed.update(
@@ -75,16 +75,16 @@ def _with_known_position(caches: WriterCaches, row: EventRow) -> EventRow:
     """Return the row, with a stream position that became known after the row was read."""
     if row.stream_ordering is not None or row.outlier:
         return row
-    known = caches.rows.get(row.event_id)
+    known = caches.rows.row(row.event_id)
     return row if known is None or known.stream_ordering is None else row.at(known.stream_ordering)
 
 
 def place(caches: WriterCaches, change_set: ChangeSet, positions: dict[int, int]) -> None:
     """Set the stream positions that the events of a committed change set received."""
     for nid, position in positions.items():
-        row = caches.rows.get(change_set.events.row_ids.get(nid, ""))
+        row = caches.rows.row(change_set.events.row_ids.get(nid, ""))
         if row is not None and not row.outlier:
-            caches.rows[row.event_id] = row.at(position)
+            caches.rows.keep(row.event_id, row.at(position))
 
 
 def _absorb_names(caches: WriterCaches, change_set: ChangeSet) -> None:

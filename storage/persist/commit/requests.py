@@ -94,7 +94,7 @@ def _positioned(
     """
     if answer.event_id is None or answer.stream_ordering is not None:
         return answer
-    row = change_set.events.rows.get(answer.event_id) or caches.rows.get(answer.event_id)
+    row = change_set.events.rows.get(answer.event_id) or caches.rows.row(answer.event_id)
     if row is None or row.outlier:
         return answer
     position = positions.get(row.event_nid, row.stream_ordering)

@@ -170,7 +170,7 @@ async def load_cited(conn: Connection, change_set: ChangeSet, keys: Collection[s
     rows = [
         row
         for key in keys
-        if (row := change_set.events.rows.get(key) or change_set.caches.rows.get(key)) is not None
+        if (row := change_set.events.rows.get(key) or change_set.caches.rows.row(key)) is not None
     ]
     nids = {row.event_nid for row in rows}.union(
         await load_chain_ancestors(conn, change_set, powers(rows), load_event_nids)

@@ -140,7 +140,7 @@ async def _load_transactions(
 
 def _look(change_set: ChangeSet, one: IncomingEvent, own: set[str], lacking: BatchRequest) -> None:
     event, caches = one.event, change_set.caches
-    held = caches.rows.get(event.event_id)
+    held = caches.rows.row(event.event_id)
     if (
         held is not None and held.outlier and (one.origin != "outlier" or held.is_out_of_band)
     ):  # as below: it may be a duplicate by now, or have missing parents
@@ -151,7 +151,7 @@ def _look(change_set: ChangeSet, one: IncomingEvent, own: set[str], lacking: Bat
     if _is_ordinary(caches, one):
         return
     for event_id in event.auth_event_ids:
-        row = caches.rows.get(event_id) or change_set.events.rows.get(event_id)
+        row = caches.rows.row(event_id) or change_set.events.rows.get(event_id)
         if row is None or (
             row.outlier and row.is_out_of_band
         ):  # another writer may have authorised it
@@ -164,7 +164,7 @@ def _look(change_set: ChangeSet, one: IncomingEvent, own: set[str], lacking: Bat
         *(one.state_before or ()),
         *((event.redacts,) if event.redacts is not None else ()),
     ):
-        row = caches.rows.get(event_id)
+        row = caches.rows.row(event_id)
         if row is None or row.is_out_of_band:
             _want(change_set, event_id, own, lacking, lacking.events)
     _look_at_names(change_set, event, lacking)
@@ -186,7 +186,7 @@ def _look_at_parents(
 ) -> None:
     caches = change_set.caches
     for event_id in event.prev_event_ids:
-        row = caches.rows.get(event_id) or change_set.events.rows.get(event_id)
+        row = caches.rows.row(event_id) or change_set.events.rows.get(event_id)
         # Another writer may have given an outlier its position. Such a write leaves no trace here.
         if row is None or row.outlier:
             _want(change_set, event_id, own, lacking, lacking.parents)

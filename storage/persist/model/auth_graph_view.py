@@ -33,7 +33,7 @@ class AuthGraphView:
 
     def place(self, event_nid: int) -> ChainPosition:
         """Return the chain position of an accepted state event."""
-        place = self.places.get(event_nid) or self.caches.places.get(event_nid)
+        place = self.places.get(event_nid) or self.caches.places.row(event_nid)
         if place is None:
             raise MissingData("places", (event_nid,))
         return place

@@ -1,10 +1,12 @@
-"""A dictionary with a size limit, for caches that are trimmed between batches."""
+"""Dictionaries with a size limit, for caches that are trimmed between batches."""
 
-from collections.abc import Hashable
-from typing import TypeVar
+from collections.abc import Callable, Hashable, Mapping
+from functools import partial
+from typing import Any, Generic, TypeVar
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
+R = TypeVar("R", bound=tuple[Any, ...])
 
 
 class BoundedCache(dict[K, V]):
@@ -22,3 +24,33 @@ class BoundedCache(dict[K, V]):
         if len(self) > self.limit:
             for key in list(self)[: len(self) - self.limit // 2]:
                 del self[key]
+
+
+class RowCache(BoundedCache[K, tuple[Any, ...]], Generic[K, R]):
+    """A cache of named tuples of one kind, which it keeps as plain tuples.
+
+    The garbage collector stops visiting a plain tuple of numbers and text, but never an instance of
+    a subclass. So a full collection takes less than half of the time.
+    """
+
+    def __init__(self, limit: int, kind: type[R]) -> None:
+        super().__init__(limit)
+        self._as_row: Callable[[tuple[Any, ...]], R] = partial(tuple.__new__, kind)
+
+    def row(self, key: K) -> R | None:
+        """Return the row, or None if it is not cached."""
+        found = self.get(key)
+        return None if found is None else self._as_row(found)
+
+    def keep(self, key: K, row: R) -> None:
+        """Cache a row."""
+        self[key] = tuple(row)
+
+    def keep_all(self, rows: Mapping[K, R]) -> None:
+        """Cache these rows."""
+        self.update(zip(rows, map(tuple, rows.values()), strict=True))
+
+    def take(self, key: K) -> R | None:
+        """Remove the row and return it; return None if it is not cached."""
+        found = self.pop(key, None)
+        return None if found is None else self._as_row(found)

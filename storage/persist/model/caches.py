@@ -9,7 +9,7 @@ from storage.event import Event
 from storage.graph.chains import Chain, ChainPosition, Closure
 from storage.ids import UserId
 from storage.observability.counters import Distribution
-from storage.persist.model.bounded_cache import BoundedCache
+from storage.persist.model.bounded_cache import BoundedCache, RowCache
 from storage.persist.model.resolution_records import RECORDED_EVENTS_MAX, ResolutionRecord
 from storage.persist.model.rows import (
     AudienceRow,
@@ -103,17 +103,17 @@ class WriterCaches:
     ) -> None:
         self.names: InternedNames = InternedNames(names)
         self.rooms: BoundedCache[str, RoomRow] = BoundedCache(rooms)
-        self.rows: BoundedCache[str, EventRow] = BoundedCache(events)
+        self.rows: RowCache[str, EventRow] = RowCache(events, EventRow)
         self.row_ids: BoundedCache[int, str] = BoundedCache(events)
         self.missing: BoundedCache[str, MissingRow] = BoundedCache(events)
         self.events: BoundedCache[int, Event] = BoundedCache(events)
         self.groups: StateGroupCache = StateGroupCache(groups, state_entries)
-        self.visibility: BoundedCache[tuple[int, int], VisibilityRow] = BoundedCache(events)
-        self.audiences: BoundedCache[tuple[int, int], AudienceRow] = BoundedCache(events)
+        self.visibility: RowCache[tuple[int, int], VisibilityRow] = RowCache(events, VisibilityRow)
+        self.audiences: RowCache[tuple[int, int], AudienceRow] = RowCache(events, AudienceRow)
         self.merged: BoundedCache[frozenset[int], int] = BoundedCache(groups)
         self.counts: BoundedCache[int, Map[int, Counts]] = BoundedCache(groups)
         """Known counts of users, by state group and principal."""
-        self.places: BoundedCache[int, ChainPosition] = BoundedCache(events)
+        self.places: RowCache[int, ChainPosition] = RowCache(events, ChainPosition)
         self.chains: BoundedCache[int, Chain] = BoundedCache(events)
         self.closures: BoundedCache[int, Closure] = BoundedCache(events)
         self.allowed: BoundedCache[CheckedLike, AuthorisedBefore] = BoundedCache(events)
@@ -144,7 +144,7 @@ class WriterCaches:
 
     def add_row(self, row: EventRow) -> None:
         """Cache the row of an event by id and by nid."""
-        self.rows[row.event_id] = row
+        self.rows.keep(row.event_id, row)
         self.row_ids[row.event_nid] = row.event_id
 
     def trim(self) -> None:
@@ -193,7 +193,7 @@ class WriterCaches:
 
     def _remove_event(self, event_id: str) -> None:
         self.missing.pop(event_id, None)
-        row = self.rows.pop(event_id, None)
+        row = self.rows.take(event_id)
         if row is not None:
             self.row_ids.pop(row.event_nid, None)
             self.events.pop(row.event_nid, None)

@@ -82,7 +82,7 @@ class EventView:
             return self.pending
         if event_id in self.rows:
             return self.rows[event_id]
-        row = self.caches.rows.get(event_id)
+        row = self.caches.rows.row(event_id)
         if row is None:
             raise MissingData("event_ids", (event_id,))
         return row
@@ -97,7 +97,7 @@ class EventView:
         if event_id == "":
             return None
         row = (
-            None if event_id is None else self.rows.get(event_id) or self.caches.rows.get(event_id)
+            None if event_id is None else self.rows.get(event_id) or self.caches.rows.row(event_id)
         )
         if row is None:
             raise MissingData("event_nids", (event_nid,))
@@ -109,7 +109,7 @@ class EventView:
             return self.pending
         event_id = self.row_ids.get(event_nid) or self.caches.row_ids.get(event_nid)
         return (
-            None if event_id is None else self.rows.get(event_id) or self.caches.rows.get(event_id)
+            None if event_id is None else self.rows.get(event_id) or self.caches.rows.row(event_id)
         )
 
     def row_of(self, event_nid: int) -> EventRow:
@@ -128,7 +128,7 @@ class EventView:
         """Return the row and content of an event if both are in memory. None means unknown."""
         if self.pending is not None and self.pending.event_id == event_id:
             return None if self.pending_event is None else (self.pending, self.pending_event)
-        row = self.rows.get(event_id) or self.caches.rows.get(event_id)
+        row = self.rows.get(event_id) or self.caches.rows.row(event_id)
         event = (
             None
             if row is None

@@ -39,7 +39,7 @@ class VisibilityView:
     def visible(self, room_nid: int, principal_nid: int) -> VisibilityRow:
         """Return the visibility row of a principal, or `UNSEEN` if it has none."""
         key = (room_nid, principal_nid)
-        row = self.current.get(key) or self.caches.visibility.get(key)
+        row = self.current.get(key) or self.caches.visibility.row(key)
         if row is None:
             if principal_nid in self.names.newcomers or room_nid in self.rooms.fresh_rooms:
                 return UNSEEN
@@ -69,7 +69,7 @@ class VisibilityView:
     def audience(self, room_nid: int, number: int) -> AudienceRow:
         """Return the row of an audience in use."""
         key = (room_nid, number)
-        row = self.audiences.get(key) or self.caches.audiences.get(key)
+        row = self.audiences.get(key) or self.caches.audiences.row(key)
         if row is None:
             raise MissingData("audiences", (key,))
         return row

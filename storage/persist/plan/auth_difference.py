@@ -139,7 +139,7 @@ def lowest_of(change_set: ChangeSet, nids: Iterable[int]) -> dict[int, int]:
     """Return the lowest number of these events on each chain of the chain cover."""
     lowest: dict[int, int] = {}
     for nid in nids:
-        place = change_set.auth_graph.places.get(nid) or change_set.caches.places.get(nid)
+        place = change_set.auth_graph.places.get(nid) or change_set.caches.places.row(nid)
         # the event being planned may have no position yet; then nothing reaches it
         if place is not None:
             lowest[place.chain_nid] = min(

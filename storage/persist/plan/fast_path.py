@@ -120,7 +120,7 @@ def _parents(change_set: ChangeSet, room: RoomChanges, event: Event) -> list[Eve
     """
     rows = []
     for parent_id in event.prev_event_ids:
-        row = change_set.events.rows.get(parent_id) or change_set.caches.rows.get(parent_id)
+        row = change_set.events.rows.get(parent_id) or change_set.caches.rows.row(parent_id)
         if (
             row is None
             or row.room_nid != room.row.room_nid

@@ -88,7 +88,7 @@ def _targets(change_set: ChangeSet, rows: Sequence[EventRow]) -> set[int]:
         if row.type_nid == TYPE_REDACTION and not row.outlier
     )
     targets = (
-        change_set.events.rows.get(one) or change_set.caches.rows.get(one)
+        change_set.events.rows.get(one) or change_set.caches.rows.row(one)
         for one in redacted
         if one is not None
     )
