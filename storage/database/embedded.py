@@ -422,13 +422,13 @@ async def embedded_postgres(
 
 
 @contextmanager
-def naming_folder(directory: Path | None = None) -> Iterator[None]:
+def naming_folder(database_schema: str) -> Iterator[None]:
     """Name the folder of the embedded database in errors about the database of the block."""
     try:
         yield
     except (SchemaOutOfDate, WrongServerName) as error:
-        folder = (directory or data_directory()).absolute()
-        raise error.of(f"the embedded database in {folder}") from None
+        schema = "" if database_schema == "public" else f" (schema {database_schema})"
+        raise error.of(f"the embedded database in {data_directory().absolute()}{schema}") from None
 
 
 def data_directory(environ: Mapping[str, str] = os.environ) -> Path:

@@ -70,6 +70,11 @@ def test_migrate_without_a_dsn_uses_the_embedded_postgres(tmp_path: Path) -> Non
         f"error: the embedded database in {tmp_path / 'data'} has no tables of room-storage, wanted"
         f" is the revision {HEAD_REVISION}: run `room-storage migrate` on it"
     )
+    done = room_storage("stats", STORAGE_DATABASE_SCHEMA="rooms", **environ)
+    assert f"{tmp_path / 'data'} (schema rooms) has no tables of room-storage" in done.stderr
+    done = room_storage("migrate", STORAGE_DATABASE_SCHEMA="rooms", **environ)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "error: the database has no schema 'rooms': create it" in done.stderr
     done = room_storage("migrate", "--json", **environ)
     assert (done.returncode, json.loads(done.stdout)["revision"]) == (0, HEAD_REVISION)
     assert done.stderr == ""
