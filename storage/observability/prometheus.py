@@ -35,7 +35,10 @@ from storage.observability.instrument import MEASURED
 from storage.store.facade import Store
 
 PREFIX: Final = "room_storage"
-DATABASE_ERRORS: Final = [one.__name__ for one in (DatabaseError, *DatabaseError.__subclasses__())]
+DATABASE_ERRORS: Final = [
+    DatabaseError.__name__,
+    *(one.__name__ for one in DatabaseError.__subclasses__()),
+]
 
 
 class StoreCollector(Collector):
