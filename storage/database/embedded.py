@@ -47,6 +47,7 @@ from storage.errors import (
     DatabaseFull,
     DatabaseUnavailable,
     ExtraMissing,
+    InputError,
     SchemaOutOfDate,
     WrongServerName,
 )
@@ -438,6 +439,8 @@ def data_directory(environ: Mapping[str, str] = os.environ) -> Path:
     of another first migration cannot be migrated to this schema. They stay in their own folder.
     """
     given = environ.get("STORAGE_DATA_DIR")
+    if given == "":  # otherwise another database would be opened than the one that was meant
+        raise InputError("STORAGE_DATA_DIR is empty: unset it, or set it to a folder")
     if given:
         return Path(given)
     return (
