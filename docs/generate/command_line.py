@@ -27,6 +27,7 @@ EXIT_CODES: Final = {
     "Nothing was done.",
     ExitCode.UNAVAILABLE: "Postgres could not be reached, or refused.",
     128 + signal.SIGINT: "Interrupted (SIGINT).",
+    128 + signal.SIGPIPE: "The reader of standard output has closed it, as `head` does.",
     128 + signal.SIGTERM: "Ended (SIGTERM).",
 }
 

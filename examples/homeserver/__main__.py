@@ -9,7 +9,9 @@ import argparse
 import asyncio
 import contextlib
 import os
+import signal
 import ssl
+import sys
 from pathlib import Path
 
 import trustme
@@ -64,7 +66,9 @@ def certificates(folder: Path) -> tuple[Path, Path]:
 
 
 async def serve(given: argparse.Namespace) -> None:
-    """Serve until it is cancelled."""
+    """Serve until SIGINT or SIGTERM. Then the embedded Postgres stops, too."""
+    if (task := asyncio.current_task()) is not None:
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     given.folder.mkdir(parents=True, exist_ok=True)
     os.environ.setdefault("STORAGE_DATA_DIR", str(given.folder.resolve() / "postgres"))
     name = given.name or f"localhost:{given.federation_port}"
@@ -84,10 +88,10 @@ async def serve(given: argparse.Namespace) -> None:
             app.add_routes(api(home).routes())
         runner = web.AppRunner(app)
         await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", given.client_port).start()
-        await web.TCPSite(runner, "127.0.0.1", given.federation_port, ssl_context=ours).start()
-        print(f"{name}: clients at http://127.0.0.1:{given.client_port}", flush=True)
         try:
+            await web.TCPSite(runner, "127.0.0.1", given.client_port).start()
+            await web.TCPSite(runner, "127.0.0.1", given.federation_port, ssl_context=ours).start()
+            print(f"{name}: clients at http://127.0.0.1:{given.client_port}", flush=True)
             await asyncio.gather(home.sender.run(), home.receiver.run())
         finally:
             await runner.cleanup()
@@ -95,5 +99,8 @@ async def serve(given: argparse.Namespace) -> None:
 
 
 if __name__ == "__main__":
-    with contextlib.suppress(KeyboardInterrupt):
-        asyncio.run(serve(options()))
+    with contextlib.suppress(KeyboardInterrupt, asyncio.CancelledError):
+        try:
+            asyncio.run(serve(options()))
+        except (OSError, storage.StorageError) as error:  # such as a port that is taken
+            sys.exit(f"error: {error}")

@@ -4,7 +4,9 @@ A traceback is never shown. To add a command, add a module of this package with 
 (typer's options), and an entry of COMMANDS.
 """
 
+import errno
 import logging
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from typing import Annotated, Final, NamedTuple
@@ -40,6 +42,7 @@ from storage.cli.logs import LogFormat, LogLevel
 from storage.errors import (
     ArchiveUnavailable,
     DatabaseError,
+    InputError,
     InstanceNameTaken,
     PermissionRefused,
     StorageCorrupt,
@@ -49,12 +52,16 @@ from storage.version import __version__
 
 logger: logging.Logger = logging.getLogger(__name__)
 
+CLOSED_PIPE: Final = 128 + signal.SIGPIPE
+FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""Errors of a write to standard output, as into a file on a full disk."""
+
 app: typer.Typer = typer.Typer(
     name="room-storage",
     help=(
         "The rooms of a Matrix homeserver, on Postgres."
         " Exit codes: 0 done, 1 findings or damaged data, 2 bad usage, input or role,"
-        " 3 no database, 130 SIGINT, 143 SIGTERM (serve and inspect: 0)."
+        " 3 no database, 130 SIGINT, 143 SIGTERM (serve and inspect: 0), 141 closed pipe."
     ),
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -230,10 +237,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _print_end(interrupted.sentence)
         return int(str(interrupted.code))
     except SystemExit as exit_:
+        if isinstance(exit_.__context__, BrokenPipeError):  # Typer has made 1 of it: findings
+            return CLOSED_PIPE
         return exit_.code if isinstance(exit_.code, int) else ExitCode.DONE
     except StorageError as error:
         _report(error, as_json="--json" in given)
         return _exit_code(error)
+    except OSError as error:
+        if error.errno not in FULL or error.filename is not None:
+            raise
+        _print_end(f"standard output: {error.strerror}", InputError())
+        return ExitCode.USAGE
     finally:
         logs.end()
     return ExitCode.DONE

@@ -16,7 +16,7 @@ from storage.errors import InputError
 from storage.maintenance.cold_archive import Swept, sweep_if_free
 from storage.maintenance.remove_content import RemovedContent, remove_content
 from storage.observability.progress import Report
-from storage.persist.user_erasure import erase_user, restore_user
+from storage.persist.user_erasure import erase_user, is_known, restore_user
 
 
 def command(
@@ -47,22 +47,27 @@ def command(
             done, swept = run(_remove(dsn, user, show), AGAIN)
         _print_removed(user, done, swept, as_json=as_json)
         return
-    changed = run(_forget(dsn, user, undo=undo), AGAIN)
+    changed, known = run(_forget(dsn, user, undo=undo), AGAIN)
     if as_json:
-        print_json({"user": user, "erased": not undo, "changed": changed})
+        print_json({"user": user, "erased": not undo, "changed": changed, "known": known})
         return
     state = "is not forgotten" if undo else "is forgotten"
     typer.echo(f"{user} {state}" + ("" if changed else ", and was so before"))
+    if not known:
+        typer.echo("no stored event names this user: check the id")
 
 
-async def _forget(dsn: str | None, user: str, *, undo: bool) -> bool:
+async def _forget(dsn: str | None, user: str, *, undo: bool) -> tuple[bool, bool]:
+    """Return whether that is new, and whether the user was known before."""
     user_id = args.user(user)
     async with maintained(dsn) as database, database.connection() as conn:
-        return await (
+        known = await is_known(conn, user_id)
+        changed = await (
             restore_user(conn, user_id)
             if undo
             else erase_user(conn, user_id, time.time_ns() // 1_000_000)
         )
+        return changed, known
 
 
 async def _remove(dsn: str | None, user: str, show: Report) -> tuple[RemovedContent, Swept]:

@@ -19,13 +19,13 @@ INSTANCE_NAME: Final = "command line"
 @asynccontextmanager
 async def maintained(dsn: str | None) -> AsyncIterator[Database]:
     """Open the database of the DSN, or the embedded one. Raise `SchemaOutOfDate`."""
-    naming = naming_folder() if dsn is None else nullcontext()
     config = replace(
         Config.from_env(),
         statement_timeout_ms=STATEMENT_TIMEOUT_MS,
         pool_size_max=2,
         instance_name=INSTANCE_NAME,
     )
+    naming = naming_folder(config.database_schema) if dsn is None else nullcontext()
     async with (
         database_dsn(dsn, config) as target,
         await Database.open(target, config=config) as database,

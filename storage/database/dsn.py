@@ -11,7 +11,7 @@ import ssl
 import stat
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
 from storage.errors import InputError
@@ -162,8 +162,10 @@ def has_password(dsn: str) -> bool:
     return bool(":" in dsn.partition("//")[2].rpartition("@")[0] or "password=" in dsn)
 
 
-def _split(dsn: str) -> SplitResult:
+def _split(dsn: Any) -> SplitResult:
     """Split a DSN; the errors show nothing of it."""
+    if not isinstance(dsn, str):
+        raise InputError(f"the DSN is of the type {type(dsn).__name__}: a text is wanted")
     try:
         parts = urlsplit(dsn)
     except ValueError:

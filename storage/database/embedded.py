@@ -47,6 +47,7 @@ from storage.errors import (
     DatabaseFull,
     DatabaseUnavailable,
     ExtraMissing,
+    InputError,
     SchemaOutOfDate,
     WrongServerName,
 )
@@ -422,13 +423,13 @@ async def embedded_postgres(
 
 
 @contextmanager
-def naming_folder(directory: Path | None = None) -> Iterator[None]:
+def naming_folder(database_schema: str) -> Iterator[None]:
     """Name the folder of the embedded database in errors about the database of the block."""
     try:
         yield
     except (SchemaOutOfDate, WrongServerName) as error:
-        folder = (directory or data_directory()).absolute()
-        raise error.of(f"the embedded database in {folder}") from None
+        schema = "" if database_schema == "public" else f" (schema {database_schema})"
+        raise error.of(f"the embedded database in {data_directory().absolute()}{schema}") from None
 
 
 def data_directory(environ: Mapping[str, str] = os.environ) -> Path:
@@ -438,6 +439,8 @@ def data_directory(environ: Mapping[str, str] = os.environ) -> Path:
     of another first migration cannot be migrated to this schema. They stay in their own folder.
     """
     given = environ.get("STORAGE_DATA_DIR")
+    if given == "":  # otherwise another database would be opened than the one that was meant
+        raise InputError("STORAGE_DATA_DIR is empty: unset it, or set it to a folder")
     if given:
         return Path(given)
     return (

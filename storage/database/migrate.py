@@ -28,6 +28,7 @@ from storage.database.translate import DRIVER_ERRORS, translate
 from storage.errors import (
     DatabaseConflict,
     DatabaseError,
+    InputError,
     MigrationBlocked,
     SchemaOutOfDate,
     SchemaTooNew,
@@ -81,6 +82,9 @@ FROM pg_stat_activity
 WHERE datname = current_database() AND application_name = $1::text
 """
 SQL_ROLE: Final[LiteralString] = "SELECT session_user::text"
+SQL_SCHEMA_IS_THERE: Final[LiteralString] = """
+SELECT to_regnamespace(current_setting('search_path')) IS NOT NULL
+"""
 SQL_HAD_WRITER: Final[LiteralString] = "SELECT EXISTS (SELECT FROM writers)"
 SQL_NEEDED: Final[LiteralString] = "SELECT code_revision FROM schema_compatibility"
 
@@ -267,9 +271,25 @@ def scripts_directory() -> Path:
 
 
 async def _opened(dsn: str, how: MigrationOptions | None) -> Database:
-    """Open one connection with the settings of the steps."""
+    """Open one connection with the settings of the steps. Raise `InputError` without a schema."""
     schema = (how or MigrationOptions()).database_schema or Config.from_env().database_schema
-    return await Database.open(dsn, config=replace(ONE_CONNECTION, database_schema=schema))
+    database = await Database.open(dsn, config=replace(ONE_CONNECTION, database_schema=schema))
+    try:
+        await _check_schema_exists(database, schema)
+    except BaseException:
+        await database.close()
+        raise
+    return database
+
+
+async def _check_schema_exists(database: Database, schema: str) -> None:
+    async with database.connection() as conn:
+        if not await conn.fetchval(SQL_SCHEMA_IS_THERE):
+            quoted = schema.replace('"', '""')
+            raise InputError(
+                f"the database has no schema {schema!r}: create it with CREATE SCHEMA "
+                f'"{quoted}", or correct database_schema (STORAGE_DATABASE_SCHEMA)'
+            )
 
 
 def _head(how: MigrationOptions | None) -> str:

@@ -23,6 +23,13 @@ LINE_BYTES_MAX: Final = 16 << 20
 """A PDU has at most 64 KiB; its envelope may list the state before it, which may be large."""
 
 PARQUET: Final = ".parquet"
+OTHER_FORMATS: Final = {
+    b"\x1f\x8b": "is compressed: use `gunzip -c FILE | room-storage import -`",
+    b"\x28\xb5\x2f\xfd": "is compressed: use `zstd -dc FILE | room-storage import -`",
+    b"PAR1": f"is Parquet: give it a name that ends with {PARQUET}",
+}
+"""The first bytes of files that are no NDJSON, and what to do."""
+FORMAT_BYTES: Final = 4
 BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
 
 
@@ -95,10 +102,20 @@ def check_readable(source: str) -> int | None:
     if path.suffix == PARQUET:
         return parquet_bytes(source)
     try:
-        with path.open("rb"):
-            return path.stat().st_size if path.is_file() else None
+        with path.open("rb") as file:
+            if not path.is_file():  # a pipe: what is read now is lost
+                return None
+            _check_format(source, file.read(FORMAT_BYTES))
+            return path.stat().st_size
     except OSError as error:
         raise InputError(f"{source}: {error.strerror}") from None
+
+
+def _check_format(source: str, begin: bytes) -> None:
+    """Raise `InputError` for the first bytes of another format: each line would be a reject."""
+    for magic, sentence in OTHER_FORMATS.items():
+        if begin.startswith(magic):
+            raise InputError(f"{source} {sentence}")
 
 
 async def read_pieces(source: str) -> AsyncGenerator[FilePiece, None]:
@@ -125,10 +142,13 @@ async def read_pieces(source: str) -> AsyncGenerator[FilePiece, None]:
 
 async def read_lines(source: str) -> AsyncGenerator[FilePiece, None]:
     """Yield the lines of a text file or a pipe."""
-    splitter = Splitter(source)
+    splitter, begins = Splitter(source), True
     try:
         async with aclosing(_chunks(source)) as chunks:
             async for chunk in chunks:
+                if begins:
+                    _check_format(source, chunk)
+                    begins = False
                 yield FilePiece(list(splitter.feed(chunk)), len(chunk))
     except OSError as error:
         raise InputError(f"{source}: {error.strerror}") from error

@@ -31,6 +31,16 @@ SECONDS: Final = (
 )
 READ_OUTCOMES: Final = ("standby", "behind", "cancelled", "failed", "resting")
 """Outcomes of reads of a store with a standby (`storage.streams.reads`)."""
+FAILURES: Final = (
+    "StorageCorrupt",
+    "CommitUnknown",
+    "DatabaseFull",
+    "ConstraintViolated",
+    "KeyError",
+    "IndexError",
+    "TypeError",
+)
+"""Classes of errors that no caller of the store causes: docs/alerts.yml has an alert for them."""
 SIZES: Final = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000)
 
 

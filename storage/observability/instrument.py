@@ -15,6 +15,8 @@ S = TypeVar("S", bound="Measured")
 
 ROOMS: Final = ("room_id", "room_ids")
 EVENTS: Final = ("event_id", "event_ids", "from_ids", "latest")
+MEASURED: Final[set[str]] = set()
+"""The names of all measured calls."""
 
 
 class Measured(Protocol):
@@ -35,6 +37,7 @@ def measured(
 
     ``timed`` False: the method times itself, because it also waits.
     """
+    MEASURED.add(name)
 
     def around(
         method: Callable[Concatenate[S, P], Coroutine[Any, Any, R]],

@@ -17,7 +17,7 @@ docs/grafana.json and docs/alerts.yml use these metrics.
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from itertools import accumulate
+from itertools import accumulate, product
 from typing import Final
 
 from prometheus_client import REGISTRY, CollectorRegistry
@@ -29,10 +29,16 @@ from prometheus_client.metrics_core import (
 )
 from prometheus_client.registry import Collector
 
-from storage.observability.counters import READ_OUTCOMES, Distribution
+from storage.errors import DatabaseError
+from storage.observability.counters import FAILURES, READ_OUTCOMES, Distribution
+from storage.observability.instrument import MEASURED
 from storage.store.facade import Store
 
 PREFIX: Final = "room_storage"
+DATABASE_ERRORS: Final = [
+    DatabaseError.__name__,
+    *(one.__name__ for one in DatabaseError.__subclasses__()),
+]
 
 
 class StoreCollector(Collector):
@@ -74,7 +80,10 @@ def calls(store: Store) -> Iterator[Metric]:
     errors = CounterMetricFamily(
         f"{PREFIX}_call_errors", "Exceptions of calls, by call and class.", labels=["call", "error"]
     )
-    for (call, error), count in list(measures.call_errors.items()):
+    # Prometheus sees no increase in a series that begins with its first error. So the series of
+    # errors that call for an alert begin at 0.
+    none_yet = dict.fromkeys(product(sorted(MEASURED), FAILURES), 0)
+    for (call, error), count in (none_yet | dict(measures.call_errors)).items():
         errors.add_metric([call, error], count)
     yield errors
     yield _counters("events", "Events given to append, by outcome.", "outcome", measures.outcomes)
@@ -180,7 +189,7 @@ def database(store: Store) -> Iterator[Metric]:
         "database_errors",
         "Errors of Postgres or of the connection, by class.",
         "error",
-        measures.database_errors,
+        dict.fromkeys(DATABASE_ERRORS, 0) | dict(measures.database_errors),  # as those of calls
     )
 
 

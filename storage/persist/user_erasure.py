@@ -34,6 +34,16 @@ DELETE FROM erased_users
 WHERE principal_nid = (SELECT principal_nid FROM principals WHERE name = $1::text)
 """
 
+SQL_IS_KNOWN: Final[LiteralString] = """
+SELECT EXISTS (SELECT FROM principals WHERE name = $1::text)
+"""
+
+
+async def is_known(conn: Connection, user_id: UserId) -> bool:
+    """Return whether any stored row names the user. If not, the id may be mistyped."""
+    known: bool = await conn.fetchval(SQL_IS_KNOWN, user_id)
+    return known
+
 
 async def erase_user(conn: Connection, user_id: UserId, erased_ts: int) -> bool:
     """Erase a user, and return whether that is new.

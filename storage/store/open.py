@@ -95,7 +95,7 @@ async def open_store(
         if dsn is None:
             _note_unused_variable()
             dsn = await stack.enter_async_context(embedded_postgres(config=config))
-            naming: AbstractContextManager[None] = naming_folder()
+            naming: AbstractContextManager[None] = naming_folder(config.database_schema)
             migrate = True
         else:
             naming = nullcontext()

@@ -2,6 +2,8 @@
 
 import json
 import shlex
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,7 @@ from storage.cli import main
 from storage.cli.app import COMMANDS, CliCommand, app
 from storage.cli.common import print_rows
 from storage.database.migrate import HEAD_REVISION, migrate, migration_sql
-from tests.cli.running import NOBODY, room_storage, started
+from tests.cli.running import NOBODY, ROOT, environment, room_storage, started
 
 
 def test_migrate_brings_the_schema_up_and_says_so(empty_dsn: str) -> None:
@@ -70,6 +72,11 @@ def test_migrate_without_a_dsn_uses_the_embedded_postgres(tmp_path: Path) -> Non
         f"error: the embedded database in {tmp_path / 'data'} has no tables of room-storage, wanted"
         f" is the revision {HEAD_REVISION}: run `room-storage migrate` on it"
     )
+    done = room_storage("stats", STORAGE_DATABASE_SCHEMA="rooms", **environ)
+    assert f"{tmp_path / 'data'} (schema rooms) has no tables of room-storage" in done.stderr
+    done = room_storage("migrate", STORAGE_DATABASE_SCHEMA="rooms", **environ)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "error: the database has no schema 'rooms': create it" in done.stderr
     done = room_storage("migrate", "--json", **environ)
     assert (done.returncode, json.loads(done.stdout)["revision"]) == (0, HEAD_REVISION)
     assert done.stderr == ""
@@ -119,6 +126,33 @@ def test_an_error_for_programs_is_json(capsys: pytest.CaptureFixture[str]) -> No
 
 
 WITHOUT_JSON = {"spark demo": "it prints a line for each step, for people"}
+
+
+@pytest.mark.parametrize("arguments", [["migrate", "--sql"], ["stats"], ["stats", "--json"]])
+def test_a_full_standard_output_is_one_sentence(dsn: str, arguments: list[str]) -> None:
+    command = [sys.executable, "-m", "storage", *arguments]
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run(
+            command,
+            cwd=ROOT,
+            env=environment(STORAGE_DSN=dsn),
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    assert done.stderr == "error: standard output: No space left on device\n"
+    assert done.returncode == 2
+
+
+def test_a_closed_pipe_is_no_finding() -> None:
+    """As `room-storage migrate --sql | head -1`."""
+    process = started("migrate", "--sql")
+    assert process.stdout is not None
+    process.stdout.close()
+    process.stdout = None
+    _, stderr = process.communicate()
+    assert (process.returncode, stderr) == (141, b"")
 
 
 def leaves(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, set[str]]]:

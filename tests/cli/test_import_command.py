@@ -4,6 +4,7 @@ Also each thing that can be missing.
 """
 
 import asyncio
+import gzip
 import json
 import signal
 from pathlib import Path
@@ -55,6 +56,25 @@ def test_rejects_are_kept_and_told_by_the_exit_code(dsn: str, file: str, tmp_pat
         "bad_line",
         "no line",
     )
+
+
+@pytest.mark.parametrize(
+    "begin,sentence",
+    [
+        (gzip.compress(b"{}"), "is compressed: use `gunzip -c FILE | room-storage import -`"),
+        (b"\x28\xb5\x2f\xfd", "is compressed: use `zstd -dc FILE | room-storage import -`"),
+        (b"PAR1", "is Parquet: give it a name that ends with .parquet"),
+    ],
+)
+def test_another_format_is_refused_as_a_whole(
+    dsn: str, file: str, tmp_path: Path, begin: bytes, sentence: str
+) -> None:
+    other = tmp_path / "other"
+    other.write_bytes(begin)
+    for sources, given in (([file, str(other)], b""), (["-"], begin)):
+        done = room_storage("import", *sources, STORAGE_DSN=dsn, given=given)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert f"error: {sources[-1]} {sentence}\n" in done.stderr
 
 
 def test_without_a_server_name_there_is_a_word_about_it(dsn: str, file: str) -> None:

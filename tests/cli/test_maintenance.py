@@ -184,11 +184,16 @@ async def test_forget_user(dsn: str) -> None:
             "user": user,
             "erased": False,
             "changed": True,
+            "known": True,
         }
         assert await conn.fetchval(erased) is None
     assert (
         room_storage("forget-user", "--undo", user, "--dsn", dsn).stdout
         == f"{user} is not forgotten, and was so before\n"
+    )
+    nobody = f"@usr1:{SERVER}"
+    assert room_storage("forget-user", nobody, "--dsn", dsn).stdout == (
+        f"{nobody} is forgotten\nno stored event names this user: check the id\n"
     )
     assert room_storage("forget-user", "user1", "--dsn", dsn).returncode == 2
     both = room_storage("forget-user", "--undo", "--remove", user, "--dsn", dsn)

@@ -47,6 +47,11 @@ async def test_counts_and_sizes_for_programs(dsn: str) -> None:
     assert told["forecast"] == []
 
 
+def test_a_negative_number_of_states_is_refused(dsn: str) -> None:
+    done = room_storage("stats", "--top", "-1", STORAGE_DSN=dsn)
+    assert (done.returncode, done.stdout, "--top" in done.stderr) == (2, "", True)
+
+
 def test_an_empty_database_for_people(dsn: str) -> None:
     done = room_storage("stats", STORAGE_DSN=dsn)
     assert (done.returncode, done.stderr) == (0, "")

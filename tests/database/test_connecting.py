@@ -211,6 +211,12 @@ async def test_a_dsn_that_cannot_be_used(dsn: str, sentence: str) -> None:
         await grant(dsn)
 
 
+async def test_a_dsn_that_is_no_text() -> None:
+    with pytest.raises(InputError) as caught:
+        await Database.open(Path("/run/postgresql"))  # type: ignore[arg-type]
+    assert str(caught.value) == "the DSN is of the type PosixPath: a text is wanted"
+
+
 async def test_an_unknown_option_of_the_dsn(dsn: str) -> None:
     error = await failure(f"{dsn}&keepalives=1")
     assert isinstance(error, InputError)

@@ -21,7 +21,7 @@ from storage.config import Config
 from storage.database import binaries as programs
 from storage.database.binaries import Account, Binaries
 from storage.database.embedded import EmbeddedPostgres, data_directory, embedded_postgres
-from storage.errors import DatabaseUnavailable
+from storage.errors import DatabaseUnavailable, InputError
 from tests.postgres import chosen_binaries
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -400,6 +400,8 @@ def test_programs_that_are_not_there_say_so(place: Path) -> None:
 def test_the_data_directory_comes_from_the_environment() -> None:
     assert data_directory({"STORAGE_DATA_DIR": "/srv/rooms"}) == Path("/srv/rooms")
     assert data_directory({}).parent.name == "room-storage"
+    with pytest.raises(InputError, match="STORAGE_DATA_DIR is empty: unset it"):
+        data_directory({"STORAGE_DATA_DIR": ""})
 
 
 def test_the_users_data_of_another_first_migration_are_in_nobodys_way(

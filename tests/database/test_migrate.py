@@ -17,7 +17,9 @@ import storage
 from storage.database import Database
 from storage.database.migrate import (
     HEAD_REVISION,
+    MigrationOptions,
     check_schema,
+    current_and_pending,
     current_revision,
     first_digest,
     migrate,
@@ -25,7 +27,7 @@ from storage.database.migrate import (
     scripts_directory,
 )
 from storage.database.roles import grants_sql
-from storage.errors import SchemaOutOfDate
+from storage.errors import InputError, SchemaOutOfDate
 from storage.ids import UserId, server_name_of
 from storage.testing import RoomBuilder
 from tests.database.catalogue import catalogue_of
@@ -154,6 +156,20 @@ async def test_the_revision_is_checked(empty_dsn: str) -> None:
         with pytest.raises(SchemaOutOfDate) as caught:
             await check_schema(conn)
         assert (caught.value.found, caught.value.wanted) == ("0000", HEAD_REVISION)
+
+
+async def test_a_schema_that_is_not_there_is_named(empty_dsn: str) -> None:
+    """A migration does not create it: the name may be mistyped."""
+    how = MigrationOptions(database_schema='no "such')
+    for call in (migrate(empty_dsn, how=how), current_and_pending(empty_dsn, how=how)):
+        with pytest.raises(InputError) as caught:
+            await call
+        assert str(caught.value) == (
+            "the database has no schema 'no \"such': create it with CREATE SCHEMA "
+            '"no ""such", or correct database_schema (STORAGE_DATABASE_SCHEMA)'
+        )
+    await run_script(empty_dsn, 'CREATE SCHEMA "no ""such"')
+    assert await migrate(empty_dsn, how=how) == HEAD_REVISION
 
 
 @pytest.mark.parametrize("left", ["'first schema 0123'", "NULL"])

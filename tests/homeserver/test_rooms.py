@@ -111,6 +111,21 @@ async def test_single_events(users: Users) -> None:
             await user.call("GET", wrong)
 
 
+async def test_history_of_a_room_for_a_stranger(users: Users) -> None:
+    """It is refused, unless anybody may read it."""
+    alice, bob = users.alice, users.bob
+    content = {"history_visibility": "world_readable"}
+    anybody = {"type": "m.room.history_visibility", "state_key": "", "content": content}
+    closed = await alice.create_room(preset="public_chat")
+    readable = await alice.create_room(preset="public_chat", initial_state=[anybody])
+    for room in (closed, readable):
+        await alice.send(room, "hello")
+    with pytest.raises(ErrorResponse, match="403"):
+        await bob.call("GET", f"/rooms/{closed}/messages", dir="b")
+    page = await bob.call("GET", f"/rooms/{readable}/messages", dir="b")
+    assert page["chunk"][0]["content"]["body"] == "hello"
+
+
 async def test_state_that_is_no_visible_history(users: Users) -> None:
     """It is in the state of /context, and not an answer to /event."""
     alice, bob = users.alice, users.bob

@@ -12,6 +12,7 @@ from prometheus_client import CollectorRegistry
 
 import storage
 from storage import Config, Store, UnknownRoom
+from storage.observability.counters import FAILURES
 from storage.observability.prometheus import StoreCollector, expose
 from storage.testing import RoomBuilder
 from tests.maintenance.rooms import SERVER
@@ -114,7 +115,9 @@ async def test_nothing_is_exposed_in_vain(exposed: dict[str, set[str]]) -> None:
 def test_classes_and_names_in_the_alerts_are_ours() -> None:
     """Errors that are asked for are such as there are, so are outcomes, caches and settings."""
     text = (DOCS / "alerts.yml").read_text(encoding="utf-8")
-    for error in re.findall(r'error=~"([^"]*)"', text)[0].split("|"):
+    [alerted] = [one.split("|") for one in re.findall(r'error=~"([^"]*)"', text)]
+    assert tuple(alerted) == FAILURES
+    for error in alerted:
         assert hasattr(storage, error) or error in {"KeyError", "IndexError", "TypeError"}
     for name in re.findall(r"\b((?:Database|Storage|Permission|Commit)[A-Z]\w+)", text):
         assert hasattr(storage, name), name

@@ -21,7 +21,7 @@ from storage import (
     UnknownRoom,
 )
 from storage.database import Database
-from storage.observability.counters import Distribution
+from storage.observability.counters import FAILURES, Distribution
 from storage.observability.prometheus import expose
 from storage.persist.commit.retry import SQL_LOCK_ROOMS
 from storage.testing import RoomBuilder, build_room
@@ -61,6 +61,23 @@ async def until(is_so: Callable[[], bool]) -> None:
     async with asyncio.timeout(30):
         while not is_so():  # noqa: ASYNC110  # nobody tells
             await asyncio.sleep(0.001)
+
+
+def test_an_error_for_an_alert_is_counted_from_zero(
+    store: Store, registry: CollectorRegistry
+) -> None:
+    """The increase of a series that begins with its first error is 0, for Prometheus."""
+    before = scrape(registry)
+    for error in FAILURES:
+        assert before[f'room_storage_call_errors_total{{call="append",error="{error}"}}'] == 0
+        assert before[f'room_storage_call_errors_total{{call="rooms",error="{error}"}}'] == 0
+    assert before['room_storage_database_errors_total{error="DatabaseFull"}'] == 0
+    store.measures.call_errors["append", "StorageCorrupt"] += 1
+    store.measures.database_errors["DatabaseFull"] += 1
+    now = scrape(registry)
+    assert now['room_storage_call_errors_total{call="append",error="StorageCorrupt"}'] == 1
+    assert now['room_storage_database_errors_total{error="DatabaseFull"}'] == 1
+    assert now.keys() == before.keys()
 
 
 async def test_calls_and_events_are_counted(store: Store, registry: CollectorRegistry) -> None:
