@@ -219,7 +219,7 @@ class Writer:
         """Handle a new database. It is unknown which earlier writes the new database has."""
         self._removed = [None]
         self._give_up_aside()
-        for request in self._requests:
+        for request in list(self._requests):
             if request.answers:
                 request.fail(
                     DatabaseReplaced(
