@@ -116,8 +116,8 @@ def print_swept(swept: Swept) -> None:
         typer.echo(f"{amount(swept.removed, 'event')} removed from the archive")
     if swept.waiting:
         typer.echo(
-            f"{swept.waiting:,} wait in the archive: a transaction may still read them;"
-            " run `room-storage archive --sweep` later"
+            f"{swept.waiting:,} wait in the archive: a transaction may still read them, or their"
+            " pack is missing; run `room-storage archive --sweep` later"
         )
 
 

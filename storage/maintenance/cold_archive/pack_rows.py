@@ -151,14 +151,14 @@ async def old_snapshots_horizon(database: Database, wait_s: float) -> str:
 
 
 async def finish_killed(database: Database) -> None:
-    """Bring the packs of killed runs to an end, if they can be reached. Call it under the lock."""
+    """Bring the packs of killed runs to an end, if they can be read. Call it under the lock."""
     async with database.connection() as conn:
         rows = await packs(conn)
     for row in rows:
         if row.state in {"writing", "filling"}:
             try:
                 await _finish(database, row)
-            except ArchiveUnavailable as error:
+            except (ArchiveUnavailable, StorageCorrupt) as error:
                 logger.warning("%s: its pack %s is finished later", error, row.pack)
 
 

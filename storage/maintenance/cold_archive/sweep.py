@@ -6,9 +6,13 @@ is removed. Where events still refer to a record, only the note goes.
 
 It waits for old snapshots: while one may still read the event as it was, the record stays, for a
 later sweep. A reader without a snapshot that is about to read the file has `GRACE_S` to do so.
+
+A pack whose file is missing keeps its notes, because the file may come back from a backup. It is
+removed if no event refers to it any more.
 """
 
 import asyncio
+import logging
 from collections.abc import Sequence
 from typing import Final, LiteralString, NamedTuple
 
@@ -26,6 +30,8 @@ from storage.maintenance.cold_archive.pack_rows import (
     old_snapshots_horizon,
 )
 from storage.observability.progress import Counted, Report, silent
+
+logger: logging.Logger = logging.getLogger(__name__)
 
 BATCH: Final = 10_000
 """Records removed from a pack at once."""
@@ -70,6 +76,23 @@ UPDATE archive_packs
 SET events = events - $2::int,
     state = CASE WHEN events <= $2::int THEN 'deleting' ELSE state END
 WHERE pack = $1::int
+"""
+
+SQL_DROP_IF_UNUSED: Final[LiteralString] = r"""
+UPDATE archive_packs p
+SET events = 0,
+    state = 'deleting'
+WHERE p.pack = $1::int AND p.events <= (
+    SELECT count(*)
+    FROM archive_garbage g
+    WHERE g.pack = p.pack AND NOT EXISTS (
+        SELECT
+        FROM events e
+        WHERE e.event_id = g.event_id
+            AND substring(e.json FOR 5) = '\xa1'::bytea || int4send(p.pack)
+    )
+)
+RETURNING p.pack
 """
 
 
@@ -132,7 +155,10 @@ async def sweep_packs(
     horizon = await old_snapshots_horizon(database, SNAPSHOT_GRACES * grace_s)
     await asyncio.sleep(grace_s)
     for row in rows:
-        removed += await _sweep_pack(database, row, horizon, counted)
+        try:
+            removed += await _sweep_pack(database, row, horizon, counted)
+        except FileNotFoundError:
+            await _drop_if_unused(database, row)
     async with database.connection() as conn:
         return Swept(removed, await conn.fetchval(SQL_GARBAGE))
 
@@ -153,6 +179,18 @@ async def _sweep_pack(database: Database, row: SweptPackRow, horizon: str, count
             await conn.execute(SQL_COUNT_OFF, row.pack, len(unused))
         removed, after = removed + len(unused), found[-1].record_offset
         counted.add(len(found))
+
+
+async def _drop_if_unused(database: Database, row: SweptPackRow) -> None:
+    """Mark a pack whose file is missing as empty if it is; otherwise its notes wait."""
+    async with database.connection() as conn:
+        is_unused = await conn.fetchval(SQL_DROP_IF_UNUSED, row.pack) is not None
+    if not is_unused:
+        logger.warning(
+            "the pack %s is missing: what was removed from its events waits until it is back",
+            row.pack,
+            extra={"url": row.url},
+        )
 
 
 async def still_used(

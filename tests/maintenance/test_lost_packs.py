@@ -1,0 +1,109 @@
+"""Packs whose file is missing: the work on the archive goes on with the others."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from storage import Store
+from storage.errors import StorageCorrupt
+from storage.maintenance.censor import censor
+from storage.maintenance.cold_archive import return_events, sweep, sweep_if_free
+from storage.maintenance.purge import purge_history, purge_room
+from tests.cli.running import room_storage
+from tests.maintenance.archived import (
+    GRACE_S,
+    USER,
+    anywhere,
+    archive,
+    files,
+    pack_states,
+    raw_bytes,
+    references,
+    said_and_archived,
+)
+from tests.maintenance.rooms import SERVER, findings
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> str:
+    path = tmp_path / "archive"
+    path.mkdir()
+    return str(path)
+
+
+async def lose_first(store: Store, folder: str) -> tuple[int, Path, bytes]:
+    """Remove the file of the first pack; return its number, path and bytes."""
+    pack = min((await references(store)).values()).pack
+    [path] = [one for one in files(folder) if one.name.startswith(f"pack-{pack}-")]
+    data = path.read_bytes()
+    path.unlink()
+    return pack, path, data
+
+
+async def test_the_sweep_goes_on_with_other_packs(
+    store: Store, folder: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The notes of a missing pack wait: the file may come back from a backup."""
+    room, said = await said_and_archived(store, folder)
+    _, path, data = await lose_first(store, folder)
+    await purge_history(
+        store.database,
+        room.room_id,
+        server_name=SERVER,
+        before_event_id=said[5].event_id,
+        local=True,
+    )
+    swept = await sweep(store.database, grace_s=GRACE_S)
+    assert swept.removed == 0
+    assert swept.waiting >= 4
+    assert "is missing" in caplog.text
+    await store.append([room.redact(USER, said[25]).pdu])
+    await censor(store.database, older_than_ms=0)
+    assert (await sweep(store.database, grace_s=GRACE_S)).removed == 1
+    assert not anywhere(folder, b"secret-25-words")
+    assert anywhere(folder, b"secret-35-words")
+    path.write_bytes(data)
+    assert (await sweep(store.database, grace_s=GRACE_S)).waiting == 0
+    assert not anywhere(folder, b"secret-3-words")
+    assert await findings(store) == []
+
+
+async def test_a_missing_pack_goes_with_its_last_event(dsn: str, store: Store, folder: str) -> None:
+    room, _ = await said_and_archived(store, folder)
+    await lose_first(store, folder)
+    await purge_room(store.database, room.room_id, server_name=SERVER, force=True)
+    result = await asyncio.to_thread(room_storage, "archive", "--sweep", STORAGE_DSN=dsn)
+    assert result.returncode == 0, result.stderr
+    assert await sweep_if_free(store.database) == (0, 0, 0)
+    assert await pack_states(store) == []
+    assert await findings(store) == []
+
+
+async def test_events_of_other_packs_return(store: Store, folder: str) -> None:
+    await said_and_archived(store, folder)
+    before, found = await raw_bytes(store), await references(store)
+    pack, path, data = await lose_first(store, folder)
+    with pytest.raises(StorageCorrupt, match="the pack is missing") as error:
+        await return_events(store.database, grace_s=GRACE_S)
+    assert error.value.ids["pack"] == pack
+    left = await references(store)
+    assert left == {one: reference for one, reference in found.items() if reference.pack == pack}
+    assert files(folder) == []
+    path.write_bytes(data)
+    await return_events(store.database, grace_s=GRACE_S)
+    assert await raw_bytes(store) == before
+
+
+async def test_a_lost_pack_of_a_killed_run(store: Store, folder: str) -> None:
+    """Other events are archived and returned; the pack is finished once its file is back."""
+    await said_and_archived(store, folder)
+    pack, path, data = await lose_first(store, folder)
+    async with store.database.connection() as conn:
+        await conn.execute("UPDATE archive_packs SET state = 'filling' WHERE pack = $1::int", pack)
+    await archive(store, folder)
+    assert "filling" in await pack_states(store)
+    path.write_bytes(data)
+    await archive(store, folder)
+    assert set(await pack_states(store)) == {"complete"}
+    assert await findings(store) == []
