@@ -1,6 +1,7 @@
 """Packs whose file is missing: the work on the archive goes on with the others."""
 
 import asyncio
+import os
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from storage.errors import StorageCorrupt
 from storage.maintenance.censor import censor
 from storage.maintenance.cold_archive import return_events, sweep, sweep_if_free
 from storage.maintenance.purge import purge_history, purge_room
+from storage.testing import build_room
 from tests.cli.running import room_storage
 from tests.maintenance.archived import (
     GRACE_S,
@@ -19,10 +21,12 @@ from tests.maintenance.archived import (
     files,
     pack_states,
     raw_bytes,
+    raw_of,
     references,
     said_and_archived,
 )
-from tests.maintenance.rooms import SERVER, findings
+from tests.maintenance.object_store import ObjectStore
+from tests.maintenance.rooms import LIVELY, SERVER, findings
 
 
 @pytest.fixture
@@ -107,3 +111,26 @@ async def test_a_lost_pack_of_a_killed_run(store: Store, folder: str) -> None:
     await archive(store, folder)
     assert set(await pack_states(store)) == {"complete"}
     assert await findings(store) == []
+
+
+async def test_a_pack_of_an_object_store_that_is_cut_off_or_comes_back(store: Store) -> None:
+    """It is damage, and no outage of the store."""
+    url = f"object-store://archive-{os.getpid()}"
+    await store.append(build_room(LIVELY, 60, seed=8).pdus)
+    await archive(store, url, pack_bytes=6_000)
+    before, found = await raw_bytes(store), await references(store)
+    last = max(found.values())
+    [event_id] = [one for one, reference in found.items() if reference == last]
+    [path] = [one for one in ObjectStore.store if f"/pack-{last.pack}-" in one]
+    whole = ObjectStore.store[path]
+    for size in (last.offset, 20, 0):
+        ObjectStore().pipe_file(path, whole.getvalue()[:size])
+        with pytest.raises(StorageCorrupt, match="the pack is cut off"):
+            await raw_of(store, event_id)
+        assert {one.check for one in await findings(store)} >= {"archive", "bytes"}
+    del ObjectStore.store[path]
+    assert {one.check for one in await findings(store)} >= {"archive", "bytes"}
+    ObjectStore.store[path] = whole
+    assert await findings(store) == []
+    await return_events(store.database, grace_s=GRACE_S)
+    assert await raw_bytes(store) == before
