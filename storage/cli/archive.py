@@ -117,7 +117,7 @@ def print_swept(swept: Swept) -> None:
     if swept.waiting:
         typer.echo(
             f"{swept.waiting:,} wait in the archive: a transaction may still read them, or their"
-            " pack is missing; run `room-storage archive --sweep` later"
+            " pack cannot be changed now; run `room-storage archive --sweep` later"
         )
 
 

@@ -1,6 +1,7 @@
 """Packs whose file is missing: the work on the archive goes on with the others."""
 
 import asyncio
+import json
 import os
 from pathlib import Path
 
@@ -134,3 +135,20 @@ async def test_a_pack_of_an_object_store_that_is_cut_off_or_comes_back(store: St
     assert await findings(store) == []
     await return_events(store.database, grace_s=GRACE_S)
     assert await raw_bytes(store) == before
+
+
+async def test_a_purge_says_what_it_did_if_the_archive_cannot_be_reached(
+    dsn: str, store: Store, folder: str
+) -> None:
+    room, _ = await said_and_archived(store, folder)
+    Path(folder).rename(folder + " moved")
+    arguments = ("purge", room.room_id, "--all", "--force", "--json")
+    result = await asyncio.to_thread(room_storage, *arguments, STORAGE_DSN=dsn)
+    assert result.returncode == 0, result.stderr
+    assert "the folder is not there" in result.stderr
+    document = json.loads(result.stdout)
+    assert document["rooms"][0]["events"] == 45
+    assert document["archive"]["waiting"] == 40
+    Path(folder + " moved").rename(folder)
+    await sweep(store.database, grace_s=GRACE_S)
+    assert files(folder) == []

@@ -22,7 +22,7 @@ from storage.database.array_text import transposed
 from storage.database.connection import Connection, Database
 from storage.database.pack_store import ByteRange, erase_ranges
 from storage.database.transaction import begun
-from storage.errors import ArchiveRunning
+from storage.errors import ArchiveRunning, ArchiveUnavailable
 from storage.maintenance.cold_archive.pack_rows import (
     alone,
     drop_empty,
@@ -130,7 +130,8 @@ async def sweep(database: Database, *, grace_s: float = GRACE_S, report: Report 
 async def sweep_if_free(database: Database, *, report: Report = silent) -> Swept:
     """Do the same at the end of a purge, unless there is nothing to do.
 
-    A process that works on the archive sweeps at its own end: then leave it to that.
+    A process that works on the archive sweeps at its own end: then leave it to that. If the archive
+    cannot be reached, log a warning and leave it to the next sweep: the purge is done.
     """
     async with database.connection() as conn:
         waiting: int = await conn.fetchval(SQL_GARBAGE)
@@ -139,6 +140,11 @@ async def sweep_if_free(database: Database, *, report: Report = silent) -> Swept
     try:
         return await sweep(database, report=report)
     except ArchiveRunning:
+        return Swept(waiting=waiting)
+    except ArchiveUnavailable as error:
+        logger.warning(
+            "%s: what was removed from its events stays there until the next sweep", error
+        )
         return Swept(waiting=waiting)
 
 
