@@ -50,7 +50,9 @@ class Stats(NamedTuple):
 def command(
     dsn: DsnOption = None,
     *,
-    top: Annotated[int, typer.Option(help="The number of largest states to show.")] = 10,
+    top: Annotated[
+        int, typer.Option(min=0, max=10_000, help="The number of largest states to show.")
+    ] = 10,
     as_json: JsonOption = False,
 ) -> None:
     """Show rooms, events, sizes per table and event, growth, and the largest states."""

@@ -121,6 +121,9 @@ async def test_the_command(dsn: str, store: Store, room: RoomBuilder, folder: st
         ["--older-than", "soon", "--to", folder],
         ["--back", "--sweep"],
         ["--pack", "1", "--sweep"],
+        ["--back", "--limit", "1"],
+        ["--back", "--room", "!none:s1.test"],
+        ["--sweep", "--room", room.room_id],
     ):
         assert run("archive", *wrong).returncode == 2
     gone = run("archive", "--older-than", "0", "--to", folder + "/none")

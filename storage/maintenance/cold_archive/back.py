@@ -27,6 +27,7 @@ from storage.maintenance.cold_archive.pack_rows import (
     index_of,
     packs,
 )
+from storage.maintenance.cold_archive.run import chosen_rooms
 from storage.maintenance.cold_archive.sweep import GRACE_S, SNAPSHOT_GRACES, still_used, sweep_packs
 from storage.maintenance.indexes import prove_indexes
 from storage.observability.progress import Counted, Report, silent
@@ -72,13 +73,14 @@ async def return_events(
     """Return events to the table. Writers and readers may go on.
 
     Packs that old snapshots may still read are removed by the next sweep. Raise `InputError` for an
-    unknown pack, `ArchiveRunning`, `ArchiveUnavailable`, or, once all others have returned,
-    `StorageCorrupt` for a pack without index.
+    unknown pack, `UnknownRoom`, `ArchiveRunning`, `ArchiveUnavailable`, or, once all others have
+    returned, `StorageCorrupt` for a pack without index.
     """
     async with alone(database):
         await prove_indexes(database, "returning archived events", TABLES, report=report)
         await finish_killed(database)
         async with database.connection() as conn:
+            await chosen_rooms(conn, room_ids)
             rows = [row for row in await packs(conn) if pack in {None, row.pack}]
         if pack is not None and not rows:
             raise InputError(f"there is no pack {pack}")

@@ -20,7 +20,7 @@ whole. The next run finds the state of the pack in its row (`pack_rows`).
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from typing import Final, LiteralString, NamedTuple
@@ -196,7 +196,7 @@ async def archive_events(
     async with database.connection() as conn:
         if not await conn.fetchval(SQL_IN_USE, ARCHIVE_REVISION):
             raise InputError("earlier releases may still run: run `room-storage migrate` first")
-        rooms = await _rooms(conn, room_ids)
+        rooms = await chosen_rooms(conn, room_ids)
     found = _candidates(database, rooms, now - older_than_ms, limit, report)
     if dry_run:
         sizes = [len(one.stored) async for one in found]
@@ -277,7 +277,10 @@ async def _refer(database: Database, pack: int, packed: Sequence[PackedEvent]) -
     return set(changed)
 
 
-async def _rooms(conn: Connection, room_ids: Sequence[str] | None) -> list[ArchivableRoomRow]:
+async def chosen_rooms(
+    conn: Connection, room_ids: Collection[str] | None
+) -> list[ArchivableRoomRow]:
+    """Return these rooms, or all. Raise `UnknownRoom`."""
     wanted = None if room_ids is None else list(room_ids)
     rooms = await conn.fetch(SQL_ROOMS, wanted, row=ArchivableRoomRow)
     if unknown := set(room_ids or ()) - {room.room_id for room in rooms}:
