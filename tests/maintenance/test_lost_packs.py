@@ -100,6 +100,22 @@ async def test_events_of_other_packs_return(store: Store, folder: str) -> None:
     assert await raw_bytes(store) == before
 
 
+async def test_events_return_next_to_a_pack_that_was_never_written(
+    store: Store, folder: str, tmp_path: Path
+) -> None:
+    """As where a folder went away while a pack was written there."""
+    await said_and_archived(store, folder)
+    async with store.database.connection() as conn:
+        await conn.execute(
+            "INSERT INTO archive_packs (pack, state, url, bytes, events, created_ts)"
+            " VALUES (999, 'writing', $1::text, 8, 1, 0)",
+            (tmp_path / "none" / "pack-999-abcdef01").as_uri(),
+        )
+    returned = await return_events(store.database, grace_s=GRACE_S)
+    assert (returned.events, returned.lost) == (40, 0)
+    assert await references(store) == {}
+
+
 async def test_a_lost_pack_of_a_killed_run(store: Store, folder: str) -> None:
     """Other events are archived and returned; the pack is finished once its file is back."""
     await said_and_archived(store, folder)

@@ -105,7 +105,7 @@ async def return_events(
 async def _return(
     database: Database, row: PackRow, room_ids: Collection[str] | None, counted: Counted
 ) -> tuple[int, int]:
-    if row.state == "deleting":
+    if row.state in {"writing", "deleting"}:  # nothing refers to it
         return 0, 0
     entries = [
         one
