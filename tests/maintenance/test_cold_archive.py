@@ -326,6 +326,16 @@ async def test_a_folder_that_is_not_there(store: Store, room: RoomBuilder, folde
         await raw_of(store, event_id)
     Path(folder + " moved").rename(folder)
     assert await raw_of(store, event_id)
+    Path(folder).rename(folder + "-moved")
+    async with store.database.connection() as conn:
+        with pytest.raises(ArchiveUnavailable, match="not there"):
+            await conn.fetch(SQL_BYTES, event_id, row=BytesRow)
+        await conn.execute(
+            "UPDATE archive_packs SET url = replace(url, $1::text, $2::text)",
+            Path(folder).as_uri(),
+            Path(folder + "-moved").as_uri(),
+        )
+        assert await conn.fetch(SQL_BYTES, event_id, row=BytesRow)
 
 
 @pytest.fixture
