@@ -108,6 +108,7 @@ async def test_jobs_are_registered_again_after_a_downgrade(dsn: str) -> None:
 
     async with storage.open(dsn, server_name="s1.test") as store:
         await store.append(generate_room(SHAPES["small_chat"], 30, seed=1).pdus)
+    registered = list[str]()
     for _ in range(2):
         alembic("downgrade", "0031", dsn=dsn)
         assert await jobs() == []

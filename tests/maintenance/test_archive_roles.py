@@ -1,7 +1,6 @@
 """The archive with roles: the one that archives does not see the snapshots of the homeserver."""
 
 from pathlib import Path
-from typing import Final
 
 import pytest
 
@@ -19,7 +18,11 @@ from tests.maintenance.rooms import SERVER
 
 __all__ = ["logins"]
 
-ROOM: Final = "!room:s1.test"
+
+def trained(word: str) -> Dictionary:
+    return Dictionary(
+        train((f'{{"{word}":{number}}}'.encode() * 20, "!room:s1.test") for number in range(200))
+    )
 
 
 async def test_a_snapshot_of_another_role_keeps_its_bytes(logins: Logins, tmp_path: Path) -> None:
@@ -59,8 +62,7 @@ async def test_which_role_archives_and_trains(logins: Logins, tmp_path: Path) ->
             assert done.returncode == (0 if role == "purger" else 2), (role, arguments, done.stderr)
     for role in ("runtime", "purger"):
         async with await Database.open(getattr(logins, role)) as database:
-            data = [(f'{{"{role}":{number}}}'.encode() * 20, ROOM) for number in range(200)]
-            await store_dictionary(database, Dictionary(train(data)), 200)
+            await store_dictionary(database, trained(role), 200)
     async with await Database.open(logins.reader) as database:
         with pytest.raises(PermissionRefused):
-            await store_dictionary(database, Dictionary(train(data)), 200)
+            await store_dictionary(database, trained("reader"), 200)
