@@ -85,6 +85,22 @@ async def test_a_missing_pack_goes_with_its_last_event(dsn: str, store: Store, f
     assert await findings(store) == []
 
 
+async def test_an_empty_folder_may_be_a_file_system_that_is_not_mounted(
+    store: Store, folder: str
+) -> None:
+    room, _ = await said_and_archived(store, folder)
+    Path(folder).rename(folder + " moved")
+    Path(folder).mkdir()
+    await purge_room(store.database, room.room_id, server_name=SERVER, force=True)
+    assert await sweep(store.database, grace_s=GRACE_S) == (0, 40, 0)
+    Path(folder).rmdir()
+    Path(folder + " moved").rename(folder)
+    assert anywhere(folder, b"secret-3-words")
+    await sweep(store.database, grace_s=GRACE_S)
+    assert files(folder) == []
+    assert await pack_states(store) == []
+
+
 async def test_events_of_other_packs_return(store: Store, folder: str) -> None:
     await said_and_archived(store, folder)
     before, found = await raw_bytes(store), await references(store)

@@ -8,7 +8,7 @@ It waits for old snapshots: while one may still read the event as it was, the re
 later sweep. A reader without a snapshot that is about to read the file has `GRACE_S` to do so.
 
 A pack whose file is missing keeps its notes, because the file may come back from a backup. It is
-removed if no event refers to it any more.
+removed if no event refers to it any more, and its folder has other packs.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ from storage.codec import Reference
 from storage.codec.pack import PackEntry, record_range
 from storage.database.array_text import transposed
 from storage.database.connection import Connection, Database
-from storage.database.pack_store import ByteRange, erase_ranges
+from storage.database.pack_store import ByteRange, erase_ranges, folder_of, list_files
 from storage.database.transaction import begun
 from storage.errors import ArchiveRunning, ArchiveUnavailable
 from storage.maintenance.cold_archive.pack_rows import (
@@ -188,9 +188,14 @@ async def _sweep_pack(database: Database, row: SweptPackRow, horizon: str, count
 
 
 async def _drop_if_unused(database: Database, row: SweptPackRow) -> None:
-    """Mark a pack whose file is missing as empty if it is; otherwise its notes wait."""
-    async with database.connection() as conn:
-        is_unused = await conn.fetchval(SQL_DROP_IF_UNUSED, row.pack) is not None
+    """Mark a pack whose file is missing as empty if it is; otherwise its notes wait.
+
+    They also wait if its folder has no pack at all: its file system may not be mounted.
+    """
+    is_unused = False
+    if await asyncio.to_thread(list_files, folder_of(row.url)):
+        async with database.connection() as conn:
+            is_unused = await conn.fetchval(SQL_DROP_IF_UNUSED, row.pack) is not None
     if not is_unused:
         logger.warning(
             "the pack %s is missing: what was removed from its events waits until it is back",
