@@ -108,6 +108,8 @@ async def test_limit_rooms_and_dry_run(store: Store, room: RoomBuilder, folder: 
     assert len(found) == counted.events
     with pytest.raises(storage.UnknownRoom):
         await archive(store, folder, room_ids=["!none:s1.test"])
+    with pytest.raises(InputError, match="at least 0"):
+        await archive(store, folder, limit=-1)
 
 
 async def test_events_return_and_packs_go(store: Store, room: RoomBuilder, folder: str) -> None:

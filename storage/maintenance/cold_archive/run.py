@@ -188,9 +188,11 @@ async def archive_events(
     """Archive events that were received longer ago, at most ``limit``, in these rooms or in all.
 
     Writers and readers may go on. ``url``: a local folder that exists, or a URL that fsspec knows.
-    Raise `InputError` before the step of the migration after which events may be archived,
+    Raise `InputError`, also before the step of the migration after which events may be archived,
     `UnknownRoom`, `ArchiveRunning`, or `ArchiveUnavailable`; packs that are complete stay.
     """
+    if limit is not None and limit < 0:
+        raise InputError(f"the limit is {limit}: it must be at least 0")
     folder = "" if dry_run else checked_folder(url)
     now = time.time_ns() // 1_000_000 if now_ms is None else now_ms
     async with database.connection() as conn:
