@@ -94,6 +94,10 @@ def command(
         raise InputError("give one of --older-than, --back and --sweep")
     if pack is not None and not back:
         raise InputError("--pack needs --back")
+    if limit is not None and older_than is None:
+        raise InputError("--limit needs --older-than")
+    if rooms and only_sweep:
+        raise InputError("--room needs --older-than or --back")
     if dry_run and older_than is None:
         raise InputError("--dry-run needs --older-than")
     age_ms = None if older_than is None else _milliseconds(older_than)
@@ -116,8 +120,8 @@ def print_swept(swept: Swept) -> None:
         typer.echo(f"{amount(swept.removed, 'event')} removed from the archive")
     if swept.waiting:
         typer.echo(
-            f"{swept.waiting:,} wait in the archive: a transaction may still read them;"
-            " run `room-storage archive --sweep` later"
+            f"{swept.waiting:,} wait in the archive: a transaction may still read them, or their"
+            " pack cannot be changed now; run `room-storage archive --sweep` later"
         )
 
 

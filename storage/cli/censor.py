@@ -4,7 +4,7 @@ from typing import Annotated, Final
 
 import typer
 
-from storage.cli.archive import print_swept
+from storage.cli.archive import DAYS_MAX, print_swept
 from storage.cli.common import DsnOption, JsonOption, amount, print_json
 from storage.cli.interrupt import AGAIN, UNCHANGED, run
 from storage.cli.maintaining import maintained
@@ -24,6 +24,7 @@ def command(
         typer.Option(
             metavar="DAYS",
             min=0,
+            max=DAYS_MAX,
             help="The age of a redaction; default: STORAGE_CENSOR_AFTER_MS, 7 days.",
             show_default=False,
         ),

@@ -128,8 +128,15 @@ def command(
     modes = [room_id is not None, retention, go_on, show_jobs]
     if sum(modes) != 1:
         raise InputError("give a room, or one of --retention, --resume and --jobs")
-    if room_id is not None and sum([before is not None, before_date is not None, whole]) != 1:
+    cuts = sum([before is not None, before_date is not None, whole])
+    if room_id is not None and cuts != 1:
         raise InputError("give one of --before, --before-date and --all")
+    if room_id is None and (cuts or local):
+        raise InputError("--before, --before-date, --all and --local need a room")
+    if force and not whole:
+        raise InputError("--force needs --all")
+    if dry_run and (go_on or show_jobs):
+        raise InputError("--dry-run needs a room, or --retention")
     before_ts = None if before_date is None else _milliseconds(before_date)
     if show_jobs:
         _print_jobs(run(_jobs(dsn)), as_json=as_json)

@@ -77,9 +77,13 @@ async def stored_forms(
     urls = conn.pack_urls
     if unknown := {one.pack for one in wanted}.difference(urls):
         urls.update(await conn.fetch(SQL_PACK_URLS, list(unknown), row=PackUrlRow))
-    forms = await asyncio.to_thread(read_forms, wanted, dict(urls))
-    if any(isinstance(form, LostBytes) for form in forms.values()):
-        urls.clear()  # an operator may move a folder, and then corrects the table
+    is_whole = False
+    try:
+        forms = await asyncio.to_thread(read_forms, wanted, dict(urls))
+        is_whole = not any(isinstance(form, LostBytes) for form in forms.values())
+    finally:
+        if not is_whole:
+            urls.clear()  # an operator may move a folder, and then corrects the table
     return forms
 
 

@@ -30,7 +30,17 @@ from alembic import context, op
 from alembic.runtime.migration import MigrationContext, MigrationInfo
 from alembic.script import Script, ScriptDirectory
 from alembic.util import CommandError
-from sqlalchemy import ColumnElement, column, insert, literal, literal_column, select, table, update
+from sqlalchemy import (
+    ColumnElement,
+    column,
+    delete,
+    insert,
+    literal,
+    literal_column,
+    select,
+    table,
+    update,
+)
 
 from storage.database.background import BatchWork
 from storage.database.connection import Connection
@@ -145,11 +155,14 @@ def _build(name: str, create: str) -> None:
 def background_job(job: Job, revision: str, *, where: LiteralString = "true") -> None:
     """Register a job: `room-storage jobs` runs it while servers run.
 
-    The revision keeps it in its variable `job`.
+    The revision keeps it in its variable `job`. A downgrade forgets it. A row that a downgrade by
+    an earlier release has left is replaced.
 
     ``where``: an SQL condition; if it is false there is nothing to do, for instance on a new
     database.
     """
+    left = (JOBS.c.name == literal(job.name)) & (JOBS.c.revision >= literal(revision))
+    op.execute(delete(JOBS).where(left))
     row = select(literal(job.name), literal(revision), NOW).where(literal_column(where))
     op.execute(insert(JOBS).from_select(["name", "revision", "registered_ts"], row))
 
@@ -247,13 +260,17 @@ def applied(
     heads: Collection[Any],  # noqa: ARG001  # alembic's interface
     run_args: Mapping[str, Any],  # noqa: ARG001  # alembic's interface
 ) -> None:
-    """Refuse code that does not know a post step, from the transaction of the step on."""
+    """Refuse code that does not know a post step, from the transaction of the step on.
+
+    After a step down, forget its job: it would work for a schema that is not there.
+    """
     for script in step.up_revisions:
-        if (
-            isinstance(script, Script)
-            and step_of(script.module).phase == "post"
-            and step.is_upgrade
-        ):
+        if not isinstance(script, Script):
+            continue
+        applied_step = step_of(script.module)
+        if not step.is_upgrade and applied_step.job is not None:
+            ctx.execute(delete(JOBS).where(JOBS.c.name == literal(applied_step.job.name)))
+        if step.is_upgrade and applied_step.phase == "post":
             ctx.execute(update(COMPATIBILITY).values(code_revision=literal(script.revision)))
 
 

@@ -89,6 +89,7 @@ def read_file(url: str) -> bytes:
     with _reaching(url):
         if path is None:
             store, name = _remote(url)
+            store.invalidate_cache()
             data: bytes = store.cat_file(name)
             return data
         return path.read_bytes()
@@ -100,6 +101,7 @@ def file_size(url: str) -> int:
     with _reaching(url):
         if path is None:
             store, name = _remote(url)
+            store.invalidate_cache()  # an earlier listing may lack a file that came back
             return int(store.size(name))
         return path.stat().st_size
 
@@ -211,15 +213,28 @@ def _remote_ranges(url: str, ranges: Sequence[ByteRange]) -> list[bytes | LostRa
             [one.end for one in ranges],
             on_error="return",
         )
-    return [_remote_part(url, part) for part in parts]
+    return [_remote_part(one, part) for one, part in zip(ranges, parts, strict=True)]
 
 
-def _remote_part(url: str, part: Any) -> bytes | LostRange:
+def _remote_part(place: ByteRange, part: Any) -> bytes | LostRange:
     if isinstance(part, FileNotFoundError):
         return LostRange("the pack is missing")
     if isinstance(part, Exception):
-        raise ArchiveUnavailable(str(part) or type(part).__name__, url=url) from part
+        if "range" in str(part).lower() and _begins_behind_the_end(place):
+            return LostRange("the pack is cut off")
+        raise ArchiveUnavailable(str(part) or type(part).__name__, url=place.url) from part
     return bytes(part)
+
+
+def _begins_behind_the_end(place: ByteRange) -> bool:
+    """Return whether a file ends before a range: S3 has an error for it, others return nothing.
+
+    Call it only if the error is about a range: in an outage it would wait again.
+    """
+    try:
+        return file_size(place.url) <= place.start
+    except (FileNotFoundError, ArchiveUnavailable):
+        return False
 
 
 def _remote(url: str) -> tuple[Any, str]:

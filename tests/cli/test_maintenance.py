@@ -152,6 +152,8 @@ async def test_censor(dsn: str) -> None:
         0,
         f"{counted['censored']} events censored",
     )
+    for wrong in ("nan", "inf", "1e300", "-1"):
+        assert room_storage("censor", "--older-than", wrong, "--dsn", dsn).returncode == 2
     off = room_storage("censor", "--dsn", dsn, STORAGE_CENSOR_AFTER_MS="-1")
     assert (off.returncode, "give the age of a redaction: --older-than" in off.stderr) == (2, True)
     assert (

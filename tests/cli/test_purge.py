@@ -96,6 +96,10 @@ async def test_what_is_refused(dsn: str) -> None:
         ((room.room_id, "--before-date", "soon"), "is no date"),
         ((room.room_id, "--before-date", "2999-01-01"), "in the future"),
         (("!nowhere:s1.test", "--all"), "unknown room"),
+        (("--retention", "--before-date", "2026-01-31"), "need a room"),
+        (("--resume", "--local"), "need a room"),
+        ((room.room_id, "--before", "$x", "--force"), "--force needs --all"),
+        (("--resume", "--dry-run"), "--dry-run needs a room"),
     ):
         done = room_storage("purge", *arguments, "--dsn", dsn)
         assert done.returncode == 2, arguments

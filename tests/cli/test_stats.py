@@ -63,6 +63,8 @@ def test_an_empty_database_for_people(dsn: str) -> None:
     assert "Growth is the events received in a period, times the bytes" in done.stdout
     assert "Forecast: not enough history. It needs a full day" in done.stdout
     assert not re.search("database +database", done.stdout)
+    for wrong in ("-1", "9" * 30):
+        assert room_storage("stats", "--top", wrong, STORAGE_DSN=dsn).returncode == 2
 
 
 async def test_a_store_with_history_has_a_forecast(dsn: str) -> None:

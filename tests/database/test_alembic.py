@@ -12,7 +12,9 @@ from pathlib import Path
 import asyncpg
 import pytest
 
+import storage
 from storage.database.migrate import HEAD_REVISION, migration_sql, scripts_directory
+from storage.testing import SHAPES, generate_room
 from tests.cli.running import NOBODY, ROOT, environment, room_storage
 from tests.database.catalogue import catalogue_of
 from tests.database.newer import COLUMN, newer_release
@@ -91,6 +93,39 @@ async def test_a_downgrade_past_a_step_that_cannot_be_undone_changes_nothing(dsn
     failure = said(alembic("downgrade", "base", dsn=dsn, status=255))
     assert "the step 0006 cannot be undone: nothing has changed" in failure
     assert alembic("current", dsn=dsn).stdout == f"{HEAD_REVISION} (head)\n"
+
+
+async def test_jobs_are_registered_again_after_a_downgrade(dsn: str) -> None:
+    """A step down forgets its job; a row that an earlier release has left does no harm."""
+
+    async def jobs() -> list[str]:
+        connection = await asyncpg.connect(dsn)
+        try:
+            rows = await connection.fetch("SELECT revision FROM background_jobs ORDER BY revision")
+            return [row["revision"] for row in rows]
+        finally:
+            await connection.close()
+
+    async with storage.open(dsn, server_name="s1.test") as store:
+        await store.append(generate_room(SHAPES["small_chat"], 30, seed=1).pdus)
+    registered = list[str]()
+    for _ in range(2):
+        alembic("downgrade", "0031", dsn=dsn)
+        assert await jobs() == []
+        alembic("upgrade", "head", dsn=dsn)
+        registered = await jobs()
+        assert {"0032", "0033", "0035"} <= set(registered)
+        done = room_storage("jobs", STORAGE_DSN=dsn)
+        assert done.returncode == 0, done.stderr
+    alembic("downgrade", "0034", dsn=dsn)
+    await executed(
+        dsn,
+        "INSERT INTO background_jobs (name, revision, registered_ts)"
+        " VALUES ('store state groups in the narrow form', '0035', 0)",
+    )
+    alembic("upgrade", "head", dsn=dsn)
+    assert await jobs() == registered
+    assert room_storage("verify", STORAGE_DSN=dsn).stdout == "nothing found\n"
 
 
 def test_a_part_can_be_printed_both_ways() -> None:

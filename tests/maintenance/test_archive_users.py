@@ -5,18 +5,21 @@ import json
 import os
 import subprocess
 import sys
+import time
 from functools import partial
 from pathlib import Path
 
 import pytest
 
 from storage import Store
+from storage.codec.reference import REFERENCE_BYTES
 from storage.database.arrow_results import arrow_snapshot
 from storage.database.pack_store import list_files, local_path
 from storage.errors import InputError
 from storage.maintenance.archive import archive as export_room
 from storage.maintenance.archive import rooms_to_archive
 from storage.maintenance.cold_archive import return_events
+from storage.maintenance.cold_archive.sizes import DAY_MS, DAYS, archive_sizes
 from storage.maintenance.reencode import encode_batch
 from storage.pipeline.rebuilding import Rebuilder
 from storage.pipeline.source.decoding import decoded
@@ -121,10 +124,29 @@ async def test_the_command(dsn: str, store: Store, room: RoomBuilder, folder: st
         ["--older-than", "soon", "--to", folder],
         ["--back", "--sweep"],
         ["--pack", "1", "--sweep"],
+        ["--back", "--limit", "1"],
+        ["--back", "--room", "!none:s1.test"],
+        ["--sweep", "--room", room.room_id],
     ):
         assert run("archive", *wrong).returncode == 2
     gone = run("archive", "--older-than", "0", "--to", folder + "/none")
     assert (gone.returncode, "not there" in gone.stderr) == (3, True)
+
+
+async def test_the_estimate_is_what_archiving_takes(
+    store: Store, room: RoomBuilder, folder: str
+) -> None:
+    """Events that stay in the table, as those of the current state, are not in it."""
+    later = time.time_ns() // 1_000_000 + (DAYS + 1) * DAY_MS
+    counted = await archive(store, folder, dry_run=True)
+    async with store.database.connection() as conn:
+        expected = await archive_sizes(conn, now_ms=later)
+    assert expected.archivable == counted.events > 90
+    assert expected.saving == counted.bytes - REFERENCE_BYTES * counted.events
+    await archive(store, folder)
+    async with store.database.connection() as conn:
+        left = await archive_sizes(conn, now_ms=later)
+    assert (left.events, left.archivable, left.saving) == (counted.events, 0, 0)
 
 
 async def test_a_store_of_fsspec(store: Store, room: RoomBuilder) -> None:

@@ -108,6 +108,8 @@ async def test_limit_rooms_and_dry_run(store: Store, room: RoomBuilder, folder: 
     assert len(found) == counted.events
     with pytest.raises(storage.UnknownRoom):
         await archive(store, folder, room_ids=["!none:s1.test"])
+    with pytest.raises(InputError, match="at least 0"):
+        await archive(store, folder, limit=-1)
 
 
 async def test_events_return_and_packs_go(store: Store, room: RoomBuilder, folder: str) -> None:
@@ -326,6 +328,16 @@ async def test_a_folder_that_is_not_there(store: Store, room: RoomBuilder, folde
         await raw_of(store, event_id)
     Path(folder + " moved").rename(folder)
     assert await raw_of(store, event_id)
+    Path(folder).rename(folder + "-moved")
+    async with store.database.connection() as conn:
+        with pytest.raises(ArchiveUnavailable, match="not there"):
+            await conn.fetch(SQL_BYTES, event_id, row=BytesRow)
+        await conn.execute(
+            "UPDATE archive_packs SET url = replace(url, $1::text, $2::text)",
+            Path(folder).as_uri(),
+            Path(folder + "-moved").as_uri(),
+        )
+        assert await conn.fetch(SQL_BYTES, event_id, row=BytesRow)
 
 
 @pytest.fixture

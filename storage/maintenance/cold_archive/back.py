@@ -2,7 +2,8 @@
 
 The index of a pack says which events it has. An event is changed only if it still refers to the
 record. The record is garbage then, and the sweep at the end removes it; a pack without records
-goes, too. Killed anywhere, run it again.
+goes, too. Killed anywhere, run it again. A pack without an index, as one that is missing, stops no
+other: it is reported at the end.
 """
 
 import asyncio
@@ -17,7 +18,7 @@ from storage.codec.pack import PackEntry
 from storage.database.archived_bytes import stored_forms
 from storage.database.array_text import transposed
 from storage.database.connection import Database
-from storage.errors import InputError
+from storage.errors import InputError, StorageCorrupt
 from storage.maintenance.cold_archive.pack_rows import (
     PackRow,
     alone,
@@ -26,6 +27,7 @@ from storage.maintenance.cold_archive.pack_rows import (
     index_of,
     packs,
 )
+from storage.maintenance.cold_archive.run import chosen_rooms
 from storage.maintenance.cold_archive.sweep import GRACE_S, SNAPSHOT_GRACES, still_used, sweep_packs
 from storage.maintenance.indexes import prove_indexes
 from storage.observability.progress import Counted, Report, silent
@@ -71,30 +73,39 @@ async def return_events(
     """Return events to the table. Writers and readers may go on.
 
     Packs that old snapshots may still read are removed by the next sweep. Raise `InputError` for an
-    unknown pack, `ArchiveRunning`, `ArchiveUnavailable`, or `StorageCorrupt` for a pack without
-    index.
+    unknown pack, `UnknownRoom`, `ArchiveRunning`, `ArchiveUnavailable`, or, once all others have
+    returned, `StorageCorrupt` for a pack without index.
     """
     async with alone(database):
         await prove_indexes(database, "returning archived events", TABLES, report=report)
         await finish_killed(database)
         async with database.connection() as conn:
+            await chosen_rooms(conn, room_ids)
             rows = [row for row in await packs(conn) if pack in {None, row.pack}]
         if pack is not None and not rows:
             raise InputError(f"there is no pack {pack}")
         counted = Counted(report, "return events", sum(row.events for row in rows), "events")
         events = lost = 0
+        without_index = list[StorageCorrupt]()
         for row in rows:
-            returned, damaged = await _return(database, row, room_ids, counted)
+            try:
+                returned, damaged = await _return(database, row, room_ids, counted)
+            except StorageCorrupt as error:
+                logger.warning("%s: its events do not return", error)
+                without_index.append(error)
+                continue
             events, lost = events + returned, lost + damaged
         await sweep_packs(database, grace_s=grace_s, report=report)
         empty = await drop_empty(database, SNAPSHOT_GRACES * grace_s)
+        if without_index:
+            raise without_index[0]
         return Returned(events, lost, empty)
 
 
 async def _return(
     database: Database, row: PackRow, room_ids: Collection[str] | None, counted: Counted
 ) -> tuple[int, int]:
-    if row.state == "deleting":
+    if row.state in {"writing", "deleting"}:  # nothing refers to it
         return 0, 0
     entries = [
         one

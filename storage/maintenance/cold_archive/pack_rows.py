@@ -88,6 +88,21 @@ ORDER BY age(oldest.xmin) DESC
 LIMIT 1
 """
 
+SQL_HIDDEN: Final[LiteralString] = """
+SELECT l.virtualtransaction
+FROM pg_locks l
+JOIN pg_stat_activity a USING (pid)
+WHERE l.locktype = 'virtualxid' AND l.virtualxid = l.virtualtransaction
+    AND a.datname = current_database()
+    AND NOT pg_has_role('pg_read_all_stats', 'USAGE') AND NOT pg_has_role(a.usesysid, 'USAGE')
+"""
+
+SQL_OLDEST_XID: Final[LiteralString] = """
+SELECT datfrozenxid::text
+FROM pg_database
+WHERE datname = current_database()
+"""
+
 SQL_NEXT_XID: Final[LiteralString] = "SELECT pg_snapshot_xmax(pg_current_snapshot())::xid::text"
 
 SQL_HAS_PASSED: Final[LiteralString] = "SELECT age($1::text::xid) <= age($2::text::xid)"
@@ -135,30 +150,32 @@ async def old_snapshots_horizon(database: Database, wait_s: float) -> str:
     """Return an xid: the writes of all transactions before it are visible to every snapshot.
 
     Wait so long for the snapshots of now to end. Snapshots of standbys count if they report them
-    (`hot_standby_feedback`), and those of roles whose sessions this role may see.
+    (`hot_standby_feedback`) and this role may see them. Of another role's session it may only see
+    whether its transaction ended: while one goes on, no write counts as visible to all.
     """
     began = time.monotonic()
     async with database.connection() as conn:
         wanted = str(await conn.fetchval(SQL_NEXT_XID))
+        hidden = set(await conn.fetchvals(SQL_HIDDEN))
         while True:
             horizon = str(await conn.fetchval(SQL_HORIZON))
-            if (
-                await conn.fetchval(SQL_HAS_PASSED, horizon, wanted)
-                or time.monotonic() - began >= wait_s
-            ):
-                return horizon
+            if hidden:
+                hidden.intersection_update(await conn.fetchvals(SQL_HIDDEN))
+            has_passed = not hidden and await conn.fetchval(SQL_HAS_PASSED, horizon, wanted)
+            if has_passed or time.monotonic() - began >= wait_s:
+                return str(await conn.fetchval(SQL_OLDEST_XID)) if hidden else horizon
             await asyncio.sleep(wait_s / 50)
 
 
 async def finish_killed(database: Database) -> None:
-    """Bring the packs of killed runs to an end, if they can be reached. Call it under the lock."""
+    """Bring the packs of killed runs to an end, if they can be read. Call it under the lock."""
     async with database.connection() as conn:
         rows = await packs(conn)
     for row in rows:
         if row.state in {"writing", "filling"}:
             try:
                 await _finish(database, row)
-            except ArchiveUnavailable as error:
+            except (ArchiveUnavailable, StorageCorrupt) as error:
                 logger.warning("%s: its pack %s is finished later", error, row.pack)
 
 

@@ -20,7 +20,7 @@ whole. The next run finds the state of the pack in its row (`pack_rows`).
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from typing import Final, LiteralString, NamedTuple
@@ -188,15 +188,17 @@ async def archive_events(
     """Archive events that were received longer ago, at most ``limit``, in these rooms or in all.
 
     Writers and readers may go on. ``url``: a local folder that exists, or a URL that fsspec knows.
-    Raise `InputError` before the step of the migration after which events may be archived,
+    Raise `InputError`, also before the step of the migration after which events may be archived,
     `UnknownRoom`, `ArchiveRunning`, or `ArchiveUnavailable`; packs that are complete stay.
     """
+    if limit is not None and limit < 0:
+        raise InputError(f"the limit is {limit}: it must be at least 0")
     folder = "" if dry_run else checked_folder(url)
     now = time.time_ns() // 1_000_000 if now_ms is None else now_ms
     async with database.connection() as conn:
         if not await conn.fetchval(SQL_IN_USE, ARCHIVE_REVISION):
             raise InputError("earlier releases may still run: run `room-storage migrate` first")
-        rooms = await _rooms(conn, room_ids)
+        rooms = await chosen_rooms(conn, room_ids)
     found = _candidates(database, rooms, now - older_than_ms, limit, report)
     if dry_run:
         sizes = [len(one.stored) async for one in found]
@@ -277,7 +279,10 @@ async def _refer(database: Database, pack: int, packed: Sequence[PackedEvent]) -
     return set(changed)
 
 
-async def _rooms(conn: Connection, room_ids: Sequence[str] | None) -> list[ArchivableRoomRow]:
+async def chosen_rooms(
+    conn: Connection, room_ids: Collection[str] | None
+) -> list[ArchivableRoomRow]:
+    """Return these rooms, or all. Raise `UnknownRoom`."""
     wanted = None if room_ids is None else list(room_ids)
     rooms = await conn.fetch(SQL_ROOMS, wanted, row=ArchivableRoomRow)
     if unknown := set(room_ids or ()) - {room.room_id for room in rooms}:

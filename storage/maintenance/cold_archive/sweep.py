@@ -6,9 +6,13 @@ is removed. Where events still refer to a record, only the note goes.
 
 It waits for old snapshots: while one may still read the event as it was, the record stays, for a
 later sweep. A reader without a snapshot that is about to read the file has `GRACE_S` to do so.
+
+A pack whose file is missing keeps its notes, because the file may come back from a backup. It is
+removed if no event refers to it any more, and its folder has other packs.
 """
 
 import asyncio
+import logging
 from collections.abc import Sequence
 from typing import Final, LiteralString, NamedTuple
 
@@ -16,9 +20,9 @@ from storage.codec import Reference
 from storage.codec.pack import PackEntry, record_range
 from storage.database.array_text import transposed
 from storage.database.connection import Connection, Database
-from storage.database.pack_store import ByteRange, erase_ranges
+from storage.database.pack_store import ByteRange, erase_ranges, folder_of, list_files
 from storage.database.transaction import begun
-from storage.errors import ArchiveRunning
+from storage.errors import ArchiveRunning, ArchiveUnavailable
 from storage.maintenance.cold_archive.pack_rows import (
     alone,
     drop_empty,
@@ -26,6 +30,8 @@ from storage.maintenance.cold_archive.pack_rows import (
     old_snapshots_horizon,
 )
 from storage.observability.progress import Counted, Report, silent
+
+logger: logging.Logger = logging.getLogger(__name__)
 
 BATCH: Final = 10_000
 """Records removed from a pack at once."""
@@ -72,6 +78,23 @@ SET events = events - $2::int,
 WHERE pack = $1::int
 """
 
+SQL_DROP_IF_UNUSED: Final[LiteralString] = r"""
+UPDATE archive_packs p
+SET events = 0,
+    state = 'deleting'
+WHERE p.pack = $1::int AND p.events <= (
+    SELECT count(*)
+    FROM archive_garbage g
+    WHERE g.pack = p.pack AND NOT EXISTS (
+        SELECT
+        FROM events e
+        WHERE e.event_id = g.event_id
+            AND substring(e.json FOR 5) = '\xa1'::bytea || int4send(p.pack)
+    )
+)
+RETURNING p.pack
+"""
+
 
 class SweptPackRow(NamedTuple):
     """A pack with records to remove."""
@@ -107,7 +130,8 @@ async def sweep(database: Database, *, grace_s: float = GRACE_S, report: Report 
 async def sweep_if_free(database: Database, *, report: Report = silent) -> Swept:
     """Do the same at the end of a purge, unless there is nothing to do.
 
-    A process that works on the archive sweeps at its own end: then leave it to that.
+    A process that works on the archive sweeps at its own end: then leave it to that. If the archive
+    cannot be reached, log a warning and leave it to the next sweep: the purge is done.
     """
     async with database.connection() as conn:
         waiting: int = await conn.fetchval(SQL_GARBAGE)
@@ -116,6 +140,11 @@ async def sweep_if_free(database: Database, *, report: Report = silent) -> Swept
     try:
         return await sweep(database, report=report)
     except ArchiveRunning:
+        return Swept(waiting=waiting)
+    except ArchiveUnavailable as error:
+        logger.warning(
+            "%s: what was removed from its events stays there until the next sweep", error
+        )
         return Swept(waiting=waiting)
 
 
@@ -132,7 +161,10 @@ async def sweep_packs(
     horizon = await old_snapshots_horizon(database, SNAPSHOT_GRACES * grace_s)
     await asyncio.sleep(grace_s)
     for row in rows:
-        removed += await _sweep_pack(database, row, horizon, counted)
+        try:
+            removed += await _sweep_pack(database, row, horizon, counted)
+        except FileNotFoundError:
+            await _drop_if_unused(database, row)
     async with database.connection() as conn:
         return Swept(removed, await conn.fetchval(SQL_GARBAGE))
 
@@ -153,6 +185,23 @@ async def _sweep_pack(database: Database, row: SweptPackRow, horizon: str, count
             await conn.execute(SQL_COUNT_OFF, row.pack, len(unused))
         removed, after = removed + len(unused), found[-1].record_offset
         counted.add(len(found))
+
+
+async def _drop_if_unused(database: Database, row: SweptPackRow) -> None:
+    """Mark a pack whose file is missing as empty if it is; otherwise its notes wait.
+
+    They also wait if its folder has no pack at all: its file system may not be mounted.
+    """
+    is_unused = False
+    if await asyncio.to_thread(list_files, folder_of(row.url)):
+        async with database.connection() as conn:
+            is_unused = await conn.fetchval(SQL_DROP_IF_UNUSED, row.pack) is not None
+    if not is_unused:
+        logger.warning(
+            "the pack %s is missing: what was removed from its events waits until it is back",
+            row.pack,
+            extra={"url": row.url},
+        )
 
 
 async def still_used(
