@@ -46,7 +46,9 @@ from storage.queries.sliding.types import (
 from storage.queries.space_children import SpaceChild
 from storage.queries.sync.types import JoinedRoom, Sync
 from storage.store.facade import Store
+from storage.streams import VectorPosition
 from storage.streams.receipts import ReceiptRow
+from storage.streams.tokens import print_position, read_position
 
 __all__ = [
     "error",
@@ -97,7 +99,7 @@ MALFORMED: Final = (AttributeError, KeyError, TypeError, ValueError)
 WANTED: Final = "lists, room_subscriptions, extensions and each extension are objects"
 CREATE: Final = ("m.room.create", "")
 NUMBER: Final[re.Pattern[str]] = re.compile("[0-9]{1,18}")
-"""A number in a token: a position, or how many rooms of a hierarchy are before a page."""
+"""A number in a token: how many rooms of a hierarchy are before a page."""
 ALWAYS: Final = ("initial", "limited", "num_live")
 IF_KNOWN: Final = (
     "membership",
@@ -210,21 +212,19 @@ def sliding_request(body: Json) -> SlidingSyncRequest:
         raise InputError(f"{WANTED}, not {str(body)[:200]}") from error
 
 
-def received_upto(body: Json) -> int:
+def received_upto(body: Json) -> int | VectorPosition:
     """Return the position up to which the device has its messages, or 0. `InputError`.
 
     It is the ``since`` of the extension to_device. Delete the messages up to there, before you
-    request a response: ``await store.to_device.delete(user_id, device_id, position)``.
+    request a response: ``await store.to_device.delete(user_id, device_id, position)``. With several
+    writers it is exact for each of them.
     """
     try:
         since = body.get("extensions", {}).get("to_device", {}).get("since")
     except MALFORMED as error:
         raise InputError(f"{WANTED}, not {str(body)[:200]}") from error
-    if since is None:
-        return 0
-    if not args.is_text(since) or NUMBER.fullmatch(since) is None:
-        raise InputError(f"since of to_device is {str(since)[:99]!r}: a text of digits is wanted")
-    return int(since)
+    position = VectorPosition() if since is None else read_position(since)
+    return position if position.items else position.min
 
 
 def _part(name: str, given: Json, read: Callable[[Json], T]) -> T:
@@ -286,7 +286,7 @@ async def sliding_sync(
         chain.from_iterable(one.required_state for one in found.rooms.values()),
         device_id,
     )
-    extensions = _extensions(found)
+    extensions = _extensions(store, found)
     form = _unstable_room if unstable else _sliding_room
     return {
         "pos": found.pos,
@@ -325,16 +325,16 @@ def _unstable_room(room: SlidingRoom, events: Shown) -> Json:
     return {OLD_NAMES.get(name, name): value for name, value in form.items()}
 
 
-def _extensions(found: SlidingSync) -> Json:
+def _extensions(store: Store, found: SlidingSync) -> Json:
     everywhere: list[Json] = []
     rooms: dict[str, list[Json]] = {}
     for row in found.account_data:
         listed = everywhere if row.room_id is None else rooms.setdefault(row.room_id, [])
         listed.append({"type": row.type, "content": orjson.loads(row.content)})
     messages = [orjson.loads(one.content) for one in found.to_device]
-    reached = str(found.to_device[-1].stream_id if found.to_device else 0)
+    reached = store.positions_of(found.pos)["to_device"] if messages else VectorPosition()
     return {
-        "to_device": {"next_batch": reached, "events": messages},
+        "to_device": {"next_batch": print_position(reached), "events": messages},
         "account_data": {"global": everywhere, "rooms": rooms},
         "receipts": {"rooms": {room: _receipts(rows) for room, rows in found.receipts.items()}},
     }
