@@ -47,7 +47,7 @@ from storage.queries.space_children import SpaceChild
 from storage.queries.sync.types import JoinedRoom, Sync
 from storage.store.facade import Store
 from storage.streams import VectorPosition
-from storage.streams.receipts import ReceiptRow
+from storage.streams.receipts import receipt_event
 from storage.streams.tokens import print_position, read_position
 
 __all__ = [
@@ -165,7 +165,7 @@ def _room(room: JoinedRoom, events: Shown, state_name: str) -> Json:
         "timeline": timeline | _events(_pick(events, room.timeline.events)),
         state_name: _events(_pick(events, getattr(room, state_name))),
         "account_data": _events(_account_data(room.account_data)),
-        "ephemeral": _events([_receipts(room.receipts)] if room.receipts else []),
+        "ephemeral": _events([receipt_event(room.receipts)] if room.receipts else []),
     }
     if room.summary is not None:
         form["summary"] = {
@@ -336,7 +336,7 @@ def _extensions(store: Store, found: SlidingSync) -> Json:
     return {
         "to_device": {"next_batch": print_position(reached), "events": messages},
         "account_data": {"global": everywhere, "rooms": rooms},
-        "receipts": {"rooms": {room: _receipts(rows) for room, rows in found.receipts.items()}},
+        "receipts": {"rooms": {room: receipt_event(them) for room, them in found.receipts.items()}},
     }
 
 
@@ -488,13 +488,3 @@ def _events(events: Sequence[Json]) -> Json:
 
 def _account_data(contents: Mapping[str, Json]) -> list[Json]:
     return [{"type": kind, "content": content} for kind, content in contents.items()]
-
-
-def _receipts(rows: Iterable[ReceiptRow]) -> Json:
-    content: dict[str, Json] = {}
-    for row in rows:
-        data = orjson.loads(row.data)
-        if row.thread_id is not None:
-            data["thread_id"] = row.thread_id
-        content.setdefault(row.event_id, {}).setdefault(row.receipt_type, {})[row.user_id] = data
-    return {"type": "m.receipt", "content": content}

@@ -215,6 +215,22 @@ async def test_extensions_of_a_sliding_sync(store: Store, answer: SlidingAnswer)
     }
 
 
+@pytest.mark.parametrize("threads", [["main", None], [None, "main"]], ids=["last", "first"])
+async def test_a_receipt_without_a_thread_comes_first(
+    store: Store, threads: list[str | None]
+) -> None:
+    """The event has a place for one of them: the other would leave the room unread."""
+    room = new_room(members=[LOCAL])
+    read = room.message(ADMIN).event_id
+    await deliver(store, room)
+    for thread in threads:
+        user = UserId(LOCAL)
+        await store.receipts.set(room.room_id, "m.read", user, read, {"ts": 5}, thread_id=thread)
+    joined = (await synced(store, LOCAL))["rooms"]["join"][room.room_id]
+    [shown] = joined["ephemeral"]["events"]
+    assert shown["content"] == {read: {"m.read": {LOCAL: {"ts": 5}}}}
+
+
 def test_what_a_device_has_received() -> None:
     given = {"extensions": {"to_device": {"enabled": True, "since": "7"}}}
     assert responses.received_upto(given) == 7
