@@ -398,8 +398,8 @@ async def hierarchy(
 ) -> Json:
     """Return the response of /hierarchy: the rooms of a space, depth first.
 
-    It has the rooms that the user is joined or invited to, and those that anybody may enter or
-    read. ``from_`` is the ``next_batch`` of the page before. `AuthDenied` for a hidden space.
+    It has the rooms that the user is joined or invited to, and those that they may enter or read.
+    ``from_`` is the ``next_batch`` of the page before. `AuthDenied` for a hidden space.
     """
     start, depth_max = _offset(from_), args.whole(max_depth, "max_depth")
     if args.limit(limit, HIERARCHY_MAX) == 0:
@@ -411,7 +411,7 @@ async def hierarchy(
         here, depth = stack.pop()
         room = None if here in seen else (await store.rooms([here])).get(here)
         seen.add(here)
-        if room is None or not (here in own or _is_open(room)):
+        if room is None or not _may_see(room, own):
             continue
         children = await store.space_children(here) if room.type == "m.space" else []
         children = [one for one in children if one.suggested or not suggested_only]
@@ -431,8 +431,12 @@ def _offset(token: str | None) -> int:
     return int(token)
 
 
-def _is_open(room: RoomInfo) -> bool:
-    return room.join_rule in PUBLIC_RULES or room.visibility == "world_readable"
+def _may_see(room: RoomInfo, own: Mapping[RoomId, str]) -> bool:
+    if room.room_id in own or room.visibility == "world_readable":
+        return True
+    restricted = room.join_rule == "restricted"
+    allowed = restricted and any(own.get(one) == "join" for one in room.allowed_rooms)
+    return allowed or room.join_rule in PUBLIC_RULES
 
 
 # ------------------------------------------------------------------------------------------------
