@@ -247,7 +247,7 @@ def test_what_a_device_has_received() -> None:
 
 async def test_a_message_that_is_still_being_written_is_not_deleted(dsn: str) -> None:
     """The other writer has committed a later message, and the client has got that one."""
-    user, other = UserId(LOCAL), {"instance_name": "other"}
+    user = UserId(LOCAL)
 
     async def answer(store: Store, body: dict[str, Any], pos: str | None) -> Any:
         await store.to_device.delete(user, DEVICE, responses.received_upto(body))
@@ -261,7 +261,7 @@ async def test_a_message_that_is_still_being_written_is_not_deleted(dsn: str) ->
 
     async with (
         storage.open(dsn, server_name="s1.test") as one,
-        storage.open(dsn, server_name="s1.test", **other) as two,
+        storage.open(dsn, server_name="s1.test", instance_name="other") as two,
     ):
         await one.to_device.send(message("first"))
         async with two.database.transaction() as conn:
