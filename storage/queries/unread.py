@@ -43,6 +43,28 @@ UNREAD_TYPES: Final = (
 COUNT_MAX: Final = 100
 ROWS_MAX: Final = 20_000
 
+PART_LAST_JOIN: Final[LiteralString] = """
+WITH RECURSIVE stay AS (
+    SELECT e.stream_ordering, e.state_key_nid,
+        :auth_nids.call(e) AS auth_events
+    FROM events e
+    WHERE e.event_nid = r.member_nid
+    UNION ALL
+    SELECT before.stream_ordering, stay.state_key_nid, before.auth_events
+    FROM stay
+    CROSS JOIN LATERAL (
+        SELECT e.stream_ordering, :auth_nids.call(e) AS auth_events
+        FROM unnest(stay.auth_events) AS a (event_nid)
+        JOIN events e USING (event_nid)
+        WHERE e.type_nid = 2 AND e.state_key_nid = stay.state_key_nid
+            AND e.membership = 5
+        LIMIT 1
+    ) AS before
+)
+SELECT COALESCE(min(stream_ordering), 0) FROM stay
+"""
+"""The stream ordering of the join that began the stay of `r.member_nid`."""
+
 TEMPLATE_UNREAD: Final[LiteralString] = """
 WITH RECURSIVE
 reader AS MATERIALIZED (
@@ -105,24 +127,7 @@ has_news AS MATERIALIZED (  -- the others are read to their end
                 AND e.room_nid BETWEEN r.room_nid AND r.room_nid
                 AND e.rel_type_nid = 22 AND NOT e.outlier AND NOT e.backfilled
         )) THEN (
-            WITH RECURSIVE stay AS (
-                SELECT e.stream_ordering, e.state_key_nid,
-                    :auth_nids.call(e) AS auth_events
-                FROM events e
-                WHERE e.event_nid = r.member_nid
-                UNION ALL
-                SELECT before.stream_ordering, stay.state_key_nid, before.auth_events
-                FROM stay
-                CROSS JOIN LATERAL (
-                    SELECT e.stream_ordering, :auth_nids.call(e) AS auth_events
-                    FROM unnest(stay.auth_events) AS a (event_nid)
-                    JOIN events e USING (event_nid)
-                    WHERE e.type_nid = 2 AND e.state_key_nid = stay.state_key_nid
-                        AND e.membership = 5
-                    LIMIT 1
-                ) AS before
-            )
-            SELECT COALESCE(min(stream_ordering), 0) FROM stay
+            {last_join}
         ) END AS since
         OFFSET 0
     ) AS joined
@@ -208,6 +213,7 @@ e.type_nid = ANY(r.types) AND e.sender_nid <> r.principal_nid AND {is_visible}
 SQL_UNREAD: Final[LiteralString] = compose(
     fill(
         TEMPLATE_UNREAD,
+        last_join=PART_LAST_JOIN,
         read_upto=fill(TEMPLATE_READ_UPTO, event="e"),
         counts=fill(TEMPLATE_COUNTS, is_visible=fill(TEMPLATE_RELATION_IS_VISIBLE, reader="r")),
     ),
