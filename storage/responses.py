@@ -46,7 +46,9 @@ from storage.queries.sliding.types import (
 from storage.queries.space_children import SpaceChild
 from storage.queries.sync.types import JoinedRoom, Sync
 from storage.store.facade import Store
-from storage.streams.receipts import ReceiptRow
+from storage.streams import VectorPosition
+from storage.streams.receipts import receipt_event
+from storage.streams.tokens import print_position, read_position
 
 __all__ = [
     "error",
@@ -97,7 +99,7 @@ MALFORMED: Final = (AttributeError, KeyError, TypeError, ValueError)
 WANTED: Final = "lists, room_subscriptions, extensions and each extension are objects"
 CREATE: Final = ("m.room.create", "")
 NUMBER: Final[re.Pattern[str]] = re.compile("[0-9]{1,18}")
-"""A number in a token: a position, or how many rooms of a hierarchy are before a page."""
+"""A number in a token: how many rooms of a hierarchy are before a page."""
 ALWAYS: Final = ("initial", "limited", "num_live")
 IF_KNOWN: Final = (
     "membership",
@@ -163,7 +165,7 @@ def _room(room: JoinedRoom, events: Shown, state_name: str) -> Json:
         "timeline": timeline | _events(_pick(events, room.timeline.events)),
         state_name: _events(_pick(events, getattr(room, state_name))),
         "account_data": _events(_account_data(room.account_data)),
-        "ephemeral": _events([_receipts(room.receipts)] if room.receipts else []),
+        "ephemeral": _events([receipt_event(room.receipts)] if room.receipts else []),
     }
     if room.summary is not None:
         form["summary"] = {
@@ -210,21 +212,19 @@ def sliding_request(body: Json) -> SlidingSyncRequest:
         raise InputError(f"{WANTED}, not {str(body)[:200]}") from error
 
 
-def received_upto(body: Json) -> int:
+def received_upto(body: Json) -> int | VectorPosition:
     """Return the position up to which the device has its messages, or 0. `InputError`.
 
     It is the ``since`` of the extension to_device. Delete the messages up to there, before you
-    request a response: ``await store.to_device.delete(user_id, device_id, position)``.
+    request a response: ``await store.to_device.delete(user_id, device_id, position)``. With several
+    writers it is exact for each of them.
     """
     try:
         since = body.get("extensions", {}).get("to_device", {}).get("since")
     except MALFORMED as error:
         raise InputError(f"{WANTED}, not {str(body)[:200]}") from error
-    if since is None:
-        return 0
-    if not args.is_text(since) or NUMBER.fullmatch(since) is None:
-        raise InputError(f"since of to_device is {str(since)[:99]!r}: a text of digits is wanted")
-    return int(since)
+    position = VectorPosition() if since is None else read_position(since)
+    return position if position.items else position.min
 
 
 def _part(name: str, given: Json, read: Callable[[Json], T]) -> T:
@@ -286,7 +286,7 @@ async def sliding_sync(
         chain.from_iterable(one.required_state for one in found.rooms.values()),
         device_id,
     )
-    extensions = _extensions(found)
+    extensions = _extensions(store, found)
     form = _unstable_room if unstable else _sliding_room
     return {
         "pos": found.pos,
@@ -325,18 +325,18 @@ def _unstable_room(room: SlidingRoom, events: Shown) -> Json:
     return {OLD_NAMES.get(name, name): value for name, value in form.items()}
 
 
-def _extensions(found: SlidingSync) -> Json:
+def _extensions(store: Store, found: SlidingSync) -> Json:
     everywhere: list[Json] = []
     rooms: dict[str, list[Json]] = {}
     for row in found.account_data:
         listed = everywhere if row.room_id is None else rooms.setdefault(row.room_id, [])
         listed.append({"type": row.type, "content": orjson.loads(row.content)})
     messages = [orjson.loads(one.content) for one in found.to_device]
-    reached = str(found.to_device[-1].stream_id if found.to_device else 0)
+    reached = store.positions_of(found.pos)["to_device"] if messages else VectorPosition()
     return {
-        "to_device": {"next_batch": reached, "events": messages},
+        "to_device": {"next_batch": print_position(reached), "events": messages},
         "account_data": {"global": everywhere, "rooms": rooms},
-        "receipts": {"rooms": {room: _receipts(rows) for room, rows in found.receipts.items()}},
+        "receipts": {"rooms": {room: receipt_event(them) for room, them in found.receipts.items()}},
     }
 
 
@@ -398,8 +398,8 @@ async def hierarchy(
 ) -> Json:
     """Return the response of /hierarchy: the rooms of a space, depth first.
 
-    It has the rooms that the user is joined or invited to, and those that anybody may enter or
-    read. ``from_`` is the ``next_batch`` of the page before. `AuthDenied` for a hidden space.
+    It has the rooms that the user is joined or invited to, and those that they may enter or read.
+    ``from_`` is the ``next_batch`` of the page before. `AuthDenied` for a hidden space.
     """
     start, depth_max = _offset(from_), args.whole(max_depth, "max_depth")
     if args.limit(limit, HIERARCHY_MAX) == 0:
@@ -411,7 +411,7 @@ async def hierarchy(
         here, depth = stack.pop()
         room = None if here in seen else (await store.rooms([here])).get(here)
         seen.add(here)
-        if room is None or not (here in own or _is_open(room)):
+        if room is None or not _may_see(room, own):
             continue
         children = await store.space_children(here) if room.type == "m.space" else []
         children = [one for one in children if one.suggested or not suggested_only]
@@ -431,8 +431,12 @@ def _offset(token: str | None) -> int:
     return int(token)
 
 
-def _is_open(room: RoomInfo) -> bool:
-    return room.join_rule in PUBLIC_RULES or room.visibility == "world_readable"
+def _may_see(room: RoomInfo, own: Mapping[RoomId, str]) -> bool:
+    if room.room_id in own or room.visibility == "world_readable":
+        return True
+    restricted = room.join_rule == "restricted"
+    allowed = restricted and any(own.get(one) == "join" for one in room.allowed_rooms)
+    return allowed or room.join_rule in PUBLIC_RULES
 
 
 # ------------------------------------------------------------------------------------------------
@@ -488,13 +492,3 @@ def _events(events: Sequence[Json]) -> Json:
 
 def _account_data(contents: Mapping[str, Json]) -> list[Json]:
     return [{"type": kind, "content": content} for kind, content in contents.items()]
-
-
-def _receipts(rows: Iterable[ReceiptRow]) -> Json:
-    content: dict[str, Json] = {}
-    for row in rows:
-        data = orjson.loads(row.data)
-        if row.thread_id is not None:
-            data["thread_id"] = row.thread_id
-        content.setdefault(row.event_id, {}).setdefault(row.receipt_type, {})[row.user_id] = data
-    return {"type": "m.receipt", "content": content}

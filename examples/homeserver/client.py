@@ -5,7 +5,16 @@ from typing import Any, Final
 
 from aiohttp import web
 
-from storage import EventId, RoomId, StateKey, StoredEvent, SyncFilter, UserId, responses
+from storage import (
+    EventId,
+    ResyncNeeded,
+    RoomId,
+    StateKey,
+    StoredEvent,
+    SyncFilter,
+    UserId,
+    responses,
+)
 from storage.federation import published_keys
 
 from .web import Api, Call, Json, MatrixError, now_ms, on
@@ -17,7 +26,6 @@ MEMBER = "m.room.member"
 VISIBILITY = "m.room.history_visibility"
 VERSIONS: Final = [f"v1.{minor}" for minor in range(1, 12)]
 FEATURES: Final = {"org.matrix.simplified_msc3575": True}
-EVERYTHING: Final = ("receipts", "account_data", "to_device", "unread")
 LAZY: Final = "lazy_load_members"
 
 
@@ -83,17 +91,18 @@ class Client(UserApi):
         wanted = json.loads(query.get("filter", "{}")).get("room", {})
         if since and "to_device" in (reached := self.store.positions_of(since)):
             await self.store.to_device.delete(call.sender, call.device, reached["to_device"])
-        found = await self.store.sync(
-            call.sender,
-            since=since,
-            timeout_ms=min(int(query.get("timeout", 0)), WAIT_MS_MAX),
-            timeline_limit=wanted.get("timeline", {}).get("limit", 10),
-            full_state=query.get("full_state") == "true",
-            device_id=call.device,
-            include=EVERYTHING,
-            filter=SyncFilter(lazy_load_members=bool(wanted.get("state", {}).get(LAZY))),
-        )
-        how: Json = {"use_state_after": query.get("use_state_after") == "true"}
+        how: Json = {
+            "timeout_ms": min(int(query.get("timeout", 0)), WAIT_MS_MAX),
+            "timeline_limit": wanted.get("timeline", {}).get("limit", 10),
+            "full_state": query.get("full_state") == "true",
+            "device_id": call.device,
+            "filter": SyncFilter(lazy_load_members=bool(wanted.get("state", {}).get(LAZY))),
+        }
+        try:
+            found = await self.store.sync(call.sender, since=since, **how)
+        except ResyncNeeded:  # clients do not begin again by themselves
+            found = await self.store.sync(call.sender, **how)
+        how = {"use_state_after": query.get("use_state_after") == "true"}
         return await responses.sync(self.store, call.sender, found, device_id=call.device, **how)
 
     @on("POST", "/sync")

@@ -139,14 +139,15 @@ def _template(new: SendRequest) -> EventTemplate:
 
     Raise `InputError` if it lacks what its type needs.
     """
-    if new.type == REDACTION and new.redacts is None:
+    kind = args.text(new.type)
+    if kind == REDACTION and new.redacts is None:
         raise InputError("a redaction needs redacts, the id of the event to redact")
-    if new.state_key is None and new.type in STATE_KEYS:
-        raise InputError(f"{new.type} is a state event: give state_key, {STATE_KEYS[new.type]}")
+    if new.state_key is None and kind in STATE_KEYS:
+        raise InputError(f"{kind} is a state event: give state_key, {STATE_KEYS[kind]}")
     return EventTemplate(
         new.room_id,
         new.sender,
-        args.text(new.type),
+        kind,
         orjson.loads(args.content(new.content, "content")),
         None if new.state_key is None else args.text(new.state_key),
         None if new.redacts is None else args.event(new.redacts),

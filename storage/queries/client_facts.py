@@ -123,6 +123,10 @@ SELECT a.event_id AS about, a.is_redaction, a.is_visible, a.is_shown, a.is_whole
     a.was_there OR a.is_own_membership OR COALESCE(user_sees(e, room.joined_since,
         room.own_audiences, room.shared_audiences, room.world_audiences, room.shared_before,
         room.reader_nid, room.unread), false) AS may_see_other,
+    -- whoever was joined at the event had that state, whole
+    a.was_there OR NOT EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid)
+        OR NOT e.outlier AND (was_there(e, room.joined_since, room.joined_audiences)
+            OR was_there_before(e, room.reader_nid, room.unread)) AS is_other_whole,
     other.*
 FROM about a
 JOIN room USING (room_nid)
@@ -145,7 +149,8 @@ class ClientFactsRow(NamedTuple):
 
     ``is_shown``: it is visible, or an own membership of the reader.
     ``is_whole`` False: its sender was erased, and the reader was not there. ``membership``: the
-    reader's at the event, 0 for none, None for an outlier. The columns from `event_nid` on are
+    reader's at the event, 0 for none, None for an outlier. ``is_other_whole`` is that of the state
+    event that the event replaced. The columns from `event_nid` on are
     those of the redaction itself, or of the state event that the event replaced.
     """
 
@@ -159,6 +164,7 @@ class ClientFactsRow(NamedTuple):
     transaction_id: str | None
     lost_group: int | None
     may_see_other: bool
+    is_other_whole: bool
     event_nid: int | None
     event_id: str | None
     room_id: str | None
@@ -221,7 +227,9 @@ async def client_facts(
         EventId(row.about): _of(
             row,
             redactions.get(row.redaction_id or ""),
-            stored_of(row[OTHER:]) if row.event_nid and row.may_see_other else None,
+            stored_of(row[OTHER:], withheld=not row.is_other_whole)
+            if row.event_nid and row.may_see_other
+            else None,
         )
         for row in rows
         if not row.is_redaction

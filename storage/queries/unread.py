@@ -6,6 +6,11 @@ without a thread and its own one. Without such a receipt, all since the user's l
 its first event, before changes of the profile. "After" means in the order of /sync, so only live
 events count (storage/streams/receipts.py).
 
+A message of the user is a receipt for its timeline or thread, which other users do not get: "When
+the user updates their read receipt (either by using the API or by sending an event), notifications
+prior to and including that event MUST be marked as read" (client-server API, "Receiving
+notifications"). State, edits and reactions are not: they do not say which thread was read.
+
 Redacted events, edits, and events of ignored users do not count. A count ends at `COUNT_MAX`, and
 reads at most `rows_max` events of a room, the latest ones. One statement serves any number of
 rooms. A room without news after its receipts costs two probes.
@@ -37,6 +42,28 @@ UNREAD_TYPES: Final = (
 
 COUNT_MAX: Final = 100
 ROWS_MAX: Final = 20_000
+
+PART_LAST_JOIN: Final[LiteralString] = """
+WITH RECURSIVE stay AS (
+    SELECT e.stream_ordering, e.state_key_nid,
+        :auth_nids.call(e) AS auth_events
+    FROM events e
+    WHERE e.event_nid = r.member_nid
+    UNION ALL
+    SELECT before.stream_ordering, stay.state_key_nid, before.auth_events
+    FROM stay
+    CROSS JOIN LATERAL (
+        SELECT e.stream_ordering, :auth_nids.call(e) AS auth_events
+        FROM unnest(stay.auth_events) AS a (event_nid)
+        JOIN events e USING (event_nid)
+        WHERE e.type_nid = 2 AND e.state_key_nid = stay.state_key_nid
+            AND e.membership = 5
+        LIMIT 1
+    ) AS before
+)
+SELECT COALESCE(min(stream_ordering), 0) FROM stay
+"""
+"""The stream ordering of the join that began the stay of `r.member_nid`."""
 
 TEMPLATE_UNREAD: Final[LiteralString] = """
 WITH RECURSIVE
@@ -100,24 +127,7 @@ has_news AS MATERIALIZED (  -- the others are read to their end
                 AND e.room_nid BETWEEN r.room_nid AND r.room_nid
                 AND e.rel_type_nid = 22 AND NOT e.outlier AND NOT e.backfilled
         )) THEN (
-            WITH RECURSIVE stay AS (
-                SELECT e.stream_ordering, e.state_key_nid,
-                    :auth_nids.call(e) AS auth_events
-                FROM events e
-                WHERE e.event_nid = r.member_nid
-                UNION ALL
-                SELECT before.stream_ordering, stay.state_key_nid, before.auth_events
-                FROM stay
-                CROSS JOIN LATERAL (
-                    SELECT e.stream_ordering, :auth_nids.call(e) AS auth_events
-                    FROM unnest(stay.auth_events) AS a (event_nid)
-                    JOIN events e USING (event_nid)
-                    WHERE e.type_nid = 2 AND e.state_key_nid = stay.state_key_nid
-                        AND e.membership = 5
-                    LIMIT 1
-                ) AS before
-            )
-            SELECT COALESCE(min(stream_ordering), 0) FROM stay
+            {last_join}
         ) END AS since
         OFFSET 0
     ) AS joined
@@ -140,20 +150,28 @@ SELECT r.room_id, NULL, timeline.events, NULL, NULL
 FROM open r
 CROSS JOIN LATERAL (
     SELECT count(*)::int AS events
-    FROM (
-        SELECT
+    FROM (  -- the latest ones: the user has read those before the own one
+        SELECT e.stream_ordering,
+            max(e.stream_ordering) FILTER (WHERE e.is_own) OVER () AS said
         FROM (
-            SELECT COALESCE(e.rel_type_nid NOT IN (19, 22), true) AND {counts} AS counts
-            FROM events e
-            WHERE (e.room_nid, e.stream_ordering) > (r.room_nid, r.main_upto)
-                AND e.room_nid BETWEEN r.room_nid AND r.room_nid
-                AND NOT e.outlier AND NOT e.backfilled
-            ORDER BY e.room_nid DESC, e.stream_ordering DESC
-            LIMIT $6::bigint
+            SELECT e.stream_ordering, e.is_own
+            FROM (
+                SELECT e.stream_ordering,
+                    COALESCE(e.rel_type_nid NOT IN (19, 22), true) AND {counts} AS counts,
+                    e.sender_nid = r.principal_nid AND e.state_key_nid IS NULL
+                        AND COALESCE(e.rel_type_nid NOT IN (19, 20, 22), true) AS is_own
+                FROM events e
+                WHERE (e.room_nid, e.stream_ordering) > (r.room_nid, r.main_upto)
+                    AND e.room_nid BETWEEN r.room_nid AND r.room_nid
+                    AND NOT e.outlier AND NOT e.backfilled
+                ORDER BY e.room_nid DESC, e.stream_ordering DESC
+                LIMIT $6::bigint
+            ) AS e
+            WHERE e.counts OR e.is_own
+            LIMIT $5::bigint
         ) AS e
-        WHERE e.counts
-        LIMIT $5::bigint
     ) AS counted
+    WHERE counted.stream_ordering > COALESCE(counted.said, 0)
 ) AS timeline
 WHERE timeline.events > 0
 UNION ALL
@@ -162,20 +180,25 @@ FROM open r
 CROSS JOIN LATERAL (
     SELECT e.relates_to, count(*) AS events, max(e.event_nid) AS event_nid
     FROM (
-        SELECT e.relates_to, e.event_nid, {counts} AND e.stream_ordering > COALESCE(
-            GREATEST(r.whole, (
-                SELECT max(o.upto)
-                FROM unnest(r.threads, r.threads_upto) AS o (key, upto)
-                WHERE o.key = e.relates_to
-            )), r.since) AS counts
-        FROM events e
-        WHERE (e.room_nid, e.stream_ordering) > (r.room_nid, r.thread_upto)
-            AND e.room_nid BETWEEN r.room_nid AND r.room_nid
-            AND e.rel_type_nid = 22 AND NOT e.outlier AND NOT e.backfilled
-        ORDER BY e.room_nid DESC, e.stream_ordering DESC
-        LIMIT $6::bigint
+        SELECT e.*, max(e.stream_ordering) FILTER (WHERE e.is_own)
+            OVER (PARTITION BY e.relates_to) AS said
+        FROM (
+            SELECT e.relates_to, e.event_nid, e.stream_ordering,
+                e.sender_nid = r.principal_nid AS is_own,
+                {counts} AND e.stream_ordering > COALESCE(GREATEST(r.whole, (
+                    SELECT max(o.upto)
+                    FROM unnest(r.threads, r.threads_upto) AS o (key, upto)
+                    WHERE o.key = e.relates_to
+                )), r.since) AS counts
+            FROM events e
+            WHERE (e.room_nid, e.stream_ordering) > (r.room_nid, r.thread_upto)
+                AND e.room_nid BETWEEN r.room_nid AND r.room_nid
+                AND e.rel_type_nid = 22 AND NOT e.outlier AND NOT e.backfilled
+            ORDER BY e.room_nid DESC, e.stream_ordering DESC
+            LIMIT $6::bigint
+        ) AS e
     ) AS e
-    WHERE e.counts
+    WHERE e.counts AND e.stream_ordering > COALESCE(e.said, 0)
     GROUP BY e.relates_to
 ) AS t
 CROSS JOIN LATERAL (
@@ -190,6 +213,7 @@ e.type_nid = ANY(r.types) AND e.sender_nid <> r.principal_nid AND {is_visible}
 SQL_UNREAD: Final[LiteralString] = compose(
     fill(
         TEMPLATE_UNREAD,
+        last_join=PART_LAST_JOIN,
         read_upto=fill(TEMPLATE_READ_UPTO, event="e"),
         counts=fill(TEMPLATE_COUNTS, is_visible=fill(TEMPLATE_RELATION_IS_VISIBLE, reader="r")),
     ),

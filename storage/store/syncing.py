@@ -97,9 +97,10 @@ async def unread(
     """Return the unread counts of rooms that a local user has joined; by default of all.
 
     Visible events of others after the receipts of the user count, if they are of these ``types``.
-    The main timeline and each thread have their own counts. Without a receipt, all since the last
-    join are unread. Redacted events, edits, and events of ``ignored`` users do not count. A count
-    is at most ``count_max``. One statement. `InvalidIdentifier`, `InputError`.
+    The main timeline and each thread have their own counts. A message of the user is a receipt for
+    its own one. Without a receipt, all since the last join are unread. Redacted events, edits, and
+    events of ``ignored`` users do not count. A count is at most ``count_max``. One statement.
+    `InvalidIdentifier`, `InputError`.
     """
     user = args.local_user(user_id, store.server_name)
     rooms = (

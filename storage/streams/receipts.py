@@ -8,7 +8,7 @@ facts of the stream have them: the processes of the homeserver need them for tha
 Source: client-server API, receipts.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Final, LiteralString, NamedTuple
 
 import orjson
@@ -137,6 +137,21 @@ class ReceiptRow(NamedTuple):
     thread_id: str | None
     event_id: str
     data: bytes
+
+
+def receipt_event(rows: Iterable[ReceiptRow]) -> dict[str, Any]:
+    """Return the event m.receipt of these receipts.
+
+    It has one receipt of each type of a user for an event. That is the one without a thread: it
+    stands for all threads (MSC4102).
+    """
+    content: dict[str, dict[str, dict[str, Any]]] = {}
+    for row in sorted(rows, key=lambda row: row.thread_id is None):
+        data = orjson.loads(row.data)
+        if row.thread_id is not None:
+            data["thread_id"] = row.thread_id
+        content.setdefault(row.event_id, {}).setdefault(row.receipt_type, {})[row.user_id] = data
+    return {"type": "m.receipt", "content": content}
 
 
 class ReceiptRefusalRow(NamedTuple):

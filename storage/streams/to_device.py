@@ -175,8 +175,9 @@ class ToDevice:
             messages = await store.to_device.inbox(user_id, device_id, upto=reached)
 
         ``next_batch`` covers all of these messages. With a ``limit`` it may cover more than is
-        returned: then delete by the ``stream_id`` of the last message that the client was given,
-        never by the token. `InvalidIdentifier`, `InputError`.
+        returned. Then delete up to ``VectorPosition(messages[-1].stream_id).meet(reached)``. A
+        ``stream_id`` alone may pass a message that another process is still writing.
+        `InvalidIdentifier`, `InputError`.
         """
         inbox, most = (
             self._inbox(user_id, device_id),
@@ -191,7 +192,8 @@ class ToDevice:
     async def delete(self, user_id: UserId, device_id: str, upto: int | VectorPosition) -> int:
         """Delete the messages of a device up to a position that it acknowledged; return how many.
 
-        See `inbox` for which position that is. `InvalidIdentifier`, `InputError`.
+        See `inbox` for which position that is: a number only if one process writes to the stream.
+        `InvalidIdentifier`, `InputError`.
         """
         inbox, high = self._inbox(user_id, device_id), vector(upto, "upto")
         with self._writer.reads.writing():

@@ -340,6 +340,24 @@ def read_positions(text: str, deployment: str) -> SyncToken:
     return SyncToken.parse(text, deployment)
 
 
+def print_position(position: VectorPosition) -> str:
+    """Return the position in one stream as text: ``5``, or ``5.w2-9`` with writers above 5."""
+    return _print_vector(position)
+
+
+def read_position(text: str) -> VectorPosition:
+    """Return the position of a text of `print_position`. `InvalidToken`."""
+    if len(_text(text)) > LARGEST_TOKEN:
+        raise InvalidToken(text[:LARGEST_TOKEN], "it is too long")
+    try:
+        position = _read_vector(text)
+    except ValueError as error:
+        raise InvalidToken(text, str(error)) from error
+    if _print_vector(position) != text:
+        raise InvalidToken(text, "it is not in its normal form")
+    return position
+
+
 class _Token(Protocol):
     def print(self, deployment: str) -> str: ...
 

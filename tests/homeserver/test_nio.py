@@ -11,6 +11,8 @@ import nio
 import pytest
 from nio.api import RelationshipType
 
+import storage
+from storage.maintenance.purge import purge_room
 from tests.homeserver.processes import SECRET, ServerProcess, User, example, running
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("homeserver")]
@@ -196,3 +198,18 @@ async def status(user: User, method: str, path: str, body: Any = None) -> int:
     url, headers = user.url + "/_matrix/client/v3" + path, {"Authorization": f"Bearer {user.token}"}
     async with user.session.request(method, url, json=body, headers=headers) as response:
         return response.status
+
+
+async def test_a_client_goes_on_after_a_purge(server: ServerProcess, dsn: str) -> None:
+    """Its token is from before the purge. It would send it again and again."""
+    async with logged_in(server, "alice") as alice:
+        made = await alice.room_create(name="The pantry", preset=PUBLIC)
+        room = done(made, nio.RoomCreateResponse).room_id
+        await synced(alice)
+        made = await alice.room_create(name="The cellar", preset=PUBLIC)
+        gone = done(made, nio.RoomCreateResponse).room_id
+        async with storage.open(dsn, server_name=server.name, instance_name="purge") as store:
+            await purge_room(store.database, gone, server_name=server.name, force=True)
+        for text in ("after", "once more"):
+            await say(alice, room, text)
+            assert texts((await synced(alice)).rooms.join[room])[-1:] == [text]

@@ -250,16 +250,32 @@ def _room(
     told = timeline[len(timeline) - asked.limit :] if len(timeline) > asked.limit else timeline
     then, now = oracle.current_state_at(room_id, since), oracle.current_state_at(room_id, upto)
     at_start = _state_before(oracle, told[0]) if told else now
+    outdated = [
+        place for place, event_id in enumerate(told) if _is_outdated(oracle, told, event_id, now)
+    ]
+    told = told[outdated[-1] + 1 if outdated else 0 :]
+    shown = {held.event.key for held in map(oracle.get, told) if held.event.is_state}
+    at_start = {
+        **{key: one for key, one in at_start.items() if key in shown},
+        **{key: one for key, one in now.items() if key not in shown},
+    }
     client = _Knowing(
         oracle, then, asked.wanted, _who_matters(oracle, told, asked.user_id), is_new=is_new
     )
     return RoomAnswer(
         timeline=told,
-        limited=bool(gaps) or len(timeline) > asked.limit,
+        limited=bool(gaps) or len(timeline) > len(told),
         state=client.new_in(at_start),
         state_after=client.new_in(now),
         removed=set(then) - set(now),
     )
+
+
+def _is_outdated(oracle: Oracle, told: list[EventId], event_id: EventId, now: State) -> bool:
+    """Whether its key has a later value that the timeline does not have."""
+    held = oracle.get(event_id)
+    last = now.get(held.event.key) if held.event.is_state else None
+    return last is not None and last not in told and oracle.get(last).arrival > held.arrival
 
 
 @dataclass(frozen=True)

@@ -208,6 +208,26 @@ async def test_a_gap_below_a_readmitted_event_is_superseded(store: Store) -> Non
     assert await findings(store) == []
 
 
+@pytest.mark.parametrize("is_outlier", [False, True])
+async def test_a_refused_event_that_comes_after_its_child(
+    store: Store, *, is_outlier: bool
+) -> None:
+    """It fills a gap below an accepted event. So it is no extremity once it is readmitted."""
+    room, admin, other = begun()
+    await take(store, *room.events)
+    state = list((await store.current_state(room.room_id)).values())
+    spam = room.message(other, "spam")
+    child = room.message(admin, "child")
+    if is_outlier:
+        await take(store, spam, origin="outlier")
+    await take(store, child, state_before={child.event_id: state})
+    await refuse(store, spam)
+    assert await findings(store) == []
+    await store.readmit(spam.event_id)
+    assert await store.forward_extremities(room.room_id) == {child.event_id}
+    assert await findings(store) == []
+
+
 async def test_what_the_rules_refuse_stays_as_it_is(store: Store) -> None:
     room, admin, other = begun()
     await take(store, *room.events)

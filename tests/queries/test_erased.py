@@ -148,6 +148,24 @@ async def test_every_other_read_that_knows_its_reader_follows(store: Store) -> N
         ]
 
 
+async def test_what_a_state_event_replaced_is_redacted_too(store: Store) -> None:
+    """The user who joins next had the last topic as state. The others are history to them."""
+    room = new_room(members=[OTHER], users={OTHER: 50})
+    room.topic(OTHER, "by Rose")
+    hidden = room.topic(ADMIN, "by the admin")
+    room.topic(OTHER, "by Rose again")
+    room.join(LOCAL)
+    last = room.topic(ADMIN, "the last one")
+    await deliver(store, room)
+    await store.erase_user(OTHER)
+    for user, before in ((ADMIN, {"topic": "by Rose"}), (LOCAL, {})):
+        page = await store.messages(room.room_id, user, limit=100)
+        shown = {one["event_id"]: one for one in await store.client_events(user, page.chunk)}
+        assert shown[hidden.event_id]["unsigned"]["prev_content"] == before
+        assert shown[hidden.event_id]["unsigned"]["prev_sender"] == OTHER
+        assert shown[last.event_id]["unsigned"]["prev_content"] == {"topic": "by Rose again"}
+
+
 async def test_what_was_taken_back_is_shown_again(store: Store) -> None:
     room = new_room(members=[OTHER])
     said = room.message(OTHER, "my name is Rose")

@@ -1,10 +1,12 @@
 """The JSON of responses to clients: /sync, both forms of sliding sync, and rooms."""
 
+import asyncio
 import json
 from typing import Any, Final, NamedTuple
 
 import pytest
 
+import storage
 from storage import (
     EventId,
     Hero,
@@ -21,9 +23,11 @@ from storage import (
     UserId,
     responses,
 )
+from storage.streams import SyncToken, VectorPosition
 from storage.streams.account_data import AccountDataRow
 from storage.streams.receipts import ReceiptRow
 from storage.streams.to_device import MessageRow
+from storage.streams.tokens import PosToken
 from tests.queries.rooms import ADMIN, LOCAL, OTHER, deliver, new_room
 
 DEVICE = "PHONE"
@@ -135,8 +139,9 @@ async def answer(store: Store) -> SlidingAnswer:
     )
     invited = SlidingRoom(membership="invite", stripped_state=[{"type": "m.room.member"}])
     receipt = ReceiptRow(3, "m.read", LOCAL, None, message.event_id, b'{"ts":5}')
+    upto = SyncToken.of({"to_device": VectorPosition(7)})
     found = SlidingSync(
-        pos="next",
+        pos=PosToken(1, 1, upto).print(store.deployment_id),
         lists={"all": SlidingListResult(2)},
         rooms={room.room_id: shown, INVITED: invited},
         to_device=[MessageRow(7, b'{"type":"m.dummy"}')],
@@ -152,7 +157,7 @@ async def answer(store: Store) -> SlidingAnswer:
 async def test_the_stable_form_of_a_sliding_sync(store: Store, answer: SlidingAnswer) -> None:
     made = await responses.sliding_sync(store, LOCAL, SlidingSyncRequest(), answer.found)
     json.dumps(made)
-    assert (made["pos"], made["lists"]) == ("next", {"all": {"count": 2}})
+    assert (made["pos"], made["lists"]) == (answer.found.pos, {"all": {"count": 2}})
     room = made["rooms"][answer.room_id]
     [event] = room.pop("timeline_events")
     assert (event["content"]["body"], event["unsigned"]["membership"]) == ("hello", "join")
@@ -210,16 +215,89 @@ async def test_extensions_of_a_sliding_sync(store: Store, answer: SlidingAnswer)
     }
 
 
+@pytest.mark.parametrize("threads", [["main", None], [None, "main"]], ids=["last", "first"])
+async def test_a_receipt_without_a_thread_comes_first(
+    store: Store, threads: list[str | None]
+) -> None:
+    """The event has a place for one of them: the other would leave the room unread."""
+    room = new_room(members=[LOCAL])
+    read = room.message(ADMIN).event_id
+    await deliver(store, room)
+    for thread in threads:
+        user = UserId(LOCAL)
+        await store.receipts.set(room.room_id, "m.read", user, read, {"ts": 5}, thread_id=thread)
+    joined = (await synced(store, LOCAL))["rooms"]["join"][room.room_id]
+    [shown] = joined["ephemeral"]["events"]
+    assert shown["content"] == {read: {"m.read": {LOCAL: {"ts": 5}}}}
+
+
 def test_what_a_device_has_received() -> None:
     given = {"extensions": {"to_device": {"enabled": True, "since": "7"}}}
     assert responses.received_upto(given) == 7
+    given["extensions"]["to_device"]["since"] = "5.w__2-9"
+    assert responses.received_upto(given) == VectorPosition(5, (("w_2", 9),))
     for without in ({}, {"extensions": {"to_device": {"enabled": True}}}):
         assert responses.received_upto(without) == 0
-    numbers = ("x", [7], 1e999, "9" * 5_000, -1, "-1", 2**63, 7.5, True)
+    numbers = ("x", [7], 1e999, "9" * 5_000, -1, "-1", 2**63, 7.5, True, "5.w-5", "07", "5.", "")
     bad: list[Any] = [{"extensions": {"to_device": {"since": one}}} for one in numbers]
     for malformed in ({"extensions": []}, [], None, *bad):
         with pytest.raises(InputError):
             responses.received_upto(malformed)
+
+
+async def test_a_message_that_is_still_being_written_is_not_deleted(dsn: str) -> None:
+    """The other writer has committed a later message, and the client has got that one."""
+    user = UserId(LOCAL)
+
+    async def answer(store: Store, body: dict[str, Any], pos: str | None) -> Any:
+        await store.to_device.delete(user, DEVICE, responses.received_upto(body))
+        request = responses.sliding_request(body)
+        found = await store.sliding_sync(user, request, device_id=DEVICE, pos=pos)
+        made = await responses.sliding_sync(store, user, request, found, device_id=DEVICE)
+        return made["pos"], made["extensions"]["to_device"]
+
+    def message(body: str) -> dict[UserId, dict[str, dict[str, str]]]:
+        return {user: {DEVICE: {"body": body}}}
+
+    async with (
+        storage.open(dsn, server_name="s1.test") as one,
+        storage.open(dsn, server_name="s1.test", instance_name="other") as two,
+    ):
+        await one.to_device.send(message("first"))
+        async with two.database.transaction() as conn:
+            await conn.execute(SQL_HOLD_MAIN)
+            slow = asyncio.create_task(one.to_device.send(message("slow")))
+            await waits_for_a_lock(two)
+            last = await two.to_device.send(message("fast"))
+            body: dict[str, Any] = {"extensions": {"to_device": {"enabled": True}}}
+            pos, inbox = await answer(two, body, None)
+            assert [one["body"] for one in inbox["events"]] == ["first", "fast"]
+        assert await slow < last
+        body["extensions"]["to_device"]["since"] = inbox["next_batch"]
+        _, inbox = await answer(two, body, pos)
+        assert [one["body"] for one in inbox["events"]] == ["slow"]
+
+
+SQL_HOLD_MAIN: Final = """
+SELECT FROM stream_positions
+WHERE stream_name = 'to_device' AND instance_name = 'main'
+FOR UPDATE
+"""
+
+
+SQL_WAITING: Final = """
+SELECT count(*)
+FROM pg_stat_activity
+WHERE wait_event_type = 'Lock' AND datname = current_database()
+"""
+
+
+async def waits_for_a_lock(store: Store) -> None:
+    """Return when a statement of another session waits for a row that this one has locked."""
+    while True:
+        async with store.database.connection() as conn:
+            if await conn.fetchval(SQL_WAITING):
+                return
 
 
 STABLE = {

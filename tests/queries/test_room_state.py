@@ -66,3 +66,19 @@ async def test_an_odd_page_of_a_hierarchy(store: Store, request_: dict[str, Any]
     await deliver(store, room)
     with pytest.raises(InputError, match=r"^(from|limit) "):
         await responses.hierarchy(store, LOCAL, room.room_id, **request_)
+
+
+@pytest.mark.parametrize("membership", ["join", "invite", None])
+async def test_the_restricted_rooms_of_a_space(store: Store, membership: str | None) -> None:
+    """A member of the space may join its rooms, so they see them. An invited user may not."""
+    space, child = new_room(seed=1, content={"type": "m.space"}), RoomBuilder("11", seed=2)
+    child.start(ADMIN)
+    child.join_rules(ADMIN, "restricted", allow=["!other:s1.test", space.room_id])
+    space.state_event(ADMIN, "m.space.child", {"via": ["s1.test"]}, child.room_id)
+    if membership is not None:
+        space.member(ADMIN if membership == "invite" else LOCAL, LOCAL, membership)
+    for room in (space, child):
+        await deliver(store, room)
+    found = await responses.hierarchy(store, LOCAL, space.room_id)
+    seen = [space.room_id, child.room_id] if membership == "join" else [space.room_id]
+    assert [one["room_id"] for one in found["rooms"]] == seen

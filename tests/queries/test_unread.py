@@ -48,6 +48,17 @@ class Reader:
         if before is None or place(rows, before) <= place(rows, event.event_id):
             self.receipts[kind, thread] = event.event_id
 
+    def sent(self, world: worlds.ThreadWorld, root: str | None) -> list[BuiltEvent]:
+        """Return the user's own messages in the main timeline, or in a thread."""
+        return [
+            event
+            for event in world.room.events
+            if (event.sender, event.state_key) == (self.user, None)
+            and not worlds.is_edit(event)
+            and event.type != "m.reaction"
+            and worlds.thread_of(event) == root
+        ]
+
     def expected(
         self, world: worlds.ThreadWorld, known: worlds.SeenRoom, most: int
     ) -> Unread | None:
@@ -65,8 +76,9 @@ class Reader:
                 for (_, thread), upto in self.receipts.items()
                 if thread in (None, root or "main")
             ]
+            said = [place(known.rows, one.event_id) for one in self.sent(world, root)]
             if event.type not in UNREAD_TYPES or place(known.rows, event.event_id) <= max(
-                given, default=joined
+                max(given, default=joined), *said, 0
             ):
                 continue
             if root is None:
@@ -149,7 +161,7 @@ async def test_without_a_receipt_all_since_the_join_is_unread(store: Store) -> N
     gone = room.message(ADMIN)
     room.redact(ADMIN, gone)
     await deliver(store, room)
-    assert await unread_of(store, room.room_id) == Unread(2)
+    assert await unread_of(store, room.room_id) == Unread(1), "the own message is a receipt"
     assert await unread_of(store, room.room_id, types=["m.reaction"]) == Unread(1)
     assert await unread_of(store, room.room_id, ignored=[ADMIN]) == Unread(0)
     assert await unread_of(store, room.room_id, count_max=1) == Unread(1)
@@ -161,6 +173,36 @@ async def test_without_a_receipt_all_since_the_join_is_unread(store: Store) -> N
     room.message(ADMIN)
     await deliver(store, room)
     assert await store.unread(LOCAL) == {room.room_id: Unread(1)}
+
+
+async def test_an_own_message_is_a_receipt(store: Store) -> None:
+    """As the specification demands. Clients send none for their own events."""
+    room = new_room(members=[LOCAL, OTHER])
+    root = room.message(ADMIN)
+    room.threaded(ADMIN, root, "reply")
+    await deliver(store, room)
+    thread = {root.event_id: 1}
+    assert await unread_of(store, room.room_id) == Unread(1, thread)
+    room.react(LOCAL, root)
+    room.join(LOCAL, displayname="a new name")
+    await deliver(store, room)
+    assert await unread_of(store, room.room_id) == Unread(1, thread), "these say nothing"
+    own = room.message(LOCAL, "an answer")
+    await deliver(store, room)
+    assert await unread_of(store, room.room_id) == Unread(0, thread)
+    said = [room.message(ADMIN) for _ in range(3)]
+    room.edit(LOCAL, own, "an edit")
+    await deliver(store, room)
+    assert await unread_of(store, room.room_id) == Unread(3, thread)
+    assert await unread_of(store, room.room_id, count_max=2) == Unread(2, thread)
+    room.threaded(LOCAL, root, "in the thread")
+    room.threaded(ADMIN, root, "another reply")
+    await deliver(store, room)
+    assert await unread_of(store, room.room_id) == Unread(3, thread)
+    user, read = UserId(LOCAL), said[0].event_id
+    await store.receipts.set(room.room_id, "m.read", user, read, {}, thread_id="main")
+    assert await unread_of(store, room.room_id) == Unread(2, thread)
+    assert (await unread_of(store, room.room_id, OTHER)).main == 5
 
 
 async def test_receipts_of_threads(store: Store) -> None:

@@ -205,6 +205,14 @@ async def test_bad_requests_raise_and_store_nothing(store: Store, dsn: str) -> N
     assert await row_counts(store.database) == before
 
 
+@pytest.mark.parametrize("type_", [["m.room.message"], {}, None, "\0", b"m.room.message"])
+async def test_a_type_that_is_no_text_is_refused(store: Store, type_: Any) -> None:
+    room_id = await store.create_room(ALICE)
+    for call in (store.send, store.template):
+        with pytest.raises(InvalidIdentifier):
+            await call(room_id, ALICE, type_, TEXT)
+
+
 async def test_a_refusal_reads_as_a_sentence(store: Store) -> None:
     room_id = await store.create_room(ALICE, initial_state=[PUBLIC])
     for call in (store.send, store.template):

@@ -330,8 +330,7 @@ def _ends(
     changes: EventChanges, row: EventRow, parents: ParentEvents, placement: Placement, *, live: bool
 ) -> ExtremityChange | None:
     """Return the new forward extremities; None unless live and accepted, or of a superseded gap."""
-    gap = placement.arrived
-    superseded = gap is not None and gap.superseded
+    gap, superseded = placement.arrived, placement.is_superseded
     if not (superseded or (live and row.accepted)):
         return None
     ends = extremities_after(
@@ -422,7 +421,12 @@ def _row(
         auth_events=auth_nids(event, auth_rows),
         ineffective=False,
         refused=judged.refused,
+        superseded=True if judged.refused is not None and _is_superseded(placement) else None,
     )
+
+
+def _is_superseded(placement: Placement | None) -> bool:
+    return placement is not None and placement.is_superseded
 
 
 def _int8(number: int) -> int:

@@ -50,6 +50,11 @@ class Placement(NamedTuple):
     arrived: MissingRow | None
     moves: dict[int, int]
 
+    @property
+    def is_superseded(self) -> bool:
+        """Return whether an accepted live event descends from the event already."""
+        return self.arrived is not None and self.arrived.superseded
+
 
 def parents_of(change_set: ChangeSet, room: RoomChanges, event: Event) -> ParentEvents:
     """Return the parents of an event.

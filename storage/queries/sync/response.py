@@ -1,6 +1,6 @@
 """The response of /sync from its parts, within one snapshot."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -10,6 +10,7 @@ from storage.database.connection import Connection
 from storage.database.names import INVITE, JOIN, MEMBERSHIPS
 from storage.errors import InvalidToken, ResyncNeeded
 from storage.ids import UserId
+from storage.queries.events import StoredEvent
 from storage.queries.filters import ANY_ROOM, SyncFilter
 from storage.queries.sync.changed_rooms import News, SyncMemory
 from storage.queries.sync.included import NOTHING, Include, Inclusion, add_included
@@ -378,7 +379,7 @@ def _members(rooms: Iterable[ChangedRoom], request: SyncRequest) -> list[tuple[i
         found[room.row.room_nid, request.user_id] = None
         if not room.row.was_joined:
             continue
-        for event in room.events[-request.timeline_limit :] if request.timeline_limit else ():
+        for event in _latest(room, request.timeline_limit):
             found[room.row.room_nid, event.sender] = None
             if event.type == "m.room.member" and event.state_key is not None:
                 found[room.row.room_nid, event.state_key] = None
@@ -392,8 +393,8 @@ def _wanted(room: ChangedRoom, timeline_limit: int) -> StateRequest:
     """
     row = room.row
     only = None if row.was_joined else row.member_key_nid
-    start = _start(room, timeline_limit)
-    has_first = bool(timeline_limit and room.events)
+    timeline = _latest(room, timeline_limit)
+    start, has_first = _start(room, timeline), bool(timeline)
     return StateRequest(
         _of(room),
         row.whole,
@@ -411,18 +412,51 @@ def _of(room: ChangedRoom) -> SyncedRoom:
     return SyncedRoom(room.row.room_nid, room.row.room_id, room.row.room_version)
 
 
-def _start(room: ChangedRoom, timeline_limit: int) -> int:
+def _start(room: ChangedRoom, timeline: Sequence[StoredEvent]) -> int:
     """Return the stream ordering just before the timeline, or the end of an empty one."""
-    timeline = room.events[-timeline_limit:] if timeline_limit else []
     return (timeline[0].stream_ordering or 0) - 1 if timeline else room.row.upper
 
 
 def _room(room: ChangedRoom, state: RoomState, request: SyncRequest) -> JoinedRoom:
-    limit = request.timeline_limit
-    before = PaginationToken(BESIDE_TIMELINE, 0, live=_start(room, limit)).print(request.deployment)
+    events = _latest(room, request.timeline_limit)
+    told = events[_seen_before(events, state.at_end) :] if state.at_end else events
+    before = PaginationToken(BESIDE_TIMELINE, 0, live=_start(room, told)).print(request.deployment)
     is_visit = room.is_visit and request.since is not None
-    limited = room.cut or len(room.events) > limit or is_visit
-    timeline = Timeline(room.events[-limit:] if limit else [], limited, before)
+    limited = room.cut or len(room.events) > len(told) or is_visit
     return JoinedRoom(
-        timeline, state.at_start, state.at_end, state.removed, next(iter(state.summary), None)
+        Timeline(told, limited, before),
+        [*state.throughout, *_leading_to(told, state)],
+        [*state.throughout, *state.at_end],
+        state.removed,
+        next(iter(state.summary), None),
     )
+
+
+def _latest(room: ChangedRoom, limit: int) -> list[StoredEvent]:
+    return room.events[-limit:] if limit else []
+
+
+def _seen_before(events: Sequence[StoredEvent], at_end: Iterable[StoredEvent]) -> int:
+    """Return how many of these events come before the timeline.
+
+    A key may change while the user is away, after a change that is in the timeline. A client would
+    keep that one. So the timeline begins after it.
+    """
+    ends = {(event.type, event.state_key): event.stream_ordering or 0 for event in at_end}
+    places = {(event.type, event.state_key): place for place, event in enumerate(events)}
+    outdated = (
+        place + 1
+        for key, place in places.items()
+        if ends.get(key, 0) > (events[place].stream_ordering or 0)
+    )
+    return max(outdated, default=0)
+
+
+def _leading_to(timeline: Iterable[StoredEvent], state: RoomState) -> list[StoredEvent]:
+    """Return the values at the start, or the last ones of keys of which it has no event."""
+    if not (state.at_start or state.at_end):
+        return []
+    shown = {(event.type, event.state_key) for event in timeline}
+    return [one for one in state.at_start if (one.type, one.state_key) in shown] + [
+        one for one in state.at_end if (one.type, one.state_key) not in shown
+    ]

@@ -11,6 +11,10 @@ changes that happened inside the gap: they were there before the event. Its own 
 the state before it. The result is not that state throughout. Events sent here meanwhile stay,
 although the other side had not received them.
 
+A client applies the timeline to the state at its start. So a key that changes in between without an
+event of the timeline has its last value in both states (`response.py`): the user may not see that
+event, or a merge has changed the state.
+
 Most changed rooms have no deltas (see rooms.py), and are not requested. If none has, no statement
 is sent. The same statement reads the stripped state of invites and knocks (stripped_state.py), so
 that a sync has a statement to spare.
@@ -227,11 +231,6 @@ SQL_STATE: Final[LiteralString] = compose(
 ).sql
 prepare_ahead(SQL_STATE)
 
-AT_START: Final = ("start", "both")
-"""Kinds of rows with an event of the state at the start of the timeline."""
-AT_END: Final = ("end", "both")
-"""Kinds of rows with an event of the state at its end."""
-
 
 class SyncedRoom(NamedTuple):
     """The columns that all events of a room share."""
@@ -272,9 +271,13 @@ class StateRequest(NamedTuple):
 
 
 class RoomState(NamedTuple):
-    """The state of one room. ``shown``, ``own`` and ``brought`` are for stripped state."""
+    """The state of one room. ``shown``, ``own`` and ``brought`` are for stripped state.
+
+    ``throughout``: the same at the start and at the end of the timeline.
+    """
 
     room: SyncedRoom
+    throughout: list[StoredEvent]
     at_start: list[StoredEvent]
     at_end: list[StoredEvent]
     removed: list[StateKey]
@@ -300,7 +303,7 @@ async def states(
     `StorageCorrupt` where a state cannot be read.
     """
     rooms = (*(one.room for one in wanted), *(one.room for one in shown))
-    found = {room.room_nid: RoomState(room, [], [], [], [], [], [], []) for room in rooms}
+    found = {room.room_nid: RoomState(room, [], [], [], [], [], [], [], []) for room in rooms}
     requested = [one for one in wanted if one.whole or one.has_changed or members is not None]
     if not requested and not shown:
         return found
@@ -353,7 +356,7 @@ def _add_event(state: RoomState, row: Any) -> None:
         state.brought.extend(orjson.loads(row[STRIPPED] or "[]"))
     elif kind == "shown":
         state.shown.append(event)
-    if kind in AT_START:
-        state.at_start.append(event)
-    if kind in AT_END:
-        state.at_end.append(event)
+    elif kind == "both":
+        state.throughout.append(event)
+    else:
+        (state.at_start if kind == "start" else state.at_end).append(event)

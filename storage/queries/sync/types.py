@@ -15,10 +15,11 @@ class Timeline:
 
     ``limited``: there may be more events between the last token and the first event. A gap lies
     there, or `Config.traversal_rows_max` events were read, and the hidden and filtered ones among
-    them left no room. The timeline of a room that the user joined and left since the last token is
-    limited as well, because the client may have a timeline of an earlier stay. ``prev_batch`` pages
-    back from there (`store.messages`). It returns every event that is not in the timeline, and none
-    that is.
+    them left no room. Or state that the timeline would have has changed again, out of the user's
+    sight: then it begins after that state. The timeline of a room that the user joined and left
+    since the last token is limited as well, because the client may have a timeline of an earlier
+    stay. ``prev_batch`` pages back from there (`store.messages`). It returns every event that is
+    not in the timeline, and none that is.
     """
 
     events: list[StoredEvent]
@@ -45,9 +46,10 @@ class JoinedRoom:
 
     ``state`` leads from what the client knows to the start of the timeline, ``state_after`` to its
     end: state events that are new or changed, or all of them where the client knows nothing. A
-    change inside a gap before the timeline is in ``state``. ``state_removed`` are the keys that
-    state resolution took away altogether, as of the end. ``summary`` is None where it has not
-    changed.
+    change inside a gap before the timeline is in ``state``. So is one during the timeline of which
+    the timeline has no event: it was hidden from the user, or came with a merge. ``state_removed``
+    are the keys that state resolution took away altogether, as of the end. ``summary`` is None
+    where it has not changed.
 
     The others are for a sync that includes them. ``receipts`` are the new ones, private ones of the
     user only. ``account_data`` has the new contents by type. ``unread`` are the counts.
