@@ -3,6 +3,7 @@
 import asyncio
 import sys
 import threading
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pyarrow as pa
@@ -46,6 +47,30 @@ async def test_tasks_of_spark_write_a_wide_pass(
     assert mirrored(spark, str(tmp_path), "events", version=0).count() == 0
     with pytest.raises(InputError, match="no such table or version"):
         mirrored(spark, str(tmp_path), "events", version=10_000)
+
+
+async def test_versions_that_are_none_or_none_any_more(
+    spark: SparkSession, dsn: str, tmp_path: Path
+) -> None:
+    began = datetime.now(UTC)
+    await small(dsn)
+    mirror(None, dsn, str(tmp_path), ("rooms",), once=True)
+    assert mirrored(spark, str(tmp_path), "rooms", version=1).count() == 1
+    assert mirrored(spark, str(tmp_path), "rooms", version=datetime.now(UTC)).count() == 1
+    assert mirrored(spark, str(tmp_path), "rooms", version=datetime.now()).count() == 1  # noqa: DTZ005
+    with pytest.raises(InputError, match="the first version that is left is of 20"):
+        mirrored(spark, str(tmp_path), "rooms", version=began)
+    for version in (-1, True, "yesterday"):
+        with pytest.raises(InputError, match="a number from 0 on, or a datetime"):
+            mirrored(spark, str(tmp_path), "rooms", version=version)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="has one table: give one of events, state_changes"):
+        mirrored(spark, str(tmp_path), "all")
+    async with storage.open(dsn, server_name=SERVER) as store:
+        await store.append(generate_room(SHAPES["direct_chat"], 9, seed=6, sign=False).pdus)
+    mirror(None, dsn, str(tmp_path), ("rooms",), once=True, keep_hours=0)
+    with pytest.raises(InputError, match="files of this version are deleted"):
+        mirrored(spark, str(tmp_path), "rooms", version=1)
+    assert mirrored(spark, str(tmp_path), "rooms").count() == 2
 
 
 async def test_a_count_reads_footers_only(spark: SparkSession, dsn: str, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import json
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any, Final, Self
 
 import numpy as np
@@ -261,11 +261,26 @@ def files_of(
     try:
         delta = DeltaTable(folder)
         if version is not None:
-            delta.load_as_version(version)
+            _load_as(delta, version)
         url, added = url_of(folder), pa.table(delta.get_add_actions())
         return url, [f"{url}/{path}" for path in added.column("path").to_pylist()]
     except (DeltaError, TableNotFoundError) as error:
         raise InputError(f"{folder}: the mirror has no such table or version: {error}") from error
+
+
+def _load_as(delta: DeltaTable, version: int | datetime) -> None:
+    """Load a version, or that of a time. Raise `InputError` for what cannot be one."""
+    if isinstance(version, datetime):
+        delta.load_as_version(version)
+        # Of a time before the first version that is left, deltalake loads that version.
+        for last in delta.history(1):
+            made = datetime.fromtimestamp(last["timestamp"] / 1_000, UTC)
+            if version.astimezone(UTC) < made:
+                raise InputError(f"{delta.table_uri}: the first version that is left is of {made}")
+    elif type(version) is int and version >= 0:
+        delta.load_as_version(version)
+    else:
+        raise InputError(f"version {version!r}: give a number from 0 on, or a datetime")
 
 
 def last_metadata(delta: DeltaTable, key: str) -> Any:
