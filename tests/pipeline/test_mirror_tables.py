@@ -1,8 +1,10 @@
 """The tables of a mirror on Spark: wide passes, versions, and what is refused."""
 
 import asyncio
+import os
 import sys
 import threading
+import time
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -71,6 +73,22 @@ async def test_versions_that_are_none_or_none_any_more(
     with pytest.raises(InputError, match="files of this version are deleted"):
         mirrored(spark, str(tmp_path), "rooms", version=1)
     assert mirrored(spark, str(tmp_path), "rooms").count() == 2
+
+
+async def test_the_log_stays_as_long_as_the_files(dsn: str, tmp_path: Path) -> None:
+    """Also where a later run keeps versions longer than the first."""
+    await small(dsn)
+    for keep_hours in (1, 500, 0):
+        mirror(None, dsn, str(tmp_path), ("rooms",), once=True, keep_hours=keep_hours)
+    DeltaTable(tmp_path / "rooms").create_checkpoint()
+    for file in (tmp_path / "rooms" / "_delta_log").iterdir():
+        os.utime(file, (time.time() - 7_200,) * 2)
+    DeltaTable(tmp_path / "rooms").cleanup_metadata()
+    assert DeltaTable(tmp_path / "rooms", version=0).version() == 0
+    async with storage.open(dsn, server_name=SERVER) as store:
+        await store.append(generate_room(SHAPES["direct_chat"], 9, seed=6, sign=False).pdus)
+    mirror(None, dsn, str(tmp_path), once=True)
+    assert await differences(dsn, tmp_path) == {}
 
 
 async def test_a_count_reads_footers_only(spark: SparkSession, dsn: str, tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from storage.errors import InputError
 from storage.pipeline.lake.delta_table import (
     commit_files,
     created,
+    keep_log,
     last_metadata,
     vacuum,
 )
@@ -98,6 +99,7 @@ class DayTable:
             raise InputError(f"{folder} is no table of answers: {error}") from error
         if pa.schema(delta.schema()).names != table.schema.names:
             raise InputError(f"{folder} is no table of this release's answers: use a new folder")
+        keep_log(delta, keep_hours)
         return cls(table, folder, delta)
 
     def state(self) -> AnswerState | None:

@@ -10,6 +10,7 @@ under the application id `APPLICATION`: of two processes that write to one table
 
 import json
 import os
+import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -40,6 +41,7 @@ MIRROR: Final = "mirror"
 """The key of a commit's metadata with the `MirrorState`."""
 SMALL_FILES_MAX: Final = 60
 """So many commits go between two compactions, also of several processes that each make fewer."""
+LOG_RETENTION: Final = "delta.logRetentionDuration"
 MISREAD: Final = frozenset("#?%")
 """Characters of a local path that deltalake reads as those of a URL."""
 
@@ -92,6 +94,7 @@ class LakeTable:
         except DeltaError as error:
             raise InputError(f"{folder} is no table of a mirror: {error}") from error
         _check(folder, delta, deployment)
+        keep_log(delta, keep_hours)
         return cls(table, folder, delta)
 
     @property
@@ -370,7 +373,6 @@ def url_of(path: str) -> str:
 
 def created(folder: str, table: MirrorTable, deployment: str, keep_hours: int) -> DeltaTable:
     """Make an empty table, and return it. ``deployment``: of the store that it follows."""
-    keep = f"interval {max(keep_hours, 1)} hours"
     with written_below(folder, DeltaError):
         return DeltaTable.create(
             folder,
@@ -386,10 +388,23 @@ def created(folder: str, table: MirrorTable, deployment: str, keep_hours: int) -
             ),
             configuration={
                 **({"delta.dataSkippingStatsColumns": table.key} if table.key else {}),
-                "delta.logRetentionDuration": keep,
-                "delta.deletedFileRetentionDuration": keep,
+                **_retention(keep_hours),
             },
         )
+
+
+def keep_log(delta: DeltaTable, keep_hours: int) -> None:
+    """Let the log of a table stay so long, if it says less: its versions are read by the log."""
+    said = delta.metadata().configuration.get(LOG_RETENTION, "")
+    found = re.fullmatch("interval ([0-9]+) hours", said)
+    if found is not None and int(found[1]) < keep_hours:
+        with written_below(delta.table_uri, DeltaError):
+            delta.alter.set_table_properties(_retention(keep_hours))
+
+
+def _retention(keep_hours: int) -> dict[str, str]:
+    keep = f"interval {max(keep_hours, 1)} hours"
+    return {LOG_RETENTION: keep, "delta.deletedFileRetentionDuration": keep}
 
 
 def _check(folder: str, delta: DeltaTable, deployment: str) -> None:
