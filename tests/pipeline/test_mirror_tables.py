@@ -91,6 +91,24 @@ async def test_the_log_stays_as_long_as_the_files(dsn: str, tmp_path: Path) -> N
     assert await differences(dsn, tmp_path) == {}
 
 
+def test_a_vacuum_deletes_no_file_of_another_process(tmp_path: Path) -> None:
+    """Where versions are deleted while a mirror runs, one of the two fails, and no row is lost."""
+    columns = {field.name: pa.nulls(1, field.type) for field in ROOMS.schema}
+    rows = pa.table(columns | {"room_nid": pa.array([1])}, schema=ROOMS.schema)
+    one, other = (LakeTable.open(str(tmp_path), ROOMS, "here", 1) for _ in range(2))
+    one.commit([rows], MirrorState("s1"))
+    with pytest.raises(StorageError, match="another process has written"):
+        other.commit([rows], MirrorState("s1"))
+    other = LakeTable.open(str(tmp_path), ROOMS, "here", 1)
+    other.commit([rows], MirrorState("s2"), gone=[1])
+    with pytest.raises(StorageError, match="another process has written"):
+        one.vacuum(0)
+    newest = LakeTable.open(str(tmp_path), ROOMS, "here", 1)
+    assert newest.rows(["room_nid"]).num_rows == 1
+    assert len(newest.vacuum(0)) == 2
+    assert newest.rows(["room_nid"]).num_rows == 1
+
+
 async def test_a_count_reads_footers_only(spark: SparkSession, dsn: str, tmp_path: Path) -> None:
     """All pages of the files are overwritten: a count does not notice, a read of a column does."""
     await small(dsn)

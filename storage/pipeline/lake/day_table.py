@@ -125,7 +125,7 @@ class DayTable:
         """Delete files that no version of the last hours needs."""
         state = self.state()
         metadata = {} if state is None else {ANSWER: asdict(state)}
-        vacuum(self._delta, keep_hours, metadata)
+        vacuum(self._delta, self.table, keep_hours, metadata)
 
 
 def _day_files(delta: DeltaTable) -> list[MirrorFile]:

@@ -14,6 +14,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any, Final, Self
 
 import numpy as np
@@ -204,7 +205,7 @@ class LakeTable:
         state = self.state()
         if state is None:
             return []
-        return vacuum(self._delta, keep_hours, state.metadata())
+        return vacuum(self._delta, self.table, keep_hours, state.metadata())
 
     def _without(self, gone: Keys) -> Iterable[tuple[MirrorFile, pa.Table]]:
         """Yield the files that have rows with these keys, with their other rows."""
@@ -354,16 +355,27 @@ def commit_files(
     delta.update_incremental()
 
 
-def vacuum(delta: DeltaTable, keep_hours: int, metadata: dict[str, Any]) -> list[str]:
-    """Delete files that no version of the last hours needs, and return their names."""
+def vacuum(
+    delta: DeltaTable, table: MirrorTable, keep_hours: int, metadata: dict[str, Any]
+) -> list[str]:
+    """Delete files that no version of the last hours needs, and return their names.
+
+    Raise `StorageError`, and delete nothing, if another process has written since ``delta`` was
+    read: its files belong to no version that is known here. A commit proves that there is none, as
+    deltalake's own commits of a vacuum go on after those of others.
+    """
+    delete = partial(
+        delta.vacuum,
+        retention_hours=keep_hours,
+        enforce_retention_duration=False,
+        full=True,
+        commit_properties=CommitProperties(custom_metadata=metadata),
+    )
     with written_below(delta.table_uri, DeltaError):
-        return delta.vacuum(
-            retention_hours=keep_hours,
-            dry_run=False,
-            enforce_retention_duration=False,
-            full=True,
-            commit_properties=CommitProperties(custom_metadata=metadata),
-        )
+        if not delete(dry_run=True):
+            return []
+        commit_files(delta, table, [], [], metadata, changes_rows=False)
+        return delete(dry_run=False)
 
 
 def url_of(path: str) -> str:
