@@ -66,6 +66,7 @@ def command(
     """
     pipeline()
     importlib.import_module("storage.pipeline.mirroring").require_lake()
+    importlib.import_module("storage.pipeline.lake.tables").chosen_tables(tuple(tables))
     counted: Counter[str] = Counter()
 
     def report(made: Any) -> None:

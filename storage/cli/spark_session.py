@@ -97,6 +97,7 @@ def _starter(master: str, conf: list[str] | None) -> Callable[[], AbstractContex
         importlib.import_module(f"storage.pipeline.{name}") for name in ("session", "failures")
     )
     settings = dict(setting(one) for one in conf or ())
+    sessions.check_master(master)
     sessions.check_java()
 
     @contextmanager

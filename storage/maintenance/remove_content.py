@@ -8,8 +8,9 @@ display name and an avatar, whoever sent them.
 
 The events are found by reading all rows once, because no index has the sender. Outliers and rooms
 that the user has left are included. Some bytes stay, see the list in
-`storage.maintenance.censor`. The user's account data become empty, and messages that wait for their
-devices are deleted.
+`storage.maintenance.censor`. Stripped state that came with invites and knocks keeps the redacted
+form of what the user sent, and of membership events about them. The user's account data become
+empty, and messages that wait for their devices are deleted.
 
 Copies remain for a while: in dead rows until vacuum, in the write-ahead log and in backups. Packs
 of the archive have them until the next sweep. A mirror has them until its old versions are deleted.
@@ -20,10 +21,14 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Final, LiteralString
+from typing import Any, Final, LiteralString, NamedTuple
 
-from storage.database.connection import Database
+import orjson
+
+from storage.database.connection import Connection, Database
 from storage.errors import UnknownRoom
+from storage.event import redact
+from storage.event.versions import version_of
 from storage.ids import UserId
 from storage.maintenance.censor import CensoredEventRow, censored_form, keep_redacted_form
 from storage.maintenance.indexes import prove_indexes
@@ -76,6 +81,19 @@ DELETE FROM to_device
 WHERE principal_nid = (SELECT principal_nid FROM principals WHERE name = $1::text)
 """
 
+SQL_STRIPPED_STATES: Final[LiteralString] = """
+SELECT o.room_nid, o.principal_nid, r.room_id, r.room_version, o.stripped_state
+FROM out_of_band_memberships o
+JOIN rooms r USING (room_nid)
+WHERE strpos(o.stripped_state, $1::text) > 0
+"""
+
+SQL_REPLACE_STRIPPED_STATE: Final[LiteralString] = """
+UPDATE out_of_band_memberships
+SET stripped_state = $4::text
+WHERE room_nid = $1::int AND principal_nid = $2::int AND stripped_state = $3::text
+"""
+
 BATCH: Final = 200
 RANGE: Final = 100_000
 """Nids that a statement goes through."""
@@ -85,13 +103,25 @@ RANGE: Final = 100_000
 class RemovedContent:
     """The result: events without content now, and those whose content is still needed.
 
-    ``account_data`` and ``to_device``: rows that were emptied and deleted.
+    ``account_data`` and ``to_device``: rows that were emptied and deleted. ``stripped_states``:
+    those of invites and knocks that had content of the user.
     """
 
     removed: int = 0
     left: int = 0
     account_data: int = 0
     to_device: int = 0
+    stripped_states: int = 0
+
+
+class StrippedStateRow(NamedTuple):
+    """Stripped state that names the user, and whose membership it came with."""
+
+    room_nid: int
+    principal_nid: int
+    room_id: str
+    room_version: str
+    stripped_state: str
 
 
 @dataclass(slots=True)
@@ -122,14 +152,45 @@ async def remove_content(
             _count(await conn.execute(sql, user_id))
             for sql in (SQL_EMPTY_ACCOUNT, SQL_DROP_MESSAGES)
         ]
+        stripped = await _stripped_states(conn, user_id)
     changed = ChangedRooms()
+    changed.room_ids.update(stripped)
     try:
         await _events(database, user_id, changed, report)
     finally:  # also after an interruption: the batches before it are committed
         await _publish(database, changed.room_ids)
-    done = RemovedContent(changed.removed, changed.left, account, messages)
+    done = RemovedContent(changed.removed, changed.left, account, messages, len(stripped))
     logger.info("removed the content of a user", extra={"removed": done.removed, "left": done.left})
     return done
+
+
+async def _stripped_states(conn: Connection, user_id: UserId) -> list[str]:
+    """Redact the user's events in stripped state; return the room of each that has changed."""
+    named = orjson.dumps(user_id).decode()
+    changed = []
+    for row in await conn.fetch(SQL_STRIPPED_STATES, named, row=StrippedStateRow):
+        version = version_of(row.room_version)
+        events: list[dict[str, Any]] = orjson.loads(row.stripped_state)
+        kept = orjson.dumps(
+            [redact(one, version) if _is_of(one, user_id) else one for one in events]
+        ).decode()
+        if orjson.loads(kept) != events and _count(
+            await conn.execute(
+                SQL_REPLACE_STRIPPED_STATE,
+                row.room_nid,
+                row.principal_nid,
+                row.stripped_state,
+                kept,
+            )
+        ):
+            changed.append(row.room_id)
+    return changed
+
+
+def _is_of(event: dict[str, Any], user_id: UserId) -> bool:
+    """Return whether the user sent an event, or it is their membership."""
+    is_theirs = event["type"] == "m.room.member" and event["state_key"] == user_id
+    return is_theirs or bool(event["sender"] == user_id)
 
 
 async def _events(

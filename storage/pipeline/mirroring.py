@@ -12,7 +12,7 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 
 from storage.errors import ExtraMissing, InputError
-from storage.pipeline.lake.tables import chosen_tables
+from storage.pipeline.lake.tables import TABLES, chosen_tables
 
 
 def mirror(
@@ -72,9 +72,11 @@ def mirrored(
     """Return a table of the mirror in the folder ``path`` as a data frame.
 
     ``version``: a number or a time, for the table as it was then. Raise `InputError` where there is
-    none, or `ExtraMissing`.
+    none, or none any more, or `ExtraMissing`.
     """
-    wanted = next(one for one in chosen_tables((table,)) if one.name == table)
+    wanted = next((one for one in chosen_tables((table,)) if one.name == table), None)
+    if wanted is None:
+        raise InputError(f"a data frame has one table: give one of {', '.join(TABLES)}")
     found: DataFrame = lake_module("reading").frame(spark, path, wanted, version)
     return found
 

@@ -20,6 +20,7 @@ from storage.config import Config
 from storage.errors import InputError
 from storage.pipeline.source.reader import RoomEvents
 
+MASTERS: Final = ("local", "spark://", "yarn", "k8s://")
 JAVA_OLDEST: Final = 17
 LOG_SETTINGS: Final = Path(__file__).with_name("log4j2.properties")
 
@@ -53,8 +54,10 @@ def session(
 ) -> Iterator[SparkSession]:
     """Open a session for the block, with `RoomEvents` registered.
 
-    ``conf`` overrides the settings here. Raise `InputError` where Java is missing or too old.
+    ``conf`` overrides the settings here. Raise `InputError` where Java is missing or too old, or
+    for a master of another kind.
     """
+    check_master(master)
     check_java()
     local = master.startswith("local")
     if local:
@@ -68,6 +71,15 @@ def session(
         yield spark
     finally:
         spark.stop()
+
+
+def check_master(master: str) -> None:
+    """Raise `InputError` unless Spark can start a driver of this process with the master."""
+    if not master.startswith(MASTERS):
+        raise InputError(
+            f"Spark has no master {master!r}: give local[N], spark://HOST:PORT, yarn or k8s://…"
+            + ("; a session of Spark Connect is for programs" if master.startswith("sc:") else "")
+        )
 
 
 def check_java(environ: Mapping[str, str] = os.environ) -> None:

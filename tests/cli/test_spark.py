@@ -27,7 +27,7 @@ from tests.pipeline.java import COMMAND
 pytest.importorskip("pyspark")
 
 from storage.pipeline.failures import of_text
-from storage.pipeline.session import check_java
+from storage.pipeline.session import check_java, check_master
 
 
 def test_java_that_is_missing_is_named() -> None:
@@ -35,6 +35,14 @@ def test_java_that_is_missing_is_named() -> None:
         check_java({"PATH": ""})
     with pytest.raises(InputError, match="JAVA_HOME=/nowhere"):
         check_java({"PATH": "", "JAVA_HOME": "/nowhere"})
+
+
+def test_a_master_that_spark_has_not_is_named() -> None:
+    for master in ("local", "local[2]", "spark://h:7077", "yarn", "k8s://https://h"):
+        check_master(master)
+    for master, said in (("sc://h", "Connect is for programs"), ("", "spark://"), ("Yarn", "yarn")):
+        with pytest.raises(InputError, match=said):
+            check_master(master)
 
 
 @pytest.mark.parametrize(

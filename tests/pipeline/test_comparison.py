@@ -15,10 +15,11 @@ from storage.database.arrow_results import arrow_snapshot
 from storage.ids import UserId
 from storage.maintenance.purge import purge_room
 from storage.pipeline import mirror
-from storage.pipeline.lake import comparison, event_pass, event_rows, files, sweep
+from storage.pipeline.lake import comparison, event_pass, event_rows, files, room_pass, sweep
 from storage.pipeline.lake.comparison import MirrorChanges, compare_all, compare_rooms
 from storage.pipeline.lake.delta_table import LakeTable, MirrorState
 from storage.pipeline.lake.positions import current_position
+from storage.pipeline.lake.room_sums import RoomSums
 from storage.pipeline.lake.tables import EVENTS, MEMBERSHIPS, ROOMS, STATE_CHANGES, VISIBILITY
 from storage.pipeline.source.token_bounds import between, deployment_of
 from storage.streams import SyncToken
@@ -182,6 +183,57 @@ def test_rows_are_chosen_by_key(tmp_path: Path) -> None:
         found = lake.rows(["room_nid"], keys).column(0).to_pylist()
         assert sorted(found) == sorted(keys & set(range(200)))
     assert lake.rows(["room_nid"], np.array([5, 5, 1])).num_rows == 2
+
+
+@pytest.mark.parametrize("together", [1, 2_000])
+async def test_a_comparison_mends_the_other_tables(
+    dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, together: int
+) -> None:
+    """One pass over the files finds the same as a comparison of their rows."""
+    monkeypatch.setattr(room_pass, "TOGETHER", together)
+    await filled(dsn)
+    mirror(None, dsn, str(tmp_path), once=True)
+    rng = random.Random(1)
+    for table in (STATE_CHANGES, MEMBERSHIPS, VISIBILITY):
+        with arrow_snapshot(dsn) as conn:
+            lake = LakeTable.open(str(tmp_path), table, deployment_of(conn), 1)
+        rows, state = lake.rows(table.schema.names), lake.state()
+        assert state is not None
+        numbers = rows.column("room_nid")
+        kept = rows.filter(pa.array([rng.random() < 0.9 for _ in numbers]))
+        strange = rows.slice(0, 3).set_column(0, "room_nid", pa.array([-1, 10**6, 10**6]))
+        lake.commit([kept, strange, rows.slice(0, 1)], state, numbers.to_pylist())
+    mirror(None, dsn, str(tmp_path), once=True, compare=True)
+    assert await differences(dsn, tmp_path) == {}
+    replaced: list[int] = []
+    mirror(
+        None,
+        dsn,
+        str(tmp_path),
+        once=True,
+        compare=True,
+        report=lambda made: replaced.append(made.rows + made.replaced),
+    )
+    assert replaced == [0] * 5
+
+
+def test_sums_differ_where_rows_do() -> None:
+    """Of every two rooms with few rows: nulls, empty texts and texts that look like others."""
+    schema = pa.schema([("room_nid", pa.int64()), ("a", pa.string()), ("b", pa.int64())])
+    values = [(a, b) for a in (None, "", "-", "=", "-\x01") for b in (None, 0, -1, -2, 2**62)]
+    rooms = [[], *([one] for one in values), *([one, two] for one in values for two in values[:4])]
+
+    def table(number: int, rows: list[Any]) -> pa.Table:
+        return pa.Table.from_pylist(
+            [{"room_nid": number, "a": a, "b": b} for a, b in rows], schema=schema
+        )
+
+    ours = RoomSums.of(7, 7 + len(rooms), [table(7 + at, rows) for at, rows in enumerate(rooms)])
+    for other in rooms:
+        wanted = {7 + at for at, rows in enumerate(rooms) if Counter(rows) != Counter(other)}
+        theirs = pa.concat_tables([table(7 + at, other[::-1]) for at in range(len(rooms))])
+        assert ours.differing(list(range(7, 7 + len(rooms))), theirs) == wanted
+    assert ours.differing([], schema.empty_table()) == set()
 
 
 async def test_an_erasure_reaches_every_part_of_a_file(

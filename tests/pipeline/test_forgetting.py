@@ -110,6 +110,36 @@ async def test_a_forgotten_user_leaves_nothing(dsn: str, tmp_path: Path) -> None
         assert again == RemovedContent()
 
 
+async def test_what_came_with_an_invite_is_removed(dsn: str) -> None:
+    """Bob of another server invites Alice; his membership comes along as stripped state."""
+    bob, name = UserId('@b"ö\\b:s2.test'), UserId("@carol:s2.test")
+    room = RoomBuilder("11", servers=("s2.test",), seed=5)
+    room.start(bob)
+    invite = room.invite(bob, ALICE)
+    shown = [
+        {"type": "m.room.member", "state_key": bob, "sender": bob, "content": _member("join")},
+        {"type": "m.room.topic", "state_key": "", "sender": bob, "content": {"topic": SECRET}},
+        {"type": "m.room.name", "state_key": "", "sender": name, "content": {"name": "kept"}},
+    ]
+    async with storage.open(dsn, server_name=SERVER) as store:
+        await store.append(
+            [invite.pdu],
+            room_version="11",
+            origin="out_of_band",
+            stripped_state={invite.event_id: shown},
+        )
+        removed = await remove_content(store.database, bob)
+        assert removed == RemovedContent(removed=1, stripped_states=1)
+        stripped = (await store.sync(ALICE)).invite[room.room_id].invite_state
+        assert [one["content"] for one in stripped] == [
+            {"membership": "join"},
+            {},
+            {"name": "kept"},
+            {"membership": "invite"},
+        ]
+        assert await remove_content(store.database, bob) == RemovedContent()
+
+
 def _of_bob(records: dict[str, Reference], lines: list[dict[str, str]]) -> list[Reference]:
     found = [records[line["event_id"]] for line in lines if line["event_id"] in records]
     assert len(found) > 10

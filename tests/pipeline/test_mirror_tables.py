@@ -1,8 +1,11 @@
 """The tables of a mirror on Spark: wide passes, versions, and what is refused."""
 
 import asyncio
+import os
 import sys
 import threading
+import time
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pyarrow as pa
@@ -46,6 +49,64 @@ async def test_tasks_of_spark_write_a_wide_pass(
     assert mirrored(spark, str(tmp_path), "events", version=0).count() == 0
     with pytest.raises(InputError, match="no such table or version"):
         mirrored(spark, str(tmp_path), "events", version=10_000)
+
+
+async def test_versions_that_are_none_or_none_any_more(
+    spark: SparkSession, dsn: str, tmp_path: Path
+) -> None:
+    began = datetime.now(UTC)
+    await small(dsn)
+    mirror(None, dsn, str(tmp_path), ("rooms",), once=True)
+    assert mirrored(spark, str(tmp_path), "rooms", version=1).count() == 1
+    assert mirrored(spark, str(tmp_path), "rooms", version=datetime.now(UTC)).count() == 1
+    assert mirrored(spark, str(tmp_path), "rooms", version=datetime.now()).count() == 1  # noqa: DTZ005
+    with pytest.raises(InputError, match="the first version that is left is of 20"):
+        mirrored(spark, str(tmp_path), "rooms", version=began)
+    for version in (-1, True, "yesterday"):
+        with pytest.raises(InputError, match="a number from 0 on, or a datetime"):
+            mirrored(spark, str(tmp_path), "rooms", version=version)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="has one table: give one of events, state_changes"):
+        mirrored(spark, str(tmp_path), "all")
+    async with storage.open(dsn, server_name=SERVER) as store:
+        await store.append(generate_room(SHAPES["direct_chat"], 9, seed=6, sign=False).pdus)
+    mirror(None, dsn, str(tmp_path), ("rooms",), once=True, keep_hours=0)
+    with pytest.raises(InputError, match="files of this version are deleted"):
+        mirrored(spark, str(tmp_path), "rooms", version=1)
+    assert mirrored(spark, str(tmp_path), "rooms").count() == 2
+
+
+async def test_the_log_stays_as_long_as_the_files(dsn: str, tmp_path: Path) -> None:
+    """Also where a later run keeps versions longer than the first."""
+    await small(dsn)
+    for keep_hours in (1, 500, 0):
+        mirror(None, dsn, str(tmp_path), ("rooms",), once=True, keep_hours=keep_hours)
+    DeltaTable(tmp_path / "rooms").create_checkpoint()
+    for file in (tmp_path / "rooms" / "_delta_log").iterdir():
+        os.utime(file, (time.time() - 7_200,) * 2)
+    DeltaTable(tmp_path / "rooms").cleanup_metadata()
+    assert DeltaTable(tmp_path / "rooms", version=0).version() == 0
+    async with storage.open(dsn, server_name=SERVER) as store:
+        await store.append(generate_room(SHAPES["direct_chat"], 9, seed=6, sign=False).pdus)
+    mirror(None, dsn, str(tmp_path), once=True)
+    assert await differences(dsn, tmp_path) == {}
+
+
+def test_a_vacuum_deletes_no_file_of_another_process(tmp_path: Path) -> None:
+    """Where versions are deleted while a mirror runs, one of the two fails, and no row is lost."""
+    columns = {field.name: pa.nulls(1, field.type) for field in ROOMS.schema}
+    rows = pa.table(columns | {"room_nid": pa.array([1])}, schema=ROOMS.schema)
+    one, other = (LakeTable.open(str(tmp_path), ROOMS, "here", 1) for _ in range(2))
+    one.commit([rows], MirrorState("s1"))
+    with pytest.raises(StorageError, match="another process has written"):
+        other.commit([rows], MirrorState("s1"))
+    other = LakeTable.open(str(tmp_path), ROOMS, "here", 1)
+    other.commit([rows], MirrorState("s2"), gone=[1])
+    with pytest.raises(StorageError, match="another process has written"):
+        one.vacuum(0)
+    newest = LakeTable.open(str(tmp_path), ROOMS, "here", 1)
+    assert newest.rows(["room_nid"]).num_rows == 1
+    assert len(newest.vacuum(0)) == 2
+    assert newest.rows(["room_nid"]).num_rows == 1
 
 
 async def test_a_count_reads_footers_only(spark: SparkSession, dsn: str, tmp_path: Path) -> None:

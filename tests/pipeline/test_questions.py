@@ -133,6 +133,25 @@ async def test_a_refresh_reads_the_changed_days_or_all(
     assert answers(spark, str(tmp_path), ("media",))["media"].days_read == DAYS
 
 
+async def test_a_clock_at_the_end_of_time_breaks_no_answer(
+    spark: SparkSession, dsn: str, tmp_path: Path
+) -> None:
+    """Old room versions take any 64-bit number, and a difference of two does not fit."""
+    room = RoomBuilder("5", servers=(SERVER, "s2.test"), seed=4)
+    room.start(ALICE)
+    room.join("@bob:s2.test")
+    for clock in (-(2**63), 2**63 - 1, -(2**63)):
+        room.message("@bob:s2.test", ts=clock)
+    async with storage.open(dsn, server_name=SERVER) as store:
+        await store.append(room.pdus, room_version="5")
+    mirror(None, dsn, str(tmp_path), ("events",), once=True)
+    found = answers(spark, str(tmp_path))
+    rows = {row["server"]: row for row in found["servers"].rows.collect()}
+    assert rows["s2.test"]["events"] == 4
+    assert rows["s2.test"]["p95_lag_ms"] > 2**52
+    assert all(answer.rows.count() >= 0 for answer in found.values())
+
+
 def test_refused(tmp_path: Path, spark: SparkSession) -> None:
     with pytest.raises(InputError, match="no question weather"):
         answers(spark, str(tmp_path), ("weather",))

@@ -5,6 +5,7 @@ positions.py    the position of a table: streams "events", "backfill" and "cache
 facts.py        what the stream "caches" says about rows that changed or went
 event_rows.py   rows of `events` as Arrow tables, pruned as an outsider gets them
 room_rows.py    rows of the other tables, for whole rooms
+room_sums.py    a number for the rows of each room, by which two tables are compared
 comparison.py   events of the table and of the store, compared piece by piece
 event_pass.py, room_pass.py   the changes of a table between two positions, as one commit
 files.py        Parquet files and what the log says about them

@@ -20,6 +20,7 @@ from storage.errors import InputError
 from storage.pipeline.lake.delta_table import (
     commit_files,
     created,
+    keep_log,
     last_metadata,
     vacuum,
 )
@@ -98,6 +99,7 @@ class DayTable:
             raise InputError(f"{folder} is no table of answers: {error}") from error
         if pa.schema(delta.schema()).names != table.schema.names:
             raise InputError(f"{folder} is no table of this release's answers: use a new folder")
+        keep_log(delta, keep_hours)
         return cls(table, folder, delta)
 
     def state(self) -> AnswerState | None:
@@ -123,7 +125,7 @@ class DayTable:
         """Delete files that no version of the last hours needs."""
         state = self.state()
         metadata = {} if state is None else {ANSWER: asdict(state)}
-        vacuum(self._delta, keep_hours, metadata)
+        vacuum(self._delta, self.table, keep_hours, metadata)
 
 
 def _day_files(delta: DeltaTable) -> list[MirrorFile]:

@@ -10,9 +10,11 @@ under the application id `APPLICATION`: of two processes that write to one table
 
 import json
 import os
+import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
+from functools import partial
 from typing import Any, Final, Self
 
 import numpy as np
@@ -40,6 +42,7 @@ MIRROR: Final = "mirror"
 """The key of a commit's metadata with the `MirrorState`."""
 SMALL_FILES_MAX: Final = 60
 """So many commits go between two compactions, also of several processes that each make fewer."""
+LOG_RETENTION: Final = "delta.logRetentionDuration"
 MISREAD: Final = frozenset("#?%")
 """Characters of a local path that deltalake reads as those of a URL."""
 
@@ -92,6 +95,7 @@ class LakeTable:
         except DeltaError as error:
             raise InputError(f"{folder} is no table of a mirror: {error}") from error
         _check(folder, delta, deployment)
+        keep_log(delta, keep_hours)
         return cls(table, folder, delta)
 
     @property
@@ -201,7 +205,7 @@ class LakeTable:
         state = self.state()
         if state is None:
             return []
-        return vacuum(self._delta, keep_hours, state.metadata())
+        return vacuum(self._delta, self.table, keep_hours, state.metadata())
 
     def _without(self, gone: Keys) -> Iterable[tuple[MirrorFile, pa.Table]]:
         """Yield the files that have rows with these keys, with their other rows."""
@@ -261,11 +265,26 @@ def files_of(
     try:
         delta = DeltaTable(folder)
         if version is not None:
-            delta.load_as_version(version)
+            _load_as(delta, version)
         url, added = url_of(folder), pa.table(delta.get_add_actions())
         return url, [f"{url}/{path}" for path in added.column("path").to_pylist()]
     except (DeltaError, TableNotFoundError) as error:
         raise InputError(f"{folder}: the mirror has no such table or version: {error}") from error
+
+
+def _load_as(delta: DeltaTable, version: int | datetime) -> None:
+    """Load a version, or that of a time. Raise `InputError` for what cannot be one."""
+    if isinstance(version, datetime):
+        delta.load_as_version(version)
+        # Of a time before the first version that is left, deltalake loads that version.
+        for last in delta.history(1):
+            made = datetime.fromtimestamp(last["timestamp"] / 1_000, UTC)
+            if version.astimezone(UTC) < made:
+                raise InputError(f"{delta.table_uri}: the first version that is left is of {made}")
+    elif type(version) is int and version >= 0:
+        delta.load_as_version(version)
+    else:
+        raise InputError(f"version {version!r}: give a number from 0 on, or a datetime")
 
 
 def last_metadata(delta: DeltaTable, key: str) -> Any:
@@ -336,16 +355,27 @@ def commit_files(
     delta.update_incremental()
 
 
-def vacuum(delta: DeltaTable, keep_hours: int, metadata: dict[str, Any]) -> list[str]:
-    """Delete files that no version of the last hours needs, and return their names."""
+def vacuum(
+    delta: DeltaTable, table: MirrorTable, keep_hours: int, metadata: dict[str, Any]
+) -> list[str]:
+    """Delete files that no version of the last hours needs, and return their names.
+
+    Raise `StorageError`, and delete nothing, if another process has written since ``delta`` was
+    read: its files belong to no version that is known here. A commit proves that there is none, as
+    deltalake's own commits of a vacuum go on after those of others.
+    """
+    delete = partial(
+        delta.vacuum,
+        retention_hours=keep_hours,
+        enforce_retention_duration=False,
+        full=True,
+        commit_properties=CommitProperties(custom_metadata=metadata),
+    )
     with written_below(delta.table_uri, DeltaError):
-        return delta.vacuum(
-            retention_hours=keep_hours,
-            dry_run=False,
-            enforce_retention_duration=False,
-            full=True,
-            commit_properties=CommitProperties(custom_metadata=metadata),
-        )
+        if not delete(dry_run=True):
+            return []
+        commit_files(delta, table, [], [], metadata, changes_rows=False)
+        return delete(dry_run=False)
 
 
 def url_of(path: str) -> str:
@@ -355,7 +385,6 @@ def url_of(path: str) -> str:
 
 def created(folder: str, table: MirrorTable, deployment: str, keep_hours: int) -> DeltaTable:
     """Make an empty table, and return it. ``deployment``: of the store that it follows."""
-    keep = f"interval {max(keep_hours, 1)} hours"
     with written_below(folder, DeltaError):
         return DeltaTable.create(
             folder,
@@ -371,10 +400,23 @@ def created(folder: str, table: MirrorTable, deployment: str, keep_hours: int) -
             ),
             configuration={
                 **({"delta.dataSkippingStatsColumns": table.key} if table.key else {}),
-                "delta.logRetentionDuration": keep,
-                "delta.deletedFileRetentionDuration": keep,
+                **_retention(keep_hours),
             },
         )
+
+
+def keep_log(delta: DeltaTable, keep_hours: int) -> None:
+    """Let the log of a table stay so long, if it says less: its versions are read by the log."""
+    said = delta.metadata().configuration.get(LOG_RETENTION, "")
+    found = re.fullmatch("interval ([0-9]+) hours", said)
+    if found is not None and int(found[1]) < keep_hours:
+        with written_below(delta.table_uri, DeltaError):
+            delta.alter.set_table_properties(_retention(keep_hours))
+
+
+def _retention(keep_hours: int) -> dict[str, str]:
+    keep = f"interval {max(keep_hours, 1)} hours"
+    return {LOG_RETENTION: keep, "delta.deletedFileRetentionDuration": keep}
 
 
 def _check(folder: str, delta: DeltaTable, deployment: str) -> None:

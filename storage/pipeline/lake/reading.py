@@ -10,10 +10,12 @@ from datetime import datetime
 from typing import cast
 
 import pyarrow as pa
+from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.functions import lit
 from pyspark.sql.types import StructType
 
+from storage.errors import InputError
 from storage.pipeline.imports.archive_files import literal
 from storage.pipeline.lake.delta_table import files_of
 from storage.pipeline.lake.tables import MirrorTable
@@ -30,7 +32,10 @@ def frame(
 def frame_of(
     spark: SparkSession, table: MirrorTable, folder: str, files: Sequence[str]
 ) -> DataFrame:
-    """Return the rows of these files. ``folder`` and ``files`` are URLs."""
+    """Return the rows of these files. ``folder`` and ``files`` are URLs.
+
+    Raise `InputError` if a file was deleted with its version.
+    """
     schema = ddl(table.schema)
     if not files:
         columns = cast("StructType", StructType.fromDDL(schema)).fields
@@ -38,7 +43,15 @@ def frame_of(
     reader = spark.read.schema(schema)
     if table.by_day:
         reader = reader.option("basePath", folder)
-    return reader.parquet(*map(literal, files))
+    try:
+        return reader.parquet(*map(literal, files))
+    except AnalysisException as error:
+        if error.getCondition() != "PATH_NOT_FOUND":
+            raise
+        raise InputError(
+            f"{folder}: files of this version are deleted: it is older than the hours of --keep,"
+            " or a mirror has just ended with a lower --keep"
+        ) from error
 
 
 def ddl(schema: pa.Schema) -> str:

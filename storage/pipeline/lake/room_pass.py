@@ -6,7 +6,7 @@ a repair has changed those of a room.
 
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
@@ -19,6 +19,7 @@ from storage.pipeline.lake.facts import ChangeFacts, change_facts, room_nids
 from storage.pipeline.lake.files import gathered
 from storage.pipeline.lake.positions import cache_bounds
 from storage.pipeline.lake.room_rows import changed_rooms, room_rows
+from storage.pipeline.lake.room_sums import RoomSums
 from storage.pipeline.lake.sweep import RoomNumbers, gone_rooms, swept_rooms
 from storage.pipeline.lake.tables import ROOMS, STATE_CHANGES
 from storage.pipeline.source.filters import room_numbers
@@ -66,8 +67,12 @@ class RoomPass:
         yield from self._compared(again, gone)
         if facts.everywhere or compare:
             gone.append(_numbers(gone_rooms(self.conn, self.lake)))
+            sums: RoomSums | None = None
             for some in swept_rooms(self.conn, rooms, start, every=compare):
-                yield from self._compared(np.setdiff1d(some, again), gone)
+                wanted = np.setdiff1d(some, again)
+                if sums is None and len(wanted) > TOGETHER:
+                    sums = self._sums()
+                yield from self._compared(wanted, gone, sums)
                 new = np.setdiff1d(new, some)
         for at in range(0, len(new), TOGETHER):
             yield room_rows(self.conn, self.lake.table, new[at : at + TOGETHER].tolist(), window)
@@ -84,15 +89,25 @@ class RoomPass:
             return np.setdiff1d(changed, again), again
         return NONE, np.union1d(changed, again)
 
-    def _compared(self, wanted: RoomNumbers, gone: list[RoomNumbers]) -> Iterator[pa.Table]:
-        """Yield the rows of the rooms among these whose rows differ; append them to ``gone``."""
+    def _sums(self) -> RoomSums:
+        """Return the sums of the rows that the table has, of all rooms that are stored."""
+        parts = self.lake.parts(self.lake.table.schema.names)
+        return RoomSums.of(*room_numbers(self.conn), parts)
+
+    def _compared(
+        self, wanted: RoomNumbers, gone: list[RoomNumbers], sums: RoomSums | None = None
+    ) -> Iterator[pa.Table]:
+        """Yield the rows of the rooms among these whose rows differ; append them to ``gone``.
+
+        ``wanted`` are in order. With the ``sums`` of the table no file is read again for each part.
+        """
         every = between(self.conn, SyncToken(), self.end)
         names = self.lake.table.schema.names
         for at in range(0, len(wanted), TOGETHER):
             some = wanted[at : at + TOGETHER].tolist()
-            ours = self.lake.rows(names, some)
             theirs = room_rows(self.conn, self.lake.table, some, every)
-            differing = {row[0] for row in _set_of(ours) ^ _set_of(theirs)}
+            ours = sums or RoomSums.of(some[0], some[-1], [self.lake.rows(names, some)])
+            differing = ours.differing(some, theirs)
             gone.append(_numbers(differing))
             yield _of_rooms(theirs, differing)
 
@@ -104,7 +119,3 @@ def _numbers(found: Collection[int]) -> RoomNumbers:
 def _of_rooms(table: pa.Table, room_nids_: Collection[int]) -> pa.Table:
     numbers = pa.array(sorted(room_nids_), pa.int64())
     return table.filter(pc.is_in(table.column("room_nid"), value_set=numbers))
-
-
-def _set_of(table: pa.Table) -> set[tuple[Any, ...]]:
-    return set(zip(*(column.to_pylist() for column in table.columns), strict=True))

@@ -1,6 +1,7 @@
 -- Per day and server: the lag of its new events, and how often they fork the room.
 -- The lag is the time from the sender's clock to the receipt. An event forks if one of the same day
 -- arrived before it and has the same topological position or a later one.
+-- A clock may claim any 64-bit number. The lag from before -2^53 would not fit, so it counts from there.
 SELECT
     day,
     server,
@@ -14,7 +15,7 @@ FROM (
     SELECT
         *,
         substr(sender, instr(sender, ':') + 1) AS server,
-        received_ts - origin_server_ts AS lag_ms,
+        received_ts - greatest(origin_server_ts, -9007199254740991) AS lag_ms,
         max(topological_ordering) OVER (
             PARTITION BY day, room_id
             ORDER BY arrived
