@@ -59,11 +59,13 @@ def read_membership(
 
 def is_local_membership(event: Event, server_name: str, memberships: Collection[str]) -> bool:
     """Return whether an event gives a user of this server one of these memberships."""
+    membership = event.content.get("membership")
     return (
         event.type == "m.room.member"
         and event.state_key is not None
         and server_name_of(event.state_key) == server_name
-        and event.content.get("membership") in memberships
+        and isinstance(membership, str)  # others have no hash
+        and membership in memberships
     )
 
 
