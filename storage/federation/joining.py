@@ -19,9 +19,11 @@ from storage.federation.remote import RemoteError
 from storage.federation.requests import pdus_in
 from storage.federation.room_task import ReadEvents, RoomTask
 from storage.ids import EventId, RoomId, ServerName, StateKey, UserId, server_name_of
+from storage.maintenance.purge.claimed_room import forget_claimed_room, is_claimed
 from storage.persist import AppendResult, receive
 from storage.persist.receive import Pdu
-from storage.queries.receiving import StoredKey
+from storage.queries.receiving import KnownRoom, StoredKey, known_rooms
+from storage.streams.position_poller import follow_once
 
 CREATE: Final = ("m.room.create", "")
 DECISIVE: Final = frozenset({CREATE, ("m.room.power_levels", ""), ("m.room.join_rules", "")})
@@ -137,6 +139,18 @@ def read_response(response: Any, limit: int) -> JoinResponse:
         raise Refused("malformed_response", str(error)) from error
 
 
+async def refuse_other_version(task: RoomTask, known: KnownRoom | None) -> None:
+    """Raise `Refused` if the room has another version, which a stored event of it proves.
+
+    The version in an invite is a claim of another server.
+    """
+    if known is None or known.room_version == task.room_version:
+        return
+    async with task.store.database.connection() as conn:
+        if not await is_claimed(conn, task.room_id):
+            raise Refused("wrong_version", f"the room has version {known.room_version}")
+
+
 async def checked_join(task: RoomTask, join: Event, response: JoinResponse) -> CheckedJoin:
     """Check a response; raise `Refused`."""
     signed = await signed_join(task, join, response.join)
@@ -249,6 +263,7 @@ async def store_join(
 ) -> JoinResult:
     """Store the state as outliers, then the join. ``mark``: the members are omitted."""
     join, left_out = checked.join, dict(checked.left_out)
+    await forget_false_claim(task)
     outliers = await task.append(checked.outliers.values(), origin="outlier")
     for event_id, result in outliers.items():
         if not result.is_stored or result.outcome == "rejected":
@@ -263,6 +278,18 @@ async def store_join(
         result = await made.append(task, join, state)
         joined = await outcome_of(task, join, result, left_out)
     return replace(joined, is_partial=made.is_set)
+
+
+async def forget_false_claim(task: RoomTask) -> None:
+    """Delete what is stored of a room if its version was only claimed, and is another one."""
+    async with task.store.database.connection() as conn:
+        known = await known_rooms(conn, [task.room_id], task.own_name)
+    room = known.get(task.room_id)
+    if room is None or room.room_version == task.room_version:
+        return
+    if not await forget_claimed_room(task.store.database, task.room_id):
+        raise Refused("wrong_version", f"the room has version {room.room_version}")
+    await follow_once(task.store.database, task.store.streams)  # the writer has cached the room
 
 
 async def _refuse_unless_stored(task: RoomTask, join: Event) -> None:

@@ -146,6 +146,11 @@ class Writer:
                 self._events -= len(incoming)
 
     @property
+    def has_removals(self) -> bool:
+        """Return whether the caches still have rows that were deleted."""
+        return bool(self._removed)
+
+    @property
     def queued(self) -> int:
         """Return the number of appends that are not planned completely."""
         return len(self._queue) + len(self._lane)
