@@ -77,7 +77,7 @@ class Destination:
     """The events that one server has yet to get.
 
     ``news`` ends the wait for events, ``is_up`` the pause after a failure. A transaction has up to
-    ``pdus_max`` events. ``may_drop``: since one was dropped, another was sent, or there was a pause.
+    ``pdus_max`` events. ``may_drop``: since one was dropped, one was sent, or there was a pause.
     """
 
     pdus_max: int

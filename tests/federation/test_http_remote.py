@@ -178,6 +178,19 @@ async def test_published_keys_are_those_that_the_receiver_reads(two: list[Homese
     assert await check(method, uri, headers["Authorization"], None) == "s1.test"
 
 
+@pytest.mark.parametrize(
+    "name", ["s2.test/admin?x=:1", "s2.test#:1", "user@s2.test", "s2.test:x", "[::1", "s2.test\n"]
+)
+async def test_a_name_that_is_no_host_is_not_asked(name: str) -> None:
+    """The sender of an event is @user:name, with any name."""
+    server = OtherEnd()
+    with pytest.raises(RemoteError, match="not a server name"):
+        await server.remote.server_keys(ServerName(name))
+    with pytest.raises(RemoteError, match="not a server name"):
+        await server.remote.send(ServerName(name), "1", [])
+    assert server.sent == ("", "", {}, None)
+
+
 async def test_members_are_omitted_on_request() -> None:
     server = OtherEnd()
     remote = HttpRemote("s1.test", signing_key("s1.test"), server.request, omit_members=True)
