@@ -11,9 +11,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal, NamedTuple
 
-from storage.auth import check, keys_needed
+from storage.auth import check, check_auth_events, keys_needed
 from storage.errors import AuthDenied
 from storage.event import ROOM_VERSIONS, Event
+from storage.event.references import auth_ids_of
 from storage.federation import partial_joins
 from storage.federation.remote import RemoteError
 from storage.federation.requests import pdus_in
@@ -57,7 +58,7 @@ class JoinResult:
     - ``wrong_version``: the room has another version
     - ``two_events_of_one_key``: its state is no state
     - ``state_incomplete``: an event is missing, unsigned or refused, and the join depends on it
-    - ``not_allowed``: the state does not allow the join
+    - ``not_allowed``: the state, or its own auth events, do not allow the join
     - ``not_stored``: `append` refused the join; ``result`` says why
 
     ``left_out`` has events of the response that were not used, each with the reason: their
@@ -250,9 +251,12 @@ async def _refuse_if_not_allowed(
     entries: Mapping[StateKey, EventId],
     new: Mapping[EventId, Event],
 ) -> None:
+    """Raise `Refused` unless its auth events and the state before it allow the join."""
     keys = {CREATE, *keys_needed(join)} & entries.keys()
-    events = {**await task.loaded(entries[key] for key in keys), **new}
+    needed = {*(entries[key] for key in keys), *auth_ids_of(join)} - new.keys()
+    events = {**await task.loaded(needed), **new}
     try:
+        check_auth_events(join, events, frozenset())
         check(join, {key: events[entries[key]] for key in keys}, join.room_version)
     except AuthDenied as denied:
         raise Refused("not_allowed", f"{denied.rule}: {denied.reason}") from denied
