@@ -159,6 +159,7 @@ async def checked_join(task: RoomTask, join: Event, response: JoinResponse) -> C
     parsed = ReadEvents(chain.events | listed.events, chain.refused | listed.refused)
     _refuse_other_rooms(task, parsed.events.values())
     stored = await task.stored(parsed.events)
+    _refuse_other_events(task, parsed.events, stored)
     new = {one: event for one, event in parsed.events.items() if not _is_known(stored.get(one))}
     unsigned = await task.verify(new)
     signed_events = {one: event for one, event in new.items() if one not in unsigned}
@@ -202,6 +203,21 @@ def _refuse_other_rooms(task: RoomTask, parsed: Iterable[Event]) -> None:
         said = event.content.get("room_version", "1")
         if event.type == CREATE[0] and said != task.room_version:
             raise Refused("wrong_version", f"the room has version {said!r}")
+
+
+def _refuse_other_events(
+    task: RoomTask, parsed: Mapping[EventId, Event], stored: Mapping[EventId, StoredKey]
+) -> None:
+    """Raise `Refused` for an event under the id of another one, which only versions 1 and 2 allow.
+
+    A stored event is not checked again, so its id must not stand for what the response says.
+    """
+    for event_id, known in stored.items():
+        event = parsed[event_id]
+        if known.room_id != task.room_id:
+            raise Refused("wrong_room", f"{event_id} is of room {known.room_id}")
+        if (known.type, known.state_key) != (event.type, event.state_key):
+            raise Refused("malformed_response", f"{event_id} is another event")
 
 
 def _entries(
