@@ -1,5 +1,6 @@
 """Requests over HTTP: paths, bodies, signatures, and responses that are errors."""
 
+import time
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -7,6 +8,7 @@ import pytest
 
 from storage import EventId, InvalidSignature, RoomId, ServerName, UserId
 from storage.federation import HttpRemote, JsonObject, RemoteError, published_keys
+from storage.federation.signed_requests import read_authorization
 from storage.testing import KEY_ID, signing_key
 from tests.federation.peers import Homeserver
 
@@ -160,6 +162,15 @@ async def test_a_signed_request_is_accepted_by_its_destination_alone(
     for false in false_ones:
         with pytest.raises(InvalidSignature):
             await check(*false)
+
+
+@pytest.mark.parametrize("part", ["a", "a ", "a=", 'a="', " ", "a=b "])
+def test_a_long_header_is_read_in_a_short_time(part: str) -> None:
+    """Anybody may send one, and it is read before any signature."""
+    began = time.perf_counter()
+    with pytest.raises(InvalidSignature):
+        read_authorization("X-Matrix " + part * 30_000)
+    assert time.perf_counter() - began < 5
 
 
 async def test_published_keys_are_those_that_the_receiver_reads(two: list[Homeserver]) -> None:
