@@ -128,7 +128,7 @@ class Writer:
         if self._closed:
             self._room.release()
             raise StorageClosed("writer")
-        future = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[list[AppendResult]] = asyncio.get_running_loop().create_future()
         request = AppendRequest(incoming, future, self._over, caller=tracing.caller())
         self._requests.add(request)
         if self._lane.takes(request):
