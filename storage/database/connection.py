@@ -399,7 +399,8 @@ class Database:
 
         Roll back on any exception, also on cancellation.
 
-        Raise `CommitUnknown` if the connection is lost between sending COMMIT and its answer.
+        Raise `CommitUnknown` if the connection is lost between sending COMMIT and its answer, and
+        `DatabaseUnavailable` if the transaction is read only.
         """
         async with self.connection() as conn, begun(conn, isolation=isolation, readonly=readonly):
             yield conn

@@ -69,10 +69,14 @@ class Pool:
 
     async def fill(self) -> None:
         """Open the first ``size_min`` sessions. If one cannot be opened, none stays open."""
+        opening = [asyncio.ensure_future(self._open_one()) for _ in range(self._size_min)]
         try:
-            for session in await asyncio.gather(*(self._open_one() for _ in range(self._size_min))):
+            for session in await asyncio.gather(*opening):
                 self.give_back(session)
         except BaseException:
+            for one in opening:
+                one.cancel()
+            await asyncio.gather(*opening, return_exceptions=True)
             self.end_all()
             raise
 

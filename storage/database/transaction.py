@@ -31,17 +31,19 @@ async def begun(
     try:
         await conn.execute(BEGIN[isolation, readonly])
         yield conn
-        await _commit(conn)
+        await _commit(conn, readonly=readonly)
     except BaseException:
         await _roll_back(conn)
         raise
 
 
-async def _commit(conn: "Connection") -> None:
+async def _commit(conn: "Connection", *, readonly: bool) -> None:
     """COMMIT, and check the tag: a transaction that an error has aborted answers ROLLBACK."""
     try:
         tag = await conn.execute("COMMIT")
     except DatabaseUnavailable as error:
+        if readonly:
+            raise  # nothing was written, whatever the outcome
         raise CommitUnknown(error.reason, sqlstate=error.sqlstate) from error
     if tag != "COMMIT":
         message = "the transaction was rolled back: an error inside it was caught and not passed on"

@@ -22,7 +22,8 @@ HttpRequest = Callable[
 """A request to a server: method, path with query, headers, and the object to send as JSON.
 
 It returns the status and the decoded JSON of the response. Send the path as it is: the signature
-covers it. Raise `RemoteError` if there is no response.
+covers it. Raise `RemoteError` if there is no response. The server is a host, and perhaps a port.
+Any sender of an event may name it, so refuse the addresses of your own network.
 """
 
 FEDERATION: Final = "/_matrix/federation"
@@ -172,7 +173,12 @@ class HttpRemote:
         headers: Mapping[str, str],
         body: JsonObject | None,
     ) -> JsonObject:
-        """Return the object of a response; raise `RemoteError` for a status other than 200."""
+        """Return the object of a response; raise `RemoteError` for a status other than 200.
+
+        Also raise it for a name that is no host: in an address, it could be another path.
+        """
+        if args.SERVER_NAME.fullmatch(server) is None:
+            raise RemoteError(f"{server[:REASON_MAX]!r} is not a server name")
         status, answer = await self._request(server, method, uri, headers, body)
         if status == 200 and isinstance(answer, dict):
             return answer

@@ -57,13 +57,26 @@ def read_membership(
     )
 
 
+def read_again(event: Event, room_version: str) -> Event | AppendResult:
+    """Return an event as the version of its room reads it.
+
+    The result is "invalid" if that is another event: then one of the versions is wrong.
+    """
+    found = receive.read(event.raw, receive.glances([event.raw])[0], room_version)
+    if isinstance(found, Event) and found.event_id == event.event_id:
+        return found
+    return AppendResult(event.event_id, "invalid", f"here the room has version {room_version}")
+
+
 def is_local_membership(event: Event, server_name: str, memberships: Collection[str]) -> bool:
     """Return whether an event gives a user of this server one of these memberships."""
+    membership = event.content.get("membership")
     return (
         event.type == "m.room.member"
         and event.state_key is not None
         and server_name_of(event.state_key) == server_name
-        and event.content.get("membership") in memberships
+        and isinstance(membership, str)  # others have no hash
+        and membership in memberships
     )
 
 

@@ -11,17 +11,20 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal, NamedTuple
 
-from storage.auth import check, keys_needed
+from storage.auth import check, check_auth_events, keys_needed
 from storage.errors import AuthDenied
 from storage.event import ROOM_VERSIONS, Event
+from storage.event.references import auth_ids_of
 from storage.federation import partial_joins
 from storage.federation.remote import RemoteError
 from storage.federation.requests import pdus_in
 from storage.federation.room_task import ReadEvents, RoomTask
 from storage.ids import EventId, RoomId, ServerName, StateKey, UserId, server_name_of
+from storage.maintenance.purge.claimed_room import forget_claimed_room, is_claimed
 from storage.persist import AppendResult, receive
 from storage.persist.receive import Pdu
-from storage.queries.receiving import StoredKey
+from storage.queries.receiving import KnownRoom, StoredKey, known_rooms
+from storage.streams.position_poller import follow_once
 
 CREATE: Final = ("m.room.create", "")
 DECISIVE: Final = frozenset({CREATE, ("m.room.power_levels", ""), ("m.room.join_rules", "")})
@@ -55,7 +58,7 @@ class JoinResult:
     - ``wrong_version``: the room has another version
     - ``two_events_of_one_key``: its state is no state
     - ``state_incomplete``: an event is missing, unsigned or refused, and the join depends on it
-    - ``not_allowed``: the state does not allow the join
+    - ``not_allowed``: the state, or its own auth events, do not allow the join
     - ``not_stored``: `append` refused the join; ``result`` says why
 
     ``left_out`` has events of the response that were not used, each with the reason: their
@@ -137,6 +140,18 @@ def read_response(response: Any, limit: int) -> JoinResponse:
         raise Refused("malformed_response", str(error)) from error
 
 
+async def refuse_other_version(task: RoomTask, known: KnownRoom | None) -> None:
+    """Raise `Refused` if the room has another version, which a stored event of it proves.
+
+    The version in an invite is a claim of another server.
+    """
+    if known is None or known.room_version == task.room_version:
+        return
+    async with task.store.database.connection() as conn:
+        if not await is_claimed(conn, task.room_id):
+            raise Refused("wrong_version", f"the room has version {known.room_version}")
+
+
 async def checked_join(task: RoomTask, join: Event, response: JoinResponse) -> CheckedJoin:
     """Check a response; raise `Refused`."""
     signed = await signed_join(task, join, response.join)
@@ -144,6 +159,7 @@ async def checked_join(task: RoomTask, join: Event, response: JoinResponse) -> C
     parsed = ReadEvents(chain.events | listed.events, chain.refused | listed.refused)
     _refuse_other_rooms(task, parsed.events.values())
     stored = await task.stored(parsed.events)
+    _refuse_other_events(task, parsed.events, stored)
     new = {one: event for one, event in parsed.events.items() if not _is_known(stored.get(one))}
     unsigned = await task.verify(new)
     signed_events = {one: event for one, event in new.items() if one not in unsigned}
@@ -187,6 +203,21 @@ def _refuse_other_rooms(task: RoomTask, parsed: Iterable[Event]) -> None:
         said = event.content.get("room_version", "1")
         if event.type == CREATE[0] and said != task.room_version:
             raise Refused("wrong_version", f"the room has version {said!r}")
+
+
+def _refuse_other_events(
+    task: RoomTask, parsed: Mapping[EventId, Event], stored: Mapping[EventId, StoredKey]
+) -> None:
+    """Raise `Refused` for an event under the id of another one, which only versions 1 and 2 allow.
+
+    A stored event is not checked again, so its id must not stand for what the response says.
+    """
+    for event_id, known in stored.items():
+        event = parsed[event_id]
+        if known.room_id != task.room_id:
+            raise Refused("wrong_room", f"{event_id} is of room {known.room_id}")
+        if (known.type, known.state_key) != (event.type, event.state_key):
+            raise Refused("malformed_response", f"{event_id} is another event")
 
 
 def _entries(
@@ -236,9 +267,12 @@ async def _refuse_if_not_allowed(
     entries: Mapping[StateKey, EventId],
     new: Mapping[EventId, Event],
 ) -> None:
+    """Raise `Refused` unless its auth events and the state before it allow the join."""
     keys = {CREATE, *keys_needed(join)} & entries.keys()
-    events = {**await task.loaded(entries[key] for key in keys), **new}
+    needed = {*(entries[key] for key in keys), *auth_ids_of(join)} - new.keys()
+    events = {**await task.loaded(needed), **new}
     try:
+        check_auth_events(join, events, frozenset())
         check(join, {key: events[entries[key]] for key in keys}, join.room_version)
     except AuthDenied as denied:
         raise Refused("not_allowed", f"{denied.rule}: {denied.reason}") from denied
@@ -249,6 +283,7 @@ async def store_join(
 ) -> JoinResult:
     """Store the state as outliers, then the join. ``mark``: the members are omitted."""
     join, left_out = checked.join, dict(checked.left_out)
+    await forget_false_claim(task)
     outliers = await task.append(checked.outliers.values(), origin="outlier")
     for event_id, result in outliers.items():
         if not result.is_stored or result.outcome == "rejected":
@@ -263,6 +298,18 @@ async def store_join(
         result = await made.append(task, join, state)
         joined = await outcome_of(task, join, result, left_out)
     return replace(joined, is_partial=made.is_set)
+
+
+async def forget_false_claim(task: RoomTask) -> None:
+    """Delete what is stored of a room if its version was only claimed, and is another one."""
+    async with task.store.database.connection() as conn:
+        known = await known_rooms(conn, [task.room_id], task.own_name)
+    room = known.get(task.room_id)
+    if room is None or room.room_version == task.room_version:
+        return
+    if not await forget_claimed_room(task.store.database, task.room_id):
+        raise Refused("wrong_version", f"the room has version {room.room_version}")
+    await follow_once(task.store.database, task.store.streams)  # the writer has cached the room
 
 
 async def _refuse_unless_stored(task: RoomTask, join: Event) -> None:

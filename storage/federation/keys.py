@@ -34,6 +34,8 @@ from storage.persist.receive import check_signatures
 
 VALIDITY_MS_MAX: Final = 7 * 24 * 3_600_000
 FOREVER: Final = 1 << 62
+SIGNATURES_MAX: Final = 10
+"""Signatures of a response that are checked. Each takes a pass over the response."""
 
 
 class PublishedKeys(NamedTuple):
@@ -209,7 +211,8 @@ def read_server_keys(
     if body.get("server_name") != server:
         raise RemoteError(f"the keys are those of {body.get('server_name')!r}")
     current = _keys_in(body.get("verify_keys"))
-    if not any(_is_signed(body, server, key) for key in current.values()):
+    signing = [current[one] for one in _key_ids(body, server) if one in current]
+    if not any(_is_signed(body, server, key) for key in signing[:SIGNATURES_MAX]):
         raise RemoteError("the keys are not signed with one of them")
     until = body.get("valid_until_ts")
     if not isinstance(until, int):

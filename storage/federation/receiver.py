@@ -30,6 +30,7 @@ from storage.federation.invites import (
     ENDS,
     InviteResult,
     is_local_membership,
+    read_again,
     read_membership,
     signed,
     store_in_room,
@@ -266,8 +267,7 @@ class Receiver:
     async def _join(self, origin: ServerName, join: Event, response: Any) -> JoinResult:
         task = self._task(join.room_id, join.room_version.identifier)
         known = (await self._known_rooms([join.room_id])).get(join.room_id)
-        if known is not None and known.room_version != task.room_version:
-            raise joining.Refused("wrong_version", f"the room has version {known.room_version}")
+        await joining.refuse_other_version(task, known)
         read = joining.read_response(response, self.limits.state_events_max)
         if read.servers is None:
             return await joining.store_join(task, await joining.checked_join(task, join, read))
@@ -369,9 +369,13 @@ class Receiver:
         found = read_membership(pdu, room_version, self.store.server_name, {"invite"})
         if isinstance(found, AppendResult):
             return InviteResult(found, {})
-        task = self._task(found.room_id, room_version)
-        whole = signed(self.store, found)
         room = (await self._known_rooms([found.room_id])).get(found.room_id)
+        if room is not None and room.room_version != room_version:
+            found = read_again(found, room.room_version)
+            if isinstance(found, AppendResult):
+                return InviteResult(found, {})
+        task = self._task(found.room_id, found.room_version.identifier)
+        whole = signed(self.store, found)
         if room is not None and room.is_resident:
             return InviteResult(await store_in_room(task, found, whole), whole)
         return InviteResult(await store_out_of_band(task, found, whole, stripped_state), whole)
@@ -403,6 +407,11 @@ class Receiver:
         if isinstance(found, AppendResult):
             return found
         task = self._task(found.room_id, room_version)
+        if "knock" in memberships:
+            try:
+                await joining.forget_false_claim(task)
+            except joining.Refused as refused:
+                return AppendResult(found.event_id, "invalid", refused.reason)
         return await store_out_of_band(task, found, pdu, stripped_state)
 
     # ---------------------------------------------------------------------------------------------

@@ -6,7 +6,8 @@ sends again from there, and other servers ignore duplicates. Events of other ser
 on are facts of the stream "relay", with a cursor of their own. So a restart loses none of them.
 
 A transaction that another server refuses, or that has a damaged event, is sent in smaller parts.
-One event that cannot be sent is logged and dropped.
+One event that cannot be sent is logged and dropped. The next one is dropped after a pause only,
+unless another was sent meanwhile: a server that refuses everything for a while loses few events.
 
 A queue that becomes too long keeps the latest event of each room. Other servers request the events
 before it, because it names them as parents.
@@ -76,13 +77,14 @@ class Destination:
     """The events that one server has yet to get.
 
     ``news`` ends the wait for events, ``is_up`` the pause after a failure. A transaction has up to
-    ``pdus_max`` events.
+    ``pdus_max`` events. ``may_drop``: since one was dropped, one was sent, or there was a pause.
     """
 
     pdus_max: int
     queue: dict[EventId, QueuedEvent] = field(default_factory=dict)
     news: asyncio.Event = field(default_factory=asyncio.Event)
     is_up: asyncio.Event = field(default_factory=asyncio.Event)
+    may_drop: bool = True
 
     def put(self, event_id: EventId, event: QueuedEvent, most: int) -> None:
         """Add an event."""
@@ -244,17 +246,23 @@ class Sender:
     async def _send_first(self, server: ServerName, to: Destination) -> None:
         """Send the first events of a queue, and take them out of it.
 
-        Send half as many the next time if they cannot be sent. Drop one that cannot be sent alone.
+        Send half as many the next time if they cannot be sent. Drop one that cannot be sent alone,
+        but raise the error if the one before was dropped as well, without a pause in between.
         """
         ids = list(islice(to.queue, to.pdus_max))
         try:
             await self._send_events(server, ids)
+            to.may_drop = True
         except (RemoteError, StorageCorrupt) as error:
             if not _is_final(error):
                 raise
             if len(ids) > 1:
                 to.pdus_max = len(ids) // 2
                 return
+            if not to.may_drop:
+                to.may_drop = True
+                raise
+            to.may_drop = False
             logger.error("%s never gets %s, which cannot be sent: %s", server, ids[0], error)  # noqa: TRY400
         to.pdus_max = min(2 * to.pdus_max, self._limits.pdus_max)
         for one in ids:

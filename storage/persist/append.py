@@ -172,6 +172,8 @@ async def _known_versions(database: Database, writer: Writer, room_ids: set[str]
 
 
 def _cached_versions(writer: Writer, room_ids: set[str]) -> dict[str, str]:
+    if writer.has_removals:  # the room may be among them, and return with another version
+        return {}
     return {
         room_id: row.room_version
         for room_id in room_ids

@@ -5,7 +5,7 @@ event in the batch, or else from the caller.
 """
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from typing import Any, TypeGuard
+from typing import Any, Final, TypeGuard
 
 from storage.arguments import is_text
 from storage.errors import InputError, InvalidEvent, InvalidSignature, UnknownRoomVersion
@@ -16,6 +16,9 @@ from storage.ids import EventId
 from storage.persist.model.results import AppendResult
 
 Pdu = bytes | dict[str, Any]
+SIGNATURES_MAX: Final = 10
+"""Signatures of a server that are checked in one event. A large event may have hundreds."""
+
 VerifyKeys = Mapping[tuple[str, str], Any] | Callable[[str, str], Awaitable[Any]]
 
 
@@ -139,7 +142,8 @@ def check_keys(keys: object) -> None:
 async def check_signatures(event: Event, keys: VerifyKeys) -> AppendResult | None:
     """Return an "invalid" result if a required signature is missing or wrong, else None.
 
-    For each server that must sign, one signature by a known key is enough. Source: server-server
+    For each server that must sign, one signature by a known key is enough, among the first
+    `SIGNATURES_MAX` of these. Source: server-server
     API, "Validating hashes and signatures on received events".
     """
     for server in sorted(required_signers(event)):
@@ -151,12 +155,15 @@ async def check_signatures(event: Event, keys: VerifyKeys) -> AppendResult | Non
 
 async def _refusal(event: Event, server: str, keys: VerifyKeys) -> str | None:
     signatures = event.json.get("signatures", {}).get(server)
-    reason = "there is none"
+    reason, checked = "there is none", 0
     for key_id in signatures if isinstance(signatures, dict) else ():
         key = await _key(keys, server, key_id)
         if key is None:
             reason = f"verify_keys has no key for {(server, key_id)}"
             continue
+        if checked == SIGNATURES_MAX:
+            break
+        checked += 1
         try:
             verify_event(event, server, key)
         except InvalidSignature as error:

@@ -220,6 +220,17 @@ async def test_a_commit_lost_on_the_wire_is_of_unknown_outcome(
         await database.run(lambda conn: conn.execute(INSERT, 5001, "b"))
 
 
+async def test_a_read_whose_commit_is_lost_is_done_again(dsn: str) -> None:
+    async with CommitEater(dsn) as eater, await Database.open(eater.dsn) as database:
+        eater.eat("request")
+        with pytest.raises(DatabaseUnavailable):
+            async with database.transaction(readonly=True) as conn:
+                await conn.fetchval(COUNT)
+        eater.eat("answer")
+        assert await database.run(lambda conn: conn.fetchval(COUNT), readonly=True) == 0
+        assert eater.eaten == 2
+
+
 # --------------------------------------------------------------------------------------------------
 # retries
 

@@ -90,6 +90,29 @@ async def test_without_an_open_session_a_refusal_is_raised_at_once(limited: str)
             await Database.open(limited)
 
 
+async def test_if_one_of_the_first_sessions_is_refused_none_stays_open(dsn: str) -> None:
+    begun: list[int] = []
+    ended: list[int] = []
+
+    async with await Database.open(dsn) as database:
+
+        async def connect() -> Session:
+            begun.append(number := len(begun))
+            try:
+                if number == 1:
+                    raise asyncpg.TooManyConnectionsError("refused")
+                return await database._checked()
+            finally:
+                ended.append(number)
+
+        first = pool.Pool(connect, size_min=4, size_max=4)
+        with pytest.raises(asyncpg.TooManyConnectionsError):
+            await first.fill()
+        await until(lambda: len(ended) == len(begun) == 4)
+        await asyncio.sleep(0)
+        assert first.size == 0
+
+
 async def test_a_session_is_opened_as_soon_as_postgres_accepts_one_again(
     limited: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,5 +1,6 @@
 """Requests over HTTP: paths, bodies, signatures, and responses that are errors."""
 
+import time
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -7,6 +8,7 @@ import pytest
 
 from storage import EventId, InvalidSignature, RoomId, ServerName, UserId
 from storage.federation import HttpRemote, JsonObject, RemoteError, published_keys
+from storage.federation.signed_requests import read_authorization
 from storage.testing import KEY_ID, signing_key
 from tests.federation.peers import Homeserver
 
@@ -162,6 +164,15 @@ async def test_a_signed_request_is_accepted_by_its_destination_alone(
             await check(*false)
 
 
+@pytest.mark.parametrize("part", ["a", "a ", "a=", 'a="', " ", "a=b "])
+def test_a_long_header_is_read_in_a_short_time(part: str) -> None:
+    """Anybody may send one, and it is read before any signature."""
+    began = time.perf_counter()
+    with pytest.raises(InvalidSignature):
+        read_authorization("X-Matrix " + part * 30_000)
+    assert time.perf_counter() - began < 5
+
+
 async def test_published_keys_are_those_that_the_receiver_reads(two: list[Homeserver]) -> None:
     _, other = two
     keys = published_keys("s1.test", signing_key("s1.test"))
@@ -176,6 +187,19 @@ async def test_published_keys_are_those_that_the_receiver_reads(two: list[Homese
     method, uri, headers, _ = server.sent
     check = other.receiver.check_request
     assert await check(method, uri, headers["Authorization"], None) == "s1.test"
+
+
+@pytest.mark.parametrize(
+    "name", ["s2.test/admin?x=:1", "s2.test#:1", "user@s2.test", "s2.test:x", "[::1", "s2.test\n"]
+)
+async def test_a_name_that_is_no_host_is_not_asked(name: str) -> None:
+    """The sender of an event is @user:name, with any name."""
+    server = OtherEnd()
+    with pytest.raises(RemoteError, match="not a server name"):
+        await server.remote.server_keys(ServerName(name))
+    with pytest.raises(RemoteError, match="not a server name"):
+        await server.remote.send(ServerName(name), "1", [])
+    assert server.sent == ("", "", {}, None)
 
 
 async def test_members_are_omitted_on_request() -> None:

@@ -87,6 +87,24 @@ async def test_only_an_invite_of_a_local_user_in_a_known_version_is_an_invite(
         assert refused.result.outcome == "invalid"
 
 
+async def test_a_membership_that_is_no_text_is_refused_alone(two: list[Homeserver]) -> None:
+    one, other = two
+    outside = await one.store.create_room(one.user(), initial_state=[PUBLIC])
+    sent = await invite(one, outside, other.user())
+    await other.receiver.invited(sent, "12", [])
+    shared = await shared_room(one, other)
+    message = await one.say(shared, "of another room")
+    for membership in ({"is": "invite"}, ["leave"], None, 7):
+        content = {"membership": membership}
+        odd = sign({**sent, "content": content}, "12", "s1.test", signing_key("s1.test"))
+        refused = await other.receiver.invited(odd, "12", [])
+        assert (refused.result.outcome, refused.is_welcome) == ("invalid", False)
+        assert await outcomes(other, one, odd, message) in (
+            ["invalid", "stored"],
+            ["invalid", "duplicate"],
+        )
+
+
 async def test_an_invite_is_rejected_and_sent_again(two: list[Homeserver]) -> None:
     one, other = two
     room_id = await one.store.create_room(one.user())

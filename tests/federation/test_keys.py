@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import time
 from typing import Any
 
 import pytest
@@ -262,3 +263,15 @@ def test_the_signature_of_the_keys_is_that_of_a_current_key() -> None:
     signed = sign_json(body, S1, signing_key("other.test"))
     with pytest.raises(RemoteError):
         read_server_keys(S1, signed, NOW)
+
+
+def test_a_response_with_many_keys_takes_no_longer_than_one_with_a_few() -> None:
+    """A server chooses how large its response is. The check does not yield to other tasks."""
+    keys = published_keys(S1)
+    many = {f"ed25519:k{number}": {**keys["verify_keys"][KEY_ID]} for number in range(5_000)}
+    keys["verify_keys"] = many
+    keys["signatures"] = {S1: dict.fromkeys(many, "A" * 86)}
+    began = time.perf_counter()
+    with pytest.raises(RemoteError, match="not signed"):
+        read_server_keys(S1, keys, NOW)
+    assert time.perf_counter() - began < 5

@@ -8,9 +8,10 @@ import asyncpg
 import pytest
 
 import storage
-from storage import EventId
-from storage.event import parse
+from storage import EventId, ServerName
+from storage.event import parse, sign
 from storage.federation import JoinResult, Receiver
+from storage.maintenance import partial_state
 from storage.testing import RoomBuilder, signing_key
 from tests.federation.built_remote import BuiltRemote, fail, hang
 from tests.federation.partial import omitted
@@ -194,3 +195,43 @@ async def test_half_of_the_members_make_a_state_that_later_events_extend(
     lost = {str(here.room.event(one).state_key) for one in gone}
     assert await here.members() == here.everybody - lost
     assert await findings(here.store) == []
+
+
+def wrong_auth_events(here: FalseAnswers) -> Json:
+    """The join as a false template makes it: with an auth event that it may not have."""
+    name = here.room.state["m.room.name", ""]
+    odd = {**here.join.json, "auth_events": [*here.join.json["auth_events"], name]}
+    return sign(odd, "11", SERVER, signing_key(SERVER))
+
+
+async def test_a_join_that_its_own_auth_events_refuse_leaves_nothing(
+    here: FalseAnswers, dsn: str
+) -> None:
+    join = wrong_auth_events(here)
+    servers = here.remote.servers(here.join.state_before)
+    answer = omitted(here.remote.send_join(here.join), "11", servers) | {"event": join}
+    refused = await here.receiver.joined(ORIGIN, join, answer, "11")
+    assert (refused.outcome, refused.fault) == ("refused", "not_allowed"), refused
+    assert await rows(dsn) == 0
+    assert (await here.joined()).is_partial
+    assert await here.receiver.complete(here.room.room_id)
+    assert await here.members() == here.everybody
+
+
+async def test_the_mark_of_a_join_that_was_stored_as_rejected_is_taken_back(
+    here: FalseAnswers,
+) -> None:
+    join, store = wrong_auth_events(here), here.store
+    event_id, room_id = parse(join, "11").event_id, here.room.room_id
+    await store.append(here.room.pdus, origin="outlier")
+    async with store.database.transaction() as conn:
+        assert await partial_state.begin(conn, room_id, event_id, ServerName(ORIGIN), ())
+    state = {event_id: here.join.state_before.values()}
+    [result] = await store.append([join], room_version="11", state_before=state)
+    assert result.outcome == "rejected"
+    async with store.database.transaction() as conn:
+        await partial_state.abandon(conn, room_id, event_id)
+    assert (await here.joined()).is_partial
+    assert await here.receiver.complete(here.room.room_id)
+    assert await here.members() == here.everybody
+    assert await findings(store) == []

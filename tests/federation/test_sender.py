@@ -271,6 +271,25 @@ async def test_a_server_that_refuses_this_one_for_now_loses_nothing(two: list[Ho
     assert wire.sent[other.name] == sent
 
 
+async def test_a_server_that_refuses_everything_loses_one_event_before_a_pause(
+    two: list[Homeserver],
+) -> None:
+    one, other = two
+    room = await shared_room(*two)
+    await skip(one)
+    sent = await say(one, room, 8)
+    wire = Picky(two, status=400)
+    async with sending(wire) as sender:
+        await wire.until(lambda: wire.sizes[-3:] == [1, 2, 1])
+        for _ in range(20):  # it pauses now
+            await asyncio.sleep(0)
+        assert wire.sizes == [8, 4, 2, 1, 2, 1]
+        wire.most = 1 << 20
+        sender.is_up(other.name)
+        await wire.until(wire.has(other, *sent[1:]))
+    assert wire.sent[other.name] == sent[1:]
+
+
 async def test_a_damaged_event_is_dropped(
     two: list[Homeserver], caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -6,6 +6,7 @@ A close, a cancellation or a cut connection loses nothing.
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from itertools import chain
 
 import asyncpg
@@ -271,6 +272,27 @@ async def test_a_cancelled_caller_harms_nobody(dsn: str) -> None:
         assert set(await stored(admin)) == {event.event_id for event in room.events}
         assert [fact.row[0] for fact in told] == [event.event_id for event in room.events[-10:]]
         assert outcomes(await store.append(room.pdus)) == {"duplicate"}
+
+
+async def test_appends_of_cancelled_callers_do_not_exceed_the_queue(dsn: str) -> None:
+    """Callers that time out and try again would queue without limit while a write hangs."""
+    room = room_of(1, 10)
+    config = replace(QUIET, writer_queue_max=3)
+    async with (
+        storage.open(dsn, server_name="s1.test", config=config) as store,
+        admin_of(dsn) as admin,
+    ):
+        await store.append(room.pdus[:-10])
+        await admin.execute(HOLD)
+        for pdu in room.pdus[-10:]:
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.05):
+                    await store.append([pdu])
+        assert store.writer.in_hand == 3
+        await admin.execute("SELECT pg_advisory_unlock_all()")
+        answers = await asyncio.gather(*[store.append([pdu]) for pdu in room.pdus[-10:]])
+        assert [answer.outcome for [answer] in answers] == ["duplicate"] * 3 + ["stored"] * 7
+        assert store.writer.in_hand == 0
 
 
 # --------------------------------------------------------------------------------------------------

@@ -31,7 +31,10 @@ SQL_DROP_MARK: Final[LiteralString] = """
 WITH gone AS (
     DELETE FROM partial_rooms p
     WHERE p.room_nid = $1::int AND (p.join_event_id = $2::text OR p.began_ts < $3::bigint)
-        AND NOT EXISTS (SELECT FROM events e WHERE e.event_id = p.join_event_id AND NOT e.outlier)
+        AND NOT EXISTS (
+            SELECT FROM events e
+            WHERE e.event_id = p.join_event_id AND NOT e.outlier AND e.rejected IS NULL
+        )
     RETURNING room_nid
 )
 UPDATE rooms r
@@ -101,5 +104,5 @@ async def begin(
 
 
 async def abandon(conn: Connection, room_id: RoomId, join_event_id: EventId) -> None:
-    """Take back the mark of a join that was not stored."""
+    """Take back the mark of a join that was not stored, or was rejected."""
     await conn.execute(SQL_DROP_MARK, await lock_room(conn, room_id), join_event_id, 0)

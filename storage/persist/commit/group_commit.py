@@ -120,30 +120,37 @@ class Writer:
     async def append(self, incoming: Sequence[AnyEvent]) -> list[AppendResult]:
         """Store a batch and return one result per event, in order. Wait while the queue is full.
 
-        A cancelled caller does not cancel the write. Raise the database error if some events could
-        not be stored. A large batch is written in several transactions, so its first events may be
-        stored even then.
+        A cancelled caller does not cancel the write, which keeps its place in the queue. Raise the
+        database error if some events could not be stored. A large batch is written in several
+        transactions, so its first events may be stored even then.
         """
-        async with self._room:
-            if self._closed:
-                raise StorageClosed("writer")
-            request = AppendRequest(
-                incoming, asyncio.get_running_loop().create_future(), caller=tracing.caller()
-            )
-            self._requests.add(request)
-            if self._lane.takes(request):
-                self._lane.add(request)
-            else:
-                self._queue.append(request)
-            self._wake.set()
-            self.in_hand += 1
-            self._events += len(incoming)
-            try:
-                return await request.future
-            finally:
-                self._requests.discard(request)
-                self.in_hand -= 1
-                self._events -= len(incoming)
+        await self._room.acquire()
+        if self._closed:
+            self._room.release()
+            raise StorageClosed("writer")
+        future: asyncio.Future[list[AppendResult]] = asyncio.get_running_loop().create_future()
+        request = AppendRequest(incoming, future, self._over, caller=tracing.caller())
+        self._requests.add(request)
+        if self._lane.takes(request):
+            self._lane.add(request)
+        else:
+            self._queue.append(request)
+        self._wake.set()
+        self.in_hand += 1
+        self._events += len(incoming)
+        return await future
+
+    def _over(self, request: AppendRequest) -> None:
+        """Make room for another append. A cancelled caller alone does not make any."""
+        self._requests.discard(request)
+        self.in_hand -= 1
+        self._events -= len(request.incoming)
+        self._room.release()
+
+    @property
+    def has_removals(self) -> bool:
+        """Return whether the caches still have rows that were deleted."""
+        return bool(self._removed)
 
     @property
     def queued(self) -> int:

@@ -1,7 +1,7 @@
 """The work of the writer: append calls, and the batches that hold their events."""
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,10 +16,12 @@ class AppendRequest:
     """One append call.
 
     ``planned`` counts its events in plans. ``answers`` are the results of its written events.
+    ``on_over`` is called once, when it is finished. A cancelled caller does not finish it.
     """
 
     incoming: Sequence[AnyEvent]
     future: asyncio.Future[list[AppendResult]]
+    on_over: Callable[["AppendRequest"], None]
     planned: int = 0
     answers: list[AppendResult] = field(default_factory=list)
     failed: bool = False
@@ -42,15 +44,22 @@ class AppendRequest:
 
     def answer(self, answers: Iterable[AppendResult]) -> None:
         """Add the results of written events. Resolve the future once all are there."""
+        was_over = self.is_over
         self.answers.extend(answers)
-        if self.is_over and not self.future.done():
+        if not self.is_over:
+            return
+        if not self.future.done():
             self.future.set_result(self.answers)
+        if not was_over:
+            self.on_over(self)
 
     def fail(self, error: Exception) -> None:
         """Finish the append with an error."""
-        self.failed = True
+        was_over, self.failed = self.is_over, True
         if not self.future.done():
             self.future.set_exception(error)
+        if not was_over:
+            self.on_over(self)
 
 
 @dataclass(slots=True, eq=False)
