@@ -5,16 +5,8 @@ from typing import Any, Final
 
 from aiohttp import web
 
-from storage import (
-    EventId,
-    ResyncNeeded,
-    RoomId,
-    StateKey,
-    StoredEvent,
-    SyncFilter,
-    UserId,
-    responses,
-)
+import storage
+from storage import EventId, RoomId, StateKey, StoredEvent, SyncFilter, UserId, responses
 from storage.federation import published_keys
 
 from .web import Api, Call, Json, MatrixError, now_ms, on
@@ -100,7 +92,7 @@ class Client(UserApi):
         }
         try:
             found = await self.store.sync(call.sender, since=since, **how)
-        except ResyncNeeded:  # clients do not begin again by themselves
+        except storage.ResyncNeeded:  # clients do not begin again by themselves
             found = await self.store.sync(call.sender, **how)
         how = {"use_state_after": query.get("use_state_after") == "true"}
         return await responses.sync(self.store, call.sender, found, device_id=call.device, **how)

@@ -6,9 +6,11 @@ A traceback is never shown. To add a command, add a module of this package with 
 
 import errno
 import logging
+import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Annotated, Final, NamedTuple
 
 import typer
@@ -246,11 +248,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except OSError as error:
         if error.errno not in FULL or error.filename is not None:
             raise
+        _drop_output()
         _print_end(f"standard output: {error.strerror}", InputError())
         return ExitCode.USAGE
     finally:
         logs.end()
     return ExitCode.DONE
+
+
+def _drop_output() -> None:
+    """Drop what is left for standard output: at the end, Python would try again to write it."""
+    with Path(os.devnull).open("wb") as nowhere:
+        os.dup2(nowhere.fileno(), sys.stdout.fileno())
 
 
 def _exit_code(error: StorageError) -> ExitCode:
