@@ -20,7 +20,8 @@ chains.
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, TypeAlias
+from itertools import chain
+from typing import NamedTuple, Self, TypeAlias
 
 from storage.persistent_map import IntMap, Map
 
@@ -41,6 +42,18 @@ class Chain:
 
     last: int
     links: Mapping[int, int]
+
+    @classmethod
+    def from_numbers(cls, numbers: tuple[int, ...]) -> Self:
+        """Return the chain of a value of `numbers`."""
+        return cls(numbers[0], dict(zip(numbers[1::2], numbers[2::2], strict=True)))
+
+    def numbers(self) -> tuple[int, ...]:
+        """Return the last number, then the target and its number for each link.
+
+        Caches keep chains in this form, which the garbage collector does not visit.
+        """
+        return (self.last, *chain.from_iterable(self.links.items()))
 
 
 class ChainParent(NamedTuple):

@@ -37,7 +37,7 @@ def absorb(caches: WriterCaches, change_set: ChangeSet) -> None:
     caches.audiences.keep_all(change_set.visibility.audiences)
     caches.counts.update(change_set.states.counts)
     caches.places.keep_all(change_set.auth_graph.places)
-    caches.chains.update(change_set.auth_graph.chains)
+    caches.chains.update((nid, one.numbers()) for nid, one in change_set.auth_graph.chains.items())
     caches.closures.update(change_set.auth_graph.closures)
     caches.allowed.update(
         (_interned(like), known) for like, known in change_set.auth_graph.allowed.items()

@@ -40,10 +40,13 @@ class AuthGraphView:
 
     def chain(self, chain_nid: int) -> Chain:
         """Return a chain of the chain cover."""
-        chain = self.chains.get(chain_nid) or self.caches.chains.get(chain_nid)
-        if chain is None:
+        chain = self.chains.get(chain_nid)
+        if chain is not None:
+            return chain
+        numbers = self.caches.chains.get(chain_nid)
+        if numbers is None:
             raise MissingData("chains", (chain_nid,))
-        return chain
+        return Chain.from_numbers(numbers)
 
     def ensure_places(self, event_nids: Iterable[int]) -> None:
         """Raise `MissingData` unless the chain positions of these events are loaded."""

@@ -6,7 +6,7 @@ from storage.codec import Dictionary
 from storage.database.names import InternedNames
 from storage.database.row_forms import RowForms
 from storage.event import Event
-from storage.graph.chains import Chain, ChainPosition, Closure
+from storage.graph.chains import ChainPosition, Closure
 from storage.ids import UserId
 from storage.observability.counters import Distribution
 from storage.persist.model.bounded_cache import BoundedCache, RowCache
@@ -114,7 +114,8 @@ class WriterCaches:
         self.counts: BoundedCache[int, Map[int, Counts]] = BoundedCache(groups)
         """Known counts of users, by state group and principal."""
         self.places: RowCache[int, ChainPosition] = RowCache(events, ChainPosition)
-        self.chains: BoundedCache[int, Chain] = BoundedCache(events)
+        self.chains: BoundedCache[int, tuple[int, ...]] = BoundedCache(events)
+        """Chains of the auth graph, as `Chain.numbers` returns them."""
         self.closures: BoundedCache[int, Closure] = BoundedCache(events)
         self.allowed: BoundedCache[CheckedLike, AuthorisedBefore] = BoundedCache(events)
         self.transactions: BoundedCache[TransactionKey, KnownTransaction] = BoundedCache(events)
