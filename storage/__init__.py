@@ -3,6 +3,7 @@
 from storage import auth, event, federation, replication, responses, streams, visibility
 from storage.config import Config
 from storage.errors import (
+    ArchiveNotOwned,
     ArchiveRunning,
     ArchiveUnavailable,
     AuthDenied,
@@ -84,6 +85,7 @@ from storage.version import __version__
 __all__ = [
     "Aggregations",
     "AppendResult",
+    "ArchiveNotOwned",
     "ArchiveRunning",
     "ArchiveUnavailable",
     "AuthDenied",

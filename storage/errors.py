@@ -15,6 +15,7 @@ StorageError
 │  ├─ WrongServerName         the database belongs to another homeserver
 │  ├─ ExtraMissing            a feature needs packages of an extra that is not installed
 │  ├─ ArchiveRunning          another process works on the archive
+│  ├─ ArchiveNotOwned         the archive belongs to another database
 │  ├─ PurgeRefused            the purge is impossible, or not now
 │  │  └─ PurgeRunning         another purge of the room is running
 │  ├─ InvalidToken            a sync or page token cannot be used
@@ -233,6 +234,23 @@ class ArchiveRunning(InputError):
     def __init__(self, what: str = "archive") -> None:
         super().__init__(f"another process works on the {what}: wait until it is done")
         self.what = what
+
+
+class ArchiveNotOwned(InputError):
+    """A folder of the archive belongs to another database: use another one, or take it over.
+
+    No file has changed. The other database, of which this may be a copy, needs them.
+    """
+
+    def __init__(self, url: str, *, owner: str, database: str) -> None:
+        super().__init__(
+            f"the archive {url} belongs to another database ({owner}; this is {database}), and its"
+            " files are not changed: use another folder, or a copy of it; if the other database is"
+            " gone, run `room-storage archive --take-over`"
+        )
+        self.url = url
+        self.owner = owner
+        self.database = database
 
 
 class PurgeRefused(InputError):

@@ -8,8 +8,8 @@ import pytest
 import storage
 
 NAMES = """
-Aggregations AppendResult ArchiveRunning ArchiveUnavailable AuthDenied CommitUnknown Config
-ConstraintViolated Context DatabaseConflict DatabaseError DatabaseFull DatabaseReplaced
+Aggregations AppendResult ArchiveNotOwned ArchiveRunning ArchiveUnavailable AuthDenied CommitUnknown
+Config ConstraintViolated Context DatabaseConflict DatabaseError DatabaseFull DatabaseReplaced
 DatabaseUnavailable EventFilter EventId ExtraMissing Gap Hero InputError InstanceNameTaken
 InvalidEvent InvalidIdentifier InvalidSignature InvalidToken InvitedRoom JoinedRoom KnockedRoom
 LeftRoom MigrationBlocked OpenGap Outbox Outgoing Page PartialRoom PartialState PermissionRefused

@@ -58,6 +58,13 @@ PackOption = Annotated[
 SweepOption = Annotated[
     bool, typer.Option("--sweep", help="Only remove what nothing refers to any more.")
 ]
+TakeOverOption = Annotated[
+    bool,
+    typer.Option(
+        "--take-over",
+        help="Own all folders: this database has replaced their owner. Alone, it sweeps.",
+    ),
+]
 
 
 class WantedArchive(NamedTuple):
@@ -70,6 +77,7 @@ class WantedArchive(NamedTuple):
     is_back: bool
     pack: int | None
     dry_run: bool
+    take_over: bool
 
 
 def command(
@@ -82,6 +90,7 @@ def command(
     back: BackOption = False,
     pack: PackOption = None,
     only_sweep: SweepOption = False,
+    take_over: TakeOverOption = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only count.")] = False,
     quiet: QuietOption = False,
     as_json: JsonOption = False,
@@ -90,8 +99,11 @@ def command(
 
     Works in small batches while servers run. To continue an interrupted run, run it again.
     """
+    only_sweep = only_sweep or (take_over and older_than is None and not back)
     if sum([older_than is not None, back, only_sweep]) != 1:
         raise InputError("give one of --older-than, --back and --sweep")
+    if take_over and dry_run:
+        raise InputError("--take-over changes the folders: leave --dry-run out")
     if pack is not None and not back:
         raise InputError("--pack needs --back")
     if limit is not None and older_than is None:
@@ -101,17 +113,13 @@ def command(
     if dry_run and older_than is None:
         raise InputError("--dry-run needs --older-than")
     age_ms = None if older_than is None else _milliseconds(older_than)
-    wanted = WantedArchive(age_ms, to, rooms or None, limit, back, pack, dry_run)
+    wanted = WantedArchive(age_ms, to, rooms or None, limit, back, pack, dry_run, take_over)
     with ProgressDisplay(quiet=quiet) as show:
         done = run(_work(dsn, wanted, show), UNCHANGED if dry_run else AGAIN)
     if as_json:
         print_json({"dry_run": dry_run} | _document(done))
-    elif isinstance(done, Archived):
-        _print_archived(done, dry_run=dry_run)
-    elif isinstance(done, Returned):
-        _print_returned(done)
     else:
-        print_swept(done)
+        _print(done, wanted)
 
 
 def print_swept(swept: Swept) -> None:
@@ -138,6 +146,17 @@ def _milliseconds(days: str) -> int:
 
 def _document(done: Archived | Returned | Swept) -> dict[str, Any]:
     return done._asdict() if isinstance(done, Swept) else asdict(done)
+
+
+def _print(done: Archived | Returned | Swept, wanted: WantedArchive) -> None:
+    if isinstance(done, Archived):
+        _print_archived(done, dry_run=wanted.dry_run)
+    elif isinstance(done, Returned):
+        _print_returned(done)
+    else:
+        print_swept(done)
+    if wanted.take_over:
+        typer.echo("the folders of the archive belong to this database now")
 
 
 def _print_archived(done: Archived, *, dry_run: bool) -> None:
@@ -172,10 +191,15 @@ async def _work(
                 room_ids=wanted.room_ids,
                 limit=wanted.limit,
                 dry_run=wanted.dry_run,
+                take_over=wanted.take_over,
                 report=show,
             )
         if wanted.is_back:
             return await return_events(
-                database, pack=wanted.pack, room_ids=wanted.room_ids, report=show
+                database,
+                pack=wanted.pack,
+                room_ids=wanted.room_ids,
+                take_over=wanted.take_over,
+                report=show,
             )
-        return await sweep(database, report=show)
+        return await sweep(database, take_over=wanted.take_over, report=show)

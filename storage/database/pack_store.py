@@ -21,6 +21,8 @@ from urllib.parse import unquote, urlsplit
 from storage.errors import ArchiveUnavailable, ExtraMissing, InputError
 
 PREFIX: Final = "pack-"
+OWNER_FILE: Final = "room-storage-owner"
+"""The file of a folder that names the database to which its packs belong."""
 PART: Final = ".part"
 """The end of the name of a local file that is being written."""
 
@@ -259,7 +261,7 @@ def _reaching(url: str) -> Iterator[None]:
         path = local_path(url)
         if path is not None:
             _expect_folder(path.parent)
-            if not path.name.startswith(PREFIX):
+            if path.name != OWNER_FILE and not path.name.startswith(PREFIX):
                 raise ArchiveUnavailable("the folder is not there", url=url) from None
         raise
     except (ArchiveUnavailable, InputError):

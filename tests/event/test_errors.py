@@ -26,6 +26,7 @@ SAMPLES: list[StorageError] = [
     errors.ExtraMissing("tracing", "tracing"),
     errors.ResyncNeeded("t", "too old"),
     errors.ArchiveRunning(),
+    errors.ArchiveNotOwned("/srv/rooms", owner="1.2 rooms", database="1.3 copy"),
     errors.ArchiveUnavailable("no space", url="/srv/rooms"),
     errors.PurgeRunning("a purge is under way", room_id="!r:s"),
     errors.ProtocolError("no such command", line="X"),

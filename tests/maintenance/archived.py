@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 from storage import Store
 from storage.codec import Reference, StoredBytes, decode
+from storage.database.pack_store import PREFIX
 from storage.maintenance.cold_archive import archive_events
 from storage.testing import RoomBuilder
 from tests.maintenance.rooms import SERVER
@@ -66,7 +67,8 @@ async def pack_states(store: Store) -> list[str]:
 
 
 def files(folder: str) -> list[Path]:
-    return sorted(path for path in Path(folder).iterdir())
+    """The files of packs, also parts of them."""
+    return sorted(Path(folder).glob(f"{PREFIX}*"))
 
 
 def anywhere(folder: str, text: bytes) -> bool:

@@ -4,6 +4,7 @@
     back    return events to the table
     sweep   remove what purges and censoring have left in packs, and packs that are empty
     check   compare packs with the tables
+    owner   the one database that may change the files of a folder
 
 Readers need none of these (`storage.database.archived_bytes`). One process at a time changes the
 archive; writers, purges and censoring may run meanwhile.

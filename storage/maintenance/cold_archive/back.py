@@ -68,15 +68,17 @@ async def return_events(
     pack: int | None = None,
     room_ids: Collection[str] | None = None,
     grace_s: float = GRACE_S,
+    take_over: bool = False,
     report: Report = silent,
 ) -> Returned:
     """Return events to the table. Writers and readers may go on.
 
-    Packs that old snapshots may still read are removed by the next sweep. Raise `InputError` for an
-    unknown pack, `UnknownRoom`, `ArchiveRunning`, `ArchiveUnavailable`, or, once all others have
-    returned, `StorageCorrupt` for a pack without index.
+    Packs that old snapshots may still read are removed by the next sweep. ``take_over``: own
+    folders of packs that belong to another database. Raise `InputError` for an unknown pack,
+    `UnknownRoom`, `ArchiveRunning`, `ArchiveNotOwned`, `ArchiveUnavailable`, or, once all others
+    have returned, `StorageCorrupt` for a pack without index.
     """
-    async with alone(database):
+    async with alone(database, take_over=take_over):
         await prove_indexes(database, "returning archived events", TABLES, report=report)
         await finish_killed(database)
         async with database.connection() as conn:

@@ -22,10 +22,12 @@ from storage.database.pack_store import (
     ByteRange,
     LostRange,
     file_size,
+    folder_of,
     read_ranges,
     remove_file,
 )
 from storage.errors import ArchiveRunning, ArchiveUnavailable, StorageCorrupt
+from storage.maintenance.cold_archive.owner import own_folders
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -126,8 +128,13 @@ class PackRow(NamedTuple):
 
 
 @asynccontextmanager
-async def alone(database: Database) -> AsyncIterator[None]:
-    """Be the only process that changes the archive. Raise `ArchiveRunning`.
+async def alone(
+    database: Database, *, target: str | None = None, take_over: bool = False
+) -> AsyncIterator[None]:
+    """Be the only process that changes the archive, and own its folders.
+
+    ``target``: the folder of new packs. Raise `ArchiveRunning`, `ArchiveNotOwned` or
+    `ArchiveUnavailable` (`own_folders`).
 
     The lock is on a connection outside of the pool: its end releases the lock also if this is
     cancelled before the answer.
@@ -136,6 +143,9 @@ async def alone(database: Database) -> AsyncIterator[None]:
         if not await conn.fetchval(SQL_LOCK):
             raise ArchiveRunning
         try:
+            folders = {folder_of(row.url) for row in await packs(conn)}
+            folders |= set() if target is None else {target}
+            await own_folders(conn, folders, take_over=take_over)
             yield
         finally:
             await conn.fetchval(SQL_UNLOCK)

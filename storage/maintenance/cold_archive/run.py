@@ -30,8 +30,15 @@ from storage.codec.pack import PackBuilder
 from storage.database.array_text import transposed
 from storage.database.connection import Connection, Database
 from storage.database.migrate import ARCHIVE_REVISION
-from storage.database.pack_store import checked_folder, pack_url, read_file, write_file
+from storage.database.pack_store import (
+    checked_folder,
+    folder_of,
+    pack_url,
+    read_file,
+    write_file,
+)
 from storage.errors import ArchiveUnavailable, InputError, StorageCorrupt, UnknownRoom
+from storage.maintenance.cold_archive.owner import own_folders
 from storage.maintenance.cold_archive.pack_rows import (
     SQL_SET_STATE,
     alone,
@@ -183,13 +190,16 @@ async def archive_events(
     pack_bytes: int = PACK_BYTES,
     grace_s: float = GRACE_S,
     now_ms: int | None = None,
+    take_over: bool = False,
     report: Report = silent,
 ) -> Archived:
     """Archive events that were received longer ago, at most ``limit``, in these rooms or in all.
 
     Writers and readers may go on. ``url``: a local folder that exists, or a URL that fsspec knows.
+    ``take_over``: own folders of packs that belong to another database.
     Raise `InputError`, also before the step of the migration after which events may be archived,
-    `UnknownRoom`, `ArchiveRunning`, or `ArchiveUnavailable`; packs that are complete stay.
+    `UnknownRoom`, `ArchiveRunning`, `ArchiveNotOwned`, or `ArchiveUnavailable`; packs that are
+    complete stay.
     """
     if limit is not None and limit < 0:
         raise InputError(f"the limit is {limit}: it must be at least 0")
@@ -203,7 +213,7 @@ async def archive_events(
     if dry_run:
         sizes = [len(one.stored) async for one in found]
         return Archived(events=len(sizes), bytes=sum(sizes))
-    async with alone(database):
+    async with alone(database, target=folder.rstrip("/"), take_over=take_over):
         await prove_indexes(database, "archiving", TABLES, report=report)
         await finish_killed(database)
         done = await _archive(database, found, folder, pack_bytes)
@@ -240,6 +250,7 @@ async def _store(
     pack, data = builder.pack, builder.finished()
     url, now = pack_url(folder, pack), time.time_ns() // 1_000_000
     async with database.connection() as conn:
+        await own_folders(conn, [folder_of(url)], for_packs=True)
         await conn.execute(SQL_ADD_PACK, pack, url, len(data), len(packed), now)
     try:
         await asyncio.to_thread(_write, url, data)

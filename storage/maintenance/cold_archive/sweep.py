@@ -22,7 +22,7 @@ from storage.database.array_text import transposed
 from storage.database.connection import Connection, Database
 from storage.database.pack_store import ByteRange, erase_ranges, folder_of, list_files
 from storage.database.transaction import begun
-from storage.errors import ArchiveRunning, ArchiveUnavailable
+from storage.errors import ArchiveNotOwned, ArchiveRunning, ArchiveUnavailable
 from storage.maintenance.cold_archive.pack_rows import (
     alone,
     drop_empty,
@@ -119,9 +119,19 @@ class Swept(NamedTuple):
     packs: int = 0
 
 
-async def sweep(database: Database, *, grace_s: float = GRACE_S, report: Report = silent) -> Swept:
-    """Remove what nothing refers to. Raise `ArchiveRunning` or `ArchiveUnavailable`."""
-    async with alone(database):
+async def sweep(
+    database: Database,
+    *,
+    grace_s: float = GRACE_S,
+    take_over: bool = False,
+    report: Report = silent,
+) -> Swept:
+    """Remove what nothing refers to.
+
+    ``take_over``: own folders of packs that belong to another database. Raise `ArchiveRunning`,
+    `ArchiveNotOwned` or `ArchiveUnavailable`.
+    """
+    async with alone(database, take_over=take_over):
         await finish_killed(database)
         swept = await sweep_packs(database, grace_s=grace_s, report=report)
         return swept._replace(packs=await drop_empty(database, SNAPSHOT_GRACES * grace_s))
@@ -131,7 +141,8 @@ async def sweep_if_free(database: Database, *, report: Report = silent) -> Swept
     """Do the same at the end of a purge, unless there is nothing to do.
 
     A process that works on the archive sweeps at its own end: then leave it to that. If the archive
-    cannot be reached, log a warning and leave it to the next sweep: the purge is done.
+    cannot be reached, or belongs to another database, log a warning and leave it to the next sweep:
+    the purge is done.
     """
     async with database.connection() as conn:
         waiting: int = await conn.fetchval(SQL_GARBAGE)
@@ -141,7 +152,7 @@ async def sweep_if_free(database: Database, *, report: Report = silent) -> Swept
         return await sweep(database, report=report)
     except ArchiveRunning:
         return Swept(waiting=waiting)
-    except ArchiveUnavailable as error:
+    except (ArchiveNotOwned, ArchiveUnavailable) as error:
         logger.warning(
             "%s: what was removed from its events stays there until the next sweep", error
         )
