@@ -181,7 +181,8 @@ def _over_redis(store: Store, url: str, config: Config) -> ReplicationPeer:
         from storage.replication.redis_transport import RedisTransport  # noqa: PLC0415
     except ImportError:
         raise ExtraMissing("--redis", "redis") from None
-    return ReplicationPeer(store, RedisTransport(url, store.server_name, config))
+    transport = RedisTransport(url, store.server_name, config)
+    return ReplicationPeer(store, transport, announces="all")
 
 
 def stopped_by_signal() -> asyncio.Event:

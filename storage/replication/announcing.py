@@ -15,13 +15,14 @@ class HasPositions(Protocol):
         """Return the position of each writer."""
 
 
-def advance_commands(advance: Advance) -> Iterator[Command]:
+def advance_commands(advance: Advance, *, batches: bool = True) -> Iterator[Command]:
     """Yield the commands that publish an advance.
 
     There is one RDATA per fact; where several share a stream id all but the last have the token
     "batch". A POSITION follows where the position is beyond the last fact, or there are no facts. A
     fact that does not fit a line is not sent: a POSITION from its own id makes the readers see a
-    hole, and fetch it from the table.
+    hole, and fetch it from the table. Without ``batches``, the same is done for facts that share an
+    id.
     """
     stream_name, instance_name, sent = advance.stream_name, advance.instance_name, advance.previous
     for stream_id, facts in groupby(advance.facts, _stream_id):
@@ -32,7 +33,7 @@ def advance_commands(advance: Advance) -> Iterator[Command]:
             Rdata(stream_name, instance_name, None, fact.row) for fact in rows[:-1]
         ]
         commands.append(Rdata(stream_name, instance_name, stream_id, rows[-1].row))
-        if all(_fits(command) for command in commands):
+        if (batches or len(commands) == 1) and all(_fits(command) for command in commands):
             yield from commands
         else:
             yield Position(stream_name, instance_name, stream_id, stream_id)

@@ -54,19 +54,31 @@ class _Track:
 
     fetching: asyncio.Task[None] | None = None
 
+    def is_cut(self, token: int, known: int | None) -> bool:
+        """Return whether another sender repeats a token, within a batch of a later one.
+
+        Rows of either may have come, so the later one is read from the table.
+        """
+        repeats = token <= max(known or 0, self.goal, self.token or 0)
+        return repeats and (self.torn or bool(self.rows))
+
 
 class Follower:
     """Takes RDATA and POSITION from any number of links, and advances the target.
 
-    The target gets every fact once, in its writer's order.
+    The target gets every fact once, in its writer's order. On a shared link, several participants
+    may send the facts of one writer.
     """
 
-    def __init__(self, target: FollowTarget, config: Config) -> None:
+    def __init__(self, target: FollowTarget, config: Config, *, is_shared: bool = False) -> None:
+        self._is_shared = is_shared
         self._target = target
         self._config = config
         self._tracks: dict[Link, dict[tuple[str, str], _Track]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._ready: list[_Track] = []
+        self.is_advancing: bool = False
+        """The target is being advanced: all on a shared link have received this."""
 
     def rdata(self, command: Rdata, link: Link) -> None:
         """Take a row. Raise `ProtocolError` for one that does not have its stream's shape."""
@@ -76,6 +88,11 @@ class Follower:
         self._target.check(command.stream_name, command.row)
         if command.token is None:
             self._keep(track, command.row)
+        elif self._is_shared and track.is_cut(
+            command.token, self._target.position(track.stream_name, track.instance_name)
+        ):
+            track.torn = True
+            track.rows.clear()
         elif (
             track.torn
             or not track.live
@@ -177,7 +194,11 @@ class Follower:
             return
         if known is not None and facts and facts[0].stream_id <= known:
             facts = [fact for fact in facts if fact.stream_id > known]
-        self._target.advance(track.stream_name, track.instance_name, current, facts)
+        self.is_advancing = True
+        try:
+            self._target.advance(track.stream_name, track.instance_name, current, facts)
+        finally:
+            self.is_advancing = False
 
     # ---------------------------------------------------------------------------------------------
     # holes

@@ -6,6 +6,9 @@
 A participant has two sides. It *announces*: "own" facts, on transports where all receive all; "all"
 known facts, as the hub of others (the TCP server); "none" (the TCP client). And it *follows*, or
 not. On every new link both sides send their state, so that anything lost before is recovered.
+
+On a shared transport, "all" is what no participant has sent: own facts, and those read from the
+tables. Their writer may take part, too, and be about to send them.
 """
 
 import asyncio
@@ -117,11 +120,14 @@ class ReplicationPeer:
             target = StreamsTarget(store.streams)
         self.syncing: Syncing = Syncing(self._config.replication_sessions_max)
         self.acknowledged: Acknowledgements = Acknowledgements(self._config.replication_ack_keep_ms)
-        own = self.instance_name if announces == "all" else None
+        self._is_hub = announces == "all" and not transport.is_shared
+        own = self.instance_name if self._is_hub else None
         self._names = WorkerNames(
             own, self._config.replication_names_max, self._config.replication_ping_ms, self._forget
         )
-        self._follower = Follower(target, self._config) if follows else None
+        self._follower = (
+            Follower(target, self._config, is_shared=transport.is_shared) if follows else None
+        )
         self._own_syncs: dict[Session, int] = {}
         self._own_acknowledgement: int | None = None
         self._heard: dict[str, float] = {}
@@ -202,15 +208,20 @@ class ReplicationPeer:
         All others must know a new writer before they receive later facts.
         """
         is_new_writer = not advance.previous and not advance.facts
-        if self.transport.links and (advance.local or is_new_writer or self._announces == "all"):
-            self.transport.publish(*advance_commands(advance))
+        of_others = self._announces == "all" and (self._is_hub or not self._was_received())
+        if self.transport.links and (advance.local or is_new_writer or of_others):
+            # the writer itself may be on a shared link, and its batches must not mix with these
+            batches = advance.local or self._is_hub
+            self.transport.publish(*advance_commands(advance, batches=batches))
 
-    def _positions(self) -> Iterator[Position]:
+    def _was_received(self) -> bool:
+        return self._follower is not None and self._follower.is_advancing
+
+    def _positions(self, *, own: bool = False) -> Iterator[Position]:
         if self._streams is None or self._announces == "none":
             return iter(())
-        return positions(
-            self._streams, None if self._announces == "all" else self._streams.instance_name
-        )
+        own = own or self._announces == "own"
+        return positions(self._streams, self._streams.instance_name if own else None)
 
     def _own_state(self) -> Iterator[Command]:
         for (user_id, device_id), at in self._own_syncs.items():
@@ -226,7 +237,7 @@ class ReplicationPeer:
         """
         while True:
             await asyncio.sleep(self._config.replication_ping_ms / 1000)
-            self.transport.publish(*self._positions())
+            self.transport.publish(*self._positions(own=True))
             silent_since = time.monotonic() - self._config.replication_timeout_ms / 1000
             for instance_name in [name for name, at in self._heard.items() if at < silent_since]:
                 del self._heard[instance_name]
@@ -240,7 +251,7 @@ class ReplicationPeer:
         """See `Subscriber`."""
         if self._follower is not None:
             link.send(Replicate())
-        if self._announces != "all":
+        if not self._is_hub:
             link.send(*self._positions(), *self._own_state())
 
     def disconnected(self, link: Link) -> None:
@@ -264,9 +275,7 @@ class ReplicationPeer:
                 if self._follower is not None:
                     self._follower.position(command, link)
             case Replicate():
-                link.send(
-                    *self._positions(), *(self._own_state() if self._announces != "all" else ())
-                )
+                link.send(*self._positions(), *(() if self._is_hub else self._own_state()))
             case UserSync():
                 self.syncing.told(command, link)
             case ClearUserSync():
@@ -281,9 +290,9 @@ class ReplicationPeer:
         """Note the sender; raise `ProtocolError` where another link has that name."""
         if isinstance(command, BY_NAME):
             self._names.claim(command.instance_name, link)
-        if self.transport.is_shared and isinstance(
-            command, Rdata | Position | UserSync | ClearUserSync | FederationAck
-        ):
+        if not self.transport.is_shared or _is_of_an_idle_writer(command):
+            return
+        if isinstance(command, Rdata | Position | UserSync | ClearUserSync | FederationAck):
             self._heard[command.instance_name] = time.monotonic()
 
     def _forget(self, instance_name: str) -> None:
@@ -300,6 +309,14 @@ class ReplicationPeer:
             )
             self._noting.add(task)
             task.add_done_callback(self._noting.discard)
+
+
+def _is_of_an_idle_writer(command: Command) -> bool:
+    """Return whether a command says that a writer has written nothing.
+
+    Others send this of a worker that has ended. One that runs repeats its own position.
+    """
+    return isinstance(command, Position) and command.prev_token < command.new_token
 
 
 async def _note_up(server_up: Callable[[str], Awaitable[None]], server_name: str) -> None:

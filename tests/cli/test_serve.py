@@ -12,6 +12,9 @@ from pathlib import Path
 import pytest
 
 import storage
+from storage.replication import Handlers, ReplicationPeer
+from storage.replication.redis_transport import RedisTransport
+from storage.streams.feed import Advance, Fact
 from tests.cli.running import NOBODY, room_storage, started
 from tests.replication.redis_server import RedisServer
 
@@ -197,3 +200,30 @@ def test_a_wrong_address_of_redis(dsn: str) -> None:
 
 def test_no_database() -> None:
     assert room_storage("serve", "--server-name", "example.com", "--dsn", NOBODY).returncode == 3
+
+
+async def test_it_publishes_over_redis_what_others_commit(dsn: str) -> None:
+    """The writer has no connection with Redis; a listener has nothing but Redis."""
+    config = storage.Config(replication_ping_ms=200, replication_timeout_ms=10_000)
+    alice = storage.UserId("@alice:example.com")
+    async with (
+        RedisServer() as redis,
+        storage.open(dsn, server_name="example.com", instance_name="writer") as writer,
+    ):
+        with serving("--no-tcp", "--redis", redis.url, "--json", STORAGE_DSN=dsn) as process:
+            assert told(process) == {"redis": redis.url}
+            advances: asyncio.Queue[Advance] = asyncio.Queue()
+            handlers = Handlers()
+            handlers.on(Advance, advances.put_nowait)
+            transport = RedisTransport(redis.url, "example.com", config)
+            async with asyncio.timeout(30), ReplicationPeer(handlers, transport, config=config):
+                await transport.connected()
+                while (await advances.get()).instance_name != "writer":
+                    pass  # the answer of the process: it knows this one
+                for number in range(3):
+                    await writer.account_data.set(alice, f"m.{number}", {})
+                facts: list[Fact] = []
+                while len(facts) < 3:
+                    advance = await advances.get()
+                    facts += [fact for fact in advance.facts if advance.instance_name == "writer"]
+                assert [fact.row[-1] for fact in facts] == ["m.0", "m.1", "m.2"]

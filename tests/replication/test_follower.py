@@ -8,6 +8,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from itertools import groupby
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -169,6 +170,25 @@ class FollowerScene:
         await self.follower.close()
 
 
+class SharedLinkScene(FollowerScene):
+    """One link with two senders of the same facts: the writers, and one that reads the tables."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.follower = Follower(self.log, CONFIG, is_shared=True)
+        self.links[1] = self.links[0]
+        self.lines = [list(positions({"s": self.log})) for _ in self.links]
+
+    async def write(self, writer: str, counts: list[int]) -> None:
+        advance = self.log.write(writer, counts)
+        for waiting, batches in zip(self.lines, (True, False), strict=True):
+            waiting.extend(advance_commands(advance, batches=batches))
+
+    async def break_off(self, number: int) -> None:
+        """A sender comes back; the others have noticed nothing."""
+        self.lines[number] = list(positions({"s": self.log}))
+
+
 Step = tuple[Callable[..., Awaitable[None]], tuple[object, ...]]
 steps: st.SearchStrategy[Step] = st.one_of(
     st.tuples(
@@ -182,17 +202,32 @@ steps: st.SearchStrategy[Step] = st.one_of(
 )
 
 
-@given(st.lists(steps, max_size=40))
-def test_every_fact_once_in_order_however_links_behave(plan: list[Step]) -> None:
+@pytest.mark.parametrize("make_scene", [FollowerScene, SharedLinkScene])
+@given(plan=st.lists(steps, max_size=40))
+def test_every_fact_once_in_order_however_links_behave(
+    make_scene: type[FollowerScene], plan: list[Step]
+) -> None:
     async def play() -> None:
-        scene = FollowerScene()
+        scene = make_scene()
         for step, arguments in plan:
-            await step(scene, *arguments)
+            await getattr(scene, step.__name__)(*arguments)
         await scene.end()
         scene.log.check_complete()
         assert all(link.refused.empty() for link in scene.links)
 
     asyncio.run(play())
+
+
+async def test_a_second_sender_repeats_a_row_within_a_batch_of_the_writer() -> None:
+    scene = SharedLinkScene()
+    for number in (0, 1):
+        await scene.deliver(number, len(WRITERS))
+    await scene.write("a", [1, 2])
+    await scene.deliver(0, 2)
+    await scene.deliver(1, 1)
+    await scene.deliver(0, 1)
+    await scene.end()
+    scene.log.check_complete()
 
 
 async def test_a_page_may_end_in_the_middle_of_an_id() -> None:
