@@ -35,6 +35,7 @@ async def sync(
     filter: SyncFilter = ANY_ROOM,  # noqa: A002  # as the client-server API calls it
     device_id: str | None = None,
     include: Collection[Included] | None = None,
+    to_device_limit: int | None = None,
 ) -> Sync:
     """Return what is new to a local user since a token; None asks for everything.
 
@@ -54,7 +55,8 @@ async def sync(
     "unread" (counts), as of the same snapshot. A room where only these are new is in `Sync.join`.
     None adds all four where there is a ``device_id``, and nothing where there is none: then no
     statement is sent for it. To-device messages stay stored until you delete them
-    (`storage.streams.to_device.ToDevice.delete`).
+    (`storage.streams.to_device.ToDevice.delete`). ``to_device_limit`` is the largest number of
+    them: `Sync.next_batch` covers those that are returned, and the next sync has the next ones.
 
     `InvalidToken`, `ResyncNeeded`, `InputError`.
     """
@@ -71,7 +73,7 @@ async def sync(
         deployment=store.deployment_id,
         config=store.database.config,
         defined=store.defined_streams.covered,
-        include=Include.of(include, device_id),
+        include=Include.of(include, device_id, to_device_limit),
     )
     await store.defined_streams.ready()
     return await queries.until_news(

@@ -78,6 +78,27 @@ WHERE p.name = $1::text AND a.stream_id > $2::bigint AND a.stream_id <= $3::bigi
 ORDER BY a.stream_id
 """
 
+SQL_OF_PLACE: Final[LiteralString] = """
+WITH
+place AS (
+    SELECT 0 AS room_nid WHERE $2::text IS NULL
+    UNION ALL
+    SELECT room_nid FROM rooms WHERE room_id = $2::text
+)
+SELECT t.type, a.content
+FROM principals p
+CROSS JOIN place
+-- one place: a join could read the account data of all rooms of the user
+CROSS JOIN LATERAL (
+    SELECT * FROM account_data
+        WHERE principal_nid = p.principal_nid AND room_nid = place.room_nid OFFSET 0
+) AS a
+JOIN event_types t USING (type_nid)
+WHERE p.name = $1::text
+ORDER BY a.stream_id
+"""
+"""$2: a room; NULL: the global account data."""
+
 EVERYTHING: Final = (1 << 63) - 1
 
 
@@ -86,6 +107,13 @@ class AccountDataRow(NamedTuple):
 
     stream_id: int
     room_id: str | None
+    type: str
+    content: bytes
+
+
+class OwnContentRow(NamedTuple):
+    """The content of one type, in one place."""
+
     type: str
     content: bytes
 
@@ -135,8 +163,11 @@ class AccountData:
 
         Raise `UnknownRoom` or `InvalidIdentifier`.
         """
+        user = args.local_user(user_id, self._server_name)
         room = None if room_id is None else args.room(room_id)
-        rows = [row for row in await self.changes(user_id) if row.room_id == room]
+        rows = await self._writer.reads.of_primary(
+            lambda conn: conn.fetch(SQL_OF_PLACE, user, room, row=OwnContentRow)
+        )
         if room is not None and not rows:
             await self._writer.reads.of_primary(lambda conn: require_room(conn, room))
         return {row.type: orjson.loads(row.content) for row in rows}

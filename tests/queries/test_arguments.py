@@ -157,6 +157,7 @@ BY_NAME: Final[dict[str, ArgumentCase]] = {
     "limit": ArgumentCase(5, NO_LIMITS),
     "timeline_limit": ArgumentCase(5, NO_LIMITS),
     "rooms_limit": ArgumentCase(5, NO_LIMITS[1:]),
+    "to_device_limit": ArgumentCase(5, (0, *NO_LIMITS[1:])),
     "timeout_ms": ArgumentCase(0, NO_LIMITS),
     "timestamp_ms": ArgumentCase(5, NO_NUMBERS),
     "min_depth": ArgumentCase(0, NO_NUMBERS),

@@ -58,6 +58,34 @@ async def test_a_device_gets_everything_by_default(store: Store) -> None:
         assert all(room.unread is None for room in bare.join.values())
 
 
+async def test_an_inbox_comes_in_parts(store: Store) -> None:
+    """Each message once, also where the parts of an initial sync have the first ones."""
+    rooms = [new_room(seed=seed, members=[LOCAL]) for seed in range(3)]
+    for room in rooms:
+        await deliver(store, room)
+    for number in range(7):
+        await store.to_device.send({USER: {"A": {"n": number}}})
+    found = await look(store, to_device_limit=2, rooms_limit=1)
+    messages, room_ids = list(found.to_device), set(found.join)
+    while found.next_rooms is not None:
+        found = await look(store, found.next_rooms, to_device_limit=2, rooms_limit=1)
+        assert not found.to_device
+        room_ids |= found.join.keys()
+    assert room_ids == {room.room_id for room in rooms}
+    assert messages == [{"n": 0}, {"n": 1}]
+    while not (found := await look(store, found.next_batch, to_device_limit=2)).is_empty:
+        assert not found.join
+        messages += found.to_device
+        at = store.positions_of(found.next_batch)["to_device"]
+        assert await store.to_device.delete(USER, "A", at) >= len(found.to_device)
+        assert len(await store.to_device.inbox(USER, "A")) == 7 - len(messages)
+    assert messages == [{"n": number} for number in range(7)]
+    assert (await look(store, to_device_limit=1)).to_device == []
+    for wrong in (0, -1, "2"):
+        with pytest.raises(InputError):
+            await look(store, to_device_limit=wrong)
+
+
 async def test_an_initial_sync_has_everything(store: Store) -> None:
     room, other = new_room(members=[LOCAL, OTHER]), new_room(seed=1)
     said = room.message(ADMIN)

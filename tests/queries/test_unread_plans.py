@@ -141,7 +141,7 @@ async def test_included_facts_are_read_by_their_indexes(read_room: CrowdedRoom) 
             read_room.store,
             included.SQL_INCLUDED,
             *(LOCAL, "A", True, True, 1_003_000, [], [], way, [], True, True),
-            *(0, [], [], 0, [], [], None, [], []),
+            *(0, [], [], 0, [], [], None, [], [], None),
         )
         assert index in plan.indexes
         assert {"account_data_user_idx", "to_device_inbox_idx"} <= plan.indexes

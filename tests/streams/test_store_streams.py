@@ -15,7 +15,7 @@ import pytest
 import storage
 from storage import Store, UnknownRoom
 from storage.database.explained import ExplainingConnection
-from storage.streams import SyncToken, VectorPosition, to_device
+from storage.streams import SyncToken, VectorPosition, account_data, to_device
 from storage.streams.feed import Advance
 from storage.streams.position_poller import follow_once
 from storage.testing import RoomBuilder
@@ -235,6 +235,34 @@ async def test_account_data(store: Store) -> None:
     assert store.streams["account_data"].linear() == third
     with pytest.raises(UnknownRoom):
         await store.account_data.set(user, "m.tag", {}, room_id=storage.RoomId("!nowhere:s1.test"))
+
+
+async def test_account_data_of_a_room_is_read_alone(store: Store) -> None:
+    """Whatever the user has in other rooms, and whatever Postgres estimates."""
+    room = room_of()
+    await store.append(room.pdus)
+    user = storage.UserId("@user1:s1.test")
+    await store.account_data.set(user, "m.direct", {})
+    await store.account_data.set(user, "m.tag", {}, room_id=room.room_id)
+    async with store.database.transaction() as conn:
+        await conn.execute(
+            """
+            INSERT INTO account_data
+            SELECT made.*
+            FROM account_data d
+            CROSS JOIN generate_series(1, 1000) AS n
+            CROSS JOIN LATERAL jsonb_populate_record(d, jsonb_build_object(
+                'room_nid', d.room_nid + n, 'stream_id', d.stream_id + n * 10)) AS made
+            WHERE d.room_nid > 0
+            """
+        )
+        await conn.execute("ANALYZE account_data")
+        explaining = ExplainingConnection.over(conn, generic=True)
+        for place in (room.room_id, None):
+            row = account_data.OwnContentRow
+            found = await explaining.fetch(account_data.SQL_OF_PLACE, user, place, row=row)
+            assert [one.type for one in found] == ["m.direct" if place is None else "m.tag"]
+            assert explaining.plans[-1].rows_of_tables()["account_data"] == 1
 
 
 async def test_to_device(store: Store) -> None:

@@ -91,15 +91,20 @@ message AS (
     SELECT d.stream_id, d.content
     FROM reader u
     CROSS JOIN LATERAL (
-        SELECT d.* FROM to_device d
-            WHERE d.principal_nid = u.principal_nid AND d.device_id = $2::text
-                AND (d.principal_nid, d.device_id, d.stream_id)
-                    > (u.principal_nid, $2::text, $15::bigint)
-            OFFSET 0
+        SELECT d.stream_id, d.content
+        FROM to_device d
+        JOIN writers w USING (writer_nid)
+        LEFT JOIN unnest($16::text[], $17::bigint[]) AS a (instance_name, after)
+            USING (instance_name)
+        WHERE d.principal_nid = u.principal_nid AND d.device_id = $2::text
+            -- compared as rows, so that only the index by device fits
+            AND (d.principal_nid, d.device_id, d.stream_id)
+                > (u.principal_nid, $2::text, $15::bigint)
+            AND d.stream_id > COALESCE(a.after, $15::bigint)
+        ORDER BY d.principal_nid, d.device_id, d.stream_id
+        LIMIT $21::bigint
     ) AS d
-    JOIN writers w USING (writer_nid)
-    LEFT JOIN unnest($16::text[], $17::bigint[]) AS a (instance_name, after) USING (instance_name)
-    WHERE $10::boolean AND d.stream_id > COALESCE(a.after, $15::bigint)
+    WHERE $10::boolean
 ),
 fact AS (
     SELECT 'receipt' AS kind, c.room_nid, c.stream_id, c.receipt_type AS name, o.name AS user_id,
@@ -138,7 +143,7 @@ ORDER BY f.stream_id
 
 $11: since a token. $5 to $7, $12 to $14 and $15 to $17: after these positions of receipts, account
 data and to-device messages. $18 and $19: the filter of rooms. $20: rooms that the user left, with
-all of their account data.
+all of their account data. $21: most to-device messages.
 """
 prepare_ahead(SQL_INCLUDED)
 
@@ -166,9 +171,15 @@ class Include:
 
     parts: frozenset[str] = frozenset()
     device_id: str | None = None
+    to_device_limit: int | None = None
 
     @classmethod
-    def of(cls, parts: Collection[str] | None, device_id: str | None) -> "Include":
+    def of(
+        cls,
+        parts: Collection[str] | None,
+        device_id: str | None,
+        to_device_limit: int | None = None,
+    ) -> "Include":
         """Return the parts for these arguments. `InputError`, `InvalidIdentifier`.
 
         None: all parts for a device, and none without a device.
@@ -182,7 +193,11 @@ class Include:
             args.text(device_id)
         elif "to_device" in wanted:
             raise InputError("include holds to_device: give the device_id")
-        return cls(wanted, device_id)
+        if to_device_limit is not None:
+            to_device_limit = args.limit(to_device_limit, args.LARGEST - 1, "to_device_limit")
+            if to_device_limit == 0:
+                raise InputError("to_device_limit is 0: at least 1 is wanted")
+        return cls(wanted, device_id, to_device_limit)
 
     @property
     def streams(self) -> list[str]:
@@ -222,27 +237,48 @@ class Inclusion:
     rows_max: int
 
 
-async def add_included(conn: Connection, wanted: Inclusion, response: Sync) -> Sync:
-    """Return the response with the parts to include."""
+async def add_included(
+    conn: Connection, wanted: Inclusion, response: Sync
+) -> tuple[Sync, SyncToken]:
+    """Return the response with the parts to include, and the positions that it covers."""
+    covers = wanted.now
     if not wanted.include.parts:
-        return response
+        return response, covers
     is_due = wanted.since is None or wanted.include.has_news(wanted.since, wanted.now)
     if is_due or wanted.whole or wanted.left:
-        response = _with_facts(wanted, response, await _facts(conn, wanted))
+        facts, covers = _limited(wanted, await _facts(conn, wanted))
+        response = _with_facts(wanted, response, facts)
     if "unread" not in wanted.include.parts or not response.join:
-        return response
+        return response, covers
     request = UnreadRequest(ignored=wanted.ignored, rows_max=wanted.rows_max)
     counts = await unread(conn, wanted.user_id, room_ids=response.join.keys(), request=request)
     joined = {
         room_id: replace(room, unread=counts.get(room_id))
         for room_id, room in response.join.items()
     }
-    return replace(response, join=joined)
+    return replace(response, join=joined), covers
+
+
+def _limited(wanted: Inclusion, facts: list[IncludedRow]) -> tuple[list[IncludedRow], SyncToken]:
+    """Return the facts without the messages above the limit, and the positions they cover.
+
+    Messages are in the order of their positions, but each writer has its own: the position of the
+    last message is not above what the snapshot has of any writer.
+    """
+    limit = wanted.include.to_device_limit
+    messages = [row.stream_id for row in facts if row.kind == "to_device"]
+    if limit is None or len(messages) <= limit:
+        return facts, wanted.now
+    last = messages[limit - 1]
+    reached = wanted.now.positions()
+    reached["to_device"] = VectorPosition(last).meet(reached["to_device"])
+    kept = [row for row in facts if row.kind != "to_device" or row.stream_id <= last]
+    return kept, SyncToken.of(reached)
 
 
 async def _facts(conn: Connection, wanted: Inclusion) -> list[IncludedRow]:
     """Return the new facts, and all of the whole rooms."""
-    included = wanted.include.parts
+    included, limit = wanted.include.parts, wanted.include.to_device_limit
     since = {} if wanted.since is None else wanted.since.positions()
     after = {name: since.get(name, VectorPosition()) for name in wanted.include.streams}
     receipts, data, messages = (
@@ -265,6 +301,7 @@ async def _facts(conn: Connection, wanted: Inclusion) -> list[IncludedRow]:
         None if wanted.filter.rooms is None else list(wanted.filter.rooms),
         list(wanted.filter.not_rooms),
         list(wanted.left),
+        None if limit is None else limit + 1,
         row=IncludedRow,
     )
 

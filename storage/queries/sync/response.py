@@ -1,7 +1,7 @@
 """The response of /sync from its parts, within one snapshot."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from storage import arguments as args
@@ -163,8 +163,7 @@ async def _respond(conn: Connection, request: SyncRequest, news: News | None) ->
     known = None if since is None else events_of(since)
     room_nids = None if news is None or known is None else news.candidates(known)
     if (known == events_of(upto) and not request.full_state) or room_nids == []:
-        wanted = _inclusion(request, since, upto, [])
-        return await add_included(conn, wanted, Sync(request.next_batch(upto)))
+        return await _included(conn, request, _inclusion(request, since, upto, []), [])
     below = None if request.part is None else (request.part.activity, request.part.room)
     limit = request.rooms_limit if since is None else None
     of_all = (
@@ -183,14 +182,30 @@ async def _respond(conn: Connection, request: SyncRequest, news: News | None) ->
     if more:
         found.remove(joined[-1])
         joined = joined[:-1]
+    wanted = _inclusion(request, since, upto, found)
+    last = joined[-1] if more and joined else None
+    return await _included(conn, request, wanted, found, last=last)
+
+
+async def _included(
+    conn: Connection,
+    request: SyncRequest,
+    wanted: Inclusion,
+    found: list[ChangedRoom],
+    *,
+    last: ChangedRoom | None = None,
+) -> Sync:
+    """Return the response with these rooms, and with the parts to include.
+
+    ``last`` is the last room where more follow. All parts of an initial sync cover the same
+    positions, so the first one decides how far the to-device messages go.
+    """
+    response = await _fill(conn, request, found, Sync(""))
+    response, upto = await add_included(conn, wanted, response)
     next_rooms = (
-        _next_rooms(request.covered(upto), joined[-1]).print(request.deployment)
-        if more and joined
-        else None
+        None if last is None else _next_rooms(request.covered(upto), last).print(request.deployment)
     )
-    response = Sync(request.next_batch(upto), next_rooms=next_rooms)
-    response = await _fill(conn, request, found, response)
-    return await add_included(conn, _inclusion(request, since, upto, found), response)
+    return replace(response, next_batch=request.next_batch(upto), next_rooms=next_rooms)
 
 
 def _inclusion(
