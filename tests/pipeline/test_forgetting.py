@@ -148,7 +148,7 @@ def _of_bob(records: dict[str, Reference], lines: list[dict[str, str]]) -> list[
 
 def _record(packs: Path, reference: Reference) -> bytes:
     """The bytes of a record in its pack; none in a pack that is gone."""
-    files = [one for one in packs.rglob("*") if one.is_file()]
+    files = packs.rglob("pack-*")
     found = [one for one in files if int(re.findall(r"[0-9]+", one.name)[0]) == reference.pack]
     start = reference.offset
     return found[0].read_bytes()[start : start + reference.length] if found else b""
