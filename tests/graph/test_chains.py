@@ -112,3 +112,10 @@ def test_the_closure_takes_the_highest_number_of_each_chain() -> None:
     ) == Map({2: 5, 3: 4, 7: 3, 9: 1})
     low, high = (ChainPosition(3, 1), Map({2: 5})), (ChainPosition(4, 1), Map({2: 7}))
     assert closure_of([low, high]) == closure_of([high, low]) == Map({2: 7, 3: 1, 4: 1})
+
+
+def test_a_chain_comes_back_from_its_numbers() -> None:
+    for links in ({}, {7: 1}, {7: 1, -20: 3, 9: 2}):
+        chain = Chain(4, links)
+        assert Chain.from_numbers(chain.numbers()) == chain
+        assert all(type(number) is int for number in chain.numbers())

@@ -4,6 +4,7 @@ A file that needs other settings has its own fixture ``config``.
 """
 
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 
@@ -21,3 +22,11 @@ def config() -> Config:
 async def store(dsn: str, config: Config) -> AsyncIterator[Store]:
     async with storage.open(dsn, server_name=SERVER, config=config) as opened:
         yield opened
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> str:
+    """The folder of the archive; its name needs quotes in a URL."""
+    path = tmp_path / "old events #1"
+    path.mkdir()
+    return str(path)

@@ -32,13 +32,6 @@ from tests.maintenance.test_backup import run
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> str:
-    path = tmp_path / "archive"
-    path.mkdir()
-    return str(path)
-
-
-@pytest.fixture
 async def room(store: Store, folder: str) -> RoomBuilder:
     return (await said_and_archived(store, folder))[0]
 

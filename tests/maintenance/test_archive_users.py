@@ -7,7 +7,6 @@ import subprocess
 import sys
 import time
 from functools import partial
-from pathlib import Path
 
 import pytest
 
@@ -34,14 +33,6 @@ from tests.maintenance.archived import (
     said_and_archived,
 )
 from tests.maintenance.rooms import LIVELY, SERVER, findings
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> str:
-    """The folder of the archive; its name needs quotes in a URL."""
-    path = tmp_path / "old events #1"
-    path.mkdir()
-    return str(path)
 
 
 @pytest.fixture

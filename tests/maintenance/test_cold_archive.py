@@ -42,14 +42,6 @@ from tests.persist.tables import logical_tables
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> str:
-    """The folder of the archive; its name needs quotes in a URL."""
-    path = tmp_path / "old events #1"
-    path.mkdir()
-    return str(path)
-
-
-@pytest.fixture
 async def room(store: Store) -> RoomBuilder:
     made = build_room(LIVELY, 150, seed=8)
     await store.append(made.pdus)

@@ -30,13 +30,6 @@ from tests.maintenance.object_store import ObjectStore
 from tests.maintenance.rooms import LIVELY, SERVER, findings
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> str:
-    path = tmp_path / "archive"
-    path.mkdir()
-    return str(path)
-
-
 async def lose_first(store: Store, folder: str) -> tuple[int, Path, bytes]:
     """Remove the file of the first pack; return its number, path and bytes."""
     pack = min((await references(store)).values()).pack
