@@ -6,10 +6,9 @@ without a thread and its own one. Without such a receipt, all since the user's l
 its first event, before changes of the profile. "After" means in the order of /sync, so only live
 events count (storage/streams/receipts.py).
 
-A message of the user is a receipt for its timeline or thread, which other users do not get: "When
-the user updates their read receipt (either by using the API or by sending an event), notifications
-prior to and including that event MUST be marked as read" (client-server API, "Receiving
-notifications"). State, edits and reactions are not: they do not say which thread was read.
+A message of the user is a receipt for its timeline or thread, which other users do not get: sending
+an event marks what is before it as read (client-server API, "Receiving notifications"). State,
+edits and reactions are not: they do not say which thread was read.
 
 Redacted events, edits, and events of ignored users do not count. A count ends at `COUNT_MAX`, and
 reads at most `rows_max` events of a room, the latest ones. One statement serves any number of

@@ -15,11 +15,11 @@ class Timeline:
 
     ``limited``: there may be more events between the last token and the first event. A gap lies
     there, or `Config.traversal_rows_max` events were read, and the hidden and filtered ones among
-    them left no room. Or state that the timeline would have has changed again, out of the user's
-    sight: then it begins after that state. The timeline of a room that the user joined and left
-    since the last token is limited as well, because the client may have a timeline of an earlier
-    stay. ``prev_batch`` pages back from there (`store.messages`). It returns every event that is
-    not in the timeline, and none that is.
+    them left no room. It is also limited where a state event of it was replaced later, by a change
+    that the user may not see: then it begins after that event. The timeline of a room that the user
+    joined and left since the last token is limited as well, because the client may have a timeline
+    of an earlier stay. ``prev_batch`` pages back from there (`store.messages`). It returns every
+    event that is not in the timeline, and none that is.
     """
 
     events: list[StoredEvent]
