@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
     from storage.database.migration_steps import MigrationStep
 
-HEAD_REVISION: Final = "0037"
+HEAD_REVISION: Final = "0039"
 """The latest that this package knows; `migrate` migrates to it."""
 
 OLDEST_REVISION: Final = "0029"
@@ -64,6 +64,10 @@ ARCHIVE_REVISION: Final = "0034"
 NARROW_EVENTS_REVISION: Final = "0037"
 """From this step on writers store NULL for what other columns say of an event
 (storage/persist/write/event_columns.py)."""
+
+NARROW_AUDIENCES_REVISION: Final = "0039"
+"""From this step on writers store NULL for false in `audiences.continued`
+(storage/persist/write/visibility.py)."""
 
 ONE_CONNECTION: Final = Config(pool_size_max=1, instance_name="migrate")
 """No writer has this name, so that a migration does not count as a live writer."""

@@ -46,7 +46,7 @@ CREATE TABLE schema_compatibility (
 COMMENT ON TABLE schema_compatibility IS
     'One row. Code for an older schema than code_revision cannot serve this one. Each "post" step '
     'of a migration sets it. alembic_version has the revision of the schema.';
-INSERT INTO schema_compatibility (code_revision) VALUES ('0037');
+INSERT INTO schema_compatibility (code_revision) VALUES ('0039');
 
 CREATE TABLE background_jobs (
     name text COLLATE "C" NOT NULL,
@@ -83,7 +83,7 @@ CREATE SEQUENCE principal_nids AS int START 1000 INCREMENT 100;
 CREATE TABLE principals (
     principal_nid int NOT NULL,
     name text COLLATE "C" NOT NULL,
-    CONSTRAINT principals_pkey PRIMARY KEY (principal_nid),
+    CONSTRAINT principals_pkey PRIMARY KEY (principal_nid) WITH (fillfactor = 100),
     CONSTRAINT principals_name_key UNIQUE (name)
 );
 COMMENT ON TABLE principals IS
@@ -135,7 +135,7 @@ CREATE TABLE state_keys (
     state_key_nid int NOT NULL,
     type_nid int NOT NULL,
     state_key text COLLATE "C" NOT NULL,
-    CONSTRAINT state_keys_pkey PRIMARY KEY (state_key_nid),
+    CONSTRAINT state_keys_pkey PRIMARY KEY (state_key_nid) WITH (fillfactor = 100),
     CONSTRAINT state_keys_type_nid_state_key_key UNIQUE (type_nid, state_key),
     CONSTRAINT state_keys_type_nid_fkey FOREIGN KEY (type_nid) REFERENCES event_types (type_nid)
 );
@@ -454,7 +454,7 @@ CREATE UNIQUE INDEX events_chosen_id_key ON events (event_id) WHERE position(':'
 COMMENT ON INDEX events_chosen_id_key IS
     'Serves: duplicates of ids that servers choose (room versions 1 and 2), in any two rooms.';
 CREATE INDEX events_room_topological_idx ON events (room_nid, topological_ordering, stream_ordering)
-    WHERE NOT outlier;
+    WITH (fillfactor = 100) WHERE NOT outlier;
 COMMENT ON INDEX events_room_topological_idx IS
     'Serves: pages of history; children within a topological range (repair).';
 CREATE INDEX events_create_idx ON events (room_nid) WHERE type_nid = 1;
@@ -463,7 +463,7 @@ CREATE INDEX events_room_outlier_idx ON events (room_nid, event_nid) WHERE outli
 COMMENT ON INDEX events_room_outlier_idx IS
     'Serves: the outliers of a room, for verification; some at a time, for a purge.';
 CREATE INDEX events_room_stream_idx ON events (room_nid, stream_ordering)
-    WHERE NOT outlier AND NOT backfilled;
+    WITH (fillfactor = 100) WHERE NOT outlier AND NOT backfilled;
 COMMENT ON INDEX events_room_stream_idx IS 'Serves: the timeline of a room for /sync.';
 CREATE INDEX events_gap_idx ON events (room_nid, stream_ordering) WHERE after_gap;
 COMMENT ON INDEX events_gap_idx IS 'Serves: the last gap that a timeline would cross.';
@@ -675,7 +675,7 @@ CREATE TABLE state_groups (
     member_key_nid int,
     event_nid bigint,
     path bytea,
-    CONSTRAINT state_groups_pkey PRIMARY KEY (state_group),
+    CONSTRAINT state_groups_pkey PRIMARY KEY (state_group) WITH (fillfactor = 100),
     CONSTRAINT state_groups_back_check CHECK (back[cardinality(back)] = 0),
     CONSTRAINT state_groups_keys_check CHECK (
         cardinality(key_nids) IS NOT DISTINCT FROM cardinality(event_nids)
@@ -857,6 +857,7 @@ CREATE TABLE state_deltas (
     state_key_nid int NOT NULL,
     writer_nid smallint NOT NULL,
     CONSTRAINT state_deltas_pkey PRIMARY KEY (room_nid, stream_ordering, state_key_nid)
+        WITH (fillfactor = 100)
 );
 COMMENT ON TABLE state_deltas IS
     'The changes of each position of the events stream to the current state of its room.';
@@ -1024,7 +1025,7 @@ CREATE TABLE auth_chains (
     state_key text COLLATE "C" NOT NULL,
     link_1 bigint,
     link_2 bigint,
-    CONSTRAINT auth_chains_pkey PRIMARY KEY (event_nid)
+    CONSTRAINT auth_chains_pkey PRIMARY KEY (event_nid) WITH (fillfactor = 100)
 );
 COMMENT ON TABLE auth_chains IS
     'Chain cover of the auth graph: each state event has a position in one chain, and reaches '
@@ -1047,18 +1048,20 @@ COMMENT ON COLUMN auth_chains.link_2 IS 'Another one. Further ones are in auth_c
 COMMENT ON CONSTRAINT auth_chains_pkey ON auth_chains IS
     'Serves: the position of an event; the first event of a chain; the ids of a state and of an '
     'auth chain.';
-CREATE UNIQUE INDEX auth_chains_position_key ON auth_chains (chain_nid, sequence_number)
-    WHERE chain_nid IS NOT NULL;
+CREATE UNIQUE INDEX auth_chains_position_key
+    ON auth_chains (chain_nid DESC, sequence_number DESC)
+    WITH (fillfactor = 100) WHERE chain_nid IS NOT NULL;
 COMMENT ON INDEX auth_chains_position_key IS
-    'Serves: the events of a range of a chain, without its first event. Most chains have no other.';
+    'Serves: the events of a range of a chain, without its first event. Most chains have no other. '
+    'The numbers of chains fall, so it grows at its last page.';
 CREATE INDEX auth_chains_link_1_idx
-    ON auth_chains (((link_1 >> 32) - event_nid), ((link_1 & 4294967295)))
+    ON auth_chains (((link_1 >> 32) - event_nid) DESC, ((link_1 & 4294967295)) DESC)
     WHERE link_1 IS NOT NULL;
 COMMENT ON INDEX auth_chains_link_1_idx IS
     'Serves: the positions that reach a given one (linking_to). Most links lead to few targets, '
     'and equal keys share their bytes.';
 CREATE INDEX auth_chains_link_2_idx
-    ON auth_chains (((link_2 >> 32) - event_nid), ((link_2 & 4294967295)))
+    ON auth_chains (((link_2 >> 32) - event_nid) DESC, ((link_2 & 4294967295)) DESC)
     WHERE link_2 IS NOT NULL;
 COMMENT ON INDEX auth_chains_link_2_idx IS 'Serves: the same.';
 
@@ -1177,15 +1180,16 @@ CREATE TABLE audiences (
     opened_topological bigint,
     room_nid int NOT NULL,
     branches int NOT NULL,
-    continued boolean NOT NULL,
-    CONSTRAINT audiences_pkey PRIMARY KEY (room_nid, audience)
+    continued boolean,
+    CONSTRAINT audiences_pkey PRIMARY KEY (room_nid, audience) WITH (fillfactor = 100)
 );
 COMMENT ON TABLE audiences IS
     'The numbers in use. They are on lines: the main line follows the current state in steps of '
     '2^40, and the numbers between two steps are for lines that branch off there '
     '(storage/visibility/audience_numbering.py).';
 COMMENT ON COLUMN audiences.branches IS 'The number of lines that branch off this number.';
-COMMENT ON COLUMN audiences.continued IS 'The line has further numbers after this one.';
+COMMENT ON COLUMN audiences.continued IS
+    'The line has further numbers after this one. NULL: it has none.';
 COMMENT ON COLUMN audiences.opened_topological IS
     'On the main line: the maximum of the topological order when the number was opened. It grows '
     'with the numbers. So events of this number, and of its branches, lie between this and the '

@@ -75,7 +75,7 @@ class AudienceNumberRow(NamedTuple):
     room_nid: int
     audience: int
     branches: int
-    continued: bool
+    continued: bool | None
     opened_topological: int | None
 
 
@@ -133,5 +133,5 @@ async def load_audiences(
     ):
         if (row.room_nid, row.audience) not in change_set.visibility.new_audiences:
             change_set.visibility.audiences[row.room_nid, row.audience] = AudienceRow(
-                row.branches, row.continued, row.opened_topological
+                row.branches, bool(row.continued), row.opened_topological
             )

@@ -7,6 +7,7 @@ from storage.database.columns import AUDIENCES, PAST_VISIBILITY, VISIBILITY
 from storage.database.placeholders import ColumnValues, by_column
 from storage.persist.model.change_set import ChangeSet
 from storage.persist.model.rows import AudienceRow, PastRow, VisibilityRow
+from storage.persist.write.event_edges import sparse
 from storage.visibility import multirange
 from storage.visibility.multirange import Ranges
 
@@ -44,11 +45,19 @@ def visibility_values(change_set: ChangeSet) -> dict[str, ColumnValues]:
     return {
         "set_visibility": _visibility(change_set.visibility.new_visibility),
         "set_past": _past(change_set.visibility.new_past),
-        "set_audience": by_column(
-            ("room_nid", "audience", *AudienceRow._fields),
-            ((*key, *row) for key, row in change_set.visibility.new_audiences.items()),
-        ),
+        "set_audience": _audiences(change_set),
     }
+
+
+def _audiences(change_set: ChangeSet) -> ColumnValues:
+    """Return the rows of audiences; if the form is in use, None for those without a next one."""
+    columns = by_column(
+        ("room_nid", "audience", *AudienceRow._fields),
+        ((*key, *row) for key, row in change_set.visibility.new_audiences.items()),
+    )
+    if not columns or not change_set.caches.forms.narrow_audiences:
+        return columns
+    return {**columns, "continued": sparse([flag or None for flag in columns["continued"]])}
 
 
 def _visibility(rows: Mapping[tuple[int, int], VisibilityRow]) -> ColumnValues:
