@@ -65,9 +65,9 @@ NARROW_EVENTS_REVISION: Final = "0037"
 """From this step on writers store NULL for what other columns say of an event
 (storage/persist/write/event_columns.py)."""
 
-NARROW_AUDIENCES_REVISION: Final = "0039"
-"""From this step on writers store NULL for false in `audiences.continued`
-(storage/persist/write/visibility.py)."""
+SPARSE_REVISION: Final = "0039"
+"""From this step on writers store NULL in `audiences.continued` (storage/persist/write/visibility.py)
+and `state_deltas.writer_nid` (storage/persist/write/state.py) where that says the same."""
 
 ONE_CONNECTION: Final = Config(pool_size_max=1, instance_name="migrate")
 """No writer has this name, so that a migration does not count as a live writer."""

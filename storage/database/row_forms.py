@@ -7,9 +7,9 @@ from storage.database.migrate import (
     DISTANCES_REVISION,
     ENCODED_REVISION,
     INLINE_LINKS_REVISION,
-    NARROW_AUDIENCES_REVISION,
     NARROW_EVENTS_REVISION,
     NARROW_GROUPS_REVISION,
+    SPARSE_REVISION,
 )
 from storage.database.prepared import prepare_ahead
 
@@ -33,8 +33,9 @@ class RowForms(NamedTuple):
     """`auth_chains.link_1` (storage/graph/chain_rows.py)."""
     narrow_events: bool = False
     """NULL in `events.depth` and `in_order_ts` (storage/persist/write/event_columns.py)."""
-    narrow_audiences: bool = False
-    """NULL in `audiences.continued` (storage/persist/write/visibility.py)."""
+    sparse: bool = False
+    """NULL in `audiences.continued` (storage/persist/write/visibility.py) and
+    `state_deltas.writer_nid` (storage/persist/write/state.py)."""
 
 
 async def row_forms(conn: Connection, known: RowForms | None = None) -> RowForms:
@@ -48,5 +49,5 @@ async def row_forms(conn: Connection, known: RowForms | None = None) -> RowForms
         revision >= NARROW_GROUPS_REVISION,
         revision >= INLINE_LINKS_REVISION,
         revision >= NARROW_EVENTS_REVISION,
-        revision >= NARROW_AUDIENCES_REVISION,
+        revision >= SPARSE_REVISION,
     )

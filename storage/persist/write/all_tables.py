@@ -41,7 +41,13 @@ from storage.persist.write.rooms import (
     ROOM_INPUTS,
     room_values,
 )
-from storage.persist.write.state import PART_CHAINS, PART_STATE, STATE_INPUTS, state_values
+from storage.persist.write.state import (
+    DELTA_WRITER,
+    PART_CHAINS,
+    PART_STATE,
+    STATE_INPUTS,
+    state_values,
+)
 from storage.persist.write.stored_form import learn_form
 from storage.persist.write.streams import (
     AUTHOR_INPUTS,
@@ -136,6 +142,7 @@ WRITE: Final[NumberedStatement] = compose(
         result=PART_RESULT,
     ),
     *AUTHOR_INPUTS,
+    DELTA_WRITER,
     *ROOM_INPUTS,
     *NAME_INPUTS,
     *EVENT_INPUTS,
@@ -249,5 +256,6 @@ def arguments(
             **transaction_values(change_set),
             **invalidation_values(invalidated),
             "dependencies": dependencies_of(change_set)._asdict(),
+            DELTA_WRITER.name: None if change_set.caches.forms.sparse else author.writer_nid,
         }
     )

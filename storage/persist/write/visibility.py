@@ -55,7 +55,7 @@ def _audiences(change_set: ChangeSet) -> ColumnValues:
         ("room_nid", "audience", *AudienceRow._fields),
         ((*key, *row) for key, row in change_set.visibility.new_audiences.items()),
     )
-    if not columns or not change_set.caches.forms.narrow_audiences:
+    if not columns or not change_set.caches.forms.sparse:
         return columns
     return {**columns, "continued": sparse([flag or None for flag in columns["continued"]])}
 

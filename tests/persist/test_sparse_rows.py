@@ -1,14 +1,14 @@
-"""Audiences without a next one have NULL, once every process can read it; the indexes are full."""
+"""Rows have NULL for what is usual, once every process can read it; indexes by chain are full."""
 
 from collections.abc import AsyncIterator
 from dataclasses import replace
-from typing import Final
+from typing import Final, NamedTuple
 
 import pytest
 
 import storage
 from storage import Store
-from storage.database.migrate import NARROW_AUDIENCES_REVISION, NARROW_EVENTS_REVISION
+from storage.database.migrate import NARROW_EVENTS_REVISION, SPARSE_REVISION
 from storage.pipeline.rebuilding import Rebuilder
 from tests.maintenance.rooms import SERVER, deliver, findings
 from tests.persist.test_narrow_rows import alembic
@@ -16,6 +16,12 @@ from tests.persist.test_time_order import disorder
 
 SQL_REVISION: Final = "UPDATE schema_compatibility SET code_revision = $1::text"
 SQL_CONTINUED: Final = "SELECT continued FROM audiences ORDER BY audience"
+SQL_DELTAS: Final = """
+SELECT d.writer_nid, e.writer_nid AS of_event
+FROM state_deltas d
+LEFT JOIN events e USING (stream_ordering)
+ORDER BY stream_ordering
+"""
 SQL_POSITIONS: Final = """
 INSERT INTO auth_chains (event_nid, chain_nid, sequence_number, event_id, state_key)
 SELECT number, -number, 2, '', '' FROM generate_series(1, 20000) AS number
@@ -42,6 +48,17 @@ async def continued(store: Store) -> list[bool | None]:
         return await conn.fetchvals(SQL_CONTINUED)
 
 
+class DeltaWriterRow(NamedTuple):
+    writer_nid: int | None
+    of_event: int | None
+
+
+async def writers(store: Store) -> list[DeltaWriterRow]:
+    """Return the writer of each delta, and that of the event at its position."""
+    async with store.database.connection() as conn:
+        return await conn.fetch(SQL_DELTAS, row=DeltaWriterRow)
+
+
 async def test_an_old_database_goes_on(store: Store, dsn: str) -> None:
     """Before the step rows have the old form, and both forms are read after it."""
     room, delivery = disorder(8)
@@ -51,9 +68,12 @@ async def test_an_old_database_goes_on(store: Store, dsn: str) -> None:
     old = await continued(store)
     assert None not in old
     assert False in old
-    await execute(store, SQL_REVISION, NARROW_AUDIENCES_REVISION)
+    assert all(row.writer_nid == row.of_event is not None for row in await writers(store))
+    await execute(store, SQL_REVISION, SPARSE_REVISION)
     await deliver(store, replace(delivery, events=delivery.events[half:]))
     assert None in await continued(store)
+    assert {row.writer_nid is None for row in await writers(store)} == {False, True}
+    assert None not in {row.of_event for row in await writers(store)}
     assert await findings(store) == []
     async with Rebuilder.opened(dsn, SERVER) as rebuilder:
         await rebuilder.rebuild(room.room_id)
@@ -79,6 +99,7 @@ async def test_the_old_form_is_written_back(dsn: str) -> None:
     alembic(dsn, "downgrade", NARROW_EVENTS_REVISION)
     async with storage.open(dsn, server_name=SERVER) as store:
         assert None not in await continued(store)
+        assert all(row.writer_nid == row.of_event is not None for row in await writers(store))
     alembic(dsn, "upgrade", "head")
     async with storage.open(dsn, server_name=SERVER) as store:
         await deliver(store, replace(delivery, events=delivery.events[half:]))
