@@ -7,7 +7,8 @@
 `InputRows` are sent as one array per column. In the text of a statement
 
     :new_gap.rows         is the rows, `(SELECT unnest($7::text::bigint[]) AS event_nid, …)`
-    :new_gap.ordered      is the same, and their numbers from 1 on as the column `ordinal`
+    :new_gap.rows(event_nid, room_nid)  is the rows with these columns alone
+    :new_gap.ordered      is the rows, and their numbers from 1 on as the column `ordinal`
     :new_gap.*            is all their parameters, `$7::text::bigint[], $8::text::text[], …`
     :new_gap.event_id     is one of them
     :new_gap.columns      is those that are columns of the table
@@ -23,7 +24,8 @@ columns of both kinds of list are also available for an alias:
 
 The rows are unnested in a list of SELECT, not in FROM: there each array would take 16 kB for a copy
 of its elements, and a statement with a hundred arrays more memory than a session keeps. Rows of
-which there are none are not unnested at all (a one-time filter in the plan).
+which there are none are not unnested at all (a one-time filter in the plan). Each column takes time
+even so. A part that needs a few of them lists these.
 
 `compose` replaces all of these once, at import. `NumberedStatement.bind` makes the argument list by
 the same declaration, so nobody keeps a number or an order by hand.
@@ -39,7 +41,9 @@ from storage.database.array_text import array_of_int_arrays, array_text
 ColumnValues = Mapping[str, Sequence[Any]]
 """The values of each column of input rows; empty if there are no rows."""
 
-_PLACEHOLDER: Final = re.compile(r"(?<![:\w\]]):([a-z_]+)(?:\.(\*|[a-z_]+)(?:\((\w+)\))?)?")
+_PLACEHOLDER: Final = re.compile(
+    r"(?<![:\w\]]):([a-z_]+)(?:\.(\*|[a-z_]+)(?:\((\w+(?:,\s*\w+)*)\))?)?"
+)
 _NUMBER: Final = re.compile(r"\$\d")
 
 
@@ -138,10 +142,13 @@ class InputRows(ColumnList):
         """Return the array of a column alone."""
         return parameter
 
-    def subquery(self, parameters: Mapping[str, str], *, is_ordered: bool) -> str:
-        """Return the rows."""
-        given = next((parameters[name] for name in parameters if name in self.key), None)
-        return _unnested(parameters, given, is_ordered=is_ordered)
+    def subquery(
+        self, parameters: Mapping[str, str], columns: Sequence[str], *, is_ordered: bool
+    ) -> str:
+        """Return these columns of the rows."""
+        names = [*(name for name in parameters if name in self.key), *parameters]
+        chosen = {column: parameters[column] for column in columns}
+        return _unnested(chosen, parameters[names[0]], is_ordered=is_ordered)
 
     def parameters(self, first: int) -> dict[str, str]:
         """Return the parameter of each column, numbered from ``first``."""
@@ -179,10 +186,12 @@ class OneInputRow(InputRows):
         """Return a column alone: an array of one."""
         return f"ARRAY[{parameter}]"
 
-    def subquery(self, parameters: Mapping[str, str], *, is_ordered: bool) -> str:
-        """Return the row."""
-        columns = [f"{parameter} AS {column}" for column, parameter in parameters.items()]
-        return f"(SELECT {', '.join([*columns, '1 AS ordinal'] if is_ordered else columns)})"
+    def subquery(
+        self, parameters: Mapping[str, str], columns: Sequence[str], *, is_ordered: bool
+    ) -> str:
+        """Return these columns of the row."""
+        chosen = [f"{parameters[column]} AS {column}" for column in columns]
+        return f"(SELECT {', '.join([*chosen, '1 AS ordinal'] if is_ordered else chosen)})"
 
     def parameters(self, first: int) -> dict[str, str]:
         """Return the parameter of each column, numbered from ``first``."""
@@ -256,7 +265,9 @@ class _Numbering:
         text = None
         if one is not None:
             self.unused.discard(name)
-            text = self._parameter(one, member) if not alias else None
+            text = self._rows(one, member, alias) or (
+                self._parameter(one, member) if not alias else None
+            )
             if text is None and isinstance(one, ColumnList):
                 text = one.text(member, alias)
         if text is None:
@@ -268,11 +279,18 @@ class _Numbering:
             return None if member else self._numbered(one)[""]
         if isinstance(one, InputRows) and member == "*":
             return ", ".join(self._numbered(one).values())
-        if isinstance(one, InputRows) and member in {"rows", "ordered"}:
-            return one.subquery(self._numbered(one), is_ordered=member == "ordered")
         if isinstance(one, InputRows) and member in one.types:
             return one.element(self._numbered(one)[member])
         return None
+
+    def _rows(self, one: ColumnList | InputValue, member: str, given: str) -> str | None:
+        """Return input rows, with the columns of a list if one is given."""
+        if not isinstance(one, InputRows) or member not in {"rows", "ordered"}:
+            return None
+        columns = re.findall(r"\w+", given) or list(one.types)
+        if unknown := set(columns) - one.types.keys():
+            raise ValueError(f"no such placeholder: {one.name} has no {sorted(unknown)}")
+        return one.subquery(self._numbered(one), columns, is_ordered=member == "ordered")
 
     def _numbered(self, one: InputRows | InputValue) -> dict[str, str]:
         """All parameters of an input stand side by side, where its first placeholder does."""
@@ -316,12 +334,8 @@ def by_column(names: Sequence[str], rows: Iterable[Iterable[object]]) -> ColumnV
     return dict(zip(names, columns, strict=True)) if columns else {}
 
 
-def _unnested(parameters: Mapping[str, str], given: str | None, *, is_ordered: bool) -> str:
-    """Return a subquery with a column per parameter.
-
-    ``given`` is an array without which there are no rows; None: the first one.
-    """
-    given = given or next(iter(parameters.values()))
+def _unnested(parameters: Mapping[str, str], given: str, *, is_ordered: bool) -> str:
+    """Return a subquery with a column per parameter; ``given`` is empty if there are no rows."""
     columns = [f"unnest({one}) AS {column}" for column, one in parameters.items()]
     if is_ordered:
         columns.append(f"generate_subscripts({given}, 1) AS ordinal")

@@ -174,12 +174,14 @@ INVARIANTS: Final[Mapping[str, str]] = {
     "waiting_redactions_pkey": "a redaction waits once, in the write that stores it",
     "reordered_events_pkey": "a write moves an event once, "
     "and rooms.moves grows with each under the room's write_version",
-    "current_state_pkey": "written by INSERT … ON CONFLICT under the room's write_version",
+    "current_state_pkey": "a plan under the room's write_version knows which rows are new; "
+    "the others are written by INSERT … ON CONFLICT",
     "state_deltas_pkey": "a position changes each key once",
     "memberships_pkey": "written by INSERT … ON CONFLICT",
     "auth_chains_pkey": "an event gets its position in the write that stores it",
     "auth_chain_links_pkey": "links are written with the position they start from",
-    "visibility_pkey": "written by INSERT … ON CONFLICT under the room's write_version",
+    "visibility_pkey": "a plan under the room's write_version knows which rows are new; "
+    "the others are written by INSERT … ON CONFLICT",
     "past_visibility_pkey": "written by INSERT … ON CONFLICT under the room's write_version",
     "out_of_band_memberships_pkey": "written by INSERT … ON CONFLICT "
     "under the room's write_version",

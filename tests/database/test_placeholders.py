@@ -60,6 +60,13 @@ class OrderedRow(NamedTuple):
                 " generate_subscripts($1::bytea[], 1) AS ordinal WHERE $1::bytea[] <> '{}')"
             ),
         ),
+        (  # a column may be sent as an empty array, so the key tells whether there are rows
+            ":person.* FROM :person.rows(age, name) AS i",
+            (
+                "{all} FROM (SELECT unnest($4::text::int[]) AS age, unnest($3::text::text[]) AS"
+                " name WHERE $1::text <> '{}') AS i"
+            ),
+        ),
         (":person.* :person.columns", "{all} person_nid, friends, name"),
         (":person.* :person.values", "{all} i.person_nid, i.friends::int[], i.name"),
         (":person.* :person.of(e)", "{all} e.person_nid, e.friends, e.name"),
@@ -92,6 +99,10 @@ def test_what_stands_for_a_placeholder(text: str, expected: str) -> None:
                 " $4::int AS age, 1 AS ordinal)"
             ),
         ),
+        (
+            ":person.* :person.rows(age)",
+            "$1::bigint, $2::int[], $3::text, $4::int (SELECT $4::int AS age)",
+        ),
         (":person.age :person.*", "ARRAY[$4::int] $1::bigint, $2::int[], $3::text, $4::int"),
     ],
 )
@@ -117,6 +128,8 @@ def test_inputs_are_numbered_in_the_order_of_the_text() -> None:
         ("SELECT :person.age", (PERSON,)),
         ("SELECT :person.of", (PERSON,)),
         ("SELECT :person.rows(e)", (PERSON,)),
+        (":person.* :person.rows(age, height)", (PERSON,)),
+        (":person.rows(age)", (PERSON,)),  # nothing takes the other columns
         ("SELECT :list.*", (ColumnList("list", ("a",)),)),
         ("SELECT * FROM :list.rows", (ColumnList("list", ("a",)),)),
     ],

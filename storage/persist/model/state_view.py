@@ -40,6 +40,8 @@ class StateView:
         self.resolving_seconds: dict[str, float] = {}
         """Seconds of processor time that state resolutions took, by room."""
         self.current_changes: dict[tuple[int, int], tuple[int, int | None]] = {}
+        self.absent_keys: set[tuple[int, int]] = set()
+        """Those of `current_changes` that had no entry before this change set."""
         self.deltas: list[StateDelta] = []
 
     def group(self, state_group: int) -> Group:
@@ -66,6 +68,14 @@ class StateView:
             self.groups[group.state_group] = self.new_groups[group.state_group] = group
             if keeps_digest(group):
                 room.group_digests.setdefault(group.digest, []).append(group.state_group)
+
+    def change_current(self, delta: StateDelta, membership: int | None) -> None:
+        """Change one key of a room's current state. ``membership`` is that of the new entry."""
+        key = delta.room_nid, delta.state_key_nid
+        if delta.prev_event_nid is None and key not in self.current_changes:
+            self.absent_keys.add(key)
+        self.current_changes[key] = (delta.event_nid or 0, membership)
+        self.deltas.append(delta)
 
     def derive(self, base: Group, change: Mapping[int, int]) -> Group:
         """Return the group of the state that results from this change of ``base``.

@@ -35,6 +35,9 @@ class VisibilityView:
         self.new_visibility: dict[tuple[int, int], VisibilityRow] = {}
         self.new_past: dict[tuple[int, int, int], PastRow] = {}
         self.new_audiences: dict[tuple[int, int], AudienceRow] = {}
+        self.absent_visibility: set[tuple[int, int]] = set()
+        """Those of `new_visibility` that have no row in the table."""
+        self.absent_audiences: set[tuple[int, int]] = set()
 
     def visible(self, room_nid: int, principal_nid: int) -> VisibilityRow:
         """Return the visibility row of a principal, or `UNSEEN` if it has none."""
@@ -105,6 +108,8 @@ class VisibilityView:
 
     def set_visibility(self, key: tuple[int, int], row: VisibilityRow) -> None:
         """Set the visibility row of a principal."""
+        if key not in self.new_visibility and not self._has_visibility(key):
+            self.absent_visibility.add(key)
         self.current[key] = self.new_visibility[key] = row
 
     def set_past(self, key: tuple[int, int], row: PastRow) -> None:
@@ -114,5 +119,15 @@ class VisibilityView:
         ] = row
 
     def set_audience(self, key: tuple[int, int], row: AudienceRow) -> None:
-        """Set the row of an audience."""
+        """Set the row of an audience. One that was not looked up before is new."""
+        if key not in self.audiences and key not in self.caches.audiences:
+            self.absent_audiences.add(key)
         self.audiences[key] = self.new_audiences[key] = row
+
+    def _has_visibility(self, key: tuple[int, int]) -> bool:
+        """Return whether the table may have a row of a principal that was looked up.
+
+        A stored row may equal `UNSEEN`, but is another object. A cached one may not be stored.
+        """
+        known = self.current.get(key)
+        return key in self.caches.visibility if known is None else known is not UNSEEN

@@ -46,8 +46,9 @@ def store_current(
         before = None if old is None else old.entries.get(key)
         nid = new.entries.get(key)
         membership = None if nid is None else change_set.events.row_of(nid).membership
-        change_set.states.deltas.append(StateDelta(room_nid, cause_nid, key, nid, before))
-        change_set.states.current_changes[room_nid, key] = (nid or 0, membership)
+        change_set.states.change_current(
+            StateDelta(room_nid, cause_nid, key, nid, before), membership
+        )
         type_nid, user = change_set.names.state_key_name(key)
         if type_nid == TYPE_MEMBER and user.endswith(":" + change_set.server_name):
             principal = change_set.names.principal_nid(user)

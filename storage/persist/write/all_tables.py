@@ -100,8 +100,9 @@ SELECT NULL, NULL, NULL,
         WHEN EXISTS (
             SELECT redaction_nid FROM settled EXCEPT SELECT unnest(:settled.redaction_nid)
         ) THEN refuse_stale_plan('waiting_redactions')
-        WHEN EXISTS (SELECT stream_name FROM latest EXCEPT SELECT stream_name FROM set_position)
-            THEN refuse_old_writer(:instance_name)
+        WHEN EXISTS (
+            SELECT FROM latest WHERE stream_name NOT IN (SELECT stream_name FROM set_position)
+        ) THEN refuse_old_writer(:instance_name)
     END
 """
 

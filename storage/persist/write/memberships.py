@@ -19,14 +19,14 @@ PART_MEMBERSHIPS: Final[LiteralString] = """
 out_of_band AS (
     INSERT INTO outlier_memberships (stream_id, event_nid, writer_nid)
     SELECT nextval('events_stream'), i.event_nid, :writer_nid
-    FROM :set_membership.rows AS i
+    FROM :set_membership.rows(event_nid, cause_nid) AS i
     WHERE i.cause_nid IS NULL
     RETURNING stream_id, event_nid
 ),
 set_membership AS (
     INSERT INTO memberships (:set_membership.columns, stream_ordering, writer_nid)
     SELECT :set_membership.values, COALESCE(p.stream_ordering, o.stream_id), :writer_nid
-    FROM :set_membership.rows AS i
+    FROM :set_membership.rows(event_nid, principal_nid, room_nid, membership, cause_nid) AS i
     LEFT JOIN positioned p ON p.event_nid = i.cause_nid
     LEFT JOIN out_of_band o ON o.event_nid = i.event_nid AND i.cause_nid IS NULL
     ON CONFLICT (principal_nid, room_nid) DO UPDATE
@@ -40,14 +40,14 @@ set_membership AS (
 set_out_of_band AS (
     INSERT INTO out_of_band_memberships (room_nid, principal_nid, event_nid, stripped_state)
     SELECT i.room_nid, i.principal_nid, i.event_nid, i.stripped_state
-    FROM :set_membership.rows AS i
+    FROM :set_membership.rows(event_nid, principal_nid, room_nid, cause_nid, stripped_state) AS i
     WHERE i.cause_nid IS NULL
     ON CONFLICT (room_nid, principal_nid)
         DO UPDATE SET event_nid = EXCLUDED.event_nid, stripped_state = EXCLUDED.stripped_state
 ),
 overruled AS (
     DELETE FROM out_of_band_memberships o
-    USING :set_membership.rows AS i
+    USING :set_membership.rows(principal_nid, room_nid, cause_nid) AS i
     WHERE o.room_nid = i.room_nid AND o.principal_nid = i.principal_nid AND i.cause_nid IS NOT NULL
 )"""
 

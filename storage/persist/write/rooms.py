@@ -53,7 +53,7 @@ positioned AS MATERIALIZED (  -- after the locks, as late as can be
         nextval('events_stream') AS stream_ordering
     FROM (
         SELECT event_nid, room_nid, backfilled
-        FROM :placed.ordered AS i
+        FROM :placed.ordered(event_nid, room_nid, backfilled) AS i
         WHERE (SELECT count(*) FROM locked) >= 0
         ORDER BY ordinal
     ) AS input
@@ -68,7 +68,7 @@ counted AS (  -- how the members of the current states change in number
             - count(*) FILTER (WHERE c.membership = 4))::int AS invited
     FROM (
         SELECT i.room_nid, i.state_key_nid, i.membership
-        FROM :set_state.rows AS i
+        FROM :set_state.rows(room_nid, state_key_nid, membership) AS i
         UNION ALL
         SELECT i.*, NULL FROM :removed_state.rows AS i
     ) AS i

@@ -18,7 +18,7 @@ from storage.persist.write.event_edges import sparse
 from storage.state.rows import GroupRow, row_of
 
 NEW_GROUP: Final = STATE_GROUPS.rows("new_group")
-SET_STATE: Final = CURRENT_STATE.rows("set_state")
+SET_STATE: Final = CURRENT_STATE.rows("set_state", is_new="boolean")
 REMOVED_STATE: Final = InputRows.own("removed_state", room_nid="int", state_key_nid="int")
 DELTA_WRITER: Final = InputValue("delta_writer_nid", "smallint")
 """The writer of state deltas; None: as that of the event at their position, once that is read."""
@@ -35,9 +35,17 @@ new_group AS (
     SELECT :new_group.values
     FROM :new_group.rows AS i
 ),
+new_state AS (
+    INSERT INTO current_state (:set_state.columns)
+    SELECT :set_state.values
+    FROM :set_state.rows AS i
+    WHERE i.is_new
+),
 set_state AS (
     INSERT INTO current_state (:set_state.columns)
-    SELECT * FROM :set_state.rows AS i
+    SELECT :set_state.values
+    FROM :set_state.rows AS i
+    WHERE NOT i.is_new
     ON CONFLICT (room_nid, state_key_nid) DO UPDATE SET :set_state.update(EXCLUDED)
 ),
 removed_state AS (
@@ -65,12 +73,12 @@ new_link AS (
 
 def state_values(change_set: ChangeSet) -> dict[str, ColumnValues]:
     """Return new state groups, what changes in current states, and new events' chain positions."""
-    current = change_set.states.current_changes
+    current, absent = change_set.states.current_changes, change_set.states.absent_keys
     return {
         "new_group": _groups(change_set),
         "set_state": by_column(
-            ("room_nid", "state_key_nid", "event_nid", "membership"),
-            ((*key, *value) for key, value in current.items() if value[0]),
+            ("room_nid", "state_key_nid", "event_nid", "membership", "is_new"),
+            ((*key, *value, key in absent) for key, value in current.items() if value[0]),
         ),
         "removed_state": by_column(
             ("room_nid", "state_key_nid"), (key for key, value in current.items() if not value[0])
