@@ -79,7 +79,7 @@ def _measured(events: Sequence[RealEvent], dictionary: Dictionary) -> dict[str, 
         ),
         "zstd, out us": _us(
             lambda: [
-                decode_zstd(frame, one.event_id, dictionary)
+                decode_zstd(dictionary, frame, one.event_id, one.room_id)
                 for frame, one in zip(frames, events, strict=True)
             ]
         ),

@@ -53,8 +53,8 @@ class MissingDictionary(StorageCorrupt):
 
 def register(dictionary: Dictionary) -> None:
     """Decode rows that name this dictionary from now on."""
-    _readers[_ZSTD + dictionary.key] = partial(_zstd, dictionary)
-    _readers[_COMPACT + dictionary.key] = partial(_compact, dictionary)
+    _readers[_ZSTD + dictionary.key] = partial(format_zstd.decode, dictionary)
+    _readers[_COMPACT + dictionary.key] = partial(format_compact.decode, dictionary)
 
 
 def encode(raw: bytes, event_id: str, room_id: str, dictionary: Dictionary | None) -> StoredBytes:
@@ -173,14 +173,6 @@ def _unknown(data: bytes, event_id: str) -> StorageCorrupt:
             dictionary_id=int.from_bytes(data[1:HEADER_BYTES]),
         )
     return StorageCorrupt("the stored bytes of an event have no known format", event_id=event_id)
-
-
-def _zstd(dictionary: Dictionary, stored: bytes, event_id: str, _: str) -> bytes:
-    return format_zstd.decode(stored, event_id, dictionary)
-
-
-def _compact(dictionary: Dictionary, stored: bytes, event_id: str, room_id: str) -> bytes:
-    return format_compact.decode(stored, event_id, room_id, dictionary)
 
 
 register(shipped_dictionary())

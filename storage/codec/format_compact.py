@@ -40,10 +40,13 @@ from binascii import a2b_base64, b2a_base64
 from collections.abc import Sequence
 from functools import lru_cache
 from hashlib import sha256
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from storage.codec.dictionaries import Dictionary
 from storage.codec.format_zstd import BODY, HEADER_BYTES, checksum, decompressed
+
+if TYPE_CHECKING:
+    from _hashlib import HASH
 
 FORMAT: Final = b"\xc2"
 UNIT: Final = 32
@@ -86,19 +89,8 @@ _TO_STANDARD: Final = bytes.maketrans(b"-_", b"+/")
 _TO_URL_SAFE: Final = bytes.maketrans(b"+/", b"-_")
 
 
-class _Taken(NamedTuple):
-    """An event without what the columns and hashes give."""
-
-    counts: bytes
-    binary: bytes
-    text: bytes
-
-
-class _Middle(NamedTuple):
-    """The middle of an event: up to the signatures, and from there to the last signature."""
-
-    covered: bytes
-    signatures: bytes
+_Taken: TypeAlias = tuple[bytes, bytes, bytes]
+"""An event without what the columns and hashes give: the counts, what is binary, and the text."""
 
 
 def encode(raw: bytes, event_id: str, room_id: str, dictionary: Dictionary) -> bytes | None:
@@ -112,8 +104,11 @@ def encode(raw: bytes, event_id: str, room_id: str, dictionary: Dictionary) -> b
     ))  # fmt: skip
 
 
-def decode(stored: bytes, event_id: str, room_id: str, dictionary: Dictionary) -> bytes:
-    """Return the bytes; raise ValueError or ZstdError if they are not those that were encoded."""
+def decode(dictionary: Dictionary, stored: bytes, event_id: str, room_id: str) -> bytes:
+    """Return the bytes; raise ValueError or ZstdError if they are not those that were encoded.
+
+    Raise IndexError if so few are stored that they cannot be an event.
+    """
     end = _START + UNIT * stored[_START - 1]
     text = decompressed(stored[end:], dictionary)
     raw = _assembled(stored[BODY:_START], stored[_START:end], text, room_id)
@@ -125,7 +120,7 @@ def decode(stored: bytes, event_id: str, room_id: str, dictionary: Dictionary) -
 def remaining_text(raw: bytes, room_id: str) -> bytes:
     """Return the text that is compressed, to train a dictionary on it."""
     taken = _taken_apart(raw, room_id)
-    return raw if taken is None else taken.text
+    return raw if taken is None else taken[2]
 
 
 def _taken_apart(raw: bytes, room_id: str) -> _Taken | None:
@@ -141,7 +136,7 @@ def _taken_apart(raw: bytes, room_id: str) -> _Taken | None:
     try:
         auth = _auth_ids(raw[_AUTH_CHARS:content_at])
         prev = _ids(raw[prev_at + _PREV_CHARS : middle_at])
-        if _ID_START in content:
+        if b"$" in content:  # one byte is found faster than two
             content, ids = _without_ids(content)
         middle = _middle_text(raw[middle_at:signature_at], room_id)
         last = raw[signed_at + _END_CHARS : -1]
@@ -150,7 +145,7 @@ def _taken_apart(raw: bytes, room_id: str) -> _Taken | None:
         binary = b"".join((auth, prev, ids, signature))
         counts = bytes((len(auth) // UNIT, len(prev) // UNIT, len(binary) // UNIT))
         if _assembled(counts, binary, text, room_id) == raw:
-            return _Taken(counts, binary, text)
+            return counts, binary, text
         kept = _id(raw[hash_at + len(_HASH) :][:_HASH_CHARS])
         return _unusual(raw, room_id, counts, (auth + prev + ids, kept, signature), text)
     except ValueError:  # no base64, or marks in the text, or too many ids
@@ -171,34 +166,36 @@ def _unusual(
         binary = b"".join((ids, kept if has_hash else b"", signature))
         flagged = bytes((counts[0] | standard, counts[1] | has_hash, len(binary) // UNIT))
         if _assembled(flagged, binary, text, room_id) == raw:
-            return _Taken(flagged, binary, text)
+            return flagged, binary, text
     return None
 
 
 def _assembled(counts: bytes, binary: bytes, text: bytes, room_id: str) -> bytes:
     """Return the event; compute its content hash if it is not kept."""
+    auth_count, prev_count, _ = counts
     content, between, middle_text, last = text.split(_PART)
-    alphabet = _TO_STANDARD if counts[0] & FLAG else _TO_URL_SAFE
-    auth_end = UNIT * (counts[0] & IDS_MAX)
-    end = auth_end + UNIT * (counts[1] & IDS_MAX)
-    auth, prev = _auth_list(binary[:auth_end], alphabet), _list(binary[auth_end:end], alphabet)
+    alphabet = _TO_STANDARD if auth_count & FLAG else _TO_URL_SAFE
+    auth_end = UNIT * (auth_count & IDS_MAX)
+    head, hashed_head = _head(binary[:auth_end], alphabet)
+    end = auth_end + UNIT * (prev_count & IDS_MAX)
+    prev = _list(binary[auth_end:end], alphabet)
     if _CONTENT_ID in content:
         pieces = content.split(_CONTENT_ID)
         start, end = end, end + UNIT * (len(pieces) - 1)
         content = _with_ids(pieces, binary[start:end], alphabet)
     middle, signatures = _middle(middle_text, room_id)
-    if counts[1] & FLAG:
+    if prev_count & FLAG:
         start, end = end, end + UNIT
         kept = b2a_base64(binary[start:end], newline=False)
     else:
         unsigned_at = last.find(_UNSIGNED)
         covered = last if unsigned_at < 0 else last[:unsigned_at]
-        hashed = _AUTH, auth, _CONTENT, content, between, _PREV, prev, middle, covered, b"}"
-        kept = b2a_base64(sha256(b"".join(hashed)).digest(), newline=False)
+        hashed = hashed_head.copy()
+        hashed.update(b"".join((content, between, _PREV, prev, middle, covered, b"}")))
+        kept = b2a_base64(hashed.digest(), newline=False)
     signature = b2a_base64(binary[end:], newline=False)[:_SIGNATURE_CHARS]
-    content_hash = kept[:_HASH_CHARS]
     return b"".join((
-        _AUTH, auth, _CONTENT, content, _HASH, content_hash, _HASH_END, between, _PREV, prev,
+        head, content, _HASH, kept[:_HASH_CHARS], _HASH_END, between, _PREV, prev,
         middle, signatures, signature, _SIGNATURES_END, last, b"}",
     ))  # fmt: skip
 
@@ -237,12 +234,12 @@ def _without_ids(content: bytes) -> tuple[bytes, bytes]:
 
 def _list(ids: bytes, alphabet: bytes) -> bytes:
     """Return a list of ids as JSON without brackets."""
+    if len(ids) == UNIT:  # most lists have one
+        return _quoted_id(ids, alphabet)
     return b",".join(_quoted(ids, alphabet))
 
 
 def _quoted(ids: bytes, alphabet: bytes) -> list[bytes]:
-    if len(ids) <= UNIT:  # most lists have one
-        return [_quoted_id(ids, alphabet)] if ids else []
     return [_quoted_id(ids[at : at + UNIT], alphabet) for at in range(0, len(ids), UNIT)]
 
 
@@ -259,7 +256,13 @@ def _with_ids(pieces: Sequence[bytes], ids: bytes, alphabet: bytes) -> bytes:
 
 
 _auth_ids = lru_cache(CACHE_ENTRIES)(_ids)
-_auth_list = lru_cache(CACHE_ENTRIES)(_list)
+
+
+@lru_cache(CACHE_ENTRIES)
+def _head(ids: bytes, alphabet: bytes) -> "tuple[bytes, HASH]":
+    """Return an event up to its content, and a SHA-256 of these bytes, to be copied."""
+    text = b"".join((_AUTH, _list(ids, alphabet), _CONTENT))
+    return text, sha256(text)
 
 
 @lru_cache(CACHE_ENTRIES)
@@ -273,12 +276,12 @@ def _middle_text(middle: bytes, room_id: str) -> bytes:
 
 
 @lru_cache(CACHE_ENTRIES)
-def _middle(text: bytes, room_id: str) -> _Middle:
-    """Return the middle from its text."""
+def _middle(text: bytes, room_id: str) -> tuple[bytes, bytes]:
+    """Return the middle from its text: up to the signatures, and from there to the last one."""
     before_room, sender, key, *other = text.split(_MIDDLE_PART)
     covered = _LIST_END, before_room, b'"room_id":"', room_id.encode(), _SENDER, sender, b'",'
     server = other[0] if other else _server_of(sender)
-    return _Middle(b"".join(covered), b"".join((_SIGNATURES, server, _KEY, key, _SIGNATURE)))
+    return b"".join(covered), b"".join((_SIGNATURES, server, _KEY, key, _SIGNATURE))
 
 
 def _server_of(user_id: bytes) -> bytes:

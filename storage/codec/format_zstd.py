@@ -33,7 +33,7 @@ def encode(raw: bytes, event_id: str, dictionary: Dictionary) -> bytes:
     return b"".join((FORMAT, dictionary.key, checksum(raw, event_id), dictionary.compress(raw)))
 
 
-def decode(stored: bytes, event_id: str, dictionary: Dictionary) -> bytes:
+def decode(dictionary: Dictionary, stored: bytes, event_id: str, _room_id: str) -> bytes:
     """Return the bytes; raise ValueError or ZstdError if they are not those that were encoded."""
     raw = decompressed(stored[BODY:], dictionary)
     if checksum(raw, event_id) != stored[HEADER_BYTES:BODY]:

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from storage import arguments as args
 from storage.ids import EventId, RoomId, ServerName
 from storage.observability.instrument import measured
-from storage.queries import auth_chain
+from storage.queries import auth_chain, auth_difference
 from storage.queries import event_auth as auth_queries
 from storage.queries import federation as queries
 from storage.queries import timestamp_to_event as timestamps
@@ -143,4 +143,6 @@ async def auth_chain_difference(store: StoreCore, sets: Iterable[Iterable[str]])
     """
     ids = [args.events(one) for one in args.listed(sets, "sets")]
     memory = store.caches.chains
-    return await store.reads.run(lambda conn: auth_chain.auth_chain_difference(conn, ids, memory))
+    return await store.reads.run(
+        lambda conn: auth_difference.auth_chain_difference(conn, ids, memory)
+    )

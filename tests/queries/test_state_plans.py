@@ -10,7 +10,7 @@ import pytest
 from storage import Store
 from storage.database.array_text import long_int_array, text_array
 from storage.ids import EventId
-from storage.queries import auth_chain, state_at, state_entries
+from storage.queries import auth_chain, auth_difference, state_at, state_entries
 from tests.queries.rooms import LOCAL
 from tests.queries.test_plans import Filled, MeasuredPlan, fill, plan_of
 
@@ -153,7 +153,7 @@ async def test_auth_chains(crowded: Filled) -> None:
     assert plan.event_rows <= 3 * len(state)
     plan = await plan_of(
         crowded.store,
-        auth_chain.SQL_DIFFERENCE,
+        auth_difference.SQL_DIFFERENCE,
         state,
         [number % 2 for number in range(len(state))],
         2,

@@ -22,7 +22,8 @@ from storage.database.rooms import require_room
 from storage.errors import InputError, InvalidEvent, UnknownEvent
 from storage.event import Event, load
 from storage.ids import EventId, RoomId, StateKey
-from storage.queries.auth_chain import auth_chain_difference, auth_chain_ids
+from storage.queries.auth_chain import auth_chain_ids
+from storage.queries.auth_difference import auth_chain_difference
 from storage.queries.state_at import states_at
 from storage.queries.state_entries import StateMap
 
