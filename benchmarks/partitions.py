@@ -55,7 +55,7 @@ SQL_INDEXES: Final[tuple[LiteralString, ...]] = (
     "CREATE INDEX slim_event_id_idx ON slim USING hash (event_id)",
     "CREATE INDEX slim_topological_idx ON slim (room_nid, topological_ordering, stream_ordering)",
     "CREATE INDEX slim_room_stream_idx ON slim (room_nid, stream_ordering)",
-    "CREATE INDEX slim_received_ts_idx ON slim (received_ts)",
+    "CREATE INDEX slim_received_idx ON slim USING brin (received_ts) WITH (pages_per_range = 8)",
     "CREATE UNIQUE INDEX slim_event_nid_key ON slim ({nid})",
     "CREATE UNIQUE INDEX slim_stream_ordering_key ON slim ({stream})",
 )
@@ -100,7 +100,8 @@ SQL_SOME: Final[LiteralString] = (
     "SELECT event_id, room_nid FROM slim WHERE event_nid = ANY($1::bigint[])"
 )
 SQL_SIZES: Final[LiteralString] = """
-SELECT CASE WHEN relkind = 'r' THEN 'rows' ELSE replace(am.amname, 'btree', 'other indexes') END,
+SELECT CASE WHEN relkind = 'r' THEN 'rows' WHEN am.amname = 'hash' THEN 'hash'
+        ELSE 'other indexes' END,
     sum(pg_relation_size(c.oid))::float8
 FROM pg_class c JOIN pg_am am ON am.oid = c.relam
 WHERE c.relname LIKE 'slim%' AND c.relkind IN ('r', 'i') GROUP BY 1

@@ -16,7 +16,7 @@ from alembic import op
 from storage.database.migration_steps import Phase, index_concurrently
 
 revision: Final = "0039"
-down_revision: Final = "0037"
+down_revision: Final = "0038"
 phase: Final[Phase] = "post"
 
 FULL: Final = (
@@ -78,6 +78,7 @@ def downgrade() -> None:
     op.execute(
         "COMMENT ON COLUMN audiences.continued IS 'The line has further numbers after this one.'"
     )
+    op.execute("UPDATE schema_compatibility SET code_revision = '0037'")
 
 
 def _build(order: str, fill: str) -> None:

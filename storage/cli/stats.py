@@ -13,7 +13,15 @@ from storage.cli.places import described
 from storage.config import Config
 from storage.database.connection import Connection
 from storage.maintenance.cold_archive.sizes import DAYS, ArchiveSizes, archive_sizes
-from storage.maintenance.growth import EVENTS_MIN, Forecast, Growth, forecast, full_days, growth
+from storage.maintenance.growth import (
+    EVENTS_MIN,
+    Forecast,
+    Growth,
+    forecast,
+    full_days,
+    growth,
+    received_days,
+)
 from storage.maintenance.sizes import (
     LargeState,
     StoreCounts,
@@ -74,8 +82,8 @@ async def read_stats(conn: Connection, top: int = 10) -> Stats:
     """Return the statistics of `room-storage stats`."""
     found, tables = await counts(conn), await table_sizes(conn)
     an_event, now_ms = bytes_per_event(found, tables), time.time_ns() // 1_000_000
-    grown = await growth(conn, an_event, now_ms)
-    days = await full_days(conn, now_ms)
+    received = await received_days(conn, now_ms)
+    grown, days = growth(received, an_event, now_ms), full_days(received, now_ms)
     expected = forecast(found.database_bytes, an_event, found.events, days)
     forms = await stored_forms(conn)
     archive = await archive_sizes(conn)

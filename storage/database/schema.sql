@@ -46,7 +46,7 @@ CREATE TABLE schema_compatibility (
 COMMENT ON TABLE schema_compatibility IS
     'One row. Code for an older schema than code_revision cannot serve this one. Each "post" step '
     'of a migration sets it. alembic_version has the revision of the schema.';
-INSERT INTO schema_compatibility (code_revision) VALUES ('0039');
+INSERT INTO schema_compatibility (code_revision) VALUES ('0040');
 
 CREATE TABLE background_jobs (
     name text COLLATE "C" NOT NULL,
@@ -472,9 +472,12 @@ CREATE INDEX events_out_of_order_idx ON events (room_nid, origin_server_ts)
 COMMENT ON INDEX events_out_of_order_idx IS
     'Serves: the event nearest to a time (storage/queries/timestamp_to_event.py). It has the '
     'events out of time order; those in time order are found by in_order_position.';
-CREATE INDEX events_received_ts_idx ON events (received_ts);
-COMMENT ON INDEX events_received_ts_idx IS
-    'Serves: the events received in a period (storage/pipeline/source/filters.py).';
+CREATE INDEX events_received_idx ON events USING brin (received_ts) WITH (pages_per_range = 8);
+COMMENT ON INDEX events_received_idx IS
+    'Serves: the events received in a period (storage/pipeline/source/filters.py). It has the '
+    'first and last time of each 8 pages. VACUUM adds new pages; until then each search reads '
+    'them. Postgres can request that page by page (autosummarize), but an import fills the queue '
+    'of these requests, and each further one is a line in the log of the server.';
 CREATE INDEX events_uncensored_idx ON events (event_nid)
     WHERE encoding = 0 AND (redacted_by IS NOT NULL OR redacted_form);
 COMMENT ON INDEX events_uncensored_idx IS

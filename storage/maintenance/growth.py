@@ -1,15 +1,16 @@
 """How fast the database grows, and a forecast, from the events that it has.
 
-The store keeps no past sizes. It has the time at which each event was received, and an index on it.
-So growth is the number of events received in a period, times the bytes that an event takes today:
-all tables and indexes, divided by all events. Two consequences: an import counts on the day of the
-import, and purged events do not count.
+The store keeps no past sizes. It has the time at which each event was received, and an index of
+block ranges on it. So growth is the number of events received in a period, times the bytes that an
+event takes today: all tables and indexes, divided by all events. Two consequences: an import counts
+on the day of the import, and purged events do not count.
 
 The forecast continues the median of the full days, so that one day with an import has no effect. A
 young or small store has no forecast: its first day is the import, and most of its size are pages
 that are almost empty.
 """
 
+from collections.abc import Sequence
 from statistics import median
 from typing import Final, LiteralString, NamedTuple
 
@@ -22,33 +23,38 @@ EVENTS_MIN: Final = 1_000
 """Events of a store that has a forecast."""
 
 SQL_RECEIVED: Final[LiteralString] = """
-SELECT
-    p.days,
-    count(e.received_ts) AS events,
-    (SELECT min(received_ts) FROM events) AS oldest_ts
-FROM unnest($2::int[]) AS p (days)
-LEFT JOIN events e
-    ON e.received_ts > $1::bigint - p.days * 86400000::bigint AND e.received_ts <= $1::bigint
-GROUP BY p.days
-ORDER BY p.days
-"""
-
-
-SQL_FULL_DAYS: Final[LiteralString] = """
-SELECT count(e.received_ts) AS events
-FROM generate_series(0, $2::int - 1) AS d (days_ago)
-LEFT JOIN events e ON e.received_ts > $1::bigint - (d.days_ago + 1) * 86400000::bigint
-    AND e.received_ts <= $1::bigint - d.days_ago * 86400000::bigint
-WHERE $1::bigint - (d.days_ago + 1) * 86400000::bigint > (SELECT min(received_ts) FROM events)
-GROUP BY d.days_ago
+WITH
+recent AS MATERIALIZED (
+    SELECT floor(($1::bigint - received_ts) / 86400000.0)::int AS days_ago, count(*) AS events,
+        min(received_ts) AS oldest_ts
+    FROM events
+    WHERE received_ts > $1::bigint - $2::int * 86400000::bigint
+    GROUP BY 1
+),
+older AS MATERIALIZED (
+    SELECT EXISTS (
+        SELECT FROM events WHERE received_ts <= $1::bigint - $2::int * 86400000::bigint
+    ) AS is_there
+)
+SELECT d.days_ago, COALESCE(r.events, 0)::bigint AS events, CASE
+        WHEN older.is_there THEN $1::bigint - $2::int * 86400000::bigint - 1
+        ELSE (SELECT min(oldest_ts) FROM recent)
+    END AS oldest_ts
+FROM older
+CROSS JOIN generate_series(0, $2::int - 1) AS d (days_ago)
+LEFT JOIN recent r USING (days_ago)
 ORDER BY d.days_ago
 """
 
 
 class ReceivedRow(NamedTuple):
-    """The events received in the last days, and when the first event of all was received."""
+    """The events received in 24 hours, the last ones first.
 
-    days: int
+    ``oldest_ts``: when the first event of all was received, or a time before the last 30 days, if
+    it was received before them.
+    """
+
+    days_ago: int
     events: int
     oldest_ts: int | None
 
@@ -73,24 +79,34 @@ class Forecast(NamedTuple):
     database_bytes: int
 
 
-async def growth(conn: Connection, bytes_per_event: float, now_ms: int) -> list[Growth]:
-    """Return the growth of the last day, 7 days and 30 days. It reads the index of 30 days."""
-    rows = await conn.fetch(SQL_RECEIVED, now_ms, list(PERIODS_DAYS), row=ReceivedRow)
-    return [_growth(row, bytes_per_event, now_ms) for row in rows]
+async def received_days(conn: Connection, now_ms: int) -> list[ReceivedRow]:
+    """Return the last 30 days. It reads the blocks that may have events of these days."""
+    return await conn.fetch(SQL_RECEIVED, now_ms, PERIODS_DAYS[-1], row=ReceivedRow)
 
 
-def _growth(row: ReceivedRow, bytes_per_event: float, now_ms: int) -> Growth:
-    age = 0.0 if row.oldest_ts is None else (now_ms - row.oldest_ts) / DAY_MS
-    measured = min(float(row.days), max(age, 1.0))
-    a_day = row.events / measured
-    return Growth(
-        row.days, round(measured, 2), row.events, round(a_day, 1), round(a_day * bytes_per_event)
-    )
+def growth(received: Sequence[ReceivedRow], bytes_per_event: float, now_ms: int) -> list[Growth]:
+    """Return the growth of the last day, 7 days and 30 days, from `received_days`."""
+    return [_growth(days, received, bytes_per_event, now_ms) for days in PERIODS_DAYS]
 
 
-async def full_days(conn: Connection, now_ms: int) -> list[int]:
-    """Return the events received on each of the last 30 days that began after the first event."""
-    return await conn.fetchvals(SQL_FULL_DAYS, now_ms, PERIODS_DAYS[-1])
+def _growth(
+    days: int, received: Sequence[ReceivedRow], bytes_per_event: float, now_ms: int
+) -> Growth:
+    oldest_ts = received[0].oldest_ts
+    age = 0.0 if oldest_ts is None else (now_ms - oldest_ts) / DAY_MS
+    measured = min(float(days), max(age, 1.0))
+    events = sum(row.events for row in received[:days])
+    a_day = events / measured
+    return Growth(days, round(measured, 2), events, round(a_day, 1), round(a_day * bytes_per_event))
+
+
+def full_days(received: Sequence[ReceivedRow], now_ms: int) -> list[int]:
+    """Return the events of each of the last 30 days that began after the first event."""
+    return [
+        row.events
+        for row in received
+        if row.oldest_ts is not None and now_ms - (row.days_ago + 1) * DAY_MS > row.oldest_ts
+    ]
 
 
 def forecast(

@@ -20,7 +20,7 @@ from tests.database.catalogue import catalogue_of
 from tests.database.newer import COLUMN, newer_release
 from tests.long_run import long_run
 
-PREVIOUS = f"{int(HEAD_REVISION) - 1:04}"
+PREVIOUS = sorted(path.name[:4] for path in (ROOT / "migrations/versions").glob("0*.py"))[-2]
 POST = COLUMN.replace("9001", "9002").replace(f'"{HEAD_REVISION}", "pre"', '"9001", "post"')
 POST = POST.replace("json_bytes", "json_more")
 

@@ -21,6 +21,11 @@ INDEXES: Final = sorted(
 )
 """Every index of the schema, by name. A test compares them with the catalogue."""
 
+BLOCK_RANGES: Final = frozenset(
+    re.findall(r"^CREATE INDEX (\w+) ON \w+ USING brin", SCHEMA, re.MULTILINE)
+)
+"""Indexes that have a summary of each range of blocks: a row that they lack may still be found."""
+
 INDEX_SCANS: Final = ("enable_indexscan", "enable_indexonlyscan", "enable_bitmapscan")
 LITERALS: Final = {"text": "'x'", "boolean": "true", "bytea": "''", "int8multirange": "'{}'"}
 CHECKED: Final = {

@@ -4,7 +4,14 @@ import pytest
 
 import storage
 from storage.database import Database
-from storage.maintenance.growth import DAY_MS, Forecast, forecast, full_days, growth
+from storage.maintenance.growth import (
+    DAY_MS,
+    Forecast,
+    forecast,
+    full_days,
+    growth,
+    received_days,
+)
 from storage.testing import RoomBuilder
 
 ALICE = "@alice:s1.test"
@@ -60,7 +67,7 @@ async def test_growth_by_period(
 ) -> None:
     await received(dsn, *ages)
     async with await Database.open(dsn) as database, database.connection() as conn:
-        found = await growth(conn, 100.0, NOW)
+        found = growth(await received_days(conn, NOW), 100.0, NOW)
     assert [tuple(one) for one in found] == expected
 
 
@@ -80,7 +87,7 @@ async def test_the_full_days_after_the_first_event(
 ) -> None:
     await received(dsn, *ages)
     async with await Database.open(dsn) as database, database.connection() as conn:
-        assert await full_days(conn, NOW) == days
+        assert full_days(await received_days(conn, NOW), NOW) == days
 
 
 def test_the_forecast_continues_the_median_day() -> None:
@@ -93,5 +100,5 @@ def test_the_forecast_continues_the_median_day() -> None:
 
 async def test_an_empty_store_does_not_grow(dsn: str) -> None:
     async with await Database.open(dsn) as database, database.connection() as conn:
-        found = await growth(conn, 0.0, NOW)
+        found = growth(await received_days(conn, NOW), 0.0, NOW)
     assert [(one.events, one.bytes_per_day) for one in found] == [(0, 0)] * 3

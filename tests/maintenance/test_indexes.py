@@ -15,13 +15,14 @@ from storage import UserId
 from storage.database.connection import Database
 from storage.errors import StorageCorrupt
 from storage.maintenance.indexes import compare, lies, prove_indexes
+from storage.maintenance.indexes.block_ranges import block_range_indexes
 from storage.maintenance.indexes.catalogue import indexes
 from storage.maintenance.indexes.compare import Entries, Rows, difference
 from storage.maintenance.verify import Finding, verify
 from storage.testing import Odd, RoomBuilder, build_room, deliver_with_gap
 from tests.conftest import _fresh_database
 from tests.long_run import long_run
-from tests.maintenance.damaging import INDEXES, blind, exchange
+from tests.maintenance.damaging import BLOCK_RANGES, INDEXES, blind, exchange
 from tests.maintenance.rooms import LIVELY, SERVER, deliver
 
 LOCAL = UserId("@user1:s1.test")
@@ -94,7 +95,10 @@ async def found_by_verify(database: Database) -> list[Finding]:
 
 async def test_the_schema_has_these_indexes(database: Database) -> None:
     async with database.connection() as conn:
-        assert sorted(index.name for index in await indexes(conn)) == INDEXES
+        entries = [index.name for index in await indexes(conn)]
+        ranges = [index.name for index in await block_range_indexes(conn)]
+    assert sorted([*entries, *ranges]) == INDEXES
+    assert set(ranges) == BLOCK_RANGES
 
 
 async def test_sound_indexes_say_nothing(database: Database, admin: asyncpg.Connection) -> None:
@@ -121,7 +125,7 @@ async def test_indexes_of_large_tables_are_compared_one_by_one(
     "index",
     [
         pytest.param(index, marks=long_run) if number % 3 else index
-        for number, index in enumerate(INDEXES)
+        for number, index in enumerate(sorted({*INDEXES} - BLOCK_RANGES))
     ],
 )
 async def test_an_index_that_lacks_rows_is_named(

@@ -49,6 +49,7 @@ index AS (
     JOIN pg_am m ON m.oid = c.relam
     WHERE t.relnamespace = quote_ident(current_schema())::regnamespace
         AND i.indisvalid  -- Postgres reads no invalid index, and another check reports them
+        AND m.amname <> 'brin'  -- block_ranges.py
         AND ($1::text[] IS NULL OR t.relname = ANY($1::text[]))
         -- a role reads nothing through the indexes of a table that it may not read
         AND has_table_privilege(t.oid, 'SELECT')
@@ -103,5 +104,5 @@ class IndexRow(NamedTuple):
 
 
 async def indexes(conn: Connection, tables: Collection[str] | None = None) -> list[IndexRow]:
-    """Return the indexes of these tables, or of all, by table."""
+    """Return the indexes of these tables, or of all, by table, without those of block ranges."""
     return await conn.fetch(SQL_INDEXES, None if tables is None else list(tables), row=IndexRow)

@@ -7,6 +7,7 @@ from itertools import groupby
 from typing import Any, Final, LiteralString, NamedTuple
 
 from storage.database.connection import Connection, Database
+from storage.maintenance.indexes.block_ranges import block_range_indexes, missed_rows
 from storage.maintenance.indexes.catalogue import IndexRow, indexes
 from storage.observability.progress import Counted, Report, silent
 
@@ -90,14 +91,23 @@ async def lies_in_snapshot(
 ) -> list[Lie]:
     """Do the same in the caller's transaction; statements after it get bad plans."""
     found = await indexes(conn, tables)
+    of_block_ranges = await block_range_indexes(conn, tables)
     pages = _pages(found) + sum(map(_table_pages, _tables(found)))
+    pages += sum(index.table_pages for index in of_block_ranges)
     counted = Counted(report, "compare indexes", pages, "pages", is_estimate=True)
     entries = await _all_entries(conn, found, counted)
     rows = await _all_rows(conn, found, counted)
     differences = [
         (index, difference(entries.get(index.name), rows[index.name])) for index in found
     ]
-    return [Lie(index.name, index.table_name, how) for index, how in differences if how is not None]
+    lying = [
+        Lie(index.name, index.table_name, how) for index, how in differences if how is not None
+    ]
+    for ranges in of_block_ranges:
+        how = await missed_rows(conn, ranges, THROUGH_TABLE)
+        lying += [] if how is None else [Lie(ranges.name, ranges.table_name, how)]
+        counted.add(ranges.table_pages)
+    return lying
 
 
 def difference(entries: tuple[Entries, Entries] | None, rows: Rows) -> str | None:

@@ -1,7 +1,8 @@
 """Which events a task reads: filters for Postgres, ranges of tasks, and nids in each range.
 
 If a filter selects events, rooms, stream orderings or times of receipt, a task finds its events by
-the index for these. The other filters are applied to the result, in Postgres as well.
+the index for these. That of times of receipt names ranges of blocks, which are then read. The other
+filters are applied to the result, in Postgres as well.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -32,6 +33,16 @@ PART_EVENTS: Final[LiteralString] = """
 SELECT e.event_nid
 FROM events e
 """
+PART_EVENTS_OF_PERIOD: Final[LiteralString] = """
+SELECT e.event_nid
+FROM (
+    SELECT * FROM events
+    WHERE received_ts >= $25::bigint AND received_ts < $27::bigint
+    OFFSET 0
+) AS e
+"""
+"""Before ANALYZE, Postgres would take the index of stream orderings, which has all events."""
+
 PART_EVENTS_OF_ROOMS: Final[LiteralString] = """
 SELECT e.event_nid
 FROM rooms r
@@ -88,7 +99,7 @@ PART_BY_POSITION: Final[LiteralString] = """
 ORDER BY e.stream_ordering
 """
 PART_BY_RECEIPT: Final[LiteralString] = """
-    AND (e.received_ts, e.event_nid) > ($25::bigint, $26::bigint) AND e.received_ts < $27::bigint
+    AND (e.received_ts, e.event_nid) > ($25::bigint, $26::bigint)
 ORDER BY e.received_ts, e.event_nid
 LIMIT $28::bigint
 """
@@ -121,7 +132,7 @@ SQL_NIDS_BY_POSITION: Final[LiteralString] = fill(
     TEMPLATE_NIDS, events=PART_EVENTS, wanted=PART_WANTED, by=PART_BY_POSITION
 )
 SQL_NIDS_BY_RECEIPT: Final[LiteralString] = fill(
-    TEMPLATE_NIDS, events=PART_EVENTS, wanted=PART_WANTED, by=PART_BY_RECEIPT
+    TEMPLATE_NIDS, events=PART_EVENTS_OF_PERIOD, wanted=PART_WANTED, by=PART_BY_RECEIPT
 )
 SQL_OUTLIER_NIDS: Final[LiteralString] = fill(
     TEMPLATE_NIDS, events=PART_EVENTS, wanted=PART_WANTED, by=PART_OUTLIERS_BY_ROOM
@@ -140,12 +151,6 @@ SQL_BY_INDEX: Final[LiteralString] = """
 SET LOCAL enable_seqscan = off
 """
 """One room may be a tenth of a small table, which Postgres would read sequentially."""
-
-SQL_RECEIPTS: Final[LiteralString] = """
-SELECT COALESCE(min(received_ts), 0)::bigint AS first,
-    COALESCE(max(received_ts), -1)::bigint AS last
-FROM events
-"""
 
 SQL_RECEIVED_TS: Final[LiteralString] = """
 SELECT received_ts
@@ -188,6 +193,9 @@ LOWEST: Final = -(2**63)
 HIGHEST: Final = 2**63 - 1
 RANGE: Final = 20_000
 """Nids covered by one statement."""
+
+SORTED_EVENTS: Final = 50 * RANGE
+"""Nids of one statement by time of receipt, which has to read and sort the rest of its part."""
 
 ROOMS_EACH: Final = 100
 """Rooms of one statement."""
@@ -388,20 +396,20 @@ def by_receipt(
 ) -> Iterator[list[int]]:
     """Yield events received from ``begin`` (ms) to before ``end``, in bounds, and outliers.
 
-    They come in order of receipt, in pages.
+    They come in order of receipt, in pages. Only their nids are held, of `SORTED_EVENTS` events at
+    most.
     """
     conn.execute(SQL_BY_INDEX)
     at, nid = begin, -1
     while True:
-        nids = _nids(
-            conn.table(
-                SQL_NIDS_BY_RECEIPT, *bounds.columns(), *chosen.columns(), at, nid, end, RANGE
-            )
+        found = conn.table(
+            SQL_NIDS_BY_RECEIPT, *bounds.columns(), *chosen.columns(), at, nid, end, SORTED_EVENTS
         )
-        yield nids
-        if len(nids) < RANGE:
+        for first in range(0, found.num_rows, RANGE):
+            yield _nids(found.slice(first, RANGE))
+        if found.num_rows < SORTED_EVENTS:
             return
-        nid = nids[-1]
+        nid = found.column(0)[-1].as_py()
         [row] = conn.rows(SQL_RECEIVED_TS, nid)
         at = row["received_ts"]
 
@@ -454,12 +462,6 @@ def outliers_of(
 ) -> Iterator[list[int]]:
     """Yield outliers of rooms with nids from ``begin`` to before ``end``; ignore the bounds."""
     yield _nids(conn.table(SQL_OUTLIER_NIDS, *bounds.columns(), *chosen.columns(), begin, end))
-
-
-def received_between(conn: ArrowConnection) -> Range:
-    """Return the first and last time of receipt of all events; an empty range if there is none."""
-    [row] = conn.rows(SQL_RECEIPTS)
-    return Range(row["first"], row["last"])
 
 
 def room_numbers(conn: ArrowConnection) -> tuple[int, int]:

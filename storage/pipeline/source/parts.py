@@ -4,14 +4,14 @@
   partition_by=day    task 0: 1 to 3 May      task 1: 4 May     task 2: 5 to 31 May
 
 Tasks get about the same number of events. The number of a room's events is taken from its largest
-topological position, which costs one pass over `rooms`; that of a day is counted in the index of
-times of receipt.
+topological position, which costs one pass over `rooms`; that of a day is counted, which costs one
+pass over `events`, or over the blocks that may have events of the period.
 """
 
 from typing import Final, LiteralString
 
 from storage.database.arrow_results import ArrowConnection
-from storage.pipeline.source.filters import ALL, Range, received_between
+from storage.pipeline.source.filters import ALL, SQL_BY_INDEX, Range
 
 DAY_MS: Final = 86_400_000
 
@@ -30,13 +30,31 @@ GROUP BY floor(before * $1::bigint / total)
 ORDER BY first
 """
 
+SQL_RECEIPTS: Final[LiteralString] = """
+SELECT COALESCE(min(received_ts), 0)::bigint AS first,
+    COALESCE(max(received_ts), -1)::bigint AS last
+FROM events
+WHERE received_ts BETWEEN $1::bigint AND $2::bigint
+"""
+
 SQL_DAYS: Final[LiteralString] = """
-SELECT floor(received_ts / $3::numeric)::bigint AS day, count(*) AS events
+SELECT floor(received_ts / $3::numeric)::bigint AS day, count(*) AS events,
+    min(received_ts) AS first, max(received_ts) AS last
 FROM events
 WHERE received_ts BETWEEN $1::bigint AND $2::bigint
 GROUP BY day
 ORDER BY day
 """
+
+
+def received_between(conn: ArrowConnection, period: Range) -> Range:
+    """Return the first and last time of receipt in a period; an empty range if there is none.
+
+    It reads the blocks that may have events of the period.
+    """
+    conn.execute(SQL_BY_INDEX)
+    [row] = conn.rows(SQL_RECEIPTS, *period)
+    return Range(row["first"], row["last"])
 
 
 def room_parts(conn: ArrowConnection, parts: int) -> list[tuple[int, int]]:
@@ -50,14 +68,16 @@ def day_parts(conn: ArrowConnection, parts: int, within: Range = ALL) -> list[tu
 
     They begin at midnight (UTC), or where ``within`` does, and cover all events there.
     """
-    stored = received_between(conn)
-    first, last = max(within.first, stored.first), min(within.last, stored.last)
-    days = [(row["day"], row["events"]) for row in conn.rows(SQL_DAYS, first, last, DAY_MS)]
-    total = sum(events for _, events in days)
+    if within != ALL:
+        conn.execute(SQL_BY_INDEX)
+    days = conn.rows(SQL_DAYS, *within, DAY_MS)
+    if not days:
+        return []
+    total = sum(row["events"] for row in days)
     begins: dict[int, int] = {}
     before = 0
-    for day, events in days:
-        begins.setdefault(before * parts // total, day)
-        before += events
-    starts = [max(day * DAY_MS, first) for day in begins.values()]
-    return list(zip(starts, [*starts[1:], last + 1], strict=True)) if starts else []
+    for row in days:
+        begins.setdefault(before * parts // total, row["day"])
+        before += row["events"]
+    starts = [max(day * DAY_MS, days[0]["first"]) for day in begins.values()]
+    return list(zip(starts, [*starts[1:], days[-1]["last"] + 1], strict=True))

@@ -47,13 +47,12 @@ from storage.pipeline.source.filters import (
     by_room_number,
     numbers,
     outliers_of,
-    received_between,
     room_numbers,
     split,
     taken,
 )
 from storage.pipeline.source.options import Options
-from storage.pipeline.source.parts import day_parts, room_parts
+from storage.pipeline.source.parts import day_parts, received_between, room_parts
 from storage.pipeline.source.rows import ddl, read_rows
 from storage.pipeline.source.stream import EventStream
 from storage.pipeline.source.token_bounds import Bounds, between, current, deployment_of, token_of
@@ -192,7 +191,7 @@ class EventReader(DataSourceReader):
         if chosen.stream_ordering != ALL:
             return {"positions": both(chosen.stream_ordering, Range(bounds.after + 1, bounds.upto))}
         if chosen.received_ts != ALL:
-            return {"receipts": both(chosen.received_ts, received_between(conn))}
+            return {"receipts": received_between(conn, chosen.received_ts)}
         return {}
 
     def _all_ranges(self, conn: ArrowConnection, bounds: Bounds) -> Ranges:
