@@ -5,8 +5,6 @@ A job encodes older events. The readers know all forms, so it may be run at any 
 
 from typing import Final
 
-from alembic import op
-
 from storage.database.migration_steps import Job, Phase, background_job, run_work
 from storage.maintenance.reencode import JOB_NAME, decode_all, encode_batch
 
@@ -24,4 +22,3 @@ def upgrade() -> None:
 def downgrade() -> None:
     """Decode all events. No process may run meanwhile: it would encode new ones."""
     run_work(decode_all)
-    op.execute("UPDATE schema_compatibility SET code_revision = '0032'")

@@ -21,4 +21,3 @@ def downgrade() -> None:
         "DO $$ BEGIN IF EXISTS (SELECT FROM archive_packs) THEN RAISE EXCEPTION"
         " 'events are archived: run room-storage archive --back first'; END IF; END $$"
     )
-    op.execute("UPDATE schema_compatibility SET code_revision = '0033'")

@@ -78,7 +78,6 @@ def downgrade() -> None:
     op.execute(
         "COMMENT ON COLUMN audiences.continued IS 'The line has further numbers after this one.'"
     )
-    op.execute("UPDATE schema_compatibility SET code_revision = '0037'")
 
 
 def _build(order: str, fill: str) -> None:

@@ -25,4 +25,3 @@ def downgrade() -> None:
         "COMMENT ON INDEX events_received_ts_idx IS 'Serves: the events received in a period"
         " (storage/pipeline/source/filters.py).'"
     )
-    op.execute("UPDATE schema_compatibility SET code_revision = '0039'")

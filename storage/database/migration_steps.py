@@ -262,7 +262,8 @@ def applied(
 ) -> None:
     """Refuse code that does not know a post step, from the transaction of the step on.
 
-    After a step down, forget its job: it would work for a schema that is not there.
+    After a step down, let in the code that the steps left allow, and forget the step's job: it
+    would work for a schema that is not there.
     """
     for script in step.up_revisions:
         if not isinstance(script, Script):
@@ -270,8 +271,19 @@ def applied(
         applied_step = step_of(script.module)
         if not step.is_upgrade and applied_step.job is not None:
             ctx.execute(delete(JOBS).where(JOBS.c.name == literal(applied_step.job.name)))
-        if step.is_upgrade and applied_step.phase == "post":
-            ctx.execute(update(COMPATIBILITY).values(code_revision=literal(script.revision)))
+        if applied_step.phase == "post":
+            needed = script.revision if step.is_upgrade else _last_post(step, script)
+            ctx.execute(update(COMPATIBILITY).values(code_revision=literal(needed)))
+
+
+def _last_post(step: MigrationInfo, script: Script) -> str:
+    """Return the last post step below one, or the first step of all."""
+    below = [
+        step_of(one.module)
+        for one in step.revision_map.iterate_revisions(str(script.down_revision), "base")
+        if isinstance(one, Script)
+    ]
+    return next((one.revision for one in below if one.phase == "post"), below[-1].revision)
 
 
 def jobs_of(scripts: ScriptDirectory) -> Iterator[Job]:

@@ -13,7 +13,7 @@ import asyncpg
 import pytest
 
 import storage
-from storage.database.migrate import HEAD_REVISION, migration_sql, scripts_directory
+from storage.database.migrate import HEAD_REVISION, SQL_NEEDED, migration_sql, scripts_directory
 from storage.testing import SHAPES, generate_room
 from tests.cli.running import NOBODY, ROOT, environment, room_storage
 from tests.database.catalogue import catalogue_of
@@ -93,6 +93,22 @@ async def test_a_downgrade_past_a_step_that_cannot_be_undone_changes_nothing(dsn
     failure = said(alembic("downgrade", "base", dsn=dsn, status=255))
     assert "the step 0006 cannot be undone: nothing has changed" in failure
     assert alembic("current", dsn=dsn).stdout == f"{HEAD_REVISION} (head)\n"
+
+
+async def test_a_downgrade_lets_in_the_code_of_the_steps_that_are_left(dsn: str) -> None:
+    """Code is refused by the last post step that is applied, not by those that were undone."""
+    for revision, needed in (
+        ("0039", "0039"),
+        ("0036", "0036"),
+        ("0030", "0010"),
+        ("0012", "0010"),
+    ):
+        alembic("downgrade", revision, dsn=dsn)
+        connection = await asyncpg.connect(dsn)
+        try:
+            assert await connection.fetchval(SQL_NEEDED) == needed
+        finally:
+            await connection.close()
 
 
 async def test_jobs_are_registered_again_after_a_downgrade(dsn: str) -> None:
