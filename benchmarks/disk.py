@@ -1,6 +1,7 @@
 """The disk usage of an event: by table and index, per event and per state change, and in the log.
 
-Small rooms; a large room with mostly messages; a series of joins and leaves, in which every event
+Many rooms of 500 events, and few, because an almost empty database has pages that it needs anyway;
+rooms of 100; a large room with mostly messages; a series of joins and leaves, in which every event
 is a state change. Events are signed, and appended in batches of 100. Sizes are those of the files,
 less those of an empty database. Nothing is vacuumed: the only dead rows are old versions that
 appends rewrite. The write-ahead log is counted from a checkpoint on, so it includes the page images
@@ -47,9 +48,15 @@ STATE_TABLES: Final = frozenset(
 
 
 async def run(bench: Bench) -> None:
-    """Measure the three kinds of rooms."""
+    """Measure each kind of rooms."""
     bench.results["small rooms"] = await _measure(
+        bench, _small(bench.size(100, 2), bench.size(500, 100))
+    )
+    bench.results["few rooms"] = await _measure(
         bench, _small(bench.size(20, 2), bench.size(500, 100))
+    )
+    bench.results["rooms of 100"] = await _measure(
+        bench, _small(bench.size(500, 2), bench.size(100, 50))
     )
     bench.results["5,000 members"] = await _measure(
         bench, _large(bench.size(5_000, 200), bench.size(10_000, 400))
@@ -103,7 +110,9 @@ async def _measure(bench: Bench, batches: Iterator[list[bytes]]) -> dict[str, An
                 empty = await _sizes(connection)
                 await connection.execute("CHECKPOINT")
                 before = await connection.fetchval("SELECT pg_current_wal_insert_lsn()")
+                received = 0
                 for batch in batches:
+                    received += sum(map(len, batch))
                     results = await store.append(batch)
                     assert {result.outcome for result in results} <= {
                         "stored",
@@ -123,7 +132,7 @@ async def _measure(bench: Bench, batches: Iterator[list[bytes]]) -> dict[str, An
         for name, (table, is_index, size) in sizes.items()
     }
     return _per_event(
-        counts, {name: one for name, one in grown.items() if one[2] > 0}, int(log or 0)
+        counts, {name: one for name, one in grown.items() if one[2] > 0}, int(log or 0), received
     )
 
 
@@ -135,7 +144,7 @@ async def _sizes(connection: Any) -> dict[str, tuple[str, bool, int]]:
 
 
 def _per_event(
-    counts: dict[str, Any], grown: dict[str, tuple[str, bool, int]], log: int
+    counts: dict[str, Any], grown: dict[str, tuple[str, bool, int]], log: int, received: int
 ) -> dict[str, Any]:
     events, changes = counts["events"], counts["state_events"]
     tables: dict[str, dict[str, float]] = {}
@@ -145,6 +154,7 @@ def _per_event(
     return {
         "events": events,
         "state events": changes,
+        "json as received, bytes an event": round(received / events, 1),
         "json as stored, bytes an event": round(int(counts["json_bytes"]) / events, 1),
         "all, bytes an event": round(sum(size for *_, size in grown.values()) / events, 1),
         "events with their indexes, bytes an event": round(
