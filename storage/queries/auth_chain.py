@@ -6,9 +6,9 @@ positions, and the targets of the links of its chain up to its own position. Oth
 rejected events) are loose: their auth events are walked until one has a position.
 
 Statements with thousands of numbers take them as arrays made inside (`ANY(ARRAY(SELECT …))`): one
-ordered pass over an index, instead of a descent for each number. The joined rows are in the same
-order, so they are merged, not hashed. Statements that begin with a few events go from row to row by
-index, whatever the planner's statistics say (`OFFSET 0`).
+ordered pass over an index, instead of a descent for each number. The ranges of chains, and
+statements that begin with a few events, go from row to row by index, whatever the planner's
+statistics say (`OFFSET 0`): with them, it would expect one row of each.
 
 Source: server-server API, auth chain.
 """
@@ -56,7 +56,7 @@ later AS MATERIALIZED (  -- the same without first events, in order of the chain
         SELECT chain_nid, sequence_number
         FROM placed
         WHERE sequence_number > 1
-        ORDER BY chain_nid
+        ORDER BY chain_nid DESC  -- as the index has them
     ) AS p
     GROUP BY chain_nid
 ),
@@ -64,14 +64,17 @@ long AS MATERIALIZED (  -- chains with more before it than a first event without
     SELECT chain_nid, sequence_number
     FROM later
     WHERE sequence_number > CASE WHEN chain_nid < 0 THEN 2 ELSE 1 END
-    ORDER BY chain_nid
+    ORDER BY chain_nid DESC
 ),
 earlier AS (  -- the events before, of these chains
-    SELECT a.event_nid, a.event_id, a.link_1, a.link_2
-    FROM auth_chains a
-    JOIN long o USING (chain_nid)
-    WHERE a.chain_nid = ANY(ARRAY(SELECT chain_nid FROM long))
-        AND a.sequence_number < o.sequence_number
+    SELECT a.*
+    FROM long o
+    CROSS JOIN LATERAL (
+        SELECT event_nid, event_id, link_1, link_2
+        FROM auth_chains
+        WHERE chain_nid = o.chain_nid AND sequence_number < o.sequence_number
+        OFFSET 0
+    ) AS a
     UNION ALL
     SELECT a.event_nid, a.event_id, a.link_1, a.link_2
     FROM auth_chains a
