@@ -69,12 +69,8 @@ long AS MATERIALIZED (  -- chains with more before it than a first event without
 earlier AS (  -- the events before, of these chains
     SELECT a.*
     FROM long o
-    CROSS JOIN LATERAL (
-        SELECT event_nid, event_id, link_1, link_2
-        FROM auth_chains
-        WHERE chain_nid = o.chain_nid AND sequence_number < o.sequence_number
-        OFFSET 0
-    ) AS a
+    CROSS JOIN LATERAL (SELECT event_nid, event_id, link_1, link_2 FROM auth_chains
+        WHERE chain_nid = o.chain_nid AND sequence_number < o.sequence_number OFFSET 0) AS a
     UNION ALL
     SELECT a.event_nid, a.event_id, a.link_1, a.link_2
     FROM auth_chains a
