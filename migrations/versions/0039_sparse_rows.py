@@ -4,9 +4,8 @@ The numbers of chains fall. An index that has them in rising order grows at its 
 leaves half of each page empty. All its columns fall now, so that a scan from its end to its
 beginning is in rising order, as `verify` reads indexes.
 
-From here on `audiences.continued` is NULL for false, and `state_deltas.writer_nid` where the event
-at the position has it: their one and two bytes take eight. Pages and rows that are there stay as
-they are.
+From here on `audiences.continued` is NULL for false, because its byte takes eight. Pages and rows
+that are there stay as they are.
 """
 
 from typing import Final
@@ -36,15 +35,6 @@ LINKS: Final = (
     "Serves: the positions that reach a given one (linking_to). Most links lead to few targets, "
     "and equal keys share their bytes."
 )
-WRITERS_OF_DELTAS: Final = """
-UPDATE state_deltas d
-SET writer_nid = COALESCE(
-    (SELECT e.writer_nid FROM events e WHERE e.stream_ordering = d.stream_ordering),
-    -- a purge that was interrupted has deleted the event, and deletes the delta next
-    (SELECT min(w.writer_nid) FROM writers w)
-)
-WHERE writer_nid IS NULL
-"""
 NUMBERS_FALL: Final = " The numbers of chains fall, so it grows at its last page."
 
 
@@ -54,14 +44,9 @@ def upgrade() -> None:
     for name in FULL:
         op.execute(f"ALTER INDEX {name} SET (fillfactor = 100)")
     op.execute("ALTER TABLE audiences ALTER COLUMN continued DROP NOT NULL")
-    op.execute("ALTER TABLE state_deltas ALTER COLUMN writer_nid DROP NOT NULL")
     op.execute(
         "COMMENT ON COLUMN audiences.continued IS"
         " 'The line has further numbers after this one. NULL: it has none.'"
-    )
-    op.execute(
-        "COMMENT ON COLUMN state_deltas.writer_nid IS 'NULL: the event at this position has it."
-        " A position without an event has its own.'"
     )
 
 
@@ -72,9 +57,6 @@ def downgrade() -> None:
         op.execute(f"ALTER INDEX {name} RESET (fillfactor)")
     op.execute("UPDATE audiences SET continued = false WHERE continued IS NULL")
     op.execute("ALTER TABLE audiences ALTER COLUMN continued SET NOT NULL")
-    op.execute(WRITERS_OF_DELTAS)
-    op.execute("ALTER TABLE state_deltas ALTER COLUMN writer_nid SET NOT NULL")
-    op.execute("COMMENT ON COLUMN state_deltas.writer_nid IS NULL")
     op.execute(
         "COMMENT ON COLUMN audiences.continued IS 'The line has further numbers after this one.'"
     )

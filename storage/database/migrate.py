@@ -66,8 +66,8 @@ NARROW_EVENTS_REVISION: Final = "0037"
 (storage/persist/write/event_columns.py)."""
 
 SPARSE_REVISION: Final = "0039"
-"""From this step on writers store NULL in `audiences.continued` and `state_deltas.writer_nid` where
-it says enough (storage/persist/write/visibility.py and state.py)."""
+"""From this step on writers store NULL for false in `audiences.continued`
+(storage/persist/write/visibility.py)."""
 
 ONE_CONNECTION: Final = Config(pool_size_max=1, instance_name="migrate")
 """No writer has this name, so that a migration does not count as a live writer."""

@@ -34,8 +34,7 @@ class RowForms(NamedTuple):
     narrow_events: bool = False
     """NULL in `events.depth` and `in_order_ts` (storage/persist/write/event_columns.py)."""
     sparse: bool = False
-    """NULL in `audiences.continued` (storage/persist/write/visibility.py) and
-    `state_deltas.writer_nid` (storage/persist/write/state.py)."""
+    """NULL for false in `audiences.continued` (storage/persist/write/visibility.py)."""
 
 
 async def row_forms(conn: Connection, known: RowForms | None = None) -> RowForms:

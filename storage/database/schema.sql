@@ -858,7 +858,7 @@ CREATE TABLE state_deltas (
     prev_event_nid bigint,
     room_nid int NOT NULL,
     state_key_nid int NOT NULL,
-    writer_nid smallint,
+    writer_nid smallint NOT NULL,
     CONSTRAINT state_deltas_pkey PRIMARY KEY (room_nid, stream_ordering, state_key_nid)
         WITH (fillfactor = 100)
 );
@@ -867,8 +867,6 @@ COMMENT ON TABLE state_deltas IS
 COMMENT ON COLUMN state_deltas.event_nid IS
     'The new value. NULL: the key was removed (by state resolution).';
 COMMENT ON COLUMN state_deltas.prev_event_nid IS 'The value before. NULL: the key is new.';
-COMMENT ON COLUMN state_deltas.writer_nid IS
-    'NULL: the event at this position has it. A position without an event has its own.';
 COMMENT ON CONSTRAINT state_deltas_pkey ON state_deltas IS
     'Serves: the state that changed between two tokens.';
 

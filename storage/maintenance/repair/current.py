@@ -72,7 +72,7 @@ wanted AS (  -- local users in the current state, with the position of the last 
     SELECT p.principal_nid, c.event_nid, COALESCE(c.membership, 0) AS membership,
         COALESCE(d.stream_ordering, e.stream_ordering, r.last_stream_ordering,
             1) AS stream_ordering,
-        COALESCE(d.writer_nid, at.writer_nid, e.writer_nid) AS writer_nid
+        COALESCE(d.writer_nid, e.writer_nid) AS writer_nid
     FROM current_state c
     JOIN rooms r USING (room_nid)
     JOIN state_keys k USING (state_key_nid)
@@ -85,7 +85,6 @@ wanted AS (  -- local users in the current state, with the position of the last 
         ORDER BY stream_ordering DESC
         LIMIT 1
     ) AS d ON true
-    LEFT JOIN events at ON at.stream_ordering = d.stream_ordering
     WHERE c.room_nid = $1::int AND k.type_nid = 2
         AND right(k.state_key, length($2::text) + 1) = ':' || $2::text
 ),

@@ -42,7 +42,6 @@ from storage.persist.write.rooms import (
     room_values,
 )
 from storage.persist.write.state import (
-    DELTA_WRITER,
     PART_CHAINS,
     PART_STATE,
     STATE_INPUTS,
@@ -143,7 +142,6 @@ WRITE: Final[NumberedStatement] = compose(
         result=PART_RESULT,
     ),
     *AUTHOR_INPUTS,
-    DELTA_WRITER,
     *ROOM_INPUTS,
     *NAME_INPUTS,
     *EVENT_INPUTS,
@@ -257,6 +255,5 @@ def arguments(
             **transaction_values(change_set),
             **invalidation_values(invalidated),
             "dependencies": dependencies_of(change_set)._asdict(),
-            DELTA_WRITER.name: None if change_set.caches.forms.sparse else author.writer_nid,
         }
     )

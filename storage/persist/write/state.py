@@ -10,7 +10,7 @@ from storage.database.columns import (
     STATE_GROUPS,
 )
 from storage.database.names import TYPE_MEMBER
-from storage.database.placeholders import ColumnValues, InputRows, InputValue, by_column
+from storage.database.placeholders import ColumnValues, InputRows, by_column
 from storage.graph.chain_rows import ChainColumns, all_columns
 from storage.persist.model.change_set import ChangeSet
 from storage.persist.model.row_changes import StateDelta
@@ -20,8 +20,6 @@ from storage.state.rows import GroupRow, row_of
 NEW_GROUP: Final = STATE_GROUPS.rows("new_group")
 SET_STATE: Final = CURRENT_STATE.rows("set_state", is_new="boolean")
 REMOVED_STATE: Final = InputRows.own("removed_state", room_nid="int", state_key_nid="int")
-DELTA_WRITER: Final = InputValue("delta_writer_nid", "smallint")
-"""The writer of state deltas; None: as that of the event at their position, once that is read."""
 NEW_DELTA: Final = STATE_DELTAS.rows(
     "new_delta", STATE_DELTAS.but("stream_ordering", "writer_nid"), cause_nid="bigint"
 )
@@ -55,7 +53,7 @@ removed_state AS (
 ),
 new_delta AS (
     INSERT INTO state_deltas (:new_delta.columns, stream_ordering, writer_nid)
-    SELECT :new_delta.values, p.stream_ordering, :delta_writer_nid
+    SELECT :new_delta.values, p.stream_ordering, :writer_nid
     FROM :new_delta.rows AS i
     JOIN positioned p ON p.event_nid = i.cause_nid
 )"""

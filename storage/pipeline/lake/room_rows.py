@@ -24,10 +24,9 @@ JOIN state_keys k USING (state_key_nid)
 JOIN event_types t USING (type_nid)
 LEFT JOIN events e ON e.event_nid = d.event_nid
 LEFT JOIN events o ON o.event_nid = d.prev_event_nid
-LEFT JOIN events at ON d.writer_nid IS NULL AND at.stream_ordering = d.stream_ordering
 JOIN unnest($2::bigint[], $3::bool[], $4::bigint[], $5::bigint[]) AS b (writer_nid, backfilled,
     after_id, upto_id)
-    ON b.writer_nid = COALESCE(d.writer_nid, at.writer_nid) AND NOT b.backfilled
+    ON b.writer_nid = d.writer_nid AND NOT b.backfilled
 WHERE d.stream_ordering > b.after_id AND d.stream_ordering <= b.upto_id
 """
 
