@@ -360,6 +360,7 @@ class Sampler:
         self.innermost: Counter[str] = Counter()
         """By file: the innermost of the engine or of its driver; "" where there is none."""
         self.seconds = 0.0
+        self._is_looking = False
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -375,8 +376,9 @@ class Sampler:
             self.seconds += time.process_time() - start
 
     def _look(self, _: int, frame: FrameType | None) -> None:
-        if frame is None:
+        if frame is None or self._is_looking:  # on a busy machine a look may last until the next
             return
+        self._is_looking = True
         self.own[frame.f_code] += 1
         seen, file = set(), ""
         while frame is not None:
@@ -386,6 +388,7 @@ class Sampler:
             frame = frame.f_back
         self.together.update(seen)
         self.innermost[file] += 1
+        self._is_looking = False
 
 
 def hot_functions(sampler: Sampler, events: int) -> str:
