@@ -11,10 +11,10 @@ from storage import Store
 from storage.database.migrate import NARROW_EVENTS_REVISION, SPARSE_REVISION
 from storage.pipeline.rebuilding import Rebuilder
 from tests.maintenance.rooms import SERVER, deliver, findings
+from tests.persist.test_narrow_events import SQL_REVISION, execute
 from tests.persist.test_narrow_rows import alembic
 from tests.persist.test_time_order import disorder
 
-SQL_REVISION: Final = "UPDATE schema_compatibility SET code_revision = $1::text"
 SQL_CONTINUED: Final = "SELECT continued FROM audiences ORDER BY audience"
 SQL_POSITIONS: Final = """
 INSERT INTO auth_chains (event_nid, chain_nid, sequence_number, event_id, state_key)
@@ -29,11 +29,6 @@ SELECT pg_relation_size('auth_chains_position_key') / current_setting('block_siz
 async def store(dsn: str) -> AsyncIterator[Store]:
     async with storage.open(dsn, server_name=SERVER) as opened:
         yield opened
-
-
-async def execute(store: Store, sql: str, *args: object) -> None:
-    async with store.database.connection() as conn:
-        await conn.execute(sql, *args)
 
 
 async def continued(store: Store) -> list[bool | None]:

@@ -41,12 +41,7 @@ from storage.persist.write.rooms import (
     ROOM_INPUTS,
     room_values,
 )
-from storage.persist.write.state import (
-    PART_CHAINS,
-    PART_STATE,
-    STATE_INPUTS,
-    state_values,
-)
+from storage.persist.write.state import PART_CHAINS, PART_STATE, STATE_INPUTS, state_values
 from storage.persist.write.stored_form import learn_form
 from storage.persist.write.streams import (
     AUTHOR_INPUTS,
