@@ -1,5 +1,6 @@
 """Run `room-storage` as a process: forked after all imports, or from scratch."""
 
+import asyncio
 import functools
 import multiprocessing
 import os
@@ -45,6 +46,17 @@ def room_storage(
         stdout, stderr = (Path(folder, name).read_bytes().decode() for name in STREAMS[1:])
     assert process.exitcode is not None
     return subprocess.CompletedProcess(arguments, process.exitcode, stdout, stderr)
+
+
+async def room_storage_beside(
+    *arguments: str, given: bytes = b"", **environ: str
+) -> "subprocess.CompletedProcess[str]":
+    """Run a command beside a store that is open here, whose event loop goes on.
+
+    A loop that stands still can keep a table locked until the command gives up: of the statement
+    that a session prepares just then.
+    """
+    return await asyncio.to_thread(room_storage, *arguments, given=given, **environ)
 
 
 @functools.cache

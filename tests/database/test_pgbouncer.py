@@ -29,7 +29,7 @@ from storage.database.translate import translate
 from storage.errors import DatabaseUnavailable, InputError, InstanceNameTaken
 from storage.ids import UserId
 from storage.testing import RoomBuilder
-from tests.cli.running import ROOT, room_storage
+from tests.cli.running import ROOT, room_storage_beside
 from tests.maintenance.rooms import findings
 from tests.postgres import with_database
 from tests.replication.proxies import Proxy, unix_socket_of
@@ -145,7 +145,7 @@ async def test_migrations_and_commands_work_in_sessions(empty_dsn: str) -> None:
     async with bouncer(empty_dsn, "session") as url:
         assert await migrate(url) == HEAD_REVISION
         assert await grant(url) == []
-        done = await asyncio.to_thread(room_storage, "verify", "--json", "--dsn", url)
+        done = await room_storage_beside("verify", "--json", "--dsn", url)
         assert (done.returncode, done.stderr) == (0, "")
 
 
@@ -175,7 +175,7 @@ async def test_other_modes_are_refused_in_one_sentence(
         for call in (migrate, grant):
             with pytest.raises(InputError, match="pool_mode = session"):
                 await call(url)
-        done = await asyncio.to_thread(room_storage, "stats", "--dsn", url)
+        done = await room_storage_beside("stats", "--dsn", url)
         assert (done.returncode, done.stderr) == (2, f"error: {POOLING}\n")
 
 
@@ -214,7 +214,7 @@ async def test_the_page_has_the_errors_that_are_printed(dsn: str, tmp_path: Path
     printed: dict[str, int] = {}
 
     async def stats(url: str, **environ: str) -> None:
-        done = await asyncio.to_thread(room_storage, "stats", "--dsn", url, given=b"", **environ)
+        done = await room_storage_beside("stats", "--dsn", url, given=b"", **environ)
         printed[done.stderr] = done.returncode
 
     quick = {"STORAGE_CONNECT_TIMEOUT_MS": "500"}

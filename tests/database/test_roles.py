@@ -22,7 +22,7 @@ from storage.maintenance.repair import rebuild_visibility, repair, repair_positi
 from storage.maintenance.state_group_gc import collect
 from storage.replication import Client, Server
 from storage.testing import RoomBuilder, build_room, deliver_with_gap
-from tests.cli.running import ROOT, room_storage
+from tests.cli.running import ROOT, room_storage, room_storage_beside
 from tests.maintenance.rooms import LIVELY, SERVER, deliver, findings
 from tests.postgres import with_database
 
@@ -363,11 +363,10 @@ async def test_a_purger_collects_and_mends(logins: Logins) -> None:
 async def test_a_purger_purges_and_censors(logins: Logins) -> None:
     async with storage.open(logins.runtime, server_name=SERVER) as store:
         room = await filled(store)
-        command = ["purge", room.room_id, "--before", room.events[150].event_id, "--json"]
-        done = room_storage(*command, "--dsn", logins.purger)
-        assert done.returncode == 0, done.stderr
-        done = room_storage("censor", "--older-than", "0", "--json", "--dsn", logins.purger)
-        assert done.returncode == 0, done.stderr
+        purge = ["purge", room.room_id, "--before", room.events[150].event_id]
+        for command in (purge, ["censor", "--older-than", "0"]):
+            done = await room_storage_beside(*command, "--json", "--dsn", logins.purger)
+            assert done.returncode == 0, done.stderr
         async with store.database.connection() as conn:
             assert await conn.fetchval("SELECT sum(deleted_count) FROM purge_jobs") > 10
             assert await conn.fetchval("SELECT count(*) FROM events WHERE encoding = 1") > 0

@@ -16,7 +16,7 @@ from storage.errors import ArchiveNotOwned, ArchiveUnavailable
 from storage.maintenance.cold_archive import return_events, sweep, sweep_if_free
 from storage.maintenance.purge import purge_room
 from storage.testing import RoomBuilder, build_room
-from tests.cli.running import room_storage
+from tests.cli.running import room_storage_beside
 from tests.maintenance.archived import (
     GRACE_S,
     archive,
@@ -84,7 +84,7 @@ async def test_a_purge_in_a_copy_is_done_and_warns(
 ) -> None:
     before, whole = await raw_bytes(store), content(folder)
     arguments = ("purge", room.room_id, "--all", "--force")
-    purged = await asyncio.to_thread(room_storage, *arguments, STORAGE_DSN=copy_dsn)
+    purged = await room_storage_beside(*arguments, STORAGE_DSN=copy_dsn)
     assert purged.returncode == 0, purged.stderr
     assert "belongs to another database" in purged.stderr
     assert "40 wait in the archive" in purged.stdout
@@ -110,7 +110,7 @@ async def test_a_restored_backup_takes_over(
     store: Store, copy: Store, copy_dsn: str, room: RoomBuilder, folder: str
 ) -> None:
     async def command(*arguments: str) -> Any:
-        return await asyncio.to_thread(room_storage, "archive", *arguments, STORAGE_DSN=copy_dsn)
+        return await room_storage_beside("archive", *arguments, STORAGE_DSN=copy_dsn)
 
     refused = await command("--sweep")
     assert refused.returncode == 2

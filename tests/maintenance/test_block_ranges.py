@@ -22,7 +22,7 @@ from storage.maintenance.indexes.block_ranges import (
     ranges_read,
 )
 from storage.testing import build_room
-from tests.cli.running import room_storage
+from tests.cli.running import room_storage_beside
 from tests.maintenance.rooms import LIVELY, findings
 
 INDEX = "events_received_idx"
@@ -128,7 +128,7 @@ async def test_one_row_that_a_summary_lacks_is_found(
     assert f"REINDEX INDEX CONCURRENTLY {INDEX}" in named[0].expected
     with pytest.raises(StorageCorrupt, match=f"REINDEX INDEX CONCURRENTLY {INDEX};"):
         await prove_indexes(store.database, "a test", ["events"])
-    done = room_storage("verify", "--repair", "--dsn", dsn)
+    done = await room_storage_beside("verify", "--repair", "--dsn", dsn)
     assert done.returncode == 1
     assert f"REINDEX INDEX CONCURRENTLY {INDEX}" in done.stderr
     await admin.execute(f"REINDEX INDEX CONCURRENTLY {INDEX}")

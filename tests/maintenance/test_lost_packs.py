@@ -1,6 +1,5 @@
 """Packs whose file is missing: the work on the archive goes on with the others."""
 
-import asyncio
 import json
 import os
 from pathlib import Path
@@ -13,7 +12,7 @@ from storage.maintenance.censor import censor
 from storage.maintenance.cold_archive import return_events, sweep, sweep_if_free
 from storage.maintenance.purge import purge_history, purge_room
 from storage.testing import build_room
-from tests.cli.running import room_storage
+from tests.cli.running import room_storage_beside
 from tests.maintenance.archived import (
     GRACE_S,
     USER,
@@ -71,7 +70,7 @@ async def test_a_missing_pack_goes_with_its_last_event(dsn: str, store: Store, f
     room, _ = await said_and_archived(store, folder)
     await lose_first(store, folder)
     await purge_room(store.database, room.room_id, server_name=SERVER, force=True)
-    result = await asyncio.to_thread(room_storage, "archive", "--sweep", STORAGE_DSN=dsn)
+    result = await room_storage_beside("archive", "--sweep", STORAGE_DSN=dsn)
     assert result.returncode == 0, result.stderr
     assert await sweep_if_free(store.database) == (0, 0, 0)
     assert await pack_states(store) == []
@@ -168,7 +167,7 @@ async def test_a_purge_says_what_it_did_if_the_archive_cannot_be_reached(
     room, _ = await said_and_archived(store, folder)
     Path(folder).rename(folder + " moved")
     arguments = ("purge", room.room_id, "--all", "--force", "--json")
-    result = await asyncio.to_thread(room_storage, *arguments, STORAGE_DSN=dsn)
+    result = await room_storage_beside(*arguments, STORAGE_DSN=dsn)
     assert result.returncode == 0, result.stderr
     assert "the folder is not there" in result.stderr
     document = json.loads(result.stdout)

@@ -13,7 +13,7 @@ from storage.maintenance.purge import purge_history, purge_retention, purge_room
 from storage.maintenance.repair import rebuild_visibility, repair, repair_positions
 from storage.maintenance.state_group_gc import collect, collect_all
 from storage.testing import RoomBuilder, build_room
-from tests.cli.running import room_storage
+from tests.cli.running import room_storage_beside
 from tests.maintenance.damaging import not_ready, rows_of_all_tables
 from tests.maintenance.rooms import LIVELY, SERVER, findings
 from tests.postgres import others_ended
@@ -123,10 +123,10 @@ async def test_verify_names_the_index_and_blames_no_fact(
     assert [(finding.check, finding.subject) for finding in await findings(store)] == [
         ("indexes", (index,)) for index in sorted(indexes)
     ]
-    done = room_storage("verify", "--dsn", dsn)
+    done = await room_storage_beside("verify", "--dsn", dsn)
     assert done.returncode == 1
     assert "REINDEX" in done.stdout
-    done = room_storage("verify", "--repair", "--dsn", dsn)
+    done = await room_storage_beside("verify", "--repair", "--dsn", dsn)
     assert done.returncode == 1
     assert f"REINDEX INDEX CONCURRENTLY {indexes[0]}" in done.stderr
 
@@ -150,6 +150,6 @@ async def test_gc_without_the_proof_deletes_states_that_are_in_use(dsn: str, sto
 async def test_gc_as_a_command_refuses(dsn: str, store: Store) -> None:
     room = await lying(store, LIARS["topological"])
     for rooms in ((), ("--room", room.room_id)):
-        done = room_storage("gc", "--dsn", dsn, *rooms)
+        done = await room_storage_beside("gc", "--dsn", dsn, *rooms)
         assert done.returncode == 1
         assert "REINDEX INDEX CONCURRENTLY events_room_topological_idx" in done.stderr

@@ -13,7 +13,7 @@ from storage.codec.training import COMMON_ROOMS, common_words
 from storage.maintenance.event_sample import sample_events
 from storage.maintenance.train_dictionary import train_dictionary
 from storage.testing import RoomBuilder
-from tests.cli.running import room_storage
+from tests.cli.running import room_storage_beside
 from tests.maintenance.rooms import SERVER, findings
 
 USER = f"@user1:{SERVER}"
@@ -108,17 +108,20 @@ def test_no_text_of_a_message_is_in_a_dictionary() -> None:
 
 
 async def test_the_command(store: Store, dsn: str) -> None:
-    done = room_storage("train-dictionary", "--dry-run", "--quiet", STORAGE_DSN=dsn)
+    done = await room_storage_beside("train-dictionary", "--dry-run", "--quiet", STORAGE_DSN=dsn)
     assert (done.returncode, done.stderr) == (0, "")
     assert "the new one would be stored" in done.stdout
-    found = json.loads(room_storage("train-dictionary", "--json", "--quiet", "--dsn", dsn).stdout)
+    done = await room_storage_beside("train-dictionary", "--json", "--quiet", "--dsn", dsn)
+    found = json.loads(done.stdout)
     assert found["is_stored"]
     assert [found["trained_id"]] == await dictionaries(store)
-    done = room_storage("jobs", "--re-encode", "--quiet", STORAGE_DSN=dsn)
+    done = await room_storage_beside("jobs", "--re-encode", "--quiet", STORAGE_DSN=dsn)
     assert done.returncode == 0
     assert "encode events" in done.stdout
-    stats = json.loads(room_storage("stats", "--json", "--dsn", dsn).stdout)["stored_forms"]
+    done = await room_storage_beside("stats", "--json", "--dsn", dsn)
+    stats = json.loads(done.stdout)["stored_forms"]
     assert stats["plain_events"] == 0
     assert stats["stored_bytes"] < stats["received_bytes"] / 2
     assert await findings(store) == []
-    assert room_storage("train-dictionary", "--events", "3", STORAGE_DSN=dsn).returncode == 2
+    done = await room_storage_beside("train-dictionary", "--events", "3", STORAGE_DSN=dsn)
+    assert done.returncode == 2

@@ -16,7 +16,7 @@ from storage.pipeline.imports.lines import place_of, placed
 from storage.pipeline.synapse.checkpoint import furthest, keep, recalled
 from storage.pipeline.synapse.source import Synapse, SynapseCheckpoint
 from storage.testing import SHAPES, build_room, deliver_with_gap, generate_room
-from tests.cli.running import room_storage
+from tests.cli.running import room_storage_beside
 from tests.long_run import long_run
 from tests.pipeline.java import COMMAND
 from tests.pipeline.stores import SERVER, fill, tables
@@ -174,7 +174,7 @@ async def test_the_command(server_dsn: str, worker_id: str, dsn: str, tmp_path: 
     settings = ("--master", "local[1]", *COMMAND, "--server-name", SERVER, "--json")
     async with synapse_database(server_dsn, worker_id) as (source, connection):
         await persist(connection, room)
-        done = room_storage(
+        done = await room_storage_beside(
             "spark",
             "import-synapse",
             source,
