@@ -374,7 +374,7 @@ class PermissionRefused(DatabaseError):
 class ConstraintViolated(DatabaseError):
     """A constraint refused a row, by a defect of this package or a direct edit.
 
-    Report it with the constraint's name.
+    Run `room-storage verify --repair`. If it finds nothing, report the constraint's name.
     """
 
     def __init__(self, reason: str, *, constraint: str, sqlstate: str | None = None) -> None:

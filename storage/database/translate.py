@@ -135,6 +135,11 @@ CONFLICTS: Final[Mapping[str, str]] = {
 The second attempt reads what the other wrote.
 """
 
+VERIFY: Final = (
+    "a stored row may be wrong: run `room-storage verify --repair`. If it finds nothing, report "
+    "this as a defect"
+)
+
 INVARIANTS: Final[Mapping[str, str]] = {
     # Numbers come from sequences, and no row is written under an old one.
     "purge_jobs_pkey": "purge_job_ids is a sequence",
@@ -298,5 +303,6 @@ def _of_server(
         return DatabaseConflict(f"{reason}; {CONFLICTS[constraint]}", sqlstate=sqlstate)
     kind = SQLSTATES.get(sqlstate) or SQLSTATES.get(sqlstate[:2], DatabaseError)
     if issubclass(kind, ConstraintViolated):
-        return kind(reason, constraint=constraint, sqlstate=sqlstate)
+        cure = f"; {VERIFY}" if constraint in INVARIANTS else ""
+        return kind(reason + cure, constraint=constraint, sqlstate=sqlstate)
     return kind(reason, sqlstate=sqlstate)

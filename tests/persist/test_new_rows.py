@@ -14,8 +14,9 @@ import storage
 from storage import Store
 from storage.database.connection import Connection
 from storage.database.explained import ExplainingConnection
-from storage.errors import DatabaseConflict
+from storage.errors import ConstraintViolated, DatabaseConflict
 from storage.event import parse
+from storage.maintenance.repair import repair
 from storage.maintenance.repair.room_planner import new_caches
 from storage.persist.model.change_set import ChangeSet
 from storage.persist.model.incoming import IncomingEvent
@@ -27,6 +28,7 @@ from storage.persist.write import all_tables
 from storage.streams.in_flight import Author
 from storage.testing import BuiltEvent, RoomBuilder
 from storage.visibility import multirange
+from tests.maintenance.rooms import findings
 from tests.persist.planning import planned, take
 from tests.persist.writing import QUIET, admin_of, waiting_write
 
@@ -44,6 +46,17 @@ SQL_FORGET = """
 DELETE FROM visibility v
 USING principals p
 WHERE p.principal_nid = v.principal_nid AND p.name = $1::text
+"""
+
+
+SQL_STRAY = """
+INSERT INTO current_state (room_nid, state_key_nid, event_nid, membership)
+SELECT r.room_nid, k.state_key_nid, e.event_nid, 2
+FROM rooms r
+JOIN events e USING (room_nid)
+CROSS JOIN state_keys k
+WHERE r.room_id = $1::text AND k.state_key = $2::text
+LIMIT 1
 """
 
 
@@ -194,3 +207,28 @@ async def test_of_two_writers_with_the_same_new_rows_one_is_refused(dsn: str, st
         with pytest.raises(DatabaseConflict, match="rooms"):
             await waits
     assert (await visibility(store))["s9.test"].joined_count == 1
+
+
+async def test_a_row_that_should_not_be_there_stops_its_room_until_it_is_repaired(
+    store: Store,
+) -> None:
+    """The other room of the batch is written, and the error names the cure."""
+    room, other = room_of_admin(), room_of_admin(seed=2)
+    other.join(GUEST)
+    await take(store, *room.events)
+    await take(store, *other.events)
+    async with store.database.connection() as conn:
+        await conn.execute(SQL_STRAY, room.room_id, GUEST)
+    join = room.join(GUEST)
+    refused = asyncio.create_task(store.append([join.pdu], room_version="11"))
+    message = other.message(GUEST, "there")
+    assert [one.outcome for one in await store.append([message.pdu], room_version="11")] == [
+        "stored"
+    ]
+    with pytest.raises(ConstraintViolated, match="run `room-storage verify --repair`") as caught:
+        await refused
+    assert caught.value.constraint == "current_state_pkey"
+    assert [finding.check for finding in await findings(store)] == ["current_state"]
+    await repair(store.database, room.room_id, server_name="s1.test")
+    await take(store, join)
+    assert await findings(store) == []
