@@ -178,15 +178,16 @@ def difference(key: str, periods: Sequence[Period], found: Sequence[int]) -> str
 def keys_of(ranges: Sequence[Keys], always_read: float) -> list[int]:
     """Return the keys that bound the periods, in order.
 
-    They are first and last keys of ranges: all of them, or every second, fourth, … until the
-    searches of all periods keep to the limits. ``always_read``: the ranges that each search reads.
+    They are first and last keys of ranges: all of them, or every second, fourth, … with the last of
+    all, until the searches of all periods keep to the limits. ``always_read``: the ranges that each
+    search reads.
     """
     keys = sorted({key for one in ranges for key in one})
     while keys and (
         len(keys) > KEYS_MAX
         or ranges_read(ranges, keys) + (2 * len(keys) + 1) * always_read > READS_MAX * len(ranges)
     ):
-        keys = keys[1::2]
+        keys = keys[::-2][::-1] if len(keys) > 1 else []
     return keys
 
 
