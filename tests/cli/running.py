@@ -51,10 +51,10 @@ def room_storage(
 async def room_storage_beside(
     *arguments: str, given: bytes = b"", **environ: str
 ) -> "subprocess.CompletedProcess[str]":
-    """Run a command beside a store that is open here, whose event loop goes on.
+    """Run a command beside a store that is open in this process. The event loop continues.
 
-    A loop that stands still can keep a table locked until the command gives up: of the statement
-    that a session prepares just then.
+    If it stopped, a session that just prepares a statement would keep the tables of this statement
+    locked, and the command could give up.
     """
     return await asyncio.to_thread(room_storage, *arguments, given=given, **environ)
 
