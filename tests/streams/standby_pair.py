@@ -46,12 +46,15 @@ def with_standby(
     )
 
 
-def on_standby(
+@asynccontextmanager
+async def on_standby(
     pair: ReplicatedPair, name: str = "reader", config: Config = CONFIG
-) -> AbstractAsyncContextManager[Store]:
-    """A store that only reads."""
+) -> AsyncIterator[Store]:
+    """A store that only reads, opened when the standby has all that the primary has."""
+    await pair.caught_up()
     dsn = pair.rooms(pair.standby)
-    return storage.open(dsn, instance_name=name, config=config, read_only=True)
+    async with storage.open(dsn, instance_name=name, config=config, read_only=True) as store:
+        yield store
 
 
 @asynccontextmanager

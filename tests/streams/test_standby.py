@@ -51,6 +51,7 @@ pytestmark = [
 async def pair() -> AsyncIterator[ReplicatedPair]:
     """One pair for all tests that leave it as it is; each test has rooms of its own."""
     async with ReplicatedPair() as opened, on_primary(opened, "main"):
+        await opened.caught_up()
         yield opened
 
 
