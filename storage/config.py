@@ -123,6 +123,9 @@ class Config:
     Long maintenance opens a `Database` with a larger one.
     """
 
+    archive_timeout_ms: Wait = 10_000
+    """Longest wait for the files of the archive before `ArchiveUnavailable`."""
+
     lock_timeout_ms: Wait = 10_000
     """Longest wait for a row, table or advisory lock before the transaction is repeated."""
 

@@ -7,6 +7,7 @@ from typing import Final
 
 from storage.cli.common import database_dsn
 from storage.config import Config
+from storage.database.archive_limits import MAINTENANCE_MS
 from storage.database.connection import Database
 from storage.database.embedded import naming_folder
 from storage.database.migrate import check_schema
@@ -22,6 +23,7 @@ async def maintained(dsn: str | None) -> AsyncIterator[Database]:
     config = replace(
         Config.from_env(),
         statement_timeout_ms=STATEMENT_TIMEOUT_MS,
+        archive_timeout_ms=MAINTENANCE_MS,
         pool_size_max=2,
         instance_name=INSTANCE_NAME,
     )

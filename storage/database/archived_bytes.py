@@ -8,18 +8,17 @@ A connection does so after each statement whose rows have references in a `Store
       └── the same rows, with stored forms in place of references <────────────┘
 
 A reference whose record is missing or damaged becomes `LostBytes`: `decode` raises `StorageCorrupt`
-with the event id. A store that cannot be reached raises `ArchiveUnavailable` at once.
-
-A session caches the URLs of packs: those never change, and a session has one database.
+with the event id. A store that cannot be reached raises `ArchiveUnavailable`
+(`storage.database.archive_limits`).
 """
 
-import asyncio
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, LiteralString, NamedTuple
 
 from storage.codec import LostBytes, Reference
 from storage.codec.pack import record_range, stored_form
-from storage.database.pack_store import ByteRange, LostRange, read_ranges
+from storage.database.pack_store import ByteRange, LostRange, folder_of, read_ranges
 
 if TYPE_CHECKING:
     from storage.database.dictionaries import RowQueries
@@ -74,17 +73,27 @@ async def stored_forms(
     wanted = sorted(references)
     if not wanted:
         return {}
-    urls = conn.pack_urls
+    limits, urls = conn.archive
     if unknown := {one.pack for one in wanted}.difference(urls):
         urls.update(await conn.fetch(SQL_PACK_URLS, list(unknown), row=PackUrlRow))
-    is_whole = False
+    forms, is_whole = dict[Reference, bytes](), False
     try:
-        forms = await asyncio.to_thread(read_forms, wanted, dict(urls))
+        for folder, members in _by_folder(wanted, urls).items():
+            read = partial(read_forms, members, dict(urls))
+            forms |= await limits.read(folder, read) if folder else read()
         is_whole = not any(isinstance(form, LostBytes) for form in forms.values())
     finally:
         if not is_whole:
             urls.clear()  # an operator may move a folder, and then corrects the table
     return forms
+
+
+def _by_folder(references: Iterable[Reference], urls: dict[int, str]) -> dict[str, list[Reference]]:
+    """Return sorted references by the folder of their pack, "" for packs that are not known."""
+    found = dict[str, list[Reference]]()
+    for one in references:
+        found.setdefault(folder_of(urls.get(one.pack, "")), []).append(one)
+    return found
 
 
 def read_forms(references: Sequence[Reference], urls: dict[int, str]) -> dict[Reference, bytes]:

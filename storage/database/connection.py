@@ -28,6 +28,7 @@ from typing import Any, NamedTuple, Protocol, Self, TypeVar
 import asyncpg
 
 from storage.config import Config
+from storage.database.archive_limits import ArchiveAccess, open_access
 from storage.database.dictionaries import load_for, stored_fields
 from storage.database.dsn import DsnServer
 from storage.database.pool import Pool
@@ -168,9 +169,9 @@ class Connection:
         return int(known or self._driver.get_server_pid())
 
     @property
-    def pack_urls(self) -> dict[int, str]:
-        """Return where packs of the archive are, as far as this session knows; it may be added."""
-        return {} if self._session is None else self._session.pack_urls
+    def archive(self) -> ArchiveAccess:
+        """Return what this session knows of the archive (`storage.database.archived_bytes`)."""
+        return open_access() if self._session is None else self._session.archive
 
     @property
     def server(self) -> object:

@@ -25,6 +25,7 @@ from storage.codec import (
     register,
     unknown_headers,
 )
+from storage.database.archive_limits import ArchiveAccess
 from storage.database.archived_bytes import resolve
 from storage.database.prepared import prepare_ahead
 
@@ -60,8 +61,8 @@ class RowQueries(Protocol):
         """Return all rows."""
 
     @property
-    def pack_urls(self) -> dict[int, str]:
-        """Return the packs whose place is known (`storage.database.archived_bytes`)."""
+    def archive(self) -> ArchiveAccess:
+        """Return what the session knows of the archive (`storage.database.archived_bytes`)."""
 
 
 @cache

@@ -16,6 +16,7 @@ from typing import Any, Final, LiteralString, NamedTuple
 import asyncpg
 
 from storage.config import Config
+from storage.database.archive_limits import ArchiveAccess, ArchiveLimits, open_access
 from storage.database.dsn import DsnServer
 from storage.errors import DatabaseError, InputError
 
@@ -135,13 +136,13 @@ class Session:
     """One connection of the driver, from its start to its end."""
 
     __slots__ = (
+        "archive",
         "backend_pid",
         "cluster",
         "driver",
         "idle_since",
         "is_over",
         "is_read_only",
-        "pack_urls",
         "prepared",
         "server",
     )
@@ -153,6 +154,7 @@ class Session:
         backend_pid: int | None = None,
         *,
         is_read_only: bool = False,
+        limits: ArchiveLimits | None = None,
     ) -> None:
         self.driver: Any = driver
         self.backend_pid: int | None = backend_pid
@@ -163,8 +165,7 @@ class Session:
         """Whether Postgres refuses every write of the session."""
         self.server: object = None
         """A note of the user of the pool about the server."""
-        self.pack_urls: dict[int, str] = {}
-        """Where packs of the archive are (`storage.database.archived_bytes`)."""
+        self.archive: ArchiveAccess = open_access(limits)
         self.prepared: int = 0
         """How many of the declared statements are prepared (`storage.database.prepared`)."""
         self.idle_since: float = 0.0
@@ -269,7 +270,7 @@ async def check_pooling(server: DsnServer, opened: OpenDriver, **options: Any) -
 class Connector:
     """Opens the sessions of one `Database`."""
 
-    __slots__ = ("_config", "_is_checked", "_mark", "read_only", "server")
+    __slots__ = ("_config", "_is_checked", "_limits", "_mark", "read_only", "server")
 
     def __init__(
         self, server: DsnServer, config: Config, mark: str, *, read_only: bool = False
@@ -279,6 +280,7 @@ class Connector:
         self._mark = mark
         self.read_only: bool = read_only
         self._is_checked = False
+        self._limits = ArchiveLimits(config)
 
     async def __call__(self) -> Session:
         """Open a session for any use.
@@ -303,7 +305,13 @@ class Connector:
             opened.driver.terminate()
             raise
         row = opened.row
-        return Session(opened.driver, row.cluster, row.backend_pid, is_read_only=self.read_only)
+        return Session(
+            opened.driver,
+            row.cluster,
+            row.backend_pid,
+            is_read_only=self.read_only,
+            limits=self._limits,
+        )
 
 
 def migration_settings(database_schema: str) -> dict[str, str]:

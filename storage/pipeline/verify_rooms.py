@@ -21,6 +21,7 @@ import uvloop
 from pyspark.sql import DataFrame, SparkSession
 
 from storage.config import Config
+from storage.database.archive_limits import MAINTENANCE_MS
 from storage.database.arrow_results import arrow_snapshot
 from storage.database.connection import Database
 from storage.errors import PartialState, StorageCorrupt, UnknownRoom
@@ -288,6 +289,7 @@ async def _opened(dsn: str, config: Config) -> AsyncIterator[Database]:
     config = replace(
         config,
         statement_timeout_ms=STATEMENT_TIMEOUT_MS,
+        archive_timeout_ms=MAINTENANCE_MS,
         pool_size_max=2,
         instance_name="spark maintenance",
     )

@@ -9,6 +9,7 @@ from operator import attrgetter
 from typing import Final, LiteralString, NamedTuple, Self
 
 from storage.config import Config
+from storage.database.archive_limits import MAINTENANCE_MS
 from storage.database.connection import Database
 from storage.database.names import InternedNames
 from storage.database.transaction import begun
@@ -100,6 +101,7 @@ class Rebuilder:
         config = replace(
             config or Config.from_env(),
             statement_timeout_ms=STATEMENT_TIMEOUT_MS,
+            archive_timeout_ms=MAINTENANCE_MS,
             pool_size_max=CONNECTIONS,
             instance_name="spark maintenance",
         )
