@@ -21,6 +21,11 @@ logger: logging.Logger = logging.getLogger(__name__)
 NO_SERVER: Final = "localhost.invalid"
 """A server without users (RFC 2606)."""
 
+NEEDS_NAME: Final = (
+    "the database is new: give a server name (--server-name, STORAGE_SERVER_NAME), whose users are "
+    "local"
+)
+
 SQL_DEPLOYMENT: Final[LiteralString] = """
 SELECT deployment_id, server_name
 FROM deployment
@@ -28,7 +33,7 @@ FROM deployment
 
 SQL_WHERE: Final[LiteralString] = """
 SELECT format('the database %s (schema %s)', current_database(),
-    COALESCE(current_schema(), split_part(current_setting('search_path'), ',', 1)))
+    COALESCE(current_schema(), split_part(current_setting('search_path'), ',', 1))) AS place
 """
 
 SQL_HAS_ROOMS: Final[LiteralString] = """
@@ -55,7 +60,7 @@ SQL_IS_EMPTY: Final[LiteralString] = """
 SELECT NOT EXISTS (SELECT FROM rooms)
     AND NOT EXISTS (SELECT FROM account_data)
     AND NOT EXISTS (SELECT FROM to_device)
-    AND NOT EXISTS (SELECT FROM erased_users)
+    AND NOT EXISTS (SELECT FROM erased_users) AS is_empty
 """
 
 SQL_IN_USE: Final[LiteralString] = """
@@ -122,10 +127,7 @@ async def settled(
         return found.deployment_id, name
     opened = found.server_name or server_name
     if opened is None:
-        raise InputError(
-            "the database is new: give a server name (--server-name, STORAGE_SERVER_NAME), "
-            "whose users are local"
-        )
+        raise InputError(NEEDS_NAME)
     return found.deployment_id, opened
 
 

@@ -3,13 +3,23 @@
 A process has sessions of one kind. The server is in the wheel of pyspark.
 """
 
+import asyncio
 import json
 import os
 import sys
 
+import asyncpg
+
 from storage.errors import StorageError
 from storage.pipeline import RoomEvents, export_parquet, import_archive, rebuild, verify
 from tests.pipeline.java import QUICK
+
+
+async def no_more_rooms(dsn: str) -> None:
+    """Make the executors fail that store another room."""
+    conn = await asyncpg.connect(dsn)
+    await conn.execute("ALTER TABLE rooms ADD CONSTRAINT no_room CHECK (room_nid < 1) NOT VALID")
+    await conn.close()
 
 
 def main(archive: str, more: str, dsn: str, folder: str) -> None:
@@ -27,9 +37,10 @@ def main(archive: str, more: str, dsn: str, folder: str) -> None:
         made = export_parquet(spark, dsn, f"{folder}/export", partitions=2)
         findings = verify(spark, dsn).count()
         failed = rebuild(spark, dsn)
+        asyncio.run(no_more_rooms(dsn))
         error = ""
         try:
-            import_archive(spark, [more], dsn, server_name="other.test")
+            import_archive(spark, [more], dsn, server_name="s1.test")
         except StorageError as raised:
             error = str(raised)
     finally:

@@ -23,6 +23,7 @@ DRIVER = (
     "WHERE locktype = 'advisory' AND objid = 1919905646 "
     "AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
 )
+FULL = "ALTER TABLE rooms ADD CONSTRAINT no_room CHECK (room_nid < 1)"
 PEAK = (
     "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() "
     "AND backend_type = 'client backend' AND pid <> pg_backend_pid()"
@@ -76,12 +77,26 @@ async def test_a_second_import_leaves_the_rows_of_one_at_work_alone(
 async def test_an_import_whose_executors_fail_leaves_nothing(
     spark: SparkSession, dsn: str, watcher: asyncpg.Connection, tmp_path: Path
 ) -> None:
+    await watcher.execute(FULL)
+    write_ndjson(generate_room(SHAPES["direct_chat"], 30, sign=False), tmp_path / "room.ndjson")
+    with pytest.raises(storage.DatabaseError, match=r"in an executor: .*no_room"):
+        import_archive(spark, [str(tmp_path / "room.ndjson")], dsn, server_name=SERVER)
+    assert await watcher.fetchval(STAGED) is None
+
+
+async def test_another_server_is_refused_before_anything_is_read(
+    spark: SparkSession, dsn: str, tmp_path: Path
+) -> None:
+    path = str(tmp_path / "room.ndjson")
+    write_ndjson(generate_room(SHAPES["direct_chat"], 30, sign=False), path)
+    stages = list[str]()
+    with pytest.raises(storage.InputError, match="the database is new: give a server name"):
+        import_archive(spark, [path], dsn, stage=stages.append)
     async with storage.open(dsn, server_name=SERVER) as store:
         await store.erase_user(f"@alice:{SERVER}")  # so it is not empty, and keeps its name
-    write_ndjson(generate_room(SHAPES["direct_chat"], 30, sign=False), tmp_path / "room.ndjson")
-    with pytest.raises(storage.InputError, match="WrongServerName"):
-        import_archive(spark, [str(tmp_path / "room.ndjson")], dsn, server_name="another.test")
-    assert await watcher.fetchval(STAGED) is None
+    with pytest.raises(storage.WrongServerName, match=f"belongs to {SERVER}, not to another"):
+        import_archive(spark, [path], dsn, server_name="another.test", stage=stages.append)
+    assert stages == []
 
 
 async def peak(watcher: asyncpg.Connection, work: "asyncio.Task[object]") -> int:

@@ -60,6 +60,7 @@ from storage.pipeline.imports.lines import FileRange
 from storage.pipeline.imports.load_rooms import load_rooms
 from storage.pipeline.imports.room_versions import CreatedRoom, stage_versions
 from storage.pipeline.imports.stage import staging
+from storage.pipeline.imports.target_name import check_name
 from storage.pipeline.imports.task_rows import (
     FOLDER,
     TaskResults,
@@ -146,12 +147,14 @@ def import_archive(
     check signatures with these keys. ``part``: events planned before they are written; a larger
     room is written in parts, in one transaction. ``stage`` is called with the name of each stage.
 
-    Raise `InputError`, `DatabaseError`, or `DatabaseConflict` while another import runs. If an
+    Raise `InputError`, `DatabaseError`, or `DatabaseConflict` while another import runs. Raise
+    `WrongServerName` for the database of another server, before anything is read. If an
     executor fails for good, raise its error, or a `StorageError` that says what Spark lacks.
     """
     if rejects is not None:
         refuse_others(rejects)
     sources = paths if isinstance(paths, Synapse) else found(paths)
+    check_name(dsn, server_name)
     cores = parallelism(spark)
     with _folder(work) as folder, staging(dsn) as number:
         stage("examining")
