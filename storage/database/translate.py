@@ -291,7 +291,8 @@ def _of_server(
     sqlstate: str = error.sqlstate or ""
     constraint: str = error.constraint_name or ""
     message = str(error.args[0]).rstrip()
-    reason = prefix + (f"{message}: {error.detail}" if error.detail else message)
+    detail = (error.detail or "").rstrip(".")  # more may follow
+    reason = prefix + (f"{message}: {detail}" if detail else message)
     if sqlstate in LOST_STATEMENT:
         reason += f"; {POOLING}"
     if server is not None and (sqlstate == INVALID_LOGIN or OF_PGBOUNCER in message):
