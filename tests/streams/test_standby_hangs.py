@@ -5,11 +5,13 @@ Nothing here depends on the statement timeout, which is far longer than a test m
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 import pytest
 import pytest_asyncio
 
-from storage import Config, EventId, Store
+import storage
+from storage import Config, DatabaseUnavailable, EventId, Store
 from storage.database import Connection
 from storage.streams import standby_watch
 from storage.streams.reads import CANCELLED, FAILED, RESTING, STANDBY
@@ -132,6 +134,26 @@ async def test_sessions_that_hang_are_replaced(
         assert not outcomes(store)[STANDBY]
         await back_on_the_standby(store, event_id)
     lost.set()
+
+
+async def test_a_read_of_a_standby_alone_is_not_repeated_for_long(
+    pair: ReplicatedPair, proxy: Proxy
+) -> None:
+    config = replace(CONFIG, pool_acquire_timeout_ms=1_000, pool_size_min=POOL)
+    dsn = through(pair.rooms(pair.standby), proxy.port)
+    async with storage.open(dsn, config=config, read_only=True) as reader, asyncio.timeout(60):
+        await reader.rooms([])
+        outcomes(reader)
+        standby = reader.reads.standby
+        assert standby is not None
+        proxy.flows.clear()
+        standby._polled_at = float("-inf")
+        with pytest.raises(DatabaseUnavailable, match="no answer within 3 s"):
+            await reader.rooms([])
+        assert outcomes(reader) == {FAILED: 1}
+        proxy.flows.set()
+        await reader.rooms([])
+        assert outcomes(reader)[STANDBY] == 1
 
 
 async def test_a_slow_read_of_the_standby_is_not_ended(
