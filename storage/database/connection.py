@@ -384,9 +384,9 @@ class Database:
         if self.era != era:
             raise self.guard.error()
 
-    def end_others(self, conn: Connection) -> None:
-        """End all sessions but the one of ``conn``, including those that are lent out."""
-        self._pool.end_all(besides=conn._session)  # noqa: SLF001  # parts of one thing
+    def end_sessions(self, *, besides: Connection | None = None) -> None:
+        """End all sessions but that of one connection, including those that are lent out."""
+        self._pool.end_all(besides=None if besides is None else besides._session)  # noqa: SLF001
 
     def connection(self) -> "ConnectionUse":
         """Return a connection in autocommit, one transaction per statement, for `async with`."""

@@ -25,7 +25,7 @@ IDLE_SECONDS_MAX: Final = 300
 """Idle sessions end after this time, except ``size_min`` of them."""
 
 SETTLE_SECONDS: Final = 10
-"""Longest wait for the end of a statement that was cancelled."""
+"""Longest wait for the end of a statement that was cancelled, and for that of idle sessions."""
 
 PREPARING_SECONDS: Final = 0.05
 """Longest wait for a session that prepares statements, before another one is opened instead."""
@@ -115,10 +115,13 @@ class Pool:
         `StorageClosed` after `close`.
         """
         self.waiting += 1
+        limit = asyncio.timeout(seconds)
         try:
-            async with asyncio.timeout(seconds):
+            async with limit:
                 return await self._idle_or_new()
         except TimeoutError:
+            if not limit.expired():
+                raise  # of a new session: the server does not answer
             raise self._refusal or TimeoutError(
                 f"no session was free within {seconds:g} s"
             ) from None
@@ -305,7 +308,11 @@ class Pool:
             self._drop(self._idle.pop(0))
 
     async def _end_gently(self, session: Session) -> None:
+        """Wait until a session has ended. Wait for no other one if the server does not answer."""
         try:
             await session.driver.close(timeout=SETTLE_SECONDS)
+        except TimeoutError:
+            while self._idle:
+                self._drop(self._idle.pop())
         finally:
             self._drop(session)

@@ -270,7 +270,7 @@ def translate_connecting(
     of_dsn = isinstance(error, asyncpg.ClientConfigurationError | ValueError | OverflowError)
     if of_dsn and not isinstance(error, OSError):  # an error of TLS is both
         return InputError(f"the DSN for {server.place} cannot be used: {server.reason(error)}")
-    if isinstance(error, TimeoutError) and str(error):  # of the pool: no connection was tried
+    if isinstance(error, TimeoutError) and str(error) and not error.errno:  # the pool was in use
         return DatabaseUnavailable(str(error))
     return DatabaseUnavailable(
         f"cannot connect to Postgres at {server.place}: {server.reason(error)}"

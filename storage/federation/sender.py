@@ -50,14 +50,16 @@ class SenderLimits:
 
     ``pdus_max`` is the number of events in a transaction, 50 by the specification. A queue of more
     than ``queue_max`` events keeps the latest of each room. A server that fails is tried again
-    after ``retry_seconds``, then after twice as long, up to ``retry_seconds_max``. The outbox is
-    read after ``poll_seconds`` if no event of this process or of replication comes before.
+    after ``retry_seconds``, then after twice as long, up to ``retry_seconds_max``. A transaction
+    without an answer within ``send_seconds`` has failed. The outbox is read after ``poll_seconds``
+    if no event of this process or of replication comes before.
     """
 
     pdus_max: int = 50
     queue_max: int = 1_000
     retry_seconds: float = 0.5
     retry_seconds_max: float = 60.0
+    send_seconds: float = 60.0
     poll_seconds: float = 1.0
 
 
@@ -114,7 +116,8 @@ class Sender:
     ) -> None:
         """Prepare to send.
 
-        ``send`` sends a transaction, and raises `RemoteError` if the server did not take it.
+        ``send`` sends a transaction, and raises `RemoteError` if the server did not take it. It is
+        cancelled after `SenderLimits.send_seconds`.
         ``cursor`` is the name of the position in ``store.cursors``.
         """
         self._store, self._send, self._cursor = store, send, cursor
@@ -271,8 +274,16 @@ class Sender:
     async def _send_events(self, server: ServerName, ids: list[EventId]) -> None:
         stored = await self._store.events(ids)
         events = [stored[one] for one in ids if one in stored]
-        if events:
-            await self._send(server, str(next(self._transactions)), events)
+        if not events:
+            return
+        limit = asyncio.timeout(self._limits.send_seconds)
+        try:
+            async with limit:
+                await self._send(server, str(next(self._transactions)), events)
+        except TimeoutError as error:
+            if not limit.expired():
+                raise  # of the caller's `send`
+            raise RemoteError(f"no answer in {self._limits.send_seconds:g} s") from error
 
 
 def _is_final(error: RemoteError | StorageCorrupt) -> bool:

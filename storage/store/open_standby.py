@@ -79,6 +79,7 @@ async def reads_beside(
         except OtherDatabaseError as error:
             raise InputError("replica_dsn leads to another database than the DSN") from error
         await stack.enter_async_context(running(standby.keep()))
+        await stack.enter_async_context(running(standby.watch()))
         if database.config.prepare_ahead:
             await stack.enter_async_context(running(replica.prepared.run()))
         streams.reads = Reads(database, standby)

@@ -14,6 +14,7 @@ must have no effect outside of its connection, except for caches that any snapsh
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import contextmanager
+from time import perf_counter
 from typing import TYPE_CHECKING, TypeVar
 
 from storage.database.connection import Connection, Database
@@ -110,15 +111,20 @@ class Reads:
     async def _of_standby(
         self, standby: "Standby", work: Work[T], need: Need, *, snapshot: bool
     ) -> T:
-        """Read from the only server; repeat a read that it cancels, or that loses its session."""
+        """Read from the only server; repeat a read that it cancels, or that loses its session.
+
+        One that has taken longer than `Config.pool_acquire_timeout_ms` is not repeated: the server
+        hangs, or the read is too slow for it.
+        """
         config, measures = self._database.config, self._database.measures
+        last_repeat = perf_counter() + config.pool_acquire_timeout_ms / 1000
         for attempt in range(1, config.transaction_attempts + 1):
             try:
                 answer = await standby.read(work, need, snapshot=snapshot)
             except (DatabaseConflict, DatabaseUnavailable) as error:
                 is_cancelled = isinstance(error, DatabaseConflict)
                 measures.replica_reads[CANCELLED if is_cancelled else FAILED] += 1
-                if attempt == config.transaction_attempts:
+                if attempt == config.transaction_attempts or perf_counter() > last_repeat:
                     raise
                 await asyncio.sleep(config.retry_delay_ms_first * 2**attempt / 1000)
             except ReplicaBehind:

@@ -44,6 +44,7 @@ from storage.streams.replayed import (
     StandbyState,
     StandbyStateRow,
 )
+from storage.streams.standby_watch import StandbyWatch
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -100,6 +101,7 @@ class Standby:
         self._confirming = asyncio.Lock()
         self._resting = asyncio.Event()
         self._outage = Outage(logger, "the standby")
+        self._watch = StandbyWatch(database)
         streams.feed.subscribe(self._told)
         streams.on_restart(self._restart)
 
@@ -130,14 +132,15 @@ class Standby:
         ``snapshot``: all its statements read one state. Raise `ReplicaBehind` after
         `Config.replica_wait_ms`, `ResyncNeeded` for a token of lost facts.
         """
-        for _ in range(SESSIONS_TRIED_MAX):
-            await self.ready(need)
-            need.refuse_lost(self._streams)
-            async with self.database.connection() as conn:
-                if self._server is not None and conn.server is self._server:
-                    return await _done(work, conn, snapshot=snapshot)
-                async with self._polling:
-                    await self._look(conn)
+        async with self._watch.reading():
+            for _ in range(SESSIONS_TRIED_MAX):
+                await self.ready(need)
+                need.refuse_lost(self._streams)
+                async with self.database.connection() as conn:
+                    if self._server is not None and conn.server is self._server:
+                        return await _done(work, conn, snapshot=snapshot)
+                    async with self._polling:
+                        await self._look(conn)
         raise DatabaseUnavailable("the DSN of the standby leads to several servers")
 
     async def ready(self, need: Need = NOTHING) -> None:
@@ -216,7 +219,7 @@ class Standby:
 
     async def _look(self, conn: Connection) -> None:
         """Read the state of the server of a session. Only one caller does so at a time."""
-        row = await conn.fetchrow(SQL_REPLAYED, row=StandbyStateRow)
+        row = await self._watch.answer(lambda: conn.fetchrow(SQL_REPLAYED, row=StandbyStateRow))
         if row is None:
             raise DatabaseUnavailable("the standby has no store yet")
         if row.deployment_id != self.deployment_id:
@@ -238,7 +241,7 @@ class Standby:
         if self._server is None or row.server != self._name or is_back:
             self._floor = max(self._floor, self._replayed.wal)
             self._name, self._server = row.server, object()
-            self.database.end_others(conn)
+            self.database.end_sessions(besides=conn)
         conn.server = self._server
         self.note_use()  # reads of an earlier session may have seen more
 
@@ -276,6 +279,10 @@ class Standby:
         """Leave the standby alone until it is ready again."""
         self._outage.failed(f"reads go to the primary, not to the standby: {reason}")
         self._resting.set()
+
+    async def watch(self) -> None:
+        """End the reads of a standby that stops to answer, until cancelled."""
+        await self._watch.run(self.rest)
 
     async def keep(self) -> None:
         """Try a resting standby again and again, until cancelled."""

@@ -79,6 +79,19 @@ class Wire:
         return lambda: set(ids) <= set(self.sent.get(server.name, ()))
 
 
+@dataclass
+class SilentWire(Wire):
+    """The first transaction to a server in ``silent`` arrives nowhere, and gets no answer."""
+
+    silent: set[str] = field(default_factory=set)
+
+    async def send(self, server: ServerName, transaction: str, events: list[StoredEvent]) -> None:
+        if server in self.silent:
+            self.silent.remove(server)
+            await asyncio.Event().wait()
+        await super().send(server, transaction, events)
+
+
 @asynccontextmanager
 async def sending(wire: Wire, limits: SenderLimits = SLOW) -> AsyncIterator[Sender]:
     sender = Sender(wire.servers[0].store, wire.send, limits=limits)
@@ -129,6 +142,20 @@ async def test_each_server_gets_all_events_in_order(three: list[Homeserver]) -> 
     assert wire.sent[three[2].name] == first
     assert one.name not in wire.sent
     await agree(everywhere, *three)
+
+
+async def test_a_server_that_never_answers_is_tried_again(three: list[Homeserver]) -> None:
+    """Its first request ends, so the cursor does not stay before its events for ever."""
+    one, two, other = three
+    room = await shared_room(*three)
+    await skip(one)
+    wire = SilentWire(three, silent={two.name})
+    async with sending(wire, SenderLimits(send_seconds=2.0, poll_seconds=0.05)):
+        sent = await say(one, room, 5)
+        await wire.until(wire.has(other, *sent))
+        await wire.until(wire.has(two, *sent))
+        await saved(one)
+    assert wire.sent[two.name] == sent
 
 
 async def test_a_server_that_is_down_delays_nobody(three: list[Homeserver]) -> None:

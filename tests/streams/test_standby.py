@@ -150,8 +150,8 @@ async def test_a_resting_standby_is_tried_again_after_an_input_error(
         assert standby is not None
         async with standby.database.connection() as conn, standby.database.connection() as other:
             monkeypatch.setenv("PGSSLMODE", "of yesterday")
-            standby.database.end_others(conn)
-            standby.database.end_others(other)
+            standby.database.end_sessions(besides=conn)
+            standby.database.end_sessions(besides=other)
         while not standby.database.measures.database_errors["InputError"]:
             standby.rest("for a test")  # again, if its last state was recent enough
             await asyncio.sleep(0.01)
