@@ -23,6 +23,7 @@ from storage.config import Config
 from storage.database.binaries import Account
 from storage.database.embedded import EmbeddedPostgres
 from storage.database.migrate import migrate
+from tests.pausing import pause
 from tests.postgres import chosen_binaries, client_programs, with_database
 from tests.replication.proxies import Proxy, through, unix_socket_of
 
@@ -128,7 +129,7 @@ class ReplicatedPair:
         while not await value(
             self.standby.dsn, "SELECT pg_last_wal_replay_lsn() >= $1::text::pg_lsn", at
         ):
-            pass
+            await pause()
 
     async def detach(self) -> None:
         """Cut the standby off: commits from now on are lost if it is promoted."""
@@ -136,7 +137,7 @@ class ReplicatedPair:
             self.standby.dsn, "ALTER SYSTEM SET primary_conninfo = ''", "SELECT pg_reload_conf()"
         )
         while await value(self.standby.dsn, "SELECT EXISTS (SELECT FROM pg_stat_wal_receiver)"):
-            pass
+            await pause()
 
     async def stop_primary(self) -> None:
         """The primary is gone, with all its sessions."""

@@ -10,6 +10,7 @@ import pytest
 
 from storage.database import Database
 from storage.database.binaries import WHEEL, Binaries
+from tests.pausing import pause
 
 DEBIAN_BINARIES: Final = Path("/usr/lib/postgresql/15/bin")
 
@@ -66,4 +67,4 @@ async def others_ended(database: Database) -> None:
             await conn.fetchval("SELECT pg_snapshot_xmin(pg_current_snapshot())::text::bigint")
             <= now
         ):
-            pass
+            await pause()

@@ -28,6 +28,7 @@ from storage.observability.prometheus import expose
 from storage.replication import ReplicationPeer
 from storage.replication.redis_transport import RedisTransport
 from tests.operating.exposition import samples
+from tests.pausing import pause
 from tests.replication.proxies import Proxy, through, unix_socket_of
 from tests.replication.redis_server import RedisServer
 
@@ -64,7 +65,7 @@ async def until(url: str, status: int) -> Response:
     """The first answer of `/readyz` with that status."""
     async with asyncio.timeout(30):
         while (answer := await get(url, "/readyz")).status != status:
-            pass
+            await pause()
     return answer
 
 

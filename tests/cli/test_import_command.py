@@ -15,6 +15,7 @@ import pytest
 from storage.cli import main
 from storage.testing import SHAPES, generate_room, ndjson_line, write_ndjson
 from tests.cli.running import NOBODY, room_storage, started
+from tests.pausing import pause
 
 
 @pytest.fixture
@@ -93,8 +94,8 @@ async def test_an_interrupt_and_a_rerun(dsn: str, file: str) -> None:
     connection = await asyncpg.connect(dsn)
     async with asyncio.timeout(60):
         while await connection.fetchval("SELECT count(*) FROM events") < 50:
-            await asyncio.to_thread(running.poll)
-            assert running.returncode is None
+            assert running.poll() is None
+            await pause()
     await connection.close()
     running.send_signal(signal.SIGINT)
     output, errors = await asyncio.to_thread(running.communicate)

@@ -21,6 +21,7 @@ from storage.testing import RoomBuilder, build_room, ndjson_line
 from tests.cli.running import ROOT, environment, room_storage, started
 from tests.long_run import long_run
 from tests.maintenance.rooms import LIVELY, SERVER
+from tests.pausing import pause
 
 GO_ON = "run the same command again to go on"
 COMMANDS = {
@@ -114,7 +115,7 @@ async def until(
 ) -> None:
     async with asyncio.timeout(60):
         while not at_least <= await conn.fetchval(sql) <= at_most:
-            pass
+            await pause()
 
 
 async def interrupted(
@@ -230,8 +231,8 @@ async def test_the_embedded_postgres_stops(tmp_path: Path) -> None:
     status = tmp_path / "data" / "postgresql" / "postmaster.pid"
     async with asyncio.timeout(60):
         while not (status.exists() and "ready" in status.read_text()):
-            await asyncio.to_thread(running.poll)
-            assert running.returncode is None
+            assert running.poll() is None
+            await pause()
     running.send_signal(signal.SIGINT)
     _, errors = await asyncio.to_thread(running.communicate, None, 60)
     assert (running.returncode, b"Traceback" in errors) == (130, False)

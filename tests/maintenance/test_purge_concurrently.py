@@ -30,6 +30,7 @@ from storage.testing import BuiltEvent, RoomBuilder, build_room
 from storage.testing.shapes import ODD_SOME
 from tests.maintenance.purging import ALICE, BOB, Stop, chat, value
 from tests.maintenance.rooms import LIVELY, SERVER, findings
+from tests.pausing import pause
 
 ROOMS = int(os.environ.get("STORAGE_ROOMS", "6"))
 ALONE = Config(purge_batch_max=100, purge_pause_ms=0, follow_ms=3_600_000)
@@ -74,7 +75,7 @@ class Batch(Stop):
             async with self.during(purging):
                 answers = asyncio.ensure_future(append)
                 while not (answers.done() or await admin.fetchval(WAITING)):
-                    pass
+                    await pause()
                 assert not answers.done(), "it waits for the room"
         finally:
             await admin.close()

@@ -17,6 +17,7 @@ from storage.streams import account_data
 from storage.streams.feed import Fact
 from storage.streams.position_poller import follow_once
 from storage.testing import RoomBuilder
+from tests.pausing import pause
 from tests.persist.append_process import room_of as process_room
 from tests.persist.writing import (
     HOLD,
@@ -132,7 +133,7 @@ async def test_a_backend_still_at_work_after_its_connection_is_gone(dsn: str) ->
         pid = await waiting_write(admin)
         eater.cut()
         while await admin.fetchval("SELECT true FROM pg_stat_activity WHERE pid = $1", pid):
-            pass
+            await pause()
         await admin.execute("SELECT pg_advisory_unlock_all()")
         assert outcomes(await append) == {"stored"}
         assert set(await stored(admin)) == {event.event_id for event in room.events}

@@ -11,6 +11,7 @@ from storage.persist.write.all_tables import SQL_WRITE
 from storage.persist.write.messages_only import SQL_WRITE_MESSAGES, SQL_WRITE_ONE_MESSAGE
 from storage.streams.feed import Advance, Fact
 from storage.testing import RoomBuilder
+from tests.pausing import pause
 from tests.persist.connection_breaker import AnswerEater
 
 QUIET = storage.Config(follow_ms=3_600_000)
@@ -93,7 +94,7 @@ async def lossy(dsn: str) -> AsyncIterator[tuple[AnswerEater, Store]]:
 async def waiting_write(admin: asyncpg.Connection) -> int:
     """The backend of a write that waits for its room, once there is one."""
     while (pid := await admin.fetchval(WAITING)) is None:
-        pass
+        await pause()
     return int(pid)
 
 

@@ -13,6 +13,7 @@ from storage import Config, Store
 from storage.streams.reads import STANDBY
 from tests.failover import ReplicatedPair, ask, value
 from tests.maintenance.rooms import SERVER
+from tests.pausing import pause
 from tests.streams.lossy import timeline
 
 CONFIG = Config(follow_ms=50, pool_size_max=4)
@@ -63,7 +64,7 @@ async def paused(pair: ReplicatedPair) -> AsyncIterator[None]:
     await pair.caught_up()
     await ask(pair.standby.dsn, "SELECT pg_wal_replay_pause()")
     while await value(pair.standby.dsn, "SELECT pg_get_wal_replay_pause_state()") != "paused":
-        pass
+        await pause()
     try:
         yield
     finally:

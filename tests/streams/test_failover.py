@@ -22,6 +22,7 @@ from storage.streams.restore_detection import JUMP
 from storage.streams.to_device import SQL_SEND
 from tests.failover import ReplicatedPair, value
 from tests.maintenance.rooms import SERVER, findings
+from tests.pausing import pause
 from tests.postgres import SQL_WAITING
 from tests.streams.lossy import ALICE, LOST, SELDOM, FailoverRoom, FeedRecorder, opened, timeline
 
@@ -115,7 +116,7 @@ async def committed_late(
         )
         writing = asyncio.create_task(room.write(late, 1))
         while not await holds.fetchval(SQL_WAITING):
-            pass
+            await pause()
         kept = await other.write(soon, 1)
         await pair.caught_up()
         await pair.detach()
@@ -243,7 +244,7 @@ async def test_a_write_without_an_answer_is_done_once(
             writing = asyncio.create_task(a.to_device.send({ALICE: {"device": {"n": 3}}}))
         counted = "SELECT (SELECT count(*) FROM events) + (SELECT count(*) FROM to_device)"
         while await value(pair.rooms(pair.primary), counted) != before + 4:
-            pass
+            await pause()
         if not is_lost:
             await pair.caught_up()
         await pair.fail_over()
@@ -288,7 +289,7 @@ async def test_the_beginning_of_a_batch_that_is_lost_is_not_reported_as_stored(
             await value(pair.rooms(pair.primary), "SELECT count(*) FROM events")
             < before + 2 * BATCH_EVENTS_MAX
         ):
-            pass
+            await pause()
         await pair.fail_over()
         silence.is_armed = False
         pair.proxies[0].cut()
@@ -380,7 +381,7 @@ async def test_a_failover_that_loses_nothing_is_a_pause(pair: ReplicatedPair) ->
         for _ in range(2):  # numbers that a job has read may be others' now
             with pytest.raises(DatabaseReplaced, match="begin again"):
                 async with job.connection():
-                    pass
+                    await pause()
         ids = [event.event_id for event in events]
         async with asyncio.timeout(20):
             await told.reached(ids)

@@ -17,6 +17,7 @@ from storage.streams.feed import Advance
 from storage.streams.position_poller import follow_once
 from storage.streams.positions_lock import lock_positions
 from storage.testing import RoomBuilder
+from tests.pausing import pause
 from tests.persist.writing import outcomes
 from tests.postgres import SQL_WAITING
 
@@ -72,7 +73,7 @@ async def test_a_name_that_waits_lets_others_write(dsn: str) -> None:
         entering = asyncio.create_task(enter())
         for number in range(3):
             while not await holding.fetchval(SQL_WAITING):
-                pass
+                await pause()
             append = store.append([room.message(ALICE, str(number)).pdu])
             assert outcomes(await append) == {"stored"}
         assert not entered.is_set()

@@ -21,6 +21,7 @@ from storage.streams.feed import Fact
 from storage.streams.in_flight import SQL_NEW_EPOCH
 from storage.streams.position_poller import follow_once
 from storage.testing import RoomBuilder
+from tests.pausing import pause
 from tests.persist.connection_breaker import AnswerEater
 from tests.stored_bytes import bytes_of
 
@@ -132,7 +133,7 @@ async def make_commits_slow(admin: asyncpg.Connection, stream_name: str) -> None
 async def slow_commit(admin: asyncpg.Connection) -> int:
     """The backend that is about to commit, once there is one."""
     while (pid := await admin.fetchval(COMMITTING)) is None:
-        pass
+        await pause()
     return int(pid)
 
 

@@ -12,6 +12,7 @@ from storage import DatabaseError, EventId, ResyncNeeded, Store
 from storage.streams.position_poller import follow_once
 from tests.failover import ReplicatedPair, ask, value
 from tests.maintenance.rooms import findings
+from tests.pausing import pause
 from tests.postgres import SQL_WAITING
 from tests.streams.lossy import CONFIG, LOST, SELDOM, FailoverRoom, FeedRecorder, opened, timeline
 
@@ -74,7 +75,7 @@ async def test_several_stores_leave_one_gap(pair: ReplicatedPair) -> None:
         async with holds.transaction():
             await holds.execute("LOCK TABLE stream_positions IN SHARE MODE")
             while await holds.fetchval(SQL_WAITING) < len(stores):
-                pass
+                await pause()
         await holds.close()
         for room, store in zip(rooms, stores, strict=True):
             room.back_to(before)
