@@ -100,7 +100,7 @@ async def test_only_what_is_new_since_a_token(spark: SparkSession, dsn: str) -> 
     assert [row.event_id for row in rows] == [event.event_id for event in room.events[20:]]
 
 
-@pytest.mark.parametrize("most", [3, pytest.param(None, marks=long_run)])
+@pytest.mark.parametrize("most", [6, pytest.param(None, marks=long_run)])
 async def test_a_stream_goes_on_from_its_checkpoint(
     spark: SparkSession, dsn: str, tmp_path: Path, most: int | None
 ) -> None:
