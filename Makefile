@@ -15,6 +15,9 @@ MKDOCS := NO_MKDOCS_2_WARNING=true $(BIN)/mkdocs build --strict
 
 BENCH  ?= --quick
 
+# Each of hundreds of processes would compile what it imports.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help demo demo-spark homeserver test soak lint docs pictures screenshots mutants bench sbom lock format
 

@@ -238,10 +238,11 @@ class _Stray(logging.Handler):
         self.messages.append(self.format(record))
 
 
-def pytest_collection_finish() -> None:
-    """Take all objects imported so far out of the collections after each test.
+@pytest.fixture(autouse=True, scope="module")
+def freeze_before_module() -> None:
+    """Take all objects so far out of the collections after each test, which cost little then.
 
-    They stay for the session; the collections cost little then.
+    These are imported modules, reports of tests, and what lasts for the session.
     """
     gc.collect()
     gc.freeze()
