@@ -1,6 +1,6 @@
-"""The pause between two looks at something that tells nobody.
+"""A short pause for a test that asks again and again until something has happened.
 
-Without it, the test and the server that it asks take the processors from all others.
+Without it, the test and the server that it asks use up the processors.
 """
 
 import asyncio
@@ -9,5 +9,5 @@ PAUSE_S = 0.01
 
 
 async def pause() -> None:
-    """Wait before looking again."""
+    """Wait before asking again."""
     await asyncio.sleep(PAUSE_S)

@@ -73,7 +73,7 @@ async def watcher(dsn: str) -> AsyncIterator[asyncpg.Connection]:
 
 
 async def looked_at(watcher: asyncpg.Connection) -> int:
-    """How many rows all ended sessions have read: a session tells of them when it ends."""
+    """The number of rows that all ended sessions have read. A session reports them at its end."""
     while await watcher.fetchval(OTHERS):
         await watcher.execute("SELECT pg_sleep(0.01)")
     return int(await watcher.fetchval(ROWS_READ))
