@@ -22,6 +22,7 @@ import asyncio
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
+from itertools import count
 from time import perf_counter
 from typing import Any, NamedTuple, Protocol, Self, TypeVar
 
@@ -417,23 +418,22 @@ class Database:
 
         Conflicts are serialization failures, deadlocks and lock timeouts. There are at most
         `Config.transaction_attempts` attempts, with a random pause that doubles; then the last
-        error is raised. `work` must therefore have no effects outside the connection. A commit with
-        an unknown outcome is not repeated here (`CommitUnknown`): only the caller knows whether the
-        work can be done twice.
+        error is raised. `DatabaseUnavailable` is raised at once after `pool_acquire_timeout_ms`:
+        the server hangs, or a statement is too slow. `work` must have no effects outside the
+        connection. A commit with an unknown outcome is not repeated here (`CommitUnknown`): only
+        the caller knows whether the work can be done twice.
         """
-        attempts = max(self._config.transaction_attempts, 1)
-        for attempt in range(1, attempts):
+        last_repeat = perf_counter() + self._config.pool_acquire_timeout_ms / 1000
+        for attempt in count(1):
             try:
-                return await self._run_once(work, isolation, readonly=readonly)
-            except (DatabaseConflict, DatabaseUnavailable):
+                async with self.transaction(isolation=isolation, readonly=readonly) as conn:
+                    return await work(conn)
+            except (DatabaseConflict, DatabaseUnavailable) as error:
+                is_late = isinstance(error, DatabaseUnavailable) and perf_counter() > last_repeat
+                if is_late or attempt >= self._config.transaction_attempts:
+                    raise
                 await asyncio.sleep(self._pause(attempt))
-        return await self._run_once(work, isolation, readonly=readonly)
-
-    async def _run_once(
-        self, work: Callable[[Connection], Awaitable[T]], isolation: Isolation, *, readonly: bool
-    ) -> T:
-        async with self.transaction(isolation=isolation, readonly=readonly) as conn:
-            return await work(conn)
+        raise AssertionError("the last attempt returns or raises")
 
     def _pause(self, attempt: int) -> float:
         """Return the seconds to wait after a failed attempt: random, to avoid a second conflict."""

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from storage.config import Config
-from storage.database import Database, pool
+from storage.database import Connection, Database, pool
 from storage.errors import DatabaseUnavailable
 from tests.replication.proxies import Proxy, through, unix_socket_of
 
@@ -43,3 +43,26 @@ async def test_a_new_session_without_an_answer_is_no_full_pool(dsn: str) -> None
             match=f"^cannot connect to Postgres at .*:{proxy.port}: no answer within",
         ):
             await database.acquire()
+
+
+@pytest.mark.parametrize("waits_ms, attempts", [(100, 1), (600_000, 3)])
+async def test_a_statement_without_an_answer_is_not_repeated_for_ever(
+    dsn: str, waits_ms: int, attempts: int
+) -> None:
+    config = Config(
+        statement_timeout_ms=300,
+        pool_acquire_timeout_ms=waits_ms,
+        transaction_attempts=3,
+        retry_delay_ms_first=1,
+    )
+    made = 0
+
+    async def work(conn: Connection) -> None:
+        nonlocal made
+        made += 1
+        await conn.execute("SELECT pg_sleep(60)")
+
+    async with await Database.open(dsn, config=config) as database, asyncio.timeout(60):
+        with pytest.raises(DatabaseUnavailable):
+            await database.run(work)
+    assert made == attempts
