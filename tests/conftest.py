@@ -29,7 +29,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 import asyncpg
-import hypothesis  # noqa: F401  # before `gc.freeze`: trio's plugin looks for referrers
+import hypothesis  # also before `gc.freeze`: trio's plugin looks for referrers
 import pytest
 
 from storage.config import Config
@@ -46,6 +46,11 @@ SERVER_CONFIG = Config(
 
 os.environ.setdefault("STORAGE_PREPARE_AHEAD", "false")
 """Most tests close their store before that pays; tests/database/test_prepared.py is about it."""
+
+hypothesis.settings.register_profile(
+    "busy machine", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("busy machine")
 
 _numbers = itertools.count(1)
 

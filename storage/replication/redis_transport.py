@@ -18,8 +18,8 @@ import contextlib
 import logging
 import time
 from collections import deque
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Callable, Iterable
+from typing import Any, Final
 
 from storage.config import Config
 from storage.errors import ExtraMissing, InputError, ProtocolError, StorageClosed
@@ -42,6 +42,9 @@ except ModuleNotFoundError as error:
 logger: logging.Logger = logging.getLogger(__name__)
 
 LINES_AT_ONCE: Final = 500
+
+CANCEL_SECONDS: Final = 0.1
+"""Time for a cancelled task to end, before it is cancelled again."""
 
 
 class RedisTransport:
@@ -178,9 +181,7 @@ class RedisTransport:
             for task in done:
                 task.result()
         finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await _end_all(tasks)
 
     def _end(self) -> None:
         link, self._link = self._link, None
@@ -279,6 +280,19 @@ class RedisLink:
         logger.warning("from Redis: %s; starting a new session", reason)
         if self in self._transport.links:
             self._transport.refuse()
+
+
+async def _end_all(tasks: Iterable["asyncio.Task[Any]"]) -> None:
+    """Cancel tasks until all have ended.
+
+    redis-py sends with `asyncio.wait_for`, which may lose a cancellation on Python 3.11.
+    """
+    left = set(tasks)
+    while left:
+        for task in left:
+            task.cancel()
+        ended, left = await asyncio.wait(left, timeout=CANCEL_SECONDS)
+        await asyncio.gather(*ended, return_exceptions=True)  # their errors are known
 
 
 def _connection(pool: ConnectionPool) -> AbstractConnection:

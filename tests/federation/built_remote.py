@@ -1,6 +1,5 @@
 """A `Remote` that answers from a built room in memory: every server has all of its events."""
 
-import asyncio
 import zlib
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Sequence
@@ -149,8 +148,3 @@ def adopt(room: RoomBuilder, pdu: bytes) -> BuiltEvent:
 
 async def fail(_: Json) -> Json:
     raise RemoteError("500: out of order")
-
-
-async def hang(_: Json) -> Json:
-    await asyncio.Event().wait()
-    return {}

@@ -6,6 +6,7 @@ from contextlib import AsyncExitStack
 import pytest
 
 from tests.conftest import _fresh_database
+from tests.federation.hanging import limits_are_noted  # noqa: F401  # a fixture for all tests here
 from tests.federation.peers import Homeserver, start
 
 

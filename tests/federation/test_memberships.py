@@ -17,7 +17,8 @@ from storage import (
 from storage.event import sign
 from storage.federation import RemoteError
 from storage.testing import signing_key
-from tests.federation.peers import Homeserver, as_json, fail, hang
+from tests.federation.hanging import hang
+from tests.federation.peers import Homeserver, as_json, fail
 from tests.federation.rooms import PUBLIC, agree, shared_room
 
 Json = dict[str, Any]

@@ -1,7 +1,6 @@
 """False answers to a join with the members omitted, and to the request for the rest."""
 
 from collections.abc import AsyncIterator, Callable
-from dataclasses import replace
 from typing import Any, Final
 
 import asyncpg
@@ -13,7 +12,8 @@ from storage.event import parse, sign
 from storage.federation import JoinResult, Receiver
 from storage.maintenance import partial_state
 from storage.testing import RoomBuilder, signing_key
-from tests.federation.built_remote import BuiltRemote, fail, hang
+from tests.federation.built_remote import BuiltRemote, fail
+from tests.federation.hanging import hang
 from tests.federation.partial import omitted
 from tests.federation.partial_worlds import SERVER, USER
 from tests.federation.peers import QUICK
@@ -32,8 +32,7 @@ class FalseAnswers:
         self.remote = BuiltRemote(self.room)
         self.join = self.room.join(USER)
         self.store = store
-        limits = replace(QUICK, request_seconds=0.3)
-        self.receiver = Receiver(store, self.remote, limits=limits)
+        self.receiver = Receiver(store, self.remote, limits=QUICK)
 
     async def joined(self, change: Callable[[Json], object] = len) -> JoinResult:
         servers = self.remote.servers(self.join.state_before)

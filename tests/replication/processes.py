@@ -69,7 +69,7 @@ class Seen:
 
     async def reached(self, writer: str, position: int, stream: str = "caches") -> None:
         """Wait until this process knows the writer to be there."""
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while self._streams[stream].positions().get(writer, 0) < position:
                 self._moved.clear()
                 await self._moved.wait()
@@ -165,7 +165,7 @@ class Lines:
 
     async def hear(self, start: str = "") -> str:
         """The next line that starts so; others before it are let pass. Empty at the end."""
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while line := (await self.reader.readline()).decode():
                 if line.startswith(start):
                     return line.removesuffix("\n")
@@ -173,7 +173,7 @@ class Lines:
 
     async def all(self) -> list[str]:
         """All that comes until the other side hangs up."""
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             return (await self.reader.read()).decode().splitlines()
 
 

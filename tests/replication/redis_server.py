@@ -58,7 +58,7 @@ class RedisServer:
             self._program, *arguments, stdout=asyncio.subprocess.PIPE
         )
         assert self._process.stdout is not None
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while (
                 b"ready to accept" not in (line := await self._process.stdout.readline()).lower()
                 and b"now ready" not in line

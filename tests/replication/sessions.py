@@ -54,5 +54,5 @@ class FakeServer:
             writer.transport.abort()
 
     async def session(self) -> Lines:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             return await self.sessions.get()

@@ -122,7 +122,7 @@ def tell(follower: Follower, command: Command, link: LinesOnTheirWay) -> None:
 
 
 async def settle(log: Log) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while log.known != log.at:
             log.moved.clear()
             await log.moved.wait()

@@ -253,7 +253,7 @@ class Worlds:
 async def test_remembered_lists_are_those_of_a_full_read(
     dsn: str, seed: int, limits: dict[str, Any]
 ) -> None:
-    async with Worlds(dsn, random.Random(seed), limits) as worlds, asyncio.timeout(15):
+    async with Worlds(dsn, random.Random(seed), limits) as worlds, asyncio.timeout(60):
         for _ in range(STEPS):
             await worlds.step()
             await worlds.hear()

@@ -18,6 +18,7 @@ import storage
 from storage import InputError, ReadOnly, ReplicaBehind, ResyncNeeded, Store
 from storage.database import Connection
 from storage.maintenance.cold_archive import archive_events, return_events
+from storage.streams import standby_watch
 from storage.streams.reads import BEHIND, CANCELLED, RESTING, STANDBY
 from storage.testing import build_room
 from tests.failover import ReplicatedPair, ask, value
@@ -53,6 +54,12 @@ async def pair() -> AsyncIterator[ReplicatedPair]:
     async with ReplicatedPair() as opened, on_primary(opened, "main"):
         await opened.caught_up()
         yield opened
+
+
+@pytest.fixture(autouse=True)
+def busy_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wait for a standby that answers late; tests/streams/test_standby_hangs.py is about others."""
+    monkeypatch.setattr(standby_watch, "ANSWER_SECONDS", 60.0)
 
 
 async def test_a_process_reads_what_it_wrote_from_the_standby(pair: ReplicatedPair) -> None:
