@@ -16,11 +16,14 @@ import storage
 from storage import Store
 from storage.config import Config
 from storage.database import Database
+from storage.database import prepared as ahead
 from storage.database.prepared import declared
 from storage.queries.unread import SQL_UNREAD
 from storage.store.background import running
 from storage.streams import position_poller
 from storage.testing import RoomBuilder
+from tests.pausing import pause
+from tests.postgres import SQL_WAITING
 
 ONE = Config(pool_size_max=1)
 SERVER = "s1.test"
@@ -30,6 +33,12 @@ OF_OTHERS = {
     *(getattr(position_poller, name) for name in dir(position_poller) if name.startswith("SQL_")),
 }
 """Statements that the test or a background task prepares meanwhile."""
+
+
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy machine may take longer for one step than a server in use."""
+    monkeypatch.setattr(ahead, "STEP_SECONDS_MAX", 60.0)
 
 
 async def prepared(database: Database) -> dict[str, int]:
@@ -102,17 +111,19 @@ async def test_a_caller_that_has_waited_for_long_gets_another_session(dsn: str) 
     locker = await asyncpg.connect(dsn)
     try:
         async with (
+            asyncio.timeout(60),
             locker.transaction(),
             await Database.open(dsn) as database,
-            running(database.prepared.run()),
         ):
             await locker.execute("LOCK TABLE stream_positions, deployment, rooms, principals")
-            await asyncio.sleep(0)
-            async with asyncio.timeout(60), database.connection() as conn:
-                assert await conn.fetchval("SELECT 1") == 1
-                assert database.connections == (2, 2, 0)
-            await locker.execute("ROLLBACK")
-            await locker.execute("BEGIN")
+            async with running(database.prepared.run()):
+                while not await locker.fetchval(SQL_WAITING):
+                    await pause()
+                async with database.connection() as conn:
+                    assert await conn.fetchval("SELECT 1") == 1
+                    assert database.connections == (2, 2, 0)
+                await locker.execute("ROLLBACK")
+                await locker.execute("BEGIN")
     finally:
         await locker.close()
 
@@ -154,8 +165,11 @@ async def test_a_driver_that_keeps_no_statement_keeps_its_session(
 async def test_a_lost_session_is_replaced_by_one_that_is_prepared_as_well(
     dsn: str, caplog: pytest.LogCaptureFixture
 ) -> None:
+    admin = await asyncpg.connect(dsn)
+    await admin.execute("BEGIN; LOCK TABLE stream_positions, deployment, rooms, principals")
     async with preparing(dsn) as database:
-        admin = await asyncpg.connect(dsn)
+        while not await admin.fetchval(SQL_WAITING):
+            await pause()
         await admin.execute(
             "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
             "WHERE application_name LIKE 'room-storage%' AND datname = current_database()"

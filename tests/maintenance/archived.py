@@ -1,12 +1,15 @@
 """What tests of the archive share: events that are archived, and what is where."""
 
+import sys
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import pytest
 
 from storage import Store
 from storage.codec import Reference, StoredBytes, decode
 from storage.database.pack_store import PREFIX
-from storage.maintenance.cold_archive import archive_events
+from storage.maintenance.cold_archive import archive_events, back, run, sweep
 from storage.testing import RoomBuilder
 from tests.maintenance.rooms import SERVER
 from tests.stored_bytes import forms_of, store_plainly
@@ -14,7 +17,17 @@ from tests.stored_bytes import forms_of, store_plainly
 USER = f"@user1:{SERVER}"
 
 GRACE_S = 0.1
-"""No reader of a test takes longer; another database of the server may delay a snapshot."""
+"""No reader of a test takes longer."""
+
+
+PATIENT, HURRIED = 600, 1
+"""How many times GRACE_S a sweep waits for old snapshots. A busy machine may stop a session that
+has one; where a test holds one itself, the wait is in vain."""
+
+
+def wait_for_snapshots(monkeypatch: pytest.MonkeyPatch, graces: int) -> None:
+    for module in (back, run, sys.modules[sweep.__module__]):
+        monkeypatch.setattr(module, "SNAPSHOT_GRACES", graces)
 
 
 async def archive(store: Store, folder: str, **options: Any) -> Any:

@@ -10,6 +10,7 @@ import pytest
 
 import storage
 from storage import Config, Store
+from tests.maintenance.archived import PATIENT, wait_for_snapshots
 from tests.maintenance.rooms import SERVER
 
 
@@ -30,3 +31,8 @@ def folder(tmp_path: Path) -> str:
     path = tmp_path / "old events #1"
     path.mkdir()
     return str(path)
+
+
+@pytest.fixture(autouse=True)
+def patient_sweeps(monkeypatch: pytest.MonkeyPatch) -> None:
+    wait_for_snapshots(monkeypatch, PATIENT)

@@ -13,7 +13,15 @@ from storage.maintenance.train_dictionary import store_dictionary
 from storage.testing import RoomBuilder
 from tests.cli.running import room_storage
 from tests.database.test_roles import Logins, logins
-from tests.maintenance.archived import GRACE_S, SQL_BYTES, USER, BytesRow, files
+from tests.maintenance.archived import (
+    GRACE_S,
+    HURRIED,
+    SQL_BYTES,
+    USER,
+    BytesRow,
+    files,
+    wait_for_snapshots,
+)
 from tests.maintenance.rooms import SERVER
 
 __all__ = ["logins"]
@@ -25,7 +33,9 @@ def trained(word: str) -> Dictionary:
     )
 
 
-async def test_a_snapshot_of_another_role_keeps_its_bytes(logins: Logins, tmp_path: Path) -> None:
+async def test_a_snapshot_of_another_role_keeps_its_bytes(
+    logins: Logins, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     room = RoomBuilder("11")
     room.start(USER)
     said = [room.message(USER, f"word {number}") for number in range(20)]
@@ -37,8 +47,10 @@ async def test_a_snapshot_of_another_role_keeps_its_bytes(logins: Logins, tmp_pa
         await archive_events(database, older_than_ms=-1, url=str(tmp_path), grace_s=GRACE_S)
         async with store.database.transaction(isolation="repeatable_read", readonly=True) as old:
             assert await old.fetchval("SELECT count(*) FROM events") == len(room.pdus)
-            assert (await return_events(database, grace_s=GRACE_S)).events == 20
-            assert (await sweep(database, grace_s=GRACE_S)).waiting == 20
+            with monkeypatch.context() as patch:
+                wait_for_snapshots(patch, HURRIED)
+                assert (await return_events(database, grace_s=GRACE_S)).events == 20
+                assert (await sweep(database, grace_s=GRACE_S)).waiting == 20
             row = await old.fetchrow(SQL_BYTES, said[3].event_id, row=BytesRow)
             assert row is not None
             assert decode(row.json, row.event_id, row.room_id) == said[3].pdu

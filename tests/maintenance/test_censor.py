@@ -233,7 +233,7 @@ async def test_caches_are_told_once(dsn: str) -> None:
             )
         )
         await censor(store.database, older_than_ms=0, batch=1)
-        await asyncio.wait_for(told.wait(), 10)
+        await asyncio.wait_for(told.wait(), 60)
         assert len(store.caches.events) == 0
         assert SECRET.encode() not in (await store.events(gone[:1]))[gone[0]].raw
         await censor(store.database, older_than_ms=0)

@@ -24,6 +24,7 @@ from storage.testing import RoomBuilder, build_room
 from tests.cli.running import ROOT
 from tests.maintenance.archived import (
     GRACE_S,
+    HURRIED,
     SQL_BYTES,
     USER,
     BytesRow,
@@ -36,6 +37,7 @@ from tests.maintenance.archived import (
     raw_of,
     references,
     said_and_archived,
+    wait_for_snapshots,
 )
 from tests.maintenance.rooms import LIVELY, SERVER, findings
 from tests.persist.tables import logical_tables
@@ -153,7 +155,9 @@ async def test_a_purged_event_is_in_no_file(store: Store, folder: str) -> None:
     assert await sweep_if_free(store.database) == (0, 0, 0)
 
 
-async def test_an_old_snapshot_still_reads_what_was_purged(store: Store, folder: str) -> None:
+async def test_an_old_snapshot_still_reads_what_was_purged(
+    store: Store, folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     room, said = await said_and_archived(store, folder)
     async with store.database.transaction(isolation="repeatable_read", readonly=True) as old:
         assert await old.fetchval("SELECT count(*) FROM events") > 40
@@ -164,7 +168,9 @@ async def test_an_old_snapshot_still_reads_what_was_purged(store: Store, folder:
             before_event_id=said[20].event_id,
             local=True,
         )
-        swept = await sweep(store.database, grace_s=GRACE_S)
+        with monkeypatch.context() as patch:
+            wait_for_snapshots(patch, HURRIED)
+            swept = await sweep(store.database, grace_s=GRACE_S)
         assert swept.removed == 0
         assert swept.waiting >= 19
         row = await old.fetchrow(SQL_BYTES, said[3].event_id, row=BytesRow)

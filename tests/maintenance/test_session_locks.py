@@ -79,7 +79,7 @@ async def test_a_lock_is_released_that_was_cancelled_when_it_was_granted(
 
 
 async def test_many_locks_leave_the_pool_to_others(dsn: str) -> None:
-    config = Config(pool_size_min=1, pool_size_max=2, pool_acquire_timeout_ms=2_000)
+    config = Config(pool_size_min=1, pool_size_max=2, pool_acquire_timeout_ms=60_000)
     async with await Database.open(dsn, config=config) as database, AsyncExitStack() as stack:
         for room_nid in range(3):
             await stack.enter_async_context(job.alone(database, "!pantry:s1.test", room_nid))

@@ -15,9 +15,11 @@ import pytest
 import yaml
 
 import storage
-from tests.cli.test_http_endpoints import CONFIG, SERVER, exposed, until
+from tests.cli.test_http_endpoints import SERVER, a_busy_machine, exposed, until
 from tests.docs.test_names import unknown_settings, wrong_words
 from tests.replication.proxies import Proxy, through, unix_socket_of
+
+__all__ = ["a_busy_machine"]
 
 ROOT = Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "docs/deploy"
@@ -130,10 +132,10 @@ def test_the_services_read_the_dsn_from_its_secret(compose: dict[str, Any]) -> N
 async def test_the_healthcheck_follows_readyz(dsn: str, compose: dict[str, Any]) -> None:
     kind, python, option, code = compose["services"]["serve"]["healthcheck"]["test"]
     assert (kind, python, option) == ("CMD", "python", "-c")
-    assert "http://127.0.0.1:9193/readyz" in code
+    assert 'http://127.0.0.1:9193/readyz", timeout=4)' in code
 
     async def healthy(url: str) -> bool:
-        here = code.replace("http://127.0.0.1:9193", url)
+        here = code.replace("http://127.0.0.1:9193", url).replace("timeout=4", "timeout=60")
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-c", here, stderr=asyncio.subprocess.DEVNULL
         )
@@ -141,7 +143,9 @@ async def test_the_healthcheck_follows_readyz(dsn: str, compose: dict[str, Any])
 
     async with (
         Proxy(unix_socket_of(dsn)) as postgres,
-        storage.open(through(dsn, postgres.port), server_name=SERVER, config=CONFIG) as store,
+        storage.open(
+            through(dsn, postgres.port), server_name=SERVER, config=storage.Config(follow_ms=20)
+        ) as store,
         exposed(store) as url,
     ):
         assert await healthy(url)

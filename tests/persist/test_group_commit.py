@@ -201,7 +201,7 @@ async def test_a_close_loses_nothing_that_was_accepted(dsn: str) -> None:
 async def test_a_cancelled_close_leaves_no_append_without_a_result(dsn: str) -> None:
     """It is not known of the running write. Nothing else is written any more."""
     room = room_of(1, 4)
-    async with admin_of(dsn) as admin, asyncio.timeout(20):
+    async with admin_of(dsn) as admin, asyncio.timeout(60):
         async with storage.open(dsn, server_name="s1.test", config=QUIET) as store:
             await store.append(room.pdus[:-4])
             await admin.execute(HOLD)
@@ -230,7 +230,7 @@ async def test_a_defect_of_the_writer_leaves_no_append_without_a_result(
     room = room_of(1, 2)
     with pytest.raises(ZeroDivisionError):
         async with (
-            asyncio.timeout(20),
+            asyncio.timeout(60),
             storage.open(dsn, server_name="s1.test", config=QUIET) as store,
         ):
             await store.append(room.pdus[:-2])

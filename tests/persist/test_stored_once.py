@@ -11,6 +11,7 @@ from storage.database.connection import Database
 from storage.maintenance.indexes import lies
 from storage.persist import AppendResult, Origin, Outcome
 from storage.testing import RoomBuilder
+from tests.pausing import pause
 from tests.persist.test_two_stores import two_stores
 from tests.postgres import SQL_WAITING
 
@@ -34,9 +35,9 @@ async def meeting(
     async with database.transaction() as conn:
         await conn.execute(SQL_HOLD)
         tasks = [asyncio.create_task(one) for one in appends]
-        async with asyncio.timeout(10):
-            while await conn.fetchval(SQL_WAITING) < len(tasks):  # noqa: ASYNC110  # Postgres
-                await asyncio.sleep(0.01)
+        async with asyncio.timeout(60):
+            while await conn.fetchval(SQL_WAITING) < len(tasks):
+                await pause()
     return [result.outcome for [result] in await asyncio.gather(*tasks)]
 
 
