@@ -21,12 +21,11 @@ none. The example homeserver does not have them.
 import asyncio
 import json
 import secrets
-import socket
 import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Iterable, Iterator
-from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol
@@ -38,6 +37,7 @@ import storage
 from benchmarks.harness import Bench, note, show, spent, spread
 from benchmarks.peers.process import SynapseProcess, synapse
 from benchmarks.peers.writes import BATCH, stored
+from benchmarks.ports import free_port
 from storage import SlidingList, SlidingSyncRequest, Store, SyncFilter
 from storage.testing import RoomBuilder
 
@@ -301,7 +301,7 @@ async def _sides(
         )
         dsn = await enter(bench.database())
         store = await enter(storage.open(dsn, server_name=SERVER, instance_name="benchmark"))
-        ports = _free_ports(3)
+        ports = [free_port() for _ in range(3)]
         peer = (
             None if alone else await enter(synapse(bench.server.dsn, SERVER, client_port=ports[2]))
         )
@@ -380,14 +380,6 @@ async def _registered(session: aiohttp.ClientSession, url: str, user: str) -> st
     given = {"username": name, "password": PASSWORD, "auth": {"type": "m.login.dummy"}}
     async with session.post(f"{url}{CLIENT}/register", json=given) as response:
         return str((await response.json())["access_token"])
-
-
-def _free_ports(count: int) -> list[int]:
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [int(one.getsockname()[1]) for one in sockets]
 
 
 def _show(bench: Bench) -> None:

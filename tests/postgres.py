@@ -55,6 +55,24 @@ WHERE NOT waiting.granted AND d.datname = current_database()
 """How many sessions of this database wait for a lock. Other tests have theirs in `pg_locks`."""
 
 
+SQL_TABLES: Final = """
+SELECT oid::regclass::text
+FROM pg_class
+WHERE relkind = 'r' AND relnamespace = 'public'::regnamespace
+ORDER BY oid
+"""
+
+
+async def no_autovacuum(database: Database) -> None:
+    """Turn autovacuum off for all tables of a database, before a test fills them.
+
+    It may run at any time, and change plans and the numbers that a test expects.
+    """
+    async with database.connection() as conn:
+        for table in await conn.fetchvals(SQL_TABLES):
+            await conn.execute(f"ALTER TABLE {table} SET (autovacuum_enabled = off)")
+
+
 async def others_ended(database: Database) -> None:
     """Wait for all transactions that run now, in every database: other tests write, too.
 

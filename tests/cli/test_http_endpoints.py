@@ -6,7 +6,6 @@ import json
 import logging
 import re
 import threading
-import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -81,6 +80,7 @@ async def exposed(store: Store, ready: Readiness | None = None) -> AsyncIterator
 def a_busy_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """Give the parts more time than a load balancer would: other tests run meanwhile."""
     monkeypatch.setattr(readiness, "PROBE_SECONDS", 20)
+    monkeypatch.setattr(readiness, "STREAM_SECONDS", 30)
     monkeypatch.setattr(http_endpoints, "LOOP_SECONDS", 25)
 
 
@@ -180,10 +180,11 @@ async def test_streams_that_cannot_be_followed(dsn: str, monkeypatch: pytest.Mon
 
 async def test_the_allowed_age_counts_from_the_due_poll(dsn: str) -> None:
     config = Config(follow_ms=60_000)
-    now = time.monotonic
     async with storage.open(dsn, server_name=SERVER, config=config) as store:
-        assert await Readiness(store, clock=lambda: now() + 64).not_ready() == {}
-        assert list(await Readiness(store, clock=lambda: now() + 66).not_ready()) == ["streams"]
+        polled = store.measures.streams_polled_at
+        assert await Readiness(store, clock=lambda: polled + 89.9).not_ready() == {}
+        assert list(await Readiness(store, clock=lambda: polled + 90.1).not_ready()) == ["streams"]
+        assert store.measures.streams_polled_at == polled
 
 
 async def test_redis_that_goes_away_and_comes_back(store: Store) -> None:
@@ -213,6 +214,7 @@ async def test_an_event_loop_that_is_stuck(store: Store, monkeypatch: pytest.Mon
         )
         thread.start()
         thread.join()  # this event loop does nothing else meanwhile
+        monkeypatch.setattr(http_endpoints, "LOOP_SECONDS", 25)
         assert [answer.status for answer in found] == [503, 503, 200]
         assert [answer.json for answer in found[:2]] == [
             {"alive": False},

@@ -198,10 +198,10 @@ async def test_the_end_is_json_where_the_log_is(dsn: str, tmp_path: Path) -> Non
 
 async def test_a_purge_goes_on_after_an_interrupt(dsn: str, tmp_path: Path) -> None:
     room = await filled(dsn, 300)
-    command = ["purge", room.room_id, "--before", room.events[250].event_id, "--json"]
+    command = ["purge", room.room_id, "--before", room.events[250].event_id, "--json", "--quiet"]
     slow = {
         "STORAGE_PURGE_BATCH_MAX": "10",
-        "STORAGE_PURGE_PAUSE_MS": "200",
+        "STORAGE_PURGE_PAUSE_MS": "1000",  # so that the signal comes before the end
         "STORAGE_DSN": dsn,
     }
     watcher = await asyncpg.connect(dsn)

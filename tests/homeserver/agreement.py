@@ -11,7 +11,7 @@ from storage.database import Database
 from storage.queries.events import events
 from tests.homeserver.processes import ErrorResponse, User
 
-WAIT_S: Final = 30.0
+WAIT_S: Final = 60.0
 POLL_S: Final = 0.05
 
 

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import socket
 import ssl
 import sys
 import time
@@ -17,6 +16,7 @@ from aiohttp import web
 from signedjson.key import generate_signing_key, write_signing_keys
 from yarl import URL
 
+from benchmarks.ports import free_port
 from examples.homeserver.__main__ import certificates
 from tests.cli.running import ROOT, environment
 
@@ -31,12 +31,6 @@ HOP_BY_HOP: Final = frozenset(
 
 class ErrorResponse(Exception):  # noqa: N818
     """A server returned an error."""
-
-
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
 
 
 @dataclass

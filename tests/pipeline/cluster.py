@@ -1,7 +1,6 @@
 """A standalone cluster of Spark on this machine: a master and two workers, each a process."""
 
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator
@@ -11,6 +10,7 @@ from pathlib import Path
 import psutil
 import pyspark
 
+from benchmarks.ports import free_port
 from tests.pipeline.java import QUICK
 
 HOME = Path(pyspark.__file__).parent
@@ -20,9 +20,7 @@ EXECUTOR = "CoarseGrainedExecutorBackend"
 @contextmanager
 def cluster(folder: Path) -> Iterator[tuple[str, list[psutil.Process]]]:
     """The URL of its master, and its workers."""
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        port = taken.getsockname()[1]
+    port = free_port()
     url = f"spark://127.0.0.1:{port}"
     with ExitStack() as stack:
         of_master = [

@@ -28,12 +28,25 @@ from tests.pipeline.stores import SERVER, tables
 pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.timeout(600)]
 
 TELL = """
-CREATE FUNCTION tell() RETURNS trigger LANGUAGE plpgsql AS
-    'BEGIN PERFORM pg_notify(''loaded'', ''''); RETURN NULL; END';
+CREATE TABLE loads (transaction xid8);
+CREATE FUNCTION tell() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    IF EXISTS (SELECT FROM loads WHERE transaction <> pg_current_xact_id()) THEN
+        PERFORM pg_advisory_xact_lock_shared(1);
+    END IF;
+    INSERT INTO loads VALUES (pg_current_xact_id());
+    PERFORM pg_notify('loaded', '');
+    RETURN NULL;
+END
+$$;
 CREATE TRIGGER tell AFTER INSERT ON events FOR EACH STATEMENT EXECUTE FUNCTION tell();
-LISTEN loaded
+LISTEN loaded;
+SELECT pg_advisory_lock(1)
 """
-FORGET = "DROP TRIGGER tell ON events; DROP FUNCTION tell()"
+"""After the first commit the import waits: it has more to do, however late it is killed."""
+
+GO_ON = "SELECT pg_advisory_unlock_all()"
+FORGET = f"{GO_ON}; DROP TRIGGER tell ON events; DROP FUNCTION tell(); DROP TABLE loads"
 ROOMS = 40
 
 
@@ -144,6 +157,7 @@ async def test_a_killed_executor_of_a_cluster(
             at_work = executors(workers)
             assert len(at_work) == 2
             at_work[0].kill()
+            await watcher.execute(GO_ON)
             output, _ = await driver.communicate()
             await watcher.execute(FORGET)
     assert driver.returncode == 0, output.decode()[-3000:]
