@@ -33,6 +33,7 @@ from storage.queries.inspect import (
 from storage.queries.inspect.resolution import resolution_at, resolution_now
 from storage.testing import RoomBuilder
 from tests.maintenance.rooms import SERVER
+from tests.postgres import no_autovacuum
 
 pytestmark = pytest.mark.xdist_group("inspector_plans")
 
@@ -95,6 +96,7 @@ class LargeRoomIds(NamedTuple):
 
 async def large_room(store: Store) -> LargeRoomIds:
     """Make the room; the planner has its statistics."""
+    await no_autovacuum(store.database)
     room = RoomBuilder("11", seed=1)
     room.start(ADMIN)
     left, right = room.fork(2)

@@ -32,6 +32,7 @@ from storage.pipeline.source.reader import FilteringReader
 from storage.pipeline.source.token_bounds import Bound, Bounds
 from storage.testing import SHAPES, GeneratedRoom, generate_room
 from tests.pipeline.stores import SERVER, fill
+from tests.postgres import no_autovacuum
 
 pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.timeout(300)]
 ROOMS, EVENTS = 20, 100
@@ -55,6 +56,7 @@ async def rooms(dsn: str) -> Sequence[GeneratedRoom]:
     ]
     strange = generate_room(SHAPES["direct_chat"], 20, seed=99, sign=False)
     async with storage.open(dsn, server_name=SERVER) as store:
+        await no_autovacuum(store.database)
         for room in made:
             await store.append(room.pdus, room_version=room.room_version)
         await store.append(strange.pdus, room_version=strange.room_version, origin="outlier")

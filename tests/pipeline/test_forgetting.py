@@ -17,7 +17,14 @@ from storage.maintenance.remove_content import RemovedContent, remove_content
 from storage.maintenance.user_export import UserExport, export_user
 from storage.pipeline import mirror
 from storage.testing import RoomBuilder
-from tests.maintenance.archived import GRACE_S, archive, raw_bytes, references
+from tests.maintenance.archived import (
+    GRACE_S,
+    PATIENT,
+    archive,
+    raw_bytes,
+    references,
+    wait_for_snapshots,
+)
 from tests.maintenance.rooms import SERVER, findings
 from tests.pipeline.mirrored import differences
 
@@ -58,7 +65,10 @@ def files_with(folder: Path, text: str) -> list[str]:
     return found
 
 
-async def test_a_forgotten_user_leaves_nothing(dsn: str, tmp_path: Path) -> None:
+async def test_a_forgotten_user_leaves_nothing(
+    dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wait_for_snapshots(monkeypatch, PATIENT)
     room = talk()
     (tmp_path / "packs").mkdir()
     lake, packs, told = tmp_path / "lake", tmp_path / "packs", tmp_path / "bob"
