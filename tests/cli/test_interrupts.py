@@ -111,9 +111,14 @@ async def locked(dsn: str, table: str) -> AsyncIterator[None]:
 
 
 async def until(
-    conn: asyncpg.Connection, sql: str, *, at_least: int = 0, at_most: int = 1 << 30
+    conn: asyncpg.Connection,
+    sql: str,
+    *,
+    at_least: int = 0,
+    at_most: int = 1 << 30,
+    seconds: float = 60,
 ) -> None:
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(seconds):
         while not at_least <= await conn.fetchval(sql) <= at_most:
             await pause()
 

@@ -113,6 +113,7 @@ def test_a_key_is_a_server_a_key_id_and_base64() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)  # the JVM starts in ten seconds, and in a minute on a busy machine
 @pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, marks=long_run), signal.SIGTERM])
 async def test_a_signal_ends_the_jobs_and_the_jvm(dsn: str, number: signal.Signals) -> None:
     try:
@@ -126,7 +127,7 @@ async def test_a_signal_ends_the_jobs_and_the_jvm(dsn: str, number: signal.Signa
             started, "spark", "verify", "--quiet", "--dsn", dsn, "--master", "local[1]", *COMMAND
         )
         waits = WAITING + " AND application_name LIKE '%spark maintenance%'"
-        await until(watcher, waits, at_least=1)
+        await until(watcher, waits, at_least=1, seconds=240)
         children = psutil.Process(running.pid).children(recursive=True)
         assert any("java" in child.name() for child in children)
         running.send_signal(number)
