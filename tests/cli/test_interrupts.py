@@ -250,7 +250,7 @@ def test_a_signal_while_the_package_is_imported(tmp_path: Path, number: signal.S
     package = tmp_path / "storage"
     package.mkdir()
     (package / "__init__.py").write_text(
-        "import signal\nprint('importing', flush=True)\nsignal.pause()\n"
+        "import time\nprint('importing', flush=True)\nwhile True: time.sleep(0.1)\n"
     )
     program = (
         "import signal, sys, room_storage;"
@@ -266,7 +266,7 @@ def test_a_signal_while_the_package_is_imported(tmp_path: Path, number: signal.S
     assert running.stdout is not None
     assert running.stdout.readline() == b"importing\n"
     running.send_signal(number)
-    _, errors = running.communicate(timeout=30)
+    _, errors = running.communicate(timeout=60)
     if number is signal.SIGINT:
         assert (running.returncode, errors) == (130, b"interrupted\n")
     else:

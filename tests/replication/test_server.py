@@ -184,11 +184,11 @@ async def test_only_who_has_sent_a_ping_is_timed(dsn: str) -> None:
 
 async def test_any_line_keeps_a_connection_alive(dsn: str) -> None:
     database, main = await limited(
-        dsn, replace(QUICK, replication_ping_ms=20, replication_timeout_ms=400)
+        dsn, replace(QUICK, replication_ping_ms=20, replication_timeout_ms=2_000)
     )
     async with database, await Server(main).serve() as server, netcat(server.port) as by_hand:
         by_hand.say("PING")
-        for _ in range(40):
+        for _ in range(120):
             await by_hand.hear("PING")
             by_hand.say("REMOTE_SERVER_UP example.org")
         assert len(server.connections) == 1
