@@ -1,11 +1,8 @@
 """The sizes of tables on `/metrics`: right, and measured seldom."""
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Final
 
-import asyncpg
 import pytest
 from prometheus_client import CollectorRegistry
 
@@ -19,12 +16,7 @@ from tests.maintenance.rooms import SERVER
 from tests.operating.exposition import scrape
 from tests.operating.test_metrics import small_room
 from tests.operating.test_outages import Clock
-
-SQL_NAMES: Final = """
-SELECT string_agg(oid::regclass::text, ', ')
-FROM pg_class
-WHERE relkind = 'r' AND relnamespace = 'public'::regnamespace
-"""
+from tests.postgres import no_autovacuum
 
 
 @dataclass
@@ -51,29 +43,16 @@ async def store(dsn: str, counting: Counting) -> AsyncIterator[Store]:
         yield opened
 
 
-@asynccontextmanager
-async def no_autovacuum(dsn: str) -> AsyncIterator[None]:
-    """Lock all tables of the database, so that none is analysed or vacuumed in the block."""
-    admin = await asyncpg.connect(dsn)
-    try:
-        await admin.execute("BEGIN")
-        names = await admin.fetchval(SQL_NAMES)
-        await admin.execute(f"LOCK TABLE {names} IN SHARE UPDATE EXCLUSIVE MODE")
-        yield
-    finally:
-        await admin.close()
-
-
-async def test_sizes_are_those_of_postgres(dsn: str, store: Store, counting: Counting) -> None:
+async def test_sizes_are_those_of_postgres(store: Store, counting: Counting) -> None:
+    await no_autovacuum(store.database)
     await store.append(small_room().pdus)
     registry = CollectorRegistry()
-    expose(store, registry)
-    async with no_autovacuum(dsn):
-        assert "room_storage_database_bytes" not in scrape(registry), "a scrape waits for nothing"
-        await store.sizes.measured()
-        now = [scrape(registry) for _ in range(20)][-1]
-        async with store.database.connection() as conn:
-            tables = await table_sizes(conn)
+    expose(store, registry)  # this measures, too
+    assert "room_storage_database_bytes" not in scrape(registry), "a scrape waits for nothing"
+    await store.sizes.measured()
+    now = [scrape(registry) for _ in range(20)][-1]
+    async with store.database.connection() as conn:
+        tables = await table_sizes(conn)
     assert counting.found == 2, "one for all scrapes, and that of this test"
     assert len(tables) > 30
     for table in tables:
