@@ -45,24 +45,22 @@ async def test_a_new_session_without_an_answer_is_no_full_pool(dsn: str) -> None
             await database.acquire()
 
 
-@pytest.mark.parametrize("waits_ms, attempts", [(100, 1), (600_000, 3)])
-async def test_a_statement_without_an_answer_is_not_repeated_for_ever(
+@pytest.mark.parametrize("waits_ms, attempts", [(1_000, 1), (600_000, 3)])
+async def test_a_write_that_has_waited_for_long_is_not_repeated(
     dsn: str, waits_ms: int, attempts: int
 ) -> None:
     config = Config(
-        statement_timeout_ms=300,
-        pool_acquire_timeout_ms=waits_ms,
-        transaction_attempts=3,
-        retry_delay_ms_first=1,
+        pool_acquire_timeout_ms=waits_ms, transaction_attempts=3, retry_delay_ms_first=1
     )
     made = 0
 
-    async def work(conn: Connection) -> None:
+    async def unanswered(_: Connection) -> None:
         nonlocal made
         made += 1
-        await conn.execute("SELECT pg_sleep(60)")
+        await asyncio.sleep(1.1)
+        raise DatabaseUnavailable("no answer within the time limit")
 
     async with await Database.open(dsn, config=config) as database, asyncio.timeout(60):
         with pytest.raises(DatabaseUnavailable):
-            await database.run(work)
+            await database.run(unanswered)
     assert made == attempts
