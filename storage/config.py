@@ -101,7 +101,7 @@ class Config:
     pool_acquire_timeout_ms: Wait = 30_000
     """Longest wait for a free connection before `DatabaseUnavailable`.
 
-    It also applies where Postgres accepts no more (`max_connections`).
+    It also applies where Postgres accepts no more sessions, and to repeats by `Database.run`.
     """
 
     database_schema: str = "public"

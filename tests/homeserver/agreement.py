@@ -1,4 +1,4 @@
-"""What two servers in a room must agree on."""
+"""Two servers in a room must agree on its events and state."""
 
 import asyncio
 import time

@@ -81,7 +81,7 @@ async def test_content_goes_and_ids_signatures_and_answers_stay(store: Store, ve
 
 
 async def everything_told(store: Store, room: RoomBuilder) -> list[Any]:
-    """What a member is shown, in every way in which events are shown."""
+    """All events that a member is shown, in each way in which events are shown."""
     sync = (await store.sync(ALICE, timeline_limit=100)).join[room.room_id]
     pages = [
         await store.messages(room.room_id, ALICE, direction=way, limit=100, aggregations=True)

@@ -103,7 +103,7 @@ async def test_a_database_that_goes_away_under_appends_syncs_and_replicas(
 async def test_a_database_that_falls_silent(dsn: str) -> None:
     """As when its machine vanishes: no connection breaks, and nothing comes back.
 
-    What had been sent arrives at last, long given up.
+    The appends arrive in the end, long after their callers got an error.
     """
     room = RoomBuilder("11")
     room.start(ALICE)
