@@ -18,7 +18,11 @@ SELECT e.event_id
 FROM reader
 CROSS JOIN events e
 CROSS JOIN LATERAL visibility_of(e.room_nid, reader.principal_nid) AS s
-WHERE e.event_id = ANY($2::text[])
+WHERE e.event_nid = ANY(ARRAY(
+    SELECT found.event_nid
+    FROM unnest($2::text[]) AS one (id)
+    CROSS JOIN LATERAL (SELECT event_nid FROM events WHERE event_id = one.id OFFSET 0) AS found
+))
     AND user_sees(e, s.joined_since, s.own_audiences, s.shared_audiences, s.world_audiences,
         s.shared_before, s.reader_nid, s.unread)
 """
@@ -32,7 +36,11 @@ SELECT e.event_id
 FROM reader
 CROSS JOIN events e
 CROSS JOIN LATERAL visibility_of(e.room_nid, reader.principal_nid) AS s
-WHERE e.event_id = ANY($2::text[])
+WHERE e.event_nid = ANY(ARRAY(
+    SELECT found.event_nid
+    FROM unnest($2::text[]) AS one (id)
+    CROSS JOIN LATERAL (SELECT event_nid FROM events WHERE event_id = one.id OFFSET 0) AS found
+))
     AND server_sees(e, s.own_audiences, s.shared_audiences, s.world_audiences, s.reader_nid,
         s.unread)
     AND server_gets(e, s.joined_audiences, s.world_audiences, s.reader_nid, s.unread)
@@ -51,7 +59,11 @@ CROSS JOIN events e
 CROSS JOIN LATERAL visibility_of(e.room_nid, reader.principal_nid) AS s
 -- audiences are numbered as they begin, so this one began before the last user had left
 CROSS JOIN LATERAL (SELECT e.audience < upper(s.own_audiences) AS is_earlier) AS leaving
-WHERE e.event_id = ANY($2::text[])
+WHERE e.event_nid = ANY(ARRAY(
+    SELECT found.event_nid
+    FROM unnest($2::text[]) AS one (id)
+    CROSS JOIN LATERAL (SELECT event_nid FROM events WHERE event_id = one.id OFFSET 0) AS found
+))
     AND server_sees(e, s.own_audiences,
         CASE WHEN leaving.is_earlier THEN s.shared_audiences END, s.world_audiences, s.reader_nid,
         CASE WHEN leaving.is_earlier THEN s.unread END)
