@@ -52,8 +52,8 @@ PLANNER: Final[Mapping[str, str]] = {
     "enable_bitmapscan": "off",
     "enable_seqscan": "off",
     "enable_mergejoin": "off",
-    # The other ways stay on. Hash joins are for lists of equal length in memory. Where one side is a
-    # table, a statement says LATERAL with OFFSET 0: this fixes the order, and looks up each row.
+    # The other ways stay on. Hash joins are for lists in memory. Where one side is a table, a
+    # statement says LATERAL with OFFSET 0: this fixes the order, and looks up each row.
     "enable_hashagg": "on",
     "enable_hashjoin": "on",
     "enable_incremental_sort": "on",
