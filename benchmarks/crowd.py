@@ -65,6 +65,8 @@ class Crowd:
     body: int = 120
     """Characters of a message."""
     seed: int = 1
+    thread: int = 0
+    """Of so many messages of a room, the first is replied to by a tenth of the others; 0: none."""
 
     @property
     def name(self) -> str:
@@ -127,6 +129,8 @@ class Pen:
     depth: int = 0
     auth: dict[tuple[str, str], str] = field(default_factory=dict)
     """The ids of the state from which auth events are taken."""
+    root: str | None = None
+    """The first event of the current thread."""
 
     @classmethod
     def of(cls, number: int) -> "Pen":

@@ -23,11 +23,14 @@ from benchmarks.crowd import DEPTH_MS, FIRST_MS, SERVER, SPEAKERS, STEP_MS, VERS
 from storage import Store
 from storage.config import Config
 from storage.database.connection import Connection, Database
+from storage.event.relation import target_key
 
 TOGETHER: Final = 1_000
 COPIED: Final = 100_000
 LATE: Final = 0.1  # the share of messages that come after the changes
 CHANGES: Final = 3  # per room
+
+THREAD_NID: Final = 22
 
 MEMORY: Final = "SET maintenance_work_mem = '512MB'"
 
@@ -53,6 +56,8 @@ EVENT_COLUMNS: Final = (
         "backfilled",
         "soft_failed",
         "redacted_form",
+        "relates_to",
+        "rel_type_nid",
     ),
     *("event_id", "prev_events", "auth_events", "json"),
 )
@@ -171,26 +176,27 @@ async def build(dsn: str, crowd: Crowd, *, told: bool = True) -> None:
 
     pens = [Pen.of(number) for number in range(crowd.rooms)]
     async with storage.open(dsn, server_name=SERVER) as store:
-        appended = await _append(store, _beginnings(crowd, pens))
+        appended = await append_all(store, beginnings(crowd, pens))
     say(f"{appended} events appended")
     changes = crowd.rooms * CHANGES
     messages = crowd.events - appended - changes
     async with _without_indexes(dsn) as conn:
-        await _copy(conn, crowd, pens, int(messages * (1 - LATE)), 1)
+        await copy_messages(conn, crowd, pens, int(messages * (1 - LATE)), 1)
         say("most messages copied")
     say("indexes made")
     async with storage.open(dsn, server_name=SERVER) as store:
-        await _append(store, _changes(crowd, pens))
+        await append_all(store, _changes(crowd, pens))
     say("changes appended")
-    async with _connected(dsn) as conn:
-        await _copy(conn, crowd, pens, messages - int(messages * (1 - LATE)), 2)
+    async with connected(dsn) as conn:
+        await copy_messages(conn, crowd, pens, messages - int(messages * (1 - LATE)), 2)
         await conn.execute("VACUUM ANALYZE")
         await conn.execute("CHECKPOINT")
     say("done")
 
 
 @asynccontextmanager
-async def _connected(dsn: str) -> AsyncIterator[Connection]:
+async def connected(dsn: str) -> AsyncIterator[Connection]:
+    """Yield a connection whose statements may take an hour."""
     hour = Config(statement_timeout_ms=3_600_000, pool_size_max=1)
     async with await Database.open(dsn, config=hour) as database, database.connection() as conn:
         await conn.execute(MEMORY)
@@ -200,7 +206,7 @@ async def _connected(dsn: str) -> AsyncIterator[Connection]:
 @asynccontextmanager
 async def _without_indexes(dsn: str) -> AsyncIterator[Connection]:
     """Yield a connection; create the indexes of events again at the end."""
-    async with _connected(dsn) as conn:
+    async with connected(dsn) as conn:
         indexes = await conn.fetch(SQL_INDEXES, row=DroppedIndexRow)
         for one in indexes:
             drop = (
@@ -220,7 +226,8 @@ async def _without_indexes(dsn: str) -> AsyncIterator[Connection]:
 # appended
 
 
-def _beginnings(crowd: Crowd, pens: Sequence[Pen]) -> Iterator[bytes]:
+def beginnings(crowd: Crowd, pens: Sequence[Pen]) -> Iterator[bytes]:
+    """Yield the first events of every room, and the joins of its members."""
     for pen in pens:
         members = crowd.members(pen.number)
         yield from pen.begun(members[0])
@@ -237,7 +244,7 @@ def _changes(crowd: Crowd, pens: Sequence[Pen]) -> Iterator[bytes]:
         yield pen.join(f"@new{pen.number}:{SERVER}")
 
 
-async def _append(store: Store, pdus: Iterator[bytes]) -> int:
+async def append_all(store: Store, pdus: Iterator[bytes]) -> int:
     """Append all of them, a thousand at a time."""
     count = 0
     while batch := list(islice(pdus, TOGETHER)):
@@ -253,13 +260,15 @@ async def _append(store: Store, pdus: Iterator[bytes]) -> int:
 # copied
 
 
-async def _copy(conn: Connection, crowd: Crowd, pens: Sequence[Pen], count: int, part: int) -> None:
+async def copy_messages(
+    conn: Connection, crowd: Crowd, pens: Sequence[Pen], count: int, part: int
+) -> None:
     """Copy messages to rooms by their activity."""
     floors = await _floors(conn, crowd, pens)
     first = await conn.fetchrow(SQL_FIRST, row=FirstRow)
     assert first is not None
     rng = random.Random(f"{crowd.seed} {part}")
-    records = _messages(_chosen(floors, crowd.activity(), count, rng), crowd.body, first)
+    records = _messages(crowd, _chosen(floors, crowd.activity(), count, rng), first)
     while batch := list(islice(records, COPIED)):
         await conn.copy_in("events", EVENT_COLUMNS, batch)
     blocks = -(-count // 1_000)
@@ -286,10 +295,10 @@ def _chosen(
 
 
 def _messages(
-    chosen: Iterable[tuple[Floor, Speaker]], length: int, first: FirstRow
+    crowd: Crowd, chosen: Iterable[tuple[Floor, Speaker]], first: FirstRow
 ) -> Iterator[tuple[Any, ...]]:
     """Yield the rows of messages in the order in which they arrive."""
-    text = ("the quick brown fox jumps over the lazy dog " * (length // 40 + 1))[:length]
+    text = ("the quick brown fox jumps over the lazy dog " * (crowd.body // 40 + 1))[: crowd.body]
     for index, (floor, speaker) in enumerate(chosen):
         nid, stream, ts = (
             first.event_nid + index,
@@ -297,15 +306,28 @@ def _messages(
             FIRST_MS + DEPTH_MS + STEP_MS * (first.event_nid + index),
         )
         pen, row = floor.pen, floor.row
-        content = f'{{"body":"{index} {text}","msgtype":"m.text"}}'
+        root = _replied_to(crowd, pen)
+        relation = f'"m.relates_to":{{"event_id":"{root}","rel_type":"m.thread"}},' if root else ""
+        content = f'{{"body":"{index} {text}",{relation}"msgtype":"m.text"}}'
         event_id, raw = pen.write(
             speaker.user, "m.room.message", speaker.auth_ids, (content, "{}"), ts=ts
         )
         orders = (nid, stream, pen.depth, pen.depth, ts, ts, row.state_group, row.audience)
         late = floor.out_of_order(ts)
-        names = (row.room_nid, speaker.nid, 8, 0, first.writer_nid, False, False, False, False)
-        yield (*orders, late, *names, event_id, [floor.tip], speaker.auth_nids, raw)
+        flags = (False, False, False, False)
+        names = (row.room_nid, speaker.nid, 8, 0, first.writer_nid, *flags)
+        related = (target_key(root), THREAD_NID) if root else (None, None)
+        yield (*orders, late, *names, *related, event_id, [floor.tip], speaker.auth_nids, raw)
         floor.tip, floor.stream = nid, stream
+
+
+def _replied_to(crowd: Crowd, pen: Pen) -> str | None:
+    """Return the first event of the thread of which the next message is a part, if it is."""
+    if not crowd.thread:
+        return None
+    if pen.depth % crowd.thread == 0:
+        pen.root = pen.tip
+    return pen.root if pen.depth % 10 == 5 else None
 
 
 async def _floors(conn: Connection, crowd: Crowd, pens: Sequence[Pen]) -> list[Floor]:
