@@ -41,6 +41,45 @@ OTHER_BACKEND: Final = (
 )
 """Errors of a prepared statement that was sent to another process than before."""
 
+PLANNER: Final[Mapping[str, str]] = {
+    # Statements read rows through indexes, in order, up to a limit. Statistics decide whether
+    # Postgres expects other ways to be cheaper, and these cost more with each event of a room:
+    # a bitmap (it reads all events of the room, then sorts them), a sequential scan (all rows), and
+    # a merge join (all rows of two indexes). So these are off. Two consequences for a statement:
+    # - One that needs block ranges (BRIN) sets enable_bitmapscan in its transaction.
+    # - `event_id = ANY(…)` finds no index, because a hash index has no other scan for it. Join
+    #   `unnest` LATERAL (with OFFSET 0), which looks for each id.
+    "enable_bitmapscan": "off",
+    "enable_seqscan": "off",
+    "enable_mergejoin": "off",
+    # The other ways stay on. Hash joins are for lists in memory. Where one side is a table, a
+    # statement says LATERAL with OFFSET 0: this fixes the order, and looks up each row.
+    "enable_hashagg": "on",
+    "enable_hashjoin": "on",
+    "enable_incremental_sort": "on",
+    "enable_indexonlyscan": "on",
+    "enable_indexscan": "on",
+    "enable_material": "on",
+    "enable_memoize": "on",
+    "enable_nestloop": "on",
+    "enable_sort": "on",
+    "enable_tidscan": "on",
+    # The costs are the defaults, except for a random page. An operator sets that for the disks of
+    # all databases. Here most pages are in memory, or on an SSD.
+    "seq_page_cost": "1",
+    "random_page_cost": "1.1",
+    "cpu_tuple_cost": "0.01",
+    "cpu_index_tuple_cost": "0.005",
+    "cpu_operator_cost": "0.0025",
+    "effective_cache_size": "4GB",
+    # Joins are ordered in one way in every session, and no process is started for a page.
+    "from_collapse_limit": "8",
+    "join_collapse_limit": "8",
+    "geqo": "off",
+    "max_parallel_workers_per_gather": "0",
+}
+"""The settings of the planner: the same plan everywhere, whatever an operator sets."""
+
 PINNED: Final[Mapping[str, str]] = {
     # The defaults of a transaction.
     "default_transaction_isolation": "read committed",
@@ -72,11 +111,12 @@ PINNED: Final[Mapping[str, str]] = {
     "idle_session_timeout": "0",
     # Each statement is planned once per session, for any arguments. To plan a sync or a page again
     # takes longer than to run it, and Postgres would do so forever where it expects a plan for the
-    # arguments to be cheaper. tests/queries/test_large_plans.py checks these plans. They may have
-    # been made while tables were small, and stay until a table is analysed. So where a join order
-    # is good at one size only, the statement fixes it (LATERAL with OFFSET 0).
+    # arguments to be cheaper. Plans may have been made while tables were small, and stay until a
+    # table is analysed. So no plan may depend on statistics: see PLANNER, and
+    # tests/queries/test_statistics.py.
     "jit": "off",
     "plan_cache_mode": "force_generic_plan",
+    **PLANNER,
 }
 """Settings that are the same in every session."""
 

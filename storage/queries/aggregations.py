@@ -118,7 +118,11 @@ reader AS MATERIALIZED (
 named AS MATERIALIZED (
     SELECT event_nid, room_nid, relation_key(event_id) AS key
     FROM events
-    WHERE event_id = ANY($2::text[])
+    WHERE event_nid = ANY(ARRAY(
+        SELECT found.event_nid
+        FROM unnest($2::text[]) AS one (id)
+        CROSS JOIN LATERAL (SELECT event_nid FROM events WHERE event_id = one.id OFFSET 0) AS found
+    ))
 ),
 -- events that others relate to: a probe for each, never a join with all relations
 related AS MATERIALIZED (

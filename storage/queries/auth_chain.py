@@ -189,7 +189,11 @@ WHERE stream_name = 'caches' AND instance_name = 'maintenance'
 SQL_STORED: Final[LiteralString] = """
 SELECT event_id
 FROM events
-WHERE event_id = ANY($1::text[])
+WHERE event_nid = ANY(ARRAY(
+    SELECT found.event_nid
+    FROM unnest($1::text[]) AS one (id)
+    CROSS JOIN LATERAL (SELECT event_nid FROM events WHERE event_id = one.id OFFSET 0) AS found
+))
 """
 
 

@@ -101,7 +101,11 @@ CROSS JOIN LATERAL (
     WHERE a.event_nid <> p.event_nid
     LIMIT $2::bigint
 ) AS r
-WHERE x.event_id = ANY($1::text[])
+WHERE x.event_nid = ANY(ARRAY(
+    SELECT found.event_nid
+    FROM unnest($1::text[]) AS one (id)
+    CROSS JOIN LATERAL (SELECT event_nid FROM events WHERE event_id = one.id OFFSET 0) AS found
+))
 """
 
 SQL_LOOSE: Final[LiteralString] = """

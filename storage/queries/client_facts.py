@@ -33,7 +33,11 @@ reader AS MATERIALIZED (
 named AS MATERIALIZED (
     SELECT event_nid, room_nid, redacted_by
     FROM events
-    WHERE event_id = ANY($2::text[])
+    WHERE event_nid = ANY(ARRAY(
+        SELECT found.event_nid
+        FROM unnest($2::text[]) AS one (id)
+        CROSS JOIN LATERAL (SELECT event_nid FROM events WHERE event_id = one.id OFFSET 0) AS found
+    ))
 ),
 chosen AS (  -- with the redactions that took effect on them
     SELECT event_nid, room_nid, false AS is_redaction

@@ -52,7 +52,11 @@ named AS MATERIALIZED (
     FROM room
     CROSS JOIN reader
     JOIN events e USING (room_nid)
-    WHERE e.event_id = ANY($2::text::text[])
+    WHERE e.event_nid = ANY(ARRAY(
+        SELECT found.event_nid
+        FROM unnest($2::text::text[]) AS one (id)
+        CROSS JOIN LATERAL (SELECT event_nid FROM events WHERE event_id = one.id OFFSET 0) AS found
+    ))
         AND user_sees(e, room.joined_since, room.own_audiences, room.shared_audiences,
             room.world_audiences, room.shared_before, room.reader_nid, room.unread)
 ),

@@ -55,7 +55,11 @@ WITH at AS MATERIALIZED (
             WHERE p.room_nid = e.room_nid AND e.stream_ordering >= joined.stream_ordering
         )) AS partial_room_id
     FROM events e
-    WHERE event_id = ANY($1::text[])
+    WHERE event_nid = ANY(ARRAY(
+        SELECT found.event_nid
+        FROM unnest($1::text[]) AS one (id)
+        CROSS JOIN LATERAL (SELECT event_nid FROM events WHERE event_id = one.id OFFSET 0) AS found
+    ))
     GROUP BY 1
 )
 SELECT g.state_group, at.at_event_ids, at.partial_room_id, g.back, g.path, g.key_nids,
@@ -84,7 +88,11 @@ at AS MATERIALIZED (  -- the requested groups
         CASE WHEN $2::boolean THEN COALESCE(state_group_after, state_group_before)
             ELSE state_group_before END AS state_group
     FROM events
-    WHERE event_id = ANY($1::text[])
+    WHERE event_nid = ANY(ARRAY(
+        SELECT found.event_nid
+        FROM unnest($1::text[]) AS one (id)
+        CROSS JOIN LATERAL (SELECT event_nid FROM events WHERE event_id = one.id OFFSET 0) AS found
+    ))
 ),
 -- the rows of their paths without members; a lost row has no part
 step AS MATERIALIZED (
@@ -128,7 +136,11 @@ at AS MATERIALIZED (  -- the requested groups
         CASE WHEN $2::boolean THEN COALESCE(state_group_after, state_group_before)
             ELSE state_group_before END AS state_group
     FROM events
-    WHERE event_id = ANY($1::text[])
+    WHERE event_nid = ANY(ARRAY(
+        SELECT found.event_nid
+        FROM unnest($1::text[]) AS one (id)
+        CROSS JOIN LATERAL (SELECT event_nid FROM events WHERE event_id = one.id OFFSET 0) AS found
+    ))
 ),
 wanted AS MATERIALIZED (
     SELECT k.state_key_nid, k.type_nid = 2 AS member

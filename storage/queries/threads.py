@@ -129,7 +129,11 @@ WITH reader AS MATERIALIZED (
 )
 SELECT form.withheld, s.*
 FROM reader r
-JOIN events e ON e.event_id = ANY($4::text[]) AND e.room_nid = r.room_nid
+JOIN events e ON e.event_nid = ANY(ARRAY(
+    SELECT found.event_nid
+    FROM unnest($4::text[]) AS one (id)
+    CROSS JOIN LATERAL (SELECT event_nid FROM events WHERE event_id = one.id OFFSET 0) AS found
+)) AND e.room_nid = r.room_nid
 CROSS JOIN LATERAL (
     SELECT NOT was_there(e, r.joined_since, r.joined_audiences)
         AND EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid)

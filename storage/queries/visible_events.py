@@ -14,13 +14,18 @@ WITH reader AS MATERIALIZED (
     SELECT COALESCE((SELECT principal_nid FROM principals WHERE name = $1::text),
         0) AS principal_nid
 )
-SELECT e.event_id
+SELECT visible.event_id
 FROM reader
-CROSS JOIN events e
-CROSS JOIN LATERAL visibility_of(e.room_nid, reader.principal_nid) AS s
-WHERE e.event_id = ANY($2::text[])
-    AND user_sees(e, s.joined_since, s.own_audiences, s.shared_audiences, s.world_audiences,
-        s.shared_before, s.reader_nid, s.unread)
+CROSS JOIN unnest($2::text[]) AS one (id)
+CROSS JOIN LATERAL (
+    SELECT e.event_id
+    FROM events e
+    CROSS JOIN LATERAL visibility_of(e.room_nid, reader.principal_nid) AS s
+    WHERE e.event_id = one.id
+        AND user_sees(e, s.joined_since, s.own_audiences, s.shared_audiences, s.world_audiences,
+            s.shared_before, s.reader_nid, s.unread)
+    OFFSET 0
+) AS visible
 """
 
 SQL_VISIBLE_TO_SERVER: Final[LiteralString] = """
@@ -28,16 +33,21 @@ WITH reader AS MATERIALIZED (
     SELECT COALESCE((SELECT principal_nid FROM principals WHERE name = $1::text),
         0) AS principal_nid
 )
-SELECT e.event_id
+SELECT visible.event_id
 FROM reader
-CROSS JOIN events e
-CROSS JOIN LATERAL visibility_of(e.room_nid, reader.principal_nid) AS s
-WHERE e.event_id = ANY($2::text[])
-    AND server_sees(e, s.own_audiences, s.shared_audiences, s.world_audiences, s.reader_nid,
-        s.unread)
-    AND server_gets(e, s.joined_audiences, s.world_audiences, s.reader_nid, s.unread)
-    -- nor any event of a room whose members are not all known
-    AND NOT EXISTS (SELECT FROM partial_rooms p WHERE p.room_nid = e.room_nid)
+CROSS JOIN unnest($2::text[]) AS one (id)
+CROSS JOIN LATERAL (
+    SELECT e.event_id
+    FROM events e
+    CROSS JOIN LATERAL visibility_of(e.room_nid, reader.principal_nid) AS s
+    WHERE e.event_id = one.id
+        AND server_sees(e, s.own_audiences, s.shared_audiences, s.world_audiences, s.reader_nid,
+            s.unread)
+        AND server_gets(e, s.joined_audiences, s.world_audiences, s.reader_nid, s.unread)
+        -- nor any event of a room whose members are not all known
+        AND NOT EXISTS (SELECT FROM partial_rooms p WHERE p.room_nid = e.room_nid)
+    OFFSET 0
+) AS visible
 """
 
 SQL_VISIBLE_AFTER_LEAVING: Final[LiteralString] = """
@@ -45,18 +55,23 @@ WITH reader AS MATERIALIZED (
     SELECT COALESCE((SELECT principal_nid FROM principals WHERE name = $1::text),
         0) AS principal_nid
 )
-SELECT e.event_id
+SELECT visible.event_id
 FROM reader
-CROSS JOIN events e
-CROSS JOIN LATERAL visibility_of(e.room_nid, reader.principal_nid) AS s
--- audiences are numbered as they begin, so this one began before the last user had left
-CROSS JOIN LATERAL (SELECT e.audience < upper(s.own_audiences) AS is_earlier) AS leaving
-WHERE e.event_id = ANY($2::text[])
-    AND server_sees(e, s.own_audiences,
-        CASE WHEN leaving.is_earlier THEN s.shared_audiences END, s.world_audiences, s.reader_nid,
-        CASE WHEN leaving.is_earlier THEN s.unread END)
-    AND server_gets(e, s.joined_audiences, s.world_audiences, s.reader_nid, s.unread)
-    AND NOT EXISTS (SELECT FROM partial_rooms p WHERE p.room_nid = e.room_nid)
+CROSS JOIN unnest($2::text[]) AS one (id)
+CROSS JOIN LATERAL (
+    SELECT e.event_id
+    FROM events e
+    CROSS JOIN LATERAL visibility_of(e.room_nid, reader.principal_nid) AS s
+    -- audiences are numbered as they begin, so this one began before the last user had left
+    CROSS JOIN LATERAL (SELECT e.audience < upper(s.own_audiences) AS is_earlier) AS leaving
+    WHERE e.event_id = one.id
+        AND server_sees(e, s.own_audiences,
+            CASE WHEN leaving.is_earlier THEN s.shared_audiences END, s.world_audiences,
+            s.reader_nid, CASE WHEN leaving.is_earlier THEN s.unread END)
+        AND server_gets(e, s.joined_audiences, s.world_audiences, s.reader_nid, s.unread)
+        AND NOT EXISTS (SELECT FROM partial_rooms p WHERE p.room_nid = e.room_nid)
+    OFFSET 0
+) AS visible
 """
 
 

@@ -61,6 +61,34 @@ WRONG: Final[Mapping[str, str]] = {
     "idle_session_timeout": "300",
     "jit": "on",
     "plan_cache_mode": "force_custom_plan",
+    "enable_bitmapscan": "on",
+    "enable_seqscan": "on",
+    "enable_mergejoin": "on",
+    **dict.fromkeys(
+        (
+            "enable_hashagg",
+            "enable_hashjoin",
+            "enable_incremental_sort",
+            "enable_indexonlyscan",
+            "enable_indexscan",
+            "enable_material",
+            "enable_memoize",
+            "enable_nestloop",
+            "enable_sort",
+            "enable_tidscan",
+        ),
+        "off",
+    ),
+    "seq_page_cost": "0",
+    "random_page_cost": "40",
+    "cpu_tuple_cost": "7",
+    "cpu_index_tuple_cost": "7",
+    "cpu_operator_cost": "7",
+    "effective_cache_size": "1MB",
+    "from_collapse_limit": "1",
+    "join_collapse_limit": "1",
+    "geqo": "on",
+    "max_parallel_workers_per_gather": "9",
     "search_path": "elsewhere",
     "client_encoding": "LATIN1",
     "lock_timeout": "1",
@@ -80,10 +108,7 @@ SINCE_17: Final[Mapping[str, str]] = {"transaction_timeout": "700"}
 
 HARMLESS: Final[Mapping[str, str]] = {
     # names, or categories, and why no session needs them pinned
-    "Query Tuning": (
-        "a plan, and no answer: statements that need an order say ORDER BY;"
-        " the operator's own business"
-    ),
+    "Query Tuning": "a plan, and no answer; those that choose among the plans of reads are pinned",
     "Resource Usage": "how much memory, or which workers",
     "Reporting and Logging": "the log",
     "Statistics": "what Postgres counts",
@@ -373,7 +398,9 @@ async def test_the_settings_are_wrong_where_nobody_pins_them(
     async with server.database(superuser=True) as spoilt, server.admin() as driver:
         wrong = {**await wrong_for(driver), **FOR_SUPERUSERS}
         outranked = (
-            {"TimeZone", "jit"} if level == "server" else set()
+            {"TimeZone", "jit", "random_page_cost", "max_parallel_workers_per_gather"}
+            if level == "server"
+            else set()
         )  # on the command line of the embedded server
         harmless = {
             name: value

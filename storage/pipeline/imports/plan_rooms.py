@@ -40,7 +40,11 @@ from storage.pipeline.imports.slim_event import SlimEvent, event_of
 SQL_HELD_IDS: Final[LiteralString] = """
 SELECT event_id
 FROM events
-WHERE event_id = ANY($1::text[])
+WHERE event_nid = ANY(ARRAY(
+    SELECT found.event_nid
+    FROM unnest($1::text[]) AS one (id)
+    CROSS JOIN LATERAL (SELECT event_nid FROM events WHERE event_id = one.id OFFSET 0) AS found
+))
 """
 
 ROUNDS_MAX: Final = 10_000

@@ -50,7 +50,11 @@ from storage.pipeline.synapse.source import read_synapse
 SQL_HELD: Final[LiteralString] = """
 SELECT event_id, outlier
 FROM events
-WHERE event_id = ANY($1::text[])
+WHERE event_nid = ANY(ARRAY(
+    SELECT found.event_nid
+    FROM unnest($1::text[]) AS one (id)
+    CROSS JOIN LATERAL (SELECT event_nid FROM events WHERE event_id = one.id OFFSET 0) AS found
+))
 """
 
 EXAMINED: Final = pa.schema(

@@ -64,7 +64,11 @@ ORDER BY wanted.ordinal
 SQL_NAMED: Final[LiteralString] = """
 SELECT event_id, event_nid, room_nid, true AS is_held
 FROM events
-WHERE event_id = ANY($1::text[])
+WHERE event_nid = ANY(ARRAY(
+    SELECT found.event_nid
+    FROM unnest($1::text[]) AS one (id)
+    CROSS JOIN LATERAL (SELECT event_nid FROM events WHERE event_id = one.id OFFSET 0) AS found
+))
 UNION ALL
 SELECT m.event_id, m.event_nid, m.room_nid, false
 FROM missing_events m

@@ -87,13 +87,21 @@ ANALYZE pg_temp.missing_events
 
 SQL_FOREIGN_EVENTS: Final[LiteralString] = """
 INSERT INTO pg_temp.events
-SELECT * FROM events WHERE event_id = ANY($1::text[])
+SELECT * FROM events WHERE event_nid = ANY(ARRAY(
+    SELECT found.event_nid
+    FROM unnest($1::text[]) AS one (id)
+    CROSS JOIN LATERAL (SELECT event_nid FROM events WHERE event_id = one.id OFFSET 0) AS found
+))
 ON CONFLICT DO NOTHING
 """
 
 SQL_FOREIGN_ROOMS: Final[LiteralString] = """
 INSERT INTO pg_temp.rooms
-SELECT * FROM rooms WHERE room_nid IN (SELECT room_nid FROM events WHERE event_id = ANY($1::text[]))
+SELECT * FROM rooms WHERE room_nid IN (SELECT room_nid FROM events WHERE event_nid = ANY(ARRAY(
+    SELECT found.event_nid
+    FROM unnest($1::text[]) AS one (id)
+    CROSS JOIN LATERAL (SELECT event_nid FROM events WHERE event_id = one.id OFFSET 0) AS found
+)))
 ON CONFLICT DO NOTHING
 """
 

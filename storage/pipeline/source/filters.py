@@ -148,9 +148,9 @@ SQL_NIDS_BY_ID: Final[LiteralString] = fill(
 )
 
 SQL_BY_INDEX: Final[LiteralString] = """
-SET LOCAL enable_seqscan = off
+SET LOCAL enable_bitmapscan = on
 """
-"""One room may be a tenth of a small table, which Postgres would read sequentially."""
+"""The index of times of receipt has block ranges, which only a bitmap reads."""
 
 SQL_RECEIVED_TS: Final[LiteralString] = """
 SELECT received_ts

@@ -51,7 +51,13 @@ TEMPLATE_WINDOW: Final[LiteralString] = """
 
 SQL_BY_ID: Final[LiteralString] = fill(
     TEMPLATE_LINES,
-    source="(SELECT e.* FROM events e WHERE e.event_id = ANY($1::text[]))",
+    source="""
+    (
+        SELECT e.*
+        FROM unnest($1::text[]) AS one (id)
+        CROSS JOIN LATERAL (SELECT * FROM events WHERE event_id = one.id OFFSET 0) AS e
+    )
+    """,
     order="DESC",
 )
 

@@ -64,7 +64,11 @@ SELECT e.event_id, r.room_id, r.room_version, e.stream_ordering,
     e.rejected IS NOT NULL AS is_rejected, e.redacted_form, e.json
 FROM events e
 JOIN rooms r USING (room_nid)
-WHERE e.event_id = ANY($1::text[])
+WHERE e.event_nid = ANY(ARRAY(
+    SELECT found.event_nid
+    FROM unnest($1::text[]) AS one (id)
+    CROSS JOIN LATERAL (SELECT event_nid FROM events WHERE event_id = one.id OFFSET 0) AS found
+))
 """
 
 
