@@ -171,6 +171,7 @@ class Pen:
         state_key: str = "",
         *,
         cited: bool = True,
+        prev: Sequence[str] = (),
     ) -> bytes:
         """Return a state event; ``cited``: later events may name it as auth event."""
         wanted = [("m.room.create", ""), ("m.room.power_levels", ""), ("m.room.member", sender)]
@@ -192,6 +193,7 @@ class Pen:
             (full, kept),
             ts=FIRST_MS + self.depth,
             key=f'"state_key":"{state_key}",',
+            prev=prev,
         )
         if cited:
             self.auth[kind, state_key] = event_id
@@ -206,20 +208,22 @@ class Pen:
         *,
         ts: int,
         key: str = "",
+        prev: Sequence[str] = (),
     ) -> tuple[str, bytes]:
         """Return the id and the bytes of any event.
 
         ``content``: whole, and as redacted; both canonical JSON. ``key``: the state key, if any.
+        ``prev``: its parents, if not the last event.
         """
         self.depth += 1
         cited = '","'.join(auth)
         start = (
             f'{{"auth_events":["{cited}"],"content":' if auth else '{"auth_events":[],"content":'
         )
-        prev = f'"{self.tip}"' if self.tip else ""
+        parents = ",".join(f'"{one}"' for one in prev or filter(None, [self.tip]))
         depth = f',"depth":{self.depth},'
         middle = (
-            f'"origin_server_ts":{ts},"prev_events":[{prev}],'
+            f'"origin_server_ts":{ts},"prev_events":[{parents}],'
             f'"room_id":"{self.room_id}","sender":"{sender}",'
         )
         end = f'{key}"type":"{kind}"}}'

@@ -1,0 +1,108 @@
+"""The plans of every statement that a store runs, also of those that write.
+
+Each statement is analysed before it runs, in a savepoint that is undone, by the generic plan of its
+prepared statement: that is how a session runs it.
+"""
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+import pytest
+
+from storage.database.connection import Connection
+from storage.database.explained import QueryPlan
+
+EXPLAIN: Final = "EXPLAIN (ANALYZE, BUFFERS, VERBOSE, TIMING off, FORMAT JSON) EXECUTE"
+ANALYSED: Final = re.compile(r"\s*(--[^\n]*\n\s*)*(SELECT|INSERT|UPDATE|DELETE|WITH)\b")
+LASTING: Final = ("pg_advisory", "pg_terminate", "set_config", "pg_notify")
+"""Effects that a rollback does not undo."""
+
+
+ROWS: Final = 10
+PAGES: Final = 40
+"""What a statement may touch more, and twice the pages: the trees of indexes are higher."""
+
+
+class PlanRecorder:
+    """The plans of what was run in `recording`."""
+
+    def __init__(self) -> None:
+        self.plans: list[QueryPlan] = []
+        self._is_on = False
+
+    @contextmanager
+    def recording(self) -> Iterator[list[QueryPlan]]:
+        """Record the block; yield its plans."""
+        self.plans, self._is_on = [], True
+        yield self.plans
+        self._is_on = False
+
+    def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Analyse the statements of all connections from now on."""
+        call = Connection._call
+
+        async def recorded(conn: Connection, statement: str, *args: Any) -> Any:
+            sent = args[1:]  # after the driver's function
+            if self._is_on and sent and sent[0] is statement and is_analysed(statement):
+                self.plans.append(await plan_of(conn._driver, statement, sent[1:]))
+            return await call(conn, statement, *args)
+
+        monkeypatch.setattr(Connection, "_call", recorded)
+
+
+def is_analysed(statement: str) -> bool:
+    """Return whether it is one statement that reads or writes rows."""
+    return (
+        ANALYSED.match(statement) is not None
+        and ";" not in re.sub(r"--[^\n]*", "", statement).strip().rstrip(";")
+        and not any(name in statement for name in LASTING)
+    )
+
+
+async def plan_of(driver: Any, statement: str, args: tuple[Any, ...]) -> QueryPlan:
+    """Run a statement by its generic plan, and undo it."""
+    prepared = await driver.prepare(statement)
+    literals = await _literals(driver, [one.name for one in prepared.get_parameters()], args)
+    inside = driver.is_in_transaction()
+    await driver.execute("SAVEPOINT analysed" if inside else "BEGIN")
+    document = await driver.fetchval(f'{EXPLAIN} "{prepared.get_name()}"{literals}')
+    await driver.execute("ROLLBACK TO analysed" if inside else "ROLLBACK")
+    if inside:
+        await driver.execute("RELEASE analysed")
+    return QueryPlan.of(statement, document)
+
+
+async def _literals(driver: Any, types: list[str], args: tuple[Any, ...]) -> str:
+    if not types:
+        return ""
+    quoted = ", ".join(f"quote_nullable(${n}::{type_}::text)" for n, type_ in enumerate(types, 1))
+    values = await driver.fetchrow(f"SELECT {quoted}", *args)
+    return f"({', '.join(f'{value}::{type_}' for value, type_ in zip(values, types, strict=True))})"
+
+
+class Touched(dict[str, tuple[int, int]]):
+    """By statement: the rows of tables and the pages that its runs accessed."""
+
+    @classmethod
+    def of(cls, plans: Iterable[QueryPlan]) -> "Touched":
+        """Add up the runs of each statement."""
+        rows, pages = defaultdict[str, int](int), defaultdict[str, int](int)
+        for plan in plans:
+            rows[plan.sql] += plan.rows
+            pages[plan.sql] += plan.pages
+        return cls({sql: (rows[sql], pages[sql]) for sql in rows})
+
+    def grown(self, before: "Touched", what: str) -> dict[str, str]:
+        """Return the statements that touch more rows or pages than ``before``."""
+        found = {}
+        for sql, (rows, pages) in self.items():
+            rows_before, pages_before = before.get(sql, (0, 0))
+            if rows > 1.5 * rows_before + ROWS or pages > 2 * pages_before + PAGES:
+                text = " ".join(sql.split())
+                found[f"{what}: {text}"] = (
+                    f"{rows_before} -> {rows} rows, {pages_before} -> {pages} pages"
+                )
+        return found
