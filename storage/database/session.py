@@ -114,7 +114,7 @@ PINNED: Final[Mapping[str, str]] = {
     # takes longer than to run it, and Postgres would do so forever where it expects a plan for the
     # arguments to be cheaper. Plans may have been made while tables were small, and stay until a
     # table is analysed. So no plan may depend on statistics: see PLANNER, and
-    # tests/queries/test_statistics.py.
+    # tests/plans/test_reads.py.
     "jit": "off",
     "plan_cache_mode": "force_generic_plan",
     **PLANNER,

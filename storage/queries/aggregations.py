@@ -34,7 +34,8 @@ latest AS MATERIALIZED (  -- of each thread: an event that itself relates to ano
     CROSS JOIN LATERAL (
         SELECT e.event_nid, e.event_id, e.sender_nid, e.type_nid, e.state_key_nid IS NULL AS whole
         FROM events e
-        WHERE e.relates_to = p.key AND e.rel_type_nid = 22 AND e.room_nid + 0 = p.room_nid
+        WHERE e.relates_to = p.key AND e.rel_type_nid = (SELECT 22)
+            AND e.room_nid + 0 = p.room_nid
             AND NOT e.outlier
             AND {visible_by_parent}
         ORDER BY e.topological_ordering DESC, e.stream_ordering DESC
@@ -77,7 +78,8 @@ found AS (
     CROSS JOIN LATERAL (
         SELECT count(*) AS events, bool_or(e.sender_nid = l.principal_nid) AS participated
         FROM events e
-        WHERE e.relates_to = l.root_key AND e.rel_type_nid = 22 AND e.room_nid + 0 = l.room_nid
+        WHERE e.relates_to = l.root_key AND e.rel_type_nid = (SELECT 22)
+            AND e.room_nid + 0 = l.room_nid
             AND NOT e.outlier
             AND {visible_by_thread}
     ) AS thread

@@ -106,8 +106,9 @@ loose AS (  -- given events without a position, and those that they reach throug
     SELECT e.event_nid, :auth_nids.call(e) AS auth_events, false
     FROM loose l
     CROSS JOIN unnest(l.auth_events) AS parent (event_nid)
+    -- one by one, also below: a join could read all events or chains
     JOIN events e ON e.event_nid = parent.event_nid
-    WHERE NOT EXISTS (SELECT FROM auth_chains p WHERE p.event_nid = parent.event_nid)
+    WHERE (SELECT true FROM auth_chains p WHERE p.event_nid = parent.event_nid) IS NULL
 ),
 -- the targets of the links of these chains, and of the auth events of the loose events
 first AS MATERIALIZED (
@@ -130,7 +131,8 @@ first AS MATERIALIZED (
         SELECT COALESCE(p.chain_nid, -p.event_nid), p.sequence_number
         FROM loose w
         CROSS JOIN unnest(w.auth_events) AS parent (event_nid)
-        JOIN auth_chains p ON p.event_nid = parent.event_nid
+        CROSS JOIN LATERAL (SELECT chain_nid, event_nid, sequence_number FROM auth_chains
+            WHERE event_nid = parent.event_nid OFFSET 0) AS p
     ) AS reached (chain_nid, sequence_number)
     GROUP BY chain_nid
 ),
@@ -173,7 +175,8 @@ SELECT
     (
         SELECT json_agg(e.event_id)
         FROM loose l
-        JOIN events e USING (event_nid)
+        CROSS JOIN LATERAL (SELECT event_id FROM events
+            WHERE event_nid = l.event_nid OFFSET 0) AS e
         WHERE NOT l.is_given
     )::text AS loose_ids
 """,

@@ -55,7 +55,8 @@ room AS MATERIALIZED (
 newer AS MATERIALIZED (  -- events that arrived after a timeline, if one is the lower end
     SELECT e.topological_ordering
     FROM room r
-    JOIN events e ON e.room_nid = r.room_nid AND e.stream_ordering > $8::bigint
+    JOIN events e ON (e.room_nid, e.stream_ordering) > (r.room_nid, $8::bigint)
+        AND (e.room_nid, e.stream_ordering) <= (r.room_nid, 9223372036854775807)
     WHERE $8::bigint < 9223372036854775807 AND $16::bigint = 0 AND NOT e.outlier
         AND NOT e.backfilled
 ),

@@ -148,7 +148,10 @@ wanted AS MATERIALIZED (
     SELECT k.state_key_nid, k.type_nid = 2 AS member
     FROM unnest($3::text[], $4::text[]) AS w (type, state_key)
     JOIN event_types t USING (type)
-    JOIN state_keys k USING (type_nid, state_key)
+    CROSS JOIN LATERAL (  -- one by one: a join could read the keys of all members
+        SELECT state_key_nid, type_nid FROM state_keys
+        WHERE type_nid = t.type_nid AND state_key = w.state_key OFFSET 0
+    ) AS k
 ),
 -- the rows of their paths, by position; without a part where the group is lost
 step AS MATERIALIZED (
@@ -177,7 +180,9 @@ folded AS (  -- the last row of the path wins
 named AS (
     SELECT f.state_group, t.type, k.state_key, e.event_id
     FROM folded f
-    JOIN state_keys k USING (state_key_nid)
+    CROSS JOIN LATERAL (
+        SELECT type_nid, state_key FROM state_keys WHERE state_key_nid = f.state_key_nid OFFSET 0
+    ) AS k
     JOIN event_types t USING (type_nid)
     LEFT JOIN events e USING (event_nid)
     WHERE f.event_nid <> 0

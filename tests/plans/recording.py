@@ -95,12 +95,16 @@ class Touched(dict[str, tuple[int, int]]):
             pages[plan.sql] += plan.pages
         return cls({sql: (rows[sql], pages[sql]) for sql in rows})
 
-    def grown(self, before: "Touched", what: str) -> dict[str, str]:
+    def rows_only(self) -> "Touched":
+        """Return it without pages, as where dead rows have not been removed yet."""
+        return Touched({sql: (rows, 0) for sql, (rows, _) in self.items()})
+
+    def grown(self, before: "Touched", what: str, *, rows_more: int = ROWS) -> dict[str, str]:
         """Return the statements that touch more rows or pages than ``before``."""
         found = {}
         for sql, (rows, pages) in self.items():
             rows_before, pages_before = before.get(sql, (0, 0))
-            if rows > 1.5 * rows_before + ROWS or pages > 2 * pages_before + PAGES:
+            if rows > 1.5 * rows_before + rows_more or pages > 2 * pages_before + PAGES:
                 text = " ".join(sql.split())
                 found[f"{what}: {text}"] = (
                     f"{rows_before} -> {rows} rows, {pages_before} -> {pages} pages"

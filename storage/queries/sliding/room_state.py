@@ -122,7 +122,10 @@ needed AS (
     SELECT 'state' AS kind, s.room_nid, k.state_key_nid
     FROM selected s
     JOIN pattern p USING (number)
-    JOIN state_keys k ON k.type_nid = p.type_nid AND k.state_key = p.state_key
+    CROSS JOIN LATERAL (  -- one by one, also below: a join could read the keys of all members
+        SELECT state_key_nid FROM state_keys
+        WHERE type_nid = p.type_nid AND state_key = p.state_key OFFSET 0
+    ) AS k
     UNION
     SELECT 'state', w.room_nid, w.state_key_nid
     FROM wild w
@@ -142,12 +145,18 @@ needed AS (
     UNION
     SELECT 'state', i.room_nid, k.state_key_nid
     FROM unnest($11::int[], $12::text[]) AS i (room_nid, user_id)
-    JOIN state_keys k ON k.type_nid = 2 AND k.state_key = i.user_id
+    CROSS JOIN LATERAL (
+        SELECT state_key_nid FROM state_keys
+        WHERE type_nid = 2 AND state_key = i.user_id OFFSET 0
+    ) AS k
     UNION
     SELECT 'hero', d.room_nid, k.state_key_nid
     FROM due d
     CROSS JOIN LATERAL unnest(d.heroes) AS hero (user_id)
-    JOIN state_keys k ON k.type_nid = 2 AND k.state_key = hero.user_id
+    CROSS JOIN LATERAL (
+        SELECT state_key_nid FROM state_keys
+        WHERE type_nid = 2 AND state_key = hero.user_id OFFSET 0
+    ) AS k
     UNION
     SELECT 'name', room_nid, 9 FROM due WHERE name
     UNION

@@ -90,7 +90,10 @@ filter AS MATERIALIZED (
 wanted AS MATERIALIZED (
     SELECT i.room_nid, k.state_key_nid
     FROM unnest($9::int[], $10::text[]) AS i (room_nid, user_id)
-    JOIN state_keys k ON k.type_nid = 2 AND k.state_key = i.user_id
+    CROSS JOIN LATERAL (  -- one by one: a join could read the keys of all members
+        SELECT state_key_nid FROM state_keys
+        WHERE type_nid = 2 AND state_key = i.user_id OFFSET 0
+    ) AS k
 ),
 -- rooms that the client knows: each changed key, with its value before the range, at the start and
 -- at the end of the timeline
