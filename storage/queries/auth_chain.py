@@ -107,7 +107,9 @@ loose AS (  -- given events without a position, and those that they reach throug
     FROM loose l
     CROSS JOIN unnest(l.auth_events) AS parent (event_nid)
     -- one by one, also below: a join could read all events or chains
-    JOIN events e ON e.event_nid = parent.event_nid
+    CROSS JOIN LATERAL (
+        SELECT * FROM events WHERE event_nid = parent.event_nid OFFSET 0
+    ) AS e
     WHERE (SELECT true FROM auth_chains p WHERE p.event_nid = parent.event_nid) IS NULL
 ),
 -- the targets of the links of these chains, and of the auth events of the loose events

@@ -30,8 +30,11 @@ chain (event_nid) AS (
     UNION
     SELECT cited.event_nid
     FROM chain
-    JOIN events e USING (event_nid)
-    JOIN start USING (room_nid)
+    CROSS JOIN start
+    CROSS JOIN LATERAL (
+        SELECT * FROM events
+        WHERE event_nid = chain.event_nid AND room_nid + 0 = start.room_nid OFFSET 0
+    ) AS e
     CROSS JOIN unnest(:auth_nids.call(e)) AS cited (event_nid)
 )
 SELECT s.*
