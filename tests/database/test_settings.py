@@ -23,7 +23,7 @@ from storage.database.dsn import DsnServer
 from storage.database.embedded import EmbeddedPostgres
 from storage.database.migrate import HEAD_REVISION, migrate, migration_sql
 from storage.database.roles import grant
-from storage.database.session import PINNED, migration_settings, open_driver, pinned
+from storage.database.session import PINNED, PLANNER, migration_settings, open_driver, pinned
 from storage.errors import DatabaseError
 from storage.testing import RoomBuilder
 from tests.database.newer import newer_release
@@ -34,6 +34,7 @@ ALICE = UserId(f"@alice:{SERVER}")
 Level = Literal["server", "role", "database"]
 LEVELS: Final[tuple[Level, ...]] = ("server", "role", "database")
 
+OTHERWISE: Final = {"on": "off", "off": "on", "4GB": "1MB"}
 WRONG: Final[Mapping[str, str]] = {
     "synchronous_commit": "off",
     "default_transaction_isolation": "serializable",
@@ -61,34 +62,7 @@ WRONG: Final[Mapping[str, str]] = {
     "idle_session_timeout": "300",
     "jit": "on",
     "plan_cache_mode": "force_custom_plan",
-    "enable_bitmapscan": "on",
-    "enable_seqscan": "on",
-    "enable_mergejoin": "on",
-    **dict.fromkeys(
-        (
-            "enable_hashagg",
-            "enable_hashjoin",
-            "enable_incremental_sort",
-            "enable_indexonlyscan",
-            "enable_indexscan",
-            "enable_material",
-            "enable_memoize",
-            "enable_nestloop",
-            "enable_sort",
-            "enable_tidscan",
-        ),
-        "off",
-    ),
-    "seq_page_cost": "0",
-    "random_page_cost": "40",
-    "cpu_tuple_cost": "7",
-    "cpu_index_tuple_cost": "7",
-    "cpu_operator_cost": "7",
-    "effective_cache_size": "1MB",
-    "from_collapse_limit": "1",
-    "join_collapse_limit": "1",
-    "geqo": "on",
-    "max_parallel_workers_per_gather": "9",
+    **{name: OTHERWISE.get(value, "7") for name, value in PLANNER.items()},
     "search_path": "elsewhere",
     "client_encoding": "LATIN1",
     "lock_timeout": "1",
