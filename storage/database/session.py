@@ -64,13 +64,14 @@ PLANNER: Final[Mapping[str, str]] = {
     "enable_nestloop": "on",
     "enable_sort": "on",
     "enable_tidscan": "on",
-    # The costs are the defaults, except for a random page. An operator sets that for the disks of
-    # all databases. Here most pages are in memory, or on an SSD.
-    "seq_page_cost": "1",
-    "random_page_cost": "1.1",
-    "cpu_tuple_cost": "0.01",
-    "cpu_index_tuple_cost": "0.005",
+    # A row that is read costs more than everything else. So the plan with the fewest rows is the
+    # cheapest: a lookup for each row of a list, not a scan of the table that the list is joined to.
+    # An operator's costs describe the disks, and are meant for statements of another kind.
+    "cpu_tuple_cost": "1",
+    "cpu_index_tuple_cost": "0.5",
     "cpu_operator_cost": "0.0025",
+    "seq_page_cost": "0.1",
+    "random_page_cost": "0.1",
     "effective_cache_size": "4GB",
     # Joins are ordered in one way in every session, and no process is started for a page.
     "from_collapse_limit": "8",

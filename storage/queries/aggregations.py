@@ -34,7 +34,7 @@ latest AS MATERIALIZED (  -- of each thread: an event that itself relates to ano
     CROSS JOIN LATERAL (
         SELECT e.event_nid, e.event_id, e.sender_nid, e.type_nid, e.state_key_nid IS NULL AS whole
         FROM events e
-        WHERE e.relates_to = p.key AND e.rel_type_nid = 22 AND e.room_nid = p.room_nid
+        WHERE e.relates_to = p.key AND e.rel_type_nid = 22 AND e.room_nid + 0 = p.room_nid
             AND NOT e.outlier
             AND {visible_by_parent}
         ORDER BY e.topological_ordering DESC, e.stream_ordering DESC
@@ -63,7 +63,7 @@ found AS (
         SELECT e.event_nid
         FROM events e
         WHERE e.relates_to = h.key AND e.rel_type_nid = 19 AND e.replaces
-            AND e.room_nid = h.room_nid AND NOT e.outlier
+            AND e.room_nid + 0 = h.room_nid AND NOT e.outlier
             AND e.sender_nid = h.sender_nid AND e.type_nid = h.type_nid
             AND {visible_by_holder}
         ORDER BY e.origin_server_ts DESC, e.event_id DESC
@@ -77,7 +77,7 @@ found AS (
     CROSS JOIN LATERAL (
         SELECT count(*) AS events, bool_or(e.sender_nid = l.principal_nid) AS participated
         FROM events e
-        WHERE e.relates_to = l.root_key AND e.rel_type_nid = 22 AND e.room_nid = l.room_nid
+        WHERE e.relates_to = l.root_key AND e.rel_type_nid = 22 AND e.room_nid + 0 = l.room_nid
             AND NOT e.outlier
             AND {visible_by_thread}
     ) AS thread
@@ -89,7 +89,7 @@ found AS (
         FROM (
             SELECT e.event_id, e.topological_ordering, e.stream_ordering
             FROM events e
-            WHERE e.relates_to = h.key AND e.rel_type_nid = 21 AND e.room_nid = h.room_nid
+            WHERE e.relates_to = h.key AND e.rel_type_nid = 21 AND e.room_nid + 0 = h.room_nid
                 AND NOT e.outlier
                 AND {visible_by_holder}
             ORDER BY e.topological_ordering, e.stream_ordering
@@ -99,7 +99,11 @@ found AS (
     WHERE referring.ids IS NOT NULL
 )
 """
-"""The aggregations of the CTE `parent`: the visible events that others relate to."""
+"""The aggregations of the CTE `parent`: the visible events that others relate to.
+
+As in all reads of relations, ``+ 0`` keeps the room from choosing the index: that of the room would
+lead through all its events.
+"""
 
 PART_BUNDLES: Final[LiteralString] = fill(
     TEMPLATE_BUNDLES,

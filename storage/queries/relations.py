@@ -93,7 +93,7 @@ page AS MATERIALIZED (  -- of each type the limit and one more, which shows that
             e.soft_failed, e.outlier, e.redacted_form, e.encoding, e.json
         FROM events e
         WHERE e.relates_to = r.key AND e.rel_type_nid = kind.rel_type_nid
-            AND e.room_nid = r.room_nid AND NOT e.outlier
+            AND e.room_nid + 0 = r.room_nid AND NOT e.outlier  -- + 0: see aggregations.py
             AND (e.topological_ordering, e.stream_ordering) <= {upper}
             AND {above_lower}
             AND (e.backfilled OR e.stream_ordering <= $8::bigint)
@@ -167,14 +167,19 @@ walk AS (
     SELECT r.event_nid, r.key, 0 AS level, true AS shown
     FROM target r
     UNION ALL
-    SELECT e.event_nid, relation_key(e.event_id), w.level + 1,
-        {is_visible}
+    SELECT e.event_nid, e.key, w.level + 1, e.shown
     FROM walk w
     CROSS JOIN target r
-    JOIN events e ON e.relates_to = w.key AND e.room_nid = r.room_nid AND NOT e.outlier
-    WHERE w.shown AND w.level < $15::int AND e.event_nid <> r.event_nid
-        AND ($4::text IS NULL OR e.rel_type_nid = r.rel_type_nid)
-        AND ($5::text IS NULL OR e.type_nid = r.type_nid)
+    CROSS JOIN LATERAL (
+        SELECT e.event_nid, relation_key(e.event_id) AS key, ({is_visible}) AS shown
+        FROM events e
+        WHERE e.relates_to = w.key AND e.room_nid + 0 = r.room_nid AND NOT e.outlier
+            AND e.event_nid <> r.event_nid
+            AND ($4::text IS NULL OR e.rel_type_nid = r.rel_type_nid)
+            AND ($5::text IS NULL OR e.type_nid = r.type_nid)
+        OFFSET 0
+    ) AS e
+    WHERE w.shown AND w.level < $15::int
 ),
 found AS (  -- stops the walk once it has read that many rows
     SELECT event_nid, level, shown

@@ -114,7 +114,9 @@ folded AS (  -- the last row of the path wins
 named AS (
     SELECT f.state_group, t.type, k.state_key, e.event_id
     FROM folded f
-    JOIN state_keys k USING (state_key_nid)
+    CROSS JOIN LATERAL (  -- one by one: a state has few keys that are no members
+        SELECT type_nid, state_key FROM state_keys WHERE state_key_nid = f.state_key_nid OFFSET 0
+    ) AS k
     JOIN event_types t USING (type_nid)
     LEFT JOIN events e USING (event_nid)
     WHERE t.type = ANY($3::text[]) AND f.event_nid <> 0

@@ -93,7 +93,7 @@ thread AS (
     CROSS JOIN LATERAL (
         SELECT e.topological_ordering, e.stream_ordering, e.event_id, e.json
         FROM events e
-        WHERE e.relates_to = t.relates_to AND e.rel_type_nid = 22 AND e.room_nid = v.room_nid
+        WHERE e.relates_to = t.relates_to AND e.rel_type_nid = 22 AND e.room_nid + 0 = v.room_nid
             AND NOT e.outlier AND e.topological_ordering <= reach.highest
             AND {is_visible}
         ORDER BY e.topological_ordering DESC, e.stream_ordering DESC
@@ -147,7 +147,8 @@ WHERE user_sees(e, r.joined_since, r.own_audiences, r.shared_audiences, r.world_
         SELECT
         FROM events e
         WHERE e.relates_to = relation_key(s.event_id) AND e.rel_type_nid = 22
-            AND e.room_nid = r.room_nid AND NOT e.outlier AND e.sender_nid = r.principal_nid
+            AND e.room_nid + 0 = r.room_nid AND NOT e.outlier
+            AND e.sender_nid = r.principal_nid
             AND {is_visible}
     ))
 """
