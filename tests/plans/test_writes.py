@@ -14,7 +14,7 @@ import storage
 from benchmarks.crowd import DEPTH_MS, EVERYWHERE, FIRST_MS, SERVER, STEP_MS, VERSION, Pen
 from benchmarks.statistics_states import BY_NAME, MEMBER, BigRoom, StatesServer
 from storage import Store
-from storage.ids import EventId, RoomId
+from storage.ids import EventId, RoomId, UserId
 from storage.streams import fact_rows
 from storage.streams.positions import LARGEST_POSITION
 from storage.testing import signing_key
@@ -130,7 +130,7 @@ class Writer:
     async def receipt(self) -> None:
         for event_id in (self.room.middle_id, self.room.root_id):
             await self.store.receipts.set(
-                RoomId(self.room.room_id), "m.read", MEMBER, EventId(event_id), {}
+                RoomId(self.room.room_id), "m.read", UserId(MEMBER), EventId(event_id), {}
             )
 
     async def send(self) -> None:
