@@ -32,7 +32,7 @@ LARGE = int(os.environ.get("STORAGE_PLAN_EVENTS", "16000"))
 LATE_MS = FIRST_MS + DEPTH_MS + STEP_MS * 10**9
 
 
-class Writer:
+class WriteCases:
     """The writes of the test, each by its name."""
 
     def __init__(self, store: Store, room: BigRoom) -> None:
@@ -142,19 +142,19 @@ class Writer:
 
 
 WRITES = (
-    Writer.one_message,
-    Writer.join,
-    Writer.batch,
-    Writer.merge,
-    Writer.deep_fork,
-    Writer.power_levels,
-    Writer.redaction,
-    Writer.reply,
-    Writer.duplicate,
-    Writer.gap,
-    Writer.outlier,
-    Writer.receipt,
-    Writer.send,
+    WriteCases.one_message,
+    WriteCases.join,
+    WriteCases.batch,
+    WriteCases.merge,
+    WriteCases.deep_fork,
+    WriteCases.power_levels,
+    WriteCases.redaction,
+    WriteCases.reply,
+    WriteCases.duplicate,
+    WriteCases.gap,
+    WriteCases.outlier,
+    WriteCases.receipt,
+    WriteCases.send,
 )
 
 
@@ -170,7 +170,7 @@ async def touched(
         with recorder.recording() as plans:
             store = await stack.enter_async_context(opened)
         yield "open", Touched.of(plans)
-        writer = Writer(store, room)
+        writer = WriteCases(store, room)
         for write in WRITES:
             with recorder.recording() as plans:
                 await write(writer)
