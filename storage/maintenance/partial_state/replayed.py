@@ -32,27 +32,31 @@ from storage.maintenance.room_events import PART_AUTHORISED_EVENTS
 from storage.persist.model.incoming import IncomingEvent
 from storage.queries.state_at import states_at
 
-SQL_CITED: Final[LiteralString] = compose(
-    fill(
-        """
+TEMPLATE_CITED: Final[LiteralString] = """
 SELECT event_nid, event_id, rejected IS NOT NULL AS is_rejected, :auth_nids.call AS named
 FROM {events} AS e
-""",
+"""
+
+SQL_CITED: Final[LiteralString] = compose(
+    fill(
+        TEMPLATE_CITED,
         events=PART_AUTHORISED_EVENTS,
     ),
     AUTH_NIDS,
 ).sql
 
-SQL_IS_CITED: Final[LiteralString] = compose(
-    fill(
-        """
+TEMPLATE_IS_CITED: Final[LiteralString] = """
 SELECT EXISTS (
     SELECT
     FROM {events} AS e
     CROSS JOIN unnest(:auth_nids.call) AS cited (event_nid)
     WHERE cited.event_nid = ANY($2::bigint[]) AND e.event_nid <> ALL($2::bigint[])
 )
-""",
+"""
+
+SQL_IS_CITED: Final[LiteralString] = compose(
+    fill(
+        TEMPLATE_IS_CITED,
         events=PART_AUTHORISED_EVENTS,
     ),
     AUTH_NIDS,

@@ -13,19 +13,20 @@ from storage.maintenance.verify.auth_graph import AuthGraph, read_auth_graph
 from storage.persist.load.names import fill_blocks
 from storage.persist.model.nid_blocks import NidBlocks
 
-SQL_STATE_KEYS: Final[LiteralString] = fill(
-    """
+TEMPLATE_STATE_KEYS: Final[LiteralString] = """
 SELECT e.event_nid, k.state_key
 FROM {events} AS e
 CROSS JOIN LATERAL (
     SELECT state_key FROM state_keys WHERE state_key_nid = e.state_key_nid OFFSET 0
 ) AS k
-""",
+"""
+
+SQL_STATE_KEYS: Final[LiteralString] = fill(
+    TEMPLATE_STATE_KEYS,
     events=PART_ROOM_EVENTS,
 )
 
-SQL_DELETE_COVER: Final[LiteralString] = fill(
-    """
+TEMPLATE_DELETE_COVER: Final[LiteralString] = """
 WITH gone AS (
     DELETE FROM auth_chains a
     WHERE a.event_nid = ANY(ARRAY(SELECT e.event_nid FROM {events} AS e))
@@ -33,7 +34,10 @@ WITH gone AS (
 )
 DELETE FROM auth_chain_links
 WHERE chain_nid = ANY(ARRAY(SELECT chain_nid FROM gone))
-""",
+"""
+
+SQL_DELETE_COVER: Final[LiteralString] = fill(
+    TEMPLATE_DELETE_COVER,
     events=PART_ROOM_EVENTS,
 )
 

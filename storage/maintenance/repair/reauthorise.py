@@ -57,13 +57,15 @@ SET room_version = $2::text
 WHERE room_nid = $1::int AND room_version <> $2::text
 """
 
-SQL_GRAPH: Final[LiteralString] = compose(
-    fill(
-        """
+TEMPLATE_GRAPH: Final[LiteralString] = """
 SELECT event_nid, event_id, rejected IS NOT NULL AS is_rejected,
     :prev_nids.call || :auth_nids.call AS named
 FROM {events} AS e
-""",
+"""
+
+SQL_GRAPH: Final[LiteralString] = compose(
+    fill(
+        TEMPLATE_GRAPH,
         events=PART_AUTHORISED_EVENTS,
     ),
     PREV_NIDS,

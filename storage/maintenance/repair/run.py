@@ -34,15 +34,17 @@ from storage.streams.caches import CURRENT_STATE
 
 logger: logging.Logger = logging.getLogger(__name__)
 
-SQL_NAMELESS: Final[LiteralString] = fill(
-    """
+TEMPLATE_NAMELESS: Final[LiteralString] = """
 SELECT DISTINCT e.state_key_nid
 FROM {events} AS e
 LEFT JOIN LATERAL (
     SELECT true AS is_named FROM state_keys WHERE state_key_nid = e.state_key_nid OFFSET 0
 ) AS k ON true
 WHERE e.state_key_nid IS NOT NULL AND k.is_named IS NULL
-""",
+"""
+
+SQL_NAMELESS: Final[LiteralString] = fill(
+    TEMPLATE_NAMELESS,
     events=PART_ROOM_EVENTS,
 )
 

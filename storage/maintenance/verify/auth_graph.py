@@ -12,9 +12,7 @@ from storage.database.placeholders import compose
 from storage.database.sql_template import fill
 from storage.maintenance.room_events import PART_ROOM_EVENTS
 
-SQL_AUTH_EDGES: Final[LiteralString] = compose(
-    fill(
-        """
+TEMPLATE_AUTH_EDGES: Final[LiteralString] = """
 SELECT event_nid, event_id, state_key_nid,
     -- an out-of-band event counts as rejected
     rejected IS NOT NULL OR (outlier AND COALESCE(membership <> 5, false)
@@ -23,7 +21,11 @@ SELECT event_nid, event_id, state_key_nid,
 FROM {events} AS e
 WHERE state_key_nid IS NOT NULL
 ORDER BY event_nid
-""",
+"""
+
+SQL_AUTH_EDGES: Final[LiteralString] = compose(
+    fill(
+        TEMPLATE_AUTH_EDGES,
         events=PART_ROOM_EVENTS,
     ),
     AUTH_NIDS,

@@ -21,13 +21,15 @@ from storage.maintenance.verify.room import VerifiedRoom, timeline
 from storage.maintenance.verify.state_resolution import LoadedLookup
 from storage.state.groups import Group
 
-SQL_OUTLIERS: Final[LiteralString] = fill(
-    """
+TEMPLATE_OUTLIERS: Final[LiteralString] = """
 SELECT e.event_nid
 FROM {events} AS e
 WHERE e.outlier
 ORDER BY e.event_nid
-""",
+"""
+
+SQL_OUTLIERS: Final[LiteralString] = fill(
+    TEMPLATE_OUTLIERS,
     events=PART_AUTHORISED_EVENTS,
 )
 
@@ -38,13 +40,15 @@ WHERE e.rejected IS NULL
 ORDER BY e.event_id
 """
 
-SQL_REJECTED: Final[LiteralString] = fill(
-    """
+TEMPLATE_REJECTED: Final[LiteralString] = """
 SELECT e.event_nid, e.state_group_before
 FROM {events} AS e
 WHERE e.rejected IS NOT NULL
 ORDER BY e.event_nid
-""",
+"""
+
+SQL_REJECTED: Final[LiteralString] = fill(
+    TEMPLATE_REJECTED,
     events=PART_ROOM_EVENTS,
 )
 

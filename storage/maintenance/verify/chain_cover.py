@@ -18,18 +18,19 @@ from storage.maintenance.verify.auth_graph import AuthGraph, read_auth_graph
 from storage.maintenance.verify.finding import Finding
 from storage.maintenance.verify.room import VerifiedRoom
 
-SQL_PLACES: Final[LiteralString] = fill(
-    """
+TEMPLATE_PLACES: Final[LiteralString] = """
 SELECT a.event_nid, COALESCE(a.chain_nid, -a.event_nid) AS chain_nid, a.sequence_number, a.link_1,
     a.link_2
 FROM {events} AS e
 CROSS JOIN LATERAL (SELECT * FROM auth_chains WHERE event_nid = e.event_nid OFFSET 0) AS a
-""",
+"""
+
+SQL_PLACES: Final[LiteralString] = fill(
+    TEMPLATE_PLACES,
     events=PART_ROOM_EVENTS,
 )
 
-SQL_MISNAMED: Final[LiteralString] = fill(
-    """
+TEMPLATE_MISNAMED: Final[LiteralString] = """
 SELECT e.event_id
 FROM {events} AS e
 CROSS JOIN LATERAL (SELECT * FROM auth_chains WHERE event_nid = e.event_nid OFFSET 0) AS a
@@ -37,7 +38,10 @@ CROSS JOIN LATERAL (
     SELECT state_key FROM state_keys WHERE state_key_nid = e.state_key_nid OFFSET 0
 ) AS k
 WHERE a.event_id <> e.event_id OR a.state_key <> k.state_key
-""",
+"""
+
+SQL_MISNAMED: Final[LiteralString] = fill(
+    TEMPLATE_MISNAMED,
     events=PART_ROOM_EVENTS,
 )
 

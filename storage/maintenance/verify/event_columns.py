@@ -42,12 +42,14 @@ WHERE e.event_nid = ANY($1::bigint[])
     AUTH_NIDS,
 ).sql
 
-SQL_NIDS: Final[LiteralString] = fill(
-    """
+TEMPLATE_NIDS: Final[LiteralString] = """
 SELECT e.event_nid
 FROM {events} AS e
 ORDER BY e.event_nid
-""",
+"""
+
+SQL_NIDS: Final[LiteralString] = fill(
+    TEMPLATE_NIDS,
     events=PART_ROOM_EVENTS,
 )
 

@@ -49,12 +49,14 @@ WHERE e.room_nid = $1::int AND NOT e.outlier AND l.event_nid IS NULL
     AND (e.redacted_by IS NOT NULL OR e.event_id IN (SELECT unnest($2::text[])))
 """
 
-SQL_INEFFECTIVE: Final[LiteralString] = fill(
-    """
+TEMPLATE_INEFFECTIVE: Final[LiteralString] = """
 SELECT e.event_id
 FROM {events} AS e
 WHERE e.ineffective AND (e.type_nid <> 7 OR e.outlier OR e.rejected IS NOT NULL OR e.soft_failed)
-""",
+"""
+
+SQL_INEFFECTIVE: Final[LiteralString] = fill(
+    TEMPLATE_INEFFECTIVE,
     events=PART_ROOM_EVENTS,
 )
 

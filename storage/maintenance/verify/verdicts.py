@@ -11,16 +11,16 @@ from storage.maintenance.room_events import PART_ROOM_EVENTS
 from storage.maintenance.verify.finding import Finding
 from storage.maintenance.verify.room import VerifiedRoom
 
-SQL_HAS_REFUSED: Final[LiteralString] = fill(
-    """
+TEMPLATE_HAS_REFUSED: Final[LiteralString] = """
 SELECT EXISTS (SELECT FROM {events} AS e WHERE e.refused IS NOT NULL)
-""",
+"""
+
+SQL_HAS_REFUSED: Final[LiteralString] = fill(
+    TEMPLATE_HAS_REFUSED,
     events=PART_ROOM_EVENTS,
 )
 
-SQL_SUPERSEDED: Final[LiteralString] = compose(
-    fill(
-        """
+TEMPLATE_SUPERSEDED: Final[LiteralString] = """
 WITH RECURSIVE
 named AS (  -- by an accepted live event, also through events that can be no extremity
     SELECT n.event_nid
@@ -43,7 +43,11 @@ WHERE e.refused IS NOT NULL
     AND NOT (e.superseded IS TRUE  -- the events that superseded it may be purged
         AND EXISTS (SELECT FROM purge_jobs j WHERE j.room_nid = $1::int))
 ORDER BY e.event_id
-""",
+"""
+
+SQL_SUPERSEDED: Final[LiteralString] = compose(
+    fill(
+        TEMPLATE_SUPERSEDED,
         events=PART_ROOM_EVENTS,
     ),
     PREV_NIDS,

@@ -13,24 +13,28 @@ from storage.maintenance.verify.event_loader import EventLoader
 from storage.maintenance.verify.room import VerifiedRoom
 from storage.state.groups import Group, changed_keys
 
-SQL_MEMBERS: Final[LiteralString] = fill(
-    """
+TEMPLATE_MEMBERS: Final[LiteralString] = """
 SELECT e.event_nid, e.membership, e.state_key_nid, k.state_key AS user_id
 FROM {events} AS e
 CROSS JOIN LATERAL (
     SELECT state_key FROM state_keys WHERE state_key_nid = e.state_key_nid OFFSET 0
 ) AS k
 WHERE e.type_nid = 2
-""",
+"""
+
+SQL_MEMBERS: Final[LiteralString] = fill(
+    TEMPLATE_MEMBERS,
     events=PART_ROOM_EVENTS,
 )
 
-SQL_VISIBILITY_EVENTS: Final[LiteralString] = fill(
-    """
+TEMPLATE_VISIBILITY_EVENTS: Final[LiteralString] = """
 SELECT e.event_nid
 FROM {events} AS e
 WHERE e.state_key_nid = 5
-""",
+"""
+
+SQL_VISIBILITY_EVENTS: Final[LiteralString] = fill(
+    TEMPLATE_VISIBILITY_EVENTS,
     events=PART_ROOM_EVENTS,
 )
 
