@@ -29,6 +29,8 @@ async def run(bench: Bench, *, alone: bool = False) -> None:
     async with both(bench, alone=alone) as sides:
         if sides.peer:
             bench.results["peer"] = await sides.peer.ask("versions")
+        note("storing other rooms")
+        await reads.store_others(sides, bench.size(reads.OTHERS, 5))
         for scenario in writes.scenarios(bench):
             note(scenario.name)
             bench.results.setdefault("writes", {})[scenario.name] = await writes.measure(

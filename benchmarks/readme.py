@@ -1,7 +1,8 @@
 """`python -m benchmarks readme`: write the tables of the comparison with Synapse.
 
 They are made from the results. Each page has two markers: docs/benchmarks/synapse.md has all
-tables between them, and the README one short table.
+tables between them, and the README one short table. Where growth was measured, its table is
+written to docs/benchmarks/reads.md.
 """
 
 import argparse
@@ -11,6 +12,7 @@ from pathlib import Path
 from textwrap import fill
 from typing import Any, Final
 
+from benchmarks import growth
 from benchmarks.figures import read
 from benchmarks.harness import RESULTS, note
 
@@ -18,6 +20,8 @@ ROOT: Final = Path(__file__).parents[1]
 README: Final = ROOT / "README.md"
 PAGE: Final = ROOT / "docs" / "benchmarks" / "synapse.md"
 BEGIN: Final = "<!-- from benchmarks/results/peer.json, by python -m benchmarks readme -->"
+GROWTH_PAGE: Final = ROOT / "docs" / "benchmarks" / "reads.md"
+GROWTH_BEGIN: Final = "<!-- from benchmarks/results/growth.json, by python -m benchmarks readme -->"
 END: Final = "<!-- end -->"
 WIDTH: Final = 100  # columns of a paragraph
 SHORT_WRITES: Final = {
@@ -87,15 +91,20 @@ def main(arguments: list[str]) -> int:
     for path, text in ((PAGE, rendered(document)), (README, short(document))):
         path.write_text(with_table(path.read_text(encoding="utf-8"), text), encoding="utf-8")
         note(f"written to {path}")
+    if (RESULTS / "growth.json").exists():
+        page = GROWTH_PAGE.read_text(encoding="utf-8")
+        text = growth.rendered(read(RESULTS / "growth.json"))
+        GROWTH_PAGE.write_text(with_table(page, text, GROWTH_BEGIN), encoding="utf-8")
+        note(f"written to {GROWTH_PAGE}")
     return 0
 
 
-def with_table(page: str, text: str) -> str:
+def with_table(page: str, text: str, begin: str = BEGIN) -> str:
     """Return the page with this text between its markers."""
-    pattern = re.compile(f"{re.escape(BEGIN)}\n.*?{re.escape(END)}", re.DOTALL)
+    pattern = re.compile(f"{re.escape(begin)}\n.*?{re.escape(END)}", re.DOTALL)
     if len(pattern.findall(page)) != 1:
         raise ValueError("the page has not both markers, once each")
-    return pattern.sub(lambda _: f"{BEGIN}\n\n{text}\n\n{END}", page)
+    return pattern.sub(lambda _: f"{begin}\n\n{text}\n\n{END}", page)
 
 
 def short(document: dict[str, Any]) -> str:

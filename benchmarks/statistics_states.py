@@ -131,14 +131,14 @@ class BigRoom:
     middle_ts: int
 
 
-class MessageRow(NamedTuple):
+class StateMessageRow(NamedTuple):
     """A message."""
 
     event_id: str
     ts: int
 
 
-class Stage(NamedTuple):
+class FilledDatabase(NamedTuple):
     """A filled database, and the pen of its big room."""
 
     database: str
@@ -161,8 +161,8 @@ class StatesServer:
     server_dsn: str
     template: str
     prefix: str
-    _begun: dict[int, Stage] = field(default_factory=dict)
-    _grown: dict[tuple[bool, int, int], Stage] = field(default_factory=dict)
+    _begun: dict[int, FilledDatabase] = field(default_factory=dict)
+    _grown: dict[tuple[bool, int, int], FilledDatabase] = field(default_factory=dict)
     _names: list[str] = field(default_factory=list)
     _numbers: Iterator[int] = field(default_factory=lambda: count(1))
 
@@ -206,7 +206,7 @@ class StatesServer:
         while self._names:
             await self._execute(f"DROP DATABASE IF EXISTS {self._names.pop()} WITH (FORCE)")
 
-    async def _grow(self, state: StatisticsState, events: int) -> Stage:
+    async def _grow(self, state: StatisticsState, events: int) -> FilledDatabase:
         """Return the whole big room, which was analysed at its beginning, or never."""
         key = state.analysed == "small", state.others, events
         if key not in self._grown:
@@ -216,10 +216,10 @@ class StatesServer:
             if state.analysed == "small":
                 await _analyse(dsn)
             await _grow(dsn, pen, events - SMALL)
-            self._grown[key] = Stage(name, pen)
+            self._grown[key] = FilledDatabase(name, pen)
         return self._grown[key]
 
-    async def _begin(self, others: int) -> Stage:
+    async def _begin(self, others: int) -> FilledDatabase:
         if others not in self._begun:
             name = await self._clone(self.template)
             dsn = with_database(self.server_dsn, name)
@@ -232,7 +232,7 @@ class StatesServer:
                 await append_all(store, beginnings(crowd, pens))
             async with connected(dsn) as conn:
                 await copy_messages(conn, crowd, pens, SMALL + others * OTHERS_MESSAGES, 1)
-            self._begun[others] = Stage(name, pens[0])
+            self._begun[others] = FilledDatabase(name, pens[0])
         return self._begun[others]
 
     async def _clone(self, template: str) -> str:
@@ -297,9 +297,9 @@ async def _described(dsn: str, state: StatisticsState, events: int, pen: Pen) ->
     return BigRoom(dsn, state, pen.room_id, events, pen, root.event_id, middle.event_id, middle.ts)
 
 
-async def _message(dsn: str, room_id: str, order: int) -> MessageRow:
+async def _message(dsn: str, room_id: str, order: int) -> StateMessageRow:
     """Return the last message up to a topological position."""
     async with connected(dsn) as conn:
-        row = await conn.fetchrow(SQL_MESSAGE, room_id, order, row=MessageRow)
+        row = await conn.fetchrow(SQL_MESSAGE, room_id, order, row=StateMessageRow)
         assert row is not None
         return row

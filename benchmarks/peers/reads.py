@@ -31,6 +31,8 @@ from storage.testing import RoomBuilder
 SERVER: Final = "s1.test"
 ME: Final = f"@me:{SERVER}"
 ROOMS: Final = 100
+OTHERS: Final = 200
+OTHER: Final = f"@other:{SERVER}"
 CHANGED: Final = 10
 TIMELINE: Final = 20
 MEMBERS: Final = 12
@@ -93,6 +95,28 @@ def build(bench: Bench) -> PeerRooms:
         else:
             hall.message(speaker, f"message {at}")
     return PeerRooms(small, hall)
+
+
+async def store_others(sides: Sides, count: int) -> None:
+    """Store rooms of another user on both sides, or here alone: nothing reads or writes them.
+
+    With them, statistics are those of a homeserver: a room is a small part of a table.
+    """
+    rooms = []
+    for number in range(count):
+        room = RoomBuilder("11", seed=50_000 + number, servers=SERVERS, sign=False)
+        room.start(OTHER)
+        room.join(room.user(2))
+        for at in range(TIMELINE):
+            room.message(OTHER, f"message {at}")
+        rooms.append(whole.Whole(room.room_id, room.pdus))
+    if sides.peer:
+        await whole.store(sides, rooms)
+    else:
+        for one in rooms:
+            await stored(sides.store, one.pdus)
+    for look in sides.looks.values():
+        await look.execute("VACUUM ANALYZE")
 
 
 async def store(sides: Sides, world: PeerRooms) -> dict[str, Any]:

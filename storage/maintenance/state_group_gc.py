@@ -52,9 +52,11 @@ needed AS (
     SELECT g.state_group FROM room JOIN state_groups g USING (room_nid) WHERE g.entry_count = 0
 )
 SELECT g.state_group
-FROM room
-JOIN state_groups g USING (room_nid)
-WHERE NOT EXISTS (SELECT FROM needed n WHERE n.state_group = g.state_group)
+FROM (  -- not a join, which could compare each group with each
+    SELECT g.state_group FROM room JOIN state_groups g USING (room_nid)
+    EXCEPT
+    SELECT state_group FROM needed
+) AS g
 ORDER BY (SELECT count(*) FROM state_path(g.state_group)) DESC, g.state_group
 LIMIT $2::bigint
 """

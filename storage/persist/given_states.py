@@ -20,8 +20,10 @@ SQL_GIVEN: Final[LiteralString] = """
 SELECT e.event_id, t.type, k.state_key, e.rejected
 FROM unnest($1::text[]) AS wanted (id)
 CROSS JOIN LATERAL (SELECT * FROM events WHERE event_id = wanted.id OFFSET 0) AS e
-JOIN state_keys k USING (state_key_nid)
-JOIN event_types t ON t.type_nid = k.type_nid
+CROSS JOIN LATERAL (
+    SELECT * FROM state_keys WHERE state_key_nid = e.state_key_nid OFFSET 0
+) AS k
+CROSS JOIN LATERAL (SELECT type FROM event_types WHERE type_nid = k.type_nid OFFSET 0) AS t
 """
 
 

@@ -14,11 +14,11 @@ SQL_GROUPS: Final[LiteralString] = """
 SELECT state_group, digest, audience, room_nid, entry_count, runs, back, key_nids, event_nids,
     member_key_nids, member_event_nids, key_nid, member_key_nid, event_nid, path
 FROM state_groups
-WHERE state_group IN (
-    SELECT step.part
+WHERE state_group = ANY(ARRAY(
+    SELECT DISTINCT step.part
     FROM unnest($1::bigint[]) AS wanted (state_group)
     CROSS JOIN LATERAL state_path(wanted.state_group) AS step
-)
+))
 """
 
 Prefixes: TypeAlias = dict[tuple[int, ...], tuple[tuple[DeltaRow, ...], State, int]]

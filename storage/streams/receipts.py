@@ -46,9 +46,10 @@ WITH
 target AS MATERIALIZED (
     SELECT e.room_nid, e.backfilled, e.topological_ordering, e.stream_ordering,
         {upto_target} AS read_upto
-    FROM events e
-    JOIN rooms r USING (room_nid)
-    WHERE e.event_id = $5::text AND r.room_id = $1::text AND NOT e.outlier
+    -- by its id: with a condition on its room, Postgres could read all events of the room
+    FROM (SELECT * FROM events WHERE event_id = $5::text OFFSET 0) AS e
+    CROSS JOIN LATERAL (SELECT room_id FROM rooms WHERE room_nid = e.room_nid OFFSET 0) AS r
+    WHERE r.room_id = $1::text AND NOT e.outlier
 ),
 known_principal AS (
     SELECT principal_nid FROM principals WHERE name = $3::text
@@ -71,9 +72,9 @@ fact AS (
             event_id = EXCLUDED.event_id, data = EXCLUDED.data
         WHERE NOT EXISTS (  -- the present one is further
             SELECT
-            FROM events e
+            FROM (SELECT * FROM events WHERE event_id = c.event_id OFFSET 0) AS e
             CROSS JOIN target t
-            WHERE e.event_id = c.event_id AND e.room_nid = t.room_nid AND NOT e.outlier
+            WHERE e.room_nid = t.room_nid AND NOT e.outlier
                 AND ({upto_present}, e.backfilled, e.topological_ordering, e.stream_ordering)
                     > (t.read_upto, t.backfilled, t.topological_ordering, t.stream_ordering)
         )

@@ -54,11 +54,11 @@ class PlanRecorder:
 
 
 def is_analysed(statement: str) -> bool:
-    """Return whether it is one statement that reads or writes rows."""
+    """Return whether it is one statement that reads or writes rows of the store alone."""
     return (
         ANALYSED.match(statement) is not None
         and ";" not in re.sub(r"--[^\n]*", "", statement).strip().rstrip(";")
-        and not any(name in statement for name in LASTING)
+        and not any(name in statement for name in (*LASTING, "pg_stat_activity"))
     )
 
 

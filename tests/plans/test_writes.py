@@ -6,6 +6,7 @@ Each write is planned by a process that has nothing in its caches, so all loads 
 
 import os
 from collections.abc import AsyncIterator, Iterable
+from contextlib import AsyncExitStack
 
 import pytest
 
@@ -13,7 +14,9 @@ import storage
 from benchmarks.crowd import DEPTH_MS, EVERYWHERE, FIRST_MS, SERVER, STEP_MS, VERSION, Pen
 from benchmarks.statistics_states import BY_NAME, MEMBER, BigRoom, StatesServer
 from storage import Store
-from storage.ids import EventId, RoomId
+from storage.ids import EventId, RoomId, UserId
+from storage.streams import fact_rows
+from storage.streams.positions import LARGEST_POSITION
 from storage.testing import signing_key
 from tests.persist.writing import QUIET
 from tests.plans.recording import PlanRecorder, Touched
@@ -29,7 +32,7 @@ LARGE = int(os.environ.get("STORAGE_PLAN_EVENTS", "16000"))
 LATE_MS = FIRST_MS + DEPTH_MS + STEP_MS * 10**9
 
 
-class Writer:
+class WriteCases:
     """The writes of the test, each by its name."""
 
     def __init__(self, store: Store, room: BigRoom) -> None:
@@ -124,6 +127,12 @@ class Writer:
     async def outlier(self) -> None:
         await self.append(self.pen.join(f"@outlier{self.pen.depth}:h1.test"), origin="outlier")
 
+    async def receipt(self) -> None:
+        for event_id in (self.room.middle_id, self.room.root_id):
+            await self.store.receipts.set(
+                RoomId(self.room.room_id), "m.read", UserId(MEMBER), EventId(event_id), {}
+            )
+
     async def send(self) -> None:
         self.store.writer.caches.forget()
         room_id = RoomId(self.room.room_id)
@@ -133,18 +142,19 @@ class Writer:
 
 
 WRITES = (
-    Writer.one_message,
-    Writer.join,
-    Writer.batch,
-    Writer.merge,
-    Writer.deep_fork,
-    Writer.power_levels,
-    Writer.redaction,
-    Writer.reply,
-    Writer.duplicate,
-    Writer.gap,
-    Writer.outlier,
-    Writer.send,
+    WriteCases.one_message,
+    WriteCases.join,
+    WriteCases.batch,
+    WriteCases.merge,
+    WriteCases.deep_fork,
+    WriteCases.power_levels,
+    WriteCases.redaction,
+    WriteCases.reply,
+    WriteCases.duplicate,
+    WriteCases.gap,
+    WriteCases.outlier,
+    WriteCases.receipt,
+    WriteCases.send,
 )
 
 
@@ -153,14 +163,24 @@ async def touched(
 ) -> AsyncIterator[tuple[str, Touched]]:
     """Yield what each write touches."""
     room = await states.create(BY_NAME[name], events)
-    async with storage.open(
-        room.dsn, server_name=SERVER, config=QUIET, signing_key=signing_key(SERVER)
-    ) as store:
-        writer = Writer(store, room)
+    async with AsyncExitStack() as stack:
+        opened = storage.open(
+            room.dsn, server_name=SERVER, config=QUIET, signing_key=signing_key(SERVER)
+        )
+        with recorder.recording() as plans:
+            store = await stack.enter_async_context(opened)
+        yield "open", Touched.of(plans)
+        writer = WriteCases(store, room)
         for write in WRITES:
             with recorder.recording() as plans:
                 await write(writer)
             yield write.__name__, Touched.of(plans)
+        async with store.database.connection() as conn:
+            last = await conn.fetchval("SELECT max(stream_ordering) FROM events")
+            with recorder.recording() as plans:
+                for rows in (fact_rows.events, fact_rows.backfill):
+                    await rows(conn, last - 500, LARGEST_POSITION, None, 100)
+        yield "follow", Touched.of(plans)
     await states.drop(room)
 
 

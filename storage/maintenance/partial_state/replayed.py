@@ -17,6 +17,7 @@ from typing import Final, LiteralString, NamedTuple
 from storage.database.columns import AUTH_NIDS
 from storage.database.connection import Connection
 from storage.database.placeholders import compose
+from storage.database.sql_template import fill
 from storage.event import Event
 from storage.ids import EventId
 from storage.maintenance.repair.reauthorise import (
@@ -27,29 +28,37 @@ from storage.maintenance.repair.reauthorise import (
     dependent,
     event_of,
 )
+from storage.maintenance.room_events import PART_AUTHORISED_EVENTS
 from storage.persist.model.incoming import IncomingEvent
 from storage.queries.state_at import states_at
 
-SQL_CITED: Final[LiteralString] = compose(
-    """
+TEMPLATE_CITED: Final[LiteralString] = """
 SELECT event_nid, event_id, rejected IS NOT NULL AS is_rejected, :auth_nids.call AS named
-FROM events e
-WHERE room_nid = $1::int AND (outlier OR NOT outlier) AND NOT is_out_of_band(e)
-""",
+FROM {events} AS e
+"""
+
+SQL_CITED: Final[LiteralString] = compose(
+    fill(
+        TEMPLATE_CITED,
+        events=PART_AUTHORISED_EVENTS,
+    ),
     AUTH_NIDS,
 ).sql
 
-SQL_IS_CITED: Final[LiteralString] = compose(
-    """
+TEMPLATE_IS_CITED: Final[LiteralString] = """
 SELECT EXISTS (
     SELECT
-    FROM events e
+    FROM {events} AS e
     CROSS JOIN unnest(:auth_nids.call) AS cited (event_nid)
-    WHERE e.room_nid = $1::int AND (e.outlier OR NOT e.outlier)
-        AND cited.event_nid = ANY($2::bigint[])
-        AND e.event_nid <> ALL($2::bigint[]) AND NOT is_out_of_band(e)
+    WHERE cited.event_nid = ANY($2::bigint[]) AND e.event_nid <> ALL($2::bigint[])
 )
-""",
+"""
+
+SQL_IS_CITED: Final[LiteralString] = compose(
+    fill(
+        TEMPLATE_IS_CITED,
+        events=PART_AUTHORISED_EVENTS,
+    ),
     AUTH_NIDS,
 ).sql
 

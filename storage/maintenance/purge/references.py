@@ -104,7 +104,7 @@ GROUP BY o.auth_nid
 SQL_REDACTS: Final[LiteralString] = """
 SELECT e.event_nid, e.event_id, r.room_id, e.json, e.redacted_form
 FROM events e
-JOIN rooms r USING (room_nid)
+CROSS JOIN LATERAL (SELECT room_id FROM rooms WHERE room_nid = e.room_nid OFFSET 0) AS r
 WHERE e.event_nid = ANY($1::bigint[])
 """
 

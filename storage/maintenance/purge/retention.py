@@ -24,8 +24,16 @@ FROM (
 ) AS r
 LEFT JOIN event_types t ON t.type = 'm.room.retention'
 LEFT JOIN state_keys k ON k.type_nid = t.type_nid AND k.state_key = ''
-LEFT JOIN current_state c ON c.room_nid = r.room_nid AND c.state_key_nid = k.state_key_nid
-LEFT JOIN events e ON e.event_nid = c.event_nid AND NOT e.redacted_form AND e.redacted_by IS NULL
+LEFT JOIN LATERAL (
+    SELECT event_nid FROM current_state
+    WHERE room_nid = r.room_nid AND state_key_nid = k.state_key_nid
+    OFFSET 0
+) AS c ON true
+LEFT JOIN LATERAL (
+    SELECT event_id, json FROM events
+    WHERE event_nid = c.event_nid AND NOT redacted_form AND redacted_by IS NULL
+    OFFSET 0
+) AS e ON true
 ORDER BY r.room_id
 """
 

@@ -20,9 +20,17 @@ from storage.streams.caches import AUTH_CHAIN_IDS, CURRENT_STATE
 SQL_JOINED: Final[LiteralString] = """
 SELECT p.name
 FROM current_state c
-JOIN state_keys k USING (state_key_nid)
-JOIN principals p ON p.name = k.state_key
-JOIN memberships m ON m.principal_nid = p.principal_nid AND m.room_nid = c.room_nid
+CROSS JOIN LATERAL (
+    SELECT state_key FROM state_keys WHERE state_key_nid = c.state_key_nid OFFSET 0
+) AS k
+CROSS JOIN LATERAL (
+    SELECT principal_nid, name FROM principals WHERE name = k.state_key OFFSET 0
+) AS p
+CROSS JOIN LATERAL (
+    SELECT membership FROM memberships
+    WHERE principal_nid = p.principal_nid AND room_nid = c.room_nid
+    OFFSET 0
+) AS m
 WHERE c.room_nid = $1::int AND c.membership = 5 AND m.membership = 5
 ORDER BY p.name
 LIMIT 1

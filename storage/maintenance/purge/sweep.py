@@ -125,9 +125,12 @@ SELECT m.event_nid
 FROM unnest($2::bigint[]) AS l (event_nid)
 CROSS JOIN LATERAL (SELECT x.state_key_nid FROM events x
     WHERE x.event_nid = l.event_nid AND x.membership IS NOT NULL OFFSET 0) AS e
-JOIN state_keys k USING (state_key_nid)
-JOIN principals p ON p.name = k.state_key
-JOIN memberships m ON m.principal_nid = p.principal_nid AND m.room_nid = $1::int
+CROSS JOIN LATERAL (SELECT x.state_key FROM state_keys x
+    WHERE x.state_key_nid = e.state_key_nid OFFSET 0) AS k
+CROSS JOIN LATERAL (SELECT x.principal_nid FROM principals x
+    WHERE x.name = k.state_key OFFSET 0) AS p
+CROSS JOIN LATERAL (SELECT x.event_nid FROM memberships x
+    WHERE x.principal_nid = p.principal_nid AND x.room_nid = $1::int OFFSET 0) AS m
 UNION
 SELECT o.event_nid
 FROM outlier_memberships o

@@ -41,7 +41,9 @@ lowest AS (
 )
 SELECT v.principal_nid, v.audiences::text AS audiences, v.last_join_topological
 FROM whole_visibility v
-JOIN principals p USING (principal_nid)
+CROSS JOIN LATERAL (
+    SELECT name FROM principals WHERE principal_nid = v.principal_nid OFFSET 0
+) AS p
 WHERE v.room_nid = $1::int AND (p.name LIKE '@%' OR v.audiences = v.invited_audiences)
     AND v.principal_nid > 2 AND v.joined_count = 0 AND v.invited_count = 0
     AND NOT v.audiences && COALESCE((SELECT audiences FROM used), '{}')

@@ -5,30 +5,41 @@ from typing import Final, LiteralString, NamedTuple
 
 from storage.database.connection import Connection
 from storage.database.row_forms import row_forms
+from storage.database.sql_template import fill
 from storage.graph.chain_rows import ChainColumns, all_columns
 from storage.graph.chains import Chain, ChainEntry, ChainParent, ChainPosition, enter, extended
+from storage.maintenance.room_events import PART_ROOM_EVENTS
 from storage.maintenance.verify.auth_graph import AuthGraph, read_auth_graph
 from storage.persist.load.names import fill_blocks
 from storage.persist.model.nid_blocks import NidBlocks
 
-SQL_STATE_KEYS: Final[LiteralString] = """
+TEMPLATE_STATE_KEYS: Final[LiteralString] = """
 SELECT e.event_nid, k.state_key
-FROM events e
-JOIN state_keys k USING (state_key_nid)
-WHERE e.room_nid = $1::int AND (e.outlier OR NOT e.outlier)
+FROM {events} AS e
+CROSS JOIN LATERAL (
+    SELECT state_key FROM state_keys WHERE state_key_nid = e.state_key_nid OFFSET 0
+) AS k
 """
 
-SQL_DELETE_COVER: Final[LiteralString] = """
+SQL_STATE_KEYS: Final[LiteralString] = fill(
+    TEMPLATE_STATE_KEYS,
+    events=PART_ROOM_EVENTS,
+)
+
+TEMPLATE_DELETE_COVER: Final[LiteralString] = """
 WITH gone AS (
     DELETE FROM auth_chains a
-    USING events e
-    WHERE e.event_nid = a.event_nid AND e.room_nid = $1::int
-        AND (e.outlier OR NOT e.outlier)
+    WHERE a.event_nid = ANY(ARRAY(SELECT e.event_nid FROM {events} AS e))
     RETURNING COALESCE(a.chain_nid, -a.event_nid) AS chain_nid
 )
 DELETE FROM auth_chain_links
-WHERE chain_nid IN (SELECT chain_nid FROM gone)
+WHERE chain_nid = ANY(ARRAY(SELECT chain_nid FROM gone))
 """
+
+SQL_DELETE_COVER: Final[LiteralString] = fill(
+    TEMPLATE_DELETE_COVER,
+    events=PART_ROOM_EVENTS,
+)
 
 
 class CoveredStateKeyRow(NamedTuple):

@@ -27,12 +27,14 @@ from storage.database.array_text import transposed
 from storage.database.columns import AUTH_NIDS, PREV_NIDS
 from storage.database.connection import Connection
 from storage.database.placeholders import compose
+from storage.database.sql_template import fill
 from storage.errors import InvalidEvent, StorageCorrupt
 from storage.event import Event, load, parse
 from storage.ids import EventId
 from storage.maintenance.invalidate_caches import INSTANCE_NAME
 from storage.maintenance.purge.removal import delete
 from storage.maintenance.repair.room_planner import new_caches
+from storage.maintenance.room_events import PART_AUTHORISED_EVENTS
 from storage.maintenance.verify.auth_results import wrongly_rejected
 from storage.maintenance.verify.room import VerifiedRoom
 from storage.maintenance.verify.version import version_of_id
@@ -55,13 +57,17 @@ SET room_version = $2::text
 WHERE room_nid = $1::int AND room_version <> $2::text
 """
 
-SQL_GRAPH: Final[LiteralString] = compose(
-    """
+TEMPLATE_GRAPH: Final[LiteralString] = """
 SELECT event_nid, event_id, rejected IS NOT NULL AS is_rejected,
     :prev_nids.call || :auth_nids.call AS named
-FROM events e
-WHERE room_nid = $1::int AND (outlier OR NOT outlier) AND NOT is_out_of_band(e)
-""",
+FROM {events} AS e
+"""
+
+SQL_GRAPH: Final[LiteralString] = compose(
+    fill(
+        TEMPLATE_GRAPH,
+        events=PART_AUTHORISED_EVENTS,
+    ),
     PREV_NIDS,
     AUTH_NIDS,
 ).sql

@@ -5,6 +5,7 @@ from functools import partial
 from typing import Final, LiteralString
 
 from storage.database.connection import Connection, Database
+from storage.database.sql_template import fill
 from storage.errors import PermissionRefused, StorageCorrupt
 from storage.maintenance.indexes import prove_indexes
 from storage.maintenance.invalidate_caches import invalidate_caches, register_writer
@@ -24,6 +25,7 @@ from storage.maintenance.repair.replay import replay
 from storage.maintenance.repair.room_planner import RepairPlanner
 from storage.maintenance.repair.time_order import repair_time_order
 from storage.maintenance.repair.verdicts import repair_superseded
+from storage.maintenance.room_events import PART_ROOM_EVENTS
 from storage.maintenance.room_lock import lock_room
 from storage.maintenance.room_states import RoomStates
 from storage.maintenance.verify.version import read_room
@@ -32,13 +34,19 @@ from storage.streams.caches import CURRENT_STATE
 
 logger: logging.Logger = logging.getLogger(__name__)
 
-SQL_NAMELESS: Final[LiteralString] = """
+TEMPLATE_NAMELESS: Final[LiteralString] = """
 SELECT DISTINCT e.state_key_nid
-FROM events e
-LEFT JOIN state_keys k USING (state_key_nid)
-WHERE e.room_nid = $1::int AND (e.outlier OR NOT e.outlier)
-    AND e.state_key_nid IS NOT NULL AND k.state_key_nid IS NULL
+FROM {events} AS e
+LEFT JOIN LATERAL (
+    SELECT true AS is_named FROM state_keys WHERE state_key_nid = e.state_key_nid OFFSET 0
+) AS k ON true
+WHERE e.state_key_nid IS NOT NULL AND k.is_named IS NULL
 """
+
+SQL_NAMELESS: Final[LiteralString] = fill(
+    TEMPLATE_NAMELESS,
+    events=PART_ROOM_EVENTS,
+)
 
 
 async def repair(

@@ -9,18 +9,25 @@ from typing import Final, LiteralString, NamedTuple
 from storage.database.columns import AUTH_NIDS
 from storage.database.connection import Connection
 from storage.database.placeholders import compose
+from storage.database.sql_template import fill
+from storage.maintenance.room_events import PART_ROOM_EVENTS
 
-SQL_AUTH_EDGES: Final[LiteralString] = compose(
-    """
+TEMPLATE_AUTH_EDGES: Final[LiteralString] = """
 SELECT event_nid, event_id, state_key_nid,
     -- an out-of-band event counts as rejected
     rejected IS NOT NULL OR (outlier AND COALESCE(membership <> 5, false)
         AND :auth_nids.call = '{}') AS rejected,
     :auth_nids.call AS auth_events
-FROM events
-WHERE room_nid = $1::int AND (outlier OR NOT outlier) AND state_key_nid IS NOT NULL
+FROM {events} AS e
+WHERE state_key_nid IS NOT NULL
 ORDER BY event_nid
-""",
+"""
+
+SQL_AUTH_EDGES: Final[LiteralString] = compose(
+    fill(
+        TEMPLATE_AUTH_EDGES,
+        events=PART_ROOM_EVENTS,
+    ),
     AUTH_NIDS,
 ).sql
 

@@ -9,37 +9,48 @@ from typing import Final, LiteralString, NamedTuple
 
 from storage.auth import check, check_auth_events, keys_needed
 from storage.database.connection import Connection
+from storage.database.sql_template import fill
 from storage.errors import AuthDenied
 from storage.event import Event
 from storage.event.references import implied_auth_ids
 from storage.ids import EventId, StateKey
+from storage.maintenance.room_events import PART_AUTHORISED_EVENTS, PART_ROOM_EVENTS
 from storage.maintenance.verify.event_loader import EventLoader, StoredContent
 from storage.maintenance.verify.finding import ACCEPTED, Finding
 from storage.maintenance.verify.room import VerifiedRoom, timeline
 from storage.maintenance.verify.state_resolution import LoadedLookup
 from storage.state.groups import Group
 
-SQL_OUTLIERS: Final[LiteralString] = """
-SELECT event_nid
-FROM events e
--- out-of-band events are not authorised yet
-WHERE e.room_nid = $1::int AND e.outlier AND NOT is_out_of_band(e)
-ORDER BY event_nid
+TEMPLATE_OUTLIERS: Final[LiteralString] = """
+SELECT e.event_nid
+FROM {events} AS e
+WHERE e.outlier
+ORDER BY e.event_nid
 """
+
+SQL_OUTLIERS: Final[LiteralString] = fill(
+    TEMPLATE_OUTLIERS,
+    events=PART_AUTHORISED_EVENTS,
+)
 
 SQL_CREATES: Final[LiteralString] = """
-SELECT event_id
-FROM events
-WHERE room_nid = $1::int AND type_nid = 1 AND rejected IS NULL
-ORDER BY event_id
+SELECT e.event_id
+FROM (SELECT * FROM events WHERE room_nid = $1::int AND type_nid = 1 OFFSET 0) AS e
+WHERE e.rejected IS NULL
+ORDER BY e.event_id
 """
 
-SQL_REJECTED: Final[LiteralString] = """
-SELECT event_nid, state_group_before
-FROM events
-WHERE room_nid = $1::int AND (outlier OR NOT outlier) AND rejected IS NOT NULL
-ORDER BY event_nid
+TEMPLATE_REJECTED: Final[LiteralString] = """
+SELECT e.event_nid, e.state_group_before
+FROM {events} AS e
+WHERE e.rejected IS NOT NULL
+ORDER BY e.event_nid
 """
+
+SQL_REJECTED: Final[LiteralString] = fill(
+    TEMPLATE_REJECTED,
+    events=PART_ROOM_EVENTS,
+)
 
 JUDGED_TOGETHER: Final = 500
 CREATE: Final = "m.room.create"

@@ -10,28 +10,40 @@ from collections.abc import AsyncIterator, Iterator, Mapping
 from typing import Final, LiteralString, NamedTuple
 
 from storage.database.connection import Connection
+from storage.database.sql_template import fill
 from storage.graph.chain_rows import links_of
 from storage.graph.chains import ChainPosition
+from storage.maintenance.room_events import PART_ROOM_EVENTS
 from storage.maintenance.verify.auth_graph import AuthGraph, read_auth_graph
 from storage.maintenance.verify.finding import Finding
 from storage.maintenance.verify.room import VerifiedRoom
 
-SQL_PLACES: Final[LiteralString] = """
+TEMPLATE_PLACES: Final[LiteralString] = """
 SELECT a.event_nid, COALESCE(a.chain_nid, -a.event_nid) AS chain_nid, a.sequence_number, a.link_1,
     a.link_2
-FROM events e
-JOIN auth_chains a USING (event_nid)
-WHERE e.room_nid = $1::int AND (e.outlier OR NOT e.outlier)
+FROM {events} AS e
+CROSS JOIN LATERAL (SELECT * FROM auth_chains WHERE event_nid = e.event_nid OFFSET 0) AS a
 """
 
-SQL_MISNAMED: Final[LiteralString] = """
+SQL_PLACES: Final[LiteralString] = fill(
+    TEMPLATE_PLACES,
+    events=PART_ROOM_EVENTS,
+)
+
+TEMPLATE_MISNAMED: Final[LiteralString] = """
 SELECT e.event_id
-FROM events e
-JOIN auth_chains a USING (event_nid)
-JOIN state_keys k USING (state_key_nid)
-WHERE e.room_nid = $1::int AND (e.outlier OR NOT e.outlier)
-    AND (a.event_id <> e.event_id OR a.state_key <> k.state_key)
+FROM {events} AS e
+CROSS JOIN LATERAL (SELECT * FROM auth_chains WHERE event_nid = e.event_nid OFFSET 0) AS a
+CROSS JOIN LATERAL (
+    SELECT state_key FROM state_keys WHERE state_key_nid = e.state_key_nid OFFSET 0
+) AS k
+WHERE a.event_id <> e.event_id OR a.state_key <> k.state_key
 """
+
+SQL_MISNAMED: Final[LiteralString] = fill(
+    TEMPLATE_MISNAMED,
+    events=PART_ROOM_EVENTS,
+)
 
 SQL_LINKS: Final[LiteralString] = """
 SELECT chain_nid, sequence_number, target_chain_nid, target_sequence_number

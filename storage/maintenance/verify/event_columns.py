@@ -8,6 +8,7 @@ from storage.database.columns import AUTH_NIDS, PREV_NIDS
 from storage.database.connection import Connection
 from storage.database.names import TYPE_MEMBER, membership_code
 from storage.database.placeholders import compose
+from storage.database.sql_template import fill
 from storage.errors import InvalidEvent, StorageCorrupt
 from storage.event import Event, parse, redact, relation_of
 from storage.event.hashes import canonical
@@ -16,6 +17,7 @@ from storage.event.relation import target_key
 from storage.event.room_description import describes_room
 from storage.event.versions import version_of
 from storage.maintenance.censor import AS_RECEIVED, CENSORED
+from storage.maintenance.room_events import PART_ROOM_EVENTS
 from storage.maintenance.verify.finding import Finding
 from storage.maintenance.verify.room import VerifiedRoom, event_ids
 from storage.maintenance.verify.version import version_of_id
@@ -40,12 +42,16 @@ WHERE e.event_nid = ANY($1::bigint[])
     AUTH_NIDS,
 ).sql
 
-SQL_NIDS: Final[LiteralString] = """
-SELECT event_nid
-FROM events
-WHERE room_nid = $1::int AND (outlier OR NOT outlier)
-ORDER BY event_nid
+TEMPLATE_NIDS: Final[LiteralString] = """
+SELECT e.event_nid
+FROM {events} AS e
+ORDER BY e.event_nid
 """
+
+SQL_NIDS: Final[LiteralString] = fill(
+    TEMPLATE_NIDS,
+    events=PART_ROOM_EVENTS,
+)
 
 CONTENTS: Final = 200  # events read together with their bytes
 INT8_MAX: Final = (1 << 63) - 1

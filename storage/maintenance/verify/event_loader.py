@@ -18,7 +18,9 @@ SELECT e.event_nid, e.event_id, e.stream_ordering, e.outlier, e.rejected,
     :auth_nids.call(e) AS auth_events, e.json,
     e.room_nid, r.room_id, r.room_version
 FROM events e
-JOIN rooms r USING (room_nid)
+CROSS JOIN LATERAL (
+    SELECT room_id, room_version FROM rooms WHERE room_nid = e.room_nid OFFSET 0
+) AS r
 WHERE e.event_nid = ANY($1::bigint[])
 """,
     AUTH_NIDS,
@@ -39,10 +41,15 @@ WHERE k.state_key_nid = ANY($1::int[])
 
 SQL_KEY_NIDS: Final[LiteralString] = """
 SELECT k.state_key_nid, t.type, k.state_key
-FROM state_keys k
-JOIN event_types t USING (type_nid)
-JOIN unnest($1::text[], $2::text[]) AS wanted (type, state_key) ON wanted.type = t.type
-    AND wanted.state_key = k.state_key
+FROM unnest($1::text[], $2::text[]) AS wanted (type, state_key)
+CROSS JOIN LATERAL (
+    SELECT type_nid, type FROM event_types WHERE type = wanted.type OFFSET 0
+) AS t
+CROSS JOIN LATERAL (
+    SELECT * FROM state_keys
+    WHERE type_nid = t.type_nid AND state_key = wanted.state_key
+    OFFSET 0
+) AS k
 """
 
 REMEMBERED_MAX: Final = 20_000

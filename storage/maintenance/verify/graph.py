@@ -130,7 +130,9 @@ WHERE NOT EXISTS (SELECT FROM named n WHERE n.event_nid = l.event_nid)
 SQL_NEVER_ENDS: Final[LiteralString] = """
 SELECT d.event_nid
 FROM dropped_extremities d
-LEFT JOIN events e ON e.event_nid = d.event_nid AND e.room_nid = d.room_nid
+LEFT JOIN LATERAL (
+    SELECT * FROM events WHERE event_nid = d.event_nid AND room_nid = d.room_nid OFFSET 0
+) AS e ON true
 WHERE d.room_nid = $1::int
     AND (e.outlier OR e.rejected IS NOT NULL OR e.soft_failed OR e.backfilled) IS NOT FALSE
 ORDER BY d.event_nid

@@ -5,16 +5,18 @@ from typing import Final, LiteralString, NamedTuple
 
 from storage.auth import keys_needed, redaction_allowed
 from storage.database.connection import Connection
+from storage.database.sql_template import fill
 from storage.event import Event
 from storage.ids import StateKey
+from storage.maintenance.room_events import PART_ROOM_EVENTS
 from storage.maintenance.verify.event_loader import EventLoader
 from storage.maintenance.verify.finding import Finding
 from storage.maintenance.verify.room import VerifiedRoom, event_ids
 
 SQL_REDACTIONS: Final[LiteralString] = """
 SELECT event_nid, event_id, state_group_before, origin_server_ts, ineffective
-FROM events
-WHERE room_nid = $1::int AND type_nid = 7 AND NOT outlier AND rejected IS NULL AND NOT soft_failed
+FROM (SELECT * FROM events WHERE room_nid = $1::int AND NOT outlier OFFSET 0) AS e
+WHERE type_nid = 7 AND rejected IS NULL AND NOT soft_failed
 ORDER BY event_nid
 """
 
@@ -22,29 +24,41 @@ SQL_TARGETS: Final[LiteralString] = """
 SELECT e.event_id, p.name AS sender, e.room_nid, e.refused IS NOT NULL AS is_refused,
     (e.rejected IS NULL AND NOT e.soft_failed)
         OR (e.encoding = 1 AND NOT e.redacted_form) AS accepted
-FROM events e
-JOIN principals p ON p.principal_nid = e.sender_nid
-WHERE e.event_id = ANY($1::text[]) AND NOT e.outlier
+FROM unnest($1::text[]) AS one (id)
+CROSS JOIN LATERAL (SELECT * FROM events WHERE event_id = one.id OFFSET 0) AS e
+CROSS JOIN LATERAL (
+    SELECT name FROM principals WHERE principal_nid = e.sender_nid OFFSET 0
+) AS p
+WHERE NOT e.outlier
 """
 
 SQL_REDACTED: Final[LiteralString] = """
 SELECT e.event_id, r.event_id AS redaction_id, e.redacted_by
 FROM events e
-LEFT JOIN events r ON r.event_nid = e.redacted_by
+LEFT JOIN LATERAL (
+    SELECT * FROM events WHERE event_nid = e.redacted_by OFFSET 0
+) AS r ON true
 -- a purge removed the redaction
-LEFT JOIN purge_retained_events l ON l.room_nid = e.room_nid AND l.event_nid = r.event_nid
-    AND r.outlier
+LEFT JOIN LATERAL (
+    SELECT event_nid FROM purge_retained_events
+    WHERE room_nid = e.room_nid AND event_nid = r.event_nid AND r.outlier
+    OFFSET 0
+) AS l ON true
 WHERE e.room_nid = $1::int AND NOT e.outlier AND l.event_nid IS NULL
     -- a subquery, because Postgres hashes it and would not hash an array parameter
     AND (e.redacted_by IS NOT NULL OR e.event_id IN (SELECT unnest($2::text[])))
 """
 
-SQL_INEFFECTIVE: Final[LiteralString] = """
-SELECT event_id
-FROM events
-WHERE room_nid = $1::int AND (outlier OR NOT outlier) AND ineffective
-    AND (type_nid <> 7 OR outlier OR rejected IS NOT NULL OR soft_failed)
+TEMPLATE_INEFFECTIVE: Final[LiteralString] = """
+SELECT e.event_id
+FROM {events} AS e
+WHERE e.ineffective AND (e.type_nid <> 7 OR e.outlier OR e.rejected IS NOT NULL OR e.soft_failed)
 """
+
+SQL_INEFFECTIVE: Final[LiteralString] = fill(
+    TEMPLATE_INEFFECTIVE,
+    events=PART_ROOM_EVENTS,
+)
 
 SQL_WAITING: Final[LiteralString] = """
 SELECT redaction_nid, target_event_id

@@ -6,19 +6,21 @@ from typing import Final, LiteralString, NamedTuple
 from storage.database.columns import PREV_NIDS
 from storage.database.connection import Connection
 from storage.database.placeholders import compose
+from storage.database.sql_template import fill
+from storage.maintenance.room_events import PART_ROOM_EVENTS
 from storage.maintenance.verify.finding import Finding
 from storage.maintenance.verify.room import VerifiedRoom
 
-SQL_HAS_REFUSED: Final[LiteralString] = """
-SELECT EXISTS (
-    SELECT
-    FROM events
-    WHERE room_nid = $1::int AND (outlier OR NOT outlier) AND refused IS NOT NULL
-)
+TEMPLATE_HAS_REFUSED: Final[LiteralString] = """
+SELECT EXISTS (SELECT FROM {events} AS e WHERE e.refused IS NOT NULL)
 """
 
-SQL_SUPERSEDED: Final[LiteralString] = compose(
-    """
+SQL_HAS_REFUSED: Final[LiteralString] = fill(
+    TEMPLATE_HAS_REFUSED,
+    events=PART_ROOM_EVENTS,
+)
+
+TEMPLATE_SUPERSEDED: Final[LiteralString] = """
 WITH RECURSIVE
 named AS (  -- by an accepted live event, also through events that can be no extremity
     SELECT n.event_nid
@@ -29,19 +31,25 @@ named AS (  -- by an accepted live event, also through events that can be no ext
     UNION
     SELECT n.event_nid
     FROM named
-    JOIN events e USING (event_nid)
+    CROSS JOIN LATERAL (SELECT * FROM events WHERE event_nid = named.event_nid OFFSET 0) AS e
     CROSS JOIN unnest(:prev_nids.call(e)) AS n (event_nid)
     WHERE NOT e.outlier AND (e.rejected IS NOT NULL OR e.soft_failed OR e.backfilled)
 )
 SELECT e.event_id, e.superseded IS TRUE AS found, n.event_nid IS NOT NULL AS expected
-FROM events e
+FROM {events} AS e
 LEFT JOIN named n USING (event_nid)
-WHERE e.room_nid = $1::int AND (e.outlier OR NOT e.outlier) AND e.refused IS NOT NULL
+WHERE e.refused IS NOT NULL
     AND e.superseded IS TRUE <> (n.event_nid IS NOT NULL)
     AND NOT (e.superseded IS TRUE  -- the events that superseded it may be purged
         AND EXISTS (SELECT FROM purge_jobs j WHERE j.room_nid = $1::int))
 ORDER BY e.event_id
-""",
+"""
+
+SQL_SUPERSEDED: Final[LiteralString] = compose(
+    fill(
+        TEMPLATE_SUPERSEDED,
+        events=PART_ROOM_EVENTS,
+    ),
     PREV_NIDS,
 ).sql
 

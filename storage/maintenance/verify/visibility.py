@@ -43,7 +43,9 @@ SELECT p.name, v.audiences::text AS audiences, v.last_join_topological, v.joined
     v.invited_count,
     v.invited_audiences::text AS invited_audiences
 FROM whole_visibility v
-JOIN principals p USING (principal_nid)
+CROSS JOIN LATERAL (
+    SELECT name FROM principals WHERE principal_nid = v.principal_nid OFFSET 0
+) AS p
 WHERE v.room_nid = $1::int
 ORDER BY p.name
 """
@@ -51,7 +53,9 @@ ORDER BY p.name
 SQL_LAST_JOINS: Final[LiteralString] = """
 SELECT k.state_key AS user_id, max(e.topological_ordering) AS topological_ordering
 FROM events e
-JOIN state_keys k USING (state_key_nid)
+CROSS JOIN LATERAL (
+    SELECT state_key FROM state_keys WHERE state_key_nid = e.state_key_nid OFFSET 0
+) AS k
 WHERE e.room_nid = $1::int
     AND e.membership = 5
     AND NOT e.outlier
@@ -74,26 +78,43 @@ ORDER BY used.audience
 """
 
 SQL_STRAYS: Final[LiteralString] = """
-WITH line AS (
-    SELECT audience, opened_topological AS opened,
-        lead(opened_topological) OVER (ORDER BY audience) AS closed
-    FROM audiences
-    WHERE room_nid = $1::int AND opened_topological IS NOT NULL
+WITH visible AS MATERIALIZED (
+    SELECT COALESCE(range_agg(v.audiences), '{}') AS audiences
+    FROM (
+        SELECT unnest('{1, 2}'::int[]) AS principal_nid
+        UNION ALL
+        SELECT principal_nid FROM principals WHERE name = $2::text
+    ) AS p
+    CROSS JOIN LATERAL (
+        SELECT audiences FROM whole_visibility
+        WHERE room_nid = $1::int AND principal_nid = p.principal_nid
+        OFFSET 0
+    ) AS v
 )
 SELECT e.event_id, e.topological_ordering, l.opened, CASE
     WHEN l.audience >= r.current_audience THEN NULL ELSE l.closed END AS closed
 FROM rooms r
-JOIN events e USING (room_nid)
-LEFT JOIN line l ON l.audience = (e.audience >> 40) << 40
+CROSS JOIN visible
+CROSS JOIN LATERAL (
+    SELECT * FROM events WHERE room_nid = r.room_nid AND NOT outlier OFFSET 0
+) AS e
+LEFT JOIN LATERAL (  -- looked up: a join with all audiences could compare each event with each
+    SELECT a.audience, a.opened_topological AS opened, (
+            SELECT n.opened_topological
+            FROM audiences n
+            WHERE n.room_nid = a.room_nid AND n.audience > a.audience
+                AND n.opened_topological IS NOT NULL
+            ORDER BY n.audience
+            LIMIT 1
+        ) AS closed
+    FROM audiences a
+    WHERE a.room_nid = r.room_nid AND a.audience = (e.audience >> 40) << 40
+        AND a.opened_topological IS NOT NULL
+    OFFSET 0
+) AS l ON true
 WHERE r.room_nid = $1::int
-    AND NOT e.outlier
     AND NOT r.out_of_range @> e.topological_ordering
-    AND EXISTS (
-        SELECT FROM whole_visibility v
-        JOIN principals p USING (principal_nid)
-        WHERE v.room_nid = r.room_nid AND (p.principal_nid IN (1, 2) OR p.name = $2::text)
-            AND v.audiences @> e.audience
-    )
+    AND visible.audiences @> e.audience
     AND (
         l.audience IS NULL
         OR e.topological_ordering < l.opened - order_slack()

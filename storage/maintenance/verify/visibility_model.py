@@ -6,23 +6,37 @@ from typing import Final, LiteralString, NamedTuple
 
 from storage.database.connection import Connection
 from storage.database.names import INVITE, JOIN, KEY_HISTORY_VISIBILITY
+from storage.database.sql_template import fill
 from storage.ids import server_name_of
+from storage.maintenance.room_events import PART_ROOM_EVENTS
 from storage.maintenance.verify.event_loader import EventLoader
 from storage.maintenance.verify.room import VerifiedRoom
 from storage.state.groups import Group, changed_keys
 
-SQL_MEMBERS: Final[LiteralString] = """
-SELECT e.event_nid, e.membership, k.state_key_nid, k.state_key AS user_id
-FROM events e
-JOIN state_keys k USING (state_key_nid)
-WHERE e.room_nid = $1::int AND (e.outlier OR NOT e.outlier) AND e.type_nid = 2
+TEMPLATE_MEMBERS: Final[LiteralString] = """
+SELECT e.event_nid, e.membership, e.state_key_nid, k.state_key AS user_id
+FROM {events} AS e
+CROSS JOIN LATERAL (
+    SELECT state_key FROM state_keys WHERE state_key_nid = e.state_key_nid OFFSET 0
+) AS k
+WHERE e.type_nid = 2
 """
 
-SQL_VISIBILITY_EVENTS: Final[LiteralString] = """
-SELECT event_nid
-FROM events
-WHERE room_nid = $1::int AND (outlier OR NOT outlier) AND state_key_nid = 5
+SQL_MEMBERS: Final[LiteralString] = fill(
+    TEMPLATE_MEMBERS,
+    events=PART_ROOM_EVENTS,
+)
+
+TEMPLATE_VISIBILITY_EVENTS: Final[LiteralString] = """
+SELECT e.event_nid
+FROM {events} AS e
+WHERE e.state_key_nid = 5
 """
+
+SQL_VISIBILITY_EVENTS: Final[LiteralString] = fill(
+    TEMPLATE_VISIBILITY_EVENTS,
+    events=PART_ROOM_EVENTS,
+)
 
 EVERYBODY: Final = "*everybody"
 BY_INVITATION: Final = " (by an invitation alone)"

@@ -60,8 +60,9 @@ FROM (SELECT room_nid FROM rooms WHERE room_id = ANY($1::text[]) ORDER BY room_n
 SQL_STORED: Final[LiteralString] = """
 SELECT e.event_nid, COALESCE(e.stream_ordering, 0) AS stream_ordering
 FROM unnest($1::bigint[], $2::text[]) AS w (event_nid, event_id)
+CROSS JOIN LATERAL (SELECT * FROM events WHERE event_nid = w.event_nid OFFSET 0) AS e
 -- a database that was restored gives a number to another event
-JOIN events e USING (event_nid, event_id)
+WHERE e.event_id = w.event_id
 """
 
 ROUNDS_MAX: Final = 10_000  # per event; a state resolution takes some dozens

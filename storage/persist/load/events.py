@@ -57,7 +57,9 @@ WHERE event_nid = ANY($1::bigint[])
 SQL_CONTENT: Final[LiteralString] = """
 SELECT e.event_nid, e.event_id, e.encoding, e.redacted_form, e.json, r.room_id, r.room_version
 FROM events e
-JOIN rooms r USING (room_nid)
+CROSS JOIN LATERAL (
+    SELECT room_id, room_version FROM rooms WHERE room_nid = e.room_nid OFFSET 0
+) AS r
 WHERE e.event_nid = ANY($1::bigint[])
 """
 

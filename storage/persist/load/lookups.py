@@ -26,10 +26,12 @@ LIMIT $3::bigint
 ).sql
 
 SQL_DIGEST: Final[LiteralString] = """
-SELECT state_group
-FROM state_groups
-WHERE room_nid = $1::int AND digest = $2::bigint
-ORDER BY state_group
+SELECT g.state_group
+FROM (  -- by the digest first: the room may have many groups
+    SELECT state_group, room_nid FROM state_groups WHERE digest = $2::bigint OFFSET 0
+) AS g
+WHERE g.room_nid = $1::int
+ORDER BY g.state_group
 """
 
 SQL_AUTH_GRAPH: Final[LiteralString] = compose(
@@ -42,7 +44,7 @@ WITH RECURSIVE chain AS (
     SELECT e.event_nid, :auth_nids.call(e)
     FROM chain c
     CROSS JOIN unnest(c.auth_events) AS parent (event_nid)
-    JOIN events e ON e.event_nid = parent.event_nid
+    CROSS JOIN LATERAL (SELECT * FROM events WHERE event_nid = parent.event_nid OFFSET 0) AS e
 )
 SELECT event_nid, auth_events
 FROM chain
@@ -53,7 +55,7 @@ FROM chain
 SQL_REACHING: Final[LiteralString] = """
 SELECT x.event_nid AS reached_nid, r.event_nid, r.state_key_nid
 FROM unnest($1::bigint[]) AS x (event_nid)
-JOIN auth_chains p USING (event_nid)
+CROSS JOIN LATERAL (SELECT * FROM auth_chains WHERE event_nid = x.event_nid OFFSET 0) AS p
 CROSS JOIN LATERAL (
     WITH RECURSIVE up AS (  -- the chains that reach it, and from which number on
         SELECT COALESCE(p.chain_nid, -p.event_nid) AS chain_nid, p.sequence_number
@@ -65,7 +67,9 @@ CROSS JOIN LATERAL (
     SELECT a.event_nid, e.state_key_nid
     FROM up
     CROSS JOIN LATERAL chain_rows_from(up.chain_nid, up.sequence_number) AS a
-    JOIN events e ON e.event_nid = a.event_nid
+    CROSS JOIN LATERAL (
+        SELECT state_key_nid FROM events WHERE event_nid = a.event_nid OFFSET 0
+    ) AS e
     WHERE a.event_nid <> x.event_nid
     LIMIT $2::bigint
 ) AS r
@@ -98,8 +102,9 @@ WHERE room_nid = $1::int AND principal_nid = $2::int
 SQL_OUT_OF_BAND: Final[LiteralString] = """
 SELECT o.principal_nid, m.membership, o.event_nid
 FROM out_of_band_memberships o
-JOIN memberships m USING (principal_nid, room_nid, event_nid)
-WHERE o.room_nid = $1::int
+CROSS JOIN LATERAL (SELECT membership, event_nid FROM memberships
+    WHERE principal_nid = o.principal_nid AND room_nid = o.room_nid OFFSET 0) AS m
+WHERE o.room_nid = $1::int AND m.event_nid = o.event_nid
 """
 
 SQL_ROOM_PRINCIPALS: Final[LiteralString] = """
@@ -112,31 +117,39 @@ WHERE room_nid = $1::int
 SQL_JOINED_TO_ANY: Final[LiteralString] = """
 SELECT EXISTS (
     SELECT
-    FROM state_keys k
-    JOIN rooms r ON r.room_id = ANY($3::text[])
-    JOIN current_state c ON c.room_nid = r.room_nid AND c.state_key_nid = k.state_key_nid
+    FROM unnest($3::text[]) AS wanted (room_id)
+    CROSS JOIN (SELECT state_key_nid FROM state_keys
+        WHERE type_nid = 2 AND state_key = $1::text OFFSET 0) AS k
+    CROSS JOIN (SELECT principal_nid FROM principals WHERE name = $2::text OFFSET 0) AS p
+    CROSS JOIN LATERAL (SELECT room_nid FROM rooms WHERE room_id = wanted.room_id OFFSET 0) AS r
+    CROSS JOIN LATERAL (SELECT membership FROM current_state
+        WHERE room_nid = r.room_nid AND state_key_nid = k.state_key_nid OFFSET 0) AS c
     -- the state of a room that this server has left may be out of date
-    JOIN visibility v ON v.room_nid = r.room_nid AND v.joined_count > 0
-    JOIN principals p ON p.principal_nid = v.principal_nid AND p.name = $2::text
-    WHERE k.type_nid = 2 AND k.state_key = $1::text AND c.membership = 5
+    CROSS JOIN LATERAL (SELECT joined_count FROM visibility
+        WHERE room_nid = r.room_nid AND principal_nid = p.principal_nid OFFSET 0) AS v
+    WHERE c.membership = 5 AND v.joined_count > 0
 )
 """
 
 SQL_INSIDE_ANY: Final[LiteralString] = """
 SELECT EXISTS (
     SELECT
-    FROM rooms r
-    JOIN visibility v ON v.room_nid = r.room_nid AND v.joined_count > 0
-    JOIN principals p ON p.principal_nid = v.principal_nid AND p.name = $1::text
-    WHERE r.room_id = ANY($2::text[])
+    FROM unnest($2::text[]) AS wanted (room_id)
+    CROSS JOIN (SELECT principal_nid FROM principals WHERE name = $1::text OFFSET 0) AS p
+    CROSS JOIN LATERAL (SELECT room_nid FROM rooms WHERE room_id = wanted.room_id OFFSET 0) AS r
+    CROSS JOIN LATERAL (SELECT joined_count FROM visibility
+        WHERE room_nid = r.room_nid AND principal_nid = p.principal_nid OFFSET 0) AS v
+    WHERE v.joined_count > 0
 )
 """
 
 SQL_LOCAL_MEMBERS: Final[LiteralString] = """
 SELECT p.name
 FROM visibility v
-JOIN memberships m ON m.principal_nid = v.principal_nid AND m.room_nid = v.room_nid
-JOIN principals p ON p.principal_nid = v.principal_nid
+CROSS JOIN LATERAL (SELECT membership FROM memberships
+    WHERE principal_nid = v.principal_nid AND room_nid = v.room_nid OFFSET 0) AS m
+CROSS JOIN LATERAL (SELECT name FROM principals
+    WHERE principal_nid = v.principal_nid OFFSET 0) AS p
 WHERE v.room_nid = $1::int AND m.membership = 5
 ORDER BY v.principal_nid
 LIMIT 100

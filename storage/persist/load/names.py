@@ -16,13 +16,21 @@ WHERE name = ANY($1::text[])
 SQL_TYPES: Final[LiteralString] = """
 SELECT type AS name, type_nid AS nid
 FROM event_types
-WHERE type = ANY($1::text[]) OR type_nid = ANY($2::int[])
+WHERE type = ANY($1::text[])
+UNION ALL  -- in place of OR, which finds no single index
+SELECT type, type_nid
+FROM event_types
+WHERE type_nid = ANY($2::int[])
 """
 
 SQL_STATE_KEYS: Final[LiteralString] = """
 SELECT k.type_nid, k.state_key, k.state_key_nid
-FROM state_keys k
-JOIN unnest($1::int[], $2::text[]) AS wanted (type_nid, state_key) USING (type_nid, state_key)
+FROM unnest($1::int[], $2::text[]) AS wanted (type_nid, state_key)
+CROSS JOIN LATERAL (
+    SELECT * FROM state_keys
+    WHERE type_nid = wanted.type_nid AND state_key = wanted.state_key
+    OFFSET 0
+) AS k
 """
 
 SQL_STATE_KEY_NAMES: Final[LiteralString] = """

@@ -111,19 +111,26 @@ UNION ALL
 SELECT 'content', ARRAY[e.event_id, r.room_id, r.room_version],
     ARRAY[e.event_nid, e.redacted_form::int], NULL, NULL, NULL, NULL, NULL, e.json
 FROM events e
-JOIN rooms r USING (room_nid)
+CROSS JOIN LATERAL (
+    SELECT room_id, room_version FROM rooms WHERE room_nid = e.room_nid OFFSET 0
+) AS r
 WHERE e.event_nid = ANY(ARRAY(
     SELECT event_nid FROM auth
     UNION
     SELECT c.event_nid
     FROM room
-    JOIN current_state c USING (room_nid)
-    WHERE c.state_key_nid = ANY(:request.deciding_keys)
+    CROSS JOIN unnest(:request.deciding_keys) AS deciding (state_key_nid)
+    CROSS JOIN LATERAL (
+        SELECT event_nid
+        FROM current_state
+        WHERE room_nid = room.room_nid AND state_key_nid = deciding.state_key_nid
+        OFFSET 0
+    ) AS c
 ) || :request.contents)
 UNION ALL
 SELECT 'group', :state_group.packed
 FROM state_groups
-WHERE state_group IN (SELECT state_group FROM path)
+WHERE state_group = ANY(ARRAY(SELECT DISTINCT state_group FROM path))
 UNION ALL
 SELECT 'position', :position.packed
 FROM chain_position
@@ -154,7 +161,7 @@ UNION ALL
 SELECT 'state_key', ARRAY[k.state_key], ARRAY[k.type_nid, k.state_key_nid], NULL, NULL, NULL, NULL,
     NULL, NULL
 FROM unnest(:names.key_types, :names.state_keys) AS wanted (type, state_key)
-JOIN event_types t ON t.type = wanted.type
+CROSS JOIN LATERAL (SELECT type_nid FROM event_types WHERE type = wanted.type OFFSET 0) AS t
 -- one by one, by the whole key, as the next: never all keys of a type, nor all members of a room,
 -- for each
 CROSS JOIN LATERAL (
@@ -163,8 +170,8 @@ CROSS JOIN LATERAL (
 UNION ALL
 SELECT 'visible', :visible.packed(v)
 FROM unnest(:names.visible_rooms, :names.visible_names) AS wanted (room_id, name)
-JOIN rooms r ON r.room_id = wanted.room_id
-JOIN principals p ON p.name = wanted.name
+CROSS JOIN LATERAL (SELECT room_nid FROM rooms WHERE room_id = wanted.room_id OFFSET 0) AS r
+CROSS JOIN LATERAL (SELECT principal_nid FROM principals WHERE name = wanted.name OFFSET 0) AS p
 CROSS JOIN LATERAL (
     SELECT *
     FROM visibility

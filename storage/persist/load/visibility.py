@@ -13,9 +13,12 @@ SQL_VISIBILITY: Final[LiteralString] = """
 SELECT v.room_nid, v.principal_nid, v.audiences::text AS audiences, v.last_join_topological,
     v.joined_count, v.invited_count,
     COALESCE(v.invited_audiences, '{}')::text AS invited_audiences, v.first_audience
-FROM visibility v
-JOIN unnest($1::int[], $2::int[]) AS wanted (room_nid, principal_nid) USING (room_nid,
-    principal_nid)
+FROM unnest($1::int[], $2::int[]) AS wanted (room_nid, principal_nid)
+CROSS JOIN LATERAL (
+    SELECT * FROM visibility
+    WHERE room_nid = wanted.room_nid AND principal_nid = wanted.principal_nid
+    OFFSET 0
+) AS v
 """
 
 SQL_PAST: Final[LiteralString] = """
@@ -35,13 +38,22 @@ CROSS JOIN LATERAL (
     ORDER BY o.first_audience DESC
     LIMIT 1
 ) AS p
-JOIN visibility v ON v.room_nid = wanted.room_nid AND v.principal_nid = wanted.principal_nid
+CROSS JOIN LATERAL (
+    SELECT first_audience
+    FROM visibility
+    WHERE room_nid = wanted.room_nid AND principal_nid = wanted.principal_nid
+    OFFSET 0
+) AS v
 """
 
 SQL_AUDIENCES: Final[LiteralString] = """
 SELECT a.room_nid, a.audience, a.branches, a.continued, a.opened_topological
-FROM audiences a
-JOIN unnest($1::int[], $2::bigint[]) AS wanted (room_nid, audience) USING (room_nid, audience)
+FROM unnest($1::int[], $2::bigint[]) AS wanted (room_nid, audience)
+CROSS JOIN LATERAL (
+    SELECT * FROM audiences
+    WHERE room_nid = wanted.room_nid AND audience = wanted.audience
+    OFFSET 0
+) AS a
 """
 
 

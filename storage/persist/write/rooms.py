@@ -72,7 +72,11 @@ counted AS (  -- how the members of the current states change in number
         UNION ALL
         SELECT i.*, NULL FROM :removed_state.rows AS i
     ) AS i
-    LEFT JOIN current_state c USING (room_nid, state_key_nid)
+    LEFT JOIN LATERAL (
+        SELECT membership FROM current_state
+        WHERE room_nid = i.room_nid AND state_key_nid = i.state_key_nid
+        OFFSET 0
+    ) AS c ON true
     GROUP BY i.room_nid
 ),
 new_room AS (
