@@ -203,7 +203,7 @@ def marks_by_position(
     first = LOWEST
     columns = covered.columns()
     while rows := conn.rows(SQL_FIRST_POSITION, max(first, covered.after + 1), covered.upto + 1):
-        begin = rows[0]["stream_ordering"]
+        begin = rows[0]["first"]
         last = min(begin + size - 1, covered.upto)
         yield first, last, conn.table(SQL_MARKS_BY_POSITION, *columns, begin, last).cast(MARKS)
         first = last + 1

@@ -168,8 +168,24 @@ SELECT COALESCE(min(event_nid), 0) AS first, COALESCE(max(event_nid), 0) AS last
 FROM events
 """
 
+SQL_FIRST_NUMBER: Final[LiteralString] = """
+SELECT e.event_nid AS first
+FROM events e
+WHERE e.event_nid >= $1::bigint AND e.event_nid < $2::bigint
+ORDER BY e.event_nid
+LIMIT 1
+"""
+
+SQL_FIRST_ROOM: Final[LiteralString] = """
+SELECT r.room_nid::bigint AS first
+FROM rooms r
+WHERE r.room_nid >= $1::bigint AND r.room_nid < $2::bigint
+ORDER BY r.room_nid
+LIMIT 1
+"""
+
 SQL_FIRST_POSITION: Final[LiteralString] = """
-SELECT e.stream_ordering
+SELECT e.stream_ordering AS first
 FROM events e
 WHERE e.stream_ordering >= $1::bigint AND e.stream_ordering < $2::bigint
 ORDER BY e.stream_ordering
@@ -364,11 +380,26 @@ def split(first: int, last: int, parts: int) -> Iterator[tuple[int, int]]:
         yield begin, min(begin + size, last + 1)
 
 
+def filled(
+    conn: ArrowConnection, first: LiteralString, begin: int, end: int, size: int
+) -> Iterator[tuple[int, int]]:
+    """Yield ranges (begin, end) of ``size`` numbers that have all rows from ``begin`` to ``end``.
+
+    ``first`` is the statement that finds the first row. A long range without rows costs nothing, as
+    above the positions that a restore skipped.
+    """
+    at = begin
+    while rows := conn.rows(first, at, end):
+        low: int = rows[0]["first"]
+        at = min(low + size, end)
+        yield low, at
+
+
 def by_number(
     conn: ArrowConnection, begin: int, end: int, bounds: Bounds, chosen: Chosen
 ) -> Iterator[list[int]]:
     """Yield nids from ``begin`` to before ``end``, of events within the bounds and of outliers."""
-    for first, after in split(begin, end - 1, max((end - begin) // RANGE, 1)):
+    for first, after in filled(conn, SQL_FIRST_NUMBER, begin, end, RANGE):
         yield _nids(
             conn.table(SQL_NIDS_BY_NUMBER, *bounds.columns(), *chosen.columns(), first, after)
         )
@@ -379,15 +410,11 @@ def by_position(
 ) -> Iterator[list[int]]:
     """Yield events with stream orderings from ``begin`` to before ``end`` and within the bounds.
 
-    They come in stream order, in pages. A long range without events costs nothing, as above the
-    positions that a restore skipped.
+    They come in stream order, in pages.
     """
-    at = begin
-    while rows := conn.rows(SQL_FIRST_POSITION, at, end):
-        first = rows[0]["stream_ordering"]
-        at = min(first + RANGE, end)
+    for first, after in filled(conn, SQL_FIRST_POSITION, begin, end, RANGE):
         yield _nids(
-            conn.table(SQL_NIDS_BY_POSITION, *bounds.columns(), *chosen.columns(), first, at)
+            conn.table(SQL_NIDS_BY_POSITION, *bounds.columns(), *chosen.columns(), first, after)
         )
 
 
@@ -434,7 +461,7 @@ def by_room_number(
     Events within the bounds and outliers are included.
     """
     conn.execute(SQL_BY_INDEX)
-    for first, after in split(begin, end - 1, max((end - begin) // ROOMS_EACH, 1)):
+    for first, after in filled(conn, SQL_FIRST_ROOM, begin, end, ROOMS_EACH):
         yield _nids(
             conn.table(SQL_NIDS_BY_ROOM_NUMBER, *bounds.columns(), *chosen.columns(), first, after)
         )
