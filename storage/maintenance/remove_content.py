@@ -31,8 +31,8 @@ from storage.event import redact
 from storage.event.versions import version_of
 from storage.ids import UserId
 from storage.maintenance.censor import CensoredEventRow, censored_form, keep_redacted_form
-from storage.maintenance.indexes import prove_indexes
 from storage.maintenance.event_ranges import end_of_nids
+from storage.maintenance.indexes import prove_indexes
 from storage.maintenance.invalidate_caches import invalidate_caches, register_writer
 from storage.maintenance.room_lock import lock_room
 from storage.observability.progress import Counted, Report, silent

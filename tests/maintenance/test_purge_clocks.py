@@ -133,6 +133,26 @@ async def test_nothing_of_today_is_purged(store: Store, clock: int, number: int)
     assert await value(store, "SELECT count(*) FROM events WHERE NOT outlier") == len(room.events)
 
 
+async def test_a_room_that_began_under_a_wrong_clock_is_kept(store: Store) -> None:
+    """All of its first events say 1970, and only those of another room say when they arrived."""
+    other, room, now = chat(20), RoomBuilder("11", seed=7), time.time_ns() // 1_000_000
+    await store.append(other.pdus)
+    room.start(ALICE)
+    for number in range(20):
+        room.message(ALICE, str(number))
+    await store.append(room.pdus)
+    async with store.database.connection() as conn:
+        await conn.execute(
+            "UPDATE events SET received_ts = 0 FROM rooms r WHERE r.room_nid = events.room_nid"
+            " AND r.room_id = $1::text AND topological_ordering < 15",
+            room.room_id,
+        )
+    purged = await purge_history(
+        store.database, room.room_id, server_name=SERVER, before_ts=now - DAY, local=True
+    )
+    assert purged.events == 0
+
+
 async def test_retention_keeps_what_is_young_and_purges_what_is_old(store: Store) -> None:
     """Three days old, 1970 and 2099 among them; then events of today, with 1970 among them."""
     room, now = chat(57), time.time_ns() // 1_000_000

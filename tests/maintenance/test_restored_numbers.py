@@ -1,4 +1,4 @@
-"""A restored or copied database has skipped many positions: nothing goes through them one by one."""
+"""A restored or copied database has skipped many positions: nothing walks through them."""
 
 from collections.abc import AsyncIterator
 

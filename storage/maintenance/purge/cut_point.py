@@ -13,7 +13,8 @@ arrival. The clock may have been wrong at some arrivals:
     earlier than that of one before  impossible, if by more than `TOLERANCE_MS`
     any other                        possible
 
-An event with an impossible time counts as arrived with the next one whose time is possible, and as
+"One before" is one of the room, or, before its first event, of the whole store. An event with an
+impossible time counts as arrived with the next one whose time is possible, and as
 just arrived if there is none. Example, with a purge before day 20; 30 is in the future:
 
     10  11  30  12  0  19  |  0  21  22    the 0 at the cut may have arrived on day 20 or 21
@@ -71,6 +72,20 @@ WHERE room_nid = $1::int AND NOT outlier AND NOT backfilled AND stream_ordering 
 ORDER BY stream_ordering
 LIMIT 2
 """
+
+SQL_BEFORE: Final[LiteralString] = """
+SELECT max(e.received_ts)
+FROM generate_series(0, 61) AS n
+CROSS JOIN LATERAL (
+    SELECT received_ts
+    FROM events
+    WHERE stream_ordering <= $1::bigint - (1::bigint << n)
+    ORDER BY stream_ordering DESC
+    LIMIT 1
+) AS e
+WHERE e.received_ts <= $2::bigint
+"""
+"""Of some events that arrived before one, at growing distances: few arrived by a wrong clock."""
 
 SQL_ARRIVALS: Final[LiteralString] = """
 WITH
@@ -197,7 +212,9 @@ async def before_time(
     last = await conn.fetchrow(SQL_LAST, room.room_nid, row=LiveRow)
     if last is None:
         return None
-    old_upto, latest_ts = await _arrived_before(conn, room.room_nid, before_ts, now_ts)
+    first = await conn.fetch(SQL_AFTER, room.room_nid, NONE_YET, row=LiveRow)
+    floor_ts = await conn.fetchval(SQL_BEFORE, first[0].stream_ordering, now_ts) or NONE_YET
+    old_upto, latest_ts = await _arrived_before(conn, room.room_nid, floor_ts, before_ts, now_ts)
     following = await conn.fetch(SQL_AFTER, room.room_nid, old_upto, row=LiveRow)
     if len(following) > 1:
         cut, after = following
@@ -208,13 +225,14 @@ async def before_time(
 
 
 async def _arrived_before(
-    conn: Connection, room_nid: int, before_ts: int, now_ts: int
+    conn: Connection, room_nid: int, latest_ts: int, before_ts: int, now_ts: int
 ) -> tuple[int, int]:
     """Return the last event that arrived before a time, and the latest time up to there.
 
     The event is given by its stream position. An event with an impossible time is none.
+    ``latest_ts``: the latest time before the room's first event.
     """
-    at, old_upto, latest_ts = NONE_YET, NONE_YET, NONE_YET
+    at, old_upto = NONE_YET, NONE_YET
     for size in chain(PAGES, repeat(PAGES[-1])):
         page = await conn.fetchrow(
             SQL_ARRIVALS,

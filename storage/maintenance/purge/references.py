@@ -230,7 +230,7 @@ class References:
             self.held.update(await conn.fetchvals(SQL_OUTLIERS, self.room_nid))
 
     async def _look_at_later(self, database: Database) -> None:
-        """Read the events that arrived between the begin of a resumed job and now, of any origin."""
+        """Read the events that arrived since the job began, of any origin."""
         after = self.arrived_upto
         while after < self.position:
             async with database.connection() as conn:

@@ -109,10 +109,10 @@ async def purge_history(
     """Purge the history of a room below an event or a time.
 
     ``before_ts`` (ms) means the first live event that this server received then or later; for wrong
-    clocks see cut_point.py. An earlier, interrupted job of the room is finished first. ``local``: also purge events of users of
-    ``server_name``. ``watcher`` is awaited with the job after each transaction; an exception from
-    it ends the purge, and the job can be resumed. ``indexes_proven``: the caller has called
-    `prove_indexes`.
+    clocks see cut_point.py. An earlier, interrupted job of the room is finished first. ``local``:
+    also purge events of users of ``server_name``. ``watcher`` is awaited with the job after each
+    transaction; an exception from it ends the purge, and the job can be resumed.
+    ``indexes_proven``: the caller has called `prove_indexes`.
 
     Raise `UnknownRoom`, `UnknownEvent`, `PurgeRefused`, `PurgeRunning`, `PartialState` for a room
     whose members are not all known, or `StorageCorrupt` where an index is corrupt: nothing has
