@@ -429,8 +429,9 @@ async def test_a_wrong_clock_moves_no_position(store: Store, wrong: range, clock
         positions: list[int] = await conn.fetchvals("SELECT stream_ordering FROM events ORDER BY 1")
         first = positions[0]
         await conn.execute(
-            "UPDATE events SET received_ts = CASE WHEN stream_ordering - $1::bigint = ANY($2::int[])"
-            " THEN $3::bigint ELSE (stream_ordering - $1::bigint) * $4::bigint END",
+            "UPDATE events SET received_ts = CASE"
+            " WHEN stream_ordering - $1::bigint = ANY($2::int[]) THEN $3::bigint"
+            " ELSE (stream_ordering - $1::bigint) * $4::bigint END",
             first,
             list(wrong),
             clock,
