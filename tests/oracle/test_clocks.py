@@ -19,8 +19,8 @@ from storage.database import clocks
 from storage.database.connection import Connection, Database
 from storage.ids import EventId, RoomId
 from storage.maintenance.purge import cut_point, purge_history
+from storage.maintenance.purge.cut_point import SQL_ROOM, PurgedRoomRow, before_time
 from storage.maintenance.purge.references import SQL_SINCE, KeptRow, References
-from storage.maintenance.purge.run import SQL_ROOM, PurgedRoomRow, before_time
 from tests.oracle.example_databases import ExampleDatabases
 from tests.oracle.facts import Audience
 from tests.oracle.machine import AbsenceMachine, run_machine
@@ -112,16 +112,14 @@ class ClockMachine(AbsenceMachine):
         for event_id in self.oracle.held:
             self.arrivals.setdefault(event_id, Arrival(self.day, self.clock_day == self.day))
 
-    def teardown(self) -> None:
-        close = self.close_subject
+    def close_subject(self, subject: Any) -> None:
         try:
-            if hasattr(self, "subject"):
-                self.close_subject = _later  # type: ignore[method-assign]
-                super().teardown()
-                self._purge_by_date()
+            self._purge_by_date()
         finally:
-            if hasattr(self, "subject"):
-                close(self.subject)
+            self.close_at_last(subject)
+
+    def close_at_last(self, subject: Any) -> None:
+        """Free what it holds."""
 
     def _purge_by_date(self) -> None:
         """Compare the cut of each day in each room; then purge the last one, in a copy."""
@@ -156,10 +154,6 @@ class ClockMachine(AbsenceMachine):
         return first
 
 
-def _later(_: Any) -> None:
-    """Close nothing yet."""
-
-
 class HastyMachine(ClockMachine):
     """Compares nothing but the purges."""
 
@@ -184,7 +178,7 @@ def run(
             monkeypatch.setattr(clocks, "time", clock)
             return opened
 
-        def close_subject(self, subject: Any) -> None:
+        def close_at_last(self, subject: Any) -> None:
             subject.close()
             databases.close()
 
