@@ -23,13 +23,8 @@ from storage.pipeline.lake.event_rows import event_rows
 from storage.pipeline.lake.files import MirrorFile, gathered, write_rows
 from storage.pipeline.lake.room_rows import ROOMS_PER_STATEMENT, room_rows
 from storage.pipeline.lake.tables import EVENTS, TABLES, MirrorTable
-from storage.pipeline.source.filters import (
-    SQL_FIRST_ROOM,
-    Chosen,
-    by_position,
-    filled,
-    split,
-)
+from storage.pipeline.source.filled_ranges import SQL_FIRST_ROOM, filled
+from storage.pipeline.source.filters import Chosen, by_position, split
 from storage.pipeline.source.rows import spark_ddl
 from storage.pipeline.source.token_bounds import Bounds
 

@@ -25,7 +25,8 @@ from storage.event.reading import read_trusted
 from storage.event.versions import version_of
 from storage.pipeline.lake.tables import EVENTS
 from storage.pipeline.source.decoding import decoded
-from storage.pipeline.source.filters import HIGHEST, LOWEST, SQL_FIRST_POSITION
+from storage.pipeline.source.filled_ranges import SQL_FIRST_POSITION
+from storage.pipeline.source.filters import HIGHEST, LOWEST
 from storage.pipeline.source.token_bounds import Bounds
 
 PART_DIGEST: Final[LiteralString] = """

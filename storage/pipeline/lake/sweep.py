@@ -18,7 +18,8 @@ import pyarrow as pa
 from storage.database.arrow_results import ArrowConnection
 from storage.pipeline.lake.delta_table import LakeTable
 from storage.pipeline.lake.room_rows import room_versions
-from storage.pipeline.source.filters import SQL_FIRST_ROOM, filled, room_numbers
+from storage.pipeline.source.filled_ranges import SQL_FIRST_ROOM, filled
+from storage.pipeline.source.filters import room_numbers
 from storage.pipeline.source.token_bounds import deployment_of
 from storage.streams import SyncToken
 

@@ -27,6 +27,12 @@ from pyspark.sql.datasource import (
 from storage.arguments import is_text
 from storage.database.arrow_results import ArrowConnection
 from storage.database.sql_template import fill
+from storage.pipeline.source.filled_ranges import (
+    SQL_FIRST_NUMBER,
+    SQL_FIRST_POSITION,
+    SQL_FIRST_ROOM,
+    filled,
+)
 from storage.pipeline.source.token_bounds import Bounds
 
 PART_EVENTS: Final[LiteralString] = """
@@ -166,30 +172,6 @@ FROM rooms
 SQL_NUMBERS: Final[LiteralString] = """
 SELECT COALESCE(min(event_nid), 0) AS first, COALESCE(max(event_nid), 0) AS last
 FROM events
-"""
-
-SQL_FIRST_NUMBER: Final[LiteralString] = """
-SELECT e.event_nid AS first
-FROM events e
-WHERE e.event_nid >= $1::bigint AND e.event_nid < $2::bigint
-ORDER BY e.event_nid
-LIMIT 1
-"""
-
-SQL_FIRST_ROOM: Final[LiteralString] = """
-SELECT r.room_nid::bigint AS first
-FROM rooms r
-WHERE r.room_nid >= $1::bigint AND r.room_nid < $2::bigint
-ORDER BY r.room_nid
-LIMIT 1
-"""
-
-SQL_FIRST_POSITION: Final[LiteralString] = """
-SELECT e.stream_ordering AS first
-FROM events e
-WHERE e.stream_ordering >= $1::bigint AND e.stream_ordering < $2::bigint
-ORDER BY e.stream_ordering
-LIMIT 1
 """
 
 SQL_NTH_POSITION: Final[LiteralString] = """
@@ -378,21 +360,6 @@ def split(first: int, last: int, parts: int) -> Iterator[tuple[int, int]]:
     size = max(-(-(last + 1 - first) // parts), 1)
     for begin in range(first, last + 1, size):
         yield begin, min(begin + size, last + 1)
-
-
-def filled(
-    conn: ArrowConnection, first: LiteralString, begin: int, end: int, size: int
-) -> Iterator[tuple[int, int]]:
-    """Yield ranges (begin, end) of ``size`` numbers that have all rows from ``begin`` to ``end``.
-
-    ``first`` is the statement that finds the first row. A long range without rows costs nothing, as
-    above the positions that a restore skipped.
-    """
-    at = begin
-    while rows := conn.rows(first, at, end):
-        low: int = rows[0]["first"]
-        at = min(low + size, end)
-        yield low, at
 
 
 def by_number(

@@ -34,13 +34,8 @@ from storage.pipeline.failures import executor_errors
 from storage.pipeline.file_systems import opened
 from storage.pipeline.imports.archive_files import literal
 from storage.pipeline.source.decoding import decoded
-from storage.pipeline.source.filters import (
-    SQL_FIRST_NUMBER,
-    SQL_FIRST_ROOM,
-    filled,
-    room_numbers,
-    split,
-)
+from storage.pipeline.source.filled_ranges import SQL_FIRST_NUMBER, SQL_FIRST_ROOM, filled
+from storage.pipeline.source.filters import room_numbers, split
 from storage.pipeline.source.options import Options
 from storage.pipeline.source.reader import EventReader, ReadRange
 from storage.pipeline.source.rows import spark_ddl
