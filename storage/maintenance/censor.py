@@ -19,6 +19,9 @@ holds exactly the events that are left to do. After any interruption, run it aga
 that another session has locked; the next run takes them. Copies of the old bytes remain for a while
 in dead rows until vacuum, in the write-ahead log and in backups.
 
+A clock that was or is wrong censors nothing early: a redaction is not older than the events that
+arrived before it, and the earlier of the clocks of this process and of Postgres counts.
+
 Source: client-server API, "Redactions". Other servers do the same, mostly after seven days.
 """
 
@@ -31,6 +34,7 @@ from typing import Any, Final, LiteralString, NamedTuple
 
 from storage.codec import Dictionary, StoredBytes, decode, encode
 from storage.database.array_text import transposed
+from storage.database.clocks import TOLERANCE_MS, earlier_now_ms
 from storage.database.connection import Connection, Database
 from storage.errors import InputError, InvalidEvent, StorageCorrupt
 from storage.event import parse, redact
@@ -78,6 +82,34 @@ CROSS JOIN LATERAL (  -- the later arrival counts, of the redaction and of its t
         ELSE GREATEST(e.received_ts, redaction.received_ts) END <= $3::bigint AS is_due
 ) AS age
 ORDER BY e.event_nid
+"""
+
+SQL_NOT_DUE: Final[LiteralString] = """
+SELECT i.event_nid
+FROM unnest($1::bigint[]) AS i (event_nid)
+CROSS JOIN LATERAL (SELECT * FROM events WHERE event_nid = i.event_nid OFFSET 0) AS e
+LEFT JOIN LATERAL (SELECT x.stream_ordering FROM events x
+    WHERE x.event_nid = e.redacted_by OFFSET 0) AS redaction ON true
+CROSS JOIN LATERAL (
+    SELECT CASE WHEN e.redacted_form THEN e.stream_ordering
+        ELSE GREATEST(e.stream_ordering, redaction.stream_ordering) END AS position
+) AS arrival
+WHERE EXISTS (
+    SELECT
+    FROM generate_series(0, 61) AS n
+    CROSS JOIN LATERAL (
+        SELECT x.received_ts
+        FROM events x
+        WHERE x.stream_ordering <= arrival.position - (1::bigint << n)
+        ORDER BY x.stream_ordering DESC
+        LIMIT 1
+    ) AS before
+    WHERE before.received_ts > $2::bigint + $4::bigint AND before.received_ts <= $3::bigint
+)
+"""
+"""Those of these that arrived after an event that is younger: a clock was wrong.
+
+It looks at some events before each, at growing distances, as few arrived by a wrong clock.
 """
 
 SQL_UNCENSORED: Final[LiteralString] = """
@@ -139,6 +171,13 @@ class CensoredEventRow(NamedTuple):
     json: StoredBytes | None
 
 
+class Deadline(NamedTuple):
+    """What arrived up to ``before_ms`` is due; no event arrived later than ``now_ms``."""
+
+    before_ms: int
+    now_ms: int
+
+
 @dataclass(frozen=True, slots=True)
 class Censored:
     """Result for the redacted events that had not been censored.
@@ -180,17 +219,17 @@ async def censor(
     where an index is corrupt, before any change. Raise `DatabaseError`, or `PermissionRefused` for
     a role that may not change events; batches that are committed stay.
     """
-    before_ms = _now(now_ms) - _age(database, older_than_ms)
+    deadline = await _deadline(database, older_than_ms, now_ms)
     if dry_run:
         counted = await _counted(database, report)
-        parts = _batches(database, before_ms, batch, counted, dry_run=True)
+        parts = _batches(database, deadline, batch, counted, dry_run=True)
         return sum([part async for part in parts], Censored())
     await prove_indexes(database, "censoring", TABLES, report=report)
     await register_writer(database)
     counted = await _counted(database, report)
     done = Censored()
     try:
-        async for part in _batches(database, before_ms, batch, counted, dry_run=False):
+        async for part in _batches(database, deadline, batch, counted, dry_run=False):
             done += part
     finally:  # also after an interruption: the batches before it are committed
         if done.censored:
@@ -212,7 +251,7 @@ async def _counted(database: Database, report: Report) -> Counted:
 
 
 async def _batches(
-    database: Database, before_ms: int, batch: int, counted: Counted, *, dry_run: bool
+    database: Database, deadline: Deadline, batch: int, counted: Counted, *, dry_run: bool
 ) -> AsyncIterator[Censored]:
     """Yield the result of each batch, in ascending order of nids."""
     async with database.connection() as conn:
@@ -222,7 +261,7 @@ async def _batches(
     while not rows or len(rows) == batch:
         began = time.monotonic()
         async with database.connection() as conn:
-            rows = await conn.fetch(SQL_REDACTED, after, batch, before_ms, row=CensoredEventRow)
+            rows = await _redacted(conn, after, batch, deadline)
             if not rows:
                 return
             wanted = [
@@ -241,6 +280,18 @@ async def _batches(
         after = rows[-1].event_nid
         counted.add(len(rows))
         await asyncio.sleep(0 if dry_run else time.monotonic() - began)
+
+
+async def _redacted(
+    conn: Connection, after: int, batch: int, deadline: Deadline
+) -> list[CensoredEventRow]:
+    """Return the next redacted events, with the bytes of those that are due."""
+    rows = await conn.fetch(SQL_REDACTED, after, batch, deadline.before_ms, row=CensoredEventRow)
+    due = [row.event_nid for row in rows if row.is_due]
+    young = set(await conn.fetchvals(SQL_NOT_DUE, due, *deadline, TOLERANCE_MS) if due else ())
+    return [
+        row._replace(is_due=False, json=None) if row.event_nid in young else row for row in rows
+    ]
 
 
 def censored_form(
@@ -304,8 +355,12 @@ READ: Final[Mapping[str, Sequence[str]]] = {
 }
 
 
-def _now(now_ms: int | None) -> int:
-    return time.time_ns() // 1_000_000 if now_ms is None else now_ms
+async def _deadline(database: Database, older_than_ms: int | None, now_ms: int | None) -> Deadline:
+    age_ms = _age(database, older_than_ms)
+    if now_ms is None:
+        async with database.connection() as conn:
+            now_ms = await earlier_now_ms(conn)
+    return Deadline(now_ms - age_ms, now_ms)
 
 
 def _age(database: Database, older_than_ms: int | None) -> int:

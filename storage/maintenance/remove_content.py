@@ -31,6 +31,7 @@ from storage.event import redact
 from storage.event.versions import version_of
 from storage.ids import UserId
 from storage.maintenance.censor import CensoredEventRow, censored_form, keep_redacted_form
+from storage.maintenance.event_ranges import end_of_nids
 from storage.maintenance.indexes import prove_indexes
 from storage.maintenance.invalidate_caches import invalidate_caches, register_writer
 from storage.maintenance.room_lock import lock_room
@@ -96,7 +97,7 @@ WHERE room_nid = $1::int AND principal_nid = $2::int AND stripped_state = $3::te
 
 BATCH: Final = 200
 RANGE: Final = 100_000
-"""Nids that a statement goes through."""
+"""Events that a statement goes through."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,8 +204,8 @@ async def _events(
     counted = Counted(report, "forget", last, "event numbers")
     after = 0
     while after < last:
-        upto = min(after + RANGE, last)
         async with database.connection() as conn:
+            upto = await end_of_nids(conn, after, last, RANGE) or last
             rows = await conn.fetch(SQL_SENT, after, upto, user_id, BATCH, row=CensoredEventRow)
             wanted = [
                 one

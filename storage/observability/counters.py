@@ -89,6 +89,10 @@ class Measures:
         """Statements of the writer: loads and writes."""
         self.statements = 0
         """All statements."""
+        self.last_received_ms = 0
+        """When events were last written, by this process or one before it, by the clock of then."""
+        self.clock_steps_back = 0
+        """How often the clock had gone back when events were written."""
         self.pool_waits: Distribution = Distribution()
         """Seconds until the pool lent out a connection, if none was idle; opening one counts."""
         self.database_errors: Counter[str] = Counter()

@@ -104,6 +104,11 @@ def writer(store: Store) -> Iterator[Metric]:
         "Statements of the writer, loading and writing: round trips.",
         measures.writer_statements,
     )
+    yield _counter(
+        "clock_steps_back",
+        "How often the clock had gone back by more than a minute when events were written.",
+        measures.clock_steps_back,
+    )
     yield _gauge("writer_queue_appends", "Appends that are not planned yet.", store.writer.queued)
     yield _gauge(
         "writer_in_hand_appends", "Appends that wait for their answer.", store.writer.in_hand

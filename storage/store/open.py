@@ -18,6 +18,7 @@ from storage.database.embedded import embedded_postgres, naming_folder
 from storage.database.migrate import MigrationOptions, check_schema, migrate
 from storage.errors import InputError
 from storage.persist import Writer
+from storage.persist.commit.arrival_clock import last_received_ms
 from storage.persist.commit.group_commit import WRITER_READS
 from storage.store.background import running
 from storage.store.facade import Store
@@ -155,6 +156,7 @@ async def open_writer(
             await startup.be_alone(conn, instance_name, wait_ms=config.enter_wait_ms)
         async with database.transaction() as conn:
             own = await startup.entered(conn, instance_name)
+            database.measures.last_received_ms = await last_received_ms(conn)
         streams = Streams(database, instance_name, own.positions, own.epochs, lost=own.lost)
         for one in own.defined:
             streams.add(declaration(one), own.positions[one], own.epochs[one])

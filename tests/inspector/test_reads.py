@@ -416,6 +416,36 @@ async def test_a_position_is_the_first_of_its_time(store: Store, days: int) -> N
     assert found <= expected
 
 
+@pytest.mark.parametrize("clock", [0, 2**50])
+@pytest.mark.parametrize("wrong", [range(10, 18), range(40, 41), range(5, 60, 7)])
+async def test_a_wrong_clock_moves_no_position(store: Store, wrong: range, clock: int) -> None:
+    """An event a day; some of them were received when the clock said 1970, or years ahead."""
+    room = RoomBuilder("11", seed=4)
+    room.start(ALICE)
+    for _ in range(60):
+        room.message(ALICE)
+    await store.append(room.pdus)
+    async with store.database.connection() as conn:
+        positions: list[int] = await conn.fetchvals("SELECT stream_ordering FROM events ORDER BY 1")
+        first = positions[0]
+        await conn.execute(
+            "UPDATE events SET received_ts = CASE"
+            " WHEN stream_ordering - $1::bigint = ANY($2::int[]) THEN $3::bigint"
+            " ELSE (stream_ordering - $1::bigint) * $4::bigint END",
+            first,
+            list(wrong),
+            clock,
+            growth.DAY_MS,
+        )
+    right = [position for position in positions if position - first not in wrong]
+    after = [position + 1 for position in positions if position - first in wrong]
+    wanted = [position for position in right if position not in after]
+    found = await ask(
+        store, growth.positions_at, [(position - first) * growth.DAY_MS for position in wanted]
+    )
+    assert found == wanted
+
+
 async def test_search(store: Store) -> None:
     room = RoomBuilder("11", seed=5)
     room.start(ALICE)

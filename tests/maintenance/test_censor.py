@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import time
 from dataclasses import replace
 from typing import Any
 
@@ -168,6 +169,31 @@ async def test_its_time_has_to_come(dsn: str, store: Store) -> None:
         ):
             await censor(switched_off)
         assert (await censor(switched_off, older_than_ms=0, dry_run=True)).censored == 2
+
+
+@pytest.mark.parametrize("clock", [0, 789_000_000_000])
+async def test_a_redaction_that_came_by_a_wrong_clock_is_not_older(
+    store: Store, clock: int
+) -> None:
+    """The messages are years old, the redactions of today; the clock said 1970 or 1995 then."""
+    room, gone = redacted_room()
+    await store.append(room.pdus)
+    now = time.time_ns() // 1_000_000
+    async with store.database.connection() as conn:
+        await conn.execute(
+            "UPDATE events SET received_ts = $1::bigint WHERE redacted_by IS NOT NULL",
+            now - 900 * DAY_MS,
+        )
+        await conn.execute(
+            "UPDATE events SET received_ts = $1::bigint WHERE event_nid IN"
+            " (SELECT redacted_by FROM events)",
+            clock,
+        )
+    waiting = Censored(waiting=len(gone))
+    assert await censor(store.database) == waiting
+    async with store.database.connection() as conn:
+        await conn.execute("UPDATE events SET received_ts = received_ts - 8 * $1::bigint", DAY_MS)
+    assert (await censor(store.database)).waiting == 0
 
 
 async def test_a_dry_run_changes_nothing(store: Store) -> None:

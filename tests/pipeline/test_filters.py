@@ -309,6 +309,23 @@ def parts_of(
     ]
 
 
+@pytest.mark.usefixtures("rooms")
+async def test_a_wrong_clock_leaves_no_task_with_everything(
+    dsn: str, watcher: asyncpg.Connection
+) -> None:
+    """One event was received in 1970, one in 2099, and all others within 100 days."""
+    for clock, end in ((0, "min"), (4_070_908_800_000, "max")):
+        await watcher.execute(
+            "UPDATE events SET received_ts = $1"
+            f" WHERE stream_ordering = (SELECT {end}(stream_ordering) FROM events)",
+            clock,
+        )
+    filters: list[Filter] = [GreaterThanOrEqual(("received_ts",), 0)]
+    parts = parts_of(dsn, filters, partitions=8)
+    assert sum(map(len, parts)) == len(await stored(watcher, "true"))
+    assert max(map(len, parts)) < sum(map(len, parts)) / 4
+
+
 @pytest.mark.parametrize("by", ["room", "day"])
 async def test_a_task_has_whole_rooms_or_days(
     dsn: str, watcher: asyncpg.Connection, rooms: Sequence[GeneratedRoom], by: str

@@ -15,11 +15,12 @@ from storage.database.columns import AUTH_NIDS, PREV_NIDS
 from storage.database.connection import Connection, Database
 from storage.database.placeholders import compose
 from storage.event import load
+from storage.maintenance.event_ranges import end_of_positions
 from storage.maintenance.purge.cut_point import CutPoint
 from storage.maintenance.room_lock import lock_room_keeping_plans
 
 PAGE: Final = 2_000
-POSITIONS: Final = 50_000  # of the stream that all rooms share, read by one statement
+EVENTS: Final = 50_000  # of the stream that all rooms share, read by one statement
 
 SQL_STAND: Final[LiteralString] = """
 SELECT moves, forward_extremities, last_stream_ordering,
@@ -224,15 +225,21 @@ class References:
             if len(rows) < PAGE:
                 break
             late = rows[-1].stream_ordering
-        # events that arrived between the begin of a resumed job and now
-        for start in range(self.arrived_upto, self.position, POSITIONS):
-            async with database.connection() as conn:
-                upto = min(start + POSITIONS, self.position)
-                await self._take(
-                    conn, await conn.fetch(SQL_SINCE, self.room_nid, start, upto, row=KeptRow)
-                )
+        await self._look_at_later(database)
         async with database.connection() as conn:
             self.held.update(await conn.fetchvals(SQL_OUTLIERS, self.room_nid))
+
+    async def _look_at_later(self, database: Database) -> None:
+        """Read the events that arrived since the job began, of any origin."""
+        after = self.arrived_upto
+        while after < self.position:
+            async with database.connection() as conn:
+                end = await end_of_positions(conn, after, self.position, EVENTS)
+                if end is None:
+                    return
+                rows = await conn.fetch(SQL_SINCE, self.room_nid, after, end, row=KeptRow)
+                await self._take(conn, rows)
+            after = end
 
     async def _take(self, conn: Connection, rows: Sequence[KeptRow]) -> None:
         redactions: list[int] = []

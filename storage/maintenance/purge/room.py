@@ -2,9 +2,10 @@
 
 The first transaction takes the room from its users. It removes memberships, current state, forward
 extremities and visibility, as for a room that is known by outliers only. The later transactions
-need none of these. A writer that writes to the room meanwhile loses its events. The row of the room
-is deleted last, when no event is left. Interned names stay, and the nids of other rooms never
-change.
+need none of these. A writer that writes to the room meanwhile loses its events, so each transaction
+removes these again. Each also counts as a deletion (`rooms.removals`), which a writer compares
+before it answers from its caches. The row of the room is deleted last, when no event is left.
+Interned names stay, and the nids of other rooms never change.
 """
 
 from typing import Final, LiteralString
@@ -73,7 +74,8 @@ SET forward_extremities = '{}',
     completed_at = NULL,
     joined_count = 0,
     invited_count = 0,
-    out_of_range = '{}'
+    out_of_range = '{}',
+    removals = removals + 1
 WHERE room_nid = $1::int
 """
 
@@ -218,6 +220,7 @@ async def _take(context: PurgeContext, job: PurgeJob) -> PurgeJob:
     async def work(conn: Connection) -> PurgeJob:
         await lock_room(conn, job.room_id)
         context.pace.held()
+        await conn.execute(SQL_HIDE, room_nid)
         if gone := int(await conn.fetchval(SQL_EVENTS, room_nid, batch)):
             await invalidate_caches(conn, AUTH_CHAIN_IDS)
             return await count(conn, job, deleted=gone, phase="room")

@@ -1,9 +1,9 @@
 """Run a purge, from its first query to its last batch."""
 
-import time
 from collections.abc import AsyncIterator
 from typing import Final, LiteralString, NamedTuple
 
+from storage.database.clocks import earlier_now_ms, now_ms
 from storage.database.connection import Connection, Database
 from storage.errors import InputError, PartialState, PurgeRunning, StorageError, UnknownRoom
 from storage.ids import RoomId
@@ -108,11 +108,11 @@ async def purge_history(
 ) -> Purged:
     """Purge the history of a room below an event or a time.
 
-    ``before_ts`` (ms) means the first live event that this server received then or later. An
-    earlier, interrupted job of the room is finished first. ``local``: also purge events of users of
-    ``server_name``. ``watcher`` is awaited with the job after each transaction; an exception from
-    it ends the purge, and the job can be resumed. ``indexes_proven``: the caller has called
-    `prove_indexes`.
+    ``before_ts`` (ms) means the first live event that this server received then or later; for wrong
+    clocks see cut_point.py. An earlier, interrupted job of the room is finished first. ``local``:
+    also purge events of users of ``server_name``. ``watcher`` is awaited with the job after each
+    transaction; an exception from it ends the purge, and the job can be resumed.
+    ``indexes_proven``: the caller has called `prove_indexes`.
 
     Raise `UnknownRoom`, `UnknownEvent`, `PurgeRefused`, `PurgeRunning`, `PartialState` for a room
     whose members are not all known, or `StorageCorrupt` where an index is corrupt: nothing has
@@ -123,8 +123,8 @@ async def purge_history(
     if not (dry_run or indexes_proven):
         await prove_indexes(database, WORK, report=report)
     room = await _room(database, room_id)
-    now_ts = time.time_ns() // 1_000_000
     async with database.connection() as conn:
+        now_ts = await earlier_now_ms(conn)
         await refuse_partial(conn, RoomId(room_id))
         if before_event_id is not None:
             cut: CutPoint | None = await before_event(conn, room_id, room, before_event_id)
@@ -182,9 +182,7 @@ async def purge_room(
                 await job_rows.count(conn, job, phase="done")
                 job = None
             if job is None:
-                job = await job_rows.begin(
-                    conn, room.room_nid, None, local=True, now_ts=time.time_ns() // 1_000_000
-                )
+                job = await job_rows.begin(conn, room.room_nid, None, local=True, now_ts=now_ms())
                 await hide(conn, room.room_nid)
             return job
 
@@ -216,10 +214,11 @@ async def purge_retention(
     after: str | None = ""
     while after is not None:
         async with database.connection() as conn:
+            now_ts = await earlier_now_ms(conn)
             found, looked_at, after = await policies(conn, database.config, after)
         counted.add(looked_at - len(found))
         for policy in found:
-            before_ts = time.time_ns() // 1_000_000 - policy.lifetime_ms
+            before_ts = now_ts - policy.lifetime_ms
             try:
                 purged = await purge_history(
                     database,

@@ -8,6 +8,7 @@ import orjson
 from storage.codec import StoredBytes, decode
 from storage.database.connection import Connection
 from storage.ids import RoomId, UserId
+from storage.maintenance.event_ranges import end_of_nids
 
 SQL_USER_ROOMS: Final[LiteralString] = """
 SELECT r.room_id
@@ -62,7 +63,7 @@ ORDER BY r.room_id, c.receipt_type, c.thread_id
 
 PAGE: Final = 500
 RANGE: Final = 100_000
-"""Nids that a statement goes through."""
+"""Events that a statement goes through."""
 
 
 class SentEventRow(NamedTuple):
@@ -107,8 +108,7 @@ async def sent_by(conn: Connection, user_id: UserId) -> AsyncIterator[dict[str, 
     """
     last: int = await conn.fetchval(SQL_LAST_NID)
     after = 0
-    while after < last:
-        upto = min(after + RANGE, last)
+    while (upto := await end_of_nids(conn, after, last, RANGE)) is not None:
         rows = await conn.fetch(SQL_SENT_EVENTS, after, upto, user_id, PAGE, row=SentEventRow)
         for row in rows:
             yield {

@@ -9,6 +9,7 @@ from storage.persist.model.caches import WriterCaches
 from storage.persist.model.change_set import ChangeSet
 from storage.persist.model.incoming import AnyEvent
 from storage.persist.model.results import AppendResult
+from storage.persist.model.rows import RoomRow
 
 
 @dataclass(slots=True, eq=False)
@@ -71,6 +72,8 @@ class WriteBatch:
 
     change_set: ChangeSet
     answers: dict[AppendRequest, list[AppendResult]] = field(default_factory=dict)
+    remembered: dict[str, RoomRow] = field(default_factory=dict)
+    """The cached rooms that answers without a write depend on."""
     size: int = 0
     era: int = 0
     """`Database.era` when the plan was begun. A plan is valid for that database only."""

@@ -27,7 +27,9 @@ from storage.database.connection import Connection, Database
 from storage.database.row_forms import RowForms
 from storage.errors import ConstraintViolated, DatabaseConflict, DatabaseError, StorageCorrupt
 from storage.observability.opentelemetry import some, tracing
+from storage.persist.commit.arrival_clock import arrival_ms
 from storage.persist.commit.publish import absorb, place, publish
+from storage.persist.commit.remembered import check_remembered, remembered_rooms
 from storage.persist.commit.requests import AppendRequest, WriteBatch
 from storage.persist.load.on_demand import load
 from storage.persist.load.prefetch import Load, PendingPrefetch, prefetch
@@ -199,6 +201,9 @@ class WriteAttempts:
                 if ahead.assumed and any(answer.outcome == "missing_parents" for answer in answers):
                     raise OutcomeUnknown
                 batch.answers[request] += answers
+                batch.remembered |= remembered_rooms(
+                    batch.change_set, zip(part, answers, strict=False)
+                )
                 batch.size += len(answers)
                 batch.forget(request)
         finally:
@@ -319,6 +324,7 @@ class WriteAttempts:
 
     async def _written(self, conn: Connection, batch: WriteBatch) -> WriteResult:
         self._check_era(batch)
+        await check_remembered(conn, batch.remembered.values())
         if not batch.change_set.has_changes:
             return WriteResult({}, 0)
         batch.sent = True
@@ -327,9 +333,8 @@ class WriteAttempts:
         with tracing.commit(
             (request.caller for request in batch.answers), _ids(batch) if tracing.tracer else {}
         ):
-            written = await write(
-                conn, batch.change_set, self._in_flight.author, time.time_ns() // 1_000_000
-            )
+            received_ms = arrival_ms(self._measures)
+            written = await write(conn, batch.change_set, self._in_flight.author, received_ms)
         self._measures.writes.add(time.perf_counter() - began)
         self._measures.write_events.add(batch.size)
         return written

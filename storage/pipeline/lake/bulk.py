@@ -23,6 +23,7 @@ from storage.pipeline.lake.event_rows import event_rows
 from storage.pipeline.lake.files import MirrorFile, gathered, write_rows
 from storage.pipeline.lake.room_rows import ROOMS_PER_STATEMENT, room_rows
 from storage.pipeline.lake.tables import EVENTS, TABLES, MirrorTable
+from storage.pipeline.source.filled_ranges import SQL_FIRST_ROOM, filled
 from storage.pipeline.source.filters import Chosen, by_position, split
 from storage.pipeline.source.rows import spark_ddl
 from storage.pipeline.source.token_bounds import Bounds
@@ -64,7 +65,7 @@ class BulkTask:
         if self.table == EVENTS.name:
             pages = by_position(conn, begin, end, self.within, Chosen(outliers=False))
             return gathered(rows for nids in pages for rows in event_rows(conn, nids))
-        steps = split(begin, end - 1, max(-(-(end - begin) // ROOMS_PER_STATEMENT), 1))
+        steps = filled(conn, SQL_FIRST_ROOM, begin, end, ROOMS_PER_STATEMENT)
         return gathered(
             room_rows(conn, TABLES[self.table], range(low, high), self.within)
             for low, high in steps

@@ -25,7 +25,8 @@ from storage.event.reading import read_trusted
 from storage.event.versions import version_of
 from storage.pipeline.lake.tables import EVENTS
 from storage.pipeline.source.decoding import decoded
-from storage.pipeline.source.filters import HIGHEST, LOWEST, SQL_FIRST_POSITION
+from storage.pipeline.source.filled_ranges import SQL_FIRST_POSITION
+from storage.pipeline.source.filters import HIGHEST, LOWEST
 from storage.pipeline.source.token_bounds import Bounds
 
 PART_DIGEST: Final[LiteralString] = """
@@ -203,7 +204,7 @@ def marks_by_position(
     first = LOWEST
     columns = covered.columns()
     while rows := conn.rows(SQL_FIRST_POSITION, max(first, covered.after + 1), covered.upto + 1):
-        begin = rows[0]["stream_ordering"]
+        begin = rows[0]["first"]
         last = min(begin + size - 1, covered.upto)
         yield first, last, conn.table(SQL_MARKS_BY_POSITION, *columns, begin, last).cast(MARKS)
         first = last + 1

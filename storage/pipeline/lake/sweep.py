@@ -18,6 +18,7 @@ import pyarrow as pa
 from storage.database.arrow_results import ArrowConnection
 from storage.pipeline.lake.delta_table import LakeTable
 from storage.pipeline.lake.room_rows import room_versions
+from storage.pipeline.source.filled_ranges import SQL_FIRST_ROOM, filled
 from storage.pipeline.source.filters import room_numbers
 from storage.pipeline.source.token_bounds import deployment_of
 from storage.streams import SyncToken
@@ -63,8 +64,8 @@ def gone_rooms(conn: ArrowConnection, lake: LakeTable) -> set[int]:
 def _pieces(conn: ArrowConnection) -> Iterator[tuple[range, pa.Table]]:
     """Yield ranges of numbers of rooms, with the numbers of their rooms."""
     first, last = room_numbers(conn)
-    for low in range(first, last + 1, PIECE):
-        piece = range(low, min(low + PIECE, last + 1))
+    for low, high in filled(conn, SQL_FIRST_ROOM, first, last + 1, PIECE):
+        piece = range(low, high)
         yield piece, room_versions(conn, piece)
 
 

@@ -27,6 +27,12 @@ from pyspark.sql.datasource import (
 from storage.arguments import is_text
 from storage.database.arrow_results import ArrowConnection
 from storage.database.sql_template import fill
+from storage.pipeline.source.filled_ranges import (
+    SQL_FIRST_NUMBER,
+    SQL_FIRST_POSITION,
+    SQL_FIRST_ROOM,
+    filled,
+)
 from storage.pipeline.source.token_bounds import Bounds
 
 PART_EVENTS: Final[LiteralString] = """
@@ -166,14 +172,6 @@ FROM rooms
 SQL_NUMBERS: Final[LiteralString] = """
 SELECT COALESCE(min(event_nid), 0) AS first, COALESCE(max(event_nid), 0) AS last
 FROM events
-"""
-
-SQL_FIRST_POSITION: Final[LiteralString] = """
-SELECT e.stream_ordering
-FROM events e
-WHERE e.stream_ordering >= $1::bigint AND e.stream_ordering < $2::bigint
-ORDER BY e.stream_ordering
-LIMIT 1
 """
 
 SQL_NTH_POSITION: Final[LiteralString] = """
@@ -368,7 +366,7 @@ def by_number(
     conn: ArrowConnection, begin: int, end: int, bounds: Bounds, chosen: Chosen
 ) -> Iterator[list[int]]:
     """Yield nids from ``begin`` to before ``end``, of events within the bounds and of outliers."""
-    for first, after in split(begin, end - 1, max((end - begin) // RANGE, 1)):
+    for first, after in filled(conn, SQL_FIRST_NUMBER, begin, end, RANGE):
         yield _nids(
             conn.table(SQL_NIDS_BY_NUMBER, *bounds.columns(), *chosen.columns(), first, after)
         )
@@ -379,15 +377,11 @@ def by_position(
 ) -> Iterator[list[int]]:
     """Yield events with stream orderings from ``begin`` to before ``end`` and within the bounds.
 
-    They come in stream order, in pages. A long range without events costs nothing, as above the
-    positions that a restore skipped.
+    They come in stream order, in pages.
     """
-    at = begin
-    while rows := conn.rows(SQL_FIRST_POSITION, at, end):
-        first = rows[0]["stream_ordering"]
-        at = min(first + RANGE, end)
+    for first, after in filled(conn, SQL_FIRST_POSITION, begin, end, RANGE):
         yield _nids(
-            conn.table(SQL_NIDS_BY_POSITION, *bounds.columns(), *chosen.columns(), first, at)
+            conn.table(SQL_NIDS_BY_POSITION, *bounds.columns(), *chosen.columns(), first, after)
         )
 
 
@@ -434,7 +428,7 @@ def by_room_number(
     Events within the bounds and outliers are included.
     """
     conn.execute(SQL_BY_INDEX)
-    for first, after in split(begin, end - 1, max((end - begin) // ROOMS_EACH, 1)):
+    for first, after in filled(conn, SQL_FIRST_ROOM, begin, end, ROOMS_EACH):
         yield _nids(
             conn.table(SQL_NIDS_BY_ROOM_NUMBER, *bounds.columns(), *chosen.columns(), first, after)
         )

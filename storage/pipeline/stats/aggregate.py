@@ -34,6 +34,7 @@ from storage.pipeline.failures import executor_errors
 from storage.pipeline.file_systems import opened
 from storage.pipeline.imports.archive_files import literal
 from storage.pipeline.source.decoding import decoded
+from storage.pipeline.source.filled_ranges import SQL_FIRST_NUMBER, SQL_FIRST_ROOM, filled
 from storage.pipeline.source.filters import room_numbers, split
 from storage.pipeline.source.options import Options
 from storage.pipeline.source.reader import EventReader, ReadRange
@@ -223,11 +224,8 @@ def counts_of(
 ) -> Iterator[pa.RecordBatch]:
     """Yield `COUNTS` of a range, in parts to be summed."""
     with arrow_snapshot(dsn, config=config) as conn:
-        for first, end in split(
-            span.begin,
-            span.end - 1,
-            _parts(span.begin, span.end, NUMBERS_PER_STATEMENT),
-        ):
+        pages = filled(conn, SQL_FIRST_NUMBER, span.begin, span.end, NUMBERS_PER_STATEMENT)
+        for first, end in pages:
             yield from (
                 conn.table(SQL_COUNTS_OF_RANGE, first, end, *span.bounds.columns())
                 .cast(COUNTS)
@@ -258,7 +256,7 @@ def _rooms_now(spark: SparkSession, dsn: str, partitions: int) -> DataFrame:
 
     def read(span: tuple[int, int]) -> Iterator[pa.RecordBatch]:
         with arrow_snapshot(dsn, config=config) as conn:
-            for first, end in split(span[0], span[1] - 1, _parts(*span, ROOMS_PER_STATEMENT)):
+            for first, end in filled(conn, SQL_FIRST_ROOM, *span, ROOMS_PER_STATEMENT):
                 yield from conn.table(SQL_ROOMS_NOW, first, end).cast(ROOMS_NOW).to_batches()
 
     return _read(spark, ranges, read, ROOMS_NOW)
@@ -275,10 +273,6 @@ def _read(
                 yield from of_span(ranges[index])
 
     return spark.range(0, len(ranges), 1, max(len(ranges), 1)).mapInArrow(read, spark_ddl(schema))
-
-
-def _parts(begin: int, end: int, size: int) -> int:
-    return max((end - begin) // size, 1)
 
 
 def _date(frame: DataFrame, name: str) -> DataFrame:

@@ -26,6 +26,7 @@ from storage.errors import InputError, InvalidEvent
 from storage.event import glance
 from storage.event.ndjson import Origin
 from storage.pipeline.imports.lines import FileRange, LineContent, ParsedLine, place_of, placed
+from storage.pipeline.source.filled_ranges import filled
 
 # Statements for another schema than ours: tests/source/sql.py omits them, and
 # tests/pipeline/test_synapse.py runs each.
@@ -105,6 +106,22 @@ FROM unnest($1::text[]) AS wanted (event_id)
 JOIN event_to_state_groups g ON g.event_id = wanted.event_id
 """
 
+SQL_FIRST_EVENT: Final[LiteralString] = """
+SELECT e.stream_ordering AS first
+FROM events e
+WHERE e.stream_ordering >= $1::bigint AND e.stream_ordering < $2::bigint
+ORDER BY e.stream_ordering
+LIMIT 1
+"""
+
+SQL_FIRST_FORMER_OUTLIER: Final[LiteralString] = """
+SELECT x.event_stream_ordering AS first
+FROM ex_outlier_stream x
+WHERE x.event_stream_ordering >= $1::bigint AND x.event_stream_ordering < $2::bigint
+ORDER BY x.event_stream_ordering
+LIMIT 1
+"""
+
 LACKING_MAX: Final = 100_000
 """The maximum number of events with missing dependencies in the checkpoint."""
 
@@ -169,6 +186,13 @@ class Synapse:
             dsn, since, SynapseCheckpoint(max(row["last"], 0), min(row["first"], 0)), tuple(lacking)
         )
 
+    def within(self, begin: int, end: int) -> Iterator[tuple[int, int]]:
+        """Yield the parts of a range of positions, without those that have no event."""
+        if begin >= end:
+            return
+        with arrow_snapshot(self.dsn, foreign=True) as conn:
+            yield from filled(conn, SQL_FIRST_EVENT, begin, end, POSITIONS_EACH)
+
     @property
     def names(self) -> tuple[str, ...]:
         """Return the source names for dead letters; their lines are stream orderings."""
@@ -183,13 +207,11 @@ class Synapse:
         del tasks
         live = 1 if self.since is None else max(self.since.live - OVERLAP, 0) + 1
         history = 0 if self.since is None else min(self.since.history + OVERLAP, 0)
+        both = ((LIVE, live, self.upto.live + 1), (HISTORY, self.upto.history, history))
         found = [
-            self._span(LIVE, begin, min(begin + POSITIONS_EACH, self.upto.live + 1))
-            for begin in range(live, self.upto.live + 1, POSITIONS_EACH)
-        ]
-        found += [
-            self._span(HISTORY, max(end - POSITIONS_EACH, self.upto.history), end)
-            for end in range(history, self.upto.history, -POSITIONS_EACH)
+            self._span(kind, low, high)
+            for kind, begin, end in both
+            for low, high in self.within(begin, end)
         ]
         if self.since is None:
             return found
@@ -224,8 +246,10 @@ class Synapse:
 
 def read_synapse(span: FileRange) -> Iterator[ParsedLine]:
     """Yield the rows of a range, in pages, in one snapshot."""
-    statement = (
-        SQL_SYNAPSE_FORMER_OUTLIERS if span.file in {FORMER, FORMER_HISTORY} else SQL_SYNAPSE_EVENTS
+    first, statement = (
+        (SQL_FIRST_FORMER_OUTLIER, SQL_SYNAPSE_FORMER_OUTLIERS)
+        if span.file in {FORMER, FORMER_HISTORY}
+        else (SQL_FIRST_EVENT, SQL_SYNAPSE_EVENTS)
     )
     with arrow_snapshot(span.path, foreign=True) as conn:
         found = (
@@ -234,8 +258,8 @@ def read_synapse(span: FileRange) -> Iterator[ParsedLine]:
             else []
         )
         joined = {row["event_id"]: row["place"] for row in found}
-        for begin in range(span.begin, span.end, PAGE):
-            rows = conn.rows(statement, begin, min(begin + PAGE, span.end))
+        for begin, end in filled(conn, first, span.begin, span.end, PAGE):
+            rows = conn.rows(statement, begin, end)
             undetermined = [
                 row["event_id"] for row in rows if row["is_undetermined"] and not row["outlier"]
             ]

@@ -1,7 +1,9 @@
 """Growth: what arrived in a period, by room; and the live events of a room, by week.
 
-A period is a range of positions of the events stream. Its ends are found by bisection, because
-events arrive in the order of their positions, with few exceptions (`Store.readmit`).
+A period is a range of positions of the events stream. Its ends are found by a search that looks at
+sixteen events at a time, because events arrive in the order of their positions, with few
+exceptions: `Store.readmit`, and clocks that were wrong. It ignores times in the future, and those
+before that of an earlier event.
 
 A range of up to `SAMPLES` positions is counted. Of a larger one every n-th position is read, and
 the counts are estimates: a room with a hundredth of the events is off by about a tenth. The numbers
@@ -20,8 +22,9 @@ SAMPLES: Final = 20_000
 COUNTED_MAX: Final = 200_000
 
 SQL_POSITIONS_AT: Final[LiteralString] = """
-WITH RECURSIVE bisection AS (
-    SELECT t.ts, t.place, range.low, range.high
+WITH RECURSIVE search AS (
+    SELECT t.ts, t.place, range.low, range.high, -(1::bigint << 62) AS low_ts,
+        (extract(epoch FROM clock_timestamp()) * 1000)::bigint AS high_ts
     FROM unnest($1::bigint[]) WITH ORDINALITY AS t (ts, place)
     CROSS JOIN (
         SELECT COALESCE(min(stream_ordering), 1) AS low,
@@ -29,24 +32,42 @@ WITH RECURSIVE bisection AS (
         FROM events
     ) AS range
     UNION ALL
-    SELECT b.ts, b.place, CASE WHEN probe.ts < b.ts THEN middle.at + 1 ELSE b.low END,
-        CASE WHEN probe.ts < b.ts THEN b.high ELSE middle.at END
-    FROM bisection b
-    CROSS JOIN LATERAL (SELECT (b.low + b.high) / 2 AS at) AS middle
-    CROSS JOIN LATERAL (  -- a readmitted event is older than its neighbours
-        SELECT COALESCE(max(next.received_ts), b.ts) AS ts
+    SELECT s.ts, s.place, CASE WHEN split.rows = 1 THEN s.high ELSE split.position + 1 END,
+        COALESCE(split.next_position, s.high), split.ts, COALESCE(split.next_ts, s.high_ts)
+    FROM search s
+    CROSS JOIN LATERAL (  -- between the last event before the time, and the next one
+        SELECT p.position, p.ts, p.next_position, p.next_ts, p.rows
         FROM (
-            SELECT e.received_ts
-            FROM events e
-            WHERE e.stream_ordering >= middle.at
-            ORDER BY e.stream_ordering
-            LIMIT 8
-        ) AS next
-    ) AS probe
-    WHERE b.low < b.high
+            SELECT r.position, r.ts, lead(r.position) OVER (ORDER BY r.position) AS next_position,
+                lead(r.ts) OVER (ORDER BY r.position) AS next_ts, count(*) OVER () AS rows
+            FROM (
+                SELECT i.position, i.ts, max(i.ts) OVER (ORDER BY i.position) AS latest_ts
+                FROM (
+                    SELECT s.low - 1 AS position, s.low_ts AS ts
+                    UNION
+                    SELECT e.stream_ordering, e.received_ts
+                    FROM generate_series(0, 15) AS n
+                    CROSS JOIN LATERAL (
+                        SELECT x.stream_ordering, x.received_ts
+                        FROM events x
+                        WHERE x.stream_ordering >= s.low + (s.high - s.low) * n / 16
+                            AND x.stream_ordering < s.high
+                        ORDER BY x.stream_ordering
+                        LIMIT 1
+                    ) AS e
+                    WHERE e.received_ts BETWEEN s.low_ts AND s.high_ts
+                ) AS i
+            ) AS r
+            WHERE r.ts = r.latest_ts  -- a clock was wrong where it is earlier than one before it
+        ) AS p
+        WHERE p.ts < s.ts
+        ORDER BY p.position DESC
+        LIMIT 1
+    ) AS split
+    WHERE s.low < s.high
 )
 SELECT low
-FROM bisection
+FROM search
 WHERE low >= high
 ORDER BY place
 """
