@@ -32,6 +32,7 @@ class Done(NamedTuple):
     rooms: int
     events: int
     bytes: int
+    skipped: int
     seconds: float
 
 
@@ -88,12 +89,19 @@ async def _export(
         rooms = await rooms_to_archive(conn, room_ids)
         total = await event_total(conn, room_ids)
         counted = Counted(show, "export", total.rows, "events", total.is_estimate)
+        skipped = [room for room in rooms if room.is_partial]
+        for room in skipped:
+            typer.echo(f"{room.room_id} is skipped: its members are not all known yet", err=True)
         for room in rooms:
+            if room.is_partial:
+                continue
             async for lines in archive(conn, room):
                 counted.add(len(lines))
                 target.write(b"\n".join([*lines, b""]))
                 events, size = events + len(lines), size + sum(map(len, lines)) + len(lines)
-    return Done(len(rooms), events, size, round(time.monotonic() - started, 3))
+    return Done(
+        len(rooms) - len(skipped), events, size, len(skipped), round(time.monotonic() - started, 3)
+    )
 
 
 @contextmanager
