@@ -8,6 +8,7 @@ Source: server-server API, "Joining rooms".
 """
 
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal, NamedTuple
 
@@ -27,6 +28,8 @@ from storage.queries.receiving import KnownRoom, StoredKey, known_rooms
 from storage.streams.position_poller import follow_once
 
 CREATE: Final = ("m.room.create", "")
+MARKS_MAX: Final = 5
+"""So often the mark of a join is made. Another process drops it only when it opens or joins."""
 DECISIVE: Final = frozenset({CREATE, ("m.room.power_levels", ""), ("m.room.join_rules", "")})
 
 JoinOutcome = Literal["joined", "duplicate", "refused"]
@@ -292,12 +295,15 @@ async def store_join(
         if key in DECISIVE and event_id in left_out:
             raise Refused("state_incomplete", f"{event_id} cannot be used: {left_out[event_id]}")
     state = [one for one in checked.entries.values() if one not in left_out]
-    async with partial_joins.marked(task, join, mark) as made:
-        if mark is not None and not made.is_set:
-            await _refuse_unless_stored(task, join)
-        result = await made.append(task, join, state)
-        joined = await outcome_of(task, join, result, left_out)
-    return replace(joined, is_partial=made.is_set)
+    for _ in range(MARKS_MAX):
+        with suppress(partial_joins.MarkLost):
+            async with partial_joins.marked(task, join, mark) as made:
+                if mark is not None and not made.is_set:
+                    await _refuse_unless_stored(task, join)
+                result = await made.append(task, join, state)
+                joined = await outcome_of(task, join, result, left_out)
+            return replace(joined, is_partial=made.is_set)
+    raise Refused("not_stored", "other joins of the room are being stored: repeat it later")
 
 
 async def forget_false_claim(task: RoomTask) -> None:
