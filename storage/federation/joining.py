@@ -14,7 +14,7 @@ from typing import Any, Final, Literal, NamedTuple
 
 from storage.auth import check, check_auth_events, keys_needed
 from storage.errors import AuthDenied
-from storage.event import ROOM_VERSIONS, Event
+from storage.event import ROOM_VERSIONS, Event, required_signers
 from storage.event.references import auth_ids_of
 from storage.federation import partial_joins
 from storage.federation.remote import RemoteError
@@ -186,16 +186,30 @@ def _is_known(stored: StoredKey | None) -> bool:
 
 
 async def signed_join(task: RoomTask, join: Event, returned: Pdu | None) -> Event:
-    """Return the join with the signatures of both servers, if the other one has signed as well."""
-    own = await task.read([join.raw])
-    if returned is not None:
-        theirs = (await task.read([returned])).events
-        if join.event_id in theirs:
-            return theirs[join.event_id]
-    if join.event_id in own.events:
-        return own.events[join.event_id]
-    refusal = own.refused.get(join.event_id)
+    """Return the join with its own bytes, and the signatures of servers that must sign it, too.
+
+    Nothing else is taken of the event that the other server has returned: it has the same id also
+    with another name in its content, which the id does not cover.
+    """
+    read = await task.read([_with_signatures(join, returned)])
+    if join.event_id in read.events:
+        return read.events[join.event_id]
+    refusal = read.refused.get(join.event_id)
     raise Refused("unsigned_join", (refusal and refusal.reason) or f"it is not of {task.room_id}")
+
+
+def _with_signatures(join: Event, returned: Pdu | None) -> Pdu:
+    """Return a join with the required signatures that the returned event has."""
+    if returned is None:
+        return join.raw
+    given = receive.glances([returned])[0].get("signatures")
+    own = join.json.get("signatures", {})
+    added = {
+        server: given[server]
+        for server in required_signers(join)
+        if isinstance(given, dict) and server not in own and isinstance(given.get(server), dict)
+    }
+    return {**join.json, "signatures": {**own, **added}} if added else join.raw
 
 
 def _refuse_other_rooms(task: RoomTask, parsed: Iterable[Event]) -> None:
