@@ -97,6 +97,17 @@ async def test_only_a_new_membership_undoes_it(store: Store, undone_by: str) -> 
     assert await store.memberships_of(LOCAL, ["leave"]) == {room.room_id: "leave"}
 
 
+async def test_a_visit_of_one_batch_undoes_it(store: Store) -> None:
+    """Also if no write ever stored that the user was in the room."""
+    room = await left_room(store)
+    said = room.events[-2].event_id
+    await store.forget(LOCAL, room.room_id)
+    visit = [room.join(LOCAL), room.leave(LOCAL)]
+    await store.append([event.pdu for event in visit])
+    assert await store.memberships_of(LOCAL, ["leave"]) == {room.room_id: "leave"}
+    assert said in ids((await store.messages(room.room_id, LOCAL)).chunk)
+
+
 async def test_sync_returns_the_leave_once_and_nothing_later(store: Store) -> None:
     room = new_room(members=[LOCAL])
     await deliver(store, room)
