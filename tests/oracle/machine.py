@@ -126,7 +126,7 @@ class RoomMachine(DeliveringMachine):
             )
             assert not lines, "\n".join(lines)
 
-    @precondition(lambda self: self.syncing)
+    @precondition(lambda self: "forget" in self.on and self.syncing)
     @rule(data=st.data(), comes_back=st.booleans(), leaves_again=st.booleans())
     def forget_a_room(self, data: st.DataObject, *, comes_back: bool, leaves_again: bool) -> None:
         """A user leaves, forgets the room, and perhaps comes back; nobody goes on from there."""

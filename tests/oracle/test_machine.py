@@ -347,6 +347,7 @@ NEEDED: Mapping[type[Oracle], frozenset[str]] = {
     HidesWhatIsRefused: frozenset({"verdicts"}),
     ReadmitsInThePast: frozenset({"verdicts"}),
     ForgetsReadmittedHeads: frozenset({"verdicts"}),
+    ShowsForgottenState: frozenset({"forget"}),
 }
 """What has to be switched on to notice a mistake."""
 
