@@ -290,6 +290,14 @@ def mapping(value: Mapping[Any, T], name: str) -> Mapping[Any, T]:
     return value
 
 
+def room_versions(value: Mapping[str, str] | None) -> Mapping[str, str]:
+    """Return room versions by room id; raise `InputError` unless all are strings."""
+    found = {} if value is None else mapping(value, "room_versions")
+    for version in found.values():
+        instance(version, str, "a version in room_versions")
+    return found
+
+
 def signing_key(value: Any) -> Any:
     """Return a key of signedjson that signs; raise `InputError` for another value."""
     if not (callable(getattr(value, "sign", None)) and {"alg", "version"} <= set(dir(value))):

@@ -64,8 +64,8 @@ __all__ = [
 
 Json = dict[str, Any]
 T = TypeVar("T")
-Shown = Mapping[str, Json]
-"""Events in the form for clients, by id."""
+Shown = Mapping[tuple[str, bool], Json]
+"""Events in the form for clients, by id and whether as state: that of an erased sender is whole."""
 
 ERRORS: Final[tuple[tuple[type[Exception], int, str], ...]] = (
     (AuthDenied, 403, "M_FORBIDDEN"),
@@ -163,7 +163,7 @@ def _room(room: JoinedRoom, events: Shown, state_name: str) -> Json:
     timeline = {"limited": room.timeline.limited, "prev_batch": room.timeline.prev_batch}
     form: Json = {
         "timeline": timeline | _events(_pick(events, room.timeline.events)),
-        state_name: _events(_pick(events, getattr(room, state_name))),
+        state_name: _events(_pick(events, getattr(room, state_name), as_state=True)),
         "account_data": _events(_account_data(room.account_data)),
         "ephemeral": _events([receipt_event(room.receipts)] if room.receipts else []),
     }
@@ -314,14 +314,14 @@ def _sliding_room(room: SlidingRoom, events: Shown) -> Json:
             for hero in room.heroes
         ]
     removed = [{"type": kind, "state_key": key} for kind, key in room.removed_state]
-    form["required_state"] = _pick(events, room.required_state) + removed
+    form["required_state"] = _pick(events, room.required_state, as_state=True) + removed
     form["timeline_events"] = _pick(events, room.timeline)
     return form
 
 
 def _unstable_room(room: SlidingRoom, events: Shown) -> Json:
     form = _sliding_room(room, events)
-    form["required_state"] = _pick(events, room.required_state)
+    form["required_state"] = _pick(events, room.required_state, as_state=True)
     return {OLD_NAMES.get(name, name): value for name, value in form.items()}
 
 
@@ -475,15 +475,18 @@ async def _shown(
     events: Iterable[StoredEvent],
     state: Iterable[StoredEvent],
     device_id: str | None,
-) -> dict[str, Json]:
-    """Return the events that the user may see, and those of a state, by id."""
-    found = await store.client_events(user_id, state, as_state=True, with_room_id=False)
-    found += await store.client_events(user_id, events, device_id=device_id, with_room_id=False)
-    return {one["event_id"]: one for one in found}
+) -> Shown:
+    """Return the events that the user may see, and those of a state."""
+    as_state = await store.client_events(user_id, state, as_state=True, with_room_id=False)
+    found = await store.client_events(user_id, events, device_id=device_id, with_room_id=False)
+    return {(one["event_id"], True): one for one in as_state} | {
+        (one["event_id"], False): one for one in found
+    }
 
 
-def _pick(shown: Shown, events: Iterable[StoredEvent]) -> list[Json]:
-    return [shown[one.event_id] for one in events if one.event_id in shown]
+def _pick(shown: Shown, events: Iterable[StoredEvent], *, as_state: bool = False) -> list[Json]:
+    keys = ((one.event_id, as_state) for one in events)
+    return [shown[key] for key in keys if key in shown]
 
 
 def _events(events: Sequence[Json]) -> Json:

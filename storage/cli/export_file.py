@@ -61,7 +61,8 @@ def command(
 ) -> None:
     """Write events as received, with the fields that `import` needs to restore them.
 
-    It exports a snapshot. A file is written whole, or not at all. For partitioned Parquet, and for
+    It exports a snapshot. A file is written whole, or not at all. Without --room, a room whose
+    members are not all known yet is skipped, and named. For partitioned Parquet, and for
     events since an earlier export, use `room-storage spark export`.
     """
     if file.endswith(".parquet"):
@@ -80,7 +81,7 @@ def command(
 async def _export(
     target: IO[bytes], dsn: str | None, room_ids: list[RoomId] | None, show: Report
 ) -> Done:
-    started, events, size = time.monotonic(), 0, 0
+    started, events, size, skipped = time.monotonic(), 0, 0, 0
     async with (
         maintained(dsn) as database,
         database.transaction(isolation="repeatable_read", readonly=True) as conn,
@@ -89,11 +90,17 @@ async def _export(
         total = await event_total(conn, room_ids)
         counted = Counted(show, "export", total.rows, "events", total.is_estimate)
         for room in rooms:
+            if room.is_partial:
+                skipped += 1
+                typer.echo(
+                    f"{room.room_id} is skipped: its members are not all known yet", err=True
+                )
+                continue
             async for lines in archive(conn, room):
                 counted.add(len(lines))
                 target.write(b"\n".join([*lines, b""]))
                 events, size = events + len(lines), size + sum(map(len, lines)) + len(lines)
-    return Done(len(rooms), events, size, round(time.monotonic() - started, 3))
+    return Done(len(rooms) - skipped, events, size, round(time.monotonic() - started, 3))
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from storage.cli.progress import ProgressDisplay, QuietOption
 from storage.cli.verify import RoomsOption
 from storage.maintenance.old_connections import delete_old_connections
 from storage.maintenance.old_transactions import delete_old_transactions
+from storage.maintenance.partial_state import drop_lost_marks
 from storage.maintenance.state_group_gc import Collected, collect_all, collect_rooms
 from storage.observability.progress import Report
 
@@ -24,7 +25,8 @@ def command(
 ) -> None:
     """Delete the state groups that no event and no room refers to.
 
-    Also delete old transaction ids, and connections of sliding sync that are not in use.
+    Also delete old transaction ids, connections of sliding sync that are not in use, and marks of
+    joins that were never stored because a process was killed.
 
     With --room only state groups. Works in bounded batches while servers run.
     """
@@ -45,13 +47,16 @@ def command(
     if room is None:
         typer.echo(f"{amount(old.transactions, 'old transaction id')} deleted")
         typer.echo(f"{amount(old.connections, 'unused connection')} deleted")
+        if old.marks:
+            typer.echo(f"{amount(old.marks, 'mark')} of joins that were never stored deleted")
 
 
 class OldRows(NamedTuple):
-    """The numbers of deleted rows: transaction ids, and connections of sliding sync."""
+    """The numbers of deleted rows: transaction ids, connections of sliding sync, marks of joins."""
 
     transactions: int
     connections: int
+    marks: int
 
 
 async def _collect(
@@ -60,7 +65,9 @@ async def _collect(
     async with maintained(dsn) as database:
         if rooms is None:
             old = OldRows(
-                await delete_old_transactions(database), await delete_old_connections(database)
+                await delete_old_transactions(database),
+                await delete_old_connections(database),
+                len(await drop_lost_marks(database)),
             )
             return [collected async for collected in collect_all(database, report=show)], old
-        return await collect_rooms(database, rooms, report=show), OldRows(0, 0)
+        return await collect_rooms(database, rooms, report=show), OldRows(0, 0, 0)

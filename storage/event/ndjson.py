@@ -4,6 +4,7 @@ A line is a PDU, or an envelope ``{"pdu": {…}, "room_version": "11", "origin":
 "state_before": ["$…", …]}``. Only ``pdu`` is required; unknown keys are ignored. The last of
 duplicate keys counts, as in every server. ``"refused": "spam"`` is a verdict of the caller on the
 event. A line with ``"readmit": true`` stores nothing: the event of an earlier line is readmitted.
+``"second_create": true``: the room has another create event, which is stored before this one.
 Instead of ``pdu`` there may be ``pdu_base64`` (RFC 4648, padded), for bytes that no line can hold,
 such as those with line breaks. An object that has a ``sender`` is a PDU, whatever else it has. So a
 PDU with a key ``pdu`` of its own is not mistaken for an envelope.
@@ -33,6 +34,9 @@ Origin = Literal["live", "backfill", "outlier", "out_of_band"]
 READMITTED: Final = "readmitted later"
 """The reason in an export for the arrival of an event that was readmitted since."""
 
+SECOND_CREATE: Final = "create.second"
+"""The rule in the column ``rejected`` of an export by which a room has one create event."""
+
 ORIGINS: Final = ("live", "backfill", "outlier", "out_of_band")
 OUTLIERS: Final = ("outlier", "out_of_band")
 """The origins of events that are stored without a position in the timeline."""
@@ -61,6 +65,7 @@ class Line:
     stripped_state: tuple[dict[str, Any], ...] | None = None
     refused: str | None = None
     readmit: bool = False
+    second_create: bool = False
     room_id: str | None = field(default=None, compare=False)
     depth: float | None = field(default=None, compare=False)
 
@@ -102,6 +107,7 @@ def envelope(
     *,
     refused: str | None = None,
     readmit: bool = False,
+    second_create: bool = False,
 ) -> bytes:
     """Return a line that `read_line` reads back as these values.
 
@@ -121,6 +127,7 @@ def envelope(
         "stripped_state": stripped_state,
         "refused": refused,
         "readmit": readmit or None,
+        "second_create": second_create or None,
     }
     rest = orjson.dumps({name: one for name, one in said.items() if one is not None})
     return form + value + (b"," if len(rest) > len(b"{}") else b"") + rest[1:]
@@ -188,8 +195,10 @@ def _opened(text: str, start: int, given: dict[str, Any]) -> Line:
     refused, readmit = given.get("refused"), given.get("readmit", False)
     if not isinstance(refused, str | None):
         raise InvalidEvent("refused is not a string")
-    if not isinstance(readmit, bool):
-        raise InvalidEvent("readmit is neither true nor false")
+    second = given.get("second_create", False)
+    for name, flag in (("readmit", readmit), ("second_create", second)):
+        if not isinstance(flag, bool):
+            raise InvalidEvent(f"{name} is neither true nor false")
     line = replace(
         pdu,
         room_version=room_version,
@@ -197,6 +206,7 @@ def _opened(text: str, start: int, given: dict[str, Any]) -> Line:
         state_before=None if state is None else tuple(state),
         refused=refused,
         readmit=readmit,
+        second_create=second,
     )
     return (
         line

@@ -8,12 +8,13 @@ Source: server-server API, "Joining rooms".
 """
 
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal, NamedTuple
 
 from storage.auth import check, check_auth_events, keys_needed
 from storage.errors import AuthDenied
-from storage.event import ROOM_VERSIONS, Event
+from storage.event import ROOM_VERSIONS, Event, required_signers
 from storage.event.references import auth_ids_of
 from storage.federation import partial_joins
 from storage.federation.remote import RemoteError
@@ -27,6 +28,8 @@ from storage.queries.receiving import KnownRoom, StoredKey, known_rooms
 from storage.streams.position_poller import follow_once
 
 CREATE: Final = ("m.room.create", "")
+MARKS_MAX: Final = 5
+"""So often the mark of a join is made. Another process drops it only when it opens or joins."""
 DECISIVE: Final = frozenset({CREATE, ("m.room.power_levels", ""), ("m.room.join_rules", "")})
 
 JoinOutcome = Literal["joined", "duplicate", "refused"]
@@ -183,16 +186,30 @@ def _is_known(stored: StoredKey | None) -> bool:
 
 
 async def signed_join(task: RoomTask, join: Event, returned: Pdu | None) -> Event:
-    """Return the join with the signatures of both servers, if the other one has signed as well."""
-    own = await task.read([join.raw])
-    if returned is not None:
-        theirs = (await task.read([returned])).events
-        if join.event_id in theirs:
-            return theirs[join.event_id]
-    if join.event_id in own.events:
-        return own.events[join.event_id]
-    refusal = own.refused.get(join.event_id)
+    """Return the join with its own bytes, and the signatures of servers that must sign it, too.
+
+    Nothing else is taken of the event that the other server has returned: it has the same id also
+    with another name in its content, which the id does not cover.
+    """
+    read = await task.read([_with_signatures(join, returned)])
+    if join.event_id in read.events:
+        return read.events[join.event_id]
+    refusal = read.refused.get(join.event_id)
     raise Refused("unsigned_join", (refusal and refusal.reason) or f"it is not of {task.room_id}")
+
+
+def _with_signatures(join: Event, returned: Pdu | None) -> Pdu:
+    """Return a join with the required signatures that the returned event has."""
+    if returned is None:
+        return join.raw
+    given = receive.glances([returned])[0].get("signatures")
+    own = join.json.get("signatures", {})
+    added = {
+        server: given[server]
+        for server in required_signers(join)
+        if isinstance(given, dict) and server not in own and isinstance(given.get(server), dict)
+    }
+    return {**join.json, "signatures": {**own, **added}} if added else join.raw
 
 
 def _refuse_other_rooms(task: RoomTask, parsed: Iterable[Event]) -> None:
@@ -292,12 +309,15 @@ async def store_join(
         if key in DECISIVE and event_id in left_out:
             raise Refused("state_incomplete", f"{event_id} cannot be used: {left_out[event_id]}")
     state = [one for one in checked.entries.values() if one not in left_out]
-    async with partial_joins.marked(task, join, mark) as made:
-        if mark is not None and not made.is_set:
-            await _refuse_unless_stored(task, join)
-        result = await made.append(task, join, state)
-        joined = await outcome_of(task, join, result, left_out)
-    return replace(joined, is_partial=made.is_set)
+    for _ in range(MARKS_MAX):
+        with suppress(partial_joins.MarkLost):
+            async with partial_joins.marked(task, join, mark) as made:
+                if mark is not None and not made.is_set:
+                    await _refuse_unless_stored(task, join)
+                result = await made.append(task, join, state)
+                joined = await outcome_of(task, join, result, left_out)
+            return replace(joined, is_partial=made.is_set)
+    raise Refused("not_stored", "other joins of the room are being stored: repeat it later")
 
 
 async def forget_false_claim(task: RoomTask) -> None:

@@ -22,6 +22,7 @@ from storage.federation.state_fetch import state_before
 from storage.ids import EventId, ServerName, StateKey
 from storage.maintenance import partial_state
 from storage.persist import AppendResult
+from storage.persist.plan.partial_state import MARK_IS_GONE
 from storage.queries.partial_rooms import PartialRoom
 from storage.streams.position_poller import follow_once
 
@@ -66,20 +67,29 @@ async def left_before(task: RoomTask) -> dict[StateKey, EventId]:
         return await partial_state.own_members(conn, task.room_id, task.own_name)
 
 
+class MarkLost(Exception):  # noqa: N818  # control flow, not an error
+    """The mark of a join was dropped before the join was stored. Make it again."""
+
+
 @dataclass(slots=True)
 class JoinMark:
     """Whether a room is marked as partial for a join, and the append of that join."""
 
     is_set: bool
-    appending: asyncio.Task[dict[EventId, AppendResult]] | None = None
+    appending: asyncio.Task[AppendResult] | None = None
 
     async def append(self, task: RoomTask, join: Event, state: Iterable[EventId]) -> AppendResult:
-        """Store the join. If it is marked, a cancelled caller does not cancel it: see `marked`."""
-        appending = task.append([join], state_before={join.event_id: state})
+        """Store the join. If it is marked, a cancelled caller does not cancel it: see `marked`.
+
+        `MarkLost` if another process has dropped the mark.
+        """
         if not self.is_set:
-            return (await appending)[join.event_id]
-        self.appending = asyncio.create_task(appending)
-        return (await asyncio.shield(self.appending))[join.event_id]
+            return (await task.append([join], state_before={join.event_id: state}))[join.event_id]
+        self.appending = asyncio.create_task(task.append_partial(join, state))
+        result = await asyncio.shield(self.appending)
+        if result.reason == MARK_IS_GONE:
+            raise MarkLost
+        return result
 
 
 @asynccontextmanager

@@ -16,6 +16,7 @@ from storage.federation.limits import ReceiverLimits
 from storage.federation.requests import TaskRequests
 from storage.ids import EventId, RoomId, ServerName
 from storage.persist import AppendResult, Origin, receive
+from storage.persist.append import AppendOptions, append
 from storage.persist.receive import Pdu
 from storage.queries.receiving import StoredKey, servers_by_size, stored_keys
 from storage.store.facade import Store
@@ -115,8 +116,24 @@ class RoomTask:
             room_version=self.room_version,
             origin=origin,
             state_before=state_before,
+            room_versions={self.room_id: self.room_version},
         )
         return {event.event_id: one for event, one in zip(batch, results, strict=True)}
+
+    async def append_partial(self, join: Event, state_before: Iterable[EventId]) -> AppendResult:
+        """Store a join whose state lacks members, if its mark makes the room partial."""
+        options = AppendOptions(
+            self.room_version,
+            "live",
+            {join.event_id: list(state_before)},
+            None,
+            None,
+            room_versions={self.room_id: self.room_version},
+            partial_join=join.event_id,
+        )
+        with self.store.reads.writing():
+            [result] = await append(self.store.database, self.store.writer, [join.raw], options)
+        return result
 
     async def stored(self, event_ids: Iterable[EventId]) -> dict[EventId, StoredKey]:
         """Return those of the events that are stored, whatever their room."""

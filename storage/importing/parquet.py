@@ -1,9 +1,10 @@
 """Read Parquet as lines: each row becomes the envelope that `storage.event.ndjson` reads.
 
 It needs pyarrow (the extra `spark`). Columns: ``pdu`` (the received bytes), and optionally
-``room_version``, ``origin``, ``state_before``, ``refused`` and ``arrival_ordering``, as in the
-files of `room-storage spark export`. Other columns are ignored. A row with ``arrival_ordering`` is
-of a readmitted event, and becomes two lines: refused, and readmitted.
+``room_version``, ``origin``, ``state_before``, ``refused``, ``rejected`` and ``arrival_ordering``,
+as in the files of `room-storage spark export`. Other columns are ignored. A row with
+``arrival_ordering`` is of a readmitted event, and becomes two lines: refused, and readmitted. Of
+``rejected`` only a second create event counts.
 """
 
 from collections.abc import Iterator
@@ -12,9 +13,17 @@ from pathlib import Path
 from typing import Any, Final
 
 from storage.errors import ExtraMissing, InputError
-from storage.event.ndjson import READMITTED, envelope
+from storage.event.ndjson import READMITTED, SECOND_CREATE, envelope
 
-COLUMNS: Final = ("pdu", "room_version", "origin", "state_before", "refused", "arrival_ordering")
+COLUMNS: Final = (
+    "pdu",
+    "room_version",
+    "origin",
+    "state_before",
+    "refused",
+    "rejected",
+    "arrival_ordering",
+)
 ROWS_MAX: Final = 500
 """Rows read at a time."""
 
@@ -51,7 +60,9 @@ def _lines(row: dict[str, Any]) -> list[bytes]:
     pdu, version, origin = row["pdu"] or b"", row.get("room_version"), row.get("origin")
     state = row.get("state_before")
     if row.get("arrival_ordering") is None:
-        return [envelope(pdu, version, origin, state, refused=row.get("refused"))]
+        second = str(row.get("rejected")).startswith(SECOND_CREATE)
+        refused = row.get("refused")
+        return [envelope(pdu, version, origin, state, refused=refused, second_create=second)]
     return [
         envelope(pdu, version, origin, state, refused=READMITTED),
         envelope(pdu, version, origin, readmit=True),

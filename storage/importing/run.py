@@ -6,7 +6,7 @@ An append is idempotent, so you can run an interrupted import again: stored even
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import aclosing, asynccontextmanager, closing, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -127,10 +127,19 @@ class Import:
             except InvalidEvent as error:
                 self._reject(raw.source, raw.number, raw.raw, Reject("bad_line", error.reason))
                 self._count(1, len(raw.raw) + 1)
+                continue
+            if line.second_create:
+                self._wait(source, raw, line)
             else:
                 await lanes.put(
                     room_of(line), QueuedLine(source, raw.number, len(raw.raw) + 1, raw.raw, line)
                 )
+
+    def _wait(self, source: int, raw: RawLine, line: Line) -> None:
+        """Keep a second create event for the next round: the first one is the room's."""
+        note = Reject("missing_parents", "the first create event of the room is missing").encode()
+        self._held.add(RetryLine(line.depth or 0.0, source, raw.number, raw.raw, note))
+        self._count(1, len(raw.raw) + 1)
 
     def _count(self, lines: int, size: int) -> None:
         """Report that so many lines of ``size`` bytes have their result, or wait."""
@@ -202,6 +211,7 @@ class Import:
             state_before=given,
             stripped_state=shown,
             refused=refused,
+            room_versions=_named_versions(run),
         )
         return await _repeated(append)
 
@@ -265,6 +275,12 @@ def _line_of(raw: RawLine) -> Line:
     if (line.refused is not None or line.readmit) and line.room_version not in ROOM_VERSIONS:
         raise InvalidEvent("refused and readmit need a room_version that is known")
     return line
+
+
+def _named_versions(run: Iterable[QueuedLine]) -> dict[str, str]:
+    """Return the versions that lines name, by room: they stand before what a create event says."""
+    lines = (entry.line for entry in run)
+    return {one.room_id: one.room_version for one in lines if one.room_id and one.room_version}
 
 
 def _event_ids(line: Line) -> Iterator[EventId]:

@@ -5,6 +5,9 @@ Events come in the order in which they were stored: outliers first, then the tim
 ordering. A line includes the state before its event only where the earlier lines do not determine
 it: where a parent is missing or was stored later.
 
+An outlier that is a second create event of its room follows the first one, by which it was
+rejected. Otherwise an import would take it for the create event of the room.
+
 A refused event has its reason. An event that was readmitted has two lines: one where it arrived,
 refused, and one where it was readmitted.
 """
@@ -37,16 +40,25 @@ ORDER BY room_nid
 SQL_STEPS: Final[LiteralString] = """
 SELECT event_nid, is_readmission
 FROM (
-    SELECT event_nid, NULL::bigint AS position, false AS is_readmission FROM events
+    SELECT o.event_nid, c.position, false AS is_readmission, o.is_second
+    FROM (
+        SELECT event_nid, COALESCE(starts_with(rejected, 'create.second'), false) AS is_second
+        FROM events
         WHERE room_nid = $1::bigint AND outlier
+    ) AS o
+    LEFT JOIN (
+        SELECT max(COALESCE(arrival_ordering, stream_ordering)) AS position
+        FROM events
+        WHERE room_nid = $1::bigint AND type_nid = 1 AND state_key_nid = 1 AND rejected IS NULL
+    ) AS c ON o.is_second
     UNION ALL
-    SELECT event_nid, COALESCE(arrival_ordering, stream_ordering), false FROM events
+    SELECT event_nid, COALESCE(arrival_ordering, stream_ordering), false, false FROM events
         WHERE room_nid = $1::bigint AND NOT outlier
     UNION ALL
-    SELECT event_nid, stream_ordering, true FROM events
+    SELECT event_nid, stream_ordering, true, false FROM events
         WHERE room_nid = $1::bigint AND NOT outlier AND arrival_ordering IS NOT NULL
 ) AS e
-ORDER BY position NULLS FIRST, event_nid
+ORDER BY position NULLS FIRST, is_second, event_nid
 """
 
 SQL_EVENTS: Final[LiteralString] = compose(
@@ -110,15 +122,15 @@ async def rooms_to_archive(
 ) -> list[ArchivedRoom]:
     """Return these rooms, or all, in the order in which the store first saw them.
 
-    Raise `UnknownRoom`, or `PartialState` for a room whose members are not all known: an import
-    would reject the events of the others.
+    Raise `UnknownRoom`, or `PartialState` for one of ``room_ids`` whose members are not all known:
+    an import would reject the events of the others. Of all rooms, the caller skips such rooms.
     """
     found = await conn.fetch(
         SQL_ROOMS, None if room_ids is None else list(room_ids), row=ArchivedRoom
     )
     if unknown := set(room_ids or ()) - {room.room_id for room in found}:
         raise UnknownRoom(min(unknown))
-    if partial := [room.room_id for room in found if room.is_partial]:
+    if room_ids is not None and (partial := [room.room_id for room in found if room.is_partial]):
         raise PartialState(min(partial))
     return found
 

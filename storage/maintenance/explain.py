@@ -268,9 +268,16 @@ async def explain_visibility(conn: Connection, event_id: EventId, principal: str
     if refused is None and facts.is_forgotten and "world_readable" not in facts.visibilities:
         refused = "they have forgotten the room"
     visible, why = (False, refused) if refused is not None else _rule(facts, is_user=is_user)
+    is_withheld = visible and row.is_sender_erased and "join" not in facts.memberships
+    if is_withheld and not is_user:
+        visible, why = False, f"{row.sender} is erased, and the server was not joined"
     joined_later = facts.joins.is_joined or facts.joins.join_id is not None
     parts = [f"{principal} {'may see' if visible else 'may not see'} {event_id}: {why}."]
     parts += _remarks(row, facts, visible=visible, is_user=is_user)
+    if visible and is_withheld:
+        parts.append(
+            f"{row.sender} is erased and they were not joined, so the content is left out."
+        )
     if not visible and not is_user and refused is None and facts.ever_joined:
         parts.append("It gets the redacted form.")
     if await _by_table(conn, event_id, principal, is_user=is_user) != visible:
@@ -304,9 +311,6 @@ def _remarks(row: ExplainedRow, facts: RuleInputs, *, visible: bool, is_user: bo
         remarks.append(f"Its content is reduced by the redaction {row.redacted_by}.")
     if visible and row.redacted_form:
         remarks.append("Its content hash is wrong, so only the redacted form is valid.")
-    if visible and row.is_sender_erased and "join" not in facts.memberships:
-        whom = "they were" if is_user else "the server was"
-        remarks.append(f"{row.sender} is erased and {whom} not joined, so the content is left out.")
     if visible and facts.is_ignored:
         remarks.append(f"But they ignore {row.sender}, so their clients do not get it.")
     if is_user and row.is_state_partial and facts.memberships == (None, None):

@@ -52,6 +52,11 @@ class AppendOptions(NamedTuple):
     It may then be an outlier or a timeline event.
 
     ``refused`` has the reasons of the caller to refuse events, by event.
+
+    ``partial_join`` is a join of the batch whose state before it lacks members. It is ``invalid``
+    if no mark of it makes the room partial (`MARK_IS_GONE`).
+
+    ``room_versions``, by room, stand before what create events of the batch say.
     """
 
     room_version: str | None
@@ -60,6 +65,8 @@ class AppendOptions(NamedTuple):
     stripped_state: StrippedState | None
     verify_keys: VerifyKeys | None
     refused: verdicts.Refused | None = None
+    room_versions: Mapping[str, str] | None = None
+    partial_join: EventId | None = None
 
 
 async def append(
@@ -72,6 +79,7 @@ async def append(
     pdus = args.pdus(batch)
     if said.room_version is not None:
         args.instance(said.room_version, str, "room_version")
+    named = args.room_versions(said.room_versions)
     if said.origin not in ORIGINS:
         raise InputError(f"origin is {said.origin!r}: it must be one of {', '.join(ORIGINS)}")
     receive.check_keys(said.verify_keys)
@@ -80,11 +88,11 @@ async def append(
     refused = verdicts.read_refused(said.refused, said.origin)
     glanced = receive.glances(pdus)
     rooms = receive.room_ids(glanced)
-    known = await _known_versions(database, writer, {room for room in rooms if room is not None})
+    stored = await _known_versions(database, writer, {room for room in rooms if room is not None})
     results: dict[int, AppendResult] = {}
     events: dict[int, Event] = {}
     for index, version in enumerate(
-        receive.versions(pdus, glanced, rooms, known, said.room_version)
+        receive.versions(pdus, glanced, rooms, {**named, **stored}, said.room_version)
     ):
         read = receive.read(pdus[index], glanced[index], version)
         if said.verify_keys is not None and isinstance(read, Event):
@@ -102,6 +110,9 @@ async def append(
     incoming = [IncomingEvent(events[index], said.origin) for index in ordered]
     if states or shown or refused:
         incoming = [_with_given(one, states, shown, refused) for one in incoming]
+    if said.partial_join is not None:
+        marking = said.partial_join
+        incoming = [one._replace(is_partial=one.event.event_id == marking) for one in incoming]
     if incoming:
         results.update(zip(ordered, await writer.append(incoming), strict=True))
     answers = [results[index] for index in range(len(pdus))]

@@ -1,7 +1,7 @@
 """Turn received PDUs into events, in an order in which they can be stored.
 
-The room version of a known room comes from the store. Otherwise it comes from the room's create
-event in the batch, or else from the caller.
+The room version of a known room comes from the store, or from a caller who names the room.
+Otherwise it comes from the room's create event in the batch, or else from the caller.
 """
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
@@ -50,8 +50,9 @@ def versions(
 ) -> list[str | None]:
     """Return the room version to parse each PDU with, or None if it is unknown.
 
-    ``rooms`` comes from `room_ids`. The store has priority, then a create event in ``pdus``, then
-    ``given``. The version of another room is never used.
+    ``rooms`` comes from `room_ids`. ``known`` has priority, then a create event in ``pdus``, then
+    ``given``. The version of another room is never used. Anybody can send a second create event
+    that says anything, so a caller who knows the version of a room names it in ``known``.
     """
     said = [_said_version(one) if one.get("type") == "m.room.create" else None for one in glanced]
     created = _created(pdus, glanced, said)

@@ -138,7 +138,7 @@ def _form(request: ClientRequest, event: StoredEvent, facts: ClientFacts) -> dic
 def _served(event: StoredEvent, facts: ClientFacts) -> dict[str, Any]:
     """Return the whole event, or the redacted form."""
     is_redacted = facts.redaction is not None or event.redacted_by is not None
-    hides = is_redacted or not (facts.is_whole or event.state_key is not None)
+    hides = is_redacted or not facts.is_whole
     return redact(event.json, event.room_version) if hides and not event.pruned else event.json
 
 

@@ -44,6 +44,9 @@ CROSS JOIN LATERAL (
         AND server_sees(e, s.own_audiences, s.shared_audiences, s.world_audiences, s.reader_nid,
             s.unread)
         AND server_gets(e, s.joined_audiences, s.world_audiences, s.reader_nid, s.unread)
+        AND (was_there(e, s.joined_since, s.joined_audiences)
+            OR NOT EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid)
+            OR was_there_before(e, s.reader_nid, s.unread))
         -- nor any event of a room whose members are not all known
         AND NOT EXISTS (SELECT FROM partial_rooms p WHERE p.room_nid = e.room_nid)
     OFFSET 0
@@ -91,7 +94,8 @@ async def visible_to_server(
     """Return the events that a server may have whole.
 
     For a server that was never in the room these are the world-readable ones. Soft-failed events
-    are checked like others. Rejected events are never among them.
+    are checked like others. Rejected events are never among them. Those of an erased sender are,
+    if a user of the server was in the room then.
     """
     return set(await conn.fetchvals(SQL_VISIBLE_TO_SERVER, server_name, list(event_ids)))
 
@@ -99,9 +103,9 @@ async def visible_to_server(
 async def visible_after_leaving(
     conn: Connection, server_name: ServerName, event_ids: Iterable[EventId]
 ) -> set[EventId]:
-    """Return the events that a server may have whole, although no user of it is joined now.
+    """Return the events that a server may have, although no user of it is joined now.
 
-    Under "shared", these are the events from before its last user has left. Others are as in
-    `visible_to_server`.
+    Those of erased senders are among them, for the redacted form. Under "shared", these are the
+    events from before its last user has left. Others are as in `visible_to_server`.
     """
     return set(await conn.fetchvals(SQL_VISIBLE_AFTER_LEAVING, server_name, list(event_ids)))

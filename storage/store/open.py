@@ -17,6 +17,7 @@ from storage.database.deployment import settled
 from storage.database.embedded import embedded_postgres, naming_folder
 from storage.database.migrate import MigrationOptions, check_schema, migrate
 from storage.errors import InputError
+from storage.maintenance.partial_state import drop_lost_marks
 from storage.persist import Writer
 from storage.persist.commit.arrival_clock import last_received_ms
 from storage.persist.commit.group_commit import WRITER_READS
@@ -114,6 +115,7 @@ async def open_store(
                     replica_dsn, opened.database, opened.streams, deployment_id, observer=observer
                 )
             )
+        await drop_lost_marks(opened.database)
         yield await stack.enter_async_context(_opened(Store(*opened, signing_key)))
 
 

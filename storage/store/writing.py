@@ -25,13 +25,16 @@ async def append(
     stripped_state: StrippedState | None = None,
     verify_keys: VerifyKeys | None = None,
     refused: Mapping[EventId, str] | None = None,
+    room_versions: Mapping[str, str] | None = None,
 ) -> list[AppendResult]:
     """Store PDUs, and return one result for each, in their order.
 
     A bad PDU is an outcome and does not fail the others. A bad argument is an `InputError`.
 
     A PDU is the received JSON as bytes, or a dict. ``room_version`` is for a room that is not
-    stored yet, if its create event is not among the PDUs.
+    stored yet, if its create event is not among the PDUs. ``room_versions``, by room id, stand
+    before what create events say: name a room there if you know its version, because its members
+    can send create events that say anything. A stored room keeps its version.
 
     ``origin`` says how the PDUs came: "live" as new events, "backfill" as history below a gap,
     "outlier" as state or auth events without a position in the room. With "out_of_band" they are
@@ -55,7 +58,7 @@ async def append(
     the verdict.
     """
     options = persist.AppendOptions(
-        room_version, origin, state_before, stripped_state, verify_keys, refused
+        room_version, origin, state_before, stripped_state, verify_keys, refused, room_versions
     )
     with store.reads.writing():
         results = await persist.append(store.database, store.writer, pdus, options)

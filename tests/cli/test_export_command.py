@@ -5,6 +5,7 @@ The output is NDJSON or Parquet.
 
 import json
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from storage.testing import (
     generate_room,
 )
 from tests.cli.running import NOBODY, room_storage
+from tests.pipeline.planted import with_planted_creates
 from tests.pipeline.stores import SERVER, fill, tables
 
 ROOMS = {
@@ -31,6 +33,12 @@ ROOMS = {
         build_room(SHAPES["fork_heavy"], 50, seed=14, version="12", sign=False), 15, 30
     ),
 }
+PLANTED = [
+    with_planted_creates(
+        generate_room(SHAPES["direct_chat"], 12, seed=20 + seed, version=version, sign=False), at
+    )
+    for seed, (version, at) in enumerate(product(("1", "5", "10", "11", "12"), (1, 12)))
+]
 
 
 async def filled(dsn: str) -> None:
@@ -85,6 +93,20 @@ def parquet(path: Path, lines: list[bytes]) -> Path:
     }
     pq.write_table(pa.table(columns), path, row_group_size=50)
     return path
+
+
+async def test_create_events_that_anybody_planted_come_through(
+    dsn: str, another_dsn: str, tmp_path: Path
+) -> None:
+    """The version that a line names stands before theirs, and they come after the first one."""
+    for room in PLANTED:
+        await fill(dsn, room)
+    file = tmp_path / "rooms.ndjson"
+    assert room_storage("export", str(file), "--dsn", dsn).returncode == 0
+    assert imported(another_dsn, str(file))["rejects"] == 0
+    assert await contents(another_dsn) == await contents(dsn)
+    verified = room_storage("verify", "--dsn", another_dsn)
+    assert verified.returncode == 0, verified.stdout
 
 
 async def test_bytes_with_line_breaks_come_through(

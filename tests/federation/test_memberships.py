@@ -18,6 +18,7 @@ from storage.event import sign
 from storage.federation import RemoteError
 from storage.testing import signing_key
 from tests.federation.hanging import hang
+from tests.federation.partial import omitted
 from tests.federation.peers import Homeserver, as_json, fail
 from tests.federation.rooms import PUBLIC, agree, shared_room
 
@@ -73,6 +74,78 @@ async def test_a_user_joins_a_room_of_another_server(two: list[Homeserver], vers
     assert other.network.calls["send_join"] == 1  # the second join is made here
     await one.receive(other, [await json_of(other, second.event_id)])
     await agree(room_id, one, other)
+
+
+def renamed(body: Json) -> None:
+    """The same event id, and the same signatures, but another content."""
+    event = body["event"]
+    event["content"] = {**event["content"], "displayname": "Eve", "membership": "join"}
+    event["unsigned"] = {"age": 5}
+    event["signatures"] = {**event["signatures"], "s9.test": {"ed25519:1": "junk"}}
+
+
+@pytest.mark.parametrize(
+    "version,kind",
+    [
+        ("3", "whole"),
+        ("6", "whole"),
+        ("12", "whole"),
+        ("11", "members omitted"),
+        ("10", "restricted"),
+        ("12", "restricted"),
+    ],
+)
+async def test_the_answer_does_not_change_the_join(
+    two: list[Homeserver], version: str, kind: str
+) -> None:
+    """The event id covers no name, so the name of a local user could be anything for ever."""
+    one, other = two
+    rules: tuple[str, str, Json] = PUBLIC
+    if kind == "restricted":
+        space = await shared_room(one, other, version=version)
+        allowed = {"type": "m.room_membership", "room_id": space}
+        rules = ("m.room.join_rules", "", {"join_rule": "restricted", "allow": [allowed]})
+    room_id = await one.store.create_room(one.user(), room_version=version, initial_state=[rules])
+
+    async def answer(body: Json) -> Json:
+        renamed(body)
+        return omitted(body, version, ["s1.test"]) if kind == "members omitted" else body
+
+    other.network.faults["s1.test", "send_join"] = answer
+    content = {"displayname": "Dora"}
+    joined = await other.memberships.join(other.user(), room_id, ["s1.test"], content=content)
+    stored = await other.store.event(joined.event_id or EventId(""))
+    assert stored is not None
+    assert (stored.content["displayname"], stored.pruned) == ("Dora", False)
+    signers = {"s1.test", "s2.test"} if kind == "restricted" else {"s2.test"}
+    assert stored.json["signatures"].keys() == signers
+    assert "unsigned" not in stored.json
+    members = await other.store.members(room_id)
+    names = [one.content["displayname"] for one in members if one.state_key == other.user()]
+    assert names == ["Dora"]
+
+
+async def test_a_leave_and_an_invite_keep_their_contents(two: list[Homeserver]) -> None:
+    """Whatever their answers have."""
+    one, other = two
+    room_id = await shared_room(one)
+
+    def foreign(body: Json) -> None:
+        if "event" not in body:
+            body["event"] = {"content": {}, "signatures": {}}
+        body["event"]["content"] = {"membership": "invite", "reason": "of Eve"}
+
+    for request in ("invite", "send_leave"):
+        for server in ("s1.test", "s2.test"):
+            other.network.faults[server, request] = changed(foreign)
+    invite = await one.memberships.invite(
+        one.user(), room_id, other.user(), content={"reason": "of Ada"}
+    )
+    assert (await json_of(one, invite.event_id))["content"]["reason"] == "of Ada"
+    left = await other.memberships.leave(
+        other.user(), room_id, ["s1.test"], content={"reason": "of Dora"}
+    )
+    assert (await json_of(other, left.event_id))["content"]["reason"] == "of Dora"
 
 
 async def test_two_users_that_join_at_once_request_one_state(two: list[Homeserver]) -> None:

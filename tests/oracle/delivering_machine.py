@@ -17,7 +17,7 @@ from storage.testing import BuiltEvent, RoomBuilder
 from tests.oracle.facts import Audience, Facts, Subject, differences, oracle_facts, order_violations
 from tests.oracle.oracle import Oracle
 from tests.oracle.room_graph import Origin
-from tests.oracle.syncing import OracleClient
+from tests.oracle.syncing import OracleClient, remember
 from tests.oracle.worlds import (
     AUDIENCE,
     DELIVERIES,
@@ -255,7 +255,9 @@ class DeliveringMachine(RuleBasedStateMachine):
             "state_before": given,
             "refused": refused,
         }
+        before = max((held.arrival for held in self.oracle.held.values()), default=0)
         expected = self.oracle.append(pdus, **how)
+        remember(self.oracle, before)
         found = self.subject.append(pdus, **how)
         lines = [
             f"outcome of {one}: found {other}"

@@ -46,6 +46,9 @@ class Subject(Protocol):
     def readmit(self, event_id: EventId) -> Outcome:
         """As `Oracle.readmit`."""
 
+    def forget(self, room_id: RoomId, user_id: str) -> None:
+        """A user forgets a room that they have left."""
+
     def positions(self, room_id: RoomId) -> dict[EventId, Position]:
         """(topological, stream) of every timeline event."""
 

@@ -26,7 +26,7 @@ from storage import EventFilter, SyncFilter
 from storage.ids import RoomId
 from tests.oracle.delivering_machine import DeliveringMachine
 from tests.oracle.facts import differences
-from tests.oracle.syncing import ANY_ROOM, Answer, sync
+from tests.oracle.syncing import ANY_ROOM, Answer, own_member_event, sync
 from tests.oracle.worlds import DEVICES, EVENT_FILTERS, USERS, pick
 
 
@@ -123,6 +123,43 @@ class RoomMachine(DeliveringMachine):
             expected = sync(self.oracle, user, since, ignored=[inviter])
             lines = differences(
                 _plain(expected), _plain(self.subject.sync(user, token, 10, ANY_ROOM, [inviter]))
+            )
+            assert not lines, "\n".join(lines)
+
+    @precondition(lambda self: "forget" in self.on and self.syncing)
+    @rule(data=st.data(), comes_back=st.booleans(), leaves_again=st.booleans())
+    def forget_a_room(self, data: st.DataObject, *, comes_back: bool, leaves_again: bool) -> None:
+        """A user leaves, forgets the room, and perhaps comes back; nobody goes on from there."""
+        branch, user = pick(data, self.branches), pick(data, self.syncing)
+        if branch.membership(user) == "join":
+            self.undelivered.append(branch.leave(user))
+        self.append(self.undelivered)
+        own = own_member_event(self.oracle, branch.room_id, user, self._now())
+        if own is None or own.event.content.get("membership") not in ("leave", "ban"):
+            return
+        self.oracle.forgotten.add((branch.room_id, user))
+        self.subject.forget(branch.room_id, user)
+        self.compare(branch.room_id)
+        self._compare_syncs(user)
+        if comes_back:
+            with suppress(ValueError):  # banned, or not invited
+                self.undelivered.append(branch.join(user))
+                if leaves_again:
+                    self.undelivered.append(branch.leave(user))
+            self.append(self.undelivered)
+            self._compare_syncs(user)
+
+    def _now(self) -> int:
+        return max((held.arrival for held in self.oracle.held.values()), default=0)
+
+    def _compare_syncs(self, user: str) -> None:
+        for since, token in (
+            (None, None),
+            (self.clients[user].since, self.replays[user].since),
+        ):
+            expected = sync(self.oracle, user, since)
+            lines = differences(
+                _plain(expected), _plain(self.subject.sync(user, token, 10, ANY_ROOM))
             )
             assert not lines, "\n".join(lines)
 

@@ -45,6 +45,8 @@ class Oracle(OracleRedactions):
             EventId, Position
         ] = {}  # (topological, stream) as the store has them; empty: the oracle's own
         self.inboxes = Inboxes()
+        self.forgotten: set[tuple[RoomId, str]] = set()
+        """Rooms that a user has left and forgotten (`syncing.remember` ends it)."""
 
     def position(self, event_id: EventId) -> Position:
         """(topological, stream) of a timeline event."""
@@ -127,6 +129,10 @@ class Oracle(OracleRedactions):
             return False
         before, after = self.state_before(event_id), self.state_after(event_id)
         event = self.get(event_id).event
+        if self.has_forgotten(event.room_id, user_id):  # as for a user who was never in it
+            changes = event.is_state and event.key == VISIBILITY
+            seen = {self._visibility_in(before), self._visibility_in(after) if changes else None}
+            return "world_readable" in seen
         sight = Sight(
             changes_visibility=event.is_state and event.key == VISIBILITY,
             changes_membership=event.is_state and event.key == ("m.room.member", user_id),
@@ -134,6 +140,9 @@ class Oracle(OracleRedactions):
             membership=(self.membership_in(before, user_id), self.membership_in(after, user_id)),
         )
         return user_sees(sight, joined_later=self.joined_later(event_id, user_id))
+
+    def has_forgotten(self, room_id: RoomId, user_id: str) -> bool:
+        return (room_id, user_id) in self.forgotten
 
     def visible_to_server(self, server_name: str, ids: Iterable[EventId]) -> set[EventId]:
         known = [event_id for event_id in ids if event_id in self.held]

@@ -104,6 +104,9 @@ class StoreSubject:
         )
         return [(result.event_id, result.outcome) for result in results]
 
+    def forget(self, room_id: RoomId, user_id: str) -> None:
+        self.run(self.writer().forget(user_id, room_id))
+
     def readmit(self, event_id: EventId) -> Outcome:
         try:
             return self.run(self.writer().readmit(event_id)).outcome

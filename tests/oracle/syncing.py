@@ -25,6 +25,7 @@ Summary = tuple[
 NAMES = {("m.room.name", ""): "name", ("m.room.canonical_alias", ""): "alias"}
 HEROES = 5
 ANY_ROOM = SyncFilter()
+ACTIVE = ("join", "invite", "knock")
 
 
 @dataclass(frozen=True)
@@ -95,16 +96,69 @@ def sync(
                 answer.invite.add(room_id)
         elif membership == "knock":
             answer.knock.add(room_id)
-        elif since is not None:
-            upto = (
-                now.arrival
-                if now is not None and not now.outlier and now.arrival > since
-                else answer.next_batch
-            )
-            answer.leave[room_id] = _left(oracle, room_id, asked, since, upto)
-        elif wanted.include_leave and membership in ("leave", "ban"):
-            answer.leave[room_id] = _left_before(oracle, room_id, asked, answer.next_batch)
+        else:
+            _add_left(oracle, answer, room_id, asked, now)
     return answer
+
+
+def _add_left(
+    oracle: Oracle,
+    answer: Answer,
+    room_id: RoomId,
+    asked: OracleSyncRequest,
+    now: OracleEvent | None,
+) -> None:
+    """Add a room that the user is not in, nor invited to."""
+    since, upto = asked.since, answer.next_batch
+    if oracle.has_forgotten(room_id, asked.user_id):
+        if since is not None and _had(oracle, room_id, asked.user_id, since):
+            answer.leave[room_id] = _forgotten(oracle, room_id, asked, since, upto)
+    elif since is not None:
+        if now is not None and not now.outlier and now.arrival > since:
+            upto = now.arrival
+        answer.leave[room_id] = _left(oracle, room_id, asked, since, upto)
+    elif asked.wanted.include_leave and now is not None and _is_out(now):
+        answer.leave[room_id] = _left_before(oracle, room_id, asked, upto)
+
+
+def _is_out(own: OracleEvent) -> bool:
+    return own.event.content.get("membership") in ("leave", "ban")
+
+
+def _had(oracle: Oracle, room_id: RoomId, user_id: str, since: int) -> bool:
+    """Whether a client has the room: before it changed, the user was in it, or invited.
+
+    An invite that ended outside the state counts.
+    """
+    before = oracle.current_state_at(room_id, since).get(("m.room.member", user_id))
+    states = [
+        state
+        for arrival, room, state in oracle.current_states
+        if room == room_id and arrival > since
+    ]
+    if all(state.get(("m.room.member", user_id)) == before for state in states):
+        return True
+    then = oracle.current_state_at(room_id, since)
+    return oracle.membership_in(then, user_id) in ACTIVE
+
+
+def _forgotten(
+    oracle: Oracle, room_id: RoomId, asked: OracleSyncRequest, since: int, upto: int
+) -> RoomAnswer:
+    """Return the leave of a room that was forgotten since then, and no other state."""
+    told = _room(oracle, room_id, asked, since, upto, is_new=False)
+    return _only(told, ("m.room.member", asked.user_id))
+
+
+def remember(oracle: Oracle, before: int) -> None:
+    """End what was forgotten, where a user was in the room or invited after this arrival."""
+    now = max((held.arrival for held in oracle.held.values()), default=0)
+    for room_id, user_id in list(oracle.forgotten):
+        found = [
+            own_member_event(oracle, room_id, user_id, at) for at in range(before + 1, now + 1)
+        ]
+        if any(one is not None and one.event.content.get("membership") in ACTIVE for one in found):
+            oracle.forgotten.discard((room_id, user_id))
 
 
 def _left_before(

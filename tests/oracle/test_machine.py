@@ -32,7 +32,7 @@ from tests.oracle.room_graph import (
     in_causal_order,
     version_of,
 )
-from tests.oracle.syncing import Answer, sync
+from tests.oracle.syncing import Answer, remember, sync
 
 EXAMPLES = int(os.environ.get("STORAGE_EXAMPLES", "10"))
 
@@ -52,13 +52,19 @@ class OracleSubject:
         state_before: Mapping[EventId, Sequence[EventId]] | None,
         refused: Mapping[EventId, str] | None = None,
     ) -> list[tuple[EventId | None, Outcome]]:
-        return self.oracle.append(
+        before = max((held.arrival for held in self.oracle.held.values()), default=0)
+        results = self.oracle.append(
             pdus,
             room_version=room_version,
             origin=origin,
             state_before=state_before,
             refused=refused,
         )
+        remember(self.oracle, before)
+        return results
+
+    def forget(self, room_id: RoomId, user_id: str) -> None:
+        self.oracle.forgotten.add((room_id, user_id))
 
     def readmit(self, event_id: EventId) -> Outcome:
         return self.oracle.readmit(event_id)
@@ -316,6 +322,14 @@ class ReturnsAHundred(Inboxes):
         return found[:100], token
 
 
+class ShowsForgottenState(Oracle):
+    """A sync returns a forgotten room as any other that was left."""
+
+    def has_forgotten(self, room_id: RoomId, user_id: str) -> bool:
+        del room_id, user_id
+        return False
+
+
 class LosesMessages(Oracle):
     """An inbox ends before the token does."""
 
@@ -333,6 +347,7 @@ NEEDED: Mapping[type[Oracle], frozenset[str]] = {
     HidesWhatIsRefused: frozenset({"verdicts"}),
     ReadmitsInThePast: frozenset({"verdicts"}),
     ForgetsReadmittedHeads: frozenset({"verdicts"}),
+    ShowsForgottenState: frozenset({"forget"}),
 }
 """What has to be switched on to notice a mistake."""
 
@@ -359,6 +374,7 @@ def test_batches_do_not_matter() -> None:
         pytest.param(CountsTheInvited, marks=long_run),
         pytest.param(ShowsIgnoredInvites, marks=long_run),
         LosesMessages,
+        ShowsForgottenState,
         AcceptsWhatIsRefused,
         RefusesChildren,
         HidesWhatIsRefused,

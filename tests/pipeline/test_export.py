@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 
 import storage
 from storage.database.arrow_results import arrow_snapshot
-from storage.pipeline import export_parquet, import_archive
+from storage.pipeline import export_parquet, import_archive, verify
 from storage.pipeline.export import last_export
 from storage.pipeline.imports.archive_files import literal
 from storage.pipeline.source.rows import read_rows
@@ -24,6 +24,7 @@ from storage.testing import (
     generate_room,
 )
 from tests.maintenance.rooms import findings
+from tests.pipeline.planted import with_planted_creates
 from tests.pipeline.stores import SERVER, fill, tables
 from tests.pipeline.test_verdicts_kept import SHAPE as VERDICTS
 from tests.pipeline.test_verdicts_kept import exported, parts_with_verdicts
@@ -60,6 +61,25 @@ async def test_an_import_of_an_export_is_an_equal_store(
         .collect()
     )
     assert len(exported) == len({row.event_id for row in exported})
+
+
+async def test_create_events_that_anybody_planted_come_through(
+    spark: SparkSession, dsn: str, another_dsn: str, tmp_path: Path
+) -> None:
+    for number, version in enumerate(("1", "5", "10", "11", "12")):
+        room = generate_room(
+            SHAPES["direct_chat"], 12, seed=20 + number, version=version, sign=False
+        )
+        await fill(dsn, with_planted_creates(room, at=1 + number % 2 * 10))
+    export_parquet(spark, dsn, str(tmp_path), partitions=2)
+    summary = import_archive(spark, [str(tmp_path / "events")], another_dsn, server_name=SERVER)
+    assert summary.rejects == 0
+    assert await tables(another_dsn) == await tables(dsn)
+    async with storage.open(another_dsn, server_name=SERVER) as copy:
+        assert await findings(copy) == []
+    assert not verify(spark, another_dsn).count()
+    again = import_archive(spark, [str(tmp_path / "events")], another_dsn, server_name=SERVER)
+    assert (again.rejects, again.outcomes["stored"]) == (0, 0)
 
 
 @pytest.mark.parametrize("by", ["spark", "room-storage"])

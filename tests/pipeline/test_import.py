@@ -37,6 +37,7 @@ from storage.testing import (
 )
 from tests.conftest import _fresh_database
 from tests.database.test_roles import Logins, logins
+from tests.pipeline.planted import with_planted_creates
 from tests.pipeline.stores import SERVER, large_tables, tables
 
 pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.timeout(600)]
@@ -61,6 +62,7 @@ async def append_patiently(dsn: str, events: Sequence[GeneratedEvent]) -> None:
                     room_version=event.room_version,
                     origin=event.origin,
                     state_before=given,
+                    room_versions={event.room_id: event.room_version},
                 )
                 if result.outcome != "missing_parents":
                     del waiting[index]
@@ -94,6 +96,11 @@ class Recipe(NamedTuple):
             return generate_room(odd, self.size, seed=self.seed, version=self.version, sign=False)
         room = build_room(shape, self.size, seed=self.seed, version=self.version, sign=False)
         match self.way:
+            case "planted":
+                in_order = generate_room(
+                    shape, self.size, seed=self.seed, version=self.version, sign=False
+                )
+                return with_planted_creates(in_order, at=1)
             case "late":
                 return deliver_late(room, self.seed)
             case "gap":
@@ -105,7 +112,7 @@ class Recipe(NamedTuple):
                 return deliver_shuffled(room, self.seed)
 
 
-WAYS = ["in order", "odd", "late", "gap", "shuffled"]
+WAYS = ["in order", "odd", "late", "gap", "shuffled", "planted"]
 RECIPES = st.builds(
     Recipe,
     st.sampled_from(["small_chat", "direct_chat", "join_leave_storm", "fork_heavy"]),

@@ -44,6 +44,7 @@ from tests.oracle.machine import RoomMachine, run_machine
 from tests.oracle.store_subject import StoreSubject
 from tests.oracle.worlds import SERVERS, USERS
 from tests.persist.tables import SQL_LOGICAL
+from tests.pipeline.planted import with_planted_creates
 from tests.pipeline.stores import tables
 
 EXAMPLES = int(os.environ.get("STORAGE_EXAMPLES", "3"))
@@ -78,16 +79,20 @@ async def logical(dsn: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("shape", ["small_chat", "direct_chat", "join_leave_storm", "fork_heavy"])
-@pytest.mark.parametrize("way", ["in order", "late", "gap", "shuffled"])
+@pytest.mark.parametrize("way", ["in order", "late", "gap", "shuffled", "planted"])
 async def test_a_sound_room_stays_what_it_is(dsn: str, shape: str, way: str) -> None:
     """To the number: neither events nor anything else is written."""
-    version = {"in order": "2", "late": "6", "gap": "12", "shuffled": "11"}[way]
+    delivery: GeneratedRoom
+    version = {"in order": "2", "late": "6", "gap": "12", "shuffled": "11", "planted": "10"}[way]
     room = build_room(
         SHAPES[shape].replaced(odd=ODD_SOME), 220, seed=3, version=version, sign=False
     )
     match way:
+        case "planted":
+            in_order = generate_room(SHAPES[shape], 60, seed=3, version=version, sign=False)
+            delivery = with_planted_creates(in_order, at=30)
         case "late":
-            delivery: GeneratedRoom = deliver_late(room, 4)
+            delivery = deliver_late(room, 4)
         case "gap":
             delivery = deliver_with_gap(room, 60, 80)
         case "shuffled":

@@ -20,6 +20,7 @@ from storage.testing import (
     deliver_with_gap,
     generate_room,
 )
+from tests.pipeline.planted import with_planted_creates
 from tests.pipeline.stores import SERVER, tables
 from tests.pipeline.synapse_tables import persist, synapse_database
 
@@ -84,6 +85,19 @@ async def test_a_running_synapse_is_followed(
             "SELECT count(*) FROM pg_stat_user_tables WHERE n_tup_upd + n_tup_del > 0"
         )
     assert changed == 0
+
+
+async def test_create_events_that_anybody_planted(
+    spark: SparkSession, server_dsn: str, worker_id: str, dsn: str, another_dsn: str
+) -> None:
+    room = generate_room(SHAPES["direct_chat"], 20, seed=5, version="10", sign=False)
+    events = list(with_planted_creates(room, at=1))
+    async with synapse_database(server_dsn, worker_id) as (source, connection):
+        await persist(connection, events)
+        summary = import_archive(spark, Synapse.of(source), dsn, server_name=SERVER)
+    assert summary.rejects == 0
+    await append(another_dsn, events)
+    assert await tables(dsn) == await tables(another_dsn)
 
 
 async def test_an_outlier_that_joined_the_timeline_is_found(

@@ -1,8 +1,9 @@
 """Only readers who were in the room then get more of an erased sender than the redacted form."""
 
+import orjson
 import pytest
 
-from storage import Store
+from storage import SlidingList, SlidingSyncRequest, Store, responses
 from storage.errors import InvalidIdentifier
 from tests.queries.conftest import StatementLog
 from tests.queries.rooms import ADMIN, LOCAL, OTHER, REMOTE, deliver, new_room
@@ -146,6 +147,74 @@ async def test_every_other_read_that_knows_its_reader_follows(store: Store) -> N
         assert [one.content["name"] for one in state if one.event_id == named.event_id] == [
             "Rose's room"
         ]
+
+
+async def test_state_of_a_read_without_a_reader_is_redacted_for_clients(store: Store) -> None:
+    """As /event serves it, and as in each read that knows its reader. Served as state it is whole.
+
+    The memberships of the reader are no exception.
+    """
+    room = new_room(members=[OTHER], users={OTHER: 50})
+    made = [
+        room.name(OTHER, "Rose's room"),
+        room.topic(OTHER, "Rose"),
+        room.state_event(OTHER, "m.room.avatar", {"url": "mxc://s1.test/Rose"}),
+        room.join(OTHER, displayname="Rose"),
+        room.member(OTHER, LOCAL, "invite", {"reason": "Rose asks you"}),
+    ]
+    room.join(LOCAL)
+    await deliver(store, room)
+    await store.erase_user(OTHER)
+    for user in (ADMIN, LOCAL):
+        page = (await store.messages(room.room_id, user, limit=100)).chunk
+        known = {one["event_id"]: one for one in await store.client_events(user, page)}
+        for event in made:
+            found = await store.event(event.event_id)
+            assert found is not None
+            shown = await store.client_events(user, [found])
+            assert [one["content"] for one in shown] == [known[event.event_id]["content"]]
+            assert (b"Rose" in orjson.dumps(shown)) == (user == ADMIN)
+            whole = await store.client_events(user, [found], as_state=True)
+            assert [one["content"] for one in whole] == [event.content]
+
+
+async def test_a_response_has_the_state_whole_and_the_timeline_redacted(store: Store) -> None:
+    """Also where one event is in both."""
+    room = new_room(members=[OTHER], users={OTHER: 50})
+    named = room.name(OTHER, "Rose's room")
+    room.join(LOCAL)
+    await deliver(store, room)
+    await store.erase_user(OTHER)
+    found = await store.sync(LOCAL, timeline_limit=100)
+    form = await responses.sync(store, LOCAL, found, use_state_after=True)
+    in_sync = form["rooms"]["join"][room.room_id]
+    wanted = SlidingList([(0, 1)], required_state=[("m.room.name", "")], timeline_limit=100)
+    request = SlidingSyncRequest(lists={"all": wanted})
+    sliding = await store.sliding_sync(LOCAL, request, device_id="PHONE")
+    in_list = (await responses.sliding_sync(store, LOCAL, request, sliding))["rooms"][room.room_id]
+    for state, events in (
+        (in_sync["state_after"]["events"], in_sync["timeline"]["events"]),
+        (in_list["required_state"], in_list["timeline_events"]),
+    ):
+        [as_state], [as_event] = (
+            [one["content"] for one in part if one["event_id"] == named.event_id]
+            for part in (state, events)
+        )
+        assert (as_state, as_event) == ({"name": "Rose's room"}, {})
+
+
+async def test_no_server_has_whole_what_it_was_not_there_for(store: Store) -> None:
+    """`visible_to_server` decides who gets `store.event` as it is."""
+    room = new_room(members=[OTHER], users={OTHER: 50})
+    events = [room.message(OTHER), room.name(OTHER, "Rose's room")]
+    room.join(REMOTE)
+    events.append(room.message(OTHER))
+    await deliver(store, room)
+    ids = [event.event_id for event in events]
+    assert await store.visible_to_server("s2.test", ids) == set(ids)
+    await store.erase_user(OTHER)
+    assert await store.visible_to_server("s2.test", ids) == {ids[-1]}
+    assert "erased" in (await store.explain_visibility(ids[0], "s2.test")).sentence
 
 
 async def test_what_a_state_event_replaced_is_redacted_too(store: Store) -> None:

@@ -1,13 +1,15 @@
 """A user forgets a room that they have left: what reads of it return, and how it ends."""
 
+from typing import Any
+
 import pytest
 
-from storage import Store
+from storage import RoomSubscription, SlidingList, SlidingSyncRequest, Store, responses
 from storage.errors import InputError, InvalidIdentifier, UnknownRoom
 from storage.ids import RoomId
 from storage.testing import RoomBuilder
 from tests.queries.conftest import StatementLog
-from tests.queries.rooms import ADMIN, LOCAL, REMOTE, append, deliver, ids, new_room
+from tests.queries.rooms import ADMIN, LOCAL, OTHER, REMOTE, append, deliver, ids, new_room
 
 
 async def left_room(store: Store, visibility: str = "shared") -> RoomBuilder:
@@ -95,6 +97,17 @@ async def test_only_a_new_membership_undoes_it(store: Store, undone_by: str) -> 
     assert await store.memberships_of(LOCAL, ["leave"]) == {room.room_id: "leave"}
 
 
+async def test_a_visit_of_one_batch_undoes_it(store: Store) -> None:
+    """Also if no write ever stored that the user was in the room."""
+    room = await left_room(store)
+    said = room.events[-2].event_id
+    await store.forget(LOCAL, room.room_id)
+    visit = [room.join(LOCAL), room.leave(LOCAL)]
+    await store.append([event.pdu for event in visit])
+    assert await store.memberships_of(LOCAL, ["leave"]) == {room.room_id: "leave"}
+    assert said in ids((await store.messages(room.room_id, LOCAL)).chunk)
+
+
 async def test_sync_returns_the_leave_once_and_nothing_later(store: Store) -> None:
     room = new_room(members=[LOCAL])
     await deliver(store, room)
@@ -113,6 +126,66 @@ async def test_sync_returns_the_leave_once_and_nothing_later(store: Store) -> No
     room.join(LOCAL)
     await deliver(store, room)
     assert set((await store.sync(LOCAL, since=outside)).join) == {room.room_id}
+
+
+@pytest.mark.parametrize("limit", [0, 100])
+@pytest.mark.parametrize("visibility", ["shared", "world_readable"])
+async def test_a_forgotten_leave_comes_without_state(
+    store: Store, visibility: str, limit: int
+) -> None:
+    """Classic and sliding: by a list, and by a subscription."""
+    room = new_room(visibility=visibility, members=[LOCAL], users={ADMIN: 100})
+    await deliver(store, room)
+    inside = (await store.sync(LOCAL)).next_batch
+    wanted: dict[str, Any] = {"required_state": [("*", "*")], "timeline_limit": limit}
+    asked = [
+        SlidingSyncRequest(conn_id="list", lists={"all": SlidingList([(0, 9)], **wanted)}),
+        SlidingSyncRequest(
+            conn_id="named", room_subscriptions={room.room_id: RoomSubscription(**wanted)}
+        ),
+    ]
+    slid = [await store.sliding_sync(LOCAL, one, device_id="PHONE") for one in asked]
+    assert all(one.rooms[room.room_id].required_state for one in slid)
+    room.topic(ADMIN, "told to nobody who has forgotten")
+    room.join(OTHER)
+    room.message(ADMIN, "said")
+    leave = room.leave(LOCAL)
+    room.name(ADMIN, "after that")
+    await deliver(store, room)
+    await store.forget(LOCAL, room.room_id)
+    sync = await store.sync(LOCAL, since=inside, timeline_limit=limit, include=["account_data"])
+    left = sync.leave[room.room_id]
+    shown = {event.event_id for event in [*left.state, *left.state_after, *left.timeline.events]}
+    hidden = {event.event_id for event in left.state_after} - {leave.event_id}
+    assert leave.event_id in shown
+    assert (hidden, left.state_removed) == (set(), [])
+    assert {event.event_id for event in left.state} <= {leave.event_id}
+    form = await responses.sync(store, LOCAL, sync)
+    state = form["rooms"]["leave"][room.room_id]["state"]["events"]
+    assert {event["event_id"] for event in state} <= {leave.event_id}
+    for request, before in zip(asked, slid, strict=True):
+        found = await store.sliding_sync(LOCAL, request, device_id="PHONE", pos=before.pos)
+        if room.room_id in found.rooms:
+            one = found.rooms[room.room_id]
+            assert {event.event_id for event in one.required_state} <= {leave.event_id}
+            assert one.membership != "join"
+        again = await store.sliding_sync(LOCAL, request, device_id="PHONE", pos=found.pos)
+        assert room.room_id not in again.rooms
+    room.join(LOCAL)
+    await deliver(store, room)
+    for since in (inside, sync.next_batch, None):
+        back = (await store.sync(LOCAL, since=since, timeline_limit=100)).join[room.room_id]
+        assert {event.event_id for event in back.state_after} >= {
+            event.event_id for event in room.events[-2:]
+        }
+    for request, before in zip(asked, slid, strict=True):
+        found = await store.sliding_sync(LOCAL, request, device_id="PHONE", pos=before.pos)
+        [name] = [
+            one.content["name"]
+            for one in found.rooms[room.room_id].required_state
+            if one.type == "m.room.name"
+        ]
+        assert name == "after that"
 
 
 async def test_a_visit_between_two_syncs_is_not_returned(store: Store) -> None:

@@ -8,7 +8,7 @@
 The planner adds the members that events cite (storage/persist/plan/partial_state.py).
 """
 
-from storage.maintenance.partial_state.begin import abandon, begin, own_members
+from storage.maintenance.partial_state.begin import abandon, begin, drop_lost_marks, own_members
 from storage.maintenance.partial_state.completion import complete
 
-__all__ = ["abandon", "begin", "complete", "own_members"]
+__all__ = ["abandon", "begin", "complete", "drop_lost_marks", "own_members"]

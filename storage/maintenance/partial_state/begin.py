@@ -1,13 +1,15 @@
 """Mark a room as partial, in a transaction before its join is stored.
 
-So a join with a partial state is never stored without the mark. A process that is killed in between
-leaves a mark without a join, which the next join of the room takes over.
+A process that is killed in between leaves a mark without a join. Such a mark may be dropped at any
+time, also while the join is on its way: the writer refuses a join with a partial state whose mark
+is gone (`AppendOptions.partial_join`), and the mark is made again. So a join with a partial state
+is never stored without the mark.
 """
 
 from collections.abc import Iterable
 from typing import Final, LiteralString, NamedTuple
 
-from storage.database.connection import Connection
+from storage.database.connection import Connection, Database
 from storage.ids import EventId, RoomId, ServerName, StateKey
 from storage.maintenance.room_lock import lock_room
 
@@ -30,7 +32,7 @@ WHERE r.room_nid = marked.room_nid
 SQL_DROP_MARK: Final[LiteralString] = """
 WITH gone AS (
     DELETE FROM partial_rooms p
-    WHERE p.room_nid = $1::int AND (p.join_event_id = $2::text OR p.began_ts < $3::bigint)
+    WHERE p.room_nid = $1::int AND p.join_event_id = COALESCE($2::text, p.join_event_id)
         AND NOT EXISTS (
             SELECT FROM events e
             WHERE e.event_id = p.join_event_id AND NOT e.outlier AND e.rejected IS NULL
@@ -49,8 +51,15 @@ SELECT EXISTS (
 )
 """
 
-SQL_STALE: Final[LiteralString] = """
-SELECT (extract(epoch FROM clock_timestamp()) * 1000)::bigint - $1::bigint
+SQL_LOST_MARKS: Final[LiteralString] = """
+SELECT r.room_id
+FROM partial_rooms p
+JOIN rooms r USING (room_nid)
+WHERE NOT EXISTS (
+    SELECT FROM events e
+    WHERE e.event_id = p.join_event_id AND NOT e.outlier AND e.rejected IS NULL
+)
+ORDER BY r.room_nid
 """
 
 SQL_OWN_MEMBERS: Final[LiteralString] = """
@@ -62,8 +71,6 @@ JOIN events e ON e.event_nid = c.event_nid
 WHERE r.room_id = $1::text AND c.membership <> 5
     AND right(k.state_key, length($2::text) + 1) = ':' || $2::text
 """
-
-STALE_MS: Final = 600_000  # a join without a result for so long is not being stored any more
 
 
 class OwnMemberRow(NamedTuple):
@@ -94,15 +101,28 @@ async def begin(
 ) -> bool:
     """Mark a room whose outliers are stored; return whether it is marked by this join.
 
-    It is not if the join was stored before without a mark, or if another join has marked the room.
+    It is not if the join was stored before without a mark, or if another join that is stored has
+    marked the room.
     """
     room_nid = await lock_room(conn, room_id)
-    stale = await conn.fetchval(SQL_STALE, STALE_MS)
-    await conn.execute(SQL_DROP_MARK, room_nid, join_event_id, stale)
+    await conn.execute(SQL_DROP_MARK, room_nid, None)
     await conn.execute(SQL_BEGIN, room_nid, join_event_id, origin, sorted(set(servers)))
     return bool(await conn.fetchval(SQL_IS_MARKED, room_nid, join_event_id))
 
 
 async def abandon(conn: Connection, room_id: RoomId, join_event_id: EventId) -> None:
     """Take back the mark of a join that was not stored, or was rejected."""
-    await conn.execute(SQL_DROP_MARK, await lock_room(conn, room_id), join_event_id, 0)
+    await conn.execute(SQL_DROP_MARK, await lock_room(conn, room_id), join_event_id)
+
+
+async def drop_lost_marks(database: Database) -> list[RoomId]:
+    """Drop the marks whose joins are not stored; return their rooms.
+
+    Processes that were killed have left them.
+    """
+    async with database.connection() as conn:
+        lost: list[RoomId] = await conn.fetchvals(SQL_LOST_MARKS)
+    for room_id in lost:
+        async with database.transaction() as conn:
+            await conn.execute(SQL_DROP_MARK, await lock_room(conn, room_id), None)
+    return lost

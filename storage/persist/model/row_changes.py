@@ -25,7 +25,8 @@ class StateDelta(NamedTuple):
 class MembershipChange(NamedTuple):
     """A new membership of a local user in a room.
 
-    ``cause_nid`` is None for an outlier, which has no position of its own.
+    ``cause_nid`` is None for an outlier, which has no position of its own. ``entered``: this write
+    has let them in, or invited them, even if they are out again.
     """
 
     principal_nid: int
@@ -33,6 +34,7 @@ class MembershipChange(NamedTuple):
     membership: int
     event_nid: int
     cause_nid: int | None
+    entered: bool = False
 
 
 class Reordering(NamedTuple):

@@ -23,7 +23,7 @@ from storage.persist.model.rows import EventRow
 from storage.persist.plan import audience, extremity_limit, fast_path, out_of_band, redactions
 from storage.persist.plan.auth_checks import AuthResult, auth_nids, auth_result, auth_rows_of
 from storage.persist.plan.chain_cover import cover_event
-from storage.persist.plan.partial_state import supplemented
+from storage.persist.plan.partial_state import supplemented, unmarked
 from storage.persist.plan.room_changes import (
     store_current,
     store_extremities,
@@ -84,7 +84,7 @@ def plan_whole(change_set: ChangeSet, incoming: IncomingEvent) -> AppendResult:
             event.event_id, "duplicate", None, row.stream_ordering, row.topological_ordering
         )
     room = room_of(change_set, event)
-    unfit = _unfit(room, event, row)
+    unfit = _unfit(room, event, row) or unmarked(change_set, room, incoming)
     if unfit is not None:
         return unfit
     if incoming.origin == "out_of_band":

@@ -32,14 +32,36 @@ When the members are stored, these events are planned again (storage/maintenance
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
 
+from storage.persist.model.change_set import ChangeSet
 from storage.persist.model.event_changes import EventChanges
+from storage.persist.model.incoming import IncomingEvent
+from storage.persist.model.results import AppendResult
+from storage.persist.model.row_changes import RoomChanges
 from storage.persist.model.rows import EventRow, PrincipalStanding
 from storage.persist.plan import audience
 from storage.persist.plan.state_merge import resolution, same_state
 from storage.persist.plan.topology import ParentEvents
 from storage.state.groups import REMOVED, Group, derive
 from storage.visibility.audience_numbering import NOTHING
+
+MARK_IS_GONE: Final = "the room is not marked as partial by this join any more"
+
+
+def unmarked(
+    change_set: ChangeSet, room: RoomChanges, incoming: IncomingEvent
+) -> AppendResult | None:
+    """Return the refusal of a join whose state lacks members if it does not mark its room.
+
+    The cached row of the room may be older than the mark. A refusal is not written, so nothing
+    would notice that; the mark itself is read.
+    """
+    if not incoming.is_partial:
+        return None
+    join = incoming.event.event_id
+    marking = change_set.answers.answer(("partial_join", room.row.room_nid))
+    return None if marking == join else AppendResult(join, "invalid", MARK_IS_GONE)
 
 
 def supplemented(

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from storage.database.names import TYPE_MEMBER
+from storage.database.names import MEMBERSHIPS, TYPE_MEMBER
 from storage.persist.model.change_set import ChangeSet
 from storage.persist.model.row_changes import MembershipChange, RoomChanges, StateDelta
 from storage.persist.model.rows import EventRow
@@ -10,11 +10,16 @@ from storage.persist.plan.out_of_band import OverruledMembership
 from storage.persist.plan.topology import ExtremityChange
 from storage.state.groups import Group, changed_keys
 
+LEAVE = MEMBERSHIPS["leave"]
+
 
 def store_membership(change_set: ChangeSet, one: MembershipChange) -> None:
     """Set a local user's membership; stripped state that came out of band goes."""
-    change_set.members.stripped.pop((one.principal_nid, one.room_nid), None)
-    change_set.members.memberships[one.principal_nid, one.room_nid] = one
+    key = one.principal_nid, one.room_nid
+    change_set.members.stripped.pop(key, None)
+    earlier = change_set.members.memberships.get(key)
+    entered = one.membership > LEAVE or (earlier is not None and earlier.entered)
+    change_set.members.memberships[key] = one._replace(entered=entered)
 
 
 def store_extremities(change_set: ChangeSet, room: RoomChanges, ends: ExtremityChange) -> None:

@@ -12,6 +12,7 @@ SET_MEMBERSHIP: Final = MEMBERSHIPS.rows(
     MEMBERSHIPS.but("stream_ordering", "writer_nid", "forgotten"),
     cause_nid="bigint",
     stripped_state="text",
+    entered="boolean",
 )
 MEMBERSHIP_INPUTS: Final = (SET_MEMBERSHIP,)
 
@@ -35,7 +36,11 @@ set_membership AS (
             writer_nid = EXCLUDED.writer_nid,
             -- until a join, an invite or a knock; code that does not know the column keeps it
             forgotten = memberships.forgotten AND memberships.membership < 3
-                AND EXCLUDED.membership < 3
+                AND EXCLUDED.membership < 3 AND NOT EXISTS (
+                    SELECT FROM :set_membership.rows(principal_nid, room_nid, entered) AS a
+                    WHERE a.entered AND a.principal_nid = EXCLUDED.principal_nid
+                        AND a.room_nid = EXCLUDED.room_nid
+                )
 ),
 set_out_of_band AS (
     INSERT INTO out_of_band_memberships (room_nid, principal_nid, event_nid, stripped_state)

@@ -18,7 +18,14 @@ import pyarrow.parquet as pq
 
 from storage.errors import InputError, InvalidEvent
 from storage.event import glance
-from storage.event.ndjson import ORIGINS, READMITTED, Origin, pdus_of, read_line
+from storage.event.ndjson import (
+    ORIGINS,
+    READMITTED,
+    SECOND_CREATE,
+    Origin,
+    pdus_of,
+    read_line,
+)
 from storage.persist.verdicts import reason_of
 from storage.pipeline.file_systems import opened as opened  # noqa: PLC0414  # users import it here
 
@@ -52,8 +59,9 @@ FEW_BYTES: Final = 128
 class LineContent(NamedTuple):
     """The content of a line or row. ``glanced``: the PDU as orjson reads it, {} where it cannot.
 
-    ``readmit``: the event of an earlier line is readmitted. ``arrived``: the row is of a readmitted
-    event, which arrived at this position and was refused then.
+    ``readmit``: the event of an earlier line is readmitted. ``second``: a second create event of
+    its room, which is stored after the first one. ``arrived``: the row is of a readmitted event,
+    which arrived at this position and was refused then.
     """
 
     pdu: bytes
@@ -64,6 +72,7 @@ class LineContent(NamedTuple):
     refused: str | None = None
     readmit: bool = False
     arrived: int | None = None
+    second: bool = False
 
     def steps(self, rank: int) -> list[tuple[int, "LineContent"]]:
         """Return what to do with the event, each with its rank; ``rank`` is that of the row."""
@@ -230,6 +239,7 @@ def given_of(raw: bytes) -> LineContent:
         line.state_before,
         _reason(line.refused),
         line.readmit,
+        second=line.second_create,
     )
 
 
@@ -374,6 +384,7 @@ TAKEN: Final = {
     "origin": pa.string(),
     "state_before": pa.list_(pa.string()),
     "refused": pa.string(),
+    "rejected": pa.string(),
     "arrival_ordering": pa.int64(),
 }
 POSITION: Final = "stream_ordering"
@@ -425,6 +436,7 @@ def given_of_row(row: dict[str, Any]) -> LineContent:
         None if state is None else tuple(state),
         _reason(row.get("refused")),
         arrived=row.get("arrival_ordering") if row.get(POSITION) is not None else None,
+        second=str(row.get("rejected")).startswith(SECOND_CREATE),
     )
 
 

@@ -36,6 +36,7 @@ from storage.pipeline.imports.stage import StagedEvent, staged
 from storage.pipeline.imports.validate import SQL_HELD, AlreadyStoredRow
 
 ATTEMPTS: Final = 3
+CREATE: Final = ("m.room.create", "")
 
 LOADED: Final = pa.schema(
     [
@@ -147,9 +148,18 @@ class RoomLoader:
             for version, some in room.lines(BATCH_MAX)
             for one in await self._lacking(some)
         ]
+        creates = [
+            one.event_id
+            for _, one in lines
+            if (one.type, one.state_key) == CREATE and not one.second
+        ]
         ordered = order(
             [
-                Line(_own_id(one), one.origin in OUTLIERS, needs(one, room.room_id, version))
+                Line(
+                    _own_id(one),
+                    one.origin in OUTLIERS,
+                    [*needs(one, room.room_id, version), *(creates if one.second else ())],
+                )
                 for version, one in lines
             ]
         )

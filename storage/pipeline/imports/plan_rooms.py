@@ -63,7 +63,10 @@ NO_ANSWER: Final[dict[str, Any]] = {
 
 
 class CannotPlan(Exception):  # noqa: N818  # control flow, not an error
-    """A room that refers to stored rooms or has readmissions: it is appended instead."""
+    """A room to append instead.
+
+    It refers to stored rooms, or has readmissions or second create events.
+    """
 
 
 class FailedLine(NamedTuple):
@@ -189,9 +192,9 @@ class RoomPlanner:
     async def plan(self, parts: Sequence[RoomLines]) -> None:
         """Plan the next lines of rooms; the database is queried once for all of them.
 
-        Raise `CannotPlan` for a readmission.
+        Raise `CannotPlan` for a readmission, and for a second create event.
         """
-        if any(one.readmit for part in parts for one in part.lines):
+        if any(one.readmit or one.second for part in parts for one in part.lines):
             raise CannotPlan
         events = [
             [event_of(one, part.room.room_id, part.version) for one in part.lines] for part in parts

@@ -1,9 +1,9 @@
 """The versions of rooms, as the tasks of an import look them up.
 
-A room that the store has keeps its version. For others the first create event of the archive says
-it, which may be in any file. So a first pass finds the create events, and stages what they say in
-`import_events`, below the places of lines. Tasks that validate lines look up the rooms of each
-chunk. No process has the versions of all rooms.
+A room that the store has keeps its version. For others the line says it, or else the first create
+event of the archive, which may be in any file. So a first pass finds the create events, and stages
+what they say in `import_events`, below the places of lines. Tasks that validate lines look up the
+rooms of each chunk. No process has the versions of all rooms.
 """
 
 from collections.abc import Iterable, Mapping
@@ -130,7 +130,7 @@ class RoomVersions:
         self._given = given
         self._asked = set[str]()
         self.versions: dict[str, str] = dict(given)
-        self.stored: set[str] = set()
+        self.stored: dict[str, str] = {}
 
     async def learn(self, conn: Connection, room_ids: Iterable[object]) -> None:
         """Look up those of these rooms that were not looked up before."""
@@ -151,8 +151,7 @@ class RoomVersions:
             if room.room_id in new:
                 self.versions.setdefault(room.room_id, room.version)
         for row in await conn.fetch(SQL_STORED_VERSIONS, list(new), row=StoredVersionRow):
-            self.versions[row.room_id] = row.room_version
-            self.stored.add(row.room_id)
+            self.stored[row.room_id] = row.room_version
 
     def _forget(self) -> None:
         self._asked.clear()

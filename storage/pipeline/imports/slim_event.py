@@ -49,6 +49,8 @@ class SlimEvent(NamedTuple):
     refused: str | None = None
     readmit: bool = False
     """The event is stored and refused: accept it."""
+    second: bool = False
+    """A second create event of the room: store it after the first one."""
 
 
 def slim_line(event: Event, rank: int, place: int, given: LineContent) -> tuple[Any, ...]:
@@ -61,6 +63,7 @@ def slim_line(event: Event, rank: int, place: int, given: LineContent) -> tuple[
         given.state_before,
         refused=given.refused,
         readmit=given.readmit,
+        second=given.second,
     )
 
 
@@ -73,6 +76,7 @@ def slim(
     *,
     refused: str | None = None,
     readmit: bool = False,
+    second: bool = False,
 ) -> tuple[Any, ...]:
     """Return the fields of a `SlimEvent`, as they are packed."""
     whole = event.state_key is not None or event.type in CONTENT_MATTERS
@@ -94,6 +98,7 @@ def slim(
         state_before,
         refused,
         readmit,
+        second,
     )
 
 

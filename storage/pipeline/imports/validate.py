@@ -96,13 +96,15 @@ class AlreadyStoredRow(NamedTuple):
 class LineValidator:
     """The settings by which lines are validated.
 
-    ``versions``: of known rooms; ``room_version``: for unknown rooms. ``keys``: (server, key id) to
-    the unpadded base64 of a verify key; empty: signatures are not checked.
+    ``stored``: the versions of stored rooms; then that of the line; then ``versions`` as create
+    events say; then ``room_version``. ``keys``: (server, key id) to the unpadded base64 of a verify
+    key; empty: signatures are not checked.
     """
 
     versions: Mapping[str, str]
     room_version: str | None = None
     keys: Mapping[tuple[str, str], str] = field(default_factory=dict)
+    stored: Mapping[str, str] = field(default_factory=dict)
 
     def verify_keys(self) -> dict[tuple[str, str], VerifyKey]:
         """Return the keys as objects."""
@@ -113,16 +115,13 @@ class LineValidator:
 
     def parsed(self, given: LineContent) -> Event | AppendResult:
         """Return the event, or its defect."""
-        room = given.glanced.get("room_id")
-        version = self.versions.get(room) if isinstance(room, str) else None
+        [room] = receive.room_ids([given.glanced])
+        version = None
+        if room is not None:
+            version = self.stored.get(room) or given.room_version or self.versions.get(room)
         if version is None:
-            [version] = receive.versions(
-                [given.pdu],
-                [given.glanced],
-                receive.room_ids([given.glanced]),
-                self.versions,
-                given.room_version or self.room_version,
-            )
+            said = given.room_version or self.room_version
+            [version] = receive.versions([given.pdu], [given.glanced], [room], {}, said)
         return receive.read(given.pdu, given.glanced, version)
 
 
@@ -217,7 +216,7 @@ class _RangeValidation:
     ) -> None:
         self._dictionary = dictionary
         self._rooms = rooms
-        self._examiner = replace(stage.examiner, versions=rooms.versions)
+        self._examiner = replace(stage.examiner, versions=rooms.versions, stored=rooms.stored)
         self._number = stage.number
         self._keys = stage.examiner.verify_keys()
         self._path_index = path_index

@@ -74,7 +74,7 @@ class RoomReplan(RoomPlanner):
     async def take(
         self, room: PlannedRoom, event_nids: Sequence[int], *, outliers: bool = False
     ) -> None:
-        """Plan events; of outliers only those that were not planned before."""
+        """Plan events. ``outliers``: those that were not planned before, and all as outliers."""
         wanted = [nid for nid in event_nids if not (outliers and nid in self._outliers)]
         async with self._live.connection() as reader:
             rows = await arrivals(reader, wanted)
@@ -83,7 +83,10 @@ class RoomReplan(RoomPlanner):
         self.arrived.update((row.event_nid, row._replace(json=StoredBytes(b""))) for row in rows)
         if outliers:
             self._outliers.update(wanted)
-        lines = [row.line(self._held_as) for row in rows]
+        lines = [
+            row.line(self._held_as, "outlier" if outliers and not row.outlier else None)
+            for row in rows
+        ]
         await self.plan([RoomLines(room, self._held_as.room_version, lines)])
         self.results.clear()
 

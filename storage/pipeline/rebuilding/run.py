@@ -23,6 +23,7 @@ from storage.pipeline.imports.append_events import PART
 from storage.pipeline.imports.bulk_write import write_planned
 from storage.pipeline.imports.plan_rooms import NAMES_REMEMBERED, PlannedRoom
 from storage.pipeline.rebuilding.arrivals import (
+    SQL_FIRST_CREATE,
     SQL_LIVE_ROOM,
     SQL_OUTLIER_NIDS,
     SQL_TIMELINE_STEPS,
@@ -218,8 +219,9 @@ class _Work:
 
     async def _plan_outliers(self) -> None:
         async with self._database.connection() as reader:
+            first: list[int] = await reader.fetchvals(SQL_FIRST_CREATE, self._live.room_nid)
             nids: list[int] = await reader.fetchvals(SQL_OUTLIER_NIDS, self._live.room_nid)
-        await self._plan(nids, outliers=True)
+        await self._plan(list(dict.fromkeys([*first, *nids])), outliers=True)
 
     async def _plan_timeline(self) -> int:
         """Plan what is new in the timeline, and return how many events that is."""

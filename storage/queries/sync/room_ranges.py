@@ -101,6 +101,7 @@ mine AS (
     SELECT m.room_nid, m.event_nid AS member_nid, m.principal_nid, m.state_key_nid, r.room_id,
         r.room_version,
         r.last_stream_ordering, r.completed_at, m.membership,
+        m.forgotten AND m.membership < 3 AS is_forgotten,
         m.stream_ordering > token.reached AS is_changed,
         CASE WHEN m.stream_ordering <= token.reached THEN m.membership
             ELSE COALESCE(old.membership, 0) END AS membership_then,
@@ -161,7 +162,8 @@ room AS (  -- for each room, whether it is returned whole, and the range of the 
     LEFT JOIN LATERAL ({live}) AS live (after) ON true
     UNION ALL
     SELECT mine.*, mine.last_stream_ordering, visit.whole OR stay.ended IS NOT NULL,
-        visit.whole OR stay.ended IS NOT NULL OR membership_then = 5,
+        -- of a forgotten room the client gets the leave alone, and no state
+        (visit.whole OR stay.ended IS NOT NULL OR membership_then = 5) AND NOT mine.is_forgotten,
         CASE WHEN visit.whole THEN 0 ELSE COALESCE(mine.since, 0) END,
         CASE WHEN stay.ended IS NOT NULL THEN stay.ended
             WHEN member.stream_ordering > mine.since THEN member.stream_ordering ELSE mine.upto END
