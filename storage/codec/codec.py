@@ -32,6 +32,9 @@ CACHE_ENTRIES: Final = 8_192
 CACHED_BYTES_MAX: Final = 2_048
 """Longer events are not cached: they could fill the memory."""
 
+LONG: Final = 4_096
+"""Longer events may hold thousands of lists, so their values are counted before they are served."""
+
 _ZSTD: Final = format_zstd.FORMAT
 _COMPACT: Final = format_compact.FORMAT
 _REFERENCE: Final = reference.FORMAT
@@ -131,6 +134,18 @@ def _recent(stored: StoredBytes, event_id: str, room_id: str) -> bytes:
     if len(raw) > CACHED_BYTES_MAX:
         raise _TooLongError(raw)
     return raw
+
+
+def is_long(stored: StoredBytes) -> bool:
+    """Return whether the bytes of an event are longer than `LONG`, or damaged, without decoding.
+
+    A frame says how long its data are. In the compact form these lack only what is short.
+    """
+    data: Any = stored
+    if data[:1] in _PLAIN:
+        return len(data) > LONG
+    at = format_zstd.BODY if data[:1] == _ZSTD else format_compact.frame_at(data)
+    return format_zstd.claimed_length(data[at : at + format_zstd.CLAIM_BYTES]) > LONG
 
 
 def is_plain(stored: StoredBytes) -> bool:

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Final, LiteralString, NamedTuple
+from typing import Any, Final, LiteralString, NamedTuple
 
 from storage import arguments as args
 from storage.database.connection import Database
@@ -18,6 +18,7 @@ from storage.persist.model.incoming import IncomingEvent
 from storage.persist.model.results import ORIGINS, AppendResult, Origin
 from storage.persist.receive import Pdu, VerifyKeys
 from storage.persist.stripped_state import StrippedState
+from storage.turns import Turns, in_turns
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -78,14 +79,15 @@ async def append(
     shown = stripped.read_stripped_state(said.stripped_state, said.origin)
     states = given_states.read(said.state_before)
     refused = verdicts.read_refused(said.refused, said.origin)
-    glanced = receive.glances(pdus)
+    glanced = [receive.glance_of(pdu) async for pdu in in_turns(pdus, size=receive.size_of)]
     rooms = receive.room_ids(glanced)
     known = await _known_versions(database, writer, {room for room in rooms if room is not None})
+    created = await _created(pdus, glanced, known)
+    versions = receive.versions(glanced, rooms, known, created, said.room_version)
     results: dict[int, AppendResult] = {}
     events: dict[int, Event] = {}
-    for index, version in enumerate(
-        receive.versions(pdus, glanced, rooms, known, said.room_version)
-    ):
+    turns = Turns()
+    for index, version in enumerate(versions):
         read = receive.read(pdus[index], glanced[index], version)
         if said.verify_keys is not None and isinstance(read, Event):
             read = await receive.check_signatures(read, said.verify_keys) or read
@@ -93,6 +95,7 @@ async def append(
             events[index] = read
         else:
             results[index] = read
+        await turns.took(receive.work_of(pdus[index], read))
     if refused:
         ids = [event.event_id for event in events.values()]
         verdicts.check_named(refused, [*ids, *(one.event_id for one in results.values())])
@@ -107,6 +110,19 @@ async def append(
     answers = [results[index] for index in range(len(pdus))]
     _note(answers, rooms, refused)
     return answers
+
+
+async def _created(
+    pdus: Sequence[Pdu], glanced: Sequence[Mapping[str, Any]], known: Mapping[str, str]
+) -> dict[str, str]:
+    """Return the versions in the create events of rooms that are not known, by room id."""
+    found: dict[str, str] = {}
+    turns = Turns()
+    for pdu, one in zip(pdus, glanced, strict=True):
+        if one.get("type") == "m.room.create" and one.get("room_id") not in known:
+            receive.note_create_event(found, pdu, one)
+            await turns.took(receive.size_of(pdu))
+    return found
 
 
 def _with_given(

@@ -112,11 +112,13 @@ class LineValidator:
         room = given.glanced.get("room_id")
         version = self.versions.get(room) if isinstance(room, str) else None
         if version is None:
+            created: dict[str, str] = {}
+            receive.note_create_event(created, given.pdu, given.glanced)
             [version] = receive.versions(
-                [given.pdu],
                 [given.glanced],
                 receive.room_ids([given.glanced]),
                 self.versions,
+                created,
                 given.room_version or self.room_version,
             )
         return receive.read(given.pdu, given.glanced, version)
