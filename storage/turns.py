@@ -37,12 +37,15 @@ class Turns:
             self._left = TURN_BYTES
 
 
-async def in_turns(items: Iterable[T], size: Callable[[T], int] = lambda _: 0) -> AsyncIterator[T]:
+async def in_turns(items: Iterable[T], size: Callable[[T], int] | None = None) -> AsyncIterator[T]:
     """Yield the items, and let other tasks run after each turn. ``size``: the bytes of an item."""
-    turns = Turns()
+    left = TURN_BYTES
     for item in items:
         yield item
-        await turns.took(size(item))
+        left -= ITEM_BYTES if size is None else ITEM_BYTES + size(item)
+        if left <= 0:
+            await asyncio.sleep(0)
+            left = TURN_BYTES
 
 
 async def parts(items: Sequence[T], most: int = TURN_ROWS) -> AsyncIterator[Sequence[T]]:

@@ -142,10 +142,14 @@ def is_long(stored: StoredBytes) -> bool:
     A frame says how long its data are. In the compact form these lack only what is short.
     """
     data: Any = stored
-    if data[:1] in _PLAIN:
-        return len(data) > LONG
-    at = format_zstd.BODY if data[:1] == _ZSTD else format_compact.frame_at(data)
-    return format_zstd.claimed_length(data[at : at + format_zstd.CLAIM_BYTES]) > LONG
+    try:
+        if data[0] == _COMPACT[0]:
+            return format_zstd.claims_more(data, format_compact.frame_at(data), LONG)
+        if data[0] == _ZSTD[0]:
+            return format_zstd.claims_more(data, format_zstd.BODY, LONG)
+    except IndexError:  # so few bytes are left that they are no stored form
+        return True
+    return len(data) > LONG
 
 
 def is_plain(stored: StoredBytes) -> bool:

@@ -118,8 +118,8 @@ def decode(dictionary: Dictionary, stored: bytes, event_id: str, room_id: str) -
 
 
 def frame_at(stored: bytes) -> int:
-    """Return where the frame begins, also of a form that is damaged."""
-    return _START + UNIT * int.from_bytes(stored[_START - 1 : _START])
+    """Return where the frame begins. `IndexError` if there is too little of it."""
+    return _START + UNIT * stored[_START - 1]
 
 
 def remaining_text(raw: bytes, room_id: str) -> bytes:

@@ -22,9 +22,6 @@ BODY: Final = HEADER_BYTES + CHECKSUM_BYTES
 DECODED_MAX: Final = 1 << 21
 """No event is that long. A damaged frame must not allocate more."""
 
-CLAIM_BYTES: Final = 3
-"""Bytes of a frame from which `claimed_length` reads."""
-
 _SHORT: Final = frozenset((0x20, 0x60))
 """The first byte of frames that claim less than 66 kB: one segment, its length in 1 or 2 bytes."""
 _LONG: Final = {0xA0: slice(1, 5), 0x80: slice(2, 6)}
@@ -49,14 +46,13 @@ def checksum(raw: bytes, event_id: str) -> bytes:
     return crc32(raw, crc32(event_id.encode())).to_bytes(CHECKSUM_BYTES, "little")
 
 
-def claimed_length(frame: bytes) -> int:
-    """Return the length of the data that a frame claims; a large number for no frame."""
-    first = int.from_bytes(frame[:1])
+def claims_more(stored: bytes, at: int, length: int) -> bool:
+    """Return whether the frame at ``at`` claims more data than that, or is none. `IndexError`."""
+    first = stored[at]
     if first == 0x20:
-        return int.from_bytes(frame[1:2])
-    if first == 0x60:
-        return int.from_bytes(frame[1:3], "little") + 256  # RFC 8878, 3.1.1.1.4
-    return DECODED_MAX
+        return stored[at + 1] > length
+    # RFC 8878, 3.1.1.1.4
+    return first != 0x60 or stored[at + 1] + 256 * stored[at + 2] + 256 > length
 
 
 def decompressed(frame: bytes, dictionary: Dictionary) -> bytes:

@@ -62,7 +62,7 @@ async def client_events(
     shown = [event for event in events if _is_shown(event, facts)]
     return [
         _with_relations(request, event, facts, bundles.get(event.event_id))
-        async for event in in_turns(shown, size_of)
+        async for event in in_turns(shown)
     ]
 
 

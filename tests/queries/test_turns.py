@@ -1,5 +1,6 @@
 """Large requests let other tasks run: how much is done between two turns of the event loop."""
 
+import asyncio
 import gc
 from typing import Any
 
@@ -257,3 +258,18 @@ async def test_other_servers_name_a_thousand_events(
     found = await responder.missing_events("s2.test", RoomId(room.room_id), body)
     assert [one["content"]["body"] for one in found["events"]] == ["1"]
     assert given == [1_000, 1_000]
+
+
+async def test_a_child_is_queued_after_the_large_batch_of_its_parents(store: Store) -> None:
+    room = new_room(members=[f"@u{number}:s2.test" for number in range(400)])
+    child = room.message(ADMIN, "the child")
+    *parents, last = room.pdus
+    results = await asyncio.gather(
+        store.append(parents, room_version="11"), store.append([last], room_version="11")
+    )
+    assert [one.outcome for one in results[1]] == ["stored"]
+    assert {one.outcome for one in results[0]} == {"stored"}
+    assert await store.event(child.event_id) is not None
+    twice = await asyncio.gather(*(store.append(parents, room_version="11") for _ in range(3)))
+    assert {one.outcome for batch in twice for one in batch} == {"duplicate"}
+    assert store.writer.lookers == 0
