@@ -83,8 +83,8 @@ async def _stages(store: storage.Store, pdus: Sequence[bytes]) -> Stages:
     took: Stages = {}
     known = {room_id: row.room_version for room_id, row in store.writer.caches.rooms.items()}
     with _spent(took, "read at a glance, room version"):
-        glanced = receive.glances(pdus)
-        versions = receive.versions(pdus, glanced, receive.room_ids(glanced), known, None)
+        glanced = list(map(receive.glance_of, pdus))
+        versions = receive.versions(glanced, receive.room_ids(glanced), known, {}, None)
     with _spent(took, "parse, check, hash"):
         read = [
             receive.read(pdu, one, version)

@@ -44,11 +44,13 @@ from storage.queries.sliding.types import (
     SlidingSyncRequest,
 )
 from storage.queries.space_children import SpaceChild
+from storage.queries.space_walk import WalkRequest, space_walk
 from storage.queries.sync.types import JoinedRoom, Sync
 from storage.store.facade import Store
 from storage.streams import VectorPosition
 from storage.streams.receipts import receipt_event
 from storage.streams.tokens import print_position, read_position
+from storage.turns import in_turns
 
 __all__ = [
     "error",
@@ -90,7 +92,6 @@ RULES: Final = {
 PASSED_ON: Final = frozenset({400, 403, 404})
 """Statuses of other servers that concern the user. 401, for one, would log the client out."""
 
-PUBLIC_RULES: Final = frozenset({"public", "knock", "knock_restricted"})
 HIERARCHY_MAX: Final = 50
 """Rooms of one page of a hierarchy, and its depth without `max_depth`."""
 
@@ -406,21 +407,12 @@ async def hierarchy(
         raise InputError("limit 0: at least 1 is wanted")
     end = start + min(limit, HIERARCHY_MAX)
     own = await store.memberships_of(user_id, ("join", "invite"))
-    found, seen, stack = list[Json](), set[str](), [(args.room(room_id), 0)]
-    while stack and len(found) <= end:
-        here, depth = stack.pop()
-        room = None if here in seen else (await store.rooms([here])).get(here)
-        seen.add(here)
-        if room is None or not _may_see(room, own):
-            continue
-        children = await store.space_children(here) if room.type == "m.space" else []
-        children = [one for one in children if one.suggested or not suggested_only]
-        found.append(hierarchy_room(room, children))
-        if depth < depth_max:
-            stack += [(one.room_id, depth + 1) for one in reversed(children)]
+    request = WalkRequest(args.room(room_id), own, end + 1, depth_max, suggested_only)
+    found = await store.reads.run(lambda conn: space_walk(conn, request))
     if not found:
         raise AuthDenied(f"{room_id} is not visible to {user_id}", rule="request.hidden_room")
-    return {"rooms": found[start:end]} | ({"next_batch": str(end)} if found[end:] else {})
+    page = [hierarchy_room(*one) async for one in in_turns(found[start:end])]
+    return {"rooms": page} | ({"next_batch": str(end)} if found[end:] else {})
 
 
 def _offset(token: str | None) -> int:
@@ -429,14 +421,6 @@ def _offset(token: str | None) -> int:
     if not args.is_text(token) or NUMBER.fullmatch(token) is None:
         raise InputError(f"from {str(token)[:99]!r} is no token of a hierarchy")
     return int(token)
-
-
-def _may_see(room: RoomInfo, own: Mapping[RoomId, str]) -> bool:
-    if room.room_id in own or room.visibility == "world_readable":
-        return True
-    restricted = room.join_rule == "restricted"
-    allowed = restricted and any(own.get(one) == "join" for one in room.allowed_rooms)
-    return allowed or room.join_rule in PUBLIC_RULES
 
 
 # ------------------------------------------------------------------------------------------------

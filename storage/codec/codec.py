@@ -32,6 +32,9 @@ CACHE_ENTRIES: Final = 8_192
 CACHED_BYTES_MAX: Final = 2_048
 """Longer events are not cached: they could fill the memory."""
 
+LONG: Final = 4_096
+"""Longer events may hold thousands of lists, so their values are counted before they are served."""
+
 _ZSTD: Final = format_zstd.FORMAT
 _COMPACT: Final = format_compact.FORMAT
 _REFERENCE: Final = reference.FORMAT
@@ -131,6 +134,22 @@ def _recent(stored: StoredBytes, event_id: str, room_id: str) -> bytes:
     if len(raw) > CACHED_BYTES_MAX:
         raise _TooLongError(raw)
     return raw
+
+
+def is_long(stored: StoredBytes) -> bool:
+    """Return whether the bytes of an event are longer than `LONG`, or damaged, without decoding.
+
+    A frame says how long its data are. In the compact form these lack only what is short.
+    """
+    data: Any = stored
+    try:
+        if data[0] == _COMPACT[0]:
+            return format_zstd.claims_more(data, format_compact.frame_at(data), LONG)
+        if data[0] == _ZSTD[0]:
+            return format_zstd.claims_more(data, format_zstd.BODY, LONG)
+    except IndexError:  # so few bytes are left that they are no stored form
+        return True
+    return len(data) > LONG
 
 
 def is_plain(stored: StoredBytes) -> bool:

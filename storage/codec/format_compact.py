@@ -109,12 +109,17 @@ def decode(dictionary: Dictionary, stored: bytes, event_id: str, room_id: str) -
 
     Raise IndexError if so few are stored that they cannot be an event.
     """
-    end = _START + UNIT * stored[_START - 1]
+    end = frame_at(stored)
     text = decompressed(stored[end:], dictionary)
     raw = _assembled(stored[BODY:_START], stored[_START:end], text, room_id)
     if checksum(raw, event_id) != stored[HEADER_BYTES:BODY]:
         raise ValueError("the checksum of the bytes is wrong")
     return raw
+
+
+def frame_at(stored: bytes) -> int:
+    """Return where the frame begins. `IndexError` if there is too little of it."""
+    return _START + UNIT * stored[_START - 1]
 
 
 def remaining_text(raw: bytes, room_id: str) -> bytes:

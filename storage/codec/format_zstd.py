@@ -46,6 +46,15 @@ def checksum(raw: bytes, event_id: str) -> bytes:
     return crc32(raw, crc32(event_id.encode())).to_bytes(CHECKSUM_BYTES, "little")
 
 
+def claims_more(stored: bytes, at: int, length: int) -> bool:
+    """Return whether the frame at ``at`` claims more data than that, or is none. `IndexError`."""
+    first = stored[at]
+    if first == 0x20:
+        return stored[at + 1] > length
+    # RFC 8878, 3.1.1.1.4
+    return first != 0x60 or stored[at + 1] + 256 * stored[at + 2] + 256 > length
+
+
 def decompressed(frame: bytes, dictionary: Dictionary) -> bytes:
     """Return the data of a frame; raise ValueError if it claims to be too long."""
     if frame[0] not in _SHORT:

@@ -7,8 +7,7 @@ open transactions on its own, cache results, or build SQL.
     async with database.transaction() as conn:
         rooms = await conn.fetch(SQL_ROOMS, user_nid, row=RoomRow)
 
-    # repeats the whole work on a conflict
-    await database.run(lambda conn: store_batch(conn, batch))
+    await database.run(lambda conn: store_batch(conn, batch))  # repeated on a conflict
 
 Rows with bytes of events are ready to be decoded (`storage.database.dictionaries`), also where
 these are in the archive.
@@ -54,9 +53,9 @@ from storage.errors import (
     StorageError,
 )
 from storage.observability.counters import Measures
+from storage.turns import mapped, pause_if_long
 
 T = TypeVar("T")
-
 R = TypeVar("R", bound=NamedTuple)
 """The row type of a statement: its fields are the columns, in order."""
 
@@ -104,8 +103,7 @@ class Connection:
 
     async def fetch(self, sql: str, *args: object, row: type[R]) -> list[R]:
         """Return all rows, each as a `row`."""
-        # NamedTuple's public method
-        return list(map(row._make, await self._records(sql, args, row)))
+        return await mapped(row._make, await self._records(sql, args, row))  # a public method
 
     async def records(self, sql: str, *args: object, row: type[R]) -> list[Any]:
         """Return all rows as the driver's records, columns by position; `row` names them.
@@ -129,7 +127,8 @@ class Connection:
 
     async def fetchvals(self, sql: str, *args: object) -> list[Any]:
         """Return the first column of all rows."""
-        return [record[0] for record in await self._call(sql, self._driver.fetch, sql, *args)]
+        records = await self._call(sql, self._driver.fetch, sql, *args)
+        return await mapped(lambda record: record[0], records)
 
     async def execute(self, sql: str, *args: object) -> str:
         """Run a statement and return its tag, such as `INSERT 0 3`.
@@ -200,6 +199,7 @@ class Connection:
         self.is_at_rest = False
         self.statements += 1
         start = 0.0
+        await pause_if_long(args)
         try:
             if observer is not None:
                 observer.before(statement)

@@ -5,7 +5,6 @@ remote.py        `Remote` and `MembershipRemote`, the requests to other servers
 http_remote.py   `HttpRemote`, these requests over the homeserver's HTTP client
 limits.py        `ReceiverLimits`, the bounds on all work
 requests.py      requests of one task: limited in time and number, with checked answers
-in_turns.py      long loops that let other tasks run
 keyed_locks.py   a lock for each room, and for each server
 keys.py          `KeyRing`, the verify keys of other servers
 room_task.py     reading, checking and storing events of one room

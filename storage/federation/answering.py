@@ -19,11 +19,12 @@ from storage.federation.receiver import Receiver
 from storage.federation.sender import Sender
 from storage.ids import EventId, RoomId, server_name_of
 from storage.queries.event_auth import StateIds
-from storage.queries.events import StoredEvent
+from storage.queries.events import StoredEvent, size_of
 from storage.queries.pagination.page import Direction
 from storage.queries.reduced_state import reduced_state
 from storage.queries.visible_events import visible_after_leaving
 from storage.store.sending import signer_of
+from storage.turns import in_turns
 
 Json = dict[str, Any]
 CHANGES: Final = ("join", "knock", "leave")
@@ -32,6 +33,9 @@ CLOSEST: Final[Mapping[str, Direction]] = {"b": "b", "f": "f"}
 
 EVENTS_MAX: Final = 100
 """Events of one response to /backfill and /get_missing_events."""
+
+IDS_MAX: Final = 1_000
+"""Ids of each list of a request to /get_missing_events that are read: the first ones."""
 
 REFUSED: Final = frozenset({"invalid", "rejected", "missing_parents"})
 
@@ -207,20 +211,20 @@ class Responder:
         found = await self._store.backfill(room_id, event_ids, most, server_name=origin)
         shown = await self._shown(origin, room_id, found)
         own, now_ms = self._store.server_name, time.time_ns() // 1_000_000
-        return {"origin": own, "origin_server_ts": now_ms, "pdus": _pdus(shown)}
+        return {"origin": own, "origin_server_ts": now_ms, "pdus": await _pdus(shown)}
 
     async def missing_events(self, origin: str, room_id: RoomId, body: Mapping[str, Any]) -> Json:
-        """Answer POST /get_missing_events: at most 100 events."""
+        """Answer POST /get_missing_events: at most 100 events. Of each list 1,000 ids count."""
         given = args.mapping(body, "the body")
         found = await self._store.missing_events(
             room_id,
-            _listed(given, "earliest_events"),
-            _listed(given, "latest_events"),
+            _listed(given, "earliest_events")[:IDS_MAX],
+            _listed(given, "latest_events")[:IDS_MAX],
             limit=args.limit(given.get("limit", 10), EVENTS_MAX),
             min_depth=given.get("min_depth", 0),
             server_name=origin,
         )
-        return {"events": _pdus(await self._shown(origin, room_id, found))}
+        return {"events": await _pdus(await self._shown(origin, room_id, found))}
 
     async def state_ids(self, origin: str, room_id: RoomId, event_id: str) -> Json:
         """Answer GET /state_ids. `StateUnknown`."""
@@ -235,7 +239,7 @@ class Responder:
     async def event_auth(self, origin: str, room_id: RoomId, event_id: str) -> Json:
         """Answer GET /event_auth."""
         found = await self._store.event_auth(await self._checked(origin, room_id, event_id))
-        return {"auth_chain": _pdus(found)}
+        return {"auth_chain": await _pdus(found)}
 
     async def timestamp_to_event(
         self, origin: str, room_id: RoomId, timestamp_ms: int, direction: str
@@ -282,7 +286,7 @@ class Responder:
     async def _with_chain(self, ids: StateIds, name: str) -> Json:
         state = await self._store.events(ids.state_ids)
         chain = await self._store.events(ids.auth_chain_ids)
-        return {name: _pdus(state.values()), "auth_chain": _pdus(chain.values())}
+        return {name: await _pdus(state.values()), "auth_chain": await _pdus(chain.values())}
 
 
 def _check_membership(event: Event, origin: str, change: str, path: tuple[str, str]) -> None:
@@ -303,5 +307,5 @@ def _listed(body: Mapping[str, Any], name: str) -> list[Any]:
     return found
 
 
-def _pdus(events: Iterable[StoredEvent]) -> Sequence[Json]:
-    return [one.json for one in events]
+async def _pdus(events: Iterable[StoredEvent]) -> Sequence[Json]:
+    return [one.json async for one in in_turns(events, size_of)]

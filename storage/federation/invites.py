@@ -47,7 +47,7 @@ def read_membership(
     pdu: Pdu, room_version: str, server_name: str, memberships: Collection[str]
 ) -> Event | AppendResult:
     """Return a membership of a local user, or an "invalid" result."""
-    found = receive.read(pdu, receive.glances([pdu])[0], room_version)
+    found = receive.read(pdu, receive.glance_of(pdu), room_version)
     if isinstance(found, AppendResult) or is_local_membership(found, server_name, memberships):
         return found
     return AppendResult(
@@ -62,7 +62,7 @@ def read_again(event: Event, room_version: str) -> Event | AppendResult:
 
     The result is "invalid" if that is another event: then one of the versions is wrong.
     """
-    found = receive.read(event.raw, receive.glances([event.raw])[0], room_version)
+    found = receive.read(event.raw, receive.glance_of(event.raw), room_version)
     if isinstance(found, Event) and found.event_id == event.event_id:
         return found
     return AppendResult(event.event_id, "invalid", f"here the room has version {room_version}")

@@ -115,7 +115,7 @@ def read_join(pdu: Pdu, room_version: str, server_name: str) -> Event:
     """Return the join of a local user; raise `Refused`."""
     if room_version not in ROOM_VERSIONS:
         raise Refused("malformed_join", f"room version {room_version!r} is not known")
-    found = receive.read(pdu, receive.glances([pdu])[0], room_version)
+    found = receive.read(pdu, receive.glance_of(pdu), room_version)
     if isinstance(found, AppendResult):
         raise Refused("malformed_join", found.reason or "")
     if found.type != "m.room.member" or found.content.get("membership") != "join":

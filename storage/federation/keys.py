@@ -14,6 +14,7 @@ import asyncio
 import time
 from collections import OrderedDict
 from collections.abc import Collection, Iterable
+from itertools import islice
 from typing import Any, Final, NamedTuple
 
 from signedjson.key import decode_verify_key_bytes, is_signing_algorithm_supported
@@ -23,7 +24,6 @@ from unpaddedbase64 import decode_base64
 
 from storage.errors import InvalidSignature
 from storage.event import Event, required_signers
-from storage.federation.in_turns import in_turns
 from storage.federation.keyed_locks import KeyedLocks
 from storage.federation.limits import ReceiverLimits
 from storage.federation.remote import JsonObject, Remote, RemoteError
@@ -31,11 +31,18 @@ from storage.federation.requests import answer_of
 from storage.ids import EventId, ServerName
 from storage.persist.model.results import AppendResult
 from storage.persist.receive import check_signatures
+from storage.turns import in_turns
 
 VALIDITY_MS_MAX: Final = 7 * 24 * 3_600_000
 FOREVER: Final = 1 << 62
+RESPONSE_MAX: Final = 65_536
+"""Characters and values of a response with keys. It has a key or two, and some retired ones."""
+KEYS_MAX: Final = 500
+"""Keys of a response, and retired ones, that are read: the first ones."""
 SIGNATURES_MAX: Final = 10
 """Signatures of a response that are checked. Each takes a pass over the response."""
+SIGNATURE_BYTES: Final = 1_280
+"""A signature takes as long to check as so many bytes take to read (`storage.turns`)."""
 
 
 class PublishedKeys(NamedTuple):
@@ -89,7 +96,7 @@ class KeyRing:
         """
         await self._request([need for event in events for need in needs_of(event)], seconds)
         refused: dict[EventId, AppendResult] = {}
-        async for event in in_turns(events):
+        async for event in in_turns(events, size=_work):
             refusal = await self._check_event(event)
             if refusal is not None:
                 refused[event.event_id] = refusal
@@ -98,12 +105,15 @@ class KeyRing:
     async def check_signed(self, server: ServerName, signed: JsonObject, seconds: float) -> None:
         """Raise `InvalidSignature` unless an object has a signature of the server, valid now."""
         now = _now_ms()
-        needs = [SigningNeed(server, one, now) for one in _key_ids(signed, server)]
+        key_ids = islice(_key_ids(signed, server), SIGNATURES_MAX)
+        needs = [SigningNeed(server, one, now) for one in key_ids]
         await self._request(needs, seconds)
         known = self._keys_of(server)
         found = [known.at(need.key_id, now) for need in needs] if known is not None else []
-        if any(key is not None and _is_signed(signed, server, key) for key in found):
-            return
+        for key in filter(None, found):
+            if _is_signed(signed, server, key):
+                return
+            await asyncio.sleep(0)  # each signature takes a pass over the object
         failure = self._failure_of(server) if needs else "there is no signature"
         raise InvalidSignature(
             f"it is not signed by {server}: {failure or 'no signature fits a valid key'}",
@@ -194,6 +204,11 @@ def needs_of(event: Event) -> Iterable[SigningNeed]:
             yield SigningNeed(server, key_id, ts_ms)
 
 
+def _work(event: Event) -> int:
+    """Return the bytes that are read to check an event: once for each signature."""
+    return len(event.raw) + len(list(needs_of(event))[:SIGNATURES_MAX]) * SIGNATURE_BYTES
+
+
 def _key_ids(signed: JsonObject, server: str) -> Iterable[str]:
     """Return the ids of the keys with which a server has signed an object."""
     signatures = signed.get("signatures")
@@ -208,6 +223,8 @@ def read_server_keys(
 
     Raise `RemoteError` if the response is of another server, or is not signed with a current key.
     """
+    if _is_large(body):
+        raise RemoteError(f"the keys have more than {RESPONSE_MAX} characters or values")
     if body.get("server_name") != server:
         raise RemoteError(f"the keys are those of {body.get('server_name')!r}")
     current = _keys_in(body.get("verify_keys"))
@@ -227,10 +244,22 @@ def read_server_keys(
     return found | {key_id: (key, until_ms) for key_id, key in current.items()}
 
 
+def _is_large(body: JsonObject) -> bool:
+    """Return whether a response has too many characters or values; look at no more than those."""
+    left, waiting = RESPONSE_MAX, list[Any]([body])
+    while waiting and left >= 0:
+        one = waiting.pop()
+        left -= 1 + (len(one) if isinstance(one, str | dict | list) else 0)
+        if left >= 0 and isinstance(one, dict | list):
+            waiting += one
+            waiting += one.values() if isinstance(one, dict) else ()
+    return left < 0
+
+
 def _keys_in(listed: Any) -> dict[str, VerifyKey]:
     """Return the keys of a known algorithm in an object of key ids; skip malformed ones."""
     found = {}
-    for key_id, value in listed.items() if isinstance(listed, dict) else ():
+    for key_id, value in islice(listed.items() if isinstance(listed, dict) else (), KEYS_MAX):
         encoded = value.get("key") if isinstance(value, dict) else None
         if not isinstance(encoded, str) or not is_signing_algorithm_supported(key_id):
             continue

@@ -52,6 +52,7 @@ from storage.persist.receive import Pdu
 from storage.queries.partial_rooms import PartialRoom
 from storage.queries.receiving import KnownRoom, known_rooms
 from storage.store.facade import Store
+from storage.turns import in_turns
 
 T = TypeVar("T")
 
@@ -171,7 +172,10 @@ class Receiver:
 
     async def _by_room(self, pdus: Sequence[Pdu]) -> tuple[dict[KnownRoom, list[Pdu]], Results]:
         """Return the PDUs of known rooms, and refusals of others whose ids can be read."""
-        rooms = [_room_of(pdu, one) for pdu, one in zip(pdus, receive.glances(pdus), strict=True)]
+        rooms = [
+            _room_of(pdu, receive.glance_of(pdu))
+            async for pdu in in_turns(pdus, size=receive.size_of)
+        ]
         known = await self._known_rooms({room for room, _ in rooms if room is not None})
         by_room: dict[KnownRoom, list[Pdu]] = {}
         refused: Results = {}

@@ -10,7 +10,6 @@ from storage.auth import check_auth_events
 from storage.errors import AuthDenied
 from storage.event import Event, parse
 from storage.event.references import auth_ids_of
-from storage.federation.in_turns import in_turns
 from storage.federation.keys import KeyRing
 from storage.federation.limits import ReceiverLimits
 from storage.federation.requests import TaskRequests
@@ -18,8 +17,10 @@ from storage.ids import EventId, RoomId, ServerName
 from storage.persist import AppendResult, Origin, receive
 from storage.persist.append import AppendOptions, append
 from storage.persist.receive import Pdu
+from storage.queries.events import size_of
 from storage.queries.receiving import StoredKey, servers_by_size, stored_keys
 from storage.store.facade import Store
+from storage.turns import Turns, in_turns
 
 
 class ReadEvents(NamedTuple):
@@ -67,9 +68,10 @@ class RoomTask:
     async def parse(self, pdus: Sequence[Pdu]) -> ReadEvents:
         """Parse PDUs; those without a readable id are dropped. They may be of another room."""
         read = ReadEvents({}, {})
-        async for pdu in in_turns(pdus):
-            [glanced] = receive.glances([pdu])
-            found = receive.read(pdu, glanced, self.room_version)
+        turns = Turns()
+        for pdu in pdus:
+            found = receive.read(pdu, receive.glance_of(pdu), self.room_version)
+            await turns.took(receive.work_of(pdu, found))
             if isinstance(found, Event):
                 read.events[found.event_id] = found
             elif found.event_id is not None:
@@ -148,7 +150,7 @@ class RoomTask:
         found = await self.store.events(list(event_ids))
         return {
             one.event_id: parse(one.raw, self.room_version)
-            for one in found.values()
+            async for one in in_turns(found.values(), size_of)
             if one.room_id == self.room_id
         }
 

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Final, LiteralString, NamedTuple
+from typing import Any, Final, LiteralString, NamedTuple
 
 from storage import arguments as args
 from storage.database.connection import Database
@@ -18,6 +18,7 @@ from storage.persist.model.incoming import IncomingEvent
 from storage.persist.model.results import ORIGINS, AppendResult, Origin
 from storage.persist.receive import Pdu, VerifyKeys
 from storage.persist.stripped_state import StrippedState
+from storage.turns import TURN_BYTES, Turns, in_turns, pause_if_long
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -79,21 +80,70 @@ async def append(
     pdus = args.pdus(batch)
     if said.room_version is not None:
         args.instance(said.room_version, str, "room_version")
-    named = args.room_versions(said.room_versions)
     if said.origin not in ORIGINS:
         raise InputError(f"origin is {said.origin!r}: it must be one of {', '.join(ORIGINS)}")
     receive.check_keys(said.verify_keys)
     shown = stripped.read_stripped_state(said.stripped_state, said.origin)
     states = given_states.read(said.state_before)
     refused = verdicts.read_refused(said.refused, said.origin)
-    glanced = receive.glances(pdus)
+    place = _Place(writer)
+    if sum(map(receive.size_of, pdus)) > TURN_BYTES and not callable(said.verify_keys):
+        await place.take()
+    try:
+        return await _append(database, place, pdus, said, (states, shown, refused))
+    finally:
+        place.leave()
+
+
+class _Place:
+    """The place of a large batch in the order of the calls, while it is read in turns.
+
+    Later calls wait, so that a child is queued after its parent. Keys that a function requests are
+    not waited for: another server may not answer.
+    """
+
+    def __init__(self, writer: Writer) -> None:
+        self.writer = writer
+        self.is_taken = False
+
+    async def take(self) -> None:
+        self.writer.lookers += 1
+        try:
+            await self.writer.looking_up.acquire()
+        except BaseException:
+            self.writer.lookers -= 1
+            raise
+        self.is_taken = True
+
+    def leave(self) -> None:
+        """Let the next call go on. Nothing happens the second time."""
+        if self.is_taken:
+            self.is_taken = False
+            self.writer.looking_up.release()
+            self.writer.lookers -= 1
+
+
+async def _append(
+    database: Database,
+    place: _Place,
+    pdus: Sequence[Pdu],
+    said: AppendOptions,
+    given: tuple[given_states.States, Mapping[EventId, str], verdicts.Refused],
+) -> list[AppendResult]:
+    writer, (states, shown, refused) = place.writer, given
+    named = args.room_versions(said.room_versions)
+    glanced = [receive.glance_of(pdu) async for pdu in in_turns(pdus, size=receive.size_of)]
     rooms = receive.room_ids(glanced)
-    stored = await _known_versions(database, writer, {room for room in rooms if room is not None})
+    stored = await _known_versions(
+        database, writer, {room for room in rooms if room is not None}, is_alone=place.is_taken
+    )
+    known = {**named, **stored} if named else stored
+    created = await _created(pdus, glanced, known)
+    versions = receive.versions(glanced, rooms, known, created, said.room_version)
     results: dict[int, AppendResult] = {}
     events: dict[int, Event] = {}
-    for index, version in enumerate(
-        receive.versions(pdus, glanced, rooms, {**named, **stored}, said.room_version)
-    ):
+    turns = Turns()
+    for index, version in enumerate(versions):
         read = receive.read(pdus[index], glanced[index], version)
         if said.verify_keys is not None and isinstance(read, Event):
             read = await receive.check_signatures(read, said.verify_keys) or read
@@ -101,12 +151,15 @@ async def append(
             events[index] = read
         else:
             results[index] = read
+        await turns.took(receive.work_of(pdus[index], read))
     if refused:
         ids = [event.event_id for event in events.values()]
         verdicts.check_named(refused, [*ids, *(one.event_id for one in results.values())])
     await given_states.check(database, states, events.values())
     indexes = list(events)
+    await pause_if_long([indexes])
     ordered = [indexes[at] for at in receive.in_order(list(events.values()))]
+    await pause_if_long([indexes])
     incoming = [IncomingEvent(events[index], said.origin) for index in ordered]
     if states or shown or refused:
         incoming = [_with_given(one, states, shown, refused) for one in incoming]
@@ -114,10 +167,24 @@ async def append(
         marking = said.partial_join
         incoming = [one._replace(is_partial=one.event.event_id == marking) for one in incoming]
     if incoming:
-        results.update(zip(ordered, await writer.append(incoming), strict=True))
+        stored = await writer.append(incoming, queued=place.leave)
+        results.update(zip(ordered, stored, strict=True))
     answers = [results[index] for index in range(len(pdus))]
     _note(answers, rooms, refused)
     return answers
+
+
+async def _created(
+    pdus: Sequence[Pdu], glanced: Sequence[Mapping[str, Any]], known: Mapping[str, str]
+) -> dict[str, str]:
+    """Return the versions in the create events of rooms that are not known, by room id."""
+    found: dict[str, str] = {}
+    turns = Turns()
+    for pdu, one in zip(pdus, glanced, strict=True):
+        if one.get("type") == "m.room.create" and one.get("room_id") not in known:
+            receive.note_create_event(found, pdu, one)
+            await turns.took(receive.size_of(pdu))
+    return found
 
 
 def _with_given(
@@ -160,25 +227,33 @@ def _note(
             logger.info("%s: %s", answer.outcome, answer.event_id, extra=ids)
 
 
-async def _known_versions(database: Database, writer: Writer, room_ids: set[str]) -> dict[str, str]:
+async def _known_versions(
+    database: Database, writer: Writer, room_ids: set[str], *, is_alone: bool
+) -> dict[str, str]:
     """Return the versions of the rooms that the store knows.
 
-    The lock keeps calls in their order: a child is queued after its parent.
+    The lock keeps calls in their order: a child is queued after its parent. ``is_alone``: the
+    caller has it.
     """
+    if is_alone:
+        return await _looked_up(database, writer, room_ids)
     cached = _cached_versions(writer, room_ids)
     # A counter, because `Lock.locked` is False between a release and the next waiter's turn.
     if len(cached) < len(room_ids) or writer.lookers:
         writer.lookers += 1
         try:
             async with writer.looking_up:
-                cached = _cached_versions(writer, room_ids)
-                if lacking := room_ids - cached.keys():
-                    async with database.connection() as conn:
-                        cached.update(
-                            await conn.fetch(SQL_ROOM_VERSIONS, list(lacking), row=RoomVersionRow)
-                        )
+                return await _looked_up(database, writer, room_ids)
         finally:
             writer.lookers -= 1
+    return cached
+
+
+async def _looked_up(database: Database, writer: Writer, room_ids: set[str]) -> dict[str, str]:
+    cached = _cached_versions(writer, room_ids)
+    if lacking := room_ids - cached.keys():
+        async with database.connection() as conn:
+            cached.update(await conn.fetch(SQL_ROOM_VERSIONS, list(lacking), row=RoomVersionRow))
     return cached
 
 

@@ -10,6 +10,7 @@ from typing import Any, Final, TypeGuard
 from storage.arguments import is_text
 from storage.errors import InputError, InvalidEvent, InvalidSignature, UnknownRoomVersion
 from storage.event import ROOM_VERSIONS, Event, glance, parse, required_signers, verify_event
+from storage.event.reading import MAX_PDU_BYTES
 from storage.event.references import references_of
 from storage.graph.topological_sort import topological_sort
 from storage.ids import EventId
@@ -22,15 +23,22 @@ SIGNATURES_MAX: Final = 10
 VerifyKeys = Mapping[tuple[str, str], Any] | Callable[[str, str], Awaitable[Any]]
 
 
-def glances(pdus: Iterable[object]) -> list[dict[str, Any]]:
-    """Peek at the header of each PDU.
+def glance_of(pdu: object) -> dict[str, Any]:
+    """Peek at the header of a PDU.
 
     Return {} for an unreadable one: parsing will return the reason.
     """
-    return [
-        (pdu if isinstance(pdu, dict) else glance(pdu) if _is_bytes(pdu) else None) or {}
-        for pdu in pdus
-    ]
+    return (pdu if isinstance(pdu, dict) else glance(pdu) if _is_bytes(pdu) else None) or {}
+
+
+def size_of(pdu: object) -> int:
+    """Return the bytes of a PDU; of a dict, which nobody has counted, as many as a PDU may have."""
+    return len(pdu) if _is_bytes(pdu) else MAX_PDU_BYTES
+
+
+def work_of(pdu: object, read: Event | AppendResult) -> int:
+    """Return the bytes of a PDU that was read."""
+    return len(read.raw) if isinstance(read, Event) else size_of(pdu)
 
 
 def room_ids(glanced: Iterable[Mapping[str, Any]]) -> list[str | None]:
@@ -42,48 +50,43 @@ def room_ids(glanced: Iterable[Mapping[str, Any]]) -> list[str | None]:
 
 
 def versions(
-    pdus: Sequence[Pdu],
     glanced: Sequence[Mapping[str, Any]],
     rooms: Sequence[str | None],
     known: Mapping[str, str],
+    created: Mapping[str, str],
     given: str | None,
 ) -> list[str | None]:
     """Return the room version to parse each PDU with, or None if it is unknown.
 
-    ``rooms`` comes from `room_ids`. ``known`` has priority, then a create event in ``pdus``, then
-    ``given``. The version of another room is never used. Anybody can send a second create event
-    that says anything, so a caller who knows the version of a room names it in ``known``.
+    ``rooms`` comes from `room_ids`. ``known`` has priority, then a create event of the batch
+    (``created``, of `note_create_event`), then ``given``. The version of another room is never
+    used. Anybody can send a second create event that says anything, so a caller who knows the
+    version of a room names it in ``known``.
     """
-    said = [_said_version(one) if one.get("type") == "m.room.create" else None for one in glanced]
-    created = _created(pdus, glanced, said)
     return [
-        known.get(room or "") or created.get(room or "") or own or given
-        for room, own in zip(rooms, said, strict=True)
+        known.get(room or "") or created.get(room or "") or _said_version(one) or given
+        for room, one in zip(rooms, glanced, strict=True)
     ]
 
 
 def _said_version(glanced: Mapping[str, Any]) -> str | None:
     """Return the room version in a create event, or "?" if it is not text.
 
-    Return None if the event's state_key is not the empty string.
+    Return None for another event, also for one whose state_key is not the empty string.
     """
-    if glanced.get("state_key") != "":
+    if glanced.get("type") != "m.room.create" or glanced.get("state_key") != "":
         return None
     content = glanced.get("content")
     version = content.get("room_version", "1") if isinstance(content, dict) else "1"
     return version if is_text(version) else "?"
 
 
-def _created(
-    pdus: Sequence[Pdu], glanced: Sequence[Mapping[str, Any]], said: Sequence[str | None]
-) -> dict[str, str]:
-    """Return the versions of the rooms whose create events are well formed, by room id."""
-    found = dict[str, str]()
-    for pdu, one, version in zip(pdus, glanced, said, strict=True):
-        event = None if version is None else read(pdu, dict(one), version)
-        if isinstance(event, Event):
-            note_created(found, event.room_id, event.room_version.identifier)
-    return found
+def note_create_event(found: dict[str, str], pdu: Pdu, glanced: Mapping[str, Any]) -> None:
+    """Record the version of a room by id if the PDU is its create event, and well formed."""
+    version = _said_version(glanced)
+    event = None if version is None else read(pdu, dict(glanced), version)
+    if isinstance(event, Event):
+        note_created(found, event.room_id, event.room_version.identifier)
 
 
 def note_created(found: dict[str, str], room_id: str, version: str) -> None:
@@ -97,7 +100,7 @@ def note_created(found: dict[str, str], room_id: str, version: str) -> None:
 
 
 def read(pdu: object, glanced: dict[str, Any], version: str | None) -> Event | AppendResult:
-    """Return the event, or an "invalid" result. ``glanced`` comes from `glances`."""
+    """Return the event, or an "invalid" result. ``glanced`` comes from `glance_of`."""
     if not (isinstance(pdu, dict) or _is_bytes(pdu)):
         return AppendResult(None, "invalid", _no_pdu(pdu))
     if version is None:

@@ -16,7 +16,8 @@ from storage.event.versions import version_of
 from storage.ids import EventId, UserId
 from storage.queries.client_facts import ClientFacts, client_facts
 from storage.queries.client_page import client_page
-from storage.queries.events import Aggregations, StoredEvent
+from storage.queries.events import Aggregations, StoredEvent, size_of
+from storage.turns import in_turns
 
 REDACTION: Final = "m.room.redaction"
 Facts = Mapping[EventId, ClientFacts]
@@ -42,7 +43,7 @@ async def client_events(
     conn: Connection, request: ClientRequest, events: Sequence[StoredEvent]
 ) -> list[dict[str, Any]]:
     """Return those of the events that the reader may get, in the same order."""
-    messages = [event for event in events if event.state_key is None]
+    messages = [event async for event in in_turns(events, size_of) if event.state_key is None]
     bundles: Bundles = {}
     facts: dict[EventId, ClientFacts] = {}
     if messages:
@@ -59,7 +60,10 @@ async def client_events(
     if unknown:
         facts |= await client_facts(conn, request.user_id, unknown, request.device_id)
     shown = [event for event in events if _is_shown(event, facts)]
-    return [_with_relations(request, event, facts, bundles.get(event.event_id)) for event in shown]
+    return [
+        _with_relations(request, event, facts, bundles.get(event.event_id))
+        async for event in in_turns(shown)
+    ]
 
 
 async def client_state(
@@ -71,7 +75,7 @@ async def client_state(
     """
     wanted = [
         event.event_id
-        for event in events
+        async for event in in_turns(events, size_of)
         if event.redacted_by or (request.device_id and event.sender == request.user_id)
     ]
     facts: Facts = {}
@@ -79,7 +83,7 @@ async def client_state(
         facts = await client_facts(conn, request.user_id, wanted, request.device_id)
     nothing = ClientFacts(is_shown=True, is_whole=True, membership=None, transaction_id=None)
     found: list[dict[str, Any]] = []
-    for event in events:
+    async for event in in_turns(events, size_of):
         one = facts.get(event.event_id, nothing)
         known = ClientFacts(True, True, None, one.transaction_id, one.redaction)
         found.append(_form(request, event, known))

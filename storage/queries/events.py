@@ -12,7 +12,7 @@ from typing import Any, Final, LiteralString, NamedTuple
 
 import orjson
 
-from storage.codec import StoredBytes, decode_recent, is_plain, plain
+from storage.codec import StoredBytes, decode_recent, is_long, is_plain, plain
 from storage.database.connection import Connection
 from storage.errors import InvalidEvent, StorageCorrupt
 from storage.event import redact
@@ -20,6 +20,7 @@ from storage.event.hashes import canonical
 from storage.event.reading import read_trusted
 from storage.event.versions import version_of
 from storage.ids import EventId, RoomId, UserId
+from storage.turns import Turns, parts
 
 SQL_EVENTS: Final[LiteralString] = """
 SELECT s.*,
@@ -29,6 +30,14 @@ SELECT s.*,
 FROM unnest($1::text[]) AS wanted (id)
 CROSS JOIN LATERAL (SELECT * FROM stored_events WHERE event_id = wanted.id OFFSET 0) AS s
 """
+
+
+EVENTS_MAX: Final = 5_000
+"""Events of one statement: some milliseconds to encode their ids, and to read their rows."""
+
+
+VALUES_MAX: Final = 100_000
+"""Lists and objects in the long events of one response."""
 
 
 class StoredEventRow(NamedTuple):
@@ -232,6 +241,32 @@ class Aggregations:
         return bundle
 
 
+def size_of(event: StoredEvent) -> int:
+    """Return the bytes of a long event, and 0 for another one (`storage.turns`)."""
+    return len(event.raw) if is_long(event._stored) else 0  # noqa: SLF001
+
+
+async def served_at_once(events: Sequence[StoredEvent]) -> int:
+    """Return how many of the events, from the first one on, a response has: at least one.
+
+    Together they have `VALUES_MAX` lists and objects. An event may have 30,000. Each is an object
+    for the garbage collector, which stops everything while it visits them. Only long events count.
+    """
+    left, turns = VALUES_MAX, Turns()
+    for number, event in enumerate(events):
+        if not is_long(event._stored):  # noqa: SLF001
+            continue
+        try:
+            raw = event.raw
+        except StorageCorrupt:  # whoever serves the event gets the error
+            continue
+        left -= raw.count(b"[") + raw.count(b"{")
+        if left < 0 and number > 0:
+            return number
+        await turns.took(len(raw))
+    return len(events)
+
+
 # As in `storage.event.model`: a frozen dataclass sets its fields one by one. An unfrozen twin
 # takes a quarter of the time.
 _FIELDS: Final = tuple(field.name for field in fields(StoredEvent))
@@ -383,8 +418,11 @@ async def events(
     conn: Connection, event_ids: Iterable[EventId], *, redacted: bool = True
 ) -> dict[EventId, StoredEvent]:
     """Return the stored ones of these events, by id."""
-    rows = await conn.fetch(SQL_EVENTS, list(event_ids), row=EventWithVerdictRow)
-    return {
-        EventId(row.event_id): stored_of(row[:-1], redacted=redacted, refused=row.refused)
-        for row in rows
-    }
+    found: dict[EventId, StoredEvent] = {}
+    async for wanted in parts(list(event_ids), EVENTS_MAX):
+        rows = await conn.fetch(SQL_EVENTS, wanted, row=EventWithVerdictRow)
+        found |= {
+            EventId(row.event_id): stored_of(row[:-1], redacted=redacted, refused=row.refused)
+            for row in rows
+        }
+    return found

@@ -6,8 +6,8 @@ later change (`state_deltas`), or today's if there is none. Below a position of 
 order the state is that of a state group.
 """
 
-from collections.abc import Collection, Sequence
-from typing import Any, Final, LiteralString, NamedTuple
+from collections.abc import Collection
+from typing import Final, LiteralString, NamedTuple
 
 from storage.codec import StoredBytes
 from storage.database.columns import OWN_ENTRIES
@@ -19,6 +19,7 @@ from storage.errors import InputError, UnknownRoom
 from storage.ids import RoomId, UserId
 from storage.queries.events import StoredEvent, event_of_room
 from storage.queries.room_position import RoomPosition
+from storage.turns import parts
 
 PART_COVERED: Final[LiteralString] = """
 covered AS MATERIALIZED (  -- the position in the stream, of each writer
@@ -293,11 +294,10 @@ async def members(
     if not rows:
         raise UnknownRoom(room_id)
     position.refuse_purged(rows[0][1])
-    return _events(room_id, rows)
-
-
-def _events(room_id: RoomId, rows: Sequence[Any]) -> list[StoredEvent]:
-    return [event_of_room(room_id, row[0], row[EVENT:]) for row in rows if row[EVENT] is not None]
+    found: list[StoredEvent] = []
+    async for part in parts(rows):
+        found += (event_of_room(room_id, row[0], row[EVENT:]) for row in part if row[EVENT])
+    return found
 
 
 async def memberships_of(

@@ -338,7 +338,7 @@ async def messages(
     )
     if not rows:
         raise UnknownRoom(room_id)
-    return _page(rows, page_range, deployment)
+    return await _page(rows, page_range, deployment)
 
 
 def _statements(direction: Direction) -> tuple[LiteralString, LiteralString]:
@@ -348,7 +348,7 @@ def _statements(direction: Direction) -> tuple[LiteralString, LiteralString]:
     return SQL_FORWARDS, SQL_FORWARDS_REORDERED
 
 
-def _page(rows: Sequence[PageRow], page_range: PageRange, deployment: str) -> Page:
+async def _page(rows: Sequence[PageRow], page_range: PageRange, deployment: str) -> Page:
     """Return the page with its gaps. A page backwards does not end at a gap below its events."""
     found = [
         stored_of(row[EVENT:], withheld=bool(row.withheld))
@@ -357,7 +357,7 @@ def _page(rows: Sequence[PageRow], page_range: PageRange, deployment: str) -> Pa
     ]
     first = rows[0]
     reorderings = Reorderings.of(first.moves, first.left_out_topological, first.left_out_levels)
-    page = page_of(found, page_range, deployment, reorderings)
+    page = await page_of(found, page_range, deployment, reorderings)
     gaps = _gaps(rows[0], page.chunk, page_range, more=page.end is not None)
     end = page.end
     if end is None and page_range.direction == "b" and any(gap.after is None for gap in gaps):

@@ -404,7 +404,7 @@ async def relations(
     found = [stored_of(row[EVENT:]) for row in rows if row.event_nid is not None]
     first = rows[0]
     reorderings = Reorderings.of(first.moves, first.left_out_topological, first.left_out_levels)
-    page = page_of(found, page_range, deployment, reorderings)
+    page = await page_of(found, page_range, deployment, reorderings)
     depth = LEVELS if wanted.recurse else None
     return RelationsPage(page.chunk, page.start, page.end, page.gaps, depth)
 

@@ -16,6 +16,7 @@ from storage.errors import StorageCorrupt
 from storage.event.versions import version_of
 from storage.ids import RoomId, UserId
 from storage.queries.events import event_json
+from storage.turns import in_turns, parts
 
 SQL_ROOM_INFO: Final[LiteralString] = """
 SELECT r.room_id, r.room_version, r.joined_count, r.invited_count, entry.state_key_nid,
@@ -33,6 +34,10 @@ LEFT JOIN LATERAL (
 ) AS entry ON true
 WHERE r.room_id = ANY($1::text[])
 """
+
+
+ROOMS_MAX: Final = 2_000
+"""Rooms of one statement."""
 
 
 class RoomInfoRow(NamedTuple):
@@ -120,9 +125,16 @@ class RoomInfo:
 async def rooms(conn: Connection, room_ids: Iterable[RoomId]) -> dict[RoomId, RoomInfo]:
     """Return the stored ones of these rooms, by id, in their order. `StorageCorrupt`."""
     wanted = list(room_ids)
+    found: dict[RoomId, RoomInfo] = {}
+    async for part in parts(wanted, ROOMS_MAX):
+        found |= await _some_rooms(conn, part)
+    return found
+
+
+async def _some_rooms(conn: Connection, wanted: Sequence[RoomId]) -> dict[RoomId, RoomInfo]:
     rows = await conn.records(SQL_ROOM_INFO, wanted, row=RoomInfoRow)
     states: dict[RoomId, DescribedRoom] = {}
-    for room_id, version, joined_count, invited_count, *event in rows:
+    async for room_id, version, joined_count, invited_count, *event in in_turns(rows, _size_of):
         state = states.get(room_id)
         if state is None:
             state = states[room_id] = DescribedRoom(version, joined_count, invited_count, [], {})
@@ -131,6 +143,10 @@ async def rooms(conn: Connection, room_ids: Iterable[RoomId]) -> dict[RoomId, Ro
     return {
         room_id: _room_info(room_id, states[room_id]) for room_id in wanted if room_id in states
     }
+
+
+def _size_of(row: Sequence[Any]) -> int:
+    return 0 if row[-1] is None else len(row[-1])
 
 
 def _add_event(state: DescribedRoom, room_id: RoomId, columns: Sequence[Any]) -> None:

@@ -16,6 +16,7 @@ from storage.database.rooms import require_room
 from storage.errors import StorageCorrupt
 from storage.ids import RoomId, ServerName
 from storage.queries.events import StoredEvent, event_of_room
+from storage.turns import in_turns
 
 SQL_SPACE_CHILDREN: Final[LiteralString] = """
 SELECT r.room_id, k.state_key, e.origin_server_ts, r.room_version, e.event_id, e.stream_ordering,
@@ -79,19 +80,20 @@ async def space_children(conn: Connection, room_id: RoomId) -> list[SpaceChild]:
     found = (await children_of(conn, [room_id]))[room_id]
     if not found:
         await require_room(conn, room_id)
-    return sorted(found, key=_in_order)
+    return found
 
 
 async def children_of(
     conn: Connection, room_ids: Iterable[RoomId]
 ) -> dict[RoomId, list[SpaceChild]]:
-    """Return the children of each of these spaces, in no order. `StorageCorrupt`."""
+    """Return the children of each of these spaces, in order. `StorageCorrupt`."""
     found: dict[RoomId, list[SpaceChild]] = {room_id: [] for room_id in room_ids}
-    for row in await conn.fetch(SQL_SPACE_CHILDREN, list(found), row=SpaceChildRow):
+    rows = await conn.fetch(SQL_SPACE_CHILDREN, list(found), row=SpaceChildRow)
+    async for row in in_turns(rows):
         space = RoomId(row.room_id)
         if (child := _child(space, row)) is not None:
             found[space].append(child)
-    return found
+    return {space: sorted(children, key=_in_order) for space, children in found.items()}
 
 
 def _in_order(child: SpaceChild) -> tuple[bool, str, int, str]:

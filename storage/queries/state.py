@@ -10,6 +10,7 @@ from storage.database.connection import Connection
 from storage.database.rooms import require_room
 from storage.ids import EventId, RoomId, UserId
 from storage.queries.state_entries import StateMap
+from storage.turns import parts
 
 SQL_CURRENT_STATE: Final[LiteralString] = """
 SELECT t.type, k.state_key, e.event_id
@@ -65,7 +66,10 @@ async def current_state(
     )
     if not rows:
         await require_room(conn, room_id)
-    return {(row.type, row.state_key): EventId(row.event_id) for row in rows}
+    found: StateMap = {}
+    async for part in parts(rows):
+        found |= {(row.type, row.state_key): EventId(row.event_id) for row in part}
+    return found
 
 
 async def forward_extremities(conn: Connection, room_id: RoomId) -> set[EventId]:

@@ -12,13 +12,22 @@ from signedjson.sign import sign_json
 from storage import InvalidSignature
 from storage.event import Event, event_id, parse, sign
 from storage.federation import ReceiverLimits, RemoteError
-from storage.federation.keys import VALIDITY_MS_MAX, KeyRing, read_server_keys
+from storage.federation import keys as keys_module
+from storage.federation.keys import (
+    KEYS_MAX,
+    RESPONSE_MAX,
+    SIGNATURES_MAX,
+    VALIDITY_MS_MAX,
+    KeyRing,
+    read_server_keys,
+)
 from storage.ids import ServerName
 from storage.testing import KEY_ID, RoomBuilder, signing_key, verify_key
 from storage.testing.keys import foreign_signing_key
 from tests.federation.hanging import hang
 from tests.federation.peers import Homeserver, Json, NetworkRemote, fail, published_keys
 from tests.federation.rooms import agree, outcomes, shared_room
+from tests.turns import Turns
 
 S1 = ServerName("s1.test")
 NOW = 1_800_000_000_000
@@ -269,10 +278,59 @@ def test_the_signature_of_the_keys_is_that_of_a_current_key() -> None:
 def test_a_response_with_many_keys_takes_no_longer_than_one_with_a_few() -> None:
     """A server chooses how large its response is. The check does not yield to other tasks."""
     keys = published_keys(S1)
-    many = {f"ed25519:k{number}": {**keys["verify_keys"][KEY_ID]} for number in range(5_000)}
+    many = {f"ed25519:k{number}": {**keys["verify_keys"][KEY_ID]} for number in range(300)}
     keys["verify_keys"] = many
     keys["signatures"] = {S1: dict.fromkeys(many, "A" * 86)}
     began = time.perf_counter()
     with pytest.raises(RemoteError, match="not signed"):
         read_server_keys(S1, keys, NOW)
     assert time.perf_counter() - began < 5
+
+
+def test_a_response_with_too_many_keys_is_refused() -> None:
+    """Decoding 100,000 keys would stop the event loop for more than a second."""
+    retired = {
+        f"ed25519:{number}": {"key": OTHER_KEY, "expired_ts": 7} for number in range(100_000)
+    }
+    changes: list[Json] = [
+        {"old_verify_keys": retired},
+        {"verify_keys": retired},
+        {"a": [[] for _ in range(RESPONSE_MAX)]},
+        {"a": "x" * RESPONSE_MAX},
+        {"a": {"x" * RESPONSE_MAX: 1}},
+    ]
+    for change in changes:
+        with pytest.raises(RemoteError, match="more than 65536"):
+            read_server_keys(S1, published_keys(S1) | change, NOW)
+
+
+def test_a_large_response_is_not_looked_at_as_a_whole() -> None:
+    class Watched(list[Any]):
+        def __iter__(self) -> Any:
+            raise AssertionError("it is looked at")
+
+    with pytest.raises(RemoteError, match="more than 65536"):
+        read_server_keys(S1, published_keys(S1) | {"a": Watched([1] * RESPONSE_MAX)}, NOW)
+
+
+def test_the_first_keys_of_a_response_are_read() -> None:
+    retired = {
+        f"ed25519:{number}": {"key": OTHER_KEY, "expired_ts": 7} for number in range(KEYS_MAX + 1)
+    }
+    found = read_server_keys(S1, published_keys(S1, old_verify_keys=retired), NOW)
+    assert found.keys() == {KEY_ID, *list(retired)[:KEYS_MAX]}
+
+
+async def test_ten_signatures_of_an_object_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each takes a pass over the object, and other tasks run in between."""
+    ids = [f"ed25519:k{number}" for number in range(50)]
+    published = published_keys(S1)
+    key = published["verify_keys"][KEY_ID]
+    listed = published_keys(S1, verify_keys={KEY_ID: key, **dict.fromkeys(ids, key)})
+    signed = {"a": 1, "signatures": {S1: dict.fromkeys(ids, "A" * 86)}}
+    async with Turns() as turns:
+        turns.watch(monkeypatch, keys_module, "_is_signed")
+        with pytest.raises(InvalidSignature):
+            await ring(KeyServer(listed)).check_signed(S1, signed, 60.0)
+    assert turns.total == SIGNATURES_MAX + 1  # and that of the keys
+    assert turns.most == 1

@@ -18,7 +18,7 @@ compares the rooms of duplicates before it answers (`storage.persist.commit.reme
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from storage.database.connection import Database
@@ -118,8 +118,12 @@ class Writer:
             self._task = None
             await self._lane.close()
 
-    async def append(self, incoming: Sequence[AnyEvent]) -> list[AppendResult]:
+    async def append(
+        self, incoming: Sequence[AnyEvent], queued: Callable[[], None] = lambda: None
+    ) -> list[AppendResult]:
         """Store a batch and return one result per event, in order. Wait while the queue is full.
+
+        Call ``queued`` when it has its place in the queue.
 
         A cancelled caller does not cancel the write, which keeps its place in the queue. Raise the
         database error if some events could not be stored. A large batch is written in several
@@ -139,6 +143,7 @@ class Writer:
         self._wake.set()
         self.in_hand += 1
         self._events += len(incoming)
+        queued()
         return await future
 
     def _over(self, request: AppendRequest) -> None:

@@ -121,7 +121,9 @@ class LineValidator:
             version = self.stored.get(room) or given.room_version or self.versions.get(room)
         if version is None:
             said = given.room_version or self.room_version
-            [version] = receive.versions([given.pdu], [given.glanced], [room], {}, said)
+            created: dict[str, str] = {}
+            receive.note_create_event(created, given.pdu, given.glanced)
+            [version] = receive.versions([given.glanced], [room], {}, created, said)
         return receive.read(given.pdu, given.glanced, version)
 
 

@@ -6,7 +6,7 @@ from typing import Final, Literal, NamedTuple
 
 from storage.errors import InputError
 from storage.ids import EventId
-from storage.queries.events import StoredEvent
+from storage.queries.events import StoredEvent, served_at_once
 from storage.queries.pagination.reordering import Reorderings, ahead, walking
 from storage.queries.sync.positions import events_of, reached
 from storage.streams import PaginationToken, VectorPosition
@@ -101,14 +101,18 @@ def _parsed(token: str, deployment: str) -> PaginationToken:
     return PaginationToken(LARGEST_POSITION, LARGEST_POSITION, live)
 
 
-def page_of(
+async def page_of(
     found: Sequence[StoredEvent],
     page_range: PageRange,
     deployment: str,
     reorderings: Reorderings,
 ) -> Page:
-    """Return the page for these events, without gaps. One beyond the limit: there are more."""
-    limit, start = page_range.limit, page_range.start
+    """Return the page for these events, without gaps. One beyond the limit: there are more.
+
+    It ends before the limit where the events have too many values (`served_at_once`).
+    """
+    start = page_range.start
+    limit = await served_at_once(found[: page_range.limit])
     chunk, more = list(found[:limit]), len(found) > limit
     if chunk and start in (BEGINNING, END):
         start = edge(chunk[0], page_range.direction, first=True, moves=reorderings.moves)

@@ -27,6 +27,7 @@ from storage.queries.sliding.situation import Situation
 from storage.queries.sliding.timelines import TimelineRequest, timelines
 from storage.queries.sliding.types import SlidingRoom
 from storage.queries.sync.state import SyncedUser
+from storage.turns import in_turns
 
 ALL_EVENTS: Final = 2**31 - 1
 """The timeline limit of a client that has all events of the room."""
@@ -60,7 +61,7 @@ async def read_rooms(conn: Connection, situation: Situation, choice: Choice) -> 
     ]
     states = await _states(conn, request.user_id, rooms)
     result = ReadRooms()
-    for room in rooms:
+    async for room in in_turns(rooms):
         _add(result, situation, room, states.get(room.room.room_nid))
     for listed in choice.left_behind:
         position = found[listed.room_nid].row.reached if listed.room_nid in found else None
@@ -111,7 +112,7 @@ async def _states(
     patterns = Patterns(user_id)
     requested: list[RequiredRequest] = []
     members: list[tuple[int, str]] = []
-    for room in rooms:
+    async for room in in_turns(rooms):
         if not room.is_inside or not room.timeline.row.is_state_shown:
             continue
         lazy = LAZY_MEMBERS in room.wanted.required.included

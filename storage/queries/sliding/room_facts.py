@@ -20,6 +20,7 @@ from storage.queries.sliding.list_changes import ListChanges
 from storage.queries.sliding.user_rooms import ListedRoom
 from storage.queries.sync.changed_rooms import News
 from storage.queries.sync.stripped_state import stripped
+from storage.turns import in_turns
 
 KNOCK: Final = MEMBERSHIPS["knock"]
 CREATE: Final = 1
@@ -208,7 +209,7 @@ async def _present(conn: Connection, rooms: Sequence[ListedRoom]) -> dict[str, R
     """Return the types and encryption of the current states."""
     id_of = {room.room_nid: room.room_id for room in rooms}
     found: dict[str, RoomFacts] = {}
-    for row in await conn.fetch(SQL_FACTS, list(id_of), row=FactsRow):
+    async for row in in_turns(await conn.fetch(SQL_FACTS, list(id_of), row=FactsRow)):
         room_type = None
         if row.json is not None:
             event = _event(id_of[row.room_nids[0]], row)
@@ -225,7 +226,8 @@ async def _with_names(
     id_of = {room.room_nid: room.room_id for room in rooms if known[room.room_id].is_known}
     rows = await conn.fetch(SQL_NAMES, list(id_of), row=RoomNameRow)
     names = {
-        row.room_nid: text_in(_event(id_of[row.room_nid], row).content, "name") for row in rows
+        row.room_nid: text_in(_event(id_of[row.room_nid], row).content, "name")
+        async for row in in_turns(rows)
     }
     return {
         room_id: known[room_id]._replace(name=names.get(nid), has_name=True)
@@ -248,7 +250,7 @@ async def _own(
         room.room_id: RoomFacts(has_name=True, is_known=False) for room in (*past, *shown)
     }
     id_of = {room.room_nid: room.room_id for room in (*past, *shown)}
-    for row in rows:
+    async for row in in_turns(rows):
         event = _event(id_of[row.room_nid], row)
         states = {(event.type, event.state_key): event.content}
         if row.state_key_nid == 0:

@@ -29,6 +29,7 @@ from storage.queries.sync.state_rows import (
     lost_state,
 )
 from storage.queries.sync.summary import TEMPLATE_IS_NAMED
+from storage.turns import in_turns
 
 PART_MATCH: Final[LiteralString] = """
     (p.type_nid = k.type_nid OR (p.is_any_type AND k.type_nid <> 2))
@@ -285,7 +286,7 @@ async def sliding_states(
         [one.member_nid for one in shown],
         row=StateRow,
     )
-    for row in rows:
+    async for row in in_turns(rows):
         _add(found[row[1]], StateRow._make(row))
     return found
 

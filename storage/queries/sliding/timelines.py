@@ -320,7 +320,7 @@ async def timelines(
         rows_max,
         row=SlidingRoomRow,
     )
-    return timelines_of(records, slice(EVENT_AT, None), _timeline)
+    return await timelines_of(records, slice(EVENT_AT, None), _timeline)
 
 
 def _timeline(record: Sequence[Any]) -> SlidingTimeline:

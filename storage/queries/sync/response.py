@@ -29,6 +29,7 @@ from storage.queries.sync.types import (
 from storage.streams import PaginationToken, RoomsToken, SyncToken
 from storage.streams.positions import LARGEST_POSITION
 from storage.streams.tokens import is_rooms_token
+from storage.turns import in_turns
 
 KNOCK: Final = MEMBERSHIPS["knock"]
 BESIDE_TIMELINE: Final = LARGEST_POSITION - 1
@@ -338,7 +339,7 @@ async def _fill(
     state_of = await states(
         conn, request.user_id, wanted, members=members, picked=request.filter.state, shown=outside
     )
-    for room in inside:
+    async for room in in_turns(inside):
         room_id = room.row.room_id
         one = _room(room, state_of[room.row.room_nid], request)
         if room.row.membership != JOIN:
@@ -356,7 +357,7 @@ async def _fill(
             or one.summary
         ):
             response.join[room_id] = one
-    for room in shown:
+    async for room in in_turns(shown):
         state = state_of[room.row.room_nid]
         events = stripped(state.shown, next(iter(state.own), None), state.brought)
         if room.row.membership == INVITE:

@@ -254,7 +254,7 @@ async def rooms(conn: Connection, user_id: UserId, sync_range: SyncRange) -> lis
     One more than ``rooms_limit`` if there are more.
     """
     arguments = _arguments(user_id, sync_range)
-    return _changed_rooms(await conn.records(SQL_ROOMS, *arguments, row=ChangedRoomRow))
+    return await _changed_rooms(await conn.records(SQL_ROOMS, *arguments, row=ChangedRoomRow))
 
 
 async def rooms_and_writers(
@@ -264,7 +264,7 @@ async def rooms_and_writers(
     arguments = _arguments(user_id, sync_range)
     records = await conn.records(SQL_ROOMS_AND_WRITERS, *arguments, row=RoomOrWriterRow)
     writers = [WriterRow(record[0], *record[EVENT_END:]) for record in records if record[1] is None]
-    return _changed_rooms(records), writers
+    return await _changed_rooms(records), writers
 
 
 def _arguments(user_id: UserId, sync_range: SyncRange) -> tuple[object, ...]:
@@ -289,9 +289,9 @@ def _arguments(user_id: UserId, sync_range: SyncRange) -> tuple[object, ...]:
     )
 
 
-def _changed_rooms(records: Sequence[Any]) -> list[ChangedRoom]:
+async def _changed_rooms(records: Sequence[Any]) -> list[ChangedRoom]:
     """Return the rooms of these rows, each with its timeline."""
-    found = timelines_of(records, slice(EVENT_AT, EVENT_END), _changed_room)
+    found = await timelines_of(records, slice(EVENT_AT, EVENT_END), _changed_room)
     return sorted(found.values(), key=_by_activity, reverse=True)
 
 

@@ -44,6 +44,7 @@ from storage.queries.sync.state_rows import (
 )
 from storage.queries.sync.summary import PART_DUE_SUMMARIES, PART_SUMMARIES
 from storage.queries.sync.types import RoomSummary
+from storage.turns import parts
 
 PART_VALUES: Final[LiteralString] = """
 -- with the first event of the timeline, at `start`; 0 if there is none
@@ -325,11 +326,12 @@ async def states(
         [one.ended_key_nid for one in shown],
         row=StateRow,
     )
-    for row in rows:
-        if row[EVENT] is None:
-            _add_other(found[row[1]], StateRow._make(row))
-        else:
-            _add_event(found[row[1]], row)
+    async for part in parts(rows):
+        for row in part:
+            if row[EVENT] is None:
+                _add_other(found[row[1]], StateRow._make(row))
+            else:
+                _add_event(found[row[1]], row)
     return found
 
 

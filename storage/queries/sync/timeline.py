@@ -19,7 +19,8 @@ from operator import attrgetter
 from typing import Any, Final, Generic, LiteralString, Protocol, TypeVar
 
 from storage.ids import RoomId
-from storage.queries.events import StoredEvent, event_of_room
+from storage.queries.events import StoredEvent, event_of_room, served_at_once
+from storage.turns import in_turns, parts
 
 TEMPLATE_LATEST: Final[LiteralString] = """
     SELECT {columns}
@@ -132,23 +133,33 @@ class RoomTimeline(Generic[R]):
             event_of_room(self.row.room_id, self.row.room_version, event, withheld=withheld)
         )
 
+    async def shorten(self) -> None:
+        """Leave out the oldest events if all of them have too many values (`served_at_once`)."""
+        served = await served_at_once(self.events[::-1])
+        if served < len(self.events):
+            self.events, self.cut = self.events[-served:], True
+
 
 T = TypeVar("T", bound=RoomTimeline[Any])
 
 
-def timelines_of(
+async def timelines_of(
     records: Sequence[Any], columns: slice, timeline: Callable[[Any], T]
 ) -> dict[int, T]:
     """Return the rooms of these rows by nid. ``columns`` are those of the event.
 
     ``timeline`` makes an empty one of a row of kind "room". A row of kind "limit" cuts its room.
     """
-    found = {record[1]: timeline(record) for record in records if record[0] == ROOM}
-    for record in records:
-        if record[0] == EVENT:
-            found[record[1]].add(record[columns])
-        elif record[0] == LIMIT:
-            found[record[1]].cut = True
-    for one in found.values():
+    found = dict[int, T]()
+    async for part in parts(records):
+        found |= {record[1]: timeline(record) for record in part if record[0] == ROOM}
+    async for part in parts(records):
+        for record in part:
+            if record[0] == EVENT:
+                found[record[1]].add(record[columns])
+            elif record[0] == LIMIT:
+                found[record[1]].cut = True
+    async for one in in_turns(found.values()):
         one.events.sort(key=attrgetter("stream_ordering"))
+        await one.shorten()
     return found
