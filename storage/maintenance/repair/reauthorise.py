@@ -17,7 +17,7 @@ Then the event id may be wrong as well: the event gets its correct id, and a new
 """
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final, LiteralString, NamedTuple
@@ -209,14 +209,18 @@ class CannotReauthoriseError(StorageCorrupt):
     """An event cannot be appended again as it is. Nothing was changed."""
 
 
-async def take_out(conn: Connection, room: VerifiedRoom) -> RemovedEvents:
+async def take_out(
+    conn: Connection, room: VerifiedRoom, damaged: Collection[int] = ()
+) -> RemovedEvents:
     """Take out of a room the events that must be authorised again, and set its version.
 
-    The room must be locked. Rebuild the derived data afterwards.
+    ``damaged``: events that must be appended again, too. The room must be locked. Rebuild the
+    derived data afterwards.
     """
     changed = room.row.room_version != room.stored_version
     graph = await conn.fetch(SQL_GRAPH, room.nid, row=EventEdgesRow)
     roots = await _all_but_create(conn, room, graph) if changed else await _roots(conn, room, graph)
+    roots |= set(damaged)
     if changed:
         await conn.execute(SQL_SET_VERSION, room.nid, room.row.room_version)
     if not roots:

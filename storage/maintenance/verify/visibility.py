@@ -39,13 +39,14 @@ ORDER BY u.audience, path_of(u.state_group_before), u.state_group_after, u.event
 """
 
 SQL_VISIBILITY: Final[LiteralString] = """
-SELECT p.name, v.audiences::text AS audiences, v.last_join_topological, v.joined_count,
+SELECT COALESCE(p.name, 'principal ' || v.principal_nid) AS name,
+    v.audiences::text AS audiences, v.last_join_topological, v.joined_count,
     v.invited_count,
     v.invited_audiences::text AS invited_audiences
 FROM whole_visibility v
-JOIN principals p USING (principal_nid)
+LEFT JOIN principals p USING (principal_nid)
 WHERE v.room_nid = $1::int
-ORDER BY p.name
+ORDER BY 1
 """
 
 SQL_LAST_JOINS: Final[LiteralString] = """
