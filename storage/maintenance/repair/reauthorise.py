@@ -29,6 +29,7 @@ from storage.database.connection import Connection
 from storage.database.placeholders import compose
 from storage.errors import InvalidEvent, StorageCorrupt
 from storage.event import Event, load, parse
+from storage.event.references import auth_ids_of
 from storage.ids import EventId
 from storage.maintenance.invalidate_caches import INSTANCE_NAME
 from storage.maintenance.purge.removal import delete
@@ -44,7 +45,6 @@ from storage.persist.model.missing_data import MissingData
 from storage.persist.model.nid_blocks import NidBlocks
 from storage.persist.model.results import AppendResult, Origin
 from storage.persist.plan.event import plan_event
-from storage.persist.receive import in_order
 from storage.persist.write.all_tables import write
 from storage.queries.state_at import states_at
 from storage.streams.in_flight import Author
@@ -361,16 +361,41 @@ async def _states(conn: Connection, rows: Sequence[TakenRow]) -> Mapping[str, tu
 def _taken(
     rows: Sequence[TakenRow], version: str, states: Mapping[str, tuple[EventId, ...]]
 ) -> RemovedEvents:
-    events = [event_of(row, version) for row in rows]
-    new_ids = {row.event_id: event.event_id for row, event in zip(rows, events, strict=True)}
+    """Return the events in the order of their arrival, each after the events that it needs.
+
+    One that is needed earlier than it arrived is an outlier first, as it was then.
+    """
+    events = {row.event_id: event_of(row, version) for row in rows}
+    new_ids = {event_id: event.event_id for event_id, event in events.items()}
     taken = RemovedEvents()
-    for at in in_order(events):
-        row, event = rows[at], events[at]
-        given = states.get(row.event_id)
-        state = None if given is None else tuple(new_ids.get(one, one) for one in given)
-        taken.incoming.append(IncomingEvent(event, row.origin, state, refused=row.refused))
-        taken.rows.setdefault(event.event_id, row)
+    for row in sorted(rows, key=_arrival):
+        taken.rows.setdefault(new_ids[row.event_id], row)
+    states = {
+        row.event_id: tuple(new_ids.get(one, one) for one in states[row.event_id])
+        for row in rows
+        if row.event_id in states
+    }
+    known: set[EventId] = set()
+    for row in sorted(rows, key=_arrival):
+        waiting = [row]
+        while waiting:
+            event, state = events[waiting[-1].event_id], states.get(waiting[-1].event_id)
+            known.add(event.event_id)
+            lacking = {*auth_ids_of(event), *(state or ())} & taken.rows.keys() - known
+            if lacking:
+                waiting.append(taken.rows[min(lacking)])
+                continue
+            one = waiting.pop()
+            if waiting:
+                taken.incoming.append(IncomingEvent(event, "outlier"))
+            else:
+                taken.incoming.append(IncomingEvent(event, one.origin, state, refused=one.refused))
     return taken
+
+
+def _arrival(row: TakenRow) -> tuple[bool, int]:
+    """Return the sort key: the position; outliers, which others may need, come last."""
+    return row.arrival is None, row.arrival or row.event_nid
 
 
 def event_of(row: TakenRow, version: str) -> Event:

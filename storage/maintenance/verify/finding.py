@@ -48,7 +48,7 @@ REPAIRABLE: Final = frozenset(
 REMEDIES: Final = {
     "bytes": "restore a backup",
     "create_event": "none: the room keeps its version",
-    "archive": "see the archive's own commands: room-storage archive --help",
+    "archive": "restore the files of the archive, or the database, from a backup",
     "orphans": "restore a backup",
     "names": "restore a backup",
 }
