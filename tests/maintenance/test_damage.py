@@ -39,10 +39,6 @@ ONE_MEMBER = (
     "(SELECT event_nid FROM events WHERE membership = 5 AND state_group_after IS NOT NULL "
     "ORDER BY event_nid LIMIT 1 OFFSET 3)"
 )
-LAST_CHANGE = (
-    "(SELECT event_nid FROM state_deltas WHERE prev_event_nid IS NOT NULL "
-    "ORDER BY stream_ordering DESC LIMIT 1)"
-)
 ONE_LOCAL = (
     "(SELECT principal_nid FROM principals WHERE name LIKE '@%:s1.test' ORDER BY name LIMIT 1)"
 )
@@ -249,34 +245,6 @@ DAMAGES = {
         "UPDATE rooms SET in_order_ts = DEFAULT", {"rooms"}, mended=True
     ),
     "gap forgotten": Damage("UPDATE events SET after_gap = NULL", {"after_gap"}, mended=True),
-    "change of the state lost": Damage(
-        f"DELETE FROM state_deltas WHERE event_nid = {LAST_CHANGE}", {"state_deltas"}, mended=True
-    ),
-    "change of the state before others lost": Damage(
-        f"DELETE FROM state_deltas WHERE event_nid = {ONE_MEMBER}", {"state_deltas"}, mended=True
-    ),
-    "change to another event": Damage(
-        f"UPDATE state_deltas SET event_nid = {ONE_TOPIC} WHERE event_nid = {LAST_CHANGE}",
-        {"state_deltas"},
-        mended=True,
-    ),
-    "change from nothing": Damage(
-        "UPDATE state_deltas SET prev_event_nid = NULL WHERE prev_event_nid IS NOT NULL",
-        {"state_deltas"},
-        mended=True,
-    ),
-    "change at another position": Damage(
-        "UPDATE state_deltas SET stream_ordering = stream_ordering + 1 "
-        f"WHERE event_nid = {ONE_MEMBER}",
-        {"state_deltas"},
-        mended=True,
-    ),
-    "all changes of a key lost": Damage(
-        "DELETE FROM state_deltas WHERE state_key_nid = (SELECT state_key_nid FROM state_deltas "
-        "GROUP BY state_key_nid HAVING count(*) > 1 LIMIT 1)",
-        {"state_deltas"},
-        mended=True,
-    ),
     "URL invented": Damage(
         f"UPDATE events SET has_url = true WHERE event_nid = {ONE_MESSAGE}",
         {"columns"},

@@ -22,7 +22,10 @@ def rows() -> dict[str, str]:
     """Each check of the table, with its repair."""
     lines = [line.split(" | ") for line in PAGE.read_text().splitlines() if line.startswith("| `")]
     return {
-        name: line[2] for line in lines if len(line) == 3 for name in re.findall(r"`(\w+)`", line[0])
+        name: line[2]
+        for line in lines
+        if len(line) == 3
+        for name in re.findall(r"`(\w+)`", line[0])
     }
 
 

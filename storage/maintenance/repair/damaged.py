@@ -9,7 +9,9 @@ from collections.abc import AsyncIterator
 from typing import Final, LiteralString
 
 from storage.database.array_text import transposed
+from storage.database.columns import OWN_ENTRIES
 from storage.database.connection import Connection
+from storage.database.placeholders import compose
 from storage.maintenance.verify.auth_results import check_auth_results
 from storage.maintenance.verify.event_columns import check_contents
 from storage.maintenance.verify.event_loader import SQL_NIDS_OF, IdRow
@@ -28,6 +30,40 @@ WHERE g.state_group = i.state_group
     AND (g.digest <> i.digest OR g.entry_count <> i.entry_count)
 """
 
+SQL_SET_APART: Final[LiteralString] = compose(
+    """
+UPDATE state_groups g
+SET key_nids = i.key_nids,
+    event_nids = i.event_nids,
+    member_key_nids = i.member_key_nids,
+    member_event_nids = i.member_event_nids,
+    key_nid = i.key_nid,
+    member_key_nid = i.member_key_nid
+FROM (
+    SELECT g.state_group,
+        array_agg(x.state_key_nid) FILTER (WHERE g.event_nid IS NULL AND k.type_nid <> 2)
+            AS key_nids,
+        array_agg(x.event_nid) FILTER (WHERE g.event_nid IS NULL AND k.type_nid <> 2)
+            AS event_nids,
+        array_agg(x.state_key_nid) FILTER (WHERE g.event_nid IS NULL AND k.type_nid = 2)
+            AS member_key_nids,
+        array_agg(x.event_nid) FILTER (WHERE g.event_nid IS NULL AND k.type_nid = 2)
+            AS member_event_nids,
+        min(x.state_key_nid) FILTER (WHERE g.event_nid IS NOT NULL AND k.type_nid <> 2) AS key_nid,
+        min(x.state_key_nid) FILTER (WHERE g.event_nid IS NOT NULL AND k.type_nid = 2)
+            AS member_key_nid
+    FROM state_groups g
+    CROSS JOIN LATERAL :own_entries.call(g) AS x
+    JOIN state_keys k ON k.state_key_nid = x.state_key_nid
+    WHERE g.room_nid = $1::int
+    GROUP BY g.state_group
+    HAVING bool_or((k.type_nid = 2) <> x.is_member)
+) AS i
+WHERE g.state_group = i.state_group
+""",
+    OWN_ENTRIES,
+).sql
+
 SQL_SET_AFTER_GAPS: Final[LiteralString] = """
 UPDATE events e
 SET after_gap = NULLIF(i.after_gap, false)
@@ -42,7 +78,8 @@ MENDED: Final = frozenset(
 
 
 async def repair_group_facts(conn: Connection, room: VerifiedRoom) -> None:
-    """Set the digest and the size of each state group that can be read, by its entries."""
+    """Set the digest and the size of each state group by its entries, and members apart."""
+    await conn.execute(SQL_SET_APART, room.nid)
     numbers: list[int] = await conn.fetchvals(SQL_GROUPS, room.nid)
     for start in range(0, len(numbers), BATCH):
         groups = await room.states.load(conn, numbers[start : start + BATCH])

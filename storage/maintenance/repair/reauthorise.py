@@ -24,7 +24,7 @@ from typing import Final, LiteralString, NamedTuple
 
 from storage.codec import StoredBytes, decode
 from storage.database.array_text import transposed
-from storage.database.columns import AUTH_NIDS, PREV_NIDS
+from storage.database.columns import AUTH_NIDS, OWN_ENTRIES, PREV_NIDS
 from storage.database.connection import Connection
 from storage.database.placeholders import compose
 from storage.errors import InvalidEvent, StorageCorrupt
@@ -108,6 +108,36 @@ WHERE $4::bigint IS NOT NULL
 ON CONFLICT (stream_name) DO UPDATE SET purged_upto = GREATEST(purged_streams.purged_upto,
     EXCLUDED.purged_upto)
 """
+
+# a state that came with an event may have events that are none of its ancestors
+SQL_HOLDING: Final[LiteralString] = compose(
+    """
+WITH
+holding AS (
+    SELECT g.state_group
+    FROM state_groups g
+    CROSS JOIN LATERAL :own_entries.call(g) AS x
+    WHERE g.room_nid = $1::int AND x.event_nid = ANY($2::bigint[])
+),
+used AS (
+    SELECT state_group_before AS state_group FROM events WHERE room_nid = $1::int AND NOT outlier
+    UNION
+    SELECT state_group_after FROM events WHERE room_nid = $1::int AND NOT outlier
+),
+affected AS (
+    SELECT DISTINCT u.state_group
+    FROM used u
+    CROSS JOIN LATERAL state_path(u.state_group) AS step
+    JOIN holding h ON h.state_group = step.part
+)
+SELECT e.event_nid
+FROM events e
+WHERE e.room_nid = $1::int AND NOT e.outlier
+    AND (e.state_group_before IN (SELECT state_group FROM affected)
+        OR e.state_group_after IN (SELECT state_group FROM affected))
+""",
+    OWN_ENTRIES,
+).sql
 
 SQL_DROP_GROUPS: Final[LiteralString] = """
 WITH
@@ -225,10 +255,24 @@ async def take_out(
         await conn.execute(SQL_SET_VERSION, room.nid, room.row.room_version)
     if not roots:
         return RemovedEvents()
-    rows = await conn.fetch(SQL_TAKEN, sorted(dependent(graph, roots)), row=TakenRow)
+    rows = await conn.fetch(
+        SQL_TAKEN, sorted(await _affected(conn, room.nid, graph, roots)), row=TakenRow
+    )
     taken = _taken(rows, room.row.room_version, await _states(conn, rows))
     await _remove(conn, room.nid, rows)
     return taken
+
+
+async def _affected(
+    conn: Connection, room_nid: int, graph: Sequence[EventEdgesRow], roots: set[int]
+) -> set[int]:
+    """Return these events, their descendants, and events whose states have one of them."""
+    reached = dependent(graph, roots)
+    while True:
+        holding = await conn.fetchvals(SQL_HOLDING, room_nid, list(reached))
+        if reached.issuperset(holding):
+            return reached
+        reached = dependent(graph, reached.union(holding))
 
 
 async def drop_groups(conn: Connection, room_nid: int) -> None:

@@ -59,6 +59,9 @@ async def check_audience_numbers(conn: Connection, room: VerifiedRoom) -> AsyncI
     if room.row.current_audience != current:
         found = f"current_audience {room.row.current_audience}"
         yield room.finding("audiences", [room.row.room_id], found, current)
+    if room.row.next_audience % UNIT[0]:
+        found = f"next_audience {room.row.next_audience}"
+        yield room.finding("audiences", [room.row.room_id], found, "a number of the main line")
     for past in await conn.fetch(SQL_PAST_WITHOUT_USE, room.nid, row=PastRow):
         subject = [past.name, f"audiences from {past.first_audience} on"]
         yield room.finding("audiences", subject, "a row of the past", "a row that it continues")

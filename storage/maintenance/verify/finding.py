@@ -49,6 +49,7 @@ REMEDIES: Final = {
     "bytes": "restore a backup",
     "create_event": "none: the room keeps its version",
     "archive": "restore the files of the archive, or the database, from a backup",
+    "state_paths": "restore a backup; nothing else of the room was checked",
     "orphans": "restore a backup",
     "names": "restore a backup",
 }

@@ -28,7 +28,7 @@ from storage.maintenance.verify.graph import (
     check_gaps,
     check_order,
 )
-from storage.maintenance.verify.groups import check_groups
+from storage.maintenance.verify.groups import broken_paths, check_groups
 from storage.maintenance.verify.indexes import finding_of, hide_facts
 from storage.maintenance.verify.names import check_names, check_orphans
 from storage.maintenance.verify.positions import check_indexes, check_positions, check_sequences
@@ -133,12 +133,17 @@ async def verify_room(
 ) -> AsyncIterator[Finding]:
     """Yield the differences in one room, each once.
 
-    Call it within a snapshot. Each check counts as an equal part of the room's events. Raise
+    Where the path of a state group cannot be read at all, nothing else of the room is checked. Call
+    it within a snapshot. Each check counts as an equal part of the room's events. Raise
     `UnknownRoom`.
     """
     room = await read_room(conn, room_id, server_name)
     size = 0 if counted is None else (await event_total(conn, [room_id])).rows
     found = set[Finding]()
+    if broken := await broken_paths(conn, room):
+        for finding in broken:
+            yield finding
+        return
     for check in ROOM_CHECKS:
         async for finding in check(conn, room):
             if finding not in found:
