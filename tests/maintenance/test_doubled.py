@@ -10,7 +10,6 @@ from storage import StorageCorrupt
 from storage.maintenance.indexes import lies
 from storage.maintenance.repair import repair, repair_positions
 from storage.testing import RoomBuilder
-from tests.maintenance.damaging import not_ready
 from tests.maintenance.rooms import SERVER, findings
 
 SQL_COPY = """
@@ -23,6 +22,17 @@ UPDATE twin SET event_nid = (SELECT max(event_nid) + 1 FROM events),
     auth_distance_3 = auth_distance_3 + (SELECT max(event_nid) + 1 FROM events) - event_nid,
     auth_distance_4 = auth_distance_4 + (SELECT max(event_nid) + 1 FROM events) - event_nid;
 INSERT INTO events SELECT * FROM twin;
+"""
+
+SQL_UNINDEXED = """
+SET LOCAL session_replication_role = replica;
+SET LOCAL enable_indexscan = off;
+SET LOCAL enable_bitmapscan = off;
+UPDATE pg_index SET indisready = false WHERE indexrelid = 'events_event_id_idx'::regclass;
+CREATE TEMP TABLE again ON COMMIT DROP AS SELECT * FROM events WHERE event_id = '{event_id}';
+DELETE FROM events WHERE event_id = '{event_id}';
+INSERT INTO events SELECT * FROM again;
+UPDATE pg_index SET indisready = true WHERE indexrelid = 'events_event_id_idx'::regclass;
 """
 
 
@@ -124,11 +134,13 @@ async def test_only_an_index_that_misses_rows_lets_an_event_be_stored_twice(dsn:
     """After its REINDEX the index is right, and the doubled event is repaired."""
     room = small_room()
     async with storage.open(dsn, server_name=SERVER) as store:
-        await store.append(room.pdus[:-1])
-        async with store.database.connection() as conn, not_ready(conn, ["events_event_id_idx"]):
-            await store.append(room.pdus[-1:])
+        await store.append(room.pdus)
+    driver = await asyncpg.connect(dsn)
+    async with driver.transaction():
+        await driver.execute(SQL_UNINDEXED.format(event_id=room.events[-3].event_id))
+    await driver.close()
     async with storage.open(dsn, server_name=SERVER, instance_name="later") as store:
-        assert [one.outcome for one in await store.append(room.pdus[-1:])] != ["duplicate"]
+        assert [one.outcome for one in await store.append(room.pdus[-3:-2])] == ["accepted"]
         assert {finding.check for finding in await findings(store)} == {"indexes"}
         with pytest.raises(StorageCorrupt, match="events_event_id_idx"):
             await repair(store.database, room.room_id, server_name=SERVER)

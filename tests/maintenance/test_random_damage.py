@@ -101,6 +101,7 @@ async def tried(
     """Damage a row, verify, and roll back; return what was done, and whether it was found."""
     transaction = conn._driver.transaction()
     await transaction.start()
+    done: str | None = None
     try:
         done = await damage(conn._driver, kind, known, rng)
         return done, done is not None and await first_finding(conn, SERVER) is not None
