@@ -80,6 +80,9 @@ def command(
             if reported
             else "nothing found"
         )
+        lacking = (one.finding.remedy for one in reported if not one.repaired)
+        for remedy in dict.fromkeys(lacking):
+            typer.echo(f"to repair: {remedy}")
     if left:
         raise SystemExit(ExitCode.FINDINGS)
 
@@ -103,6 +106,7 @@ def _document(reported: ReportedFinding) -> dict[str, Any]:
         "found": finding.found,
         "expected": finding.expected,
         "repairable": finding.repairable,
+        "remedy": finding.remedy,
         "repaired": reported.repaired,
     }
 

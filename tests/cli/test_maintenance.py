@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shlex
 import re
 
 import pytest
@@ -59,16 +60,33 @@ async def test_verify_finds_and_repairs(dsn: str) -> None:
 
 async def test_what_cannot_be_repaired_is_left(dsn: str) -> None:
     await filled(dsn)
-    await damage(dsn, "UPDATE events SET depth = -1 WHERE event_nid = 20; DELETE FROM memberships")
+    await damage(
+        dsn,
+        "UPDATE events SET json = set_byte(json, 20, get_byte(json, 20) # 4) WHERE event_nid = 20; "
+        "DELETE FROM memberships",
+    )
     done = room_storage("verify", "--repair", "--json", "--server-name", SERVER, STORAGE_DSN=dsn)
     assert done.returncode == 1
     found = json.loads(done.stdout)
     assert [
-        (finding["check"], finding["repaired"])
+        (finding["check"], finding["repaired"], finding["remedy"])
         for finding in found["findings"]
         if not finding["repaired"]
-    ] == [("columns", False)]
+    ] == [("bytes", False, "restore a backup")]
     assert found["left"] == 1
+    done = room_storage("verify", "--server-name", SERVER, STORAGE_DSN=dsn)
+    assert done.stdout.endswith("to repair: restore a backup\n")
+
+
+async def test_the_command_that_repairs_is_named(dsn: str) -> None:
+    room = await filled(dsn)
+    await damage(dsn, "UPDATE events SET depth = -1 WHERE event_nid = 20")
+    done = room_storage("verify", "--server-name", SERVER, STORAGE_DSN=dsn)
+    repair = f"room-storage verify --repair --room '{room.room_id}'"
+    assert done.stdout.endswith(f"to repair: {repair}\n")
+    _, *arguments = shlex.split(repair)
+    done = room_storage(*arguments, "--server-name", SERVER, STORAGE_DSN=dsn)
+    assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "1 finding, 1 of them repaired")
 
 
 async def test_verify_finds_and_authorises_again(dsn: str) -> None:
@@ -87,7 +105,8 @@ async def test_verify_finds_and_authorises_again(dsn: str) -> None:
     assert {(finding["check"], finding["room_id"]) for finding in found} == {
         ("rejected", room.room_id)
     }
-    assert [finding["expected"] for finding in found if finding["repairable"]] == ["accepted"]
+    assert "accepted" in {finding["expected"] for finding in found}
+    assert all(finding["repairable"] for finding in found)
     done = room_storage("verify", "--repair", "--json", "--dsn", dsn)
     document = json.loads(done.stdout)
     assert (done.returncode, document["left"]) == (0, 0)

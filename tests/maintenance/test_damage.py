@@ -73,7 +73,7 @@ DAMAGES = {
     "what a create event says of the room": Damage(
         "UPDATE events SET describes_room = NOT describes_room WHERE type_nid = 1",
         {"columns"},
-        mended=False,
+        mended=True,
     ),
     "flag of a wrong hash": Damage(
         f"UPDATE events SET redacted_form = NOT redacted_form WHERE event_nid = {ONE_MESSAGE}",
@@ -88,22 +88,22 @@ DAMAGES = {
     "sender": Damage(
         f"UPDATE events SET sender_nid = sender_nid + 1 WHERE event_nid = {ONE_MESSAGE}",
         {"columns"},
-        mended=False,
+        mended=True,
     ),
     "type": Damage(
-        f"UPDATE events SET type_nid = 9 WHERE event_nid = {ONE_MESSAGE}", {"columns"}, mended=False
+        f"UPDATE events SET type_nid = 9 WHERE event_nid = {ONE_MESSAGE}", {"columns"}, mended=True
     ),
     "claimed depth": Damage(
         "UPDATE events SET depth = claimed_depth(depth, topological_ordering) + 1 "
         f"WHERE event_nid = {ONE_MESSAGE}",
         {"columns"},
-        mended=False,
+        mended=True,
     ),
     "order": Damage(
         "UPDATE events SET topological_ordering = topological_ordering - 1, "
         f"depth = claimed_depth(depth, topological_ordering) WHERE event_nid = {ONE_TOPIC}",
         {"topological_ordering"},
-        mended=False,
+        mended=True,
     ),
     "latest position": Damage("UPDATE rooms SET last_stream_ordering = 1", {"rooms"}, mended=True),
     "move of nothing": Damage(
@@ -152,27 +152,27 @@ DAMAGES = {
         "UPDATE state_groups SET digest = digest + 1 WHERE state_group = "
         "(SELECT max(state_group) FROM state_groups WHERE digest IS NOT NULL)",
         {"state_groups"},
-        mended=False,
+        mended=True,
     ),
     "entry count": Damage(
         "UPDATE state_groups SET entry_count = entry_count + 1 WHERE state_group = "
         "(SELECT max(state_group) FROM state_groups)",
         {"state_groups"},
-        mended=False,
+        mended=True,
     ),
     "single member not apart": Damage(
         "UPDATE state_groups SET key_nid = member_key_nid, member_key_nid = NULL "
         "WHERE state_group = "
         "(SELECT max(state_group) FROM state_groups WHERE member_key_nid IS NOT NULL)",
         {"state_groups"},
-        mended=False,
+        mended=True,
     ),
     "path": Damage(
         "UPDATE state_groups SET path = set_byte(path, 1, get_byte(path, 1) + 1) "
         "WHERE state_group = "
         "(SELECT max(state_group) FROM state_groups WHERE octet_length(path) > 1)",
         {"state_groups", "state_after"},
-        mended=False,
+        mended=True,
     ),
     "members not apart": Damage(
         "UPDATE state_groups SET key_nids = key_nids || member_key_nids, "
@@ -181,19 +181,19 @@ DAMAGES = {
         "(SELECT state_group FROM state_groups WHERE cardinality(member_key_nids) > 0 "
         "ORDER BY 1 LIMIT 1)",
         {"state_groups"},
-        mended=False,
+        mended=True,
     ),
     "state before": Damage(
         "UPDATE events SET state_group_before = (SELECT state_group_before FROM events "
         f"WHERE event_nid = {ONE_TOPIC}) "
         f"WHERE event_nid = {ONE_MESSAGE}",
         {"state_before", "visibility"},
-        mended=False,
+        mended=True,
     ),
     "state after": Damage(
         f"UPDATE events SET state_group_after = NULL WHERE event_nid = {ONE_TOPIC}",
         {"state_after", "state_before"},
-        mended=False,
+        mended=True,
     ),
     "rejected": Damage(
         f"UPDATE events SET rejected = 'event.level: x' WHERE event_nid = {ONE_MESSAGE}",
@@ -204,7 +204,7 @@ DAMAGES = {
         "UPDATE events SET rejected = NULL WHERE event_nid = (SELECT max(event_nid) FROM events "
         "WHERE rejected IS NOT NULL)",
         {"rejected", "forward_extremities"},
-        mended=False,
+        mended=True,
     ),
     "current group": Damage(
         "UPDATE rooms SET current_state_group = (SELECT state_group_before FROM events "
@@ -244,11 +244,11 @@ DAMAGES = {
     "time reached forgotten": Damage(
         "UPDATE rooms SET in_order_ts = DEFAULT", {"rooms"}, mended=True
     ),
-    "gap forgotten": Damage("UPDATE events SET after_gap = NULL", {"after_gap"}, mended=False),
+    "gap forgotten": Damage("UPDATE events SET after_gap = NULL", {"after_gap"}, mended=True),
     "URL invented": Damage(
         f"UPDATE events SET has_url = true WHERE event_nid = {ONE_MESSAGE}",
         {"columns"},
-        mended=False,
+        mended=True,
     ),
     "membership lost": Damage("DELETE FROM memberships", {"memberships"}, mended=True),
     "membership changed": Damage(

@@ -26,7 +26,8 @@ and what the index finds is compared with the rows. For `events_event_id_idx`
   CROSS JOIN LATERAL (SELECT ctid, * FROM events WHERE event_id = t.key AND true OFFSET 0) AS f
 
 A sample of all rows is a scan of the table that no index can replace. Two rows with one key are
-found twice each, so duplicates are reported as well.
+found twice each. If an index finds more than the rows, rows with equal keys are counted once more
+(``of_twins``): they belong to the check of doubled events, and the index is right.
 """
 
 from collections.abc import Collection
@@ -67,6 +68,11 @@ form AS (
       'FROM (SELECT %2$s AS key FROM %3$s TABLESAMPLE SYSTEM (100) WHERE %4$s) AS t '
       'CROSS JOIN LATERAL (SELECT ctid, * FROM %3$s WHERE %2$s = t.key AND %4$s OFFSET 0) AS f'
       AS search,
+    'SELECT COALESCE(sum((n - 1) * n), 0)::numeric, COALESCE(sum((n - 1) * of_keys), 0)::numeric, '
+      'COALESCE(sum((n - 1) * of_rows), 0)::numeric '
+      'FROM (SELECT count(*) AS n, sum(hash_record_extended(ROW(%1$s), 0)) AS of_keys, '
+        'sum(hash_record_extended(ROW(ctid, %1$s), 0)) AS of_rows FROM %3$s WHERE %4$s '
+        'GROUP BY %2$s HAVING count(*) > 1) AS t' AS twins,
     'count(*) FILTER (WHERE %1$s), '
       'sum(hash_record_extended(ROW(%2$s), 0)) FILTER (WHERE %1$s), '
         'sum(hash_record_extended(ROW(ctid, %2$s), 0)) FILTER (WHERE %1$s)' AS sums
@@ -76,7 +82,9 @@ SELECT i.name, i.table_name, i.has_expressions, i.is_hash, i.table_pages,
     format(way.read, 'ctid, ' || i.entry, i.key, i.quoted_table, i.predicate) AS of_rows,
     format('SELECT ARRAY[%s]::numeric[] FROM %s',
         string_agg(format(form.sums, i.predicate, i.entry), ', ') OVER whole_table,
-            i.quoted_table) AS of_table
+            i.quoted_table) AS of_table,
+    CASE WHEN i.is_hash
+        THEN format(form.twins, i.entry, i.key, i.quoted_table, i.predicate) END AS of_twins
 FROM index i
 CROSS JOIN form
 CROSS JOIN LATERAL (SELECT CASE WHEN i.is_hash THEN form.search ELSE form.scan END AS read) AS way
@@ -94,7 +102,8 @@ class IndexRow(NamedTuple):
 
     ``of_table``: a statement with one array for all indexes of the table, in the order of their
     names. For each index it has the number of rows, the sum of the hashes of their keys, and the
-    same with the `ctid` of each row.
+    same with the `ctid` of each row. ``of_twins``: of a hash index, a statement with one row: what
+    the index finds above that because of rows with equal keys.
     """
 
     name: str
@@ -105,6 +114,7 @@ class IndexRow(NamedTuple):
     of_keys: str
     of_rows: str
     of_table: str
+    of_twins: str | None
 
 
 async def indexes(conn: Connection, tables: Collection[str] | None = None) -> list[IndexRow]:

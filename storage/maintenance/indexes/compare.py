@@ -4,6 +4,7 @@ import json
 from collections.abc import Collection, Iterator, Sequence
 from decimal import Decimal
 from itertools import groupby
+from operator import add
 from typing import Any, Final, LiteralString, NamedTuple
 
 from storage.database.connection import Connection, Database
@@ -98,7 +99,8 @@ async def lies_in_snapshot(
     entries = await _all_entries(conn, found, counted)
     rows = await _all_rows(conn, found, counted)
     differences = [
-        (index, difference(entries.get(index.name), rows[index.name])) for index in found
+        (index, await _difference(conn, index, entries.get(index.name), rows[index.name]))
+        for index in found
     ]
     lying = [
         Lie(index.name, index.table_name, how) for index, how in differences if how is not None
@@ -123,6 +125,18 @@ def difference(entries: tuple[Entries, Entries] | None, rows: Rows) -> str | Non
     if of_keys.checksum != rows.of_keys or of_rows.checksum != rows.of_rows:
         return f"{rows.size} entries, some of them not those of the rows"
     return None
+
+
+async def _difference(
+    conn: Connection, index: IndexRow, entries: tuple[Entries, Entries] | None, rows: Rows
+) -> str | None:
+    """Return how an index differs; not because rows have equal keys, each of which it finds."""
+    how = difference(entries, rows)
+    if how is None or entries is None or index.of_twins is None or entries[0].size <= rows.size:
+        return how
+    [twins] = await conn.fetch(index.of_twins, row=Rows)
+    added = (Decimal() if one is None else one for one in rows)
+    return difference(entries, Rows(*map(add, added, (one or Decimal() for one in twins))))
 
 
 async def _all_entries(

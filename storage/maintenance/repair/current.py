@@ -7,6 +7,7 @@ from storage.database.connection import Connection
 from storage.errors import StorageCorrupt
 from storage.maintenance.repair.room_planner import RepairPlanner
 from storage.maintenance.room_states import RoomStates
+from storage.maintenance.verify.current import SQL_MEMBER_POSITIONS, MemberPositionRow
 from storage.persist.model.event_changes import EventChanges
 from storage.persist.plan.partial_state import keeping_the_join
 from storage.persist.plan.state_merge import merged_state
@@ -118,6 +119,30 @@ ON CONFLICT (principal_nid, room_nid) DO UPDATE
 """
 
 
+SQL_SET_MEMBER_POSITIONS: Final[LiteralString] = """
+UPDATE memberships m
+SET stream_ordering = d.stream_ordering,
+    writer_nid = d.writer_nid
+FROM unnest($2::text[]) AS i (user_id)
+JOIN principals p ON p.name = i.user_id
+JOIN state_keys k ON k.type_nid = 2 AND k.state_key = i.user_id
+CROSS JOIN LATERAL (
+    SELECT stream_ordering, writer_nid
+    FROM state_deltas
+    WHERE room_nid = $1::int AND state_key_nid = k.state_key_nid
+    ORDER BY stream_ordering DESC
+    LIMIT 1
+) AS d
+WHERE m.room_nid = $1::int AND m.principal_nid = p.principal_nid
+"""
+
+SQL_SET_PARTIAL: Final[LiteralString] = """
+UPDATE rooms r
+SET is_partial = false
+WHERE r.room_nid = $1::int AND r.is_partial
+    AND NOT EXISTS (SELECT FROM partial_rooms p WHERE p.room_nid = r.room_nid)
+"""
+
 SQL_DELETE_MISTAKEN: Final[LiteralString] = """
 DELETE FROM local_transactions t
 USING events e
@@ -173,6 +198,7 @@ async def repair_state_tables(conn: Connection, room_nid: int, server_name: str)
 
     Delete transactions that do not name an event of their user.
     """
+    await conn.execute(SQL_SET_PARTIAL, room_nid)
     await repair_entries(conn, room_nid)
     await conn.execute(SQL_REPAIR_MEMBERSHIPS, room_nid, server_name)
     await conn.execute(SQL_DELETE_MISTAKEN, room_nid)
@@ -182,3 +208,9 @@ async def repair_entries(conn: Connection, room_nid: int) -> None:
     """Rewrite the current state by key, and the numbers of members."""
     await conn.execute(SQL_REPAIR_CURRENT_STATE, room_nid)
     await conn.execute(SQL_REPAIR_COUNTS, room_nid)
+
+
+async def repair_member_positions(conn: Connection, room_nid: int) -> None:
+    """Set the positions of memberships by the changes of the current state, repaired before."""
+    rows = await conn.fetch(SQL_MEMBER_POSITIONS, room_nid, row=MemberPositionRow)
+    await conn.execute(SQL_SET_MEMBER_POSITIONS, room_nid, [row.user_id for row in rows])

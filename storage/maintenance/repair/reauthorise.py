@@ -17,19 +17,20 @@ Then the event id may be wrong as well: the event gets its correct id, and a new
 """
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final, LiteralString, NamedTuple
 
 from storage.codec import StoredBytes, decode
 from storage.database.array_text import transposed
-from storage.database.columns import AUTH_NIDS, PREV_NIDS
+from storage.database.columns import AUTH_NIDS, OWN_ENTRIES, PREV_NIDS
 from storage.database.connection import Connection
 from storage.database.placeholders import compose
 from storage.database.sql_template import fill
 from storage.errors import InvalidEvent, StorageCorrupt
 from storage.event import Event, load, parse
+from storage.event.references import auth_ids_of
 from storage.ids import EventId
 from storage.maintenance.invalidate_caches import INSTANCE_NAME
 from storage.maintenance.purge.removal import delete
@@ -46,7 +47,6 @@ from storage.persist.model.missing_data import MissingData
 from storage.persist.model.nid_blocks import NidBlocks
 from storage.persist.model.results import AppendResult, Origin
 from storage.persist.plan.event import plan_event
-from storage.persist.receive import in_order
 from storage.persist.write.all_tables import write
 from storage.queries.state_at import states_at
 from storage.streams.in_flight import Author
@@ -114,6 +114,36 @@ WHERE $4::bigint IS NOT NULL
 ON CONFLICT (stream_name) DO UPDATE SET purged_upto = GREATEST(purged_streams.purged_upto,
     EXCLUDED.purged_upto)
 """
+
+# a state that came with an event may have events that are none of its ancestors
+SQL_HOLDING: Final[LiteralString] = compose(
+    """
+WITH
+holding AS (
+    SELECT g.state_group
+    FROM state_groups g
+    CROSS JOIN LATERAL :own_entries.call(g) AS x
+    WHERE g.room_nid = $1::int AND x.event_nid = ANY($2::bigint[])
+),
+used AS (
+    SELECT state_group_before AS state_group FROM events WHERE room_nid = $1::int AND NOT outlier
+    UNION
+    SELECT state_group_after FROM events WHERE room_nid = $1::int AND NOT outlier
+),
+affected AS (
+    SELECT DISTINCT u.state_group
+    FROM used u
+    CROSS JOIN LATERAL state_path(u.state_group) AS step
+    JOIN holding h ON h.state_group = step.part
+)
+SELECT e.event_nid
+FROM events e
+WHERE e.room_nid = $1::int AND NOT e.outlier
+    AND (e.state_group_before IN (SELECT state_group FROM affected)
+        OR e.state_group_after IN (SELECT state_group FROM affected))
+""",
+    OWN_ENTRIES,
+).sql
 
 SQL_DROP_GROUPS: Final[LiteralString] = """
 WITH
@@ -215,22 +245,40 @@ class CannotReauthoriseError(StorageCorrupt):
     """An event cannot be appended again as it is. Nothing was changed."""
 
 
-async def take_out(conn: Connection, room: VerifiedRoom) -> RemovedEvents:
+async def take_out(
+    conn: Connection, room: VerifiedRoom, damaged: Collection[int] = ()
+) -> RemovedEvents:
     """Take out of a room the events that must be authorised again, and set its version.
 
-    The room must be locked. Rebuild the derived data afterwards.
+    ``damaged``: events that must be appended again, too. The room must be locked. Rebuild the
+    derived data afterwards.
     """
     changed = room.row.room_version != room.stored_version
     graph = await conn.fetch(SQL_GRAPH, room.nid, row=EventEdgesRow)
     roots = await _all_but_create(conn, room, graph) if changed else await _roots(conn, room, graph)
+    roots |= set(damaged)
     if changed:
         await conn.execute(SQL_SET_VERSION, room.nid, room.row.room_version)
     if not roots:
         return RemovedEvents()
-    rows = await conn.fetch(SQL_TAKEN, sorted(dependent(graph, roots)), row=TakenRow)
+    rows = await conn.fetch(
+        SQL_TAKEN, sorted(await _affected(conn, room.nid, graph, roots)), row=TakenRow
+    )
     taken = _taken(rows, room.row.room_version, await _states(conn, rows))
     await _remove(conn, room.nid, rows)
     return taken
+
+
+async def _affected(
+    conn: Connection, room_nid: int, graph: Sequence[EventEdgesRow], roots: set[int]
+) -> set[int]:
+    """Return these events, their descendants, and events whose states have one of them."""
+    reached = dependent(graph, roots)
+    while True:
+        holding = await conn.fetchvals(SQL_HOLDING, room_nid, list(reached))
+        if reached.issuperset(holding):
+            return reached
+        reached = dependent(graph, reached.union(holding))
 
 
 async def drop_groups(conn: Connection, room_nid: int) -> None:
@@ -363,16 +411,41 @@ async def _states(conn: Connection, rows: Sequence[TakenRow]) -> Mapping[str, tu
 def _taken(
     rows: Sequence[TakenRow], version: str, states: Mapping[str, tuple[EventId, ...]]
 ) -> RemovedEvents:
-    events = [event_of(row, version) for row in rows]
-    new_ids = {row.event_id: event.event_id for row, event in zip(rows, events, strict=True)}
+    """Return the events in the order of their arrival, each after the events that it needs.
+
+    One that is needed earlier than it arrived is an outlier first, as it was then.
+    """
+    events = {row.event_id: event_of(row, version) for row in rows}
+    new_ids = {event_id: event.event_id for event_id, event in events.items()}
     taken = RemovedEvents()
-    for at in in_order(events):
-        row, event = rows[at], events[at]
-        given = states.get(row.event_id)
-        state = None if given is None else tuple(new_ids.get(one, one) for one in given)
-        taken.incoming.append(IncomingEvent(event, row.origin, state, refused=row.refused))
-        taken.rows.setdefault(event.event_id, row)
+    for row in sorted(rows, key=_arrival):
+        taken.rows.setdefault(new_ids[row.event_id], row)
+    states = {
+        row.event_id: tuple(new_ids.get(one, one) for one in states[row.event_id])
+        for row in rows
+        if row.event_id in states
+    }
+    known: set[EventId] = set()
+    for row in sorted(rows, key=_arrival):
+        waiting = [row]
+        while waiting:
+            event, state = events[waiting[-1].event_id], states.get(waiting[-1].event_id)
+            known.add(event.event_id)
+            lacking = {*auth_ids_of(event), *(state or ())} & taken.rows.keys() - known
+            if lacking:
+                waiting.append(taken.rows[min(lacking)])
+                continue
+            one = waiting.pop()
+            if waiting:
+                taken.incoming.append(IncomingEvent(event, "outlier"))
+            else:
+                taken.incoming.append(IncomingEvent(event, one.origin, state, refused=one.refused))
     return taken
+
+
+def _arrival(row: TakenRow) -> tuple[bool, int]:
+    """Return the sort key: the position; outliers, which others may need, come last."""
+    return row.arrival is None, row.arrival or row.event_nid
 
 
 def event_of(row: TakenRow, version: str) -> Event:

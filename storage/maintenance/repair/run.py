@@ -10,10 +10,20 @@ from storage.errors import PermissionRefused, StorageCorrupt
 from storage.maintenance.indexes import prove_indexes
 from storage.maintenance.invalidate_caches import invalidate_caches, register_writer
 from storage.maintenance.repair.chain_cover import rebuild_cover
-from storage.maintenance.repair.current import repair_current, repair_state_tables
+from storage.maintenance.repair.current import (
+    repair_current,
+    repair_member_positions,
+    repair_state_tables,
+)
+from storage.maintenance.repair.damaged import (
+    damaged_events,
+    repair_after_gaps,
+    repair_group_facts,
+)
+from storage.maintenance.repair.deltas import repair_deltas
+from storage.maintenance.repair.doubled import drop_doubled
 from storage.maintenance.repair.graph import repair_extremities, repair_gaps, repair_reorderings
 from storage.maintenance.repair.reauthorise import (
-    CannotReauthoriseError,
     RemovedEvents,
     append_again,
     drop_groups,
@@ -59,7 +69,7 @@ async def repair(
 ) -> None:
     """Rebuild everything that follows from a room's events and their states, in one transaction.
 
-    Events that were rejected though the rules accept them are authorised again first
+    Events whose columns, positions, states or auth results are wrong are appended again first
     (`storage.maintenance.repair.reauthorise`). Writers of the room wait meanwhile. ``server_name``:
     its users are local. ``indexes_proven``: the caller has called `prove_indexes`.
 
@@ -71,7 +81,9 @@ async def repair(
         room_nid = await lock_room(conn, room_id)
         room = await read_room(conn, room_id, server_name)
         await _check_names(conn, room_nid)
-        taken = await take_out(conn, room) if reauthorise else RemovedEvents()
+        await repair_group_facts(conn, room)
+        again = await drop_doubled(conn, room_nid) | await damaged_events(conn, room)
+        taken = await take_out(conn, room, again) if reauthorise else RemovedEvents()
         await rebuild_cover(conn, room_nid)
         await repair_reorderings(conn, room_nid)
         await repair_time_order(conn, room_nid)
@@ -91,6 +103,9 @@ async def repair(
             )
             await invalidate_caches(conn, "events")
         await repair_superseded(conn, room_nid)
+        await repair_after_gaps(conn, room_nid)
+        await repair_deltas(conn, await read_room(conn, room_id, server_name))
+        await repair_member_positions(conn, room_nid)
         await invalidate_caches(conn)
 
     if not indexes_proven:
@@ -98,9 +113,9 @@ async def repair(
     await register_writer(database)
     try:
         await database.run(work)
-    except (CannotReauthoriseError, PermissionRefused):
+    except (PermissionRefused, StorageCorrupt):
         logger.warning(
-            "wrongly rejected events of a room stay rejected, the rest is repaired",
+            "events of a room cannot be appended again, the rest is repaired",
             exc_info=True,
             extra={"room_id": room_id},
         )

@@ -166,6 +166,8 @@ def _differences(
     auth = set(graph.rows[nid].auth_events)
     before = cover.events.get(ChainPosition(place.chain_nid, place.sequence_number - 1))
     wrong: list[tuple[str, str]] = []
+    if place.sequence_number < 1:
+        wrong.append((_described(place), "a number from 1 on"))
     if place.sequence_number > 1 and before not in auth:
         wrong.append(
             (

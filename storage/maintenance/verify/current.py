@@ -35,11 +35,66 @@ WHERE e.event_nid = ANY($1::bigint[])
 """
 
 SQL_MEMBERSHIPS: Final[LiteralString] = """
-SELECT p.name AS user_id, m.event_nid, m.membership
+SELECT COALESCE(p.name, 'principal ' || m.principal_nid) AS user_id, m.event_nid, m.membership
 FROM memberships m
-JOIN principals p USING (principal_nid)
+LEFT JOIN principals p USING (principal_nid)
 WHERE m.room_nid = $1::int
 """
+
+
+# the last change of the user's membership, or a later position of the room at which an earlier
+# membership was overruled or the room was completed
+SQL_MEMBER_POSITIONS: Final[LiteralString] = """
+SELECT p.name AS user_id, m.stream_ordering AS found, d.stream_ordering AS expected,
+    m.writer_nid AS found_writer, COALESCE(d.writer_nid, e.writer_nid) AS expected_writer
+FROM memberships m
+JOIN principals p USING (principal_nid)
+JOIN state_keys k ON k.type_nid = 2 AND k.state_key = p.name
+CROSS JOIN LATERAL (
+    SELECT stream_ordering, writer_nid
+    FROM state_deltas
+    WHERE room_nid = m.room_nid AND state_key_nid = k.state_key_nid
+    ORDER BY stream_ordering DESC
+    LIMIT 1
+) AS d
+LEFT JOIN LATERAL (
+    SELECT writer_nid
+    FROM events
+    WHERE stream_ordering = m.stream_ordering AND room_nid = m.room_nid
+    OFFSET 0
+) AS e ON m.stream_ordering > d.stream_ordering
+LEFT JOIN LATERAL (
+    SELECT true AS is_fact
+    FROM outlier_memberships o
+    JOIN events x ON x.event_nid = o.event_nid
+    WHERE o.stream_id = m.stream_ordering AND x.room_nid = m.room_nid
+    OFFSET 0
+) AS f ON m.stream_ordering > d.stream_ordering
+WHERE m.room_nid = $1::int AND m.event_nid <> 0
+    AND (
+        m.stream_ordering < d.stream_ordering
+        OR (m.stream_ordering > d.stream_ordering AND e.writer_nid IS NULL AND f.is_fact IS NULL)
+        OR (m.stream_ordering = d.stream_ordering AND m.writer_nid <> d.writer_nid)
+        OR m.writer_nid <> e.writer_nid
+    )
+ORDER BY 1
+"""
+
+SQL_LACKS_MARK: Final[LiteralString] = """
+SELECT r.is_partial AND NOT EXISTS (SELECT FROM partial_rooms p WHERE p.room_nid = r.room_nid)
+FROM rooms r
+WHERE r.room_nid = $1::int
+"""
+
+
+class MemberPositionRow(NamedTuple):
+    """A local user's membership at another position than that of its last change."""
+
+    user_id: str
+    found: int
+    expected: int
+    found_writer: int
+    expected_writer: int
 
 
 class CurrentEntryRow(NamedTuple):
@@ -146,6 +201,20 @@ async def check_memberships(conn: Connection, room: VerifiedRoom) -> AsyncIterat
                 _described((row.event_nid, row.membership)),
                 _described(wanted),
             )
+
+
+async def check_member_positions(conn: Connection, room: VerifiedRoom) -> AsyncIterator[Finding]:
+    """Check at which position memberships of local users changed ("memberships")."""
+    for row in await conn.fetch(SQL_MEMBER_POSITIONS, room.nid, row=MemberPositionRow):
+        found = f"changed at {row.found} by writer {row.found_writer}"
+        expected = f"at {row.expected} by writer {row.expected_writer}"
+        yield room.finding("memberships", [row.user_id], found, expected)
+
+
+async def check_partial(conn: Connection, room: VerifiedRoom) -> AsyncIterator[Finding]:
+    """Check that a partial room has its mark ("rooms")."""
+    if await conn.fetchval(SQL_LACKS_MARK, room.nid):
+        yield room.finding("rooms", [room.row.room_id], "is_partial", "a row of partial_rooms")
 
 
 async def current_entries(conn: Connection, room: VerifiedRoom) -> dict[int, int]:

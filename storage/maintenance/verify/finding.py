@@ -8,6 +8,15 @@ from storage.ids import RoomId
 REPAIRABLE: Final = frozenset(
     {
         "room_version",
+        "doubled_events",
+        "columns",
+        "topological_ordering",
+        "after_gap",
+        "time_order",
+        "rejected",
+        "state_groups",
+        "state_before",
+        "state_after",
         "event_ids",
         "missing_events",
         "forward_extremities",
@@ -17,6 +26,7 @@ REPAIRABLE: Final = frozenset(
         "current_state",
         "member_counts",
         "memberships",
+        "state_deltas",
         "local_transactions",
         "auth_chains",
         "redacted_by",
@@ -34,6 +44,16 @@ REPAIRABLE: Final = frozenset(
     }
 )
 """The checks whose findings `storage.maintenance.repair` mends: they check derived data."""
+
+REMEDIES: Final = {
+    "bytes": "restore a backup",
+    "create_event": "none: the room keeps its version",
+    "archive": "restore the files of the archive, or the database, from a backup",
+    "state_paths": "restore a backup; nothing else of the room was checked",
+    "orphans": "restore a backup",
+    "names": "restore a backup",
+}
+"""What to do about findings that no repair mends; `REINDEX` is named by each finding of indexes."""
 
 
 ACCEPTED: Final = "accepted"
@@ -57,7 +77,15 @@ class Finding:
     @property
     def repairable(self) -> bool:
         """Return whether `repair` mends it, or `repair_positions` if it has no room."""
-        return self.check in REPAIRABLE or self.is_wrongly_rejected
+        return self.check in REPAIRABLE
+
+    @property
+    def remedy(self) -> str:
+        """Return the command that mends it, or what to do where there is none."""
+        if not self.repairable:
+            return REMEDIES.get(self.check, self.expected)
+        room = "" if self.room_id is None else f" --room '{self.room_id}'"
+        return f"room-storage verify --repair{room}"
 
     @property
     def is_wrongly_rejected(self) -> bool:

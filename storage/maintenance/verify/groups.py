@@ -56,6 +56,27 @@ WHERE g.state_group = ANY($1::bigint[])
 ).sql
 
 
+# the first byte has the width of a difference, 1 to 4, and a bit: there is at least one
+SQL_BROKEN_PATHS: Final[LiteralString] = """
+SELECT state_group, encode(path, 'hex') AS path
+FROM state_groups
+WHERE room_nid = $1::int AND path IS NOT NULL
+    AND CASE
+        WHEN octet_length(path) = 0 OR get_byte(path, 0) & 7 NOT BETWEEN 1 AND 4 THEN true
+        WHEN get_byte(path, 0) > 4 AND octet_length(path) = 1 THEN true
+        ELSE (octet_length(path) - 1) % (get_byte(path, 0) & 7) <> 0
+    END
+ORDER BY state_group
+"""
+
+
+class BrokenPathRow(NamedTuple):
+    """A group whose path has no right form, in hexadecimal."""
+
+    state_group: int
+    path: str
+
+
 class GroupFactsRow(NamedTuple):
     """The columns of a group, and the path of the group that precedes it on its own path."""
 
@@ -81,6 +102,17 @@ class WrongEntryRow(NamedTuple):
     is_nameless: bool
     is_misplaced: bool
     is_repeated: bool
+
+
+async def broken_paths(conn: Connection, room: VerifiedRoom) -> list[Finding]:
+    """Return the groups whose paths cannot be read at all ("state_paths").
+
+    Every statement that reads such a path fails.
+    """
+    return [
+        room.finding("state_paths", [f"state group {row.state_group}"], row.path, "a path")
+        for row in await conn.fetch(SQL_BROKEN_PATHS, room.nid, row=BrokenPathRow)
+    ]
 
 
 async def check_groups(conn: Connection, room: VerifiedRoom) -> AsyncIterator[Finding]:

@@ -17,7 +17,7 @@ SELECT room_nid, room_id, room_version, next_audience, current_state_group, last
     forward_extremities, current_audience,
     (SELECT max(j.topological_cut) FROM purge_jobs j
         WHERE j.room_nid = rooms.room_nid) AS purged_below,
-    is_partial, in_order_ts
+    is_partial, completed_at, in_order_ts
 FROM rooms
 WHERE room_id = $1::text
 """
@@ -68,6 +68,7 @@ class VerifiedRoomRow(NamedTuple):
     current_audience: int
     purged_below: int | None
     is_partial: bool
+    completed_at: int | None
     in_order_ts: int
 
 

@@ -7,14 +7,19 @@ from storage.database.connection import Connection, Database
 from storage.maintenance.cold_archive.check import check_archive
 from storage.maintenance.indexes import Lie, lies
 from storage.maintenance.totals import event_total
+from storage.maintenance.verify.audience_numbers import check_audience_numbers
 from storage.maintenance.verify.auth_results import check_auth_results
 from storage.maintenance.verify.chain_cover import check_cover
 from storage.maintenance.verify.connections import check_connections
 from storage.maintenance.verify.current import (
     check_current_state,
     check_member_counts,
+    check_member_positions,
     check_memberships,
+    check_partial,
 )
+from storage.maintenance.verify.deltas import check_deltas
+from storage.maintenance.verify.doubled import check_doubled
 from storage.maintenance.verify.event_columns import check_contents
 from storage.maintenance.verify.finding import Finding
 from storage.maintenance.verify.graph import (
@@ -23,8 +28,9 @@ from storage.maintenance.verify.graph import (
     check_gaps,
     check_order,
 )
-from storage.maintenance.verify.groups import check_groups
+from storage.maintenance.verify.groups import broken_paths, check_groups
 from storage.maintenance.verify.indexes import finding_of, hide_facts
+from storage.maintenance.verify.names import check_names, check_orphans
 from storage.maintenance.verify.positions import check_indexes, check_positions, check_sequences
 from storage.maintenance.verify.redactions import check_redactions
 from storage.maintenance.verify.reorderings import check_reorderings
@@ -43,6 +49,7 @@ from storage.observability.progress import Counted, Report, silent
 
 ROOM_CHECKS: Final[tuple[Callable[[Connection, VerifiedRoom], AsyncIterator[Finding]], ...]] = (
     check_version,
+    check_doubled,
     check_contents,
     check_order,
     check_reorderings,
@@ -57,15 +64,21 @@ ROOM_CHECKS: Final[tuple[Callable[[Connection, VerifiedRoom], AsyncIterator[Find
     check_current_state,
     check_member_counts,
     check_memberships,
+    check_member_positions,
+    check_partial,
+    check_deltas,
     check_transactions,
     check_cover,
     check_redactions,
     check_verdicts,
     check_audiences,
+    check_audience_numbers,
     check_visibility,
     check_visibility_counts,
 )
 DATABASE_CHECKS: Final[tuple[Callable[[Connection], AsyncIterator[Finding]], ...]] = (
+    check_names,
+    check_orphans,
     check_positions,
     check_sequences,
     check_connections,
@@ -120,12 +133,17 @@ async def verify_room(
 ) -> AsyncIterator[Finding]:
     """Yield the differences in one room, each once.
 
-    Call it within a snapshot. Each check counts as an equal part of the room's events. Raise
+    Where the path of a state group cannot be read at all, nothing else of the room is checked. Call
+    it within a snapshot. Each check counts as an equal part of the room's events. Raise
     `UnknownRoom`.
     """
     room = await read_room(conn, room_id, server_name)
     size = 0 if counted is None else (await event_total(conn, [room_id])).rows
     found = set[Finding]()
+    if broken := await broken_paths(conn, room):
+        for finding in broken:
+            yield finding
+        return
     for check in ROOM_CHECKS:
         async for finding in check(conn, room):
             if finding not in found:

@@ -39,15 +39,16 @@ ORDER BY u.audience, path_of(u.state_group_before), u.state_group_after, u.event
 """
 
 SQL_VISIBILITY: Final[LiteralString] = """
-SELECT p.name, v.audiences::text AS audiences, v.last_join_topological, v.joined_count,
+SELECT COALESCE(p.name, 'principal ' || v.principal_nid) AS name,
+    v.audiences::text AS audiences, v.last_join_topological, v.joined_count,
     v.invited_count,
     v.invited_audiences::text AS invited_audiences
 FROM whole_visibility v
-CROSS JOIN LATERAL (
+LEFT JOIN LATERAL (
     SELECT name FROM principals WHERE principal_nid = v.principal_nid OFFSET 0
-) AS p
+) AS p ON true
 WHERE v.room_nid = $1::int
-ORDER BY p.name
+ORDER BY 1
 """
 
 SQL_LAST_JOINS: Final[LiteralString] = """
