@@ -48,6 +48,9 @@ class ReceiverLimits:
     backfill_max: int = 100
     """Events of one answer to `backfill`."""
 
+    left_gap_seconds: float = 604_800.0
+    """Gaps that were left open for longer are filled by `Receiver.backfill` alone."""
+
     states_max: int = 5
     """Events of one task for which the state before them is requested."""
 

@@ -11,8 +11,6 @@ from collections.abc import Awaitable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final, TypeVar
 
-from signedjson.key import get_verify_key
-
 from storage import arguments as args
 from storage.errors import (
     AuthDenied,
@@ -38,7 +36,8 @@ from storage.federation.invites import (
 )
 from storage.federation.joining import JoinResult
 from storage.federation.keyed_locks import KeyedLocks
-from storage.federation.keys import KeyRing
+from storage.federation.keys import KeyRing, own_keys
+from storage.federation.left_gaps import LeftGaps
 from storage.federation.limits import ReceiverLimits
 from storage.federation.partial_joins import OmittedMembers
 from storage.federation.remote import JsonObject, Remote
@@ -70,12 +69,9 @@ class Receiver:
         self.store = store
         self._remote = remote
         self.limits = limits or ReceiverLimits()
-        self._rooms = KeyedLocks()
+        self._rooms, self._left_gaps = KeyedLocks(), LeftGaps()
         self._completing, self._was_joined = KeyedLocks(), asyncio.Event()
-        own = None
-        if store.signing_key is not None:
-            own = store.server_name, get_verify_key(store.signing_key)
-        self._keys = KeyRing(remote, self.limits, own)
+        self._keys = KeyRing(remote, self.limits, own_keys(store))
 
     async def check_signed(self, server: str, signed: JsonObject) -> None:
         """Raise `InvalidSignature` unless a server has signed a JSON object with a key valid now.
@@ -195,7 +191,16 @@ class Receiver:
         waiting = _waiting(read.events, results)
         if waiting:
             results |= await self._fill_gap(task, origin, waiting)
+        elif self._left_gaps.may_have(room.room_id):
+            await self._fill_left_gaps(task, origin)
         return results
+
+    async def _fill_left_gaps(self, task: RoomTask, origin: ServerName) -> None:
+        """Fill what earlier transactions have left open, unless a gap is being filled now."""
+        lock = self._rooms.lock(task.room_id)
+        if not lock.locked():
+            async with lock:
+                await self._left_gaps.fill(task, origin)
 
     async def _fill_gap(
         self, task: RoomTask, origin: ServerName, waiting: Mapping[EventId, Event]
@@ -214,6 +219,7 @@ class Receiver:
             results = await task.append(waiting.values())
             still = _waiting(waiting, results)
             if still:
+                self._left_gaps.left(task.room_id)
                 results |= await fill_gap(task, await task.servers(origin), still)
             return results
         finally:

@@ -5,6 +5,7 @@ Source: server-server API, "Request Authentication", "Publishing Keys".
 
 import re
 import time
+from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
 from signedjson.key import encode_verify_key_base64, get_verify_key
@@ -12,6 +13,7 @@ from signedjson.sign import sign_json
 from signedjson.types import SigningKey
 
 from storage.errors import InvalidSignature
+from storage.event.signatures import read_old_keys
 from storage.federation.remote import JsonObject
 
 SCHEME: Final = re.compile(r"X-Matrix\s+", re.IGNORECASE)
@@ -61,14 +63,24 @@ def read_authorization(header: str | None) -> SignedHeader:
 
 
 def published_keys(
-    server_name: str, key: SigningKey, *, valid_ms: int = 3_600_000
+    server_name: str,
+    key: SigningKey,
+    *,
+    old_signing_keys: Mapping[str, Mapping[str, Any]] | None = None,
+    valid_ms: int = 3_600_000,
 ) -> dict[str, Any]:
-    """Return the response of /_matrix/key/v2/server. It is valid for ``valid_ms`` from now."""
+    """Return the response of /_matrix/key/v2/server. It is valid for ``valid_ms`` from now.
+
+    ``old_signing_keys`` are those of `storage.open`. `InputError`.
+    """
     verify_key = encode_verify_key_base64(get_verify_key(key))
     keys = {
         "server_name": server_name,
         "verify_keys": {f"{key.alg}:{key.version}": {"key": verify_key}},
-        "old_verify_keys": {},
+        "old_verify_keys": {
+            key_id: {"key": encode_verify_key_base64(old.verify_key), "expired_ts": old.expired_ts}
+            for key_id, old in read_old_keys(old_signing_keys or {}).items()
+        },
         "valid_until_ts": time.time_ns() // 1_000_000 + valid_ms,
     }
     return dict(sign_json(keys, server_name, key))

@@ -12,7 +12,13 @@ from signedjson.sign import sign_json
 from storage import InvalidSignature
 from storage.event import Event, event_id, parse, sign
 from storage.federation import ReceiverLimits, RemoteError
-from storage.federation.keys import VALIDITY_MS_MAX, KeyRing, read_server_keys
+from storage.federation.keys import (
+    FOREVER,
+    VALIDITY_MS_MAX,
+    KeyRing,
+    PublishedKeys,
+    read_server_keys,
+)
 from storage.ids import ServerName
 from storage.testing import KEY_ID, RoomBuilder, signing_key, verify_key
 from storage.testing.keys import foreign_signing_key
@@ -184,7 +190,9 @@ async def test_few_servers_are_kept_in_memory() -> None:
 
 async def test_the_own_key_needs_no_request() -> None:
     remote = KeyServer()
-    keys = KeyRing(remote, ReceiverLimits(), (S1, verify_key(S1)))
+    keys = KeyRing(
+        remote, ReceiverLimits(), (S1, PublishedKeys({KEY_ID: (verify_key(S1), FOREVER)}, 0.0))
+    )
     assert await keys.check(events_of(built("11")), 60.0) == {}
     assert remote.asked == []
 
