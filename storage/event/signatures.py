@@ -42,8 +42,9 @@ def read_old_keys(listed: Mapping[str, Mapping[str, Any]]) -> dict[str, OldKey]:
 
 
 def _old_key(key_id: Any, value: Any) -> OldKey:
-    given = args.mapping(value, f"the old signing key {key_id!r}")
-    encoded, expired_ts = given.get("key"), given.get("expired_ts")
+    given: Mapping[str, Any] = args.mapping(value, f"the old signing key {key_id!r}")
+    encoded: Any = given.get("key")
+    expired_ts: Any = given.get("expired_ts")
     if not args.is_text(key_id) or not is_signing_algorithm_supported(key_id):
         raise InputError(f"the old signing key {key_id!r}: the key id is ed25519:VERSION")
     if not args.is_text(encoded):

@@ -90,7 +90,8 @@ class KeyRing:
         self._limits = limits
         self._known: OrderedDict[str, PublishedKeys] = OrderedDict()
         self._locks = KeyedLocks()
-        self._own_name, self._own = own or (None, None)
+        self._own_name = None if own is None else own[0]
+        self._own = None if own is None else own[1]
 
     async def check(self, events: Collection[Event], seconds: float) -> dict[EventId, AppendResult]:
         """Return an "invalid" result for each event that is not signed as it must be, by id.

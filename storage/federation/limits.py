@@ -1,8 +1,9 @@
 """The bounds on what one message of another server can make this server do."""
 
 from dataclasses import dataclass, fields
+from typing import Any
 
-from storage.errors import InputError
+from storage import arguments as args
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,8 +80,10 @@ class ReceiverLimits:
     """Pause until rooms of which members are missing are looked for again."""
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            if getattr(self, field.name) <= 0:
-                raise InputError(
-                    f"{field.name} is {getattr(self, field.name)}: a positive number is wanted"
-                )
+        check_limits(self)
+
+
+def check_limits(limits: Any) -> None:
+    """Raise `InputError` unless each field of a dataclass is a positive number of its type."""
+    for field in fields(limits):
+        args.positive(getattr(limits, field.name), field.name, whole=field.type is int)
