@@ -14,15 +14,18 @@ from storage import (
     SlidingFilter,
     SlidingList,
     SlidingSyncRequest,
+    SyncFilter,
 )
 from storage.errors import UnknownPos
 from storage.ids import RoomId, StateKey
+from tests.oracle.facts import differences
 from tests.oracle.oracle import Oracle
 from tests.oracle.sliding import Personal, SlidingOracle, Snapshot
 from tests.oracle.sliding_checks import ResponseCheck, next_snapshot
 from tests.oracle.sliding_client import ModelClient
 from tests.oracle.sliding_rooms import SlidingRooms, personal
-from tests.oracle.sliding_subject import SlidingSubject
+from tests.oracle.sliding_subject import OracleSliding, SlidingSubject
+from tests.oracle.syncing import OracleSyncRequest, plain_answer, sync
 
 STEPS: Final = 30
 FILTERED: Final = 0.3
@@ -61,6 +64,8 @@ WEIGHTS: Final = {
     "room": 3,
     "elsewhere": 2,
     "arrive": 2,
+    "sync": 12,
+    "come back": 5,
 }
 
 
@@ -76,6 +81,7 @@ CHANGES: Final[Mapping[str, Callable[[SlidingRooms, random.Random], None]]] = {
     "backfill": SlidingRooms.backfill,
     "child": SlidingRooms.child,
     "arrive": SlidingRooms.arrive,
+    "come back": SlidingRooms.come_back,
 }
 
 
@@ -121,7 +127,13 @@ class SlidingSequence:
         self.readers = [f"@a{number}:s2.test", f"@b{number}:s2.test"]
         others = [f"@c{number}:s1.test", f"@d{number}:s3.test"]
         self.rooms = SlidingRooms(self.oracle, [*self.readers, *others], number)
-        self.personal = {user: Personal() for user in self.readers}
+        ignored = [self.rng.sample(others, self.rng.choice((0, 0, 1, 2))) for _ in self.readers]
+        self.personal = {
+            user: Personal(ignored=few) for user, few in zip(self.readers, ignored, strict=True)
+        }
+        self.tokens: dict[str, list[tuple[int | None, Any]]] = {
+            user: [(None, None)] for user in self.readers
+        }
         self.holds = 0
         self.refused = 0
         one, other = self.readers
@@ -147,6 +159,8 @@ class SlidingSequence:
     async def step(self, kind: str, rng: random.Random) -> None:
         if kind == "request":
             await self._one_request(rng)
+        elif kind == "sync":
+            await self._sync(rng)
         elif kind == "account":
             await self._account(rng)
         else:
@@ -187,10 +201,29 @@ class SlidingSequence:
         self.personal[user] = Personal(
             {room_id for rooms in direct.values() for room_id in rooms},
             {room_id: set(content["tags"]) for room_id, content in tags.items()},
+            self.personal[user].ignored,
         )
 
     # ----------------------------------------------------------------------------------------------
     # requests
+
+    async def _sync(self, rng: random.Random) -> None:
+        """Let a user sync in the other way, from the last token, an older one, or from nothing."""
+        user = rng.choice(self.readers)
+        since, token = (
+            self.tokens[user][-1] if rng.random() < 0.7 else rng.choice(self.tokens[user])
+        )
+        wanted = SyncFilter(lazy_load_members=rng.random() < 0.3, include_leave=rng.random() < 0.3)
+        ignored = self.personal[user].ignored
+        asked = OracleSyncRequest(user, since, rng.choice((1, 3, 100)), wanted, ignored)
+        how: dict[str, Any] = {"limit": asked.limit, "wanted": wanted, "ignored": ignored}
+        expected = sync(self.oracle, user, since, **how)
+        given = asked if isinstance(self.subject, OracleSliding) else replace(asked, since=token)
+        found = await self.subject.sync(given)
+        lines = differences(plain_answer(expected), plain_answer(found))
+        if lines:
+            raise AssertionError("\n".join([*lines, f"of a sync of {asked}"]))
+        self.tokens[user].append((expected.next_batch, found.next_batch))
 
     async def _one_request(self, rng: random.Random) -> None:
         connection = rng.choice(self.connections)
