@@ -17,7 +17,7 @@ from storage import (
     SyncFilter,
 )
 from storage.errors import UnknownPos
-from storage.ids import RoomId, StateKey
+from storage.ids import EventId, RoomId, StateKey
 from tests.oracle.facts import differences
 from tests.oracle.oracle import Oracle
 from tests.oracle.sliding import Personal, SlidingOracle, Snapshot
@@ -26,6 +26,7 @@ from tests.oracle.sliding_client import ModelClient
 from tests.oracle.sliding_rooms import SlidingRooms, personal
 from tests.oracle.sliding_subject import OracleSliding, SlidingSubject
 from tests.oracle.syncing import OracleSyncRequest, plain_answer, sync
+from tests.oracle.unread import unread
 
 STEPS: Final = 30
 FILTERED: Final = 0.3
@@ -65,6 +66,7 @@ WEIGHTS: Final = {
     "elsewhere": 2,
     "arrive": 2,
     "sync": 12,
+    "read": 8,
     "come back": 5,
 }
 
@@ -131,6 +133,7 @@ class SlidingSequence:
         self.personal = {
             user: Personal(ignored=few) for user, few in zip(self.readers, ignored, strict=True)
         }
+        self.receipts: dict[tuple[str, RoomId], EventId] = {}
         self.tokens: dict[str, list[tuple[int | None, Any]]] = {
             user: [(None, None)] for user in self.readers
         }
@@ -161,6 +164,8 @@ class SlidingSequence:
             await self._one_request(rng)
         elif kind == "sync":
             await self._sync(rng)
+        elif kind == "read":
+            await self._read(rng)
         elif kind == "account":
             await self._account(rng)
         else:
@@ -203,6 +208,45 @@ class SlidingSequence:
             {room_id: set(content["tags"]) for room_id, content in tags.items()},
             self.personal[user].ignored,
         )
+
+    async def _read(self, rng: random.Random) -> None:
+        """Let a user perhaps set a receipt in a room, and compare the unread counts of all."""
+        user, oracle = rng.choice(self.readers), self.oracle
+        inside = [
+            room_id
+            for room_id in self.rooms.room_ids
+            if room_id in oracle.versions
+            and oracle.membership_in(oracle.current_state(room_id), user) == "join"
+        ]
+        if inside and rng.random() < 0.6:
+            await self._receipt(rng, user, rng.choice(inside))
+        ignored = self.personal[user].ignored
+        expected = {
+            room_id: unread(oracle, room_id, user, self._read_by(user, room_id), ignored)
+            for room_id in inside
+        }
+        found = await self.subject.unread(user, self._receipts_of(user))
+        assert {one: found[one] for one in found if one in expected} == expected, user
+
+    def _read_by(self, user: str, room_id: RoomId) -> list[EventId]:
+        return [one for key, one in self.receipts.items() if key == (user, room_id)]
+
+    def _receipts_of(self, user: str) -> dict[RoomId, EventId]:
+        return {room_id: one for (reader, room_id), one in self.receipts.items() if reader == user}
+
+    async def _receipt(self, rng: random.Random, user: str, room_id: RoomId) -> None:
+        """Set a receipt of a user; one for an earlier event than the present one is ignored."""
+        oracle = self.oracle
+        live = [
+            event_id
+            for event_id, held in oracle.timeline(room_id).items()
+            if held.origin == "live" and held.accepted
+        ]
+        event_id = rng.choice(live)
+        await self.subject.receipt(user, room_id, event_id)
+        present = self.receipts.get((user, room_id), event_id)
+        if oracle.get(event_id).arrival >= oracle.get(present).arrival:
+            self.receipts[user, room_id] = event_id
 
     # ----------------------------------------------------------------------------------------------
     # requests

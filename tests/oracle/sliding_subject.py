@@ -27,6 +27,7 @@ from tests.oracle.sliding_client import FoundRoom, FoundSync
 from tests.oracle.sliding_rooms import Delivery
 from tests.oracle.store_subject import answer_of
 from tests.oracle.syncing import Answer, OracleSyncRequest, RoomAnswer, sync
+from tests.oracle.unread import unread
 
 SQL_POSITIONS: Final = """
 SELECT e.event_id, e.stream_ordering, o.stream_id AS outside
@@ -59,6 +60,12 @@ class SlidingSubject(Protocol):
 
     async def sync(self, asked: OracleSyncRequest) -> Answer:
         """Return a response of /sync. ``since`` is what the last one has returned."""
+
+    async def receipt(self, user_id: str, room_id: RoomId, event_id: EventId) -> None:
+        """Set a receipt."""
+
+    async def unread(self, user_id: str, read: Mapping[RoomId, EventId]) -> dict[RoomId, int]:
+        """Return the unread counts. ``read``: the events that have a receipt."""
 
     async def positions(self, room_ids: Sequence[RoomId]) -> dict[int, int]:
         """Return the subject's positions by the arrivals of the oracle."""
@@ -105,6 +112,15 @@ class StoreSliding:
             ignored=list(map(UserId, asked.ignored)),
         )
         return answer_of(found)
+
+    async def receipt(self, user_id: str, room_id: RoomId, event_id: EventId) -> None:
+        await self.store.receipts.set(room_id, "m.read", UserId(user_id), event_id, {})
+
+    async def unread(self, user_id: str, read: Mapping[RoomId, EventId]) -> dict[RoomId, int]:
+        del read  # it has them
+        ignored = list(map(UserId, self.personal[user_id].ignored))
+        found = await self.store.unread(user_id, ignored=ignored)
+        return {room_id: one.total for room_id, one in found.items()}
 
     async def positions(self, room_ids: Sequence[RoomId]) -> dict[int, int]:
         async with self.stores[0].database.connection() as conn:
@@ -171,6 +187,20 @@ class OracleSliding:
     async def positions(self, room_ids: Sequence[RoomId]) -> dict[int, int]:
         del room_ids
         return {held.arrival: held.arrival for held in self.oracle.held.values()}
+
+    async def receipt(self, user_id: str, room_id: RoomId, event_id: EventId) -> None:
+        """It has the receipt already."""
+
+    async def unread(self, user_id: str, read: Mapping[RoomId, EventId]) -> dict[RoomId, int]:
+        ignored = self.personal[user_id].ignored
+        return {
+            room_id: unread(self.oracle, room_id, user_id, self.receipts(room_id, read), ignored)
+            for room_id in self.oracle.versions
+            if self.oracle.membership_in(self.oracle.current_state(room_id), user_id) == "join"
+        }
+
+    def receipts(self, room_id: RoomId, read: Mapping[RoomId, EventId]) -> list[EventId]:
+        return [read[room_id]] if room_id in read else []
 
     async def sync(self, asked: OracleSyncRequest) -> Answer:
         how: dict[str, Any] = {"limit": asked.limit, "wanted": asked.wanted}
@@ -362,7 +392,14 @@ class SyncsFromTheLastStay(OracleSliding):
         return asked.since is not None and "join" in own and {"leave", "ban"} & {*own} != set()
 
 
+class ForgetsReceipts(OracleSliding):
+    def receipts(self, room_id: RoomId, read: Mapping[RoomId, EventId]) -> list[EventId]:
+        del room_id, read
+        return []
+
+
 MISTAKES: Final = (
+    ForgetsReceipts,
     HearsTheIgnored,
     ForgetsLeaves,
     SyncsFromTheLastStay,
