@@ -12,7 +12,7 @@ from typing import Any, Final, TypeGuard, TypeVar, cast
 
 import orjson
 
-from storage.errors import InputError, InvalidIdentifier
+from storage.errors import InputError, InvalidEvent, InvalidIdentifier
 from storage.ids import EventId, RoomId, ServerName, StateKey, UserId, server_name_of
 
 LARGEST: Final = 2**63 - 1
@@ -68,10 +68,22 @@ def pdus(values: Iterable[T]) -> list[T]:
     return listed(values, "pdus")
 
 
+def pdu(value: T) -> T:
+    """Return one PDU. Raise `InvalidEvent` for a value that is neither bytes nor a dict."""
+    if not isinstance(value, bytes | bytearray | memoryview | dict):
+        raise InvalidEvent(f"a PDU is bytes or a dict, not {type(value).__name__}")
+    return value
+
+
 def texts(values: Iterable[str], name: str = "ids") -> list[str]:
-    """Return each of them as `text`; raise `InputError` for a single text."""
+    """Return each of them as `text`, once; raise `InputError` for a single text."""
     given = listed(values, name)
-    return given if _are_ascii(given) else [text(value) for value in given]
+    return distinct(given if _are_ascii(given) else [text(value) for value in given])
+
+
+def distinct(values: Iterable[T]) -> list[T]:
+    """Return each of them once, in their order."""
+    return list(dict.fromkeys(values))
 
 
 def _are_ascii(values: list[Any]) -> bool:
@@ -94,12 +106,15 @@ def filtered(values: Iterable[str] | None, name: str) -> tuple[str, ...] | None:
     for one in names:
         if not isinstance(one, str):
             raise InputError(f"{name} holds {one!r}: a list of texts is wanted")
-    return tuple(one for one in names if is_text(one))
+    return tuple(dict.fromkeys(one for one in names if is_text(one)))
 
 
 def keys(pairs: Iterable[StateKey] | None) -> list[StateKey] | None:
-    """Return each (type, state key) as `text`; raise `InputError` for an item that is no pair."""
-    return None if pairs is None else [_key(pair) for pair in listed(pairs, "keys")]
+    """Return each (type, state key) as `text`, once.
+
+    Raise `InputError` for an item that is no pair.
+    """
+    return None if pairs is None else distinct(_key(pair) for pair in listed(pairs, "keys"))
 
 
 def _key(pair: object) -> StateKey:
@@ -128,7 +143,7 @@ def room(room_id: str) -> RoomId:
 
 def rooms(room_ids: Iterable[str]) -> list[RoomId]:
     """Return the room ids, each once; raise `InvalidIdentifier` for another value."""
-    return [room(room_id) for room_id in dict.fromkeys(texts(room_ids, "room_ids"))]
+    return [room(room_id) for room_id in texts(room_ids, "room_ids")]
 
 
 def local_user(user_id: str, server_name: str) -> UserId:
@@ -150,8 +165,8 @@ def user(user_id: str) -> UserId:
 
 
 def users(user_ids: Iterable[str], name: str = "ignored") -> list[UserId]:
-    """Return user ids of any server; raise `InvalidIdentifier` for another value."""
-    return [user(user_id) for user_id in listed(user_ids, name)]
+    """Return user ids of any server, each once; raise `InvalidIdentifier` for another value."""
+    return distinct(user(user_id) for user_id in listed(user_ids, name))
 
 
 def server(server_name: str) -> ServerName:
@@ -183,7 +198,7 @@ def own_server(server_name: str) -> ServerName:
 
 def events(event_ids: Iterable[str]) -> list[EventId]:
     """Return the event ids, each once; raise `InvalidIdentifier` for another value."""
-    ids = list(dict.fromkeys(texts(event_ids, "the event ids")))
+    ids = texts(event_ids, "the event ids")
     if "".join([event_id[:1] for event_id in ids]) != "$" * len(ids):
         wrong = next(event_id for event_id in ids if not event_id.startswith("$"))
         raise InvalidIdentifier(wrong, "an event id begins with $")
@@ -227,8 +242,8 @@ def membership(value: str, name: str = "membership") -> str:
 
 
 def memberships(values: Iterable[str], name: str = "memberships") -> list[str]:
-    """Return each of them as `membership`; raise `InputError` for a single text."""
-    return [membership(value, name) for value in listed(values, name)]
+    """Return each of them as `membership`, once; raise `InputError` for a single text."""
+    return distinct(membership(value, name) for value in listed(values, name))
 
 
 # ------------------------------------------------------------------------------------------------
@@ -253,6 +268,13 @@ def whole(number: int, name: str) -> int:
     if isinstance(number, bool) or not isinstance(number, int):
         raise InputError(f"{name} {number!r}: a whole number is wanted")
     return max(-LARGEST, min(number, LARGEST))
+
+
+def positive(number: float, name: str, *, whole: bool) -> None:
+    """Raise `InputError` unless it is a number above 0, and a whole one if ``whole``."""
+    is_number = isinstance(number, int if whole else (int, float)) and not isinstance(number, bool)
+    if not is_number or not number > 0:
+        raise InputError(f"{name} is {number!r}: a positive number is wanted")
 
 
 def position(number: int, name: str) -> int:

@@ -49,7 +49,8 @@ class Doors(Api):
 
     @on("GET", "/_matrix/key/v2/server")
     async def keys(self, _: Call) -> Json:
-        return published_keys(self.home.remote.server_name, self.home.remote.signing_key)
+        own, old_keys = self.home.remote, self.home.old_keys
+        return published_keys(own.server_name, own.signing_key, old_signing_keys=old_keys)
 
     @on("OPTIONS", "/{path:.*}")
     async def preflight(self, _: Call, path: str) -> None:

@@ -4,20 +4,56 @@ Source: Matrix specification, server-server API, "Signing events" and "Validatin
 signatures on received events"; room version 8, "Authorization rules" (restricted joins).
 """
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import orjson
 from nacl.exceptions import BadSignatureError
+from signedjson.key import decode_verify_key_bytes, is_signing_algorithm_supported
 from signedjson.sign import SignatureVerifyException, sign_json, verify_signed_json
 from signedjson.types import SigningKey, VerifyKey
 from unpaddedbase64 import decode_base64
 
-from storage.errors import InvalidEvent, InvalidSignature
+from storage import arguments as args
+from storage.errors import InputError, InvalidEvent, InvalidSignature
 from storage.event.hashes import canonical, content_hash, event_id
 from storage.event.model import Event
 from storage.event.redaction import redact
 from storage.event.versions import RoomVersion, version_of
 from storage.ids import ServerName, server_name_of
+
+
+class OldKey(NamedTuple):
+    """A key that signs no more. It counts for events up to a time in milliseconds."""
+
+    verify_key: VerifyKey
+    expired_ts: int
+
+
+def read_old_keys(listed: Mapping[str, Mapping[str, Any]]) -> dict[str, OldKey]:
+    """Return keys by key id, from the form of ``old_verify_keys``. `InputError`.
+
+    Source: server-server API, "Publishing Keys".
+    """
+    return {
+        key_id: _old_key(key_id, value)
+        for key_id, value in args.mapping(listed, "old_signing_keys").items()
+    }
+
+
+def _old_key(key_id: Any, value: Any) -> OldKey:
+    given: Mapping[str, Any] = args.mapping(value, f"the old signing key {key_id!r}")
+    encoded: Any = given.get("key")
+    expired_ts: Any = given.get("expired_ts")
+    if not args.is_text(key_id) or not is_signing_algorithm_supported(key_id):
+        raise InputError(f"the old signing key {key_id!r}: the key id is ed25519:VERSION")
+    if not args.is_text(encoded):
+        raise InputError(f"the old signing key {key_id!r} has no text key: {encoded!r}")
+    try:
+        key = decode_verify_key_bytes(key_id, decode_base64(encoded))
+    except ValueError as error:
+        raise InputError(f"the old signing key {key_id!r} cannot be read: {error}") from error
+    return OldKey(key, args.position(expired_ts, f"expired_ts of {key_id!r}"))
 
 
 def sign(

@@ -9,6 +9,7 @@ keyed_locks.py   a lock for each room, and for each server
 keys.py          `KeyRing`, the verify keys of other servers
 room_task.py     reading, checking and storing events of one room
 gap.py           the gap before new events
+left_gaps.py     the gaps that earlier transactions have left
 state_fetch.py   the state before an event whose parents are missing
 partial_joins.py joins with the members omitted, and the request for the rest
 joining.py, invites.py, backfilling.py   one call each

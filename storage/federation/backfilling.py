@@ -1,10 +1,10 @@
 """Backfill: request the history before a room's gaps, with the state before its lowest event."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-from storage.federation.gap import Results, connected, store_connected
+from storage.federation.gap import Results, connected, in_timeline, store_connected
 from storage.federation.remote import RemoteError
 from storage.federation.room_task import RoomTask
 from storage.ids import EventId, ServerName
@@ -37,15 +37,27 @@ class BackfillResult:
         return sum(one.is_stored and one.outcome != "duplicate" for one in self.results.values())
 
 
-async def backfill_room(task: RoomTask, limit: int) -> BackfillResult:
-    """Fill the latest gaps of a room with at most ``limit`` events. `UnknownRoom`."""
+async def backfill_room(
+    task: RoomTask,
+    limit: int,
+    *,
+    only: Collection[EventId] | None = None,
+    first: Sequence[ServerName] = (),
+) -> BackfillResult:
+    """Fill the latest gaps of a room with at most ``limit`` events. `UnknownRoom`.
+
+    ``only`` these missing events are requested, of the servers ``first`` before others.
+    """
     gaps = await task.store.gaps(task.room_id)
+    if only is not None:
+        gaps = [one for one in gaps if one.event_id in only]
     if not gaps:
         return BackfillResult("nothing_missing")
     due = [one for one in gaps if one.retry_after_ms == 0][:GAPS_MAX]
     if not due:
         return BackfillResult("paused", retry_after_ms=min(one.retry_after_ms for one in gaps))
-    results, asked = await _from_servers(task, due, limit)
+    servers = await task.servers(*first)
+    results, asked = await _from_servers(task, servers, due, limit)
     lacking = _lacking([gap.event_id for gap in due], results)
     if lacking and asked.is_complete:
         await task.store.gap_failed(
@@ -67,10 +79,10 @@ class AskedServers(NamedTuple):
 
 
 async def _from_servers(
-    task: RoomTask, gaps: Sequence[OpenGap], limit: int
+    task: RoomTask, servers: Sequence[ServerName], gaps: Sequence[OpenGap], limit: int
 ) -> tuple[Results, AskedServers]:
     """Ask one server after the other, until each of the missing events is stored."""
-    servers, ids = await task.servers(), [gap.event_id for gap in gaps]
+    ids = [gap.event_id for gap in gaps]
     results: Results = {}
     asked = AskedServers([], is_complete=True)
     for server in servers:
@@ -94,6 +106,7 @@ async def _from_server(
 ) -> tuple[Results, bool]:
     """Store what the first server returns; return the results, and whether it reached the limit.
 
+    What is below a stored event is another gap, or history from before this server's join.
     The other servers may be asked for states.
     """
     server = servers[0]
@@ -101,7 +114,9 @@ async def _from_server(
         pdus = await task.requests.backfill(server, task.room_id, ids, limit)
     except RemoteError:  # recorded in task.requests.failures
         return {}, False
-    events = connected((await task.read(pdus)).events, ids)
+    read = (await task.read(pdus)).events
+    stored = await in_timeline(task, read)
+    events = connected({one: event for one, event in read.items() if one not in stored}, ids)
     if not events:
         task.requests.failures.setdefault(server, "it returned none of the missing events")
         return {}, False

@@ -20,9 +20,11 @@ from storage.federation.state_fetch import state_before
 from storage.ids import EventId, ServerName
 from storage.persist import AppendResult, Origin
 from storage.persist.receive import in_order
+from storage.queries.receiving import latest_ids
 
 Results = dict[EventId, AppendResult]
-EARLIEST_MAX: Final = 20
+ENDS_MAX: Final = 20
+LATEST_MAX: Final = 100
 
 
 async def fill_gap(
@@ -62,19 +64,28 @@ async def _events_between(
 
 
 async def _earliest(task: RoomTask) -> list[EventId]:
+    """Return stored events at which the walk of the other server stops.
+
+    It may not know the forward extremities yet. Without the events before them, it would return
+    these in place of missing ones.
+    """
     try:
-        return sorted(await task.store.forward_extremities(task.room_id))[:EARLIEST_MAX]
+        ends = sorted(await task.store.forward_extremities(task.room_id))[:ENDS_MAX]
     except UnknownRoom:
         return []
+    async with task.store.database.connection() as conn:
+        latest = await latest_ids(conn, task.room_id, LATEST_MAX)
+    return list(dict.fromkeys([*ends, *latest]))
 
 
 async def _missing_parents(task: RoomTask, events: Mapping[EventId, Event]) -> set[EventId]:
     """Return the parents of these events that are neither among them nor in the timeline."""
     parents = {one for event in events.values() for one in event.prev_event_ids} - events.keys()
-    return parents - await _in_timeline(task, parents)
+    return parents - await in_timeline(task, parents)
 
 
-async def _in_timeline(task: RoomTask, event_ids: Iterable[EventId]) -> set[EventId]:
+async def in_timeline(task: RoomTask, event_ids: Iterable[EventId]) -> set[EventId]:
+    """Return those of the events that are in the timeline of the room."""
     stored = await task.stored(event_ids)
     return {one for one, key in stored.items() if not key.outlier and key.room_id == task.room_id}
 
@@ -97,7 +108,7 @@ async def _round(
         except RemoteError:  # recorded in task.requests.failures
             continue
         events = (await task.read(pdus)).events
-        stored = await _in_timeline(task, events)
+        stored = await in_timeline(task, events)
         new = {one: event for one, event in events.items() if one not in stored}
         found = connected(new, lacking)
         if found:

@@ -45,7 +45,8 @@ class HttpRemote:
         *,
         omit_members: bool = False,
     ) -> None:
-        self.server_name, self.signing_key = args.server(server_name), signing_key
+        self.server_name = args.server(server_name)
+        self.signing_key: SigningKey = args.signing_key(signing_key)
         self._request, self._omit_members = request, omit_members
 
     async def get_missing_events(
@@ -60,10 +61,10 @@ class HttpRemote:
     ) -> JsonObject:
         """Request events between others."""
         body: JsonObject = {
-            "earliest_events": [*earliest],
-            "latest_events": [*latest],
-            "limit": limit,
-            "min_depth": min_depth,
+            "earliest_events": args.events(earliest),
+            "latest_events": args.events(latest),
+            "limit": args.whole(limit, "limit"),
+            "min_depth": args.whole(min_depth, "min_depth"),
         }
         return await self._signed(server, "POST", "v1", "get_missing_events", room_id, body=body)
 
@@ -73,17 +74,18 @@ class HttpRemote:
 
     async def state_ids(self, server: ServerName, room_id: RoomId, event_id: EventId) -> JsonObject:
         """Request the ids of the state before an event."""
-        return await self._get(server, "state_ids", room_id, event_id=event_id)
+        return await self._get(server, "state_ids", room_id, event_id=args.event(event_id))
 
     async def state(self, server: ServerName, room_id: RoomId, event_id: EventId) -> JsonObject:
         """Request the state before an event."""
-        return await self._get(server, "state", room_id, event_id=event_id)
+        return await self._get(server, "state", room_id, event_id=args.event(event_id))
 
     async def backfill(
         self, server: ServerName, room_id: RoomId, event_ids: Sequence[EventId], *, limit: int
     ) -> JsonObject:
         """Request events and those before them."""
-        return await self._get(server, "backfill", room_id, v=[*event_ids], limit=limit)
+        query = {"v": args.events(event_ids), "limit": args.whole(limit, "limit")}
+        return await self._get(server, "backfill", room_id, **query)
 
     async def event_auth(
         self, server: ServerName, room_id: RoomId, event_id: EventId
@@ -99,13 +101,15 @@ class HttpRemote:
         self, server: ServerName, room_id: RoomId, user_id: UserId, *, versions: Sequence[str]
     ) -> JsonObject:
         """Request the template of a join."""
-        return await self._get(server, "make_join", room_id, user_id, ver=[*versions])
+        known = args.texts(versions, "versions")
+        return await self._get(server, "make_join", room_id, user_id, ver=known)
 
     async def make_knock(
         self, server: ServerName, room_id: RoomId, user_id: UserId, *, versions: Sequence[str]
     ) -> JsonObject:
         """Request the template of a knock."""
-        return await self._get(server, "make_knock", room_id, user_id, ver=[*versions])
+        known = args.texts(versions, "versions")
+        return await self._get(server, "make_knock", room_id, user_id, ver=known)
 
     async def make_leave(self, server: ServerName, room_id: RoomId, user_id: UserId) -> JsonObject:
         """Request the template of a leave."""
@@ -144,7 +148,10 @@ class HttpRemote:
         body: JsonObject = {
             "origin": self.server_name,
             "origin_server_ts": time.time_ns() // 1_000_000,
-            "pdus": [one.json for one in events],
+            "pdus": [
+                args.instance(one, StoredEvent, "an event").json
+                for one in args.listed(events, "events")
+            ],
         }
         await self._signed(server, "PUT", "v1", "send", transaction_id, body=body)
 
@@ -159,9 +166,10 @@ class HttpRemote:
         body: JsonObject | None = None,
         **query: Any,
     ) -> JsonObject:
-        uri = "/".join((FEDERATION, *(quote(part, safe="") for part in path)))
+        uri = "/".join((FEDERATION, *(quote(args.text(part), safe="") for part in path)))
         uri += "?" + urlencode(query, doseq=True) if query else ""
-        claim = claim_of(method, uri, self.server_name, server, body)
+        given = None if body is None else args.mapping(body, "the body")
+        claim = claim_of(method, uri, self.server_name, args.text(server), given)
         header = {"Authorization": authorization(claim, self.signing_key)}
         return await self._answer(server, method, uri, header, body)
 
@@ -177,7 +185,7 @@ class HttpRemote:
 
         Also raise it for a name that is no host: in an address, it could be another path.
         """
-        if args.SERVER_NAME.fullmatch(server) is None:
+        if args.SERVER_NAME.fullmatch(args.text(server)) is None:
             raise RemoteError(f"{server[:REASON_MAX]!r} is not a server name")
         status, answer = await self._request(server, method, uri, headers, body)
         if status == 200 and isinstance(answer, dict):

@@ -17,7 +17,11 @@ from collections.abc import Collection, Iterable
 from itertools import islice
 from typing import Any, Final, NamedTuple
 
-from signedjson.key import decode_verify_key_bytes, is_signing_algorithm_supported
+from signedjson.key import (
+    decode_verify_key_bytes,
+    get_verify_key,
+    is_signing_algorithm_supported,
+)
 from signedjson.sign import SignatureVerifyException, verify_signed_json
 from signedjson.types import VerifyKey
 from unpaddedbase64 import decode_base64
@@ -31,6 +35,7 @@ from storage.federation.requests import answer_of
 from storage.ids import EventId, ServerName
 from storage.persist.model.results import AppendResult
 from storage.persist.receive import check_signatures
+from storage.store.facade import Store
 from storage.turns import in_turns
 
 VALIDITY_MS_MAX: Final = 7 * 24 * 3_600_000
@@ -70,24 +75,30 @@ class SigningNeed(NamedTuple):
     ts_ms: int | None
 
 
+def own_keys(store: Store) -> tuple[str, PublishedKeys] | None:
+    """Return the name and the keys of this server, if its store has a signing key."""
+    if store.signing_key is None:
+        return None
+    key = get_verify_key(store.signing_key)
+    keys = {f"{key.alg}:{key.version}": (key, FOREVER), **store.old_signing_keys}
+    return store.server_name, PublishedKeys(keys, FOREVER)
+
+
 class KeyRing:
-    """The verify keys of all servers. ``own`` is this server's name and key: they need no request.
+    """The verify keys of all servers. ``own`` is this server's name and keys: they need no request.
 
     It is used by many tasks at once; a server is asked once for all who wait.
     """
 
     def __init__(
-        self, remote: Remote, limits: ReceiverLimits, own: tuple[str, VerifyKey] | None
+        self, remote: Remote, limits: ReceiverLimits, own: tuple[str, PublishedKeys] | None
     ) -> None:
         self._remote = remote
         self._limits = limits
         self._known: OrderedDict[str, PublishedKeys] = OrderedDict()
         self._locks = KeyedLocks()
-        self._own: PublishedKeys | None = None
-        self._own_name: str | None = None
-        if own is not None:
-            self._own_name, key = own
-            self._own = PublishedKeys({f"{key.alg}:{key.version}": (key, FOREVER)}, FOREVER)
+        self._own_name = None if own is None else own[0]
+        self._own = None if own is None else own[1]
 
     async def check(self, events: Collection[Event], seconds: float) -> dict[EventId, AppendResult]:
         """Return an "invalid" result for each event that is not signed as it must be, by id.

@@ -1,8 +1,9 @@
 """The bounds on what one message of another server can make this server do."""
 
 from dataclasses import dataclass, fields
+from typing import Any
 
-from storage.errors import InputError
+from storage import arguments as args
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +49,9 @@ class ReceiverLimits:
     backfill_max: int = 100
     """Events of one answer to `backfill`."""
 
+    left_gap_seconds: float = 604_800.0
+    """Gaps that were left open for longer are filled by `Receiver.backfill` alone."""
+
     states_max: int = 5
     """Events of one task for which the state before them is requested."""
 
@@ -76,8 +80,10 @@ class ReceiverLimits:
     """Pause until rooms of which members are missing are looked for again."""
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            if getattr(self, field.name) <= 0:
-                raise InputError(
-                    f"{field.name} is {getattr(self, field.name)}: a positive number is wanted"
-                )
+        check_limits(self)
+
+
+def check_limits(limits: Any) -> None:
+    """Raise `InputError` unless each field of a dataclass is a positive number of its type."""
+    for field in fields(limits):
+        args.positive(getattr(limits, field.name), field.name, whole=field.type is int)

@@ -11,8 +11,6 @@ from collections.abc import Awaitable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final, TypeVar
 
-from signedjson.key import get_verify_key
-
 from storage import arguments as args
 from storage.errors import (
     AuthDenied,
@@ -38,7 +36,8 @@ from storage.federation.invites import (
 )
 from storage.federation.joining import JoinResult
 from storage.federation.keyed_locks import KeyedLocks
-from storage.federation.keys import KeyRing
+from storage.federation.keys import KeyRing, own_keys
+from storage.federation.left_gaps import LeftGaps
 from storage.federation.limits import ReceiverLimits
 from storage.federation.partial_joins import OmittedMembers
 from storage.federation.remote import JsonObject, Remote
@@ -71,13 +70,11 @@ class Receiver:
     ) -> None:
         self.store = store
         self._remote = remote
-        self.limits = limits or ReceiverLimits()
-        self._rooms = KeyedLocks()
+        given = ReceiverLimits() if limits is None else limits
+        self.limits = args.instance(given, ReceiverLimits, "limits")
+        self._rooms, self._left_gaps = KeyedLocks(), LeftGaps()
         self._completing, self._was_joined = KeyedLocks(), asyncio.Event()
-        own = None
-        if store.signing_key is not None:
-            own = store.server_name, get_verify_key(store.signing_key)
-        self._keys = KeyRing(remote, self.limits, own)
+        self._keys = KeyRing(remote, self.limits, own_keys(store))
 
     async def check_signed(self, server: str, signed: JsonObject) -> None:
         """Raise `InvalidSignature` unless a server has signed a JSON object with a key valid now.
@@ -88,7 +85,8 @@ class Receiver:
 
         Source: server-server API, "Request Authentication".
         """
-        await self._keys.check_signed(args.server(server), signed, self.limits.request_seconds)
+        name, given = args.server(server), args.mapping(signed, "signed")
+        await self._keys.check_signed(name, given, self.limits.request_seconds)
 
     async def check_request(
         self, method: str, uri: str, authorization: str | None, content: JsonObject | None
@@ -98,12 +96,14 @@ class Receiver:
         ``uri`` is the path with the query as it was sent. ``authorization`` is the header of that
         name, or None. ``content`` is the JSON object of the body. It is None without a body.
         """
+        body = None if content is None else args.mapping(content, "content")
         header = read_authorization(authorization)
         if header.destination not in ("", self.store.server_name):
             raise InvalidSignature(
                 f"it is for {header.destination}", server_name=header.origin, key_id=header.key_id
             )
-        signed = claim_of(method, uri, header.origin, self.store.server_name, content)
+        names = args.text(method), args.text(uri), header.origin, self.store.server_name
+        signed = claim_of(*names, body)
         signed["signatures"] = {header.origin: {header.key_id: header.signature}}
         await self.check_signed(header.origin, signed)
         return ServerName(header.origin)
@@ -161,7 +161,7 @@ class Receiver:
 
         Use it for the events of send_join, send_knock and send_leave. `InvalidEvent`.
         """
-        event_id = parse(pdu, room_version).event_id
+        event_id = parse(args.pdu(pdu), args.text(room_version)).event_id
         results = await self.transaction(origin, [pdu])
         result = results.get(event_id, AppendResult(event_id, "invalid", "it cannot be read"))
         kept = await self.store.event(event_id) if result.is_stored else None
@@ -200,7 +200,16 @@ class Receiver:
         waiting = _waiting(read.events, results)
         if waiting:
             results |= await self._fill_gap(task, origin, waiting)
+        elif self._left_gaps.may_have(room.room_id):
+            await self._fill_left_gaps(task, origin)
         return results
+
+    async def _fill_left_gaps(self, task: RoomTask, origin: ServerName) -> None:
+        """Fill what earlier transactions have left open, unless a gap is being filled now."""
+        lock = self._rooms.lock(task.room_id)
+        if not lock.locked():
+            async with lock:
+                await self._left_gaps.fill(task, origin)
 
     async def _fill_gap(
         self, task: RoomTask, origin: ServerName, waiting: Mapping[EventId, Event]
@@ -219,6 +228,7 @@ class Receiver:
             results = await task.append(waiting.values())
             still = _waiting(waiting, results)
             if still:
+                self._left_gaps.left(task.room_id)
                 results |= await fill_gap(task, await task.servers(origin), still)
             return results
         finally:
@@ -251,9 +261,9 @@ class Receiver:
         The response may omit the members (``members_omitted``, with ``servers_in_room``). Then the
         room can be used at once, and the result is partial: `run` fetches the members.
         """
-        server = args.server(origin)
+        server, version = args.server(origin), args.text(room_version)
         try:
-            join = joining.read_join(join_pdu, room_version, self.store.server_name)
+            join = joining.read_join(join_pdu, version, self.store.server_name)
         except joining.Refused as refused:
             return JoinResult("refused", fault=refused.fault, reason=refused.reason)
         try:
@@ -374,11 +384,12 @@ class Receiver:
         ``stripped_state`` is the ``invite_room_state`` of the request; malformed events of it are
         skipped. See `InviteResult` for what to answer.
         """
-        found = read_membership(pdu, room_version, self.store.server_name, {"invite"})
+        version = args.text(room_version)
+        found = read_membership(pdu, version, self.store.server_name, {"invite"})
         if isinstance(found, AppendResult):
             return InviteResult(found, {})
         room = (await self._known_rooms([found.room_id])).get(found.room_id)
-        if room is not None and room.room_version != room_version:
+        if room is not None and room.room_version != version:
             found = read_again(found, room.room_version)
             if isinstance(found, AppendResult):
                 return InviteResult(found, {})
@@ -411,10 +422,11 @@ class Receiver:
         memberships: Collection[str],
         stripped_state: Iterable[Mapping[str, Any]],
     ) -> AppendResult:
-        found = read_membership(pdu, room_version, self.store.server_name, memberships)
+        version = args.text(room_version)
+        found = read_membership(pdu, version, self.store.server_name, memberships)
         if isinstance(found, AppendResult):
             return found
-        task = self._task(found.room_id, room_version)
+        task = self._task(found.room_id, version)
         if "knock" in memberships:
             try:
                 await joining.forget_false_claim(task)

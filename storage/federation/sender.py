@@ -25,6 +25,7 @@ from typing import Final, NamedTuple
 
 from storage import arguments as args
 from storage.errors import StorageClosed, StorageCorrupt, StorageError
+from storage.federation.limits import check_limits
 from storage.federation.remote import RemoteError
 from storage.ids import EventId, RoomId, ServerName
 from storage.queries.events import StoredEvent
@@ -61,6 +62,9 @@ class SenderLimits:
     retry_seconds_max: float = 60.0
     send_seconds: float = 60.0
     poll_seconds: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_limits(self)
 
 
 class QueuedEvent(NamedTuple):
@@ -120,8 +124,9 @@ class Sender:
         cancelled after `SenderLimits.send_seconds`.
         ``cursor`` is the name of the position in ``store.cursors``.
         """
-        self._store, self._send, self._cursor = store, send, cursor
-        self._limits = limits or SenderLimits()
+        self._store, self._send, self._cursor = store, send, args.text(cursor)
+        given = SenderLimits() if limits is None else limits
+        self._limits = args.instance(given, SenderLimits, "limits")
         self._servers = defaultdict[ServerName, Destination](self._destination)
         self._tasks: dict[ServerName, asyncio.Task[None]] = {}
         self._relay = store.define_stream(RELAY, keep_ms=RELAY_KEEP_MS)
@@ -141,8 +146,9 @@ class Sender:
         When this returns, a restart does not lose it. Call it before you answer that server, which
         repeats a request without an answer.
         """
-        value = {"room_id": event.room_id, "servers": sorted({*map(args.server, servers)})}
-        await self._relay.publish(event.event_id, value)
+        passed, names = args.instance(event, StoredEvent, "event"), args.listed(servers, "servers")
+        value = {"room_id": passed.room_id, "servers": sorted({*map(args.server, names)})}
+        await self._relay.publish(passed.event_id, value)
 
     async def run(self) -> None:
         """Send until it is cancelled. Errors of the database and of servers are logged.

@@ -36,6 +36,30 @@ WHERE r.room_id = $1::text
 ORDER BY c.lowest DESC, m.event_id
 """
 
+# Not: history from before this server was in the room, and before its return, which begins with a
+# join of a local user; history that a purge has deleted, whose children were received before it.
+SQL_UNFILLED: Final[LiteralString] = """
+SELECT m.event_id
+FROM rooms r
+JOIN principals p ON p.name = $2::text
+CROSS JOIN LATERAL visibility_of(r.room_nid, p.principal_nid) AS v
+JOIN missing_events m ON m.room_nid = r.room_nid
+WHERE r.room_id = $1::text AND NOT r.is_partial AND EXISTS (
+    SELECT
+    FROM events c
+    JOIN principals s ON s.principal_nid = c.sender_nid
+    WHERE c.event_nid = ANY(m.child_nids) AND c.received_ts >= $3::bigint
+        AND NOT (c.type_nid = 2 AND substr(s.name, strpos(s.name, ':') + 1) = $2::text)
+        AND NOT EXISTS (
+            SELECT
+            FROM purge_jobs j
+            WHERE j.room_nid = c.room_nid AND j.started_ts >= c.received_ts
+        )
+        AND (was_there(c, v.joined_since, v.joined_audiences)
+            OR was_there_before(c, v.reader_nid, v.unread))
+)
+"""
+
 SQL_FAILED: Final[LiteralString] = """
 WITH gap AS (
     SELECT m.event_nid
@@ -76,6 +100,12 @@ class OpenGapRow(NamedTuple):
     reason: str | None
     failed_ts: int | None
     retry_after_ms: int | None
+
+
+class UnfilledRow(NamedTuple):
+    """A missing event."""
+
+    event_id: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +149,17 @@ def _gap(row: OpenGapRow) -> OpenGap:
         failed_ts=row.failed_ts,
         retry_after_ms=row.retry_after_ms or 0,
     )
+
+
+async def unfilled(
+    conn: Connection, room_id: RoomId, server_name: str, since_ms: int
+) -> set[EventId]:
+    """Return the missing events that this server would have if it had received everything.
+
+    Their children were received since a time, while a local user was in the room.
+    """
+    rows = await conn.fetch(SQL_UNFILLED, room_id, server_name, since_ms, row=UnfilledRow)
+    return {EventId(row.event_id) for row in rows}
 
 
 async def gap_failed(

@@ -46,6 +46,15 @@ JOIN event_types t ON t.type_nid = e.type_nid
 LEFT JOIN state_keys k ON k.state_key_nid = e.state_key_nid
 """
 
+SQL_LATEST_IDS: Final[LiteralString] = """
+SELECT e.event_id
+FROM events e
+WHERE e.room_nid = (SELECT room_nid FROM rooms WHERE room_id = $1::text)
+    AND NOT e.outlier AND NOT e.backfilled
+ORDER BY e.stream_ordering DESC
+LIMIT $2::int
+"""
+
 
 class KnownRoom(NamedTuple):
     """A room of the store. ``is_resident``: a local user is joined to it now."""
@@ -59,6 +68,12 @@ class ServerRow(NamedTuple):
     """A server in a room."""
 
     name: str
+
+
+class EventIdRow(NamedTuple):
+    """The id of an event."""
+
+    event_id: str
 
 
 class StoredKey(NamedTuple):
@@ -96,3 +111,9 @@ async def stored_keys(conn: Connection, event_ids: Iterable[str]) -> dict[EventI
     """Return those of the events that are stored, by id."""
     rows = await conn.fetch(SQL_STORED_KEYS, list(event_ids), row=StoredKey)
     return {EventId(row.event_id): row for row in rows}
+
+
+async def latest_ids(conn: Connection, room_id: RoomId, limit: int) -> list[EventId]:
+    """Return the live events of a room that were stored last, the latest first."""
+    rows = await conn.fetch(SQL_LATEST_IDS, room_id, limit, row=EventIdRow)
+    return [EventId(row.event_id) for row in rows]

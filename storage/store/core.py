@@ -4,10 +4,13 @@ Each subject has a module of calls. They are functions whose first argument is a
 `storage.store.facade.Store` lists them as its methods.
 """
 
+from collections.abc import Mapping
+
 from signedjson.types import SigningKey
 
 from storage import arguments as args
 from storage.database.connection import Database
+from storage.event.signatures import OldKey
 from storage.maintenance.size_cache import SizeCache
 from storage.observability.counters import Measures
 from storage.persist import Writer
@@ -40,12 +43,15 @@ class StoreCore:
         writer: Writer,
         identity: Identity,
         signing_key: SigningKey | None = None,
+        *,
+        old_signing_keys: Mapping[str, OldKey] | None = None,
     ) -> None:
         self.database = database
         self.reads: Reads = streams.reads
         self.streams = streams
         self.writer = writer
         self.signing_key: SigningKey | None = signing_key
+        self.old_signing_keys: Mapping[str, OldKey] = old_signing_keys or {}
         self.server_name: str = identity.server_name
         self.instance_name: str = identity.instance_name
         self.deployment_id: str = identity.deployment_id

@@ -3,10 +3,10 @@
 import logging
 import os
 import secrets
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator, Collection, Mapping
 from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager, nullcontext
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from signedjson.types import SigningKey
 
@@ -17,6 +17,7 @@ from storage.database.deployment import settled
 from storage.database.embedded import embedded_postgres, naming_folder
 from storage.database.migrate import MigrationOptions, check_schema, migrate
 from storage.errors import InputError
+from storage.event.signatures import OldKey, read_old_keys
 from storage.maintenance.partial_state import drop_lost_marks
 from storage.persist import Writer
 from storage.persist.commit.arrival_clock import last_received_ms
@@ -55,6 +56,7 @@ async def open_store(
     migrate: bool = False,
     observer: Observer | None = None,
     signing_key: SigningKey | None = None,
+    old_signing_keys: Mapping[str, Mapping[str, Any]] | None = None,
     replica_dsn: str | None = None,
     read_only: bool = False,
 ) -> AsyncIterator[Store]:
@@ -68,6 +70,9 @@ async def open_store(
     ASCII characters without spaces. `InstanceNameTaken` is raised while another process uses
     the name. ``observer`` is called for every statement. ``signing_key`` signs the events of
     `Store.send` and `Store.create_room`.
+    ``old_signing_keys`` are those that it has replaced, in the form of ``old_verify_keys``:
+    ``{"ed25519:1": {"key": "base64…", "expired_ts": ms}}``. They verify own events up to that time,
+    which other servers return when a room is joined again.
 
     ``replica_dsn`` is the DSN of a standby of the database. It answers reads, as soon as it has
     replayed the tokens of the call and all that this process knows; else the primary does.
@@ -81,15 +86,14 @@ async def open_store(
     startup.check_name(instance_name)  # before anything is started, or migrated
     if server_name is not None:
         args.own_server(server_name)
-    if signing_key is not None:
-        args.signing_key(signing_key)
+    old_keys = _old_keys(signing_key, old_signing_keys)
     config = replace(config or Config.from_env(), instance_name=instance_name)
     if read_only:
         if dsn is None or migrate or replica_dsn is not None:
             raise InputError("read_only wants the DSN of one server, and does not migrate it")
         async with (
             open_reader(dsn, server_name=server_name, config=config, observer=observer) as reader,
-            _opened(Store(*reader, signing_key)) as store,
+            _opened(Store(*reader, signing_key, old_signing_keys=old_keys)) as store,
         ):
             yield store
         return
@@ -116,7 +120,22 @@ async def open_store(
                 )
             )
         await drop_lost_marks(opened.database)
-        yield await stack.enter_async_context(_opened(Store(*opened, signing_key)))
+        store = Store(*opened, signing_key, old_signing_keys=old_keys)
+        yield await stack.enter_async_context(_opened(store))
+
+
+def _old_keys(
+    signing_key: SigningKey | None, old: Mapping[str, Mapping[str, Any]] | None
+) -> dict[str, OldKey]:
+    """Return the old keys, after a check of all keys. `InputError`."""
+    found = {} if old is None else read_old_keys(old)
+    if signing_key is not None:
+        current = args.signing_key(signing_key)
+        if (key_id := f"{current.alg}:{current.version}") in found:
+            raise InputError(f"{key_id} is the signing key, and one of old_signing_keys")
+    elif found:
+        raise InputError("old_signing_keys are given without the signing_key that replaced them")
+    return found
 
 
 @asynccontextmanager

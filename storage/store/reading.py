@@ -26,7 +26,7 @@ async def events(
     store: StoreCore, event_ids: Iterable[EventId], *, redact: bool = True
 ) -> dict[EventId, StoredEvent]:
     """Return those of the events that are stored, by id."""
-    wanted = [one for one in args.listed(event_ids, "event_ids") if args.is_text(one)]
+    wanted = args.distinct(one for one in args.listed(event_ids, "event_ids") if args.is_text(one))
     if args.flag(redact, "redact") and store.database.config.cache_reads:
         return await store.caches.events.many(wanted, lambda ids: _load(store, ids))
     return await store.reads.run(lambda conn: event_queries.events(conn, wanted, redacted=redact))

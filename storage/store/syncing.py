@@ -105,9 +105,7 @@ async def unread(
     `InvalidIdentifier`, `InputError`.
     """
     user = args.local_user(user_id, store.server_name)
-    rooms = (
-        None if room_ids is None else [args.room(one) for one in args.listed(room_ids, "room_ids")]
-    )
+    rooms = None if room_ids is None else args.rooms(room_ids)
     request = UnreadRequest(
         types=args.texts(types, "types"),
         count_max=args.limit(count_max, args.LARGEST, "count_max"),

@@ -275,7 +275,7 @@ def _value(value: Any) -> bytes:
 
 def _woken(wakes: Iterable[str]) -> list[str]:
     """Return the ids, each once. Raise `InputError` for what is no id of a user or a room."""
-    ids = list(dict.fromkeys(args.texts(wakes, "wakes")))
+    ids = args.texts(wakes, "wakes")
     if len(ids) > WAKES_MAX:
         raise InputError(f"wakes has {len(ids)} ids, more than {WAKES_MAX}: name rooms instead")
     for one in ids:

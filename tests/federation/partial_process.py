@@ -12,10 +12,10 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import storage
 from storage.config import Config
@@ -82,39 +82,46 @@ class Forks:
         self._process = process
         self._turn = threading.Lock()
 
-    def run(self, dsn: str, seed: int, number: int, delay_ms: float) -> int:
-        """Play a script in a new process that kills itself; return its exit code."""
+    def run(self, *job: Any) -> int:
+        """Do a job in a new process that kills itself; return its exit code."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         with self._turn:
-            self._process.stdin.write(json.dumps([dsn, seed, number, delay_ms]) + "\n")
+            self._process.stdin.write(json.dumps(job) + "\n")
             self._process.stdin.flush()
             return int(self._process.stdout.readline())
 
 
 @contextmanager
-def forks() -> Iterator[Forks]:
-    """Start the process that forks."""
-    command = [sys.executable, "-m", "tests.federation.partial_process"]
+def forks(module: str = "tests.federation.partial_process") -> Iterator[Forks]:
+    """Start the process that forks: a module that serves."""
+    command = [sys.executable, "-m", module]
     root = Path(__file__).parents[2]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, cwd=root, stdin=pipe, stdout=pipe, text=True) as process:
         yield Forks(process)
 
 
-def serve() -> None:
-    """Run a process for each line of the input, one after the other; print their exit codes."""
+def serve(
+    do: Callable[..., Coroutine[Any, Any, None]], prepare: Callable[..., object] | None = None
+) -> None:
+    """Do each line of the input in a process, one after the other; print their exit codes."""
     for line in sys.stdin:
-        dsn, seed, number, delay_ms = json.loads(line)
-        script_of(seed)
+        job = json.loads(line)
+        if prepare is not None:
+            prepare(*job)
         child = os.fork()
         if child == 0:
-            asyncio.run(play(dsn, seed, Killer(number, delay_ms)))
+            asyncio.run(do(*job))
             os._exit(0)
         code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         sys.stdout.write(f"{code}\n")
         sys.stdout.flush()
 
 
+async def play_killed(dsn: str, seed: int, number: int, delay_ms: float) -> None:
+    await play(dsn, seed, Killer(number, delay_ms))
+
+
 if __name__ == "__main__":
-    serve()
+    serve(play_killed, lambda _, seed, *__: script_of(seed))

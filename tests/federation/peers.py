@@ -16,6 +16,7 @@ from signedjson.sign import sign_json
 
 import storage
 from storage import AppendResult, EventId, RoomId, ServerName, Store, UserId
+from storage.database.connection import Observer
 from storage.event import sign
 from storage.federation import (
     JoinResult,
@@ -321,14 +322,18 @@ class Homeserver:
 
 
 async def start(
-    stack: AsyncExitStack, dsns: Sequence[str], *, limits: ReceiverLimits = QUICK
+    stack: AsyncExitStack,
+    dsns: Sequence[str],
+    *,
+    limits: ReceiverLimits = QUICK,
+    observer: Observer | None = None,
 ) -> list[Homeserver]:
     """Open a server for each database: s1.test, s2.test, …"""
     network = Network()
     for number, dsn in enumerate(dsns, 1):
         name = f"s{number}.test"
         store = await stack.enter_async_context(
-            storage.open(dsn, server_name=name, signing_key=signing_key(name))
+            storage.open(dsn, server_name=name, signing_key=signing_key(name), observer=observer)
         )
         network.servers[name] = Homeserver(network, name, store, limits)
     return list(network.servers.values())

@@ -60,6 +60,48 @@ async def test_a_gap_of_300_messages_is_left_and_the_state_fetched(two: list[Hom
     await agree(room_id, one, other)
 
 
+@pytest.mark.parametrize("version", ["1", "6", "12"])
+async def test_own_events_between_the_missing_ones_are_not_requested(
+    two: list[Homeserver], version: str
+) -> None:
+    """The other server has read everything of this one, whose own branch is as long as the gap."""
+    one, other = two
+    room_id = await shared_room(one, other, version=version)
+    await other.fill(room_id)
+    for number in range(90):
+        await one.receive(other, [await other.say(room_id, f"here {number}")])
+        await one.say(room_id, f"missed {number}")
+    one.network.calls.clear()
+    assert await outcomes(other, one, one.sent[-1]) == ["stored"]
+    assert one.network.calls["get_missing_events"] == 5
+    assert one.network.calls["state_ids"] == 0
+    assert await other.store.gaps(room_id) == []
+    await agree(room_id, one, other)
+
+
+async def test_what_a_gap_has_left_is_filled_by_the_next_transactions(
+    two: list[Homeserver],
+) -> None:
+    """Nobody pages back. What came before the join stays where it is."""
+    one, other = two
+    room_id = await one.store.create_room(one.user(), initial_state=[PUBLIC])
+    before = [await one.say(room_id, f"before the join {number}") for number in range(3)]
+    await other.join(room_id, one)
+    one.sent.clear()
+    for number in range(350):
+        await one.say(room_id, f"missed {number}")
+    missed = [EventId(event_id(pdu, "12")) for pdu in one.sent]
+    assert await outcomes(other, one, one.sent[-1]) == ["stored"]
+    assert len(await other.store.events(missed)) == 101
+    for stored in (201, 301, 350, 350):
+        assert await outcomes(other, one, await one.say(room_id, "next")) == ["stored"]
+        assert len(await other.store.events(missed)) == stored
+    assert await other.store.events([EventId(event_id(pdu, "12")) for pdu in before]) == {}
+    [left] = await other.store.gaps(room_id)
+    assert left.event_id == EventId(event_id(before[-1], "12"))
+    await agree(room_id, one, other)
+
+
 async def test_a_fork_is_joined_when_both_sides_arrive(two: list[Homeserver]) -> None:
     one, other = two
     room_id = await shared_room(one, other)

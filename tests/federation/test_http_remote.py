@@ -50,9 +50,9 @@ async def test_each_request_has_the_path_of_the_specification() -> None:
         (remote.state_ids(SERVER, ROOM, EVENT), "GET", f"v1/state_ids/{room}?event_id={event}", 0),
         (remote.state(SERVER, ROOM, EVENT), "GET", f"v1/state/{room}?event_id={event}", None),
         (
-            remote.backfill(SERVER, ROOM, [EVENT, EVENT], limit=3),
+            remote.backfill(SERVER, ROOM, [EVENT, EventId("$b"), EVENT], limit=3),
             "GET",
-            f"v1/backfill/{room}?v={event}&v={event}&limit=3",
+            f"v1/backfill/{room}?v={event}&v=%24b&limit=3",
             None,
         ),
         (remote.event_auth(SERVER, ROOM, EVENT), "GET", f"v1/event_auth/{room}/{event}", None),

@@ -14,11 +14,13 @@ from storage.event import Event, event_id, parse, sign
 from storage.federation import ReceiverLimits, RemoteError
 from storage.federation import keys as keys_module
 from storage.federation.keys import (
+    FOREVER,
     KEYS_MAX,
     RESPONSE_MAX,
     SIGNATURES_MAX,
     VALIDITY_MS_MAX,
     KeyRing,
+    PublishedKeys,
     read_server_keys,
 )
 from storage.ids import ServerName
@@ -193,7 +195,9 @@ async def test_few_servers_are_kept_in_memory() -> None:
 
 async def test_the_own_key_needs_no_request() -> None:
     remote = KeyServer()
-    keys = KeyRing(remote, ReceiverLimits(), (S1, verify_key(S1)))
+    keys = KeyRing(
+        remote, ReceiverLimits(), (S1, PublishedKeys({KEY_ID: (verify_key(S1), FOREVER)}, 0.0))
+    )
     assert await keys.check(events_of(built("11")), 60.0) == {}
     assert remote.asked == []
 

@@ -10,7 +10,6 @@ switches some operations off (swarm testing): bugs that one kind of operation wo
 without it.
 """
 
-import itertools
 from contextlib import suppress
 from typing import Any, Literal
 
@@ -26,7 +25,7 @@ from storage import EventFilter, SyncFilter
 from storage.ids import RoomId
 from tests.oracle.delivering_machine import DeliveringMachine
 from tests.oracle.facts import differences
-from tests.oracle.syncing import ANY_ROOM, Answer, own_member_event, sync
+from tests.oracle.syncing import ANY_ROOM, own_member_event, plain_answer, sync
 from tests.oracle.worlds import DEVICES, EVENT_FILTERS, USERS, pick
 
 
@@ -46,7 +45,7 @@ class RoomMachine(DeliveringMachine):
         found = self.subject.sync(user, self.replays[user].since, limit, ANY_ROOM)
         for answer, client in ((expected, self.clients[user]), (found, self.replays[user])):
             client.hear(answer)
-        lines = differences(_plain(expected), _plain(found))
+        lines = differences(plain_answer(expected), plain_answer(found))
         assert not lines, "\n".join(lines)
         for room_id, state in self.replays[user].states.items():
             lines = differences(
@@ -94,7 +93,8 @@ class RoomMachine(DeliveringMachine):
         )
         expected = sync(self.oracle, user, since, limit=limit, wanted=wanted, ignored=ignored)
         lines = differences(
-            _plain(expected), _plain(self.subject.sync(user, token, limit, wanted, ignored))
+            plain_answer(expected),
+            plain_answer(self.subject.sync(user, token, limit, wanted, ignored)),
         )
         assert not lines, "\n".join(lines)
 
@@ -122,7 +122,8 @@ class RoomMachine(DeliveringMachine):
             )
             expected = sync(self.oracle, user, since, ignored=[inviter])
             lines = differences(
-                _plain(expected), _plain(self.subject.sync(user, token, 10, ANY_ROOM, [inviter]))
+                plain_answer(expected),
+                plain_answer(self.subject.sync(user, token, 10, ANY_ROOM, [inviter])),
             )
             assert not lines, "\n".join(lines)
 
@@ -159,7 +160,8 @@ class RoomMachine(DeliveringMachine):
         ):
             expected = sync(self.oracle, user, since)
             lines = differences(
-                _plain(expected), _plain(self.subject.sync(user, token, 10, ANY_ROOM))
+                plain_answer(expected),
+                plain_answer(self.subject.sync(user, token, 10, ANY_ROOM)),
             )
             assert not lines, "\n".join(lines)
 
@@ -249,17 +251,6 @@ class AbsenceMachine(RoomMachine):
                 self.undelivered.append(branch.leave(user))
                 self._deliver_after_a_gap(self.undelivered[-1])
             self._sync(user, limit)
-
-
-def _plain(answer: Answer) -> dict[str, Any]:
-    rooms = itertools.chain(answer.join.items(), answer.leave.items())
-    return {
-        "rooms": {room_id: vars(told) for room_id, told in rooms},
-        "joined": set(answer.join),
-        "left": set(answer.leave),
-        "invited": answer.invite,
-        "knocked": answer.knock,
-    }
 
 
 def run_machine(machine: type[RoomMachine], *, examples: int, steps: int = 30, **more: Any) -> None:

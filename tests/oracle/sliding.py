@@ -131,6 +131,8 @@ class Personal:
 
     direct: Collection[RoomId] = ()
     tags: Mapping[RoomId, Collection[str]] = field(default_factory=dict)
+    ignored: Sequence[str] = ()
+    """The users that this one ignores, in all requests."""
 
 
 @dataclass(frozen=True)
@@ -148,6 +150,7 @@ class SlidingOracle:
 
     def __init__(self, oracle: Oracle, user_id: str, personal: Personal) -> None:
         self.oracle, self.user_id, self.personal = oracle, user_id, personal
+        self.ignored = personal.ignored
         self.now = max((held.arrival for held in oracle.held.values()), default=0)
         self._found: dict[RoomId, Membership | None] = {}
 
@@ -279,11 +282,25 @@ class SlidingOracle:
         gaps = [place for place, event_id in enumerate(live) if _after_gap(oracle, event_id)]
         visible = oracle.visible_to_user(self.user_id, live)
         found = [one for one in live[gaps[-1] if gaps else 0 :] if one in visible]
+        found = [one for one in found if not self._is_silent(one)]
         shown = found[len(found) - limit :] if len(found) > limit else found
         return TimelineRange(
             shown,
             bool(gaps) or len(found) > limit,
             0 if last is None else sum(oracle.get(one).arrival > last for one in shown),
+        )
+
+    def _is_silent(self, event_id: EventId) -> bool:
+        """Return whether an event is of an ignored user, and no state."""
+        event = self.oracle.get(event_id).event
+        return not event.is_state and self.oracle.is_ignored(event.sender, self.ignored)
+
+    def hides(self, own: Membership) -> bool:
+        """Return whether a membership is an invite by an ignored user."""
+        return (
+            own.name == "invite"
+            and own.event_id is not None
+            and self.oracle.is_ignored(self.oracle.get(own.event_id).event.sender, self.ignored)
         )
 
     def bump(self, room_id: RoomId, own: Membership) -> int:

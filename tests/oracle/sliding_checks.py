@@ -131,6 +131,9 @@ class ResponseCheck:
             told = found.rooms.get(room_id)
             if own is None:
                 continue
+            if self.oracle.hides(own):
+                self.differs(f"{room_id} of an invite by an ignored user", None, told)
+                continue
             if told is not None:
                 self._room(room_id, own, wanted, told)
             elif room_id not in self.sent.rooms:

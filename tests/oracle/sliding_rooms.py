@@ -200,6 +200,28 @@ class SlidingRooms:
             if rng.random() < 0.3:
                 self.against.append(other.ban(host, user))
 
+    def come_back(self, rng: random.Random) -> None:
+        """Let a user leave a room or be removed from it, and come back at once or much later."""
+        branch, user = rng.choice(self.branches), rng.choice(self.users)
+        host = branch.events[0].sender
+        if user == host or branch.membership(user) != "join" or self._is_away(branch.room_id):
+            return
+        with suppress(ValueError):
+            end = rng.choice(("leave", "kick", "ban"))
+            self.undelivered.append(ALL[end](branch, user if end == "leave" else host, user, {}))
+            for _ in range(rng.randint(0, 3)):
+                self.undelivered.append(ALL[rng.choice(("message", "topic"))](branch, host, "", {}))
+            if rng.random() < 0.3:
+                return
+            if end == "ban":
+                self.undelivered.append(branch.unban(host, user))
+            if rng.random() < 0.5:
+                self.undelivered.append(branch.invite(host, user))
+            self.undelivered.append(branch.join(user))
+
+    def _is_away(self, room_id: RoomId) -> bool:
+        return any(event.room_id == room_id for event in self.away)
+
     # ----------------------------------------------------------------------------------------------
     # delivering
 

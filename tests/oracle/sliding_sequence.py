@@ -14,15 +14,19 @@ from storage import (
     SlidingFilter,
     SlidingList,
     SlidingSyncRequest,
+    SyncFilter,
 )
 from storage.errors import UnknownPos
-from storage.ids import RoomId, StateKey
+from storage.ids import EventId, RoomId, StateKey
+from tests.oracle.facts import differences
 from tests.oracle.oracle import Oracle
 from tests.oracle.sliding import Personal, SlidingOracle, Snapshot
 from tests.oracle.sliding_checks import ResponseCheck, next_snapshot
 from tests.oracle.sliding_client import ModelClient
 from tests.oracle.sliding_rooms import SlidingRooms, personal
-from tests.oracle.sliding_subject import SlidingSubject
+from tests.oracle.sliding_subject import OracleSliding, SlidingSubject
+from tests.oracle.syncing import OracleSyncRequest, plain_answer, sync
+from tests.oracle.unread import unread
 
 STEPS: Final = 30
 FILTERED: Final = 0.3
@@ -61,6 +65,9 @@ WEIGHTS: Final = {
     "room": 3,
     "elsewhere": 2,
     "arrive": 2,
+    "sync": 12,
+    "read": 8,
+    "come back": 5,
 }
 
 
@@ -76,6 +83,7 @@ CHANGES: Final[Mapping[str, Callable[[SlidingRooms, random.Random], None]]] = {
     "backfill": SlidingRooms.backfill,
     "child": SlidingRooms.child,
     "arrive": SlidingRooms.arrive,
+    "come back": SlidingRooms.come_back,
 }
 
 
@@ -121,7 +129,14 @@ class SlidingSequence:
         self.readers = [f"@a{number}:s2.test", f"@b{number}:s2.test"]
         others = [f"@c{number}:s1.test", f"@d{number}:s3.test"]
         self.rooms = SlidingRooms(self.oracle, [*self.readers, *others], number)
-        self.personal = {user: Personal() for user in self.readers}
+        ignored = [self.rng.sample(others, self.rng.choice((0, 0, 1, 2))) for _ in self.readers]
+        self.personal = {
+            user: Personal(ignored=few) for user, few in zip(self.readers, ignored, strict=True)
+        }
+        self.receipts: dict[tuple[str, RoomId], EventId] = {}
+        self.tokens: dict[str, list[tuple[int | None, Any]]] = {
+            user: [(None, None)] for user in self.readers
+        }
         self.holds = 0
         self.refused = 0
         one, other = self.readers
@@ -147,6 +162,10 @@ class SlidingSequence:
     async def step(self, kind: str, rng: random.Random) -> None:
         if kind == "request":
             await self._one_request(rng)
+        elif kind == "sync":
+            await self._sync(rng)
+        elif kind == "read":
+            await self._read(rng)
         elif kind == "account":
             await self._account(rng)
         else:
@@ -187,10 +206,68 @@ class SlidingSequence:
         self.personal[user] = Personal(
             {room_id for rooms in direct.values() for room_id in rooms},
             {room_id: set(content["tags"]) for room_id, content in tags.items()},
+            self.personal[user].ignored,
         )
+
+    async def _read(self, rng: random.Random) -> None:
+        """Let a user perhaps set a receipt in a room, and compare the unread counts of all."""
+        user, oracle = rng.choice(self.readers), self.oracle
+        inside = [
+            room_id
+            for room_id in self.rooms.room_ids
+            if room_id in oracle.versions
+            and oracle.membership_in(oracle.current_state(room_id), user) == "join"
+        ]
+        if inside and rng.random() < 0.6:
+            await self._receipt(rng, user, rng.choice(inside))
+        ignored = self.personal[user].ignored
+        expected = {
+            room_id: unread(oracle, room_id, user, self._read_by(user, room_id), ignored)
+            for room_id in inside
+        }
+        found = await self.subject.unread(user, self._receipts_of(user))
+        assert {one: found[one] for one in found if one in expected} == expected, user
+
+    def _read_by(self, user: str, room_id: RoomId) -> list[EventId]:
+        return [one for key, one in self.receipts.items() if key == (user, room_id)]
+
+    def _receipts_of(self, user: str) -> dict[RoomId, EventId]:
+        return {room_id: one for (reader, room_id), one in self.receipts.items() if reader == user}
+
+    async def _receipt(self, rng: random.Random, user: str, room_id: RoomId) -> None:
+        """Set a receipt of a user; one for an earlier event than the present one is ignored."""
+        oracle = self.oracle
+        live = [
+            event_id
+            for event_id, held in oracle.timeline(room_id).items()
+            if held.origin == "live" and held.accepted
+        ]
+        event_id = rng.choice(live)
+        await self.subject.receipt(user, room_id, event_id)
+        present = self.receipts.get((user, room_id), event_id)
+        if oracle.get(event_id).arrival >= oracle.get(present).arrival:
+            self.receipts[user, room_id] = event_id
 
     # ----------------------------------------------------------------------------------------------
     # requests
+
+    async def _sync(self, rng: random.Random) -> None:
+        """Let a user sync in the other way, from the last token, an older one, or from nothing."""
+        user = rng.choice(self.readers)
+        since, token = (
+            self.tokens[user][-1] if rng.random() < 0.7 else rng.choice(self.tokens[user])
+        )
+        wanted = SyncFilter(lazy_load_members=rng.random() < 0.3, include_leave=rng.random() < 0.3)
+        ignored = self.personal[user].ignored
+        asked = OracleSyncRequest(user, since, rng.choice((1, 3, 100)), wanted, ignored)
+        how: dict[str, Any] = {"limit": asked.limit, "wanted": wanted, "ignored": ignored}
+        expected = sync(self.oracle, user, since, **how)
+        given = asked if isinstance(self.subject, OracleSliding) else replace(asked, since=token)
+        found = await self.subject.sync(given)
+        lines = differences(plain_answer(expected), plain_answer(found))
+        if lines:
+            raise AssertionError("\n".join([*lines, f"of a sync of {asked}"]))
+        self.tokens[user].append((expected.next_batch, found.next_batch))
 
     async def _one_request(self, rng: random.Random) -> None:
         connection = rng.choice(self.connections)

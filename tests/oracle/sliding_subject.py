@@ -25,6 +25,9 @@ from tests.oracle.sliding import (
 from tests.oracle.sliding_checks import expected, next_snapshot
 from tests.oracle.sliding_client import FoundRoom, FoundSync
 from tests.oracle.sliding_rooms import Delivery
+from tests.oracle.store_subject import answer_of
+from tests.oracle.syncing import Answer, OracleSyncRequest, RoomAnswer, sync
+from tests.oracle.unread import unread
 
 SQL_POSITIONS: Final = """
 SELECT e.event_id, e.stream_ordering, o.stream_id AS outside
@@ -55,6 +58,15 @@ class SlidingSubject(Protocol):
     ) -> FoundSync:
         """Return a response. Raise `UnknownPos`."""
 
+    async def sync(self, asked: OracleSyncRequest) -> Answer:
+        """Return a response of /sync. ``since`` is what the last one has returned."""
+
+    async def receipt(self, user_id: str, room_id: RoomId, event_id: EventId) -> None:
+        """Set a receipt."""
+
+    async def unread(self, user_id: str, read: Mapping[RoomId, EventId]) -> dict[RoomId, int]:
+        """Return the unread counts. ``read``: the events that have a receipt."""
+
     async def positions(self, room_ids: Sequence[RoomId]) -> dict[int, int]:
         """Return the subject's positions by the arrivals of the oracle."""
 
@@ -62,8 +74,14 @@ class SlidingSubject(Protocol):
 class StoreSliding:
     """Some stores on one database, any of which does what comes next."""
 
-    def __init__(self, stores: Sequence[Store], oracle: Oracle, rng: random.Random) -> None:
-        self.stores, self.oracle, self.rng = stores, oracle, rng
+    def __init__(
+        self,
+        stores: Sequence[Store],
+        oracle: Oracle,
+        rng: random.Random,
+        personal: Mapping[str, Personal],
+    ) -> None:
+        self.stores, self.oracle, self.rng, self.personal = stores, oracle, rng, personal
 
     @property
     def store(self) -> Store:
@@ -81,7 +99,28 @@ class StoreSliding:
     async def look(
         self, user_id: str, device_id: str, request: SlidingSyncRequest, pos: str | None
     ) -> FoundSync:
-        return plain(await self.store.sliding_sync(user_id, request, device_id=device_id, pos=pos))
+        how: dict[str, Any] = {"device_id": device_id, "pos": pos}
+        ignored = list(map(UserId, self.personal[user_id].ignored))
+        return plain(await self.store.sliding_sync(user_id, request, ignored=ignored, **how))
+
+    async def sync(self, asked: OracleSyncRequest) -> Answer:
+        found = await self.store.sync(
+            UserId(asked.user_id),
+            since=asked.since,  # type: ignore[arg-type]  # the token of the store
+            timeline_limit=asked.limit,
+            filter=asked.wanted,
+            ignored=list(map(UserId, asked.ignored)),
+        )
+        return answer_of(found)
+
+    async def receipt(self, user_id: str, room_id: RoomId, event_id: EventId) -> None:
+        await self.store.receipts.set(room_id, "m.read", UserId(user_id), event_id, {})
+
+    async def unread(self, user_id: str, read: Mapping[RoomId, EventId]) -> dict[RoomId, int]:
+        del read  # it has them
+        ignored = list(map(UserId, self.personal[user_id].ignored))
+        found = await self.store.unread(user_id, ignored=ignored)
+        return {room_id: one.total for room_id, one in found.items()}
 
     async def positions(self, room_ids: Sequence[RoomId]) -> dict[int, int]:
         async with self.stores[0].database.connection() as conn:
@@ -149,6 +188,24 @@ class OracleSliding:
         del room_ids
         return {held.arrival: held.arrival for held in self.oracle.held.values()}
 
+    async def receipt(self, user_id: str, room_id: RoomId, event_id: EventId) -> None:
+        """It has the receipt already."""
+
+    async def unread(self, user_id: str, read: Mapping[RoomId, EventId]) -> dict[RoomId, int]:
+        ignored = self.personal[user_id].ignored
+        return {
+            room_id: unread(self.oracle, room_id, user_id, self.receipts(room_id, read), ignored)
+            for room_id in self.oracle.versions
+            if self.oracle.membership_in(self.oracle.current_state(room_id), user_id) == "join"
+        }
+
+    def receipts(self, room_id: RoomId, read: Mapping[RoomId, EventId]) -> list[EventId]:
+        return [read[room_id]] if room_id in read else []
+
+    async def sync(self, asked: OracleSyncRequest) -> Answer:
+        how: dict[str, Any] = {"limit": asked.limit, "wanted": asked.wanted}
+        return sync(self.oracle, asked.user_id, asked.since, ignored=asked.ignored, **how)
+
     async def look(
         self, user_id: str, device_id: str, request: SlidingSyncRequest, pos: str | None
     ) -> FoundSync:
@@ -172,7 +229,7 @@ class OracleSliding:
     ) -> FoundRoom | None:
         """Return what is new of a room; None: nothing."""
         own, before = oracle.membership(room_id), sent.rooms.get(room_id)
-        if own is None:
+        if own is None or oracle.hides(own):
             return None
         initial = before is None or (before.membership != "join" and own.stay > before.upto)
         found = FoundRoom(
@@ -298,7 +355,54 @@ class ReturnsEverything(OracleSliding):
         return await super().look(user_id, device_id, request, None)
 
 
+class HearsTheIgnored(OracleSliding):
+    async def look(
+        self, user_id: str, device_id: str, request: SlidingSyncRequest, pos: str | None
+    ) -> FoundSync:
+        everybody = {user: replace(one, ignored=()) for user, one in self.personal.items()}
+        self.personal, kept = everybody, self.personal
+        try:
+            return await super().look(user_id, device_id, request, pos)
+        finally:
+            self.personal = kept
+
+
+class ForgetsLeaves(OracleSliding):
+    """The other sync has no rooms that the user has left, or was removed from."""
+
+    async def sync(self, asked: OracleSyncRequest) -> Answer:
+        return replace(await super().sync(asked), leave={})
+
+
+class SyncsFromTheLastStay(OracleSliding):
+    """The other sync has nothing from between two tokens if the user came back in between."""
+
+    async def sync(self, asked: OracleSyncRequest) -> Answer:
+        found = await super().sync(asked)
+        back = [room_id for room_id, room in found.join.items() if self._is_back(room, asked)]
+        return replace(found, join={one: found.join[one] for one in found.join if one not in back})
+
+    def _is_back(self, room: RoomAnswer, asked: OracleSyncRequest) -> bool:
+        own = [
+            event.content.get("membership")
+            for one in room.timeline
+            if (event := self.oracle.get(one).event).is_state
+            and event.key == (MEMBER, asked.user_id)
+        ]
+        return asked.since is not None and "join" in own and {"leave", "ban"} & {*own} != set()
+
+
+class ForgetsReceipts(OracleSliding):
+    def receipts(self, room_id: RoomId, read: Mapping[RoomId, EventId]) -> list[EventId]:
+        del room_id, read
+        return []
+
+
 MISTAKES: Final = (
+    ForgetsReceipts,
+    HearsTheIgnored,
+    ForgetsLeaves,
+    SyncsFromTheLastStay,
     ForgetsRemovedState,
     HidesGaps,
     LosesAnEvent,

@@ -148,13 +148,7 @@ class StoreSubject:
         )
         for room_id, room in told.join.items() if not silent else ():
             self.run(self._joined_up(room_id, user_id, room.timeline, wanted.timeline))
-        return Answer(
-            next_batch=told.next_batch,
-            join={room_id: _room(room) for room_id, room in told.join.items()},
-            leave={room_id: _room(room) for room_id, room in told.leave.items()},
-            invite=set(told.invite),
-            knock=set(told.knock),
-        )
+        return answer_of(told)
 
     def send(self, user_id: str, device_id: str, bodies: Sequence[str]) -> None:
         self.run(self._send(UserId(user_id), device_id, bodies))
@@ -460,6 +454,17 @@ def _ids(events: Iterable[StoredEvent]) -> list[EventId]:
 
 def _parents(event: StoredEvent) -> list[Any]:
     return list(event.json["prev_events"])
+
+
+def answer_of(told: storage.Sync) -> Answer:
+    """Return a response in the form of the oracle."""
+    return Answer(
+        next_batch=told.next_batch,
+        join={room_id: _room(room) for room_id, room in told.join.items()},
+        leave={room_id: _room(room) for room_id, room in told.leave.items()},
+        invite=set(told.invite),
+        knock=set(told.knock),
+    )
 
 
 def _room(room: Any) -> RoomAnswer:

@@ -486,3 +486,15 @@ class OracleClient:
             self.states.pop(room_id, None)
             self.timelines.pop(room_id, None)
         self.since = answer.next_batch
+
+
+def plain_answer(answer: Answer) -> dict[str, Any]:
+    """Return a response as dicts, to be compared."""
+    rooms = [*answer.join.items(), *answer.leave.items()]
+    return {
+        "rooms": {room_id: vars(told) for room_id, told in rooms},
+        "joined": set(answer.join),
+        "left": set(answer.leave),
+        "invited": answer.invite,
+        "knocked": answer.knock,
+    }

@@ -42,7 +42,9 @@ async def _run(stores: Sequence[Store], seed: int) -> None:
 
     async def attempt(number: int, steps: Sequence[SlidingStep]) -> None:
         sequence = SlidingSequence(number, seed)
-        subject = StoreSliding(stores[: 1 + seed % 2], sequence.oracle, random.Random(seed))
+        subject = StoreSliding(
+            stores[: 1 + seed % 2], sequence.oracle, random.Random(seed), sequence.personal
+        )
         await sequence.run(subject, steps)
 
     await run_or_shorten(attempt, seed)

@@ -2,14 +2,19 @@
 
 import copy
 import pickle
+from collections.abc import Callable
 from dataclasses import FrozenInstanceError, replace
+from typing import Any
 
 import pytest
 
 from storage import StorageCorrupt, Store, StoredEvent
+from storage import arguments as args
 from storage.codec import StoredBytes
+from storage.database.connection import Connection
 from storage.event import redact
 from storage.ids import EventId
+from storage.queries import events as event_queries
 from storage.queries.events import StoredEventRow, stored
 from tests.queries.rooms import ADMIN, LOCAL, append, new_room
 
@@ -125,3 +130,36 @@ async def test_one_bad_event_does_not_keep_the_others_from_being_read(store: Sto
     assert chunk[1].raw == good.pdu
     with pytest.raises(StorageCorrupt):
         assert chunk[0].json
+
+
+@pytest.mark.parametrize("redact", [True, False])
+async def test_each_id_is_read_once(
+    store: Store, monkeypatch: pytest.MonkeyPatch, redact: bool
+) -> None:
+    read: list[list[EventId]] = []
+    events = event_queries.events
+
+    async def noted(conn: Connection, ids: list[EventId], **how: Any) -> dict[EventId, StoredEvent]:
+        read.append(ids)
+        return await events(conn, ids, **how)
+
+    monkeypatch.setattr(event_queries, "events", noted)
+    ids = [EventId("$one"), EventId("$two")]
+    assert await store.events(ids * 1_000, redact=redact) == {}
+    assert read == [ids]
+
+
+@pytest.mark.parametrize(
+    "check, values",
+    [
+        (args.events, ["$a", "$b"]),
+        (args.rooms, ["!a:s1.test", "!b:s1.test"]),
+        (args.users, ["@a:s1.test", "@b:s1.test"]),
+        (args.texts, ["a", "\u00e4"]),
+        (args.keys, [("a", ""), ("a", "b")]),
+        (args.memberships, ["join", "ban"]),
+        (lambda given: list(args.filtered(given, "types") or ()), ["b", "a"]),
+    ],
+)
+def test_repeated_values_of_a_list_count_once(check: Callable[[Any], Any], values: Any) -> None:
+    assert check(values * 3) == values
