@@ -47,7 +47,6 @@ from benchmarks.soak_upkeep import SQL_ROOMS, Upkeep
 from benchmarks.soak_writer import quiet
 from storage import RoomId, Store, UserId
 from storage.config import Config
-from storage.database import Database
 from storage.database.embedded import EmbeddedPostgres
 from storage.maintenance.verify import verify
 from tests.failover import ReplicatedPair, value
@@ -384,11 +383,9 @@ async def run_soak(*, minutes: float, writers: int, seed: int) -> int:
         store = await stack.enter_async_context(
             storage.open(pair.dsn, server_name=SERVER, instance_name="clients", config=CONFIG)
         )
-        config = Config(instance_name="upkeep", statement_timeout_ms=600_000)
-        database = await stack.enter_async_context(await Database.open(pair.dsn, config=config))
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         kept = [*soak.users, CREATOR, FLAPPER]
-        upkeep = Upkeep(database, soak.chance, soak.counts, folder, kept)
+        upkeep = Upkeep(pair.dsn, soak.chance, soak.counts, folder, kept)
         await run_for(soak, store, clients, upkeep, minutes)
         wrong = await finished(soak, store, clients)
         wrong += await compared(soak, store, upkeep)

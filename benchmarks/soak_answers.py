@@ -56,11 +56,17 @@ async def _walk(
     while True:
         page = await store.messages(room_id, user, from_=place, limit=PAGE)
         for served in await store.client_events(user, page.chunk):
-            served.get("unsigned", {}).pop("age", None)
-            yield EventId(served["event_id"]), served
+            yield EventId(served["event_id"]), _ageless(served)
         place = page.end
         if place is None:
             return
+
+
+def _ageless(value: Any) -> Any:
+    """Return a served event without the ages in it, which depend on the time of the request."""
+    if isinstance(value, dict):
+        return {key: _ageless(one) for key, one in value.items() if key != "age"}
+    return [_ageless(one) for one in value] if isinstance(value, list) else value
 
 
 def differences(name: str, room_id: RoomId, first: Answers, second: Answers) -> list[str]:
