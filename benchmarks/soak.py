@@ -3,30 +3,32 @@
 Neither `python -m benchmarks` nor CI runs it. Several writer processes append the same random
 rooms, each its share: rooms of all versions mixed in one batch, with gaps and with joins over
 federation (benchmarks/soak_rooms.py). A bridge flaps (benchmarks/soak_flapper.py). Clients in this
-process sync, page and get messages for their devices. Meanwhile rooms are purged, collected and
-verified, and writers are killed (SIGKILL). Postgres is restarted, alternately in fast mode and as
-in a crash. Rooms are attacked (benchmarks/attack.py). Halfway, a standby that lacks the last
-seconds takes over behind the same address, and no store is opened again.
+process sync, page and get messages for their devices. Another process joins rooms with the members
+omitted (benchmarks/soak_joiner.py). Meanwhile rooms are purged, collected, verified and archived,
+users are forgotten and redacted events censored (benchmarks/soak_upkeep.py). Writers are killed
+(SIGKILL). Postgres is restarted, alternately in fast mode and as in a crash. Rooms are attacked
+(benchmarks/attack.py). Halfway, a standby that lacks the last seconds takes over behind the same
+address, and no store is opened again.
 
 In the end `verify` must find nothing. Each client knows only what its syncs returned, and must have
-the state and the timelines of a new initial sync. No event may be rejected that its room's version
-allows. The exit code is 1 otherwise.
+the state and the timelines of a new initial sync. The store that was open all the time, a new one,
+and one that imports an export give equal answers (benchmarks/soak_answers.py). No event may be
+rejected that its room's version allows. The exit code is 1 otherwise.
 """
 
 import argparse
 import asyncio
-import importlib
-import importlib.util
 import itertools
 import json
 import random
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -35,28 +37,38 @@ import psutil
 
 import storage
 from benchmarks.attack import ATTACKS, TOGETHER
+from benchmarks.soak_answers import SAMPLE, answers, imported
+from benchmarks.soak_answers import differences as answer_differences
 from benchmarks.soak_client import SoakClient, differences, say
+from benchmarks.soak_flapper import CREATOR, FLAPPER
+from benchmarks.soak_joiner import join
 from benchmarks.soak_rooms import SERVER, room_of
+from benchmarks.soak_upkeep import SQL_ROOMS, Upkeep
 from benchmarks.soak_writer import quiet
 from storage import RoomId, Store, UserId
 from storage.config import Config
-from storage.database import Database
 from storage.database.embedded import EmbeddedPostgres
-from storage.maintenance.state_group_gc import collect
 from storage.maintenance.verify import verify
 from tests.failover import ReplicatedPair, value
 
 KILL_SECONDS: Final = 20.0
 RESTART_SECONDS: Final = 60.0
-UPKEEP_SECONDS: Final = 10.0
+UPKEEP_SECONDS: Final = 5.0
 ATTACK_SECONDS: Final = 2.0  # between two transactions of an attack
 ATTACK_EVENTS: Final = 300
 LOST_SECONDS: Final = 3.0  # the time that the standby lacks
 CLIENTS: Final = 4
 SERVER_CONFIG: Final = Config(embedded_shared_buffers_mb=256, embedded_connections_max=100)
 CONFIG: Final = Config(pool_size_max=10, follow_ms=100, connect_timeout_ms=5_000)
-PURGE: Final = "storage.maintenance.purge"
 SQL_EVENTS: Final = "SELECT count(*) FROM events"
+SQL_SAMPLE: Final = """
+SELECT event_id
+FROM events
+JOIN rooms USING (room_nid)
+WHERE room_id = $1 AND NOT outlier
+ORDER BY random()
+LIMIT $2
+"""
 
 
 @dataclass(slots=True)
@@ -69,7 +81,6 @@ class Soak:
     counts: Counter[str] = field(default_factory=Counter)
     processes: dict[int, "subprocess.Popen[bytes]"] = field(default_factory=dict)
     at: dict[int, int] = field(default_factory=dict)
-    rooms: list[RoomId] = field(default_factory=list)
     users: list[str] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)
     killed: set[int] = field(default_factory=set)
@@ -82,13 +93,21 @@ class Soak:
         """Return the server behind the address."""
         return self.pair.standby if self.has_failed_over else self.pair.primary
 
+    @property
+    def joiner(self) -> int:
+        """Return the index of the process that joins rooms, the last one."""
+        return self.writers + 1
+
     # ---------------------------------------------------------------------------------------------
     # writers
 
     def start(self, index: int) -> None:
-        """Start a writer at its last pair of rooms; the one after the last is the bridge."""
+        """Start a writer at its last pair of rooms; then come the bridge and the joiner."""
         if index == self.writers:
             command = [sys.executable, "-m", "benchmarks.soak_flapper", self.pair.dsn, *self.users]
+        elif index == self.joiner:
+            at = str(self.at.get(index, 0))
+            command = [sys.executable, "-m", "benchmarks.soak_joiner", self.pair.dsn, at]
         else:
             arguments = [
                 self.pair.dsn,
@@ -123,7 +142,7 @@ class Soak:
 
     async def kill(self) -> None:
         """Kill a writer, and start it again."""
-        index = self.chance.randrange(self.writers + 1)
+        index = self.chance.randrange(self.joiner + 1)
         self.end(index)
         self.counts["writers killed"] += 1
         await asyncio.sleep(self.chance.random())
@@ -201,55 +220,6 @@ class Soak:
                 at = 0 if lost else at + TOGETHER
                 self.counts["transactions of an attack"] += 1
             self.counts["rooms attacked to the end"] += 1
-
-    # ---------------------------------------------------------------------------------------------
-    # upkeep
-
-    async def upkeep(self, database: Database) -> None:
-        """Purge, collect or verify a room while everything else runs."""
-        async with database.connection() as conn:
-            found = await conn.fetchvals("SELECT room_id FROM rooms ORDER BY room_nid")
-        self.rooms = [RoomId(room_id) for room_id in found]
-        if not self.rooms:
-            return
-        room_id = self.chance.choice(self.rooms)
-        await self.chance.choice([self._purge, self._collect, self._verify])(database, room_id)
-
-    async def _purge(self, database: Database, room_id: RoomId) -> None:
-        if importlib.util.find_spec(PURGE) is None:
-            self.counts["purges left out: there is no purge"] += 1
-            return
-        purge = importlib.import_module(PURGE)
-        async with database.connection() as conn:
-            event_id = await conn.fetchval(
-                """
-                SELECT event_id FROM events JOIN rooms USING (room_nid)
-                WHERE room_id = $1 AND NOT outlier AND NOT backfilled
-                ORDER BY random() LIMIT 1
-                """,
-                room_id,
-            )
-        try:
-            done = await purge.purge_history(
-                database, room_id, server_name=SERVER, before_event_id=event_id
-            )
-        except storage.InputError as error:
-            self.counts[f"purges refused: {type(error).__name__}"] += 1
-            return
-        self.counts["purges"] += 1
-        self.counts["events purged"] += done.events
-
-    async def _collect(self, database: Database, room_id: RoomId) -> None:
-        self.counts["state groups freed"] += (await collect(database, room_id)).state_groups
-
-    async def _verify(self, database: Database, room_id: RoomId) -> None:
-        found = [
-            finding async for finding in verify(database, server_name=SERVER, room_ids=[room_id])
-        ]
-        self.counts["rooms verified meanwhile"] += 1
-        self.counts["findings meanwhile"] += len(found)
-        for finding in found:
-            print("finding:", finding)
 
     # ---------------------------------------------------------------------------------------------
     # clients
@@ -339,6 +309,7 @@ class Soak:
 
 async def finished(soak: Soak, store: Store, clients: list[SoakClient]) -> list[str]:
     """Wait until everything is idle; then return the failures."""
+    await join(soak.pair.dsn, soak.at.get(soak.joiner, 0))  # it was killed on the way
     told = list(soak.wrong)
     for room_id, user_id in {
         room_id: client.user_id for client in clients for room_id in client.states
@@ -371,6 +342,26 @@ async def finished(soak: Soak, store: Store, clients: list[SoakClient]) -> list[
     return told
 
 
+async def compared(soak: Soak, warm: Store, upkeep: Upkeep) -> list[str]:
+    """Return where the answers of the warm store, of a new one and of an import differ."""
+    async with warm.database.connection() as conn:
+        rooms = [RoomId(room_id) for room_id in await conn.fetchvals(SQL_ROOMS)]
+        samples = [await conn.fetchvals(SQL_SAMPLE, room_id, SAMPLE) for room_id in rooms]
+    dsn, users = ReplicatedPair.rooms(soak.server), [UserId(user) for user in soak.users]
+    told = list[str]()
+    async with (
+        storage.open(soak.pair.dsn, server_name=SERVER, config=CONFIG) as cold,
+        imported(dsn, upkeep.folder, sorted(upkeep.forgotten)) as copy,
+    ):
+        for room_id, sample in zip(rooms, samples, strict=True):
+            now = await answers(warm, room_id, users, sample)
+            for name, other in (("cold", cold), ("imported", copy)):
+                there = await answers(other, room_id, users, sample)
+                told += answer_differences(name, room_id, now, there)
+                soak.counts["answers compared"] += len(there)
+    return told
+
+
 @asynccontextmanager
 async def tasks(*work: Any) -> AsyncIterator[list["asyncio.Task[None]"]]:
     """Run tasks and await them at the end, so that their exceptions appear."""
@@ -385,23 +376,29 @@ async def run_soak(*, minutes: float, writers: int, seed: int) -> int:
         {event.sender for event in room_of(0).events if event.sender.endswith(f":{SERVER}")}
     )
     clients = [SoakClient(UserId(user)) for user in users[:CLIENTS]]
-    async with ReplicatedPair(SERVER_CONFIG) as pair:
+    async with ReplicatedPair(SERVER_CONFIG) as pair, AsyncExitStack() as stack:
         soak = Soak(
             pair, writers, random.Random(seed), users=[client.user_id for client in clients]
         )
-        async with storage.open(
-            pair.dsn, server_name=SERVER, instance_name="clients", config=CONFIG
-        ) as store:
-            await run_for(soak, store, clients, minutes)
-            wrong = await finished(soak, store, clients)
+        store = await stack.enter_async_context(
+            storage.open(pair.dsn, server_name=SERVER, instance_name="clients", config=CONFIG)
+        )
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        kept = [*soak.users, CREATOR, FLAPPER]
+        upkeep = Upkeep(pair.dsn, soak.chance, soak.counts, folder, kept)
+        await run_for(soak, store, clients, upkeep, minutes)
+        wrong = await finished(soak, store, clients)
+        wrong += await compared(soak, store, upkeep)
     print(json.dumps(soak.counts, indent=1))
     print("\n".join(wrong) or "nothing is wrong")
     return len(wrong) + soak.counts["findings meanwhile"]
 
 
-async def run_for(soak: Soak, store: Store, clients: list[SoakClient], minutes: float) -> None:
+async def run_for(
+    soak: Soak, store: Store, clients: list[SoakClient], upkeep: Upkeep, minutes: float
+) -> None:
     """Run everything for a number of minutes."""
-    processes = range(soak.writers + 1)
+    processes = range(soak.joiner + 1)
     for index in processes:
         soak.start(index)
     work = [soak.live(store, client) for client in clients] + [
@@ -409,11 +406,7 @@ async def run_for(soak: Soak, store: Store, clients: list[SoakClient], minutes: 
     ]
     work += [soak.every(KILL_SECONDS, soak.kill), soak.every(RESTART_SECONDS, soak.restart)]
     work += [soak.attack(store), soak.fail_over(minutes / 2, clients)]
-    config = Config(instance_name="upkeep", statement_timeout_ms=600_000)
-    async with (
-        await Database.open(soak.pair.dsn, config=config) as database,
-        tasks(*work, soak.every(UPKEEP_SECONDS, soak.upkeep, database)) as started,
-    ):
+    async with tasks(*work, soak.every(UPKEEP_SECONDS, upkeep)) as started:
         await asyncio.wait(started, timeout=minutes * 60, return_when=asyncio.FIRST_EXCEPTION)
         soak.over = True
         for index in processes:

@@ -41,6 +41,8 @@ class PartialWorld:
     """The room, and the events that no store has received yet."""
 
     seed: int
+    server: str = SERVER
+    others: tuple[str, ...] = OTHERS
     room: RoomBuilder = field(init=False)
     remote: BuiltRemote = field(init=False)
     branches: list[RoomBuilder] = field(init=False)
@@ -51,9 +53,9 @@ class PartialWorld:
     def __post_init__(self) -> None:
         self.random = random.Random(self.seed)
         version = VERSIONS[self.seed % len(VERSIONS)]
-        self.room = RoomBuilder(version, servers=OTHERS, seed=self.seed)
+        self.room = RoomBuilder(version, servers=self.others, seed=self.seed)
         self.remote = BuiltRemote(self.room)
-        self.admin = self.room.user(1, OTHERS[0])
+        self.admin = self.room.user(1, self.others[0])
         self.room.start(
             self.admin,
             history_visibility=self.random.choice(
@@ -69,6 +71,11 @@ class PartialWorld:
         self.heal()
         self.before_join = list(self.room.events)
         self.waiting.clear()
+
+    @property
+    def user(self) -> UserId:
+        """The local user of a script."""
+        return UserId(f"@dora:{self.server}")
 
     # ---------------------------------------------------------------------------------------------
     # the room
@@ -199,9 +206,9 @@ class PartialWorld:
         if is_partial:
             servers = self.remote.servers(join.state_before)
             answer = omitted(answer, self.room.version, servers)
-        result = await replica.receiver.joined(OTHERS[0], join.json, answer, self.room.version)
+        result = await replica.receiver.joined(self.others[0], join.json, answer, self.room.version)
         # a second local user may join while this store knows of stricter join rules
-        fine = result.outcome != "refused" or (join.sender != USER and result.result)
+        fine = result.outcome != "refused" or (join.sender != self.user and result.result)
         assert fine, result
 
     def batch(self) -> list[BuiltEvent]:
@@ -223,7 +230,7 @@ class PartialWorld:
 
     async def deliver(self, replica: Replica, chain: Sequence[BuiltEvent]) -> None:
         pdus = [one.json for one in chain]
-        results = await replica.receiver.transaction(OTHERS[0], pdus)
+        results = await replica.receiver.transaction(self.others[0], pdus)
         assert results.keys() == {one.event_id for one in chain}
 
     async def send(self, first: Replica, second: Replica) -> None:
@@ -310,13 +317,13 @@ class Script:
 
     def __post_init__(self) -> None:
         world = self.world
-        self.join = world.joins(USER)
+        self.join = world.joins(world.user)
         for _ in range(world.random.randint(2, 8)):
             for _ in range(world.random.randint(1, 4)):
                 world.act()
             self.chains.append(world.batch())
-            if world.random.random() < 0.4 and world.room.membership(USER) == "join":
-                self.chains.append([world.room.message(USER, "here")])
+            if world.random.random() < 0.4 and world.room.membership(world.user) == "join":
+                self.chains.append([world.room.message(world.user, "here")])
         self.complete_at = world.random.randint(0, len(self.chains))
 
     async def play(self, replica: Replica, *, is_partial: bool) -> None:
