@@ -46,16 +46,18 @@ def parse(
 
     `glanced` is the result of `glance` for these bytes, so that they are read once.
 
+    A bad `unsigned` is dropped from the event and from its bytes: any server may have written it.
+
     Raise InvalidEvent with the reason, and with the event's id where it can be computed. Raise
     UnknownRoomVersion for an unknown version. A wrong content hash is no error: the event is
     returned in its redacted form, with `content_hash_valid` False.
     """
     version = version_of(room_version)
     if isinstance(pdu, dict):
-        raw, glanced = canonical(pdu), None
+        raw, glanced = _encoded(pdu), None
     else:
         raw = pdu if type(pdu) is bytes else bytes(memoryview(pdu))
-    json, exact = read(raw, strict=version.strict_canonical_json, glanced=glanced)
+    json, exact, raw = read(raw, strict=version.strict_canonical_json, glanced=glanced)
     try:
         _check(json, version)
         fits, found, signed = hashed(json, version, exact=exact)
@@ -63,6 +65,15 @@ def parse(
         raise error.of(_id_if_any(json, version)) from error.__cause__
     shown = json if fits else redact(json, version)
     return _event(raw, shown, version, found, content_hash_valid=fits, signed=signed)
+
+
+def _encoded(pdu: dict[str, Any]) -> bytes:
+    try:
+        return canonical(pdu)
+    except InvalidEvent:
+        if "unsigned" not in pdu:
+            raise
+        return canonical({key: value for key, value in pdu.items() if key != "unsigned"})
 
 
 def load(
@@ -143,8 +154,6 @@ def _check(json: dict[str, Any], version: RoomVersion) -> None:
     for key in _OBJECTS:
         if type(json.get(key)) is not dict:
             _wrong(json, key, "an object")
-    if "unsigned" in json and type(json["unsigned"]) is not dict:
-        _wrong(json, "unsigned", "an object")
     _integer(json, "depth", MAX_BIGINT - 1)
     _integer(json, "origin_server_ts", MAX_BIGINT)
     _references(json, "prev_events", MAX_PREV_EVENTS, pairs=version.reference_pairs)
