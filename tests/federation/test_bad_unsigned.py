@@ -9,9 +9,12 @@ import pytest
 
 import storage
 from storage import Store
+from storage.event import Event
 from storage.event.reading import MAX_PDU_BYTES
 from storage.importing import Import, Rejects
 from storage.persist import Origin
+from storage.pipeline.imports.lines import given_of
+from storage.pipeline.imports.validate import LineValidator
 from storage.testing import RoomBuilder
 from tests.event.test_unsigned import BAD, with_unsigned
 from tests.federation.peers import Homeserver
@@ -157,3 +160,16 @@ async def test_below_a_gap(two: list[Homeserver]) -> None:
     answer = await other.responder.transaction(one.name, {"pdus": [spoilt(last)]})
     assert list(answer["pdus"].values()) == [{}]
     await agree(room_id, one, other)
+
+
+@pytest.mark.parametrize("version", ["1", "12"])
+@pytest.mark.parametrize("form", [b"%s", b'{"pdu":%s,"room_version":"%s","origin":"live"}'])
+def test_in_a_line_that_a_task_of_spark_reads(version: str, form: bytes) -> None:
+    """The room and its version are found, and the bytes that are stored are without it."""
+    room = talk(version)
+    validator = LineValidator({room.room_id: version}, version)
+    for event, pdu in zip(room.events, pdus_of(room), strict=True):
+        line = form % ((pdu, version.encode()) if b"pdu" in form else pdu)
+        found = validator.parsed(given_of(line))
+        assert isinstance(found, Event)
+        assert (found.event_id, json.loads(found.raw)) == (event.event_id, event.json)

@@ -5,14 +5,14 @@ Each function returns bytes, or a dict, made of a good event. The good event is 
 
 import json
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from storage.event import content_hash
 from storage.testing.drafting import number_of
 
 Json = dict[str, Any]
-Form = Callable[[random.Random, Json, str, list[str]], bytes | Json]
+Form = Callable[[random.Random, Json, str, Sequence[str]], bytes | Json]
 
 UNSIGNED: Final = (
     "null",
@@ -42,7 +42,7 @@ def bad_unsigned(rng: random.Random, pdu: Json, *_: object) -> bytes:
     return (text[:-1] + ', "unsigned": ' + rng.choice(UNSIGNED) + "}").encode()
 
 
-def of_itself(rng: random.Random, pdu: Json, version: str, _: list[str]) -> Json:
+def of_itself(rng: random.Random, pdu: Json, version: str, _: Sequence[str]) -> Json:
     """Redact itself, relate to itself, or be its own parent."""
     own = str(pdu.get("event_id", "$own"))
     reference: Any = [own, {"sha256": "x"}] if number_of(version) < 3 else own
@@ -59,26 +59,26 @@ def of_itself(rng: random.Random, pdu: Json, version: str, _: list[str]) -> Json
     return hashed({**pdu, **form})
 
 
-def of_another(rng: random.Random, pdu: Json, version: str, ids: list[str]) -> Json:
+def of_another(rng: random.Random, pdu: Json, version: str, ids: Sequence[str]) -> Json:
     """Redact an event that has been sent or will be."""
     other = rng.choice(ids)
     content = {"redacts": other} if number_of(version) >= 11 else {}
     return hashed({**pdu, "type": "m.room.redaction", "redacts": other, "content": content})
 
 
-def borrowed_id(rng: random.Random, pdu: Json, version: str, ids: list[str]) -> Json:
+def borrowed_id(rng: random.Random, pdu: Json, version: str, ids: Sequence[str]) -> Json:
     """Take the id of another event, in versions 1 and 2."""
     return hashed({**pdu, "event_id": rng.choice(ids)} if number_of(version) < 3 else pdu)
 
 
-def long_key(rng: random.Random, pdu: Json, _: str, __: list[str]) -> Json:
+def long_key(rng: random.Random, pdu: Json, _: str, __: Sequence[str]) -> Json:
     """Have a type or a state key of more than 255 bytes."""
     text = rng.choice(LONG)
     form = rng.choice(({"type": text}, {"state_key": text}, {"type": text, "state_key": text}))
     return hashed({**pdu, **form})
 
 
-def no_user(rng: random.Random, pdu: Json, _: str, __: list[str]) -> Json:
+def no_user(rng: random.Random, pdu: Json, _: str, __: Sequence[str]) -> Json:
     """Be the membership of a member that is no user."""
     content = {"membership": rng.choice(("invite", "join", "ban", "leave", "knock"))}
     if rng.random() < 0.3:
@@ -88,7 +88,7 @@ def no_user(rng: random.Random, pdu: Json, _: str, __: list[str]) -> Json:
     )
 
 
-def second_create(rng: random.Random, pdu: Json, _: str, __: list[str]) -> Json:
+def second_create(rng: random.Random, pdu: Json, _: str, __: Sequence[str]) -> Json:
     """Be a second create event, of any version."""
     content = {"room_version": rng.choice(("1", "6", "11", "12", "99", 5)), "creator": "@x:s9.test"}
     form = {"type": "m.room.create", "state_key": "", "content": content}
@@ -98,7 +98,7 @@ def second_create(rng: random.Random, pdu: Json, _: str, __: list[str]) -> Json:
     return hashed(changed)
 
 
-def many_edges(rng: random.Random, pdu: Json, version: str, ids: list[str]) -> Json:
+def many_edges(rng: random.Random, pdu: Json, version: str, ids: Sequence[str]) -> Json:
     """Cite many events, of other rooms too."""
     chosen = [rng.choice(ids) for _ in range(rng.randint(1, 20))]
     name = rng.choice(("prev_events", "auth_events"))
@@ -106,7 +106,7 @@ def many_edges(rng: random.Random, pdu: Json, version: str, ids: list[str]) -> J
     return hashed({**pdu, name: [[one, {"sha256": "x"}] if is_pair else one for one in chosen]})
 
 
-def odd_numbers(rng: random.Random, pdu: Json, _: str, __: list[str]) -> Json:
+def odd_numbers(rng: random.Random, pdu: Json, _: str, __: Sequence[str]) -> Json:
     """Claim times and depths at the ends of their range."""
     value = rng.choice((0, -1, 1, 2**53 - 1, -(2**53) + 1, 2**62, 2**63 - 2, -(2**63)))
     return hashed({**pdu, rng.choice(("depth", "origin_server_ts")): value})
@@ -127,7 +127,7 @@ FORMS: Final[tuple[Form, ...]] = (
 
 
 def hostile(
-    rng: random.Random, base: Json, name: str, version: str, ids: list[str]
+    rng: random.Random, base: Json, name: str, version: str, ids: Sequence[str]
 ) -> bytes | Json:
     """Return a hostile PDU made of ``base``; ``name`` is its id in versions 1 and 2."""
     pdu = {**base, "event_id": name} if "event_id" in base else dict(base)
