@@ -1,4 +1,4 @@
-"""What an event of this server must fulfil besides the auth rules, before it is signed.
+"""Check an event of this server for more than the auth rules require, before it is signed.
 
 The auth rules accept events on which a real Synapse fails, and on each later event of the room: an
 invite of a member whose state key is no user id, for one. From other servers such an event is

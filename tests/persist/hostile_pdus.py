@@ -47,9 +47,12 @@ def of_itself(rng: random.Random, pdu: Json, version: str, _: Sequence[str]) -> 
     own = str(pdu.get("event_id", "$own"))
     reference: Any = [own, {"sha256": "x"}] if number_of(version) < 3 else own
     redacts = {"redacts": own} if number_of(version) >= 11 else {}
+    redaction = {"type": "m.room.redaction", "redacts": own, "content": redacts}
     form = rng.choice(
         (
-            {"type": "m.room.redaction", "redacts": own, "content": redacts},
+            redaction,
+            redaction,
+            redaction,
             {"content": {"m.relates_to": {"rel_type": "m.replace", "event_id": own}}},
             {"content": {"m.relates_to": {"rel_type": "m.thread", "event_id": own}}},
             {"prev_events": [reference]},
