@@ -11,6 +11,7 @@ from storage.auth.auth_event_selection import auth_event_keys
 from storage.auth.rules import check
 from storage.auth.state_keys import CREATE, denied
 from storage.event import Event
+from storage.event.parsing import MAX_ID_BYTES, SHORT
 from storage.event.references import create_id_of
 from storage.ids import EventId, StateKey
 
@@ -25,6 +26,7 @@ def check_auth_events(
     for those ids only. A missing event is refused ("auth_events.missing"): callers that can fetch
     it do so first. The auth events of a create event are ignored.
     """
+    _check_size(event)
     if event.type == CREATE[0]:
         check(event, {}, event.room_version)
         return
@@ -51,6 +53,13 @@ def check_auth_events(
     elif CREATE not in auth_state:
         raise denied(event, "auth_events.no_create", "no create event among the auth events")
     check(event, auth_state, event.room_version)
+
+
+def _check_size(event: Event) -> None:
+    """Refuse a type or state key of more than 255 bytes, which is malformed from version 11 on."""
+    for name, value in (("type", event.type), ("state_key", event.state_key)):
+        if value and len(value) > SHORT and len(value.encode()) > MAX_ID_BYTES:
+            raise denied(event, f"size.{name}", f"{name} is longer than {MAX_ID_BYTES} bytes")
 
 
 def _checked(

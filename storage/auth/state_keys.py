@@ -38,6 +38,7 @@ def domain_of(identifier: str) -> str | None:
 def denied(event: Event, rule: str, reason: str) -> AuthDenied:
     """Build the error to raise.
 
-    `rule` is a stable slug, `reason` has the values that broke the rule.
+    `rule` is a stable slug, `reason` has the values that broke the rule. They may hold a NUL, which
+    no text of Postgres can.
     """
-    return AuthDenied(reason, rule=rule, event_id=event.event_id)
+    return AuthDenied(reason.replace("\0", "\ufffd"), rule=rule, event_id=event.event_id)

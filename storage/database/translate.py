@@ -64,6 +64,11 @@ TOO_MANY_MOVES: Final = "RS004"
 READ_ONLY: Final = "25006"
 """SQLSTATE of a write in a read-only transaction: on a standby, or in a read-only session."""
 
+DATA_EXCEPTION: Final = "22"
+"""Class of the SQLSTATEs of a value that does not fit."""
+
+SEQUENCE_ENDED: Final = "2200H"
+
 INVALID_LOGIN: Final = "28P01"
 OF_PGBOUNCER: Final = "SASL authentication failed"
 """PgBouncer's message for a wrong password, with the SQLSTATE of a broken protocol."""
@@ -247,6 +252,18 @@ def translate(
     if closed:
         return DatabaseUnavailable(str(error))
     return DatabaseError(str(error))
+
+
+def refused_row(error: Exception) -> str | None:
+    """Return the constraint, or the SQLSTATE of a value, for which Postgres refuses a row.
+
+    Return None for any other error. A sequence that has ended refuses every row.
+    """
+    if isinstance(error, ConstraintViolated):
+        return error.constraint or f"SQLSTATE {error.sqlstate}"
+    sqlstate = error.sqlstate or "" if isinstance(error, DatabaseError) else ""
+    is_value = sqlstate.startswith(DATA_EXCEPTION) and sqlstate != SEQUENCE_ENDED
+    return f"SQLSTATE {sqlstate}" if is_value else None
 
 
 def is_refused_write(error: StorageError) -> bool:

@@ -28,6 +28,7 @@ from typing import Any, Final, Literal, TypeGuard, cast
 import orjson
 
 from storage.errors import InvalidEvent
+from storage.event.reading import without_unsigned
 
 Origin = Literal["live", "backfill", "outlier", "out_of_band"]
 
@@ -76,6 +77,17 @@ def read_line(raw: bytes) -> Line:
     Raise `InvalidEvent` with the reason if the line is wrong.
     """
     try:
+        return _read_line(raw)
+    except RecursionError:
+        cut = without_unsigned(raw)  # of a PDU, it is dropped anyway if it is nested so deeply
+    try:
+        return _read_line(cut or raw)
+    except RecursionError:
+        raise InvalidEvent("nested too deeply") from None
+
+
+def _read_line(raw: bytes) -> Line:
+    try:
         text = raw.decode()
     except UnicodeDecodeError as error:
         raise InvalidEvent(f"not UTF-8: byte {error.start + 1} of the line") from None
@@ -89,8 +101,6 @@ def read_line(raw: bytes) -> Line:
     except json.JSONDecodeError as error:
         reason = error.msg.removesuffix(" at").rstrip(": ")
         raise InvalidEvent(f"not JSON: {reason} at character {error.pos + 1}") from None
-    except RecursionError:
-        raise InvalidEvent("nested too deeply") from None
     if not isinstance(value, dict):
         raise InvalidEvent("not a JSON object")
     if "sender" in value or value.keys().isdisjoint(("pdu", "pdu_base64")):

@@ -7,6 +7,8 @@ Decisions where the specification is silent:
 * NUL: Postgres cannot store it as text, so an id, type or state_key with a NUL is refused; in
   content it is data.
 * `redacts` that is no event id names no event and reads as None; the event itself is accepted.
+* Up to version 10, a `type` or `state_key` of more than 255 bytes is read if it has at most 255
+  characters. Other servers store such an event as rejected, and so do the auth rules here.
 * An empty `type` and an empty `state_key` are text like any other; empty ids are refused.
 * A missing `hashes` or `signatures` is refused; `hashes` without the right sha256 is a wrong
   content hash.
@@ -46,16 +48,18 @@ def parse(
 
     `glanced` is the result of `glance` for these bytes, so that they are read once.
 
+    A bad `unsigned` is dropped from the event and from its bytes: any server may have written it.
+
     Raise InvalidEvent with the reason, and with the event's id where it can be computed. Raise
     UnknownRoomVersion for an unknown version. A wrong content hash is no error: the event is
     returned in its redacted form, with `content_hash_valid` False.
     """
     version = version_of(room_version)
     if isinstance(pdu, dict):
-        raw, glanced = canonical(pdu), None
+        raw, glanced = _encoded(pdu), None
     else:
         raw = pdu if type(pdu) is bytes else bytes(memoryview(pdu))
-    json, exact = read(raw, strict=version.strict_canonical_json, glanced=glanced)
+    json, exact, raw = read(raw, strict=version.strict_canonical_json, glanced=glanced)
     try:
         _check(json, version)
         fits, found, signed = hashed(json, version, exact=exact)
@@ -63,6 +67,15 @@ def parse(
         raise error.of(_id_if_any(json, version)) from error.__cause__
     shown = json if fits else redact(json, version)
     return _event(raw, shown, version, found, content_hash_valid=fits, signed=signed)
+
+
+def _encoded(pdu: dict[str, Any]) -> bytes:
+    try:
+        return canonical(pdu)
+    except InvalidEvent:
+        if "unsigned" not in pdu:
+            raise
+        return canonical({key: value for key, value in pdu.items() if key != "unsigned"})
 
 
 def load(
@@ -129,7 +142,7 @@ def _id_if_any(json: dict[str, Any], version: RoomVersion) -> EventId | None:
 
 
 def _check(json: dict[str, Any], version: RoomVersion) -> None:
-    event_type = _text(json, "type")
+    event_type = _text(json, "type", strict=version.strict_key_bytes)
     if version.create_room_id and event_type == "m.room.create":
         if "room_id" in json:
             raise InvalidEvent("room_id is in a create event, whose own id names the room")
@@ -139,25 +152,23 @@ def _check(json: dict[str, Any], version: RoomVersion) -> None:
     if version.event_id_format == "in_pdu":
         _identifier(json, "event_id", "$", server=True)
     if "state_key" in json:
-        _text(json, "state_key")
+        _text(json, "state_key", strict=version.strict_key_bytes)
     for key in _OBJECTS:
         if type(json.get(key)) is not dict:
             _wrong(json, key, "an object")
-    if "unsigned" in json and type(json["unsigned"]) is not dict:
-        _wrong(json, "unsigned", "an object")
     _integer(json, "depth", MAX_BIGINT - 1)
     _integer(json, "origin_server_ts", MAX_BIGINT)
     _references(json, "prev_events", MAX_PREV_EVENTS, pairs=version.reference_pairs)
     _references(json, "auth_events", MAX_AUTH_EVENTS, pairs=version.reference_pairs)
 
 
-def _text(json: dict[str, Any], key: str) -> str:
+def _text(json: dict[str, Any], key: str, *, strict: bool = True) -> str:
     value = json.get(key)
     if type(value) is not str:
         _wrong(json, key, "a string")
     if "\0" in value:
         raise InvalidEvent(f"{key} holds a NUL")
-    if len(value) > SHORT and not _fits(value):
+    if len(value) > SHORT and not _fits(value) and (strict or len(value) > MAX_ID_BYTES):
         raise InvalidEvent(f"{key} is longer than {MAX_ID_BYTES} bytes")
     return value
 

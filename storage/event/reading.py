@@ -18,10 +18,15 @@ does not convert.
 
 The last of duplicate keys counts, as in every server. Lone surrogates are refused: they have no
 UTF-8 form.
+
+`unsigned` never decides: no hash and no signature covers it, so any server on the way may have
+written it. If a check fails with it, it is cut out of the bytes, and only the rest is checked. The
+usual PDU is not searched for it.
 """
 
 import gc
 import json
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import chain
@@ -33,7 +38,7 @@ import orjson
 from storage.errors import InvalidEvent
 from storage.event.hashes import canonical
 
-MAX_PDU_BYTES: Final = 65_536  # of canonical JSON, `unsigned` included
+MAX_PDU_BYTES: Final = 65_536  # of canonical JSON
 # as received; 65,536 escaped characters are 393,216 bytes, the rest is room for spaces
 MAX_RAW_BYTES: Final = 1_048_576
 # levels; no specification has a limit: Python servers stop near 1,000, serde_json at 128
@@ -42,11 +47,23 @@ MAX_INTEGER: Final = 2**53 - 1  # canonical JSON
 LARGE: Final = 4_096  # bytes, of which a thousand lists could be read
 
 
+_UNSIGNED: Final = "unsigned"
+# A string with the comma before it, or a run of brackets, as nesting may be the defect. An open
+# string ends with the text, so that the search takes linear time.
+_TOKEN: Final = re.compile(
+    rb'(?P<comma>,[ \t\r\n]*)?(?P<text>"[^"\\]*(?:\\.[^"\\]*)*"?)|[\[{]+|[\]}]+', re.DOTALL
+)
+
+
 class Read(NamedTuple):
-    """A PDU as it was read; ``exact`` if canonical JSON allows all its numbers, all integers."""
+    """A PDU as it was read; ``exact`` if canonical JSON allows all its numbers, all integers.
+
+    ``raw`` are the bytes of ``value``: the given ones, without `unsigned` if it was bad.
+    """
 
     value: dict[str, Any]
     exact: bool
+    raw: bytes
 
 
 @contextmanager
@@ -77,13 +94,21 @@ def loads(raw: bytes) -> Any:
 def glance(raw: bytes) -> dict[str, Any] | None:
     """Peek at the object in `raw`, to find its room; return None if it cannot be read so.
 
-    Nothing is checked.
+    Nothing is checked. `unsigned` is None where it cannot be read itself.
     """
     try:
         value = loads(raw)
     except orjson.JSONDecodeError:
-        return None
+        return _glance_without(raw)
     return value if type(value) is dict else None
+
+
+def _glance_without(raw: bytes) -> dict[str, Any] | None:
+    cut = without_unsigned(raw) if len(raw) <= MAX_RAW_BYTES else None
+    try:
+        return None if cut is None else {**orjson.loads(cut), _UNSIGNED: None}
+    except orjson.JSONDecodeError:
+        return None
 
 
 def read(raw: bytes, *, strict: bool, glanced: dict[str, Any] | None = None) -> Read:
@@ -94,6 +119,63 @@ def read(raw: bytes, *, strict: bool, glanced: dict[str, Any] | None = None) -> 
     """
     if len(raw) > MAX_RAW_BYTES:
         raise InvalidEvent(f"{len(raw)} bytes, more than {MAX_RAW_BYTES}")
+    try:
+        found = None if _is_bad(glanced) else _read(raw, strict=strict, glanced=glanced)
+        failure = None
+    except InvalidEvent as error:
+        found, failure = None, error
+    if found is not None and not _is_bad(found.value):
+        return found
+    cut = without_unsigned(raw)
+    if cut is not None:
+        return _read(cut, strict=strict)
+    raise failure or InvalidEvent("not JSON")
+
+
+def _is_bad(value: dict[str, Any] | None) -> bool:
+    """Return whether an object has an `unsigned` that is no object."""
+    return value is not None and type(value.get(_UNSIGNED, value)) is not dict
+
+
+def without_unsigned(raw: bytes) -> bytes | None:
+    """Return the object's text without its member `unsigned`; None if it has none.
+
+    All other members keep their bytes. The text need not be JSON, and what is returned need not be.
+    """
+    begin = len(raw) - len(raw.lstrip()) + 1
+    if raw[begin - 1 : begin] != b"{":
+        return None
+    members: list[tuple[int, int]] = []  # (begin, end) of those to keep
+    depth, is_kept, is_first, found = 1, True, True, False
+    for token in _TOKEN.finditer(raw, begin):
+        start, end = token.span()
+        if token.lastgroup is not None:
+            if depth == 1 and (is_first or token["comma"] is not None):
+                if not is_first:
+                    members += [(begin, start)] * is_kept
+                    begin = token.start("text")
+                is_first, is_kept = False, not _names_unsigned(token["text"])
+                found = found or not is_kept
+        elif raw[start] in b"{[":
+            depth += end - start
+        elif (depth := depth - (end - start)) <= 0:
+            members += [(begin, end - 1)] * is_kept
+            is_whole = found and not depth and not raw[end:].strip()
+            return b"{" + b",".join(raw[a:b] for a, b in members) + b"}" if is_whole else None
+    return None
+
+
+def _names_unsigned(text: bytes) -> bool:
+    """Return whether a JSON string is the key; it may be escaped."""
+    if b"\\" not in text:
+        return text == b'"unsigned"'
+    try:
+        return bool(json.loads(text) == _UNSIGNED)
+    except ValueError:
+        return False
+
+
+def _read(raw: bytes, *, strict: bool, glanced: dict[str, Any] | None = None) -> Read:
     encode = len(raw) > MAX_PDU_BYTES
     value: dict[str, Any]
     try:
@@ -113,7 +195,7 @@ def read(raw: bytes, *, strict: bool, glanced: dict[str, Any] | None = None) -> 
     # 1000000000000000.0. The second reader also accepts a lone surrogate, which cannot be encoded.
     if encode and (size := len(canonical(value))) > MAX_PDU_BYTES:
         raise InvalidEvent(f"{size} bytes of canonical JSON, more than {MAX_PDU_BYTES}")
-    return Read(value, exact=strict or numbers != "other")
+    return Read(value, strict or numbers != "other", raw)
 
 
 def read_trusted(raw: bytes, *, strict: bool) -> dict[str, Any]:

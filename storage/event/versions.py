@@ -92,6 +92,9 @@ class RoomVersion:
     strict_canonical_json: bool = False
     # the room id is the create event's id, which itself has no room_id
     create_room_id: bool = False
+    # a type or state key of more than 255 bytes is malformed; if False, one of at most 255
+    # characters is read, and the auth rules refuse the event, as in other servers
+    strict_key_bytes: bool = False
     # Redaction. First the top-level keys that are kept.
     redaction_keys: frozenset[str] = field(default=_KEYS_V1, repr=False)
     # type -> content keys that are kept
@@ -168,6 +171,7 @@ def _table() -> Mapping[str, RoomVersion]:
         redaction_keeps_create=True,
         redaction_keeps_signed_invite=True,
         redacts_in_content=True,
+        strict_key_bytes=True,
     )
     v12 = replace(
         v11, identifier="12", create_room_id=True, privileged_creators=True, state_resolution="v2.1"

@@ -119,10 +119,9 @@ class Responder:
         members that the other server needs at once, and the servers in the room.
         """
         version = await self._version_inside(args.room(room_id))
-        given = dict(args.mapping(pdu, "the event"))
-        event = parse(given, version)
+        event = parse(dict(args.mapping(pdu, "the event")), version)
         _check_membership(event, origin, change, (room_id, event_id))
-        signed = await self._authorised(given, event)
+        signed = await self._authorised(event)
         if change == "join" and await self._receiver.partial_room(event.room_id) is not None:
             raise PartialState(event.room_id)  # the response needs the whole state
         await self._receiver.accepted(origin, signed, version)
@@ -158,7 +157,7 @@ class Responder:
             raise UnknownRoom(room_id)
         return room.room_version
 
-    async def _authorised(self, pdu: Json, event: Event) -> Json:
+    async def _authorised(self, event: Event) -> Json:
         """Return an event, signed if a local user authorises a restricted join.
 
         The auth rules check that user only. Whether the join rule allows the join is checked here
@@ -166,10 +165,10 @@ class Responder:
         """
         authoriser, own = event.content.get(AUTHORISER), self._store.server_name
         if not isinstance(authoriser, str) or server_name_of(authoriser) != own:
-            return pdu
+            return event.json
         room, user, content = event.room_id, event.sender, {"membership": "join"}
         await self._store.template(room, user, MEMBER, content, state_key=user)
-        return sign(pdu, event.room_version, *signer_of(self._store, None))
+        return sign(event.json, event.room_version, *signer_of(self._store, None))
 
     async def _pass_on(self, origin: str, event: Event) -> None:
         if self._sender is not None:

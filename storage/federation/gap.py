@@ -207,9 +207,6 @@ async def fetch_auth_chain(task: RoomTask, servers: Sequence[ServerName], event:
             pdus = await task.requests.event_auth(server, task.room_id, event.event_id)
         except RemoteError:  # recorded in task.requests.failures
             continue
-        read = await task.read(pdus)
-        authorised = await task.authorise(read.events)
-        if authorised.events:
-            await task.append(authorised.events.values(), origin="outlier")
+        if await task.append_chain((await task.read(pdus)).events, event):
             return True
     return False

@@ -122,6 +122,18 @@ class RoomTask:
         )
         return {event.event_id: one for event, one in zip(batch, results, strict=True)}
 
+    async def append_chain(
+        self, events: Mapping[EventId, Event], of: Event
+    ) -> dict[EventId, AppendResult]:
+        """Store events of an auth chain as outliers; return their results by id.
+
+        Nothing is stored that the auth rules refuse, unless ``of`` depends on it: it is rejected
+        then, and so is ``of``. Without it, ``of`` would miss it for ever, and its children ``of``.
+        """
+        allowed = (await self.authorise(events)).events
+        chosen = {**allowed, **_chain_of(of, events)}
+        return await self.append(chosen.values(), origin="outlier") if chosen else {}
+
     async def append_partial(self, join: Event, state_before: Iterable[EventId]) -> AppendResult:
         """Store a join whose state lacks members, if its mark makes the room partial."""
         options = AppendOptions(
@@ -186,3 +198,15 @@ class RoomTask:
             else:
                 known[event.event_id] = done.events[event.event_id] = event
         return done
+
+
+def _chain_of(event: Event, events: Mapping[EventId, Event]) -> dict[EventId, Event]:
+    """Return those of the events that are in the auth chain of an event."""
+    found: dict[EventId, Event] = {}
+    front = [*auth_ids_of(event)]
+    while front:
+        event_id = front.pop()
+        if event_id in events and event_id not in found:
+            found[event_id] = events[event_id]
+            front.extend(auth_ids_of(events[event_id]))
+    return found

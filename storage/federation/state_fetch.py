@@ -68,15 +68,15 @@ async def _from_server(task: RoomTask, server: ServerName, event: Event) -> Fetc
     stored = await task.stored(wanted)
     lacking = [one for one in wanted if one not in stored or stored[one].out_of_band]
     fetched, left_out = await _fetched(task, server, event, lacking)
-    await _store_outliers(task, fetched, left_out)
     stored = await task.stored(wanted)
     if unreturned := wanted.keys() - stored.keys() - left_out.keys():
         reason = f"it did not return {len(unreturned)} of {len(lacking)} events of its state"
         raise refused(task, server, reason)
     lost = {one for one in wanted if one not in stored or not stored[one].is_authorised}
-    for one in (*fetched.values(), event):
-        if needed := lost.intersection(auth_ids_of(one)):
-            raise refused(task, server, f"its state lacks {min(needed)}, which others cite")
+    # an auth event that is stored as rejected decides on the event itself: it is rejected, too
+    needed = {one for other in fetched for one in lost.intersection(auth_ids_of(other))}
+    if needed := needed | (set(auth_ids_of(event)) & lost - stored.keys()):
+        raise refused(task, server, f"its state lacks {min(needed)}, which others cite")
     entries = _entries(task, server, state_ids, stored, left_out)
     if left_out:
         logger.info("%d events of the state before %s are left out", len(left_out), event.event_id)
@@ -85,15 +85,22 @@ async def _from_server(task: RoomTask, server: ServerName, event: Event) -> Fetc
 
 async def _fetched(
     task: RoomTask, server: ServerName, event: Event, lacking: Sequence[EventId]
-) -> tuple[dict[EventId, Event], dict[EventId, str]]:
-    """Return the lacking events that the server returns and that are allowed."""
+) -> tuple[list[Event], dict[EventId, str]]:
+    """Store the lacking events that the server returns. Return those that are accepted.
+
+    Also return why others are left out.
+    """
     pdus = await _pdus(task, server, event, lacking)
     read = await task.read(pdus, only=frozenset(lacking))
     if read.foreign:
         raise refused(task, server, f"its state holds {min(read.foreign)} of another room")
-    authorised = await task.authorise(read.events)
+    results = await task.append_chain(read.events, event)
     left_out = {one: refusal.reason or "" for one, refusal in read.refused.items()}
-    return authorised.events, left_out | authorised.left_out
+    for one in read.events:
+        result = results.get(one)
+        if result is None or not result.is_stored or result.outcome == "rejected":
+            left_out[one] = "the auth rules refuse it" if result is None else str(result.reason)
+    return [one for key, one in read.events.items() if key not in left_out], left_out
 
 
 async def _pdus(
@@ -120,16 +127,6 @@ async def single_events(
                 return []
 
     return [pdu for found in await asyncio.gather(*map(one, event_ids)) for pdu in found]
-
-
-async def _store_outliers(
-    task: RoomTask, events: Mapping[EventId, Event], left_out: dict[EventId, str]
-) -> None:
-    if not events:
-        return
-    for event_id, result in (await task.append(events.values(), origin="outlier")).items():
-        if not result.is_stored or result.outcome == "rejected":
-            left_out[event_id] = result.reason or result.outcome
 
 
 def _entries(

@@ -12,8 +12,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final, TypeVar
 
-import orjson
-
 from storage.errors import (
     CommitUnknown,
     InputError,
@@ -22,7 +20,7 @@ from storage.errors import (
     UnknownEvent,
     UnknownRoomVersion,
 )
-from storage.event import ROOM_VERSIONS, parse
+from storage.event import ROOM_VERSIONS, glance, parse
 from storage.event.ndjson import Line, read_line
 from storage.ids import EventId
 from storage.importing.reading import LINE_BYTES_MAX, FilePiece, RawLine, read_pieces
@@ -259,10 +257,10 @@ def room_of(line: Line) -> str:
     if line.room_id is not None:
         return line.room_id
     try:
-        pdu = orjson.loads(line.pdu)
+        pdu = glance(line.pdu) or {}
         # from room version 12 on, a room's id is the hash of its create event
         return parse(line.pdu, str(pdu["content"]["room_version"])).room_id
-    except (orjson.JSONDecodeError, KeyError, TypeError, InvalidEvent, UnknownRoomVersion):
+    except (KeyError, TypeError, InvalidEvent, UnknownRoomVersion):
         return NO_ROOM
 
 

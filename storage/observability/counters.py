@@ -78,6 +78,8 @@ class Measures:
         """Events given to an append."""
         self.outcomes: Counter[str] = Counter()
         """Outcomes of the events."""
+        self.unwritable_events: int = 0
+        """Events that are invalid because a constraint refuses them."""
         self.writes: Distribution = Distribution()
         """Seconds of one write of the writer.
 

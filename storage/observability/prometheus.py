@@ -87,6 +87,11 @@ def calls(store: Store) -> Iterator[Metric]:
         errors.add_metric([call, error], count)
     yield errors
     yield _counters("events", "Events given to append, by outcome.", "outcome", measures.outcomes)
+    yield _counter(
+        "unwritable_events",
+        "Events that are invalid because the database refuses to store them: defects.",
+        measures.unwritable_events,
+    )
     yield _histogram("append_events", "Events given to one append.", measures.append_events)
 
 

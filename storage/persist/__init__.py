@@ -11,7 +11,8 @@ load/                load what planning lacks: prefetch.py before a batch is pla
 write/               write a `ChangeSet` in one statement: all_tables.py, made of a part per file,
                      or messages_only.py for ordinary messages
 commit/              group_commit.py batches appends and pipelines plan and write; retry.py handles
-                     a refused write; publish.py the committed facts
+                     a refused write, apart.py finds the event that a constraint refuses;
+                     publish.py the committed facts
 
 plan, load and write never import each other (`[tool.importlinter]`). An append visits each stage
 once, except for a retry.

@@ -13,6 +13,7 @@ import orjson
 
 from storage import arguments as args
 from storage.auth import auth_event_keys, check
+from storage.auth.own_events import check_own_event
 from storage.database.connection import Database
 from storage.errors import StorageCorrupt
 from storage.event import Event, parse, sign
@@ -108,12 +109,14 @@ class _Making:
         self._room_id = event.room_id
 
     def _template(self, kind: str, state_key: str, content: Mapping[str, Any]) -> EventTemplate:
+        checked = orjson.loads(args.content(content, "content"))
+        check_own_event(args.text(kind), args.text(state_key), checked)
         return EventTemplate(
             self._room_id,
             self._sender,
-            args.text(kind),
-            orjson.loads(args.content(content, "content")),
-            args.text(state_key),
+            kind,
+            checked,
+            state_key,
             None,
             self._timestamp_ms,
             secrets.token_urlsafe(OPAQUE_BYTES),

@@ -8,6 +8,7 @@ from typing import Any, Final, NamedTuple
 import orjson
 
 from storage import arguments as args
+from storage.auth.own_events import check_own_event
 from storage.database.connection import Database
 from storage.errors import AuthDenied, InputError, InvalidEvent, StorageCorrupt, UnknownRoom
 from storage.event.building import EventTemplate
@@ -137,19 +138,23 @@ async def template(
 def _template(new: SendRequest) -> EventTemplate:
     """Return the checked parts of a new event; the content is copied.
 
-    Raise `InputError` if it lacks what its type needs.
+    Raise `InputError` if it lacks what its type needs, and `InvalidEvent` if other servers fail on
+    it.
     """
     kind = args.text(new.type)
     if kind == REDACTION and new.redacts is None:
         raise InputError("a redaction needs redacts, the id of the event to redact")
     if new.state_key is None and kind in STATE_KEYS:
         raise InputError(f"{kind} is a state event: give state_key, {STATE_KEYS[kind]}")
+    content = orjson.loads(args.content(new.content, "content"))
+    state_key = None if new.state_key is None else args.text(new.state_key)
+    check_own_event(kind, state_key, content)
     return EventTemplate(
         new.room_id,
         new.sender,
         kind,
-        orjson.loads(args.content(new.content, "content")),
-        None if new.state_key is None else args.text(new.state_key),
+        content,
+        state_key,
         None if new.redacts is None else args.event(new.redacts),
         time.time_ns() // 1_000_000 if new.timestamp_ms is None
         else args.position(new.timestamp_ms, "timestamp_ms"),

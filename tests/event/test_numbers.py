@@ -60,7 +60,7 @@ def test_before_version_6_numbers_hash_as_python_servers_read_them(
 @pytest.mark.parametrize(
     "lexeme", [*READINGS, "9007199254740992", "-9007199254740992", "0.5", "-0e0"]
 )
-@pytest.mark.parametrize("where", ["content", "unsigned", "unknown"])
+@pytest.mark.parametrize("where", ["content", "unknown"])
 def test_from_version_6_only_integers_of_53_bits_written_plainly(
     version: str, lexeme: str, where: str
 ) -> None:

@@ -205,7 +205,7 @@ def test_an_empty_type_is_a_type() -> None:
 
 WANTED = {
     **dict.fromkeys(("type", "room_id", "sender", "state_key"), "a string"),
-    **dict.fromkeys(("content", "unsigned", "hashes", "signatures"), "an object"),
+    **dict.fromkeys(("content", "hashes", "signatures"), "an object"),
     **dict.fromkeys(("depth", "origin_server_ts"), "an integer"),
     **dict.fromkeys(("prev_events", "auth_events"), "a list"),
 }

@@ -275,8 +275,8 @@ def outcome(raw: bytes, version: str) -> None:
         event = parse(raw, version)
     except InvalidEvent:
         return
-    assert event.raw == raw
-    assert load(raw, version, event.event_id, redacted=not event.content_hash_valid) == event
+    assert event.raw == raw or ("unsigned" not in event.json and b"nsigned" in raw)
+    assert load(event.raw, version, event.event_id, redacted=not event.content_hash_valid) == event
 
 
 @settings(deadline=None, max_examples=500)
@@ -336,7 +336,7 @@ numbers = st.from_regex(
 @given(numbers)
 @pytest.mark.parametrize("version", ["5", "6"])
 def test_any_number_is_read_as_python_reads_it_or_refused(version: str, lexeme: str) -> None:
-    raw = encoded({**signed_pdu(version), "unsigned": {"n": "@n@"}}, n=lexeme)
+    raw = encoded({**signed_pdu(version), "signatures": {"n": "@n@"}}, n=lexeme)
     plain = lexeme.lstrip("-").isdigit() and abs(int(lexeme)) < 2**53 and lexeme != "-0"
     try:
         event = parse(raw, version)
@@ -345,5 +345,5 @@ def test_any_number_is_read_as_python_reads_it_or_refused(version: str, lexeme: 
         assert version in STRICT or "e" in lexeme.lower()  # out of the range of a double
         return
     assert plain or version not in STRICT
-    read = event.json["unsigned"]["n"]
+    read = event.json["signatures"]["n"]
     assert (type(read), repr(read)) == (type(json.loads(lexeme)), repr(json.loads(lexeme)))

@@ -25,17 +25,20 @@ LONG = b"1" * 400  # orjson refuses it
     ],
 )
 def test_before_version_6_numbers_are_exact_up_to_53_bits(lexeme: float, *, exact: bool) -> None:
-    assert read(f'{{"a":[{lexeme}],"b":"x"}}'.encode(), strict=False) == Read(
-        {"a": [lexeme], "b": "x"}, exact=exact
-    )
+    raw = f'{{"a":[{lexeme}],"b":"x"}}'.encode()
+    assert read(raw, strict=False) == Read({"a": [lexeme], "b": "x"}, exact=exact, raw=raw)
 
 
 def test_from_version_6_all_numbers_are_exact() -> None:
-    assert read(b'{"a":0,"b":"-0"}', strict=True) == Read({"a": 0, "b": "-0"}, exact=True)
+    assert read(b'{"a":0,"b":"-0"}', strict=True) == Read(
+        {"a": 0, "b": "-0"}, exact=True, raw=b'{"a":0,"b":"-0"}'
+    )
 
 
 def test_an_object_that_was_glanced_at_is_not_read_again() -> None:
-    assert read(b"anything", strict=True, glanced={"a": 1}) == Read({"a": 1}, exact=True)
+    assert read(b"anything", strict=True, glanced={"a": 1}) == Read(
+        {"a": 1}, exact=True, raw=b"anything"
+    )
     pdu = signed_pdu("11")
     assert parse(b"anything", "11", glanced=pdu).json == pdu
 
@@ -66,7 +69,8 @@ def test_what_is_no_object_is_refused(raw: bytes, told: str, *, strict: bool) ->
 
 
 def test_the_largest_text_is_read() -> None:
-    assert read(b" " * (MAX_RAW_BYTES - 2) + b"{}", strict=True) == Read({}, exact=True)
+    raw = b" " * (MAX_RAW_BYTES - 2) + b"{}"
+    assert read(raw, strict=True) == Read({}, exact=True, raw=raw)
 
 
 def nested(levels: int, opening: bytes, closing: bytes) -> bytes:

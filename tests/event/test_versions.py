@@ -21,6 +21,7 @@ FLAGS = {
     "restricted_join": range(8, 13),
     "knock_restricted": range(10, 13),
     "creator_is_sender": range(11, 13),
+    "strict_key_bytes": range(11, 13),
     "redacts_in_content": range(11, 13),
     "redaction_keeps_create": range(11, 13),
     "redaction_keeps_signed_invite": range(11, 13),

@@ -78,7 +78,7 @@ def series(family: Any) -> Iterator[tuple[str, set[str]]]:
 
 
 def test_alerts_are_whole() -> None:
-    assert len({rule["alert"] for rule in rules()}) == len(rules()) == 14
+    assert len({rule["alert"] for rule in rules()}) == len(rules()) == 15
     for rule in rules():
         assert set(rule) == {"alert", "expr", "for", "labels", "annotations"}
         assert set(rule["annotations"]) == {"summary", "action", "runbook"}

@@ -1,6 +1,8 @@
 """The half of the machine that writes rooms and delivers them, and compares what is stored."""
 
 import itertools
+import json
+import random
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -31,6 +33,16 @@ from tests.oracle.worlds import (
     pick,
     shuffled,
 )
+from tests.persist.hostile_pdus import (
+    bad_unsigned,
+    long_key,
+    no_user,
+    odd_numbers,
+    of_another,
+    of_itself,
+)
+
+HOSTILE = of_itself, of_itself, of_another, long_key, no_user, odd_numbers
 
 
 class DeliveringMachine(RuleBasedStateMachine):
@@ -219,6 +231,9 @@ class DeliveringMachine(RuleBasedStateMachine):
             version=self._named_version(events),
             refused=refused,
         )
+        self._note(events)
+
+    def _note(self, events: Sequence[BuiltEvent]) -> None:
         stored = {event.event_id for event in events if self.oracle.in_timeline(event.event_id)}
         self.delivered += [event for event in self.undelivered if event.event_id in stored]
         self.undelivered = [event for event in self.undelivered if event.event_id not in stored]
@@ -248,7 +263,9 @@ class DeliveringMachine(RuleBasedStateMachine):
         *,
         version: str | None,
         refused: Mapping[EventId, str] | None = None,
+        odd: Sequence[bytes] | None = None,
     ) -> None:
+        """Append PDUs to both. ``odd``: the forms of them that the subject gets."""
         how: dict[str, Any] = {
             "room_version": version,
             "origin": origin,
@@ -258,7 +275,7 @@ class DeliveringMachine(RuleBasedStateMachine):
         before = max((held.arrival for held in self.oracle.held.values()), default=0)
         expected = self.oracle.append(pdus, **how)
         remember(self.oracle, before)
-        found = self.subject.append(pdus, **how)
+        found = self.subject.append(odd or pdus, **how)
         lines = [
             f"outcome of {one}: found {other}"
             for one, other in zip(expected, found, strict=True)
@@ -393,6 +410,38 @@ class DeliveringMachine(RuleBasedStateMachine):
             None,
             version=None,
         )
+
+    @precondition(lambda self: "odd" in self.on and self.undelivered)
+    @rule(size=st.integers(1, 6), seed=st.integers(0, 2**32))
+    def deliver_odd(self, size: int, seed: int) -> None:
+        """Good events, of which some have a bad `unsigned`, among those of a hostile server.
+
+        The oracle gets the good ones without `unsigned`.
+        """
+        rng = random.Random(seed)
+        events = self.undelivered[:size]
+        pairs: list[tuple[bytes, bytes]] = []  # of the oracle, of the subject
+        for event in events:
+            for _ in range(rng.randint(0, 2) if self.delivered else 0):
+                hostile = self._hostile(rng)
+                pairs.append((hostile, hostile))
+            odd = bad_unsigned(rng, dict(event.json)) if rng.random() < 0.5 else event.pdu
+            pairs.append((event.pdu, odd))
+        version = self._named_version(events)
+        plain, odd_forms = ([pair[place] for pair in pairs] for place in (0, 1))
+        self._append(plain, "live", None, version=version, odd=odd_forms)
+        self._note(events)
+
+    def _hostile(self, rng: random.Random) -> bytes:
+        """Return a hostile event of the room of a delivered one, whose place it has."""
+        base = rng.choice(self.delivered)
+        pdu = dict(base.json)
+        if "event_id" in pdu:
+            pdu["event_id"] = f"$odd{rng.getrandbits(64)}:s3.test"
+        ids = [event.event_id for event in self.delivered if event.room_id == base.room_id]
+        version = self._builder(base).version
+        form = rng.choice(HOSTILE)
+        return json.dumps(form(rng, pdu, version, ids)).encode()
 
     def _builder(self, event: BuiltEvent) -> RoomBuilder:
         return next(branch for branch in self.branches if branch.room_id == event.room_id)

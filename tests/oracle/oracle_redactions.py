@@ -23,7 +23,7 @@ class OracleRedactions(OracleReceiver):
             for redaction_id, held in self.held.items()
             if held.event.type == "m.room.redaction"
             and held.accepted
-            and held.event.redacts == event_id
+            and held.event.redacts == event_id != redaction_id
             and held.event.room_id == target.room_id
             and self._may_redact(held, target)
         ]
@@ -32,7 +32,8 @@ class OracleRedactions(OracleReceiver):
     def is_ineffective(self, event_id: EventId) -> bool:
         """Return whether a redaction redacts nothing.
 
-        It names no event, or none accepted in the room's timeline, or its sender may not redact it.
+        It names no event, itself, or none accepted in the room's timeline, or its sender may not
+        redact it.
         """
         redaction = self.get(event_id)
         if redaction.event.type != "m.room.redaction":
@@ -42,7 +43,12 @@ class OracleRedactions(OracleReceiver):
             if redaction.event.redacts is None
             else self.held.get(EventId(redaction.event.redacts))
         )
-        if target is None or not target.accepted or target.event.room_id != redaction.event.room_id:
+        if (
+            target is redaction
+            or target is None
+            or not target.accepted
+            or target.event.room_id != redaction.event.room_id
+        ):
             return True
         return not self._may_redact(redaction, target.event)
 

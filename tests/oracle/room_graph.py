@@ -1,6 +1,5 @@
 """Events and rooms of the oracle: its record of an event, versions, and the causal order."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -8,7 +7,7 @@ from typing import Any, Literal
 from storage.errors import (
     UnknownRoomVersion,
 )
-from storage.event import Event
+from storage.event import Event, glance
 from storage.ids import EventId, RoomId, StateKey
 
 Outcome = Literal[
@@ -57,7 +56,7 @@ class OracleEvent:
 
 
 def read_pdu(pdu: Pdu) -> dict[str, Any]:
-    read = json.loads(pdu) if isinstance(pdu, bytes) else pdu
+    read = glance(pdu) if isinstance(pdu, bytes) else pdu
     if not isinstance(read, dict):
         raise TypeError(f"a PDU is an object, not {read!r}")
     return read

@@ -16,7 +16,7 @@ from hypothesis import Phase
 
 from storage import EventFilter, SyncFilter
 from storage.errors import InvalidEvent
-from storage.event import Event, parse
+from storage.event import Event, glance, parse
 from storage.ids import EventId, RoomId
 from tests.long_run import long_run
 from tests.oracle.facts import Audience, Facts, Stretch, oracle_facts
@@ -338,7 +338,26 @@ class LosesMessages(Oracle):
         self.inboxes = ReturnsAHundred()
 
 
-NEVER: Mapping[type[Oracle], frozenset[str]] = {TakesAnyCreateEvent: frozenset({"junk"})}
+class RedactsItself(Oracle):
+    """A redaction takes effect on itself."""
+
+    def redacted_by(self, event_id: EventId) -> EventId | None:
+        own = event_id if self.get(event_id).event.redacts == event_id else None
+        return super().redacted_by(event_id) or own
+
+
+class LetsUnsignedDecide(Oracle):
+    """An event is invalid if its `unsigned` is no object."""
+
+    def append(self, pdus: Iterable[Any], **how: Any) -> list[tuple[EventId | None, Outcome]]:
+        read = [glance(pdu) or {} for pdu in pdus]
+        bad = [type(one.get("unsigned", {})) is not dict for one in read]
+        return super().append(
+            [b"null" if is_bad else pdu for is_bad, pdu in zip(bad, pdus, strict=True)], **how
+        )
+
+
+NEVER: Mapping[type[Oracle], frozenset[str]] = {TakesAnyCreateEvent: frozenset({"junk", "odd"})}
 NEEDED: Mapping[type[Oracle], frozenset[str]] = {
     LetsAnybodyRedact: frozenset({"redact"}),
     RedactsWhatWasRefused: frozenset({"redact", "refused"}),
@@ -348,6 +367,8 @@ NEEDED: Mapping[type[Oracle], frozenset[str]] = {
     ReadmitsInThePast: frozenset({"verdicts"}),
     ForgetsReadmittedHeads: frozenset({"verdicts"}),
     ShowsForgottenState: frozenset({"forget"}),
+    RedactsItself: frozenset({"odd"}),
+    LetsUnsignedDecide: frozenset({"odd"}),
 }
 """What has to be switched on to notice a mistake."""
 
@@ -380,6 +401,8 @@ def test_batches_do_not_matter() -> None:
         HidesWhatIsRefused,
         ReadmitsInThePast,
         ForgetsReadmittedHeads,
+        RedactsItself,
+        LetsUnsignedDecide,
     ],
 )
 def test_the_machine_notices(mistaken: type[Oracle]) -> None:

@@ -56,6 +56,26 @@ def test_the_store_agrees_with_the_oracle(
 
 
 @pytest.mark.timeout(0)
+def test_with_hostile_events(databases: ExampleDatabases) -> None:
+    """Between good events, and good ones with a bad `unsigned`."""
+
+    class Machine(AbsenceMachine):
+        audience = Audience(LOCAL, SERVERS)
+        syncing = LOCAL
+        always = frozenset({"odd", "redact"})
+        versions = ("1", "2", "10", "12")  # senders choose ids in the first two
+
+        def open_subject(self) -> StoreSubject:
+            return StoreSubject(databases.open(""), server_name=SERVER)
+
+        def close_subject(self, subject: Any) -> None:
+            subject.close()
+            databases.close()
+
+    run_machine(Machine, examples=EXAMPLES, steps=20)
+
+
+@pytest.mark.timeout(0)
 def test_with_one_extremity(databases: ExampleDatabases) -> None:
     """All that follows from what is dropped.
 

@@ -68,7 +68,16 @@ WRITES: Final[Mapping[str, Write]] = {
     "ask to knock": lambda room, one, _, how: room.join_rules(one, "knock", **how),
     "knock": lambda room, one, _, how: room.knock(one, **how),
 }
-DELIVERIES: Final = ("shuffled", "again", "fetched", "after a gap", "backfill", "junk", "verdicts")
+DELIVERIES: Final = (
+    "shuffled",
+    "again",
+    "fetched",
+    "after a gap",
+    "backfill",
+    "junk",
+    "verdicts",
+    "odd",
+)
 ODDITIES: Final = ("fork", "redact", "refused", "depth", "damage", "clock", "relate")
 RELATIONS: Final = ("m.replace", "m.thread", "m.reference", "m.annotation")
 PATTERNS: Final = (

@@ -1,5 +1,8 @@
 """A bad PDU never fails its batch: mutants among the good events of other rooms, and of their own.
 
+Some of the good events have an `unsigned` that other servers may have written. No constraint of the
+database has to refuse anything.
+
 `STORAGE_FUZZ` says how many mutants; the default is for every day.
 """
 
@@ -16,6 +19,7 @@ from storage.event import content_hash
 from storage.persist import Origin
 from storage.testing import BuiltEvent, RoomBuilder
 from tests.maintenance.rooms import findings
+from tests.persist.hostile_pdus import bad_unsigned, hostile
 from tests.persist.mutated_pdus import mutant
 
 MUTANTS = int(os.environ.get("STORAGE_FUZZ", "1500"))
@@ -61,26 +65,32 @@ class FuzzedRooms:
         return room.message(self.rng.choice((one, other)), "hello")
 
     def mutants(self, count: int, first: int) -> list[bytes | dict[str, Any]]:
-        return [
-            mutant(self.rng, self._base(), f"$mutant{first + number}:s9.test")
-            for number in range(count)
-        ]
+        """Return mutants and hostile PDUs, half of each."""
+        return [self._bad(f"$mutant{first + number}:s9.test") for number in range(count)]
 
-    def _base(self) -> dict[str, Any]:
-        if self.rng.random() < 0.3:
-            room = self.rng.choice(self.sound)
+    def _bad(self, name: str) -> bytes | dict[str, Any]:
+        room = self.rng.choice(self.sound if self.rng.random() < 0.3 else self.wild)
+        base = self._base(room)
+        if self.rng.random() < 0.5:
+            return mutant(self.rng, base, name)
+        recent = self.rng.choice((room, *self.wild)).events[-20:]
+        ids = [name, *(event.event_id for event in recent)]
+        return hostile(self.rng, base, name, room.version, ids)
+
+    def _base(self, room: RoomBuilder) -> dict[str, Any]:
+        if room in self.sound:
             side = room.at(room.events[-1])
             return dict(side.message(side.user(3), "mallory").json)
-        room = self.rng.choice(self.wild)
         event = self.rng.choice(room.events)
         if self.rng.random() < 0.5:
             side = room.at(room.events[-1])
-            event = self.rng.choice(
-                (
-                    side.topic(side.user(1), "x"),
-                    side.message(side.user(1), "x"),
-                    side.join(side.user(4)),
-                )
+            kind = self.rng.randrange(3)
+            event = (
+                side.topic(side.user(1), "x")
+                if kind == 0
+                else side.message(side.user(1), "x")
+                if kind == 1
+                else side.join(side.user(4))
             )
         return dict(event.json)
 
@@ -107,6 +117,7 @@ async def test_each_good_event_is_stored_whatever_else_is_in_its_batch(store: St
             }
             state = await store.current_state(room.room_id)
             assert {key: state.get(key) for key in expected} == expected
+    assert store.measures.unwritable_events == 0
     assert await findings(store) == []
 
 
@@ -114,10 +125,13 @@ async def assert_stored(
     store: Store, bad: list[Any], good: list[BuiltEvent], version: str | None
 ) -> None:
     """Append the good ones among the bad ones, in their order."""
-    places = sorted(random.Random(len(bad)).sample(range(len(bad) + len(good)), len(good)))
+    rng = random.Random(len(bad))
+    places = sorted(rng.sample(range(len(bad) + len(good)), len(good)))
     batch, left = list(bad), list(good)
     for place in places:
-        batch.insert(place, left.pop(0).pdu)
+        event = left.pop(0)
+        is_odd = rng.random() < 0.3
+        batch.insert(place, bad_unsigned(rng, dict(event.json)) if is_odd else event.pdu)
     results = await store.append(batch, room_version=version)
     assert [(results[place].outcome, results[place].event_id) for place in places] == [
         ("stored", event.event_id) for event in good
@@ -159,4 +173,29 @@ async def test_a_nul_inside_of_the_content(
         "rejected",
         "invalid",
     ]
+    assert await findings(store) == []
+
+
+@pytest.mark.parametrize("case", ["authoriser", "levels"])
+@pytest.mark.parametrize("version", ["8", "12"])
+async def test_a_nul_in_the_reason_of_a_rejection(store: Store, version: str, case: str) -> None:
+    """The reason quotes values of the content."""
+    room = RoomBuilder(version, seed=1, sign=False, checked=False)
+    room.start(room.user(1), join_rule="public", users={room.user(2): 100})
+    room.join(room.user(2))
+    if case == "authoriser":
+        room.join_rules(room.user(1), "restricted")
+        content: dict[str, Any] = {
+            "membership": "join",
+            "join_authorised_via_users_server": "@\0:x",
+        }
+        bad = room.state_event(room.user(3), "m.room.member", content, room.user(3))
+    else:
+        levels = {"users": {room.user(2): 100}, "events": {"a\0b": 101}}
+        bad = room.state_event(room.user(2), "m.room.power_levels", levels)
+    results = await store.append([event.pdu for event in room.events])
+    assert [one.outcome for one in results] == ["stored"] * (len(results) - 1) + ["rejected"]
+    kept = await store.event(bad.event_id)
+    assert kept is not None
+    assert "\ufffd" in str(kept.rejected)
     assert await findings(store) == []

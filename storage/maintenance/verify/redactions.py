@@ -170,7 +170,9 @@ async def redactions(conn: Connection, room: VerifiedRoom) -> ExpectedRedactions
             held = events.get(row.event_nid)
             if held is None:
                 continue
-            target = targets.get(held.event.redacts or "")
+            names_itself = held.event.redacts == held.event.event_id
+            wanted = None if names_itself else held.event.redacts
+            target = targets.get(wanted or "")
             applies = (
                 target is not None
                 and target.room_nid == room.nid
@@ -188,8 +190,8 @@ async def redactions(conn: Connection, room: VerifiedRoom) -> ExpectedRedactions
                     rank, result.effective.get(target.event_id, rank)
                 )
             is_hidden = target is None or target.is_refused
-            if is_hidden and held.event.redacts is not None:
-                result.waiting[row.event_nid] = held.event.redacts
+            if is_hidden and wanted is not None:
+                result.waiting[row.event_nid] = wanted
             purged = (
                 target is None
                 and row.event_nid in result.waiting

@@ -22,8 +22,9 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from storage.database.connection import Database
-from storage.errors import CommitUnknown, DatabaseFull, DatabaseReplaced, StorageClosed
+from storage.errors import CommitUnknown, DatabaseReplaced, StorageClosed
 from storage.observability.opentelemetry import tracing
+from storage.persist.commit import apart
 from storage.persist.commit.publish import absorb
 from storage.persist.commit.requests import AppendRequest, WriteBatch
 from storage.persist.commit.retry import OutcomeUnknown, Part, WriteAttempts
@@ -36,7 +37,6 @@ from storage.persist.model.missing_data import MissingData
 from storage.persist.model.results import AppendResult
 from storage.streams.caches import DICTIONARIES, REMOVED, Removed
 from storage.streams.feed import Advance
-from storage.streams.in_flight import LOST
 from storage.streams.registry import Restart, Streams
 
 logger: logging.Logger = logging.getLogger(__name__)
@@ -460,9 +460,8 @@ class Writer:
         )
         if not isinstance(failed.error, OutcomeUnknown):
             self._attempts.forget(failed)
-        await self._serve(
-            again, failed if failed.sent or isinstance(failed.error, OutcomeUnknown) else None
-        )
+        is_first_attempt = failed.sent or isinstance(failed.error, OutcomeUnknown)
+        await apart.serve(self._attempts, again, failed if is_first_attempt else None)
         self._mending = None
         self._queue.extendleft(
             request
@@ -470,26 +469,6 @@ class Writer:
             if not request.is_over and request not in self._lane
         )
         _set_over(failed)
-
-    async def _serve(
-        self, requests: Sequence[AppendRequest], failed: WriteBatch | None = None
-    ) -> None:
-        """Serve these appends on the slow path.
-
-        If one append fails, each is served alone, and only the failing ones get the error. If the
-        connection is lost or the disk is full, all of them fail.
-        """
-        try:
-            await self._attempts.serve(requests, failed)
-        except (*LOST, DatabaseFull) as error:
-            for request in requests:
-                request.fail(error)
-        except Exception as error:  # noqa: BLE001  # any error is the result of the append
-            if len(requests) == 1:
-                requests[0].fail(error)
-                return
-            for request in requests:
-                await self._serve([request])
 
 
 def _set_over(batch: WriteBatch) -> None:

@@ -107,7 +107,7 @@ class WriteAttempts:
     ) -> None:
         self.caches = caches
         self._database = database
-        self._measures = database.measures
+        self.measures = database.measures
         self._streams = streams
         self._server_name = server_name
         self._blocks = NidBlocks()
@@ -215,14 +215,12 @@ class WriteAttempts:
         with self._in_flight.writing():
             async with self._database.connection() as conn:
                 written = await self._written(conn, batch)
-            self._measures.writer_statements += conn.statements
+            self.measures.writer_statements += conn.statements
             await self._answered(batch, written)
         self._tell(batch, written)
 
-    async def serve(
-        self, requests: Sequence[AppendRequest], failed: WriteBatch | None = None
-    ) -> None:
-        """Write the remaining events of these appends.
+    async def serve(self, parts: Sequence[Part], failed: WriteBatch | None = None) -> None:
+        """Write the next events of these appends.
 
         ``failed`` is their last batch, if it failed.
 
@@ -237,12 +235,12 @@ class WriteAttempts:
         if failed is None:
             await self._in_flight.ready()
         lost = forgotten = False
-        signs = any(isinstance(one, LocalEvent) for request in requests for one in request.rest)
+        signs = any(isinstance(one, LocalEvent) for _, part in parts for one in part)
         for attempt in range(self._most):
             batch = failed if failed is not None and attempt == 0 else self.plan()
             locks = attempt > 0 and (not signs or attempt + 1 == self._most)
             try:
-                return await self._attempt(batch, requests, assume_new=attempt == 0, locks=locks)
+                return await self._attempt(batch, parts, assume_new=attempt == 0, locks=locks)
             except OutcomeUnknown:
                 continue  # the next attempt assumes nothing (`assume_new` in `_attempt`)
             except DatabaseError as error:
@@ -290,7 +288,7 @@ class WriteAttempts:
     async def _attempt(
         self,
         batch: WriteBatch,
-        requests: Sequence[AppendRequest],
+        parts: Sequence[Part],
         *,
         assume_new: bool,
         locks: bool,
@@ -305,7 +303,6 @@ class WriteAttempts:
             async with (
                 self._database.transaction() if locks else self._database.connection() as conn
             ):
-                parts = [(request, request.rest) for request in requests]
                 # The locks last until the commit. Other writers of these rooms wait in `write`.
                 if locks:
                     await conn.execute(
@@ -317,7 +314,7 @@ class WriteAttempts:
                     batch, parts, partial(load, conn), named=incoming, assume_new=assume_new
                 )
                 written = await self._written(conn, batch)
-            self._measures.writer_statements += conn.statements
+            self.measures.writer_statements += conn.statements
             await self._answered(batch, written)
         absorb(self.caches, batch.change_set)  # for `send`, `Writer._taken` has done this
         self._tell(batch, written)
@@ -333,10 +330,10 @@ class WriteAttempts:
         with tracing.commit(
             (request.caller for request in batch.answers), _ids(batch) if tracing.tracer else {}
         ):
-            received_ms = arrival_ms(self._measures)
+            received_ms = arrival_ms(self.measures)
             written = await write(conn, batch.change_set, self._in_flight.author, received_ms)
-        self._measures.writes.add(time.perf_counter() - began)
-        self._measures.write_events.add(batch.size)
+        self.measures.writes.add(time.perf_counter() - began)
+        self.measures.write_events.add(batch.size)
         return written
 
     async def _answered(self, batch: WriteBatch, written: WriteResult) -> None:

@@ -23,7 +23,8 @@ class AppendResult(NamedTuple):
     - ``soft_failed``: it is stored and flagged, because the current state or the caller refuses it
     - ``redacted``: it is stored, but its content hash is wrong: only the redacted form counts
     - ``missing_parents``: it is not stored; fetch ``missing``, or give ``state_before``
-    - ``invalid``: it is not stored, because it is malformed, too large, or has a bad signature
+    - ``invalid``: it is not stored, because it is malformed, too large, or has a bad signature; or
+      because a constraint of the database refuses it, which is logged as an error
 
     ``event_id`` is None only if the PDU could not be read. ``reason`` is set if something was
     refused. Both orderings are None for outliers and for events that were not stored. ``missing``

@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 from storage.database.names import INVITE, JOIN, MEMBERSHIPS, membership_code
 from storage.event import Event
+from storage.event.parsing import MAX_ID_BYTES
 from storage.ids import server_name_of
 from storage.persist.model.change_set import ChangeSet
 from storage.persist.model.event_changes import EventChanges
@@ -47,6 +48,8 @@ def refusal(change_set: ChangeSet, room: RoomChanges, event: Event) -> str | Non
         "@"
     ):
         return f"{event.state_key} is not a user of {change_set.server_name}"
+    if len(event.state_key.encode()) > MAX_ID_BYTES:
+        return f"state_key is longer than {MAX_ID_BYTES} bytes"
     if is_resident(change_set, room):
         return f"{change_set.server_name} is in the room: the room's state authorises the event"
     return _refused_membership(change_set, room, event)

@@ -64,7 +64,8 @@ def find(changes: EventChanges, row: EventRow, event: Event, before: Group) -> R
     )
     if row.type_nid != TYPE_REDACTION or not row.accepted:
         return found
-    if event.redacts is None:
+    # senders choose the ids of versions 1 and 2, so an event can name itself
+    if event.redacts is None or event.redacts == event.event_id:
         return found._replace(ineffective=True)
     target = changes.change_set.events.row(event.redacts)
     if target is None or target.outlier or target.refused is not None:
@@ -75,6 +76,8 @@ def find(changes: EventChanges, row: EventRow, event: Event, before: Group) -> R
         or not _allowed(changes, row, event, before, target)
     ):
         return found._replace(ineffective=True)
+    # the two may redact each other: then the target has changed already
+    target = next((one for one in changed if one.event_nid == target.event_nid), target)
     return found._replace(changed=(*changed, *_redacted(changes, row, target)))
 
 
