@@ -202,7 +202,7 @@ def _with_signatures(join: Event, returned: Pdu | None) -> Pdu:
     """Return a join with the required signatures that the returned event has."""
     if returned is None:
         return join.raw
-    given = receive.glances([returned])[0].get("signatures")
+    given = receive.glance_of(returned).get("signatures")
     own = join.json.get("signatures", {})
     added = {
         server: given[server]

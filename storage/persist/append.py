@@ -167,8 +167,8 @@ async def _append(
         marking = said.partial_join
         incoming = [one._replace(is_partial=one.event.event_id == marking) for one in incoming]
     if incoming:
-        stored = await writer.append(incoming, queued=place.leave)
-        results.update(zip(ordered, stored, strict=True))
+        written = await writer.append(incoming, queued=place.leave)
+        results.update(zip(ordered, written, strict=True))
     answers = [results[index] for index in range(len(pdus))]
     _note(answers, rooms, refused)
     return answers
