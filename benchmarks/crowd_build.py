@@ -22,6 +22,7 @@ import storage
 from benchmarks.crowd import DEPTH_MS, FIRST_MS, SERVER, SPEAKERS, STEP_MS, VERSION, Crowd, Pen
 from storage import Store
 from storage.config import Config
+from storage.database.clocks import now_ms
 from storage.database.connection import Connection, Database
 from storage.event.relation import target_key
 
@@ -297,7 +298,8 @@ def _chosen(
 def _messages(
     crowd: Crowd, chosen: Iterable[tuple[Floor, Speaker]], first: FirstRow
 ) -> Iterator[tuple[Any, ...]]:
-    """Yield the rows of messages in the order in which they arrive."""
+    """Yield the rows of messages in the order in which they arrive, all of them now."""
+    received_ts = now_ms()
     text = ("the quick brown fox jumps over the lazy dog " * (crowd.body // 40 + 1))[: crowd.body]
     for index, (floor, speaker) in enumerate(chosen):
         nid, stream, ts = (
@@ -312,7 +314,7 @@ def _messages(
         event_id, raw = pen.write(
             speaker.user, "m.room.message", speaker.auth_ids, (content, "{}"), ts=ts
         )
-        orders = (nid, stream, pen.depth, pen.depth, ts, ts, row.state_group, row.audience)
+        orders = (nid, stream, pen.depth, pen.depth, ts, received_ts, row.state_group, row.audience)
         late = floor.out_of_order(ts)
         flags = (False, False, False, False)
         names = (row.room_nid, speaker.nid, 8, 0, first.writer_nid, *flags)

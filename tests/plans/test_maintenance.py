@@ -5,6 +5,7 @@ events: the rows are the same. In a room of 1,000 events each statement touches 
 """
 
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import Final
 
 import pytest
@@ -34,6 +35,8 @@ EACH: Final = 12
 """Rows that one statement may touch for each event of the room that it goes through."""
 BESIDE: Final = 300
 """And for its members and state."""
+
+CONFIG: Final = replace(QUIET, retention_lifetime_ms_min=1)
 
 Task = Callable[[Store, str], Awaitable[object]]
 
@@ -107,7 +110,7 @@ async def touched(
 ) -> dict[str, Touched]:
     found = {}
     async with storage.open(
-        room.dsn, server_name=SERVER, config=QUIET, signing_key=signing_key(SERVER)
+        room.dsn, server_name=SERVER, config=CONFIG, signing_key=signing_key(SERVER)
     ) as store:
         for name, task in tasks:
             with recorder.recording() as plans:
