@@ -122,13 +122,11 @@ reader AS MATERIALIZED (
         ARRAY(SELECT principal_nid FROM principals WHERE name = ANY($3::text[])) AS ignored
 ),
 named AS MATERIALIZED (
-    SELECT event_nid, room_nid, relation_key(event_id) AS key
-    FROM events
-    WHERE event_nid = ANY(ARRAY(
-        SELECT found.event_nid
-        FROM unnest($2::text[]) AS one (id)
-        CROSS JOIN LATERAL (SELECT event_nid FROM events WHERE event_id = one.id OFFSET 0) AS found
-    ))
+    SELECT found.event_nid, found.room_nid, relation_key(found.event_id) AS key
+    FROM (SELECT DISTINCT unnest($2::text[]) AS id) AS one
+    CROSS JOIN LATERAL (
+        SELECT event_nid, room_nid, event_id FROM events WHERE event_id = one.id OFFSET 0
+    ) AS found
 ),
 -- events that others relate to: a probe for each, never a join with all relations
 related AS MATERIALIZED (
