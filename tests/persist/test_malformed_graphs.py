@@ -197,6 +197,20 @@ async def test_a_second_create_event_is_rejected(
     await is_sound(store)
 
 
+@pytest.mark.parametrize("version", ["1", "11", "12"])
+@pytest.mark.parametrize("room_id", [[], {}, None, 1, [["!x:s1.test"]]])
+async def test_a_create_event_of_no_room(store: Store, version: str, room_id: object) -> None:
+    """It fails nothing else."""
+    room = begun(version)
+    create = {**room.events[0].json, "room_id": room_id}
+    results = await store.append([create, *room.pdus, canonical(create)], room_version=version)
+    assert [result.outcome for result in results] == [
+        "invalid",
+        *["stored"] * len(room.pdus),
+        "invalid",
+    ]
+
+
 @pytest.mark.parametrize("version", ["1", "11"])
 @pytest.mark.parametrize("count", [21, 100_000, pytest.param(1_000_000, marks=long_run)])
 async def test_more_parents_than_an_event_may_have(
