@@ -29,7 +29,7 @@ class Event:
     depth: int  # as claimed by the sender; never used for order
     origin_server_ts: int  # milliseconds since 1970 UTC, as claimed
     prev_event_ids: tuple[EventId, ...]  # as given, in order, repetitions kept
-    auth_event_ids: tuple[EventId, ...]  # as `prev_event_ids`
+    auth_event_ids: tuple[EventId, ...]  # as `prev_event_ids`; none of a create event
     # target of an m.room.redaction, from where this version stores it; None if it names no event
     redacts: str | None
     raw: bytes

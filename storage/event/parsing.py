@@ -106,7 +106,8 @@ def _event(
     prev, auth = json["prev_events"], json["auth_events"]
     if version.reference_pairs:
         prev, auth = [pair[0] for pair in prev], [pair[0] for pair in auth]
-    own_room = version.create_room_id and event_type == "m.room.create"
+    is_create = event_type == "m.room.create"
+    own_room = version.create_room_id and is_create
     return make_event(
         event_id,
         RoomId("!" + event_id[1:]) if own_room else json["room_id"],
@@ -118,7 +119,8 @@ def _event(
         json["depth"],
         json["origin_server_ts"],
         tuple(prev),
-        tuple(auth),
+        # the rules ignore those of a create event, which may even be of another room
+        () if is_create else tuple(auth),
         _redacts(json, version) if event_type == "m.room.redaction" else None,
         raw,
         json,

@@ -138,7 +138,7 @@ async def _append(
         database, writer, {room for room in rooms if room is not None}, is_alone=place.is_taken
     )
     known = {**named, **stored} if named else stored
-    created = await _created(pdus, glanced, known)
+    created = await _created(pdus, glanced, rooms, known)
     versions = receive.versions(glanced, rooms, known, created, said.room_version)
     results: dict[int, AppendResult] = {}
     events: dict[int, Event] = {}
@@ -175,13 +175,16 @@ async def _append(
 
 
 async def _created(
-    pdus: Sequence[Pdu], glanced: Sequence[Mapping[str, Any]], known: Mapping[str, str]
+    pdus: Sequence[Pdu],
+    glanced: Sequence[Mapping[str, Any]],
+    rooms: Sequence[str | None],
+    known: Mapping[str, str],
 ) -> dict[str, str]:
     """Return the versions in the create events of rooms that are not known, by room id."""
     found: dict[str, str] = {}
     turns = Turns()
-    for pdu, one in zip(pdus, glanced, strict=True):
-        if one.get("type") == "m.room.create" and one.get("room_id") not in known:
+    for pdu, one, room in zip(pdus, glanced, rooms, strict=True):
+        if one.get("type") == "m.room.create" and room not in known:
             receive.note_create_event(found, pdu, one)
             await turns.took(receive.size_of(pdu))
     return found

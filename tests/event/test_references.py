@@ -42,5 +42,14 @@ def test_a_create_event_implies_none(version: str) -> None:
     assert implied_auth_ids(ROOM_VERSIONS[version], "m.room.create", ROOM_ID) == ()
 
 
+@pytest.mark.parametrize("version", VERSIONS)
+def test_those_that_a_create_event_lists_do_not_count(version: str) -> None:
+    place = {} if version == "12" else {"room_id": ROOM_ID}
+    create = {"type": "m.room.create", "state_key": "", "room_id": ..., **place}
+    event = parse(signed_pdu(version, **create, auth_events=cited(version, LISTED)), version)
+    assert event.auth_event_ids == ()
+    assert auth_ids_of(event) == ()
+
+
 def test_the_create_event_of_a_room_id() -> None:
     assert create_id_of("!abc") == "$abc"

@@ -18,10 +18,10 @@ from tests.maintenance.rooms import SERVER
 
 
 def versions_before(
-    pdus: Sequence[Any],
     glanced: Sequence[Mapping[str, Any]],
     rooms: Sequence[str | None],
     known: Mapping[str, str],
+    _: Mapping[str, str],
     given: str | None,
 ) -> list[str | None]:
     own = {

@@ -55,6 +55,8 @@ SQL_REJECTED: Final[LiteralString] = fill(
 JUDGED_TOGETHER: Final = 500
 CREATE: Final = "m.room.create"
 CREATE_KEY: Final[StateKey] = (CREATE, "")
+OF_ANOTHER_ROOM: Final = ("auth_events.other_room", "auth_events.rejected")
+"""The rules by which an event that cites one of another room may be rejected."""
 
 
 class RejectedRow(NamedTuple):
@@ -182,6 +184,8 @@ def _findings(room: VerifiedRoom, case: AuthCase) -> Iterator[Finding]:
         _verdict(case, LoadedLookup(case.held.stream_ordering, late)) for late in (True, False)
     ]
     found = case.held.rejected
+    if _rule(found) in OF_ANOTHER_ROOM and _rule(verdicts[0]) == "auth_events.missing":
+        return  # the other room was purged
     if all(_rule(verdict) != _rule(found) for verdict in verdicts):
         expected = verdicts[0] or ACCEPTED
         yield room.finding("rejected", [case.held.event.event_id], found or ACCEPTED, expected)

@@ -19,7 +19,7 @@ from storage.event.versions import version_of
 from storage.maintenance.censor import AS_RECEIVED, CENSORED
 from storage.maintenance.room_events import PART_ROOM_EVENTS
 from storage.maintenance.verify.finding import Finding
-from storage.maintenance.verify.room import VerifiedRoom, event_ids
+from storage.maintenance.verify.room import VerifiedRoom, event_ids, unknown
 from storage.maintenance.verify.version import version_of_id
 
 SQL_CONTENTS: Final[LiteralString] = compose(
@@ -30,7 +30,7 @@ SELECT e.event_nid, e.event_id, e.encoding, e.redacted_form, e.redacted_by, e.ou
     claimed_depth(e.depth, e.topological_ordering) AS depth, e.origin_server_ts, e.membership,
         :prev_nids.call(e) AS prev_events, :auth_nids.call(e) AS auth_events,
     e.relates_to, x.type AS rel_type, e.replaces, e.has_url, e.describes_room,
-    is_out_of_band(e) AS is_out_of_band
+    is_out_of_band(e) AS is_out_of_band, e.rejected IS NOT NULL AS is_rejected
 FROM events e
 LEFT JOIN event_types t USING (type_nid)
 LEFT JOIN event_types x ON x.type_nid = e.rel_type_nid
@@ -83,6 +83,7 @@ class ContentsRow(NamedTuple):
     has_url: bool | None
     describes_room: bool | None
     is_out_of_band: bool
+    is_rejected: bool
 
 
 async def check_contents(conn: Connection, room: VerifiedRoom) -> AsyncIterator[Finding]:
@@ -184,12 +185,28 @@ def _columns(
         ),
         "auth_events": (
             [ids[nid] for nid in row.auth_events],
-            [] if row.is_out_of_band else list(dict.fromkeys(event.auth_event_ids)),
+            _auth_events(row, event, ids),
         ),
     }
     for column, (found, wanted) in expected.items():
         if found != wanted:
             yield room.finding("columns", [row.event_id], f"{column} {found}", wanted)
+
+
+def _auth_events(row: ContentsRow, event: Event, ids: Mapping[int, str]) -> list[str]:
+    """Return the right auth events, as ``ids`` names them.
+
+    A rejected event may cite events of another room, which may be purged.
+    """
+    if row.is_out_of_band:
+        return []
+    listed: list[str] = list(dict.fromkeys(event.auth_event_ids))
+    if row.is_rejected and len(listed) == len(row.auth_events):
+        return [
+            ids[nid] if ids[nid] == unknown(nid) else one
+            for nid, one in zip(row.auth_events, listed, strict=True)
+        ]
+    return listed
 
 
 def _describes_room(row: ContentsRow, event: Event) -> bool | None:

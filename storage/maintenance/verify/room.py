@@ -142,4 +142,9 @@ async def event_ids(conn: Connection, event_nids: Iterable[int]) -> dict[int, st
     """Return the ids of stored or missing events, by nid; for an unknown nid such as 7 "nid 7"."""
     wanted = list(set(event_nids))
     known = dict(await conn.fetch(SQL_EVENT_IDS, wanted, row=NidRow)) if wanted else {}
-    return {nid: known.get(nid, f"nid {nid}") for nid in wanted}
+    return {nid: known.get(nid, unknown(nid)) for nid in wanted}
+
+
+def unknown(event_nid: int) -> str:
+    """Return the name of an event that is neither stored nor missing."""
+    return f"nid {event_nid}"
