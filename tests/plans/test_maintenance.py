@@ -95,6 +95,8 @@ TASKS: Final[tuple[tuple[int, Task], ...]] = (
     (8, purged_whole),
 )
 """Each with the number of its small room."""
+PROBING: Final = ("censored",)
+"""It looks at positions far before: there the dead rows of a purge stay until a vacuum."""
 
 
 @pytest.fixture(autouse=True)
@@ -134,7 +136,9 @@ async def test_a_small_room_beside_a_big_one(
         await states.drop(room)
     growing = {}
     for what, after in found[1].items():
-        growing.update(after.grown(found[0][what], what))
+        is_probed = what in PROBING and BY_NAME[name].purged
+        shown = after.rows_only() if is_probed else after
+        growing.update(shown.grown(found[0][what], what))
     assert growing == {}
 
 
