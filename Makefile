@@ -45,7 +45,7 @@ soak: .venv/.dev ## run long random tests, then MINUTES= of kills and restarts; 
 	STORAGE_EXAMPLES=200 STORAGE_FUZZ=100000 $(BIN)/python -m pytest -n 2 --timeout 0 tests/oracle tests/persist/test_fuzz.py tests/queries/test_sharing.py tests/homeserver/test_client_events.py
 	STORAGE_EXAMPLES=3 STORAGE_OUTAGE_S=60 $(BIN)/python -m pytest -n 2 --timeout 0 tests/pipeline tests/benchmarks tests/packaging tests/docs tests/cli/test_spark.py tests/replication/test_long_outage.py tests/visibility tests/cli/test_interrupts.py tests/persist/test_malformed_graphs.py tests/maintenance/test_damage.py tests/maintenance/test_indexes.py
 	STORAGE_EXAMPLES=500 $(BIN)/python -m pytest -n 2 tests/federation/test_partial_random.py tests/federation/test_partial_kills.py
-	STORAGE_PLAN_EVENTS=1000000 $(BIN)/python -m pytest --timeout 0 tests/plans
+	STORAGE_PLAN_EVENTS=1000000 STORAGE_PLAN_STATES=all $(BIN)/python -m pytest --timeout 0 tests/plans
 	STORAGE_DAMAGES=5000 $(BIN)/python -m pytest -s --timeout 0 tests/maintenance/test_random_damage.py
 	STORAGE_EXAMPLES=50 $(BIN)/python -m pytest tests/federation/test_busy_kills.py
 	$(BIN)/python -m benchmarks.soak --minutes $(or $(MINUTES),30)

@@ -1,7 +1,7 @@
 """The plans of every statement that a store runs, also of those that write.
 
 Each statement is analysed before it runs, in a savepoint that is undone, by the generic plan of its
-prepared statement: that is how a session runs it.
+prepared statement, which a session keeps: that is how it runs in a store.
 """
 
 import re
@@ -9,6 +9,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final
+from weakref import WeakKeyDictionary
 
 import pytest
 
@@ -32,6 +33,7 @@ class PlanRecorder:
     def __init__(self) -> None:
         self.plans: list[QueryPlan] = []
         self._is_on = False
+        self._prepared = WeakKeyDictionary[Any, dict[str, Any]]()
 
     @contextmanager
     def recording(self) -> Iterator[list[QueryPlan]]:
@@ -47,10 +49,18 @@ class PlanRecorder:
         async def recorded(conn: Connection, statement: str, *args: Any) -> Any:
             sent = args[1:]  # after the driver's function
             if self._is_on and sent and sent[0] is statement and is_analysed(statement):
-                self.plans.append(await plan_of(conn._driver, statement, sent[1:]))
+                prepared = await self._prepared_on(conn._driver, statement)
+                self.plans.append(await plan_of(conn._driver, statement, prepared, sent[1:]))
             return await call(conn, statement, *args)
 
         monkeypatch.setattr(Connection, "_call", recorded)
+
+    async def _prepared_on(self, driver: Any, statement: str) -> Any:
+        """Return a statement of a session, which keeps its plan."""
+        kept = self._prepared.setdefault(driver, {})
+        if statement not in kept:
+            kept[statement] = await driver.prepare(statement)
+        return kept[statement]
 
 
 def is_analysed(statement: str) -> bool:
@@ -62,16 +72,13 @@ def is_analysed(statement: str) -> bool:
     )
 
 
-async def plan_of(driver: Any, statement: str, args: tuple[Any, ...]) -> QueryPlan:
+async def plan_of(driver: Any, statement: str, prepared: Any, args: tuple[Any, ...]) -> QueryPlan:
     """Run a statement by its generic plan, and undo it."""
-    prepared = await driver.prepare(statement)
     literals = await _literals(driver, [one.name for one in prepared.get_parameters()], args)
     inside = driver.is_in_transaction()
     await driver.execute("SAVEPOINT analysed" if inside else "BEGIN")
     document = await driver.fetchval(f'{EXPLAIN} "{prepared.get_name()}"{literals}')
-    await driver.execute("ROLLBACK TO analysed" if inside else "ROLLBACK")
-    if inside:
-        await driver.execute("RELEASE analysed")
+    await driver.execute("ROLLBACK TO analysed; RELEASE analysed" if inside else "ROLLBACK")
     return QueryPlan.of(statement, document)
 
 

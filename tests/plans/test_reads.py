@@ -29,12 +29,12 @@ from storage.queries.catalogue import QUESTIONS, QueryArguments, ask, deployment
 from storage.queries.filters import ANY_EVENT, EventFilter
 from storage.queries.pagination.page import END, Direction, between
 from storage.streams import PaginationToken
+from tests.plans.chosen import states_of
 from tests.plans.recording import PlanRecorder, Touched
 from tests.queries.test_large_plans import BY_ID, BY_NID, BY_ORDER, BY_RELATION, BY_STREAM, EXPECTED
 
 pytestmark = [
-    pytest.mark.xdist_group("statistics"),
-    pytest.mark.every_postgres,
+    pytest.mark.xdist_group("plans-reads"),
     pytest.mark.timeout(600),
 ]
 
@@ -281,7 +281,7 @@ def in_small_room() -> dict[str, Found]:
     return {}
 
 
-@pytest.mark.parametrize("name", BY_NAME)
+@pytest.mark.parametrize("name", states_of(BY_NAME))
 async def test_a_read_does_not_grow_with_the_room(
     states: StatesServer, recorder: PlanRecorder, in_small_room: dict[str, Found], name: str
 ) -> None:
@@ -315,6 +315,7 @@ async def test_a_plan_that_reads_the_room_is_found(
         touched = []
         for value in ("off", "on"):
             await conn.execute(f"SET enable_bitmapscan = {value}; SET cpu_tuple_cost = 0.01")
+            await conn.execute("DISCARD PLANS")
             await conn.execute("SET cpu_index_tuple_cost = 0.005; SET random_page_cost = 1.1")
             with recorder.recording() as plans:
                 await ask(conn, "messages", given)

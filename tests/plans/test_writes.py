@@ -19,11 +19,11 @@ from storage.streams import fact_rows
 from storage.streams.positions import LARGEST_POSITION
 from storage.testing import signing_key
 from tests.persist.writing import QUIET
+from tests.plans.chosen import few_states_of
 from tests.plans.recording import PlanRecorder, Touched
 
 pytestmark = [
-    pytest.mark.xdist_group("statistics"),
-    pytest.mark.every_postgres,
+    pytest.mark.xdist_group("plans-writes"),
     pytest.mark.timeout(600),
 ]
 
@@ -184,7 +184,7 @@ async def touched(
     await states.drop(room)
 
 
-@pytest.mark.parametrize("name", BY_NAME)
+@pytest.mark.parametrize("name", few_states_of(BY_NAME))
 async def test_a_write_does_not_grow_with_the_room(
     states: StatesServer, recorder: PlanRecorder, name: str
 ) -> None:
