@@ -94,6 +94,9 @@ at AS MATERIALIZED (  -- the requested groups
         CROSS JOIN LATERAL (SELECT event_nid FROM events WHERE event_id = one.id OFFSET 0) AS found
     ))
 ),
+kind AS MATERIALIZED (  -- once: the types would else be read for each entry
+    SELECT type_nid, type FROM event_types WHERE type = ANY($3::text[])
+),
 -- the rows of their paths without members; a lost row has no part
 step AS MATERIALIZED (
     SELECT one.state_group, p.place, g.state_group AS part, :own_others.of(g)
@@ -117,9 +120,9 @@ named AS (
     CROSS JOIN LATERAL (  -- one by one: a state has few keys that are no members
         SELECT type_nid, state_key FROM state_keys WHERE state_key_nid = f.state_key_nid OFFSET 0
     ) AS k
-    JOIN event_types t USING (type_nid)
+    JOIN kind t USING (type_nid)
     LEFT JOIN events e USING (event_nid)
-    WHERE t.type = ANY($3::text[]) AND f.event_nid <> 0
+    WHERE f.event_nid <> 0
 )
 SELECT at.event_id AS at_event_id, at.state_group,
     at.state_group IN (SELECT state_group FROM step WHERE part IS NULL) AS is_lost,

@@ -25,6 +25,8 @@ from pyspark.sql.datasource import (
 )
 
 import storage
+from storage.config import Config
+from storage.database.session import pinned
 from storage.pipeline.source import filters as filters_module
 from storage.pipeline.source.filters import HIGHEST, LOWEST, Chosen, Range, taken
 from storage.pipeline.source.options import Options
@@ -268,11 +270,13 @@ async def test_the_plan_of_a_period_has_its_index_alone(
     chosen = Chosen(received_ts=Range(1, 2))
     bounds = Bounds((Bound(1, False, 0, HIGHEST), Bound(1, True, 0, HIGHEST)))
     given = *bounds.columns(), *chosen.columns(), 1, -1, 3, filters_module.SORTED_EVENTS
-    async with watcher.transaction():
-        await watcher.execute(filters_module.SQL_BY_INDEX)
-        lines = await watcher.fetch(
+    session = await asyncpg.connect(dsn, server_settings=pinned(Config()))
+    async with session.transaction():
+        await session.execute(filters_module.SQL_BY_INDEX)
+        lines = await session.fetch(
             f"EXPLAIN (COSTS OFF) {filters_module.SQL_NIDS_BY_RECEIPT}", *given
         )
+    await session.close()
     plan = "\n".join(line[0] for line in lines)
     assert "Bitmap Index Scan on events_received_idx" in plan
     assert len(set(re.findall(r"events_\w+", plan))) == 1, plan
