@@ -241,7 +241,7 @@ async def arguments(conn: Connection, room: BigRoom) -> QueryArguments:
     )
 
 
-class Found(NamedTuple):
+class TouchedByRead(NamedTuple):
     """What a read touched, the indexes that it used, and the rows of its answers."""
 
     touched: Touched
@@ -256,7 +256,7 @@ def is_large(index: str, state: StatisticsState) -> bool:
 
 async def read_all(
     states: StatesServer, recorder: PlanRecorder, name: str, events: int
-) -> AsyncIterator[tuple[str, Found]]:
+) -> AsyncIterator[tuple[str, TouchedByRead]]:
     """Yield what each read touches. Its transaction is undone."""
     room = await states.create(BY_NAME[name], events)
     async with await Database.open(room.dsn) as database, database.connection() as conn:
@@ -271,19 +271,19 @@ async def read_all(
             await conn.execute("ROLLBACK")
             indexes = set[str]().union(*(plan.indexes for plan in plans))
             answered = sum(plan.answer_rows for plan in plans)
-            yield what, Found(Touched.of(plans), indexes, answered)
+            yield what, TouchedByRead(Touched.of(plans), indexes, answered)
     await states.drop(room)
 
 
 @pytest.fixture(scope="module")
-def in_small_room() -> dict[str, Found]:
+def in_small_room() -> dict[str, TouchedByRead]:
     """What each read touches in the small room, with good statistics: the first test fills it."""
     return {}
 
 
 @pytest.mark.parametrize("name", states_of(BY_NAME))
 async def test_a_read_does_not_grow_with_the_room(
-    states: StatesServer, recorder: PlanRecorder, in_small_room: dict[str, Found], name: str
+    states: StatesServer, recorder: PlanRecorder, in_small_room: dict[str, TouchedByRead], name: str
 ) -> None:
     if not in_small_room:
         in_small_room |= {
