@@ -14,7 +14,7 @@ R = TypeVar("R")
 TURN_BYTES: Final = 65_536
 """Bytes of one turn, the size of the largest event: some milliseconds of parsing."""
 ITEM_BYTES: Final = 640
-"""What any item weighs, however short it is: a hundred of them are a turn."""
+"""The least weight of an item: a hundred short ones are a turn."""
 ARGUMENT_MAX: Final = 10_000
 """Values of an argument that are worked on in the turn of something else."""
 TURN_ROWS: Final = 2_000

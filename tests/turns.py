@@ -1,4 +1,4 @@
-"""Turns of the event loop, and how much of something is done between two of them."""
+"""LoopTurns of the event loop, and how much of something is done between two of them."""
 
 import asyncio
 from collections.abc import Callable
@@ -7,7 +7,7 @@ from typing import Any, Self
 import pytest
 
 
-class Turns:
+class LoopTurns:
     """Counts the turns while the block runs, and the most units that `note` got within one."""
 
     def __init__(self) -> None:

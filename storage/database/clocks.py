@@ -1,7 +1,7 @@
 """Clocks, which may be wrong: a machine that starts in 1970, or one that is a day ahead.
 
-What deletes by time takes the earlier one of two clocks, so that a clock that is ahead deletes
-nothing early.
+Maintenance that deletes by time takes the earlier one of two clocks, so that a clock that is ahead
+deletes nothing early.
 """
 
 import logging

@@ -106,7 +106,7 @@ async def _from_server(
 ) -> tuple[Results, bool]:
     """Store what the first server returns; return the results, and whether it reached the limit.
 
-    What is below a stored event is another gap, or history from before this server's join.
+    Events below a stored one belong to another gap, or to the time before this server's join.
     The other servers may be asked for states.
     """
     server = servers[0]

@@ -172,7 +172,7 @@ class CensoredEventRow(NamedTuple):
 
 
 class Deadline(NamedTuple):
-    """What arrived up to ``before_ms`` is due; no event arrived later than ``now_ms``."""
+    """Redactions received up to ``before_ms`` are due; no event arrived later than ``now_ms``."""
 
     before_ms: int
     now_ms: int

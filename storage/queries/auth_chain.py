@@ -34,9 +34,8 @@ given AS MATERIALIZED (  -- by number, or by id
     SELECT $2::text::bigint[] || ARRAY(
         SELECT e.event_nid
         -- one by one: a bitmap of a hash index compares each row with all ids
-        FROM (SELECT unnest($1::text::text[]) AS event_id) AS wanted  -- no tuple store
-        CROSS JOIN LATERAL (SELECT event_nid FROM events
-            WHERE event_id = wanted.event_id OFFSET 0) AS e
+        FROM (SELECT unnest($1::text::text[]) AS given_id) AS wanted  -- no tuple store
+        CROSS JOIN LATERAL (SELECT event_nid FROM events WHERE event_id = given_id OFFSET 0) AS e
     ) AS nids
 ),
 placed AS MATERIALIZED (
@@ -107,9 +106,7 @@ loose AS (  -- given events without a position, and those that they reach throug
     FROM loose l
     CROSS JOIN unnest(l.auth_events) AS parent (event_nid)
     -- one by one, also below: a join could read all events or chains
-    CROSS JOIN LATERAL (
-        SELECT * FROM events WHERE event_nid = parent.event_nid OFFSET 0
-    ) AS e
+    CROSS JOIN LATERAL (SELECT * FROM events WHERE event_nid = parent.event_nid OFFSET 0) AS e
     WHERE (SELECT true FROM auth_chains p WHERE p.event_nid = parent.event_nid) IS NULL
 ),
 -- the targets of the links of these chains, and of the auth events of the loose events

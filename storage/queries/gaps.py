@@ -36,8 +36,9 @@ WHERE r.room_id = $1::text
 ORDER BY c.lowest DESC, m.event_id
 """
 
-# Not: history from before this server was in the room, and before its return, which begins with a
-# join of a local user; history that a purge has deleted, whose children were received before it.
+# It leaves out history from before this server was in the room, and before its return, which begins
+# with a join of a local user. It also leaves out what a purge has deleted: the children of that
+# were received before the purge.
 SQL_UNFILLED: Final[LiteralString] = """
 SELECT m.event_id
 FROM rooms r

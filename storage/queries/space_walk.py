@@ -40,8 +40,8 @@ class SpaceRoom(NamedTuple):
     children: list[SpaceChild]
 
 
-class Walk:
-    """What was read, and the rooms that the walk comes to, the next one last."""
+class SpaceWalk:
+    """The rows that were read, and the rooms that the walk comes to, the next one last."""
 
     def __init__(self, conn: Connection, request: WalkRequest) -> None:
         self._conn, self._request = conn, request
@@ -142,4 +142,4 @@ def may_see(room: RoomInfo, own: Mapping[RoomId, str]) -> bool:
 
 async def space_walk(conn: Connection, request: WalkRequest) -> list[SpaceRoom]:
     """Return the visible rooms of a space, each once. `StorageCorrupt`."""
-    return await Walk(conn, request).run()
+    return await SpaceWalk(conn, request).run()

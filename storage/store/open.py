@@ -4,7 +4,13 @@ import logging
 import os
 import secrets
 from collections.abc import AsyncIterator, Collection, Mapping
-from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager, nullcontext
+from contextlib import (
+    AbstractAsyncContextManager,
+    AbstractContextManager,
+    AsyncExitStack,
+    asynccontextmanager,
+    nullcontext,
+)
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -113,15 +119,19 @@ async def open_store(
         with naming:
             opened = await stack.enter_async_context(opening)
         if replica_dsn is not None:
-            deployment_id = opened.identity.deployment_id
-            await stack.enter_async_context(
-                reads_beside(
-                    replica_dsn, opened.database, opened.streams, deployment_id, observer=observer
-                )
-            )
+            await stack.enter_async_context(_reads_beside(opened, replica_dsn, observer))
         await drop_lost_marks(opened.database)
         store = Store(*opened, signing_key, old_signing_keys=old_keys)
         yield await stack.enter_async_context(_opened(store))
+
+
+def _reads_beside(
+    opened: OpenWriter, replica_dsn: str, observer: Observer | None
+) -> AbstractAsyncContextManager[None]:
+    deployment_id = opened.identity.deployment_id
+    return reads_beside(
+        replica_dsn, opened.database, opened.streams, deployment_id, observer=observer
+    )
 
 
 def _old_keys(

@@ -29,7 +29,7 @@ from storage.testing.keys import foreign_signing_key
 from tests.federation.hanging import hang
 from tests.federation.peers import Homeserver, Json, NetworkRemote, fail, published_keys
 from tests.federation.rooms import agree, outcomes, shared_room
-from tests.turns import Turns
+from tests.turns import LoopTurns
 
 S1 = ServerName("s1.test")
 NOW = 1_800_000_000_000
@@ -332,7 +332,7 @@ async def test_ten_signatures_of_an_object_are_checked(monkeypatch: pytest.Monke
     key = published["verify_keys"][KEY_ID]
     listed = published_keys(S1, verify_keys={KEY_ID: key, **dict.fromkeys(ids, key)})
     signed = {"a": 1, "signatures": {S1: dict.fromkeys(ids, "A" * 86)}}
-    async with Turns() as turns:
+    async with LoopTurns() as turns:
         turns.watch(monkeypatch, keys_module, "_is_signed")
         with pytest.raises(InvalidSignature):
             await ring(KeyServer(listed)).check_signed(S1, signed, 60.0)

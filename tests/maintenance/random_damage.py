@@ -124,7 +124,7 @@ class Kind(NamedTuple):
         return f"{self.table}.{'*' if self.column is None else self.column.name}"
 
 
-class Places(NamedTuple):
+class DamagePlaces(NamedTuple):
     """Two rows of a table, and its columns."""
 
     table: str
@@ -157,7 +157,7 @@ async def damage(
     if not rows:
         return None
     own = [column for column in known if column.table_name == table]
-    places = Places(table, rng.choice(rows)[0], rng.choice(rows)[0], own)
+    places = DamagePlaces(table, rng.choice(rows)[0], rng.choice(rows)[0], own)
     sql = f"SELECT {table}::text FROM {table} WHERE ctid = '{places.one}'::tid"
     before = await driver.fetchval(sql)
     try:
@@ -170,7 +170,9 @@ async def damage(
     return None if done is None else f"{kind.place} {kind.way}: {done}; it was {before}"
 
 
-async def _done(driver: asyncpg.Connection, kind: Kind, places: Places, rng: Random) -> str | None:
+async def _done(
+    driver: asyncpg.Connection, kind: Kind, places: DamagePlaces, rng: Random
+) -> str | None:
     if kind.column is not None and kind.way == "exchanged":
         return await _exchange(driver, kind.column, places)
     if kind.column is not None:
@@ -184,7 +186,7 @@ async def _done(driver: asyncpg.Connection, kind: Kind, places: Places, rng: Ran
 
 
 async def _set(
-    driver: asyncpg.Connection, column: Column, places: Places, value: str
+    driver: asyncpg.Connection, column: Column, places: DamagePlaces, value: str
 ) -> str | None:
     changed = await driver.fetch(
         f"UPDATE {places.table} SET {column.name} = {value} WHERE ctid = '{places.one}'::tid "
@@ -193,7 +195,7 @@ async def _set(
     return f"{value} = {changed[0][0]}" if changed else None
 
 
-async def _exchange(driver: asyncpg.Connection, column: Column, places: Places) -> str | None:
+async def _exchange(driver: asyncpg.Connection, column: Column, places: DamagePlaces) -> str | None:
     """Exchange a value of two rows, which are written anew for the sake of unique indexes."""
     name, table = column.name, places.table
     both = f'ctid = ANY(\'{{"{places.one}","{places.other}"}}\'::tid[])'
@@ -212,7 +214,7 @@ async def _exchange(driver: asyncpg.Connection, column: Column, places: Places) 
     return f"in {pair}"
 
 
-async def _double(driver: asyncpg.Connection, places: Places, rng: Random) -> str:
+async def _double(driver: asyncpg.Connection, places: DamagePlaces, rng: Random) -> str:
     """Store a row twice, under another key; an event under its own id."""
     keys = [one for one in places.columns if one.is_key]
     numbers = [one for one in keys if one.type != "text"] or keys

@@ -109,7 +109,7 @@ class PlaceRow(NamedTuple):
     stream: int
 
 
-class Reader:
+class PlanReader:
     """The reads of the test, each by its name."""
 
     def __init__(self, conn: Connection, room: BigRoom, given: QueryArguments) -> None:
@@ -193,11 +193,11 @@ class Reader:
         await threads.threads(self.conn, request, self.given.deployment)
 
 
-Read = Callable[[Reader], Awaitable[object]]
+Read = Callable[[PlanReader], Awaitable[object]]
 
 
 def catalogued(name: str, **changes: Any) -> Read:
-    async def read(reader: Reader) -> object:
+    async def read(reader: PlanReader) -> object:
         given = replace(reader.given, **changes)
         needs = QUESTIONS[name].needs
         return await ask(
@@ -214,14 +214,14 @@ READS: Final[Mapping[str, Read]] = {
     **{
         read.__name__: read
         for read in (
-            Reader.back_from_the_middle,
-            Reader.forwards_from_the_middle,
-            Reader.forwards_from_a_sync,
-            Reader.messages_only,
-            Reader.relations_forwards,
-            Reader.context_of_the_last_event,
-            Reader.threads_of_the_user,
-            Reader.reordered,
+            PlanReader.back_from_the_middle,
+            PlanReader.forwards_from_the_middle,
+            PlanReader.forwards_from_a_sync,
+            PlanReader.messages_only,
+            PlanReader.relations_forwards,
+            PlanReader.context_of_the_last_event,
+            PlanReader.threads_of_the_user,
+            PlanReader.reordered,
         )
     },
 }
@@ -264,10 +264,10 @@ async def read_all(
         for what, read in READS.items():
             await conn.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
             await conn.execute(SQL_READ, room.room_id, room.root_id, MEMBER)
-            if read is Reader.reordered:
+            if read is PlanReader.reordered:
                 await conn.execute(SQL_MOVED, room.room_id, MOVED)
             with recorder.recording() as plans:
-                await read(Reader(conn, room, given))
+                await read(PlanReader(conn, room, given))
             await conn.execute("ROLLBACK")
             indexes = set[str]().union(*(plan.indexes for plan in plans))
             answered = sum(plan.answer_rows for plan in plans)

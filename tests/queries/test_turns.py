@@ -25,7 +25,7 @@ from storage.turns import (
 )
 from tests.queries.conftest import StatementLog
 from tests.queries.rooms import ADMIN, LOCAL, deliver, new_room
-from tests.turns import Turns
+from tests.turns import LoopTurns
 
 LISTS = 20_000
 ITEMS = TURN_BYTES // ITEM_BYTES + 1
@@ -41,7 +41,7 @@ def of_lists(number: int) -> RoomBuilder:
 
 async def test_a_batch_is_parsed_in_turns(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     room = new_room(members=[f"@u{number}:s2.test" for number in range(500)])
-    async with Turns() as turns:
+    async with LoopTurns() as turns:
         turns.watch(monkeypatch, receive, "parse")
         turns.watch(monkeypatch, receive, "glance")
         await deliver(store, room)
@@ -53,7 +53,7 @@ async def test_long_events_are_parsed_one_by_one(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     room = of_lists(10)
-    async with Turns() as turns:
+    async with LoopTurns() as turns:
         turns.watch(monkeypatch, receive, "parse", lambda raw, *_: len(raw))
         await deliver(store, room)
     assert turns.total > 10 * 3 * LISTS
@@ -68,7 +68,7 @@ async def test_create_events_are_read_in_turns(
         room = RoomBuilder("11", seed=seed, sign=False)
         room.create(ADMIN)
         pdus += room.pdus
-    async with Turns() as turns:
+    async with LoopTurns() as turns:
         turns.watch(monkeypatch, receive, "parse")
         results = await store.append(pdus)
     assert {one.outcome for one in results} == {"stored"}
@@ -83,7 +83,7 @@ async def test_a_page_has_a_bounded_number_of_values(
     last = room.message(ADMIN, "the end")
     await deliver(store, room)
     shown, token, pages = list[EventId](), None, 0
-    async with Turns() as turns:
+    async with LoopTurns() as turns:
         turns.watch(monkeypatch, events, "read_trusted", lambda raw, **_: len(raw))
         while True:
             page = await store.messages(room.room_id, LOCAL, from_=token, limit=100)
@@ -170,13 +170,13 @@ async def test_a_large_state_is_shown_in_turns(
     room = new_room(members=[LOCAL, *(f"@u{number}:s2.test" for number in range(500))])
     await deliver(store, room)
     found = await store.members(RoomId(room.room_id))
-    async with Turns() as turns:
+    async with LoopTurns() as turns:
         turns.watch(monkeypatch, client_events, "_form")
         shown = await store.client_events(LOCAL, found, as_state=True)
     assert len(shown) == turns.total == len(found)
     assert turns.most <= ITEMS
     response = await store.sync(LOCAL)
-    async with Turns() as turns:
+    async with LoopTurns() as turns:
         turns.watch(monkeypatch, events, "read_trusted")
         await responses.sync(store, LOCAL, response)
     assert turns.total >= 490
@@ -191,7 +191,7 @@ async def test_many_invites_are_shown_in_turns(
         room.start(f"@a{seed}:s2.test")
         invite = room.invite(f"@a{seed}:s2.test", LOCAL)
         await store.append([invite.pdu], room_version="11", origin="out_of_band")
-    async with Turns() as turns:
+    async with LoopTurns() as turns:
         turns.watch(monkeypatch, sync_response, "stripped")
         found = await store.sync(LOCAL)
     assert len(found.invite) == turns.total == 250
@@ -200,7 +200,7 @@ async def test_many_invites_are_shown_in_turns(
 
 async def test_many_rows_are_made_in_turns() -> None:
     rows = list(range(2 * TURN_ROWS + 1))
-    async with Turns() as turns:
+    async with LoopTurns() as turns:
 
         def made(row: int) -> int:
             turns.note()
@@ -229,7 +229,7 @@ async def test_many_ids_are_read_in_parts(
 
 async def test_others_run_before_a_long_list_is_sent() -> None:
     for size, turns_taken in ((ARGUMENT_MAX, 0), (ARGUMENT_MAX + 1, 1)):
-        async with Turns() as turns:
+        async with LoopTurns() as turns:
             before = turns.number
             await pause_if_long([5, ["$id"] * size])
             assert turns.number - before == turns_taken

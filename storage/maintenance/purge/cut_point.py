@@ -152,7 +152,7 @@ class LiveRow(NamedTuple):
 
 
 class ArrivalsRow(NamedTuple):
-    """What a page of live events says about a time; ``upto`` None: the page is empty.
+    """The result for a page of live events and a time; ``upto`` None: the page is empty.
 
     ``old_upto`` is the last event that arrived before the time, of those with a possible time;
     ``latest_ts`` when. ``is_reached``: an event arrived at the time or later.

@@ -41,7 +41,7 @@ class NumberRow(NamedTuple):
     continued: bool
 
 
-class PastRow(NamedTuple):
+class PastAudienceRow(NamedTuple):
     """A row of past visibility that no row of visibility refers to."""
 
     name: str
@@ -62,7 +62,7 @@ async def check_audience_numbers(conn: Connection, room: VerifiedRoom) -> AsyncI
     if room.row.next_audience % UNIT[0]:
         found = f"next_audience {room.row.next_audience}"
         yield room.finding("audiences", [room.row.room_id], found, "a number of the main line")
-    for past in await conn.fetch(SQL_PAST_WITHOUT_USE, room.nid, row=PastRow):
+    for past in await conn.fetch(SQL_PAST_WITHOUT_USE, room.nid, row=PastAudienceRow):
         subject = [past.name, f"audiences from {past.first_audience} on"]
         yield room.finding("audiences", subject, "a row of the past", "a row that it continues")
 

@@ -53,7 +53,7 @@ WHERE m.room_nid = $1::int
 """
 
 
-class ReplayedRow(NamedTuple):
+class ReplayedEventRow(NamedTuple):
     """An event of the timeline. ``may_end``: it can be a forward extremity."""
 
     event_nid: int
@@ -77,7 +77,7 @@ class CurrentPoint(NamedTuple):
     is_new: bool
 
 
-class Replay:
+class CurrentReplay:
     """The extremities at a position, and the events that were named but have not arrived."""
 
     def __init__(self, conn: Connection, room_nid: int) -> None:
@@ -87,15 +87,15 @@ class Replay:
         self._passed: set[int] = set()
         # named events that arrive as history, by position
         self._late: list[tuple[int, int]] = []
-        self._known: dict[int, ReplayedRow] = {}
-        self.ends: dict[int, ReplayedRow] = {}
+        self._known: dict[int, ReplayedEventRow] = {}
+        self.ends: dict[int, ReplayedEventRow] = {}
 
-    async def begin(self, rows: Iterable[ReplayedRow]) -> None:
+    async def begin(self, rows: Iterable[ReplayedEventRow]) -> None:
         """Load what a page of events names, and forget the page before."""
         self._known = {row.event_nid: row for row in rows}
         await self._look_up([nid for row in rows for nid in row.prev_events])
 
-    async def arrive(self, row: ReplayedRow) -> None:
+    async def arrive(self, row: ReplayedEventRow) -> None:
         """Store an event, and before it the history that filled gaps."""
         while self._late and self._late[0][0] < row.stream_ordering:
             _, nid = heappop(self._late)
@@ -103,7 +103,7 @@ class Replay:
             await self._store(self._known[nid])
         await self._store(row)
 
-    async def _store(self, row: ReplayedRow) -> None:
+    async def _store(self, row: ReplayedEventRow) -> None:
         """Make an event an extremity, unless a descendant of it arrived before."""
         is_named = row.event_nid in self._named
         self._named.discard(row.event_nid)
@@ -135,7 +135,7 @@ class Replay:
         """Load these events, as far as they are in the timeline."""
         lacking = list({nid for nid in nids if nid not in self._known})
         if lacking:
-            rows = await self._conn.fetch(SQL_NAMED, self._room_nid, lacking, row=ReplayedRow)
+            rows = await self._conn.fetch(SQL_NAMED, self._room_nid, lacking, row=ReplayedEventRow)
             self._known.update((row.event_nid, row) for row in rows)
 
 
@@ -149,9 +149,9 @@ async def replayed_groups(
     """
     if is_cut:
         after = max(after, await conn.fetchval(SQL_LAST_GAP, room.nid) or 0)
-    replay = Replay(conn, room.nid)
+    replay = CurrentReplay(conn, room.nid)
     position, group = 0, 0
-    while rows := await conn.fetch(SQL_STREAM, room.nid, position, BATCH, row=ReplayedRow):
+    while rows := await conn.fetch(SQL_STREAM, room.nid, position, BATCH, row=ReplayedEventRow):
         await replay.begin(rows)
         for row in rows:
             await replay.arrive(row)

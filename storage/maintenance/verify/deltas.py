@@ -59,7 +59,7 @@ WHERE room_nid = $1::int
 SHOWN_MAX: Final = 5  # differing keys that a finding names
 
 
-class DeltaRow(NamedTuple):
+class StateDeltaRow(NamedTuple):
     """A delta.
 
     ``is_of_key``: its event is one of the room with its key, None if there is no such event.
@@ -101,10 +101,10 @@ async def check_deltas(conn: Connection, room: VerifiedRoom) -> AsyncIterator[Fi
         yield finding
 
 
-async def stored_deltas(conn: Connection, room_nid: int) -> AsyncIterator[list[DeltaRow]]:
+async def stored_deltas(conn: Connection, room_nid: int) -> AsyncIterator[list[StateDeltaRow]]:
     """Yield pages of the deltas of a room, in the order of the stream."""
     at = (BEFORE_ALL, 0)
-    while rows := await conn.fetch(SQL_DELTAS, room_nid, *at, BATCH, row=DeltaRow):
+    while rows := await conn.fetch(SQL_DELTAS, room_nid, *at, BATCH, row=StateDeltaRow):
         yield rows
         at = (rows[-1].stream_ordering, rows[-1].state_key_nid)
 
@@ -154,16 +154,16 @@ async def strange_deltas(
 
 
 async def _strange(
-    conn: Connection, room: VerifiedRoom, rows: Iterable[DeltaRow], cut: int | None
-) -> dict[DeltaRow, list[tuple[str, str]]]:
+    conn: Connection, room: VerifiedRoom, rows: Iterable[StateDeltaRow], cut: int | None
+) -> dict[StateDeltaRow, list[tuple[str, str]]]:
     """Return why deltas are of no event of their key, or at no position of an event of the room.
 
     The event of a delta may be purged; up to the cut, so may the event at its position. A refused
     event that was readmitted had another position.
     """
     upto = max(cut or 0, room.row.completed_at or 0)
-    faults: dict[DeltaRow, list[tuple[str, str]]] = {}
-    orphans: list[DeltaRow] = []
+    faults: dict[StateDeltaRow, list[tuple[str, str]]] = {}
+    orphans: list[StateDeltaRow] = []
     for row in rows:
         is_purged = cut is not None and row.is_of_key is None
         if row.event_nid is not None and not row.is_of_key and not is_purged:
@@ -180,7 +180,7 @@ async def _strange(
     return faults
 
 
-def _smaller_faults(row: DeltaRow) -> Iterator[tuple[str, str]]:
+def _smaller_faults(row: StateDeltaRow) -> Iterator[tuple[str, str]]:
     if row.event_nid == row.prev_event_nid:
         yield "no change", "a change"
     if row.has_cause and not row.is_of_writer:
@@ -237,6 +237,6 @@ def _named(nid: int | None, ids: Mapping[int, str]) -> str:
     return ids[nid] if nid else "nothing"
 
 
-def _finding(room: VerifiedRoom, row: DeltaRow, found: str, expected: str) -> Finding:
+def _finding(room: VerifiedRoom, row: StateDeltaRow, found: str, expected: str) -> Finding:
     subject = [f"position {row.stream_ordering}", f"state key {row.state_key_nid}"]
     return room.finding("state_deltas", subject, found, expected)

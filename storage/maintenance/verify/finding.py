@@ -53,7 +53,7 @@ REMEDIES: Final = {
     "orphans": "restore a backup",
     "names": "restore a backup",
 }
-"""What to do about findings that no repair mends; `REINDEX` is named by each finding of indexes."""
+"""Remedies for findings that no repair mends; each finding of indexes names its `REINDEX`."""
 
 
 ACCEPTED: Final = "accepted"

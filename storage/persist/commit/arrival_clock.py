@@ -1,7 +1,7 @@
 """The time at which events are received, and a watch on the clock that says it.
 
 A clock that goes back is noticed at the next write: one line in the log, and a count. The time is
-stored as the clock says it. What deletes by time recognises such events by those around them
+stored as the clock says it. A purge recognises such events by those around them
 (`storage.maintenance.purge.cut_point`).
 """
 
