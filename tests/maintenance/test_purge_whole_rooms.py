@@ -145,8 +145,10 @@ async def test_rooms_keep_what_their_policy_says(store: Store) -> None:
     now = time.time_ns() // 1_000_000
     async with store.database.connection() as conn:
         await conn.execute(
-            "UPDATE events SET received_ts = $1::bigint WHERE topological_ordering < 10",
+            "UPDATE events SET received_ts = $1::bigint WHERE topological_ordering < 10 "
+            "OR room_nid = (SELECT room_nid FROM rooms WHERE room_id = $2::text)",
             now - 3 * day,
+            keeps.room_id,
         )
     purged = [one async for one in purge_retention(store.database, server_name=SERVER)]
     assert [(one.room_id, one.events) for one in purged] == [(forgets.room_id, 9)]
