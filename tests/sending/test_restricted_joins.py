@@ -140,7 +140,9 @@ async def test_any_member_authorises_where_everybody_may_invite(
 async def test_a_client_names_nobody(store: Store, space: RoomId) -> None:
     """It could name any user who may invite, and so enter; or one whose server does not sign."""
     room_id = await store.create_room(ALICE, initial_state=[rule(space)])
-    for named in (ALICE, BOB, REMOTE, 1):
+    with pytest.raises(InvalidEvent, match="no user id"):
+        await join_template(store, room_id, BOB, **{AUTHORISER: 1})
+    for named in (ALICE, BOB, REMOTE):
         with pytest.raises(AuthDenied, match=r"member\.join\.not_allowed"):
             await join_template(store, room_id, CAROL, **{AUTHORISER: named})
         assert (await join_template(store, room_id, BOB, **{AUTHORISER: named}))[
