@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from storage import Store
-from storage.errors import AuthDenied
+from storage.errors import AuthDenied, InvalidEvent
 from storage.event import sign
 from storage.ids import RoomId
 from storage.testing import signing_key
