@@ -36,8 +36,8 @@ KNOWN_VARIABLES: Final[frozenset[str]] = frozenset(
 """Variables that are no field of `Config`."""
 
 OF_OTHERS: Final[re.Pattern[str]] = re.compile(
-    # of tests and benchmarks
-    r"STORAGE_(TEST|BENCH)_\w+|STORAGE_(EXAMPLES|FUZZ|SEED|VECTORS|ROOMS|LARGE_ROOM|OUTAGE_S)"
+    r"STORAGE_(TEST|BENCH|PLAN)_\w+"  # of tests and benchmarks, as the next
+    r"|STORAGE_(DAMAGES|EXAMPLES|FUZZ|SEED|VECTORS|ROOMS|LARGE_ROOM|OUTAGE_S)"
     # Kubernetes sets these for a service with the name "storage"
     r"|STORAGE_SERVICE_(HOST|PORT\w*)|STORAGE_PORT(_\d+\w*)?"
 )
