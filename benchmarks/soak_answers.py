@@ -1,4 +1,4 @@
-"""What the stores of the soak (benchmarks/soak.py) answer in the end, and where two of them differ.
+"""The answers of the stores of the soak (benchmarks/soak.py) in the end, and where two differ.
 
 The store that was open all the time answers from warm caches. A new one on the same database has
 none. A third one has imported an export. All give the same answers about each room.
