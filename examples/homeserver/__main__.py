@@ -8,13 +8,11 @@
 import argparse
 import asyncio
 import contextlib
-import json
 import os
 import signal
 import ssl
 import sys
 from pathlib import Path
-from typing import Any
 
 import trustme
 from aiohttp import web
@@ -55,11 +53,6 @@ def signing_key(path: Path) -> SigningKey:
     return key
 
 
-def old_signing_keys(path: Path) -> dict[str, dict[str, Any]]:
-    """Return the keys in a file of the form of `old_verify_keys`, if there is one."""
-    return dict(json.loads(path.read_text("utf-8"))) if path.exists() else {}
-
-
 def certificates(folder: Path) -> tuple[Path, Path]:
     """Return the file of the authority to trust, and that of the certificate with its key."""
     authority, own = folder / "certificate.pem", folder / "server.pem"
@@ -80,19 +73,16 @@ async def serve(given: argparse.Namespace) -> None:
     os.environ.setdefault("STORAGE_DATA_DIR", str(given.folder.resolve() / "postgres"))
     name = given.name or f"localhost:{given.federation_port}"
     key = signing_key(given.folder / "signing.key")
-    old_keys = old_signing_keys(given.folder / "old_signing_keys.json")
     authority, own = certificates(given.folder)
     ours = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     ours.load_cert_chain(own)
     theirs = ssl.create_default_context()
     for path in (authority, *given.trust):
         theirs.load_verify_locations(path)
-    async with storage.open(
-        given.dsn, server_name=name, signing_key=key, old_signing_keys=old_keys, migrate=True
-    ) as store:
+    async with storage.open(given.dsn, server_name=name, signing_key=key, migrate=True) as store:
         client = HttpClient(theirs)
         remote = HttpRemote(name, key, client.request, omit_members=True)
-        home = Homeserver(store, Accounts(given.folder / "accounts.json", name), remote, old_keys)
+        home = Homeserver(store, Accounts(given.folder / "accounts.json", name), remote)
         app = web.Application(client_max_size=BODY_BYTES_MAX)
         for api in (Client, Federation, Doors):
             app.add_routes(api(home).routes())

@@ -49,8 +49,7 @@ class Doors(Api):
 
     @on("GET", "/_matrix/key/v2/server")
     async def keys(self, _: Call) -> Json:
-        own, old_keys = self.home.remote, self.home.old_keys
-        return published_keys(own.server_name, own.signing_key, old_signing_keys=old_keys)
+        return published_keys(self.home.remote.server_name, self.home.remote.signing_key)
 
     @on("OPTIONS", "/{path:.*}")
     async def preflight(self, _: Call, path: str) -> None:

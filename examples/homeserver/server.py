@@ -12,11 +12,8 @@ from .web import Json
 class Homeserver:
     """What the requests of clients and of other servers share."""
 
-    def __init__(
-        self, store: Store, accounts: Accounts, remote: HttpRemote, old_keys: Json
-    ) -> None:
+    def __init__(self, store: Store, accounts: Accounts, remote: HttpRemote) -> None:
         self.store, self.accounts, self.remote = store, accounts, remote
-        self.old_keys = old_keys
         self.receiver = Receiver(store, remote)
         self.sender = Sender(store, remote.send)
         self.memberships = Memberships(self.receiver, remote)

@@ -57,7 +57,9 @@ def test_the_rows_of_the_model_have_declared_columns() -> None:
     assert set(RoomRow._fields) <= set(columns.ROOMS.columns)
     assert set(AudienceRow._fields) == set(columns.AUDIENCES.but("room_nid", "audience"))
     assert set(StateDelta._fields) - {"cause_nid"} <= set(columns.STATE_DELTAS.columns)
-    assert set(MembershipChange._fields) - {"cause_nid"} <= set(columns.MEMBERSHIPS.columns)
+    assert set(MembershipChange._fields) - {"cause_nid", "entered"} <= set(
+        columns.MEMBERSHIPS.columns
+    )
 
 
 def test_a_column_that_is_not_declared_is_refused() -> None:

@@ -29,7 +29,9 @@ MADE: Final = ("benchmarks/results", "docs/index.html")
 SETTINGS: Final = (
     KNOWN_VARIABLES | read_variables() | {f"STORAGE_{one.name.upper()}" for one in fields(Config)}
 )
-OF_TESTS: Final = re.compile(r"STORAGE_(TEST_\w+|BENCH_\w+|ROOMS|EXAMPLES|FUZZ|LARGE_ROOM|FIELD)$")
+OF_TESTS: Final = re.compile(
+    r"STORAGE_((TEST|BENCH|PLAN)_\w+|ROOMS|EXAMPLES|FUZZ|DAMAGES|LARGE_ROOM|FIELD)$"
+)
 
 
 def code_spans(text: str) -> Iterator[str]:

@@ -47,13 +47,13 @@ async def cancelled_join(
     queued, writing = asyncio.Event(), list[asyncio.Task[Any]]()
     append = other.store.writer.append
 
-    async def append_behind(incoming: Sequence[Any]) -> list[AppendResult]:
+    async def append_behind(incoming: Sequence[Any], **how: Any) -> list[AppendResult]:
         if is_of(incoming, event_id(join, "12")):
             await conn.execute("SELECT FROM rooms WHERE room_id = $1 FOR UPDATE", elsewhere)
             writing.append(asyncio.create_task(other.say(elsewhere, "slow")))
             await until(is_waiting)
             queued.set()
-        return await append(incoming)
+        return await append(incoming, **how)
 
     async def is_waiting() -> bool:
         return bool(await conn.fetchval(SQL_WAITING))

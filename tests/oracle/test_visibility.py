@@ -64,13 +64,23 @@ def seen(oracle: Oracle, room_id: RoomId, audience: Audience) -> dict[str, set[E
 
 
 def sights(oracle: Oracle, room_id: RoomId, audience: Audience) -> Facts:
-    """Return visible events, pages, and which of the events are withheld."""
+    """Return visible events, pages, and which of the events are withheld.
+
+    Servers have an event as `visible_to_server` names it if they may have it whole.
+    """
     timeline = oracle.timeline(room_id)
     latest = sorted(oracle.forward_extremities(room_id))
     some = sorted(timeline)[::FEW]
     times = {oracle.get(one).event.origin_server_ts for one in some}
     return {
-        "seen": seen(oracle, room_id, audience),
+        "seen": {
+            principal: {
+                one
+                for one in ids
+                if principal in audience.users or not withheld(oracle, one, principal)
+            }
+            for principal, ids in seen(oracle, room_id, audience).items()
+        },
         "pages": {
             user: [(one, withheld(oracle, one, user)) for one in oracle.messages(room_id, user)]
             for user in audience.users

@@ -8,7 +8,6 @@ import pytest
 
 import storage
 from storage.database.connection import Database
-from storage.maintenance.indexes import lies
 from storage.persist import AppendResult, Origin, Outcome
 from storage.testing import RoomBuilder
 from tests.pausing import pause
@@ -18,14 +17,6 @@ from tests.postgres import SQL_WAITING
 SAME = "$same:s1.test"
 SQL_STORED = "SELECT count(*) FROM events WHERE event_id = $1::text"
 SQL_HOLD = "LOCK TABLE events IN SHARE MODE"
-SQL_TWICE = """
-INSERT INTO events
-SELECT (x).* FROM (
-    SELECT jsonb_populate_record(e, '{"event_nid": 99999999, "stream_ordering": 99999999}') AS x
-    FROM events e
-    WHERE e.event_id = $1::text
-) AS copied
-"""
 
 
 async def meeting(
@@ -98,17 +89,3 @@ async def test_an_event_that_a_store_takes_for_new_is_looked_for(dsn: str, *, to
         assert again.outcome == "duplicate"
         async with store.database.connection() as conn:
             assert await conn.fetchval(SQL_STORED, known.event_id) == 1
-
-
-async def test_verify_names_the_index_where_an_event_is_stored_twice(dsn: str) -> None:
-    room = RoomBuilder("11", seed=1)
-    room.start(room.user(1))
-    async with two_stores(dsn) as (one, _):
-        await one.append(list(room.pdus))
-    async with await Database.open(dsn) as database:
-        async with database.connection() as conn:
-            await conn.execute(SQL_TWICE, room.events[-1].event_id)
-            rows = await conn.fetchval("SELECT count(*) FROM events")
-        [lie] = await lies(database)
-        assert lie.name == "events_event_id_idx"
-        assert lie.found == f"{rows + 2} entries for {rows} rows"
