@@ -45,7 +45,7 @@ FROM rooms r
 JOIN principals p ON p.name = $2::text
 CROSS JOIN LATERAL visibility_of(r.room_nid, p.principal_nid) AS v
 JOIN missing_events m ON m.room_nid = r.room_nid
-WHERE r.room_id = $1::text AND NOT r.is_partial AND EXISTS (
+WHERE r.room_id = $1::text AND EXISTS (
     SELECT
     FROM events c
     JOIN principals s ON s.principal_nid = c.sender_nid

@@ -12,6 +12,7 @@ from storage.federation import Receiver, ReceiverLimits
 from storage.federation.gap import connected
 from storage.ids import EventId, RoomId
 from storage.testing import RoomBuilder, signing_key
+from tests.federation.partial import join_partially
 from tests.federation.peers import QUICK, Homeserver, fail, shown
 from tests.federation.rooms import PUBLIC, agree, outcomes, shared_room
 
@@ -79,14 +80,19 @@ async def test_own_events_between_the_missing_ones_are_not_requested(
     await agree(room_id, one, other)
 
 
+@pytest.mark.parametrize("is_partial", [False, True])
 async def test_what_a_gap_has_left_is_filled_by_the_next_transactions(
-    two: list[Homeserver],
+    two: list[Homeserver], is_partial: bool
 ) -> None:
-    """Nobody pages back. What came before the join stays where it is."""
+    """Nobody pages back. What came before the join stays where it is.
+
+    A room whose members are missing is filled like any other, before and after its completion.
+    """
     one, other = two
     room_id = await one.store.create_room(one.user(), initial_state=[PUBLIC])
     before = [await one.say(room_id, f"before the join {number}") for number in range(3)]
-    await other.join(room_id, one)
+    joined = await (join_partially(room_id, other, one) if is_partial else other.join(room_id, one))
+    assert joined.is_partial is is_partial
     one.sent.clear()
     for number in range(350):
         await one.say(room_id, f"missed {number}")
@@ -96,6 +102,8 @@ async def test_what_a_gap_has_left_is_filled_by_the_next_transactions(
     for stored in (201, 301, 350, 350):
         assert await outcomes(other, one, await one.say(room_id, "next")) == ["stored"]
         assert len(await other.store.events(missed)) == stored
+        if is_partial and stored == 301:
+            assert await other.receiver.complete_partial_rooms() == [room_id]
     assert await other.store.events([EventId(event_id(pdu, "12")) for pdu in before]) == {}
     [left] = await other.store.gaps(room_id)
     assert left.event_id == EventId(event_id(before[-1], "12"))
