@@ -9,8 +9,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from storage import AuthDenied, EventId, PartialState, Store, UserId
+from storage import AuthDenied, EventId, PartialState, ServerName, Store, UserId
 from storage.federation import Receiver
+from storage.maintenance.partial_state import begin
 from storage.testing import BuiltEvent, RoomBuilder
 from tests.federation.built_remote import BuiltRemote, adopt
 from tests.federation.partial import omitted
@@ -186,7 +187,7 @@ class PartialWorld:
             return self.room.join(user)
 
     async def stayed(self, *replicas: Replica) -> None:
-        """Let a local user join with the whole answer, and leave."""
+        """Let a local user join with the whole answer, and leave; the next join is killed."""
         early = READERS[2]
         join = self.joins(early)
         for replica in replicas:
@@ -200,6 +201,13 @@ class PartialWorld:
         leave = self.room.leave(early)
         for replica in replicas:
             await self.deliver(replica, [leave])
+            await self.killed_join(replica)
+
+    async def killed_join(self, replica: Replica) -> None:
+        """Mark the room as a process does that is killed before it stores its join."""
+        origin, join = ServerName(self.others[0]), EventId("$killed")
+        async with replica.store.database.transaction() as conn:
+            assert await begin(conn, self.room.room_id, join, origin, [])
 
     async def join(self, replica: Replica, join: BuiltEvent, *, is_partial: bool) -> None:
         answer = self.remote.send_join(join)

@@ -35,7 +35,9 @@ import asyncpg
 import pytest
 
 import storage
-from storage import EventId
+from storage import EventId, RoomId
+from storage.database.connection import Database
+from storage.maintenance import partial_state
 from storage.testing import signing_key
 from tests.federation.partial_worlds import READERS, SERVER, PartialWorld, Replica
 from tests.maintenance.rooms import findings
@@ -46,8 +48,10 @@ FIRST: Final = int(os.environ.get("STORAGE_SEED", "0"))
 SEEDS: Final = (
     range(FIRST, FIRST + int(os.environ["STORAGE_EXAMPLES"]))
     if "STORAGE_EXAMPLES" in os.environ
-    else (0, 1, 3, 413)
+    else (0, 1, 3, 8, 413)
 )
+
+WITH_A_KILLED_JOIN: Final = 8
 
 DAMAGES: Final = (
     """UPDATE events SET soft_failed = NOT soft_failed
@@ -182,17 +186,35 @@ async def played(seed: int, *dsns: str, is_partial: bool) -> tuple[Play, list[St
     return play, [await rows_of(dsn) for dsn in dsns]
 
 
+async def agreeing(seed: int, *dsns: str) -> Play:
+    play, [completed, full] = await played(seed, *dsns, is_partial=True)
+    moved = completed.moved
+    found = differences(full, completed, moved)
+    assert not found, "\n".join(found)
+    play.check_moved(moved)
+    return play
+
+
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("seed", SEEDS)
 async def test_a_completed_room_equals_a_full_join(
     seed: int, dsn: str, another_dsn: str, record_property: Callable[[str, object], None]
 ) -> None:
-    play, [completed, full] = await played(seed, dsn, another_dsn, is_partial=True)
-    moved = completed.moved
-    found = differences(full, completed, moved)
-    assert not found, "\n".join(found)
-    play.check_moved(moved)
+    play = await agreeing(seed, dsn, another_dsn)
     record_property("pairs", play.pairs)
+
+
+async def test_the_worlds_notice_the_mark_of_a_killed_join(
+    dsn: str, another_dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That stays. A join with the members omitted takes it, and one with the whole answer not."""
+
+    async def nothing(_: Database) -> list[RoomId]:
+        return []
+
+    monkeypatch.setattr(partial_state, "drop_lost_marks", nothing)
+    with pytest.raises(AssertionError):
+        await agreeing(WITH_A_KILLED_JOIN, dsn, another_dsn)
 
 
 async def test_two_full_joins_are_equal_and_a_difference_is_found(

@@ -43,6 +43,7 @@ from tests.persist.hostile_pdus import (
 )
 
 HOSTILE = of_itself, of_itself, of_another, long_key, no_user, odd_numbers
+HOSTILE_AT_LAST = 6
 
 
 class DeliveringMachine(RuleBasedStateMachine):
@@ -431,6 +432,12 @@ class DeliveringMachine(RuleBasedStateMachine):
         plain, odd_forms = ([pair[place] for pair in pairs] for place in (0, 1))
         self._append(plain, "live", None, version=version, odd=odd_forms)
         self._note(events)
+
+    def deliver_hostile(self) -> None:
+        """Some events of a hostile server: no draw, as each world has them at its end."""
+        rng = random.Random(self.calls)
+        pdus = [self._hostile(rng) for _ in range(HOSTILE_AT_LAST)]
+        self._append(pdus, "live", None, version=None)
 
     def _hostile(self, rng: random.Random) -> bytes:
         """Return a hostile event of the room of a delivered one, whose place it has."""

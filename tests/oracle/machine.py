@@ -217,6 +217,8 @@ class RoomMachine(DeliveringMachine):
             return
         try:
             self.compared.clear()
+            if "odd" in self.on and self.delivered:
+                self.deliver_hostile()
             self.append(self.undelivered)
             assert not self.undelivered
             for room_id in set(self.oracle.versions) - set(self.compared):
