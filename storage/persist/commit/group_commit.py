@@ -268,14 +268,9 @@ class Writer:
         self._next = self._next or self._attempts.plan(after=self._sent)
         left = self._batch_max - self._next.size
         parts = self._gather(min(self._stretch, left), whole=min(BATCH_EVENTS_MAX, left))
-        named = [
-            one
-            for request, part in parts
-            for one in (request.incoming if request.planned == len(part) else part)
-        ]
         try:
             await self._attempts.extend(
-                self._next, parts, self._load, named=named, assume_new=True, aside=self._lane
+                self._next, parts, self._load, assume_new=True, aside=self._lane
             )
         except Exception as error:  # noqa: BLE001  # any error: the slow path finds out which append it belongs to
             self._next.error = error

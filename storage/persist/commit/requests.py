@@ -26,6 +26,8 @@ class AppendRequest:
     planned: int = 0
     answers: list[AppendResult] = field(default_factory=list)
     failed: bool = False
+    is_repeated: bool = False
+    """Whether the last planned event was stored before, so that the next ones may be, too."""
     caller: Any = None
     """The caller's span, if tracing is enabled."""
     rooms: frozenset[str] = field(init=False)

@@ -19,7 +19,7 @@ A write is one statement, so one stored event proves that all are stored.
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, Final, LiteralString, NamedTuple, Protocol
 
@@ -68,6 +68,8 @@ WHERE e.event_id = w.event_id
 """
 
 ROUNDS_MAX: Final = 10_000  # per event; a state resolution takes some dozens
+EVENTS_AHEAD: Final = 128
+"""Events whose data is loaded at once: some milliseconds of the event loop."""
 
 Part = tuple[AppendRequest, Sequence[AnyEvent]]
 
@@ -158,11 +160,10 @@ class WriteAttempts:
         parts: Sequence[Part],
         load_needs: Load,
         *,
-        named: Sequence[AnyEvent],
         assume_new: bool,
         aside: SlowRoomQueue | None = None,
     ) -> None:
-        """Load the data that ``named`` events refer to, then plan these events.
+        """Load the data that the events refer to, then plan them, `EVENTS_AHEAD` at a time.
 
         ``aside`` takes the remaining events of an append whose room turns out to be heavy. Raise
         `OutcomeUnknown` if an assumption has to be checked before there are results.
@@ -170,7 +171,8 @@ class WriteAttempts:
         for request, _ in parts:
             batch.answers.setdefault(request, [])
         try:
-            await self._extend(batch, parts, load_needs, aside, named=named, assume_new=assume_new)
+            for some_parts in _in_steps(parts):
+                await self._extend(batch, some_parts, load_needs, aside, assume_new=assume_new)
         except Exception:
             self._check_era(batch)  # the caches may have been cleared meanwhile
             raise
@@ -183,10 +185,14 @@ class WriteAttempts:
         load_needs: Load,
         aside: SlowRoomQueue | None,
         *,
-        named: Sequence[AnyEvent],
         assume_new: bool,
     ) -> None:
-        ahead = await prefetch(load_needs, batch.change_set, named, assume_new=assume_new)
+        ahead = await prefetch(
+            load_needs,
+            batch.change_set,
+            [one for _, part in parts for one in part],
+            assume_new=assume_new and not any(request.is_repeated for request, _ in parts),
+        )
         batch.change_set.time_slice.begin()
         try:
             for request, part in parts:
@@ -201,6 +207,7 @@ class WriteAttempts:
                 if ahead.assumed and any(answer.outcome == "missing_parents" for answer in answers):
                     raise OutcomeUnknown
                 batch.answers[request] += answers
+                request.is_repeated = bool(answers) and answers[-1].outcome == "duplicate"
                 batch.remembered |= remembered_rooms(
                     batch.change_set, zip(part, answers, strict=False)
                 )
@@ -309,10 +316,7 @@ class WriteAttempts:
                         SQL_LOCK_ROOMS,
                         list({one.room_id for _, part in parts for one in part}),
                     )
-                incoming = [one for _, part in parts for one in part]
-                await self.extend(
-                    batch, parts, partial(load, conn), named=incoming, assume_new=assume_new
-                )
+                await self.extend(batch, parts, partial(load, conn), assume_new=assume_new)
                 written = await self._written(conn, batch)
             self.measures.writer_statements += conn.statements
             await self._answered(batch, written)
@@ -381,6 +385,22 @@ def _ids(batch: WriteBatch) -> dict[str, Any]:
         ),
     }
     return {**ids, "storage.events": batch.size}
+
+
+def _in_steps(parts: Iterable[Part]) -> Iterator[list[Part]]:
+    """Yield the events of the appends, at most `EVENTS_AHEAD` together."""
+    step: list[Part] = []
+    left = EVENTS_AHEAD
+    for request, part in parts:
+        rest = part
+        while len(rest) >= left:
+            yield [*step, (request, rest[:left])]
+            step, rest, left = [], rest[left:], EVENTS_AHEAD
+        if rest:
+            step.append((request, rest))
+            left -= len(rest)
+    if step:
+        yield step
 
 
 async def _planned(

@@ -121,9 +121,7 @@ class SlowRooms:
             if room is not None:
                 batch.change_set.rooms.known[room_id] = room
         try:
-            await self._attempts.extend(
-                batch, [(request, part)], self._load, named=part, assume_new=False
-            )
+            await self._attempts.extend(batch, [(request, part)], self._load, assume_new=False)
         except Exception as error:  # noqa: BLE001  # any error: the slow path finds out which append it belongs to
             batch.error = error
         return batch

@@ -141,9 +141,10 @@ async def _load_transactions(
 def _look(change_set: ChangeSet, one: IncomingEvent, own: set[str], lacking: BatchRequest) -> None:
     event, caches = one.event, change_set.caches
     held = caches.rows.row(event.event_id)
-    if (
-        held is not None and held.outlier and (one.origin != "outlier" or held.is_out_of_band)
-    ):  # as below: it may be a duplicate by now, or have missing parents
+    if held is not None:
+        if not held.outlier or (one.origin == "outlier" and not held.is_out_of_band):
+            return  # a duplicate, which needs nothing
+        # as below: it may be a duplicate by now, or have missing parents
         _want(change_set, event.event_id, own, lacking, lacking.events)
     _look_at_parents(change_set, event, own, lacking)
     if "m.relates_to" in event.content:
