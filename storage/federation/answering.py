@@ -28,6 +28,11 @@ from storage.turns import in_turns
 
 Json = dict[str, Any]
 CHANGES: Final = ("join", "knock", "leave")
+OUTSIDE: Final = ("invite", "knock", "leave")
+"""Memberships of users who may leave a room of which only the state is here.
+
+The last of them is that of one who repeats the request.
+"""
 
 CLOSEST: Final[Mapping[str, Direction]] = {"b": "b", "f": "f"}
 
@@ -94,7 +99,7 @@ class Responder:
         if change not in CHANGES:
             raise InputError(f"no server makes the membership {change!r} for another")
         room, user = args.room(room_id), args.user(user_id)
-        version = await self._version_inside(room)
+        version = await self._version_inside(room, change, user)
         if change != "leave" and version not in args.texts(versions, "versions"):
             raise IncompatibleRoomVersion(room, version)
         if server_name_of(user) != origin:
@@ -118,8 +123,9 @@ class Responder:
         ``omit_members`` is the parameter of that name of /send_join. The response then has only the
         members that the other server needs at once, and the servers in the room.
         """
-        version = await self._version_inside(args.room(room_id))
-        event = parse(dict(args.mapping(pdu, "the event")), version)
+        given = dict(args.mapping(pdu, "the event"))
+        version = await self._version_inside(args.room(room_id), change, given.get("sender"))
+        event = parse(given, version)
         _check_membership(event, origin, change, (room_id, event_id))
         signed = await self._authorised(event)
         if change == "join" and await self._receiver.partial_room(event.room_id) is not None:
@@ -150,9 +156,15 @@ class Responder:
             **await self._with_chain(StateIds(state, frozenset(chain - state)), "state"),
         }
 
-    async def _version_inside(self, room_id: RoomId) -> str:
-        """Return the version of a room that this server is in. `UnknownRoom`."""
+    async def _version_inside(self, room_id: RoomId, change: str, user_id: Any) -> str:
+        """Return the version of a room that this server is in. `UnknownRoom`.
+
+        An invited user may leave the room after the last user of this server has left it.
+        """
         room = await self._receiver.known_room(room_id)
+        if room is not None and not room.is_resident and change == "leave":
+            here = await self._store.membership(room_id, args.user(user_id))
+            room = room._replace(is_resident=here in OUTSIDE)
         if room is None or not room.is_resident:
             raise UnknownRoom(room_id)
         return room.room_version

@@ -4,17 +4,24 @@ They are stored out of band: there is no state to authorise them by. The signatu
 server is checked.
 """
 
+import secrets
+import time
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 from storage.errors import InputError
-from storage.event import Event, sign
+from storage.event import Event, parse, sign
+from storage.event.building import EventTemplate, cite, unsigned_event
+from storage.event.versions import version_of
 from storage.federation.room_task import RoomTask
-from storage.ids import EventId, server_name_of
+from storage.ids import EventId, UserId, server_name_of
 from storage.persist import AppendResult, receive
+from storage.persist.model.local_event import Signer
 from storage.persist.receive import Pdu
+from storage.persist.send import OPAQUE_BYTES
 from storage.persist.stripped_state import BYTES_MAX, read_stripped_state
+from storage.queries.events import StoredEvent
 from storage.store.facade import Store
 
 ENDS: Final = frozenset({"leave", "ban"})
@@ -80,6 +87,12 @@ def is_local_membership(event: Event, server_name: str, memberships: Collection[
     )
 
 
+def is_own_leave(event: Event) -> bool:
+    """Return whether a user ends their own membership."""
+    membership = event.type, event.content.get("membership"), event.state_key
+    return membership == ("m.room.member", "leave", event.sender)
+
+
 def signed(store: Store, event: Event) -> dict[str, Any]:
     """Return an event with the signature of this server, if the store has a signing key."""
     if store.signing_key is None:
@@ -102,6 +115,31 @@ async def store_out_of_band(
         stripped_state={event.event_id: shown} if shown else None,
     )
     return result
+
+
+def end_of(
+    ended: StoredEvent, user_id: UserId, content: Mapping[str, Any], signer: Signer
+) -> dict[str, Any]:
+    """Return a signed leave that ends an invite or a knock here. `InvalidEvent`.
+
+    It cites that event alone. The other auth events are not stored, and no other server gets it.
+    """
+    version = version_of(ended.room_version)
+    event = parse(ended.raw, version)
+    now_ms, opaque = time.time_ns() // 1_000_000, secrets.token_urlsafe(OPAQUE_BYTES)
+    template = EventTemplate(
+        event.room_id, user_id, "m.room.member", dict(content), user_id, None, now_ms, opaque
+    )
+    cited = [cite(event)]
+    leave = sign(
+        unsigned_event(
+            template, version, prev_events=cited, auth_events=cited, depth=event.depth + 1
+        ),
+        version,
+        *signer,
+    )
+    parse(leave, version)
+    return leave
 
 
 async def store_in_room(task: RoomTask, event: Event, pdu: Pdu) -> AppendResult:

@@ -4,7 +4,7 @@ If this server is in the room, it makes the event. If not, the servers of the ro
 after the other (join_through.py). Their servers sign invites of users of other servers.
 """
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
 from storage import arguments as args
@@ -13,6 +13,7 @@ from storage.event import event_id as event_id_of
 from storage.event import parse, sign
 from storage.event.hashes import canonical
 from storage.event.reading import MAX_PDU_BYTES
+from storage.federation.invites import end_of
 from storage.federation.join_through import (
     MembershipRequest,
     OtherServer,
@@ -28,6 +29,7 @@ from storage.federation.requests import answer_of
 from storage.ids import EventId, RoomId, ServerName, UserId, server_name_of
 from storage.persist import AppendResult
 from storage.queries.filters import SyncFilter
+from storage.queries.receiving import pending_membership, servers_by_size
 from storage.store.facade import Store
 from storage.store.sending import signer_of
 
@@ -118,11 +120,34 @@ class Memberships:
         *,
         content: Mapping[str, Any] | None = None,
     ) -> AppendResult:
-        """Leave a room, reject an invite, or take a knock back."""
+        """Leave a room, reject an invite, or take a knock back.
+
+        An invite or a knock ends here also if no other server does its part.
+        """
         wanted = self._wanted(user_id, room_id, "leave", content)
         if await self._is_inside(wanted.room_id):
             return await self._send(wanted)
-        return await self._through(leave_through, wanted, servers)
+        try:
+            return await self._through(leave_through, wanted, servers)
+        except RemoteError:
+            left = await self._end_here(wanted)
+            if left is None:
+                raise
+            return left
+
+    async def _end_here(self, wanted: MembershipRequest) -> AppendResult | None:
+        """End an invite or a knock without another server. Return None if there is none."""
+        async with self._store.database.connection() as conn:
+            pending = await pending_membership(conn, wanted.room_id, wanted.user_id)
+        ended = None if pending is None else await self._store.event(pending)
+        if ended is None:
+            return None
+        try:
+            return await self._send(wanted)  # by the state that is here
+        except (AuthDenied, PartialState):
+            leave = end_of(ended, wanted.user_id, wanted.content, signer_of(self._store, None))
+            result = await self._receiver.left(leave, ended.room_version)
+            return result if result.is_stored else None
 
     async def invite(
         self,
@@ -197,17 +222,27 @@ class Memberships:
     async def _candidates(
         self, wanted: MembershipRequest, servers: Iterable[str]
     ) -> list[ServerName]:
-        """Return the servers to try: those named, that of the inviter, and that of the room id."""
-        named = [args.server(one) for one in args.listed(servers, "servers")]
-        inviters = await self._inviters(wanted.user_id, wanted.room_id)
-        found = dict.fromkeys([*named, *inviters, server_name_of(wanted.room_id)])
-        others = [one for one in found if one not in ("", self._store.server_name)]
-        return others[: self._receiver.limits.resident_servers_max]
+        """Return the servers to try: those named, that of the inviter, and that of the room id.
 
-    async def _inviters(self, user_id: UserId, room_id: RoomId) -> list[ServerName]:
+        Then those of the stored state, and of the state that the invite or the knock shows.
+        """
+        named = [args.server(one) for one in args.listed(servers, "servers")]
+        shown = await self._shown(wanted.user_id, wanted.room_id)
+        inviters = [one["sender"] for one in shown if one["state_key"] == wanted.user_id]
+        limit = self._receiver.limits.resident_servers_max
+        async with self._store.database.connection() as conn:
+            inside = await servers_by_size(conn, wanted.room_id, limit)
+        users = [*inviters, wanted.room_id], [one["sender"] for one in shown]
+        first, last = (map(server_name_of, one) for one in users)
+        found = dict.fromkeys([*named, *first, *inside, *last])
+        return [one for one in found if one not in ("", self._store.server_name)][:limit]
+
+    async def _shown(self, user_id: UserId, room_id: RoomId) -> Sequence[Mapping[str, Any]]:
+        """Return the state that a user's invite or knock shows."""
         found = await self._store.sync(user_id, filter=SyncFilter(rooms=[room_id]))
-        shown = found.invite[room_id].invite_state if room_id in found.invite else ()
-        return [server_name_of(one["sender"]) for one in shown if one["state_key"] == user_id]
+        if room_id in found.invite:
+            return found.invite[room_id].invite_state
+        return found.knock[room_id].knock_state if room_id in found.knock else ()
 
 
 async def stripped_state(store: Store, room_id: RoomId) -> list[dict[str, Any]]:

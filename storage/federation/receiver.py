@@ -28,6 +28,7 @@ from storage.federation.invites import (
     ENDS,
     InviteResult,
     is_local_membership,
+    is_own_leave,
     read_again,
     read_membership,
     signed,
@@ -159,10 +160,15 @@ class Receiver:
     async def accepted(self, origin: str, pdu: Pdu, room_version: str) -> AppendResult:
         """Store one event as `transaction` does. `AuthDenied` if the room does not accept it.
 
-        Use it for the events of send_join, send_knock and send_leave. `InvalidEvent`.
+        Use it for the events of send_join, send_knock and send_leave. A user may leave by the
+        state that is here after the last user of this server has left. `InvalidEvent`.
         """
-        event_id = parse(args.pdu(pdu), args.text(room_version)).event_id
-        results = await self.transaction(origin, [pdu])
+        event = parse(args.pdu(pdu), args.text(room_version))
+        event_id, room = event.event_id, await self.known_room(event.room_id)
+        if room is not None and not room.is_resident and is_own_leave(event):
+            results = await self._receive(args.server(origin), room, [pdu])
+        else:
+            results = await self.transaction(origin, [pdu])
         result = results.get(event_id, AppendResult(event_id, "invalid", "it cannot be read"))
         kept = await self.store.event(event_id) if result.is_stored else None
         if kept is None or kept.outlier or kept.rejected is not None or kept.soft_failed:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Final, LiteralString, NamedTuple
 
 from storage.database.connection import Connection
-from storage.ids import EventId, RoomId, ServerName
+from storage.ids import EventId, RoomId, ServerName, UserId
 
 SQL_KNOWN_ROOMS: Final[LiteralString] = """
 SELECT r.room_id, r.room_version, COALESCE(v.joined_count > 0, false) AS is_resident
@@ -53,6 +53,16 @@ WHERE e.room_nid = (SELECT room_nid FROM rooms WHERE room_id = $1::text)
     AND NOT e.outlier AND NOT e.backfilled
 ORDER BY e.stream_ordering DESC
 LIMIT $2::int
+"""
+
+
+SQL_PENDING_MEMBERSHIP: Final[LiteralString] = """
+SELECT e.event_id
+FROM rooms r
+JOIN principals p ON p.name = $2::text
+JOIN memberships m USING (room_nid, principal_nid)
+JOIN events e USING (event_nid)
+WHERE r.room_id = $1::text AND m.membership IN (3, 4)
 """
 
 
@@ -117,3 +127,9 @@ async def latest_ids(conn: Connection, room_id: RoomId, limit: int) -> list[Even
     """Return the live events of a room that were stored last, the latest first."""
     rows = await conn.fetch(SQL_LATEST_IDS, room_id, limit, row=EventIdRow)
     return [EventId(row.event_id) for row in rows]
+
+
+async def pending_membership(conn: Connection, room_id: RoomId, user_id: UserId) -> EventId | None:
+    """Return the event of a local user's invite or knock, or None."""
+    row = await conn.fetchrow(SQL_PENDING_MEMBERSHIP, room_id, user_id, row=EventIdRow)
+    return None if row is None else EventId(row.event_id)
