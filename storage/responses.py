@@ -50,7 +50,7 @@ from storage.store.facade import Store
 from storage.streams import VectorPosition
 from storage.streams.receipts import receipt_event
 from storage.streams.tokens import print_position, read_position
-from storage.turns import in_turns
+from storage.turns import as_request, in_turns
 
 __all__ = [
     "error",
@@ -119,6 +119,7 @@ OLD_NAMES: Final = {
 """Fields of a room in the stable form of sliding sync, and their names in the unstable one."""
 
 
+@as_request
 async def sync(
     store: Store,
     user_id: str,
@@ -267,6 +268,7 @@ def _elements(given: Iterable[Json]) -> list[StateKey]:
     return [(one.get("type", "*"), one.get("state_key", "*")) for one in given]
 
 
+@as_request
 async def sliding_sync(
     store: Store,
     user_id: str,
@@ -387,6 +389,7 @@ async def room_state(store: Store, user_id: str, room_id: RoomId) -> dict[StateK
     return state
 
 
+@as_request
 async def hierarchy(
     store: Store,
     user_id: str,

@@ -157,9 +157,9 @@ async def _append(
         verdicts.check_named(refused, [*ids, *(one.event_id for one in results.values())])
     await given_states.check(database, states, events.values())
     indexes = list(events)
-    await pause_if_long([indexes])
+    await pause_if_long(indexes)
     ordered = [indexes[at] for at in receive.in_order(list(events.values()))]
-    await pause_if_long([indexes])
+    await pause_if_long(indexes)
     incoming = [IncomingEvent(events[index], said.origin) for index in ordered]
     if states or shown or refused:
         incoming = [_with_given(one, states, shown, refused) for one in incoming]

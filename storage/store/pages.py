@@ -170,7 +170,7 @@ async def aggregations(
     One statement serves any number of events; those without aggregations are left out. Use it for
     /sync and for single events. `InvalidIdentifier`.
     """
-    user, ids = args.local_user(user_id, store.server_name), args.events(event_ids)
+    user, ids = args.local_user(user_id, store.server_name), await args.many(args.events, event_ids)
     silent = args.users(ignored)
     return await store.reads.run(
         lambda conn: aggregation_queries.aggregations(conn, user, ids, ignored=silent)

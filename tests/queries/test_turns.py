@@ -231,7 +231,7 @@ async def test_others_run_before_a_long_list_is_sent() -> None:
     for size, turns_taken in ((ARGUMENT_MAX, 0), (ARGUMENT_MAX + 1, 1)):
         async with LoopTurns() as turns:
             before = turns.number
-            await pause_if_long([5, ["$id"] * size])
+            await pause_if_long(5, ["$id"] * size)
             assert turns.number - before == turns_taken
 
 
