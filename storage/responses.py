@@ -437,9 +437,11 @@ def error(raised: StorageError | RemoteError) -> tuple[int, Json]:
     502, unless its response was 400, 403 or 404.
     """
     if isinstance(raised, RemoteError):
-        if raised.status in PASSED_ON:
-            return raised.status, _error(raised.errcode or "M_UNKNOWN", raised)
-        return 502, _error("M_UNKNOWN", raised)
+        if raised.status not in PASSED_ON:
+            return 502, _error("M_UNKNOWN", raised)
+        form = _error(raised.errcode or "M_UNKNOWN", raised)
+        named = {} if raised.room_version is None else {"room_version": raised.room_version}
+        return raised.status, form | named
     known = RULES.get(raised.rule) if isinstance(raised, AuthDenied) else None
     status, errcode = known or next(one[1:] for one in ERRORS if isinstance(raised, one[0]))
     form = _error(errcode, raised)

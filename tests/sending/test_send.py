@@ -146,6 +146,12 @@ async def test_a_user_redacts_own_events_and_a_moderator_others(store: Store, ve
     event = await store.event(message)
     assert event is not None
     assert event.redacted_by is not None
+    another = await store.create_room(ALICE, room_version=version, initial_state=[PUBLIC])
+    await joined(store, another, BOB)
+    for user in (ALICE, BOB):  # the sender of the event, and one with the power to redact
+        for call in (store.send, store.template):
+            with pytest.raises(AuthDenied, match=r"redaction\.of_other_room"):
+                await call(another, user, "m.room.redaction", {}, redacts=message)
 
 
 @pytest.mark.parametrize("version", ["2", "11", "12"])

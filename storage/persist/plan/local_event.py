@@ -121,7 +121,7 @@ def ancestry_of(change_set: ChangeSet, template: EventTemplate, version: RoomVer
     state = _state(change_set, room, probe)
     check(probe, state, version)
     if probe.type == REDACTION:
-        _check_redaction(change_set, probe, state, version)
+        _check_redaction(change_set, room, probe, state)
     rows = _parents(change_set, room)
     return Ancestry(
         _cited(change_set, rows, version),
@@ -153,19 +153,23 @@ def _cited(change_set: ChangeSet, rows: Sequence[EventRow], version: RoomVersion
 
 
 def _check_redaction(
-    change_set: ChangeSet, probe: Event, state: dict[StateKey, Event], version: RoomVersion
+    change_set: ChangeSet, room: RoomChanges, probe: Event, state: dict[StateKey, Event]
 ) -> None:
     """Raise `AuthDenied` unless the user redacts an own event, or has the power to redact.
 
     The auth rules allow any user of a server to redact events of the same server, because a server
-    is trusted with its users. So the server has to be stricter with its own.
-    Source: client-server API, "Redactions".
+    is trusted with its users. So the server has to be stricter with its own. An event of another
+    room is never redacted. Source: client-server API, "Redactions".
     """
-    levels = PowerLevels.of(state, version)
+    row = None if probe.redacts is None else change_set.events.row(probe.redacts)
+    if row is not None and row.room_nid != room.row.room_nid:
+        raise AuthDenied(
+            f"{probe.redacts} is not of {probe.room_id}", rule="redaction.of_other_room"
+        )
+    levels = PowerLevels.of(state, probe.room_version)
     has, needs = levels.user(probe.sender), levels.named("redact")
     if has >= needs:
         return
-    row = None if probe.redacts is None else change_set.events.row(probe.redacts)
     if row is not None and change_set.events.sender_of(row) == probe.sender:
         return
     reason = f"{probe.sender} has level {has}, redacting events of others takes {needs}"
