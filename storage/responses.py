@@ -354,7 +354,7 @@ def room_summary(room: RoomInfo) -> Json:
         "avatar_url": room.avatar,
         "canonical_alias": room.alias,
         "room_type": room.type,
-        "join_rule": room.join_rule,
+        "join_rule": room.join_rule or "invite",  # clients take a room without one for public
         "allowed_room_ids": list(room.allowed_rooms) or None,
         "num_joined_members": room.joined_count,
         "world_readable": room.visibility == "world_readable",
