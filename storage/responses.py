@@ -112,7 +112,6 @@ IF_KNOWN: Final = (
     "stripped_state",
 )
 OLD_NAMES: Final = {
-    "timeline_events": "timeline",
     "stripped_state": "invite_state",
     "expanded_timeline": "unstable_expanded_timeline",
 }
@@ -318,7 +317,9 @@ def _sliding_room(room: SlidingRoom, events: Shown) -> Json:
         ]
     removed = [{"type": kind, "state_key": key} for kind, key in room.removed_state]
     form["required_state"] = _pick(events, room.required_state, as_state=True) + removed
-    form["timeline_events"] = _pick(events, room.timeline)
+    form["timeline"] = _pick(events, room.timeline)
+    if room.unread is not None:
+        form |= _notifications(room.unread.main)
     return form
 
 
@@ -356,7 +357,7 @@ def room_summary(room: RoomInfo) -> Json:
         "avatar_url": room.avatar,
         "canonical_alias": room.alias,
         "room_type": room.type,
-        "join_rule": room.join_rule,
+        "join_rule": room.join_rule or "invite",  # clients take a room without one for public
         "allowed_room_ids": list(room.allowed_rooms) or None,
         "num_joined_members": room.joined_count,
         "world_readable": room.visibility == "world_readable",

@@ -23,6 +23,7 @@ from storage import (
     UserId,
     responses,
 )
+from storage.queries.unread import Unread
 from storage.streams import SyncToken, VectorPosition
 from storage.streams.account_data import AccountDataRow
 from storage.streams.receipts import ReceiptRow
@@ -136,6 +137,7 @@ async def answer(store: Store) -> SlidingAnswer:
         joined_count=2,
         lists=["all"],
         changed=frozenset({"name", "avatar"}),
+        unread=Unread(main=4),
     )
     invited = SlidingRoom(membership="invite", stripped_state=[{"type": "m.room.member"}])
     receipt = ReceiptRow(3, "m.read", LOCAL, None, message.event_id, b'{"ts":5}')
@@ -159,7 +161,7 @@ async def test_the_stable_form_of_a_sliding_sync(store: Store, answer: SlidingAn
     json.dumps(made)
     assert (made["pos"], made["lists"]) == (answer.found.pos, {"all": {"count": 2}})
     room = made["rooms"][answer.room_id]
-    [event] = room.pop("timeline_events")
+    [event] = room.pop("timeline")
     assert (event["content"]["body"], event["unsigned"]["membership"]) == ("hello", "join")
     state, stub = room.pop("required_state")
     assert state["content"] == {"name": "The pantry"}
@@ -177,6 +179,8 @@ async def test_the_stable_form_of_a_sliding_sync(store: Store, answer: SlidingAn
         "bump_stamp": 7,
         "joined_count": 2,
         "lists": ["all"],
+        "notification_count": 4,
+        "highlight_count": 0,
     }
     assert made["rooms"][INVITED] == {
         "membership": "invite",
@@ -185,7 +189,7 @@ async def test_the_stable_form_of_a_sliding_sync(store: Store, answer: SlidingAn
         "num_live": 0,
         "stripped_state": [{"type": "m.room.member"}],
         "required_state": [],
-        "timeline_events": [],
+        "timeline": [],
     }
 
 
@@ -198,7 +202,20 @@ async def test_the_unstable_form_of_a_sliding_sync(store: Store, answer: Sliding
     assert [one["event_id"] for one in room["required_state"]] == [answer.name]
     assert room["unstable_expanded_timeline"] is True
     assert old["rooms"][INVITED]["invite_state"] == [{"type": "m.room.member"}]
-    assert not {"timeline_events", "expanded_timeline", "stripped_state"} & room.keys()
+    assert not {"expanded_timeline", "stripped_state"} & room.keys()
+
+
+@pytest.mark.parametrize("form", ["stable", "unstable"])
+def test_a_request_has_at_most_100_subscriptions(form: str) -> None:
+    state: Any = {"include": [{}]} if form == "stable" else [["*", "*"]]
+    one = {"timeline_limit": 1, "required_state": state}
+    rooms = {f"!{number}:s1.test": one for number in range(101)}
+    with pytest.raises(InputError, match="101 entries, more than 100"):
+        responses.sliding_request({"room_subscriptions": rooms})
+    rooms.popitem()
+    assert responses.sliding_request({"room_subscriptions": rooms}).room_subscriptions.keys() == (
+        rooms.keys()
+    )
 
 
 async def test_extensions_of_a_sliding_sync(store: Store, answer: SlidingAnswer) -> None:
