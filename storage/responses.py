@@ -469,9 +469,11 @@ async def _shown(
     """Return the events that the user may see, and those of a state."""
     as_state = await store.client_events(user_id, state, as_state=True, with_room_id=False)
     found = await store.client_events(user_id, events, device_id=device_id, with_room_id=False)
-    return {(one["event_id"], True): one for one in as_state} | {
-        (one["event_id"], False): one for one in found
-    }
+    shown: dict[tuple[str, bool], Json] = {}
+    for listed, is_state in ((as_state, True), (found, False)):
+        async for one in in_turns(listed):
+            shown[one["event_id"], is_state] = one
+    return shown
 
 
 def _pick(shown: Shown, events: Iterable[StoredEvent], *, as_state: bool = False) -> list[Json]:

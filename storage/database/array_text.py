@@ -47,7 +47,8 @@ async def long_lists_as_text(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
         if not has_long_list([values]):
             continue
         typed = re.compile(rf"\${number}::(text|bigint|int)\[\]")
-        if len(typed.findall(sql)) == len(re.findall(rf"\${number}(?!\d)", sql)):
+        uses = len(re.findall(rf"\${number}(?!\d)", sql))
+        if uses and len(typed.findall(sql)) == uses:
             sql = typed.sub(rf"(SELECT ${number}::text::\1[])::\1[]", sql)
             texts = [array_text(part)[1:-1] async for part in parts(values, ARGUMENT_MAX)]
             given[number - 1] = f"{{{','.join(texts)}}}"

@@ -9,6 +9,7 @@ from storage.database.connection import Database
 from storage.database.prepared import prepare_ahead
 from storage.errors import InputError
 from storage.event import Event
+from storage.event.kept import as_written
 from storage.ids import EventId
 from storage.observability.opentelemetry import tracing
 from storage.persist import given_states, receive, verdicts
@@ -148,7 +149,7 @@ async def _append(
         if said.verify_keys is not None and isinstance(read, Event):
             read = await receive.check_signatures(read, said.verify_keys) or read
         if isinstance(read, Event):
-            events[index] = read
+            events[index] = as_written(read)
         else:
             results[index] = read
         await turns.took(receive.work_of(pdus[index], read))

@@ -13,7 +13,7 @@ from storage.database.connection import Connection
 from storage.database.sql_template import fill
 from storage.errors import UnknownEvent
 from storage.ids import EventId, RoomId, UserId
-from storage.queries.events import StoredEvent, StoredEventRow, stored, stored_of
+from storage.queries.events import StoredEvent, StoredEventRow, served_at_once, stored, stored_of
 from storage.queries.filters import ANY_EVENT, EventFilter
 from storage.queries.pagination.page import edge
 from storage.queries.state_at import lost
@@ -233,7 +233,8 @@ async def context(
     `StorageCorrupt` where the state cannot be read.
 
     Events of ``ignored`` senders are left out, but for state. So are events that are not
-    ``wanted``, also in the state. Neither applies to the requested event.
+    ``wanted``, also in the state. Neither applies to the requested event. There are fewer events where
+    they have too many values (`served_at_once`).
     """
     before = limit // 2
     rows = await conn.fetch(
@@ -250,8 +251,11 @@ async def context(
     if not rows:
         raise UnknownEvent(event_id)
     events = [stored_of(row[EVENT:], withheld=row.withheld) for row in rows]
-    state = await _state_at(conn, events[-1].event_id, wanted)
     place = next(index for index, row in enumerate(rows) if row.side == 0)
+    nearest = sorted(range(len(events)), key=lambda index: abs(index - place))
+    served = nearest[: await served_at_once([events[index] for index in nearest])]
+    events, place = events[min(served) : max(served) + 1], place - min(served)
+    state = await _state_at(conn, events[-1].event_id, wanted)
     return Context(
         events_before=events[:place][::-1],
         event=events[place],
