@@ -21,9 +21,11 @@ from storage import arguments as args
 from storage.errors import (
     AuthDenied,
     InputError,
+    InvalidEvent,
     InvalidSignature,
     PartialState,
     ResyncNeeded,
+    StateUnknown,
     StorageError,
     UnknownEvent,
     UnknownPos,
@@ -74,11 +76,13 @@ ERRORS: Final[tuple[tuple[type[Exception], int, str], ...]] = (
     (UnknownRoom, 404, "M_NOT_FOUND"),
     (UnknownEvent, 404, "M_NOT_FOUND"),
     (UnknownUser, 404, "M_NOT_FOUND"),
+    (StateUnknown, 404, "M_NOT_FOUND"),
     (ResyncNeeded, 400, "M_UNKNOWN_POS"),
     (UnknownPos, 400, "M_UNKNOWN_POS"),
     (InvalidSignature, 401, "M_UNAUTHORIZED"),
     (PartialState, 503, "M_UNKNOWN"),
     (IncompatibleRoomVersion, 400, "M_INCOMPATIBLE_ROOM_VERSION"),
+    (InvalidEvent, 400, "M_BAD_JSON"),
     (InputError, 400, "M_INVALID_PARAM"),
     (StorageError, 503, "M_UNKNOWN"),
 )
@@ -87,8 +91,10 @@ ERRORS: Final[tuple[tuple[type[Exception], int, str], ...]] = (
 RULES: Final = {
     "member.join.cannot_check": (400, "M_UNABLE_TO_AUTHORISE_JOIN"),
     "member.join.no_authoriser": (400, "M_UNABLE_TO_GRANT_JOIN"),
+    "power_levels.malformed": (400, "M_BAD_JSON"),
+    "power_levels.users": (400, "M_BAD_JSON"),
 }
-"""Another server may let the user in. Server-server API, "Restricted rooms"."""
+"""Another server may let the user in ("Restricted rooms"), or a level is none."""
 PASSED_ON: Final = frozenset({400, 403, 404})
 """Statuses of other servers that concern the user. 401, for one, would log the client out."""
 
@@ -431,11 +437,14 @@ def _offset(token: str | None) -> int:
 # errors
 
 
-def error(raised: StorageError | RemoteError) -> tuple[int, Json]:
+def error(raised: StorageError | RemoteError, *, for_member: bool = False) -> tuple[int, Json]:
     """Return the status and the JSON object for an error of a store or of another server.
 
     The responses to clients and to other servers have the same form. An error of another server is
-    502, unless its response was 400, 403 or 404.
+    502, unless its response was 400, 403 or 404. ``for_member``: the client's request is for the
+    members of a room, so that an unknown room is 403, as any other that the user is not in.
+
+    Source: client-server API, "Standard error response".
     """
     if isinstance(raised, RemoteError):
         if raised.status not in PASSED_ON:
@@ -444,6 +453,10 @@ def error(raised: StorageError | RemoteError) -> tuple[int, Json]:
         named = {} if raised.room_version is None else {"room_version": raised.room_version}
         return raised.status, form | named
     known = RULES.get(raised.rule) if isinstance(raised, AuthDenied) else None
+    if isinstance(raised, InvalidEvent) and raised.kind == "too_large":
+        known = 413, "M_TOO_LARGE"
+    elif for_member and isinstance(raised, UnknownRoom):
+        known = 403, "M_FORBIDDEN"
     status, errcode = known or next(one[1:] for one in ERRORS if isinstance(raised, one[0]))
     form = _error(errcode, raised)
     if isinstance(raised, IncompatibleRoomVersion):

@@ -16,7 +16,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final, NamedTuple
 
-from storage.auth.own_events import check_own_event
+from storage.auth.own_events import own_content
 from storage.errors import InvalidEvent
 from storage.event import ROOM_VERSIONS, event_id, parse, sign
 from storage.federation.joining import JoinResult
@@ -141,7 +141,7 @@ def signed(response: JsonObject, wanted: MembershipRequest, signer: Signer) -> S
     if ROOM_VERSIONS[version].reference_pairs:
         pdu["event_id"] = f"${secrets.token_urlsafe(18)}:{signer.server_name}"
     try:
-        check_own_event(pdu["type"], pdu["state_key"], content)
+        own_content(pdu["type"], pdu["state_key"], content)
         pdu = sign(pdu, version, signer.server_name, signer.key)
         parse(pdu, version)
     except InvalidEvent as error:

@@ -283,8 +283,12 @@ def _fields(content: Mapping[str, Any] | None, membership: str) -> dict[str, Any
     """Return the content of a membership. Raise `InvalidEvent` if no event can have it."""
     fields = dict(args.mapping({} if content is None else content, "content"))
     fields["membership"] = membership
-    if (size := len(canonical(fields))) > MAX_PDU_BYTES:
-        raise InvalidEvent(f"the content has {size} bytes, more than {MAX_PDU_BYTES}")
+    if (size := len(canonical({"content": fields}))) > MAX_PDU_BYTES:
+        raise InvalidEvent(
+            f"the content has {size} bytes, more than {MAX_PDU_BYTES}",
+            kind="too_large",
+            key="content",
+        )
     return fields
 
 

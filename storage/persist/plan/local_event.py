@@ -22,7 +22,7 @@ from storage.ids import EventId, StateKey
 from storage.persist.model.change_set import ChangeSet
 from storage.persist.model.incoming import AnyEvent, IncomingEvent, Readmission
 from storage.persist.model.local_event import LocalEvent
-from storage.persist.model.results import AppendResult
+from storage.persist.model.results import AppendResult, invalid
 from storage.persist.model.row_changes import RoomChanges
 from storage.persist.model.rows import EventRow
 from storage.persist.plan.auth_checks import auth_state
@@ -69,7 +69,7 @@ def plan_local(change_set: ChangeSet, local: LocalEvent) -> AppendResult:
     except AuthDenied as error:
         return AppendResult(None, "rejected", f"{error.rule}: {error.reason}")
     except InvalidEvent as error:
-        return AppendResult(None, "invalid", error.reason)
+        return invalid(error, None)
     except UnknownRoom as error:
         return AppendResult(None, "missing_parents", str(error))
     # nobody else can have seen an event whose id is a hash of what is signed here
