@@ -50,7 +50,7 @@ from storage.queries.space_walk import WalkRequest, space_walk
 from storage.queries.sync.types import JoinedRoom, Sync
 from storage.store.facade import Store
 from storage.streams import VectorPosition
-from storage.streams.receipts import receipt_event
+from storage.streams.receipts import receipt_events
 from storage.streams.tokens import print_position, read_position
 from storage.turns import as_request, in_turns
 
@@ -132,13 +132,19 @@ async def sync(
     *,
     device_id: str | None = None,
     use_state_after: bool = False,
+    unread_thread_notifications: bool | None = None,
 ) -> Json:
     """Return the response of /sync.
 
     ``found`` is what ``store.sync`` returned for the user. The parts that it does not include are
     empty. ``use_state_after`` is the parameter of the request (MSC4222): a room has ``state_after``
     in place of ``state``. Unread events count as notifications, as without push rules.
+    ``unread_thread_notifications``: threads have counts of their own. By default the filter of the
+    request decides. Without it all events of a room count in one number.
     """
+    by_thread = found.unread_thread_notifications
+    if unread_thread_notifications is not None:
+        by_thread = args.flag(unread_thread_notifications, "unread_thread_notifications")
     state_name = "state_after" if use_state_after else "state"
     rooms: list[JoinedRoom] = [*found.join.values(), *found.leave.values()]
     events = await _shown(
@@ -149,7 +155,10 @@ async def sync(
         device_id,
     )
     parts: dict[str, Json] = {
-        name: {room: _room(one, events, state_name) for room, one in listed.items()}
+        name: {
+            room: _room(one, events, state_name, by_thread=by_thread)
+            for room, one in listed.items()
+        }
         for name, listed in (("join", found.join), ("leave", found.leave))
     }
     parts["invite"] = {
@@ -166,13 +175,13 @@ async def sync(
     }
 
 
-def _room(room: JoinedRoom, events: Shown, state_name: str) -> Json:
+def _room(room: JoinedRoom, events: Shown, state_name: str, *, by_thread: bool) -> Json:
     timeline = {"limited": room.timeline.limited, "prev_batch": room.timeline.prev_batch}
     form: Json = {
         "timeline": timeline | _events(_pick(events, room.timeline.events)),
         state_name: _events(_pick(events, getattr(room, state_name), as_state=True)),
         "account_data": _events(_account_data(room.account_data)),
-        "ephemeral": _events([receipt_event(room.receipts)] if room.receipts else []),
+        "ephemeral": _events(receipt_events(room.receipts)),
     }
     if room.summary is not None:
         form["summary"] = {
@@ -182,9 +191,11 @@ def _room(room: JoinedRoom, events: Shown, state_name: str) -> Json:
         if room.summary.heroes is not None:
             form["summary"]["m.heroes"] = list(room.summary.heroes)
     if room.unread is not None:
-        form["unread_notifications"] = _notifications(room.unread.main)
-        threads = {root: _notifications(count) for root, count in room.unread.threads.items()}
-        form["unread_thread_notifications"] = threads
+        count = room.unread.main if by_thread else room.unread.total
+        form["unread_notifications"] = _notifications(count)
+        if by_thread:
+            threads = {root: _notifications(count) for root, count in room.unread.threads.items()}
+            form["unread_thread_notifications"] = threads
     return form
 
 
@@ -346,7 +357,11 @@ def _extensions(store: Store, found: SlidingSync) -> Json:
     return {
         "to_device": {"next_batch": print_position(reached), "events": messages},
         "account_data": {"global": everywhere, "rooms": rooms},
-        "receipts": {"rooms": {room: receipt_event(them) for room, them in found.receipts.items()}},
+        "receipts": {
+            "rooms": {
+                room: receipt_events(them)[0] for room, them in found.receipts.items() if them
+            }
+        },
     }
 
 

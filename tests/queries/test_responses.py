@@ -20,6 +20,7 @@ from storage import (
     SlidingSync,
     SlidingSyncRequest,
     Store,
+    SyncFilter,
     UserId,
     responses,
 )
@@ -72,7 +73,7 @@ async def test_sync(store: Store) -> None:
     assert joined["ephemeral"] == {"events": [{"type": "m.receipt", "content": receipts}]}
     assert joined["summary"] == {"m.joined_member_count": 2, "m.invited_member_count": 0}
     assert joined["unread_notifications"] == {"notification_count": 2, "highlight_count": 0}
-    assert joined["unread_thread_notifications"] == {}
+    assert "unread_thread_notifications" not in joined
 
     after = (await synced(store, LOCAL, use_state_after=True))["rooms"]["join"][room_id]
     assert "state" not in after
@@ -246,6 +247,49 @@ async def test_a_receipt_without_a_thread_comes_first(
     joined = (await synced(store, LOCAL))["rooms"]["join"][room.room_id]
     [shown] = joined["ephemeral"]["events"]
     assert shown["content"] == {read: {"m.read": {LOCAL: {"ts": 5}}}}
+
+
+async def test_each_thread_has_a_receipt_for_one_event(store: Store) -> None:
+    """An m.receipt has a place for one of them: the other one is in a second m.receipt."""
+    room = new_room(members=[LOCAL, OTHER])
+    root = room.message(ADMIN)
+    read = room.threaded(ADMIN, root, "reply").event_id
+    await deliver(store, room)
+    for user, threads in ((LOCAL, ("main", root.event_id)), (OTHER, ("main",))):
+        for thread in threads:
+            await store.receipts.set(
+                room.room_id, "m.read", UserId(user), read, {"ts": 5}, thread_id=thread
+            )
+    joined = (await synced(store, LOCAL))["rooms"]["join"][room.room_id]
+    found = sorted(
+        (user, data["thread_id"])
+        for one in joined["ephemeral"]["events"]
+        for user, data in one["content"][read]["m.read"].items()
+    )
+    assert found == [(LOCAL, root.event_id), (LOCAL, "main"), (OTHER, "main")]
+
+
+@pytest.mark.parametrize("wanted", [None, False, True])
+async def test_unread_threads_are_for_clients_that_request_them(
+    store: Store, wanted: bool | None
+) -> None:
+    """Client-server API, RoomEventFilter: `unread_thread_notifications` is false by default."""
+    room = new_room(members=[LOCAL])
+    root = room.message(ADMIN)
+    for _ in range(3):
+        room.threaded(ADMIN, root, "reply")
+    await deliver(store, room)
+    for in_filter in (False, True):
+        asks = SyncFilter(unread_thread_notifications=in_filter)
+        found = await store.sync(LOCAL, device_id=DEVICE, filter=asks)
+        assert found.join[room.room_id].unread == Unread(1, {root.event_id: 3})
+        made = await responses.sync(store, LOCAL, found, unread_thread_notifications=wanted)
+        joined = made["rooms"]["join"][room.room_id]
+        by_thread = in_filter if wanted is None else wanted
+        count = joined["unread_notifications"]["notification_count"]
+        assert count == (1 if by_thread else 4)
+        threads = {root.event_id: {"notification_count": 3, "highlight_count": 0}}
+        assert joined.get("unread_thread_notifications") == (threads if by_thread else None)
 
 
 def test_what_a_device_has_received() -> None:
