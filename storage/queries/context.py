@@ -233,8 +233,8 @@ async def context(
     `StorageCorrupt` where the state cannot be read.
 
     Events of ``ignored`` senders are left out, but for state. So are events that are not
-    ``wanted``, also in the state. Neither applies to the requested event. There are fewer events where
-    they have too many values (`served_at_once`).
+    ``wanted``, also in the state. Neither applies to the requested event. There are fewer events
+    where they have too many values (`served_at_once`).
     """
     before = limit // 2
     rows = await conn.fetch(
