@@ -14,7 +14,7 @@ import orjson
 
 from storage.errors import InputError, InvalidEvent, InvalidIdentifier
 from storage.ids import EventId, RoomId, ServerName, StateKey, UserId, server_name_of
-from storage.turns import ARGUMENT_MAX, parts
+from storage.turns import TURN_ROWS, parts
 
 LARGEST: Final = 2**63 - 1
 
@@ -90,10 +90,10 @@ def possible(values: Iterable[EventId]) -> list[EventId]:
 async def many(check: Callable[[Iterable[Any]], list[T]], values: Iterable[Any]) -> list[T]:
     """Return what a check of a list returns; a long list is checked in parts (`storage.turns`)."""
     given = list(values) if isinstance(values, Iterator) else values
-    if isinstance(given, str) or not isinstance(given, Sized) or len(given) <= ARGUMENT_MAX:
+    if isinstance(given, str) or not isinstance(given, Sized) or len(given) <= TURN_ROWS:
         return check(given)
     found: dict[T, None] = {}
-    async for part in parts(list(given), ARGUMENT_MAX):
+    async for part in parts(list(given)):
         found.update(dict.fromkeys(check(part)))
     return list(found)
 

@@ -155,17 +155,23 @@ async def sync(
         device_id,
     )
     parts: dict[str, Json] = {
+<<<<<<< HEAD
         name: {
             room: _room(one, events, state_name, by_thread=by_thread)
             for room, one in listed.items()
         }
+=======
+        name: {room: _room(one, events, state_name) async for room, one in in_turns(listed.items())}
+>>>>>>> e5e80857825a9788ea0823f2d05e81ac44a626bb
         for name, listed in (("join", found.join), ("leave", found.leave))
     }
     parts["invite"] = {
-        room: {"invite_state": _events(one.invite_state)} for room, one in found.invite.items()
+        room: {"invite_state": _events(one.invite_state)}
+        async for room, one in in_turns(found.invite.items())
     }
     parts["knock"] = {
-        room: {"knock_state": _events(one.knock_state)} for room, one in found.knock.items()
+        room: {"knock_state": _events(one.knock_state)}
+        async for room, one in in_turns(found.knock.items())
     }
     return {
         "next_batch": found.next_batch,
@@ -310,7 +316,7 @@ async def sliding_sync(
     return {
         "pos": found.pos,
         "lists": {name: {"count": one.count} for name, one in found.lists.items()},
-        "rooms": {room: form(one, events) for room, one in found.rooms.items()},
+        "rooms": {room: form(one, events) async for room, one in in_turns(found.rooms.items())},
         "extensions": {name: extensions[name] for name in sorted(request.extensions)},
     }
 

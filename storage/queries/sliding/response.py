@@ -45,6 +45,7 @@ from storage.queries.sync.positions import (
 )
 from storage.streams import SyncToken, VectorPosition
 from storage.streams.tokens import PosToken
+from storage.turns import pause_if_long
 
 EXPIRED: Final = "the connection has expired, or the device has begun another one"
 
@@ -112,7 +113,9 @@ async def look(conn: Connection, request: PreparedRequest, memory: SlidingMemory
     }
     direct = await room_list.direct(conn)
     situation = Situation(request, memory, news, state, since, sent, room_list, direct)
+    await pause_if_long(*(listed for _, listed in windows.values()))
     choice = _choice(situation, windows)
+    await pause_if_long(list(choice.reasons))
     rooms = await read_rooms(conn, situation, choice)
     await add_unread(conn, request, rooms.shown)
     asked, found = extension_request(situation, choice, rooms), Extensions()

@@ -331,8 +331,8 @@ async def _fill(
     shown = [room for room in found if room.row.membership in (INVITE, KNOCK)]
     inside = [room for room in found if room.row.membership not in (INVITE, KNOCK)]
     members = _members(inside, request) if request.filter.lazy_load_members else None
-    wanted = [_wanted(room, request.timeline_limit) for room in inside]
-    outside = [SyncedUser(_of(room), room.row.member_nid) for room in shown] + [
+    wanted = [_wanted(room, request.timeline_limit) async for room in in_turns(inside)]
+    outside = [SyncedUser(_of(room), room.row.member_nid) async for room in in_turns(shown)] + [
         SyncedUser(_of(room), room.row.member_nid, room.row.member_key_nid)
         for room in filter(_may_have_ended, inside)
     ]
