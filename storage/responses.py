@@ -155,14 +155,10 @@ async def sync(
         device_id,
     )
     parts: dict[str, Json] = {
-<<<<<<< HEAD
         name: {
             room: _room(one, events, state_name, by_thread=by_thread)
-            for room, one in listed.items()
+            async for room, one in in_turns(listed.items())
         }
-=======
-        name: {room: _room(one, events, state_name) async for room, one in in_turns(listed.items())}
->>>>>>> e5e80857825a9788ea0823f2d05e81ac44a626bb
         for name, listed in (("join", found.join), ("leave", found.leave))
     }
     parts["invite"] = {

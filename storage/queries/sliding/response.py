@@ -13,7 +13,7 @@ from typing import Final
 from storage.database.connection import Connection
 from storage.errors import UnknownPos
 from storage.ids import RoomId
-from storage.queries.sliding.choice import Choice, Window, choose, wanted_rooms
+from storage.queries.sliding.choice import Choice, Window, choose, forgotten_rooms, wanted_rooms
 from storage.queries.sliding.connection import (
     NO_ROOMS,
     ClientRoom,
@@ -108,7 +108,7 @@ async def look(conn: Connection, request: PreparedRequest, memory: SlidingMemory
     sent = NO_ROOMS if state is None else await memory.connections.rooms(conn, state)
     room_list = await memory.lists.of(conn, request.user_id, news)
     windows = {
-        name: await room_list.window(conn, one.filters, one.ranges, sent)
+        name: await room_list.window(conn, one.filters, one.ranges, sent, request.ignored)
         for name, one in request.body.lists.items()
     }
     direct = await room_list.direct(conn)
@@ -171,7 +171,7 @@ def _cached_windows(
 ) -> dict[str, Window] | None:
     windows: dict[str, Window] = {}
     for name, one in request.body.lists.items():
-        window = room_list.cached_window(one.filters, one.ranges, sent)
+        window = room_list.cached_window(one.filters, one.ranges, sent, request.ignored)
         if window is None:
             return None
         windows[name] = window
@@ -229,6 +229,7 @@ def _choice(situation: Situation, windows: Mapping[str, Window]) -> Choice:
     changed: dict[int, ListedRoom] = {}
     if situation.since is not None:
         changed = {room.room_nid: room for room in room_list.changed_since(situation.since)}
+        wanted |= forgotten_rooms(room_list, situation.since, sent)
     purged_upto = situation.news.purged_upto
     choice = choose(wanted, sent, changed, situation.direct, purged_upto=purged_upto)
     choice.counts.update({name: count for name, (count, _) in windows.items()})
