@@ -194,5 +194,5 @@ class HttpRemote:
         raise RemoteError(
             f"{status}: {str(answer)[:REASON_MAX]}",
             status=status,
-            errcode=errcode if isinstance(errcode, str) else None,
+            errcode=errcode if args.is_text(errcode) else None,
         )
