@@ -147,6 +147,7 @@ async def sync(
         chain.from_iterable(one.timeline.events for one in rooms),
         chain.from_iterable(getattr(one, state_name) for one in rooms),
         device_id,
+        ignored=found.ignored,
     )
     parts: dict[str, Json] = {
         name: {
@@ -297,6 +298,7 @@ async def sliding_sync(
         chain.from_iterable(one.timeline for one in found.rooms.values()),
         chain.from_iterable(one.required_state for one in found.rooms.values()),
         device_id,
+        ignored=found.ignored,
     )
     extensions = _extensions(store, found)
     form = _unstable_room if unstable else _sliding_room
@@ -474,13 +476,15 @@ async def _shown(
     events: Iterable[StoredEvent],
     state: Iterable[StoredEvent],
     device_id: str | None,
+    *,
+    ignored: args.Ignored,
 ) -> Shown:
     """Return the events that the user may see, and those of a state."""
     as_state = await store.client_events(user_id, state, as_state=True, with_room_id=False)
-    found = await store.client_events(user_id, events, device_id=device_id, with_room_id=False)
-    return {(one["event_id"], True): one for one in as_state} | {
-        (one["event_id"], False): one for one in found
-    }
+    how: Json = {"device_id": device_id, "ignored": ignored, "with_room_id": False}
+    found = await store.client_events(user_id, events, **how)
+    listed = [*((one, True) for one in as_state), *((one, False) for one in found)]
+    return {(one["event_id"], is_state): one for one, is_state in listed}
 
 
 def _pick(shown: Shown, events: Iterable[StoredEvent], *, as_state: bool = False) -> list[Json]:
