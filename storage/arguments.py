@@ -6,9 +6,9 @@ bits; methods that write refuse them.
 """
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Sized
 from math import isfinite
-from typing import Any, Final, TypeGuard, TypeVar, cast
+from typing import Any, Final, Literal, TypeGuard, TypeVar, cast
 
 import orjson
 
@@ -17,6 +17,9 @@ from storage.ids import EventId, RoomId, ServerName, StateKey, UserId, server_na
 from storage.turns import TURN_ROWS, parts
 
 LARGEST: Final = 2**63 - 1
+ACCOUNT_DATA: Final = "account_data"
+Ignored = Collection[str] | Literal["account_data"]
+"""Users, or those that the reader ignores by their account data m.ignored_user_list."""
 
 T = TypeVar("T")
 
@@ -184,6 +187,15 @@ def user(user_id: str) -> UserId:
 def users(user_ids: Iterable[str], name: str = "ignored") -> list[UserId]:
     """Return user ids of any server, each once; raise `InvalidIdentifier` for another value."""
     return distinct(user(user_id) for user_id in listed(user_ids, name))
+
+
+def ignored(user_ids: Ignored) -> list[UserId] | None:
+    """Return the ignored users; None for those that the account data of the reader lists."""
+    if isinstance(user_ids, str):
+        if user_ids != ACCOUNT_DATA:
+            raise InputError(f"ignored is {user_ids!r}: {ACCOUNT_DATA} or user ids are wanted")
+        return None
+    return users(user_ids)
 
 
 def server(server_name: str) -> ServerName:

@@ -153,6 +153,7 @@ async def sync(
         chain.from_iterable(one.timeline.events for one in rooms),
         chain.from_iterable(getattr(one, state_name) for one in rooms),
         device_id,
+        ignored=found.ignored,
     )
     parts: dict[str, Json] = {
         name: {
@@ -306,6 +307,7 @@ async def sliding_sync(
         chain.from_iterable(one.timeline for one in found.rooms.values()),
         chain.from_iterable(one.required_state for one in found.rooms.values()),
         device_id,
+        ignored=found.ignored,
     )
     extensions = _extensions(store, found)
     form = _unstable_room if unstable else _sliding_room
@@ -495,10 +497,13 @@ async def _shown(
     events: Iterable[StoredEvent],
     state: Iterable[StoredEvent],
     device_id: str | None,
+    *,
+    ignored: args.Ignored,
 ) -> Shown:
     """Return the events that the user may see, and those of a state."""
     as_state = await store.client_events(user_id, state, as_state=True, with_room_id=False)
-    found = await store.client_events(user_id, events, device_id=device_id, with_room_id=False)
+    how: Json = {"device_id": device_id, "ignored": ignored, "with_room_id": False}
+    found = await store.client_events(user_id, events, **how)
     shown: dict[tuple[str, bool], Json] = {}
     for listed, is_state in ((as_state, True), (found, False)):
         async for one in in_turns(listed):

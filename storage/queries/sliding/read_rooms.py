@@ -52,7 +52,7 @@ async def read_rooms(conn: Connection, situation: Situation, choice: Choice) -> 
     if asked:
         rows_max = max(request.rows_max, 2)
         found = await timelines(
-            conn, request.user_id, asked, since, ignored=request.ignored, rows_max=rows_max
+            conn, request.user_id, asked, since, ignored=request.ignored or (), rows_max=rows_max
         )
     rooms = [
         ReadRoom(choice.wanted[nid], reason, sent.get(nid), found[nid])
@@ -198,7 +198,7 @@ def _add(
         is_first = situation.since is None
         shown = show_inside(room, state, request.deployment, is_direct=is_direct, is_first=is_first)
     else:
-        shown = show_outside(room, state, request.ignored, is_direct=is_direct)
+        shown = show_outside(room, state, request.ignored or (), is_direct=is_direct)
     if shown is not None:
         result.shown[room.room.room_id] = shown
         if room.is_new:

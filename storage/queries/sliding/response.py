@@ -107,12 +107,13 @@ async def look(conn: Connection, request: PreparedRequest, memory: SlidingMemory
     since = _since(request, news)
     sent = NO_ROOMS if state is None else await memory.connections.rooms(conn, state)
     room_list = await memory.lists.of(conn, request.user_id, news)
+    personal = await room_list.personal(conn)
+    request = request.with_ignored(personal.ignored)
     windows = {
-        name: await room_list.window(conn, one.filters, one.ranges, sent, request.ignored)
+        name: await room_list.window(conn, one.filters, one.ranges, sent, request.ignored or ())
         for name, one in request.body.lists.items()
     }
-    direct = await room_list.direct(conn)
-    situation = Situation(request, memory, news, state, since, sent, room_list, direct)
+    situation = Situation(request, memory, news, state, since, sent, room_list, personal.direct)
     await pause_if_long(*(listed for _, listed in windows.values()))
     choice = _choice(situation, windows)
     await pause_if_long(list(choice.reasons))
@@ -143,10 +144,11 @@ def expect_nothing(request: PreparedRequest, memory: SlidingMemory) -> Draft | N
     since = events_of(request.pos.upto.bound(news.positions))
     if _is_behind(request.pos, news) or _has_news(room_list, sent, since):
         return None
-    direct, windows = room_list.cached_direct(), _cached_windows(request, room_list, sent)
-    if direct is None or windows is None:
+    personal, windows = room_list.cached_personal(), _cached_windows(request, room_list, sent)
+    if personal is None or windows is None:
         return None
-    situation = Situation(request, memory, news, state, since, sent, room_list, direct)
+    request = request.with_ignored(personal.ignored)
+    situation = Situation(request, memory, news, state, since, sent, room_list, personal.direct)
     choice = _choice(situation, windows)
     rooms = ReadRooms()
     has_rooms = bool(choice.reasons or choice.left_behind)
@@ -171,7 +173,7 @@ def _cached_windows(
 ) -> dict[str, Window] | None:
     windows: dict[str, Window] = {}
     for name, one in request.body.lists.items():
-        window = room_list.cached_window(one.filters, one.ranges, sent, request.ignored)
+        window = room_list.cached_window(one.filters, one.ranges, sent, request.ignored or ())
         if window is None:
             return None
         windows[name] = window

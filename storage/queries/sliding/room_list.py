@@ -123,16 +123,13 @@ class RoomList:
         found = self._window(filters, ranges, sent, ignored)
         return None if isinstance(found, Missing) else found
 
-    async def direct(self, conn: Connection) -> frozenset[str]:
-        """Return the ids in the account data m.direct of the user."""
-        if (data := self._own_data()) is None:
-            data = await self._read_personal(conn)
-        return data.direct
+    async def personal(self, conn: Connection) -> PersonalData:
+        """Return the account data of the user."""
+        return self._own_data() or await self._read_personal(conn)
 
-    def cached_direct(self) -> frozenset[str] | None:
-        """Return `direct` without a statement. None: it takes one."""
-        data = self._own_data()
-        return None if data is None else data.direct
+    def cached_personal(self) -> PersonalData | None:
+        """Return `personal` without a statement. None: it takes one."""
+        return self._own_data()
 
     # Windows
 

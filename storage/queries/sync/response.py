@@ -49,7 +49,7 @@ class SyncRequest:
     rooms_limit: int | None
     full_state: bool
     deployment: str
-    ignored: tuple[UserId, ...] = ()
+    ignored: list[UserId] | None = None
     filter: SyncFilter = ANY_ROOM
     rows_max: int = 20_000
     defined: frozenset[str] = frozenset()
@@ -84,7 +84,7 @@ class SyncRequest:
         timeline_limit: int,
         rooms_limit: int | None,
         full_state: bool,
-        ignored: Iterable[UserId] = (),
+        ignored: list[UserId] | None = None,
         filter: SyncFilter = ANY_ROOM,  # noqa: A002  # as the client-server API calls it
         server_name: str,
         deployment: str,
@@ -117,7 +117,7 @@ class SyncRequest:
             rooms_limit,
             full_state,
             deployment,
-            tuple(ignored),
+            ignored,
             filter,
             rows_max,
             defined,

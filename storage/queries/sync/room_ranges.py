@@ -9,6 +9,7 @@ position, or, for a room with a late commit, the position before that.
 from typing import Final, LiteralString
 
 from storage.database.sql_template import fill
+from storage.queries.filters import TEMPLATE_IGNORED
 from storage.queries.sync.timeline import PART_LIVE, TEMPLATE_LATEST
 
 TEMPLATE_LATE: Final[LiteralString] = """
@@ -70,7 +71,7 @@ reader AS MATERIALIZED (
     WHERE p.name = $1::text
 ),
 filter AS MATERIALIZED (
-    SELECT f.*, ARRAY(SELECT principal_nid FROM principals WHERE name = ANY($12::text[])) AS ignored
+    SELECT f.*, {ignored} AS ignored
     FROM filter_of($17::text[], $18::text[], $19::text[], $20::text[], $21::boolean) AS f
 ),
 named AS MATERIALIZED (  -- the rooms to read, by number, by id, or by both; NULL for all
@@ -191,6 +192,7 @@ room AS (  -- for each room, whether it is returned whole, and the range of the 
 
 PART_CHANGED_ROOMS: Final[LiteralString] = fill(
     TEMPLATE_CHANGED_ROOMS,
+    ignored=fill(TEMPLATE_IGNORED, reader="$1", named="$12"),
     late=fill(TEMPLATE_LATE, furthest="COALESCE($2::bigint, $3::bigint)"),
     latest=fill(
         TEMPLATE_LATEST,
