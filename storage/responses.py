@@ -401,8 +401,10 @@ def hierarchy_room(room: RoomInfo, children: Iterable[SpaceChild]) -> Json:
 async def room_state(store: Store, user_id: str, room_id: RoomId) -> dict[StateKey, EventId]:
     """Return the state of a room that a user may read: the current one, or that of their leave.
 
-    Use it for /state and /members. `AuthDenied` for a user who was never in the room, or who has
-    forgotten it. A later invite or ban shows no more.
+    Use it for /state and /members. The current one is for its members, for everybody where the
+    history is world-readable, and for invited users where it is visible to them. After a leave or a
+    ban it is the state then; a later invite or ban shows no more. `AuthDenied` for other users who
+    were never in the room, or who have forgotten it.
     """
     if await store.membership(room_id, user_id) == "join":
         return await store.current_state(room_id)
@@ -410,9 +412,26 @@ async def room_state(store: Store, user_id: str, room_id: RoomId) -> dict[StateK
     left = (await store.sync(user_id, filter=past, timeline_limit=0)).leave.get(room_id)
     events = () if left is None else left.state_after
     state = {(one.type, one.state_key or ""): one.event_id for one in events}
-    if CREATE not in state:  # a rejected invite and a ban come without it
+    if CREATE in state:  # a rejected invite and a ban may come without it
+        return state
+    state = await store.current_state(room_id)
+    if not await _is_visible(store, user_id, state):
         raise AuthDenied(f"{user_id} was never in {room_id}", rule="request.not_in_room")
     return state
+
+
+async def _is_visible(store: Store, user_id: str, state: Mapping[StateKey, EventId]) -> bool:
+    """Return whether a user who is not joined may see a room in this state.
+
+    Client-server API, "Room history visibility".
+    """
+    keys = ("m.room.history_visibility", ""), ("m.room.member", user_id)
+    found = await store.events([state[key] for key in keys if key in state])
+    visibility, own = (found[state[key]].content if key in state else {} for key in keys)
+    if visibility.get("history_visibility") == "world_readable":
+        return True
+    invited = own.get("membership") == "invite"
+    return invited and visibility.get("history_visibility") == "invited"
 
 
 @as_request

@@ -167,17 +167,23 @@ room AS (  -- for each room, whether it is returned whole, and the range of the 
         (visit.whole OR stay.ended IS NOT NULL OR membership_then = 5) AND NOT mine.is_forgotten,
         CASE WHEN visit.whole THEN 0 ELSE COALESCE(mine.since, 0) END,
         CASE WHEN stay.ended IS NOT NULL THEN stay.ended
+            WHEN mine.is_old_leave THEN mine.member_stream
             WHEN member.stream_ordering > mine.since THEN member.stream_ordering ELSE mine.upto END
     FROM mine
     CROSS JOIN filter
     LEFT JOIN events member ON member.event_nid = mine.member_nid
-    -- joined and left since the last sync: the client has no state of the room
+    -- joined and left since the last sync: the client has no state of the room. The same of a user
+    -- who never joined (shared_before), if they could see the room at their last membership
     CROSS JOIN LATERAL (
-        SELECT membership_then <> 5 AND EXISTS (
+        SELECT membership_then <> 5 AND (EXISTS (
             SELECT FROM state_deltas d JOIN events e USING (event_nid)
             WHERE d.room_nid = mine.room_nid AND d.stream_ordering > mine.since
                 AND d.state_key_nid = mine.state_key_nid AND e.membership = 5
-        ) AS whole
+        ) OR (mine.membership < 3 AND NOT mine.is_forgotten AND (
+            SELECT v.shared_before IS NULL AND user_sees(member, v.joined_since, v.own_audiences,
+                v.shared_audiences, v.world_audiences, v.shared_before, v.reader_nid, v.unread)
+            FROM visibility_of(mine.room_nid, mine.principal_nid) AS v
+        ))) AS whole
         OFFSET 0
     ) AS visit
     {last_stay}
