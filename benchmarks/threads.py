@@ -60,7 +60,7 @@ WHERE e.event_id = $1::text
 
 SQL_COST: Final[LiteralString] = """
 SELECT (pg_relation_size('events_thread_idx')
-    + pg_relation_size('events_thread_stream_idx'))::float8 / count(*) AS index_bytes
+    + pg_relation_size('events_related_stream_idx'))::float8 / count(*) AS index_bytes
 FROM events
 WHERE rel_type_nid = 22
 """

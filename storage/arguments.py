@@ -6,7 +6,7 @@ bits; methods that write refuse them.
 """
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from math import isfinite
 from typing import Any, Final, TypeGuard, TypeVar, cast
 
@@ -14,6 +14,7 @@ import orjson
 
 from storage.errors import InputError, InvalidEvent, InvalidIdentifier
 from storage.ids import EventId, RoomId, ServerName, StateKey, UserId, server_name_of
+from storage.turns import ARGUMENT_MAX, parts
 
 LARGEST: Final = 2**63 - 1
 
@@ -79,6 +80,22 @@ def texts(values: Iterable[str], name: str = "ids") -> list[str]:
     """Return each of them as `text`, once; raise `InputError` for a single text."""
     given = listed(values, name)
     return distinct(given if _are_ascii(given) else [text(value) for value in given])
+
+
+def possible(values: Iterable[EventId]) -> list[EventId]:
+    """Return those of the values that are texts which can be stored, each once."""
+    return distinct(one for one in listed(values, "event_ids") if is_text(one))
+
+
+async def many(check: Callable[[Iterable[Any]], list[T]], values: Iterable[Any]) -> list[T]:
+    """Return what a check of a list returns; a long list is checked in parts (`storage.turns`)."""
+    given = list(values) if isinstance(values, Iterator) else values
+    if isinstance(given, str) or not isinstance(given, Sized) or len(given) <= ARGUMENT_MAX:
+        return check(given)
+    found: dict[T, None] = {}
+    async for part in parts(list(given), ARGUMENT_MAX):
+        found.update(dict.fromkeys(check(part)))
+    return list(found)
 
 
 def distinct(values: Iterable[T]) -> list[T]:

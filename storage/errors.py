@@ -47,7 +47,9 @@ attributes, and can be pickled, so that they cross process borders unchanged.
 
 # ruff: noqa: N818 - a name says what happened; the tree shows that it is an error.
 
-from typing import Self
+from typing import Literal, Self
+
+InvalidKind = Literal["malformed", "number", "too_large"]
 
 
 class StorageError(Exception):
@@ -77,16 +79,29 @@ class InputError(StorageError):
 
 
 class InvalidEvent(InputError):
-    """The event is malformed: drop it, because no conforming server accepts it."""
+    """The event is malformed: drop it, because no conforming server accepts it.
 
-    def __init__(self, reason: str, *, event_id: str | None = None) -> None:
+    `kind` is "number" for one that canonical JSON does not allow, "too_large" for an event or a key
+    above the limits, else "malformed". `key` is the path of the key, such as "content.x.0".
+    """
+
+    def __init__(
+        self,
+        reason: str,
+        *,
+        event_id: str | None = None,
+        kind: InvalidKind = "malformed",
+        key: str | None = None,
+    ) -> None:
         super().__init__(f"{_named(event_id)}{reason}")
         self.reason = reason
         self.event_id = event_id
+        self.kind = kind
+        self.key = key
 
     def of(self, event_id: str | None) -> Self:
         """Return the same error, naming the event."""
-        return type(self)(self.reason, event_id=event_id)
+        return type(self)(self.reason, event_id=event_id, kind=self.kind, key=self.key)
 
 
 class InvalidSignature(InputError):
@@ -347,17 +362,11 @@ class DatabaseFull(DatabaseError):
 
 
 class DatabaseConflict(DatabaseError):
-    """More conflicts with concurrent writers than configured retries.
-
-    Nothing was written; repeat later.
-    """
+    """More conflicts with other writers than configured retries: nothing was written, repeat."""
 
 
 class CommitUnknown(DatabaseError):
-    """The connection was lost during COMMIT, so the outcome is unknown: repeat.
-
-    An append is idempotent by event id.
-    """
+    """The connection was lost during COMMIT: repeat, since an append is idempotent by event id."""
 
 
 class InstanceNameTaken(DatabaseError):

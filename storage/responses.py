@@ -21,9 +21,11 @@ from storage import arguments as args
 from storage.errors import (
     AuthDenied,
     InputError,
+    InvalidEvent,
     InvalidSignature,
     PartialState,
     ResyncNeeded,
+    StateUnknown,
     StorageError,
     UnknownEvent,
     UnknownPos,
@@ -48,9 +50,9 @@ from storage.queries.space_walk import WalkRequest, space_walk
 from storage.queries.sync.types import JoinedRoom, Sync
 from storage.store.facade import Store
 from storage.streams import VectorPosition
-from storage.streams.receipts import receipt_event
+from storage.streams.receipts import receipt_events
 from storage.streams.tokens import print_position, read_position
-from storage.turns import in_turns
+from storage.turns import as_request, in_turns
 
 __all__ = [
     "error",
@@ -74,11 +76,13 @@ ERRORS: Final[tuple[tuple[type[Exception], int, str], ...]] = (
     (UnknownRoom, 404, "M_NOT_FOUND"),
     (UnknownEvent, 404, "M_NOT_FOUND"),
     (UnknownUser, 404, "M_NOT_FOUND"),
+    (StateUnknown, 404, "M_NOT_FOUND"),
     (ResyncNeeded, 400, "M_UNKNOWN_POS"),
     (UnknownPos, 400, "M_UNKNOWN_POS"),
     (InvalidSignature, 401, "M_UNAUTHORIZED"),
     (PartialState, 503, "M_UNKNOWN"),
     (IncompatibleRoomVersion, 400, "M_INCOMPATIBLE_ROOM_VERSION"),
+    (InvalidEvent, 400, "M_BAD_JSON"),
     (InputError, 400, "M_INVALID_PARAM"),
     (StorageError, 503, "M_UNKNOWN"),
 )
@@ -87,8 +91,10 @@ ERRORS: Final[tuple[tuple[type[Exception], int, str], ...]] = (
 RULES: Final = {
     "member.join.cannot_check": (400, "M_UNABLE_TO_AUTHORISE_JOIN"),
     "member.join.no_authoriser": (400, "M_UNABLE_TO_GRANT_JOIN"),
+    "power_levels.malformed": (400, "M_BAD_JSON"),
+    "power_levels.users": (400, "M_BAD_JSON"),
 }
-"""Another server may let the user in. Server-server API, "Restricted rooms"."""
+"""Another server may let the user in ("Restricted rooms"), or a level is none."""
 PASSED_ON: Final = frozenset({400, 403, 404})
 """Statuses of other servers that concern the user. 401, for one, would log the client out."""
 
@@ -112,13 +118,13 @@ IF_KNOWN: Final = (
     "stripped_state",
 )
 OLD_NAMES: Final = {
-    "timeline_events": "timeline",
     "stripped_state": "invite_state",
     "expanded_timeline": "unstable_expanded_timeline",
 }
 """Fields of a room in the stable form of sliding sync, and their names in the unstable one."""
 
 
+@as_request
 async def sync(
     store: Store,
     user_id: str,
@@ -126,13 +132,19 @@ async def sync(
     *,
     device_id: str | None = None,
     use_state_after: bool = False,
+    unread_thread_notifications: bool | None = None,
 ) -> Json:
     """Return the response of /sync.
 
     ``found`` is what ``store.sync`` returned for the user. The parts that it does not include are
     empty. ``use_state_after`` is the parameter of the request (MSC4222): a room has ``state_after``
     in place of ``state``. Unread events count as notifications, as without push rules.
+    ``unread_thread_notifications``: threads have counts of their own. By default the filter of the
+    request decides. Without it all events of a room count in one number.
     """
+    by_thread = found.unread_thread_notifications
+    if unread_thread_notifications is not None:
+        by_thread = args.flag(unread_thread_notifications, "unread_thread_notifications")
     state_name = "state_after" if use_state_after else "state"
     rooms: list[JoinedRoom] = [*found.join.values(), *found.leave.values()]
     events = await _shown(
@@ -143,7 +155,10 @@ async def sync(
         device_id,
     )
     parts: dict[str, Json] = {
-        name: {room: _room(one, events, state_name) for room, one in listed.items()}
+        name: {
+            room: _room(one, events, state_name, by_thread=by_thread)
+            for room, one in listed.items()
+        }
         for name, listed in (("join", found.join), ("leave", found.leave))
     }
     parts["invite"] = {
@@ -160,13 +175,13 @@ async def sync(
     }
 
 
-def _room(room: JoinedRoom, events: Shown, state_name: str) -> Json:
+def _room(room: JoinedRoom, events: Shown, state_name: str, *, by_thread: bool) -> Json:
     timeline = {"limited": room.timeline.limited, "prev_batch": room.timeline.prev_batch}
     form: Json = {
         "timeline": timeline | _events(_pick(events, room.timeline.events)),
         state_name: _events(_pick(events, getattr(room, state_name), as_state=True)),
         "account_data": _events(_account_data(room.account_data)),
-        "ephemeral": _events([receipt_event(room.receipts)] if room.receipts else []),
+        "ephemeral": _events(receipt_events(room.receipts)),
     }
     if room.summary is not None:
         form["summary"] = {
@@ -176,9 +191,11 @@ def _room(room: JoinedRoom, events: Shown, state_name: str) -> Json:
         if room.summary.heroes is not None:
             form["summary"]["m.heroes"] = list(room.summary.heroes)
     if room.unread is not None:
-        form["unread_notifications"] = _notifications(room.unread.main)
-        threads = {root: _notifications(count) for root, count in room.unread.threads.items()}
-        form["unread_thread_notifications"] = threads
+        count = room.unread.main if by_thread else room.unread.total
+        form["unread_notifications"] = _notifications(count)
+        if by_thread:
+            threads = {root: _notifications(count) for root, count in room.unread.threads.items()}
+            form["unread_thread_notifications"] = threads
     return form
 
 
@@ -267,6 +284,7 @@ def _elements(given: Iterable[Json]) -> list[StateKey]:
     return [(one.get("type", "*"), one.get("state_key", "*")) for one in given]
 
 
+@as_request
 async def sliding_sync(
     store: Store,
     user_id: str,
@@ -316,7 +334,9 @@ def _sliding_room(room: SlidingRoom, events: Shown) -> Json:
         ]
     removed = [{"type": kind, "state_key": key} for kind, key in room.removed_state]
     form["required_state"] = _pick(events, room.required_state, as_state=True) + removed
-    form["timeline_events"] = _pick(events, room.timeline)
+    form["timeline"] = _pick(events, room.timeline)
+    if room.unread is not None:
+        form |= _notifications(room.unread.main)
     return form
 
 
@@ -337,7 +357,11 @@ def _extensions(store: Store, found: SlidingSync) -> Json:
     return {
         "to_device": {"next_batch": print_position(reached), "events": messages},
         "account_data": {"global": everywhere, "rooms": rooms},
-        "receipts": {"rooms": {room: receipt_event(them) for room, them in found.receipts.items()}},
+        "receipts": {
+            "rooms": {
+                room: receipt_events(them)[0] for room, them in found.receipts.items() if them
+            }
+        },
     }
 
 
@@ -354,7 +378,7 @@ def room_summary(room: RoomInfo) -> Json:
         "avatar_url": room.avatar,
         "canonical_alias": room.alias,
         "room_type": room.type,
-        "join_rule": room.join_rule,
+        "join_rule": room.join_rule or "invite",  # clients take a room without one for public
         "allowed_room_ids": list(room.allowed_rooms) or None,
         "num_joined_members": room.joined_count,
         "world_readable": room.visibility == "world_readable",
@@ -387,6 +411,7 @@ async def room_state(store: Store, user_id: str, room_id: RoomId) -> dict[StateK
     return state
 
 
+@as_request
 async def hierarchy(
     store: Store,
     user_id: str,
@@ -427,17 +452,26 @@ def _offset(token: str | None) -> int:
 # errors
 
 
-def error(raised: StorageError | RemoteError) -> tuple[int, Json]:
+def error(raised: StorageError | RemoteError, *, for_member: bool = False) -> tuple[int, Json]:
     """Return the status and the JSON object for an error of a store or of another server.
 
     The responses to clients and to other servers have the same form. An error of another server is
-    502, unless its response was 400, 403 or 404.
+    502, unless its response was 400, 403 or 404. ``for_member``: the client's request is for the
+    members of a room, so that an unknown room is 403, as any other that the user is not in.
+
+    Source: client-server API, "Standard error response".
     """
     if isinstance(raised, RemoteError):
-        if raised.status in PASSED_ON:
-            return raised.status, _error(raised.errcode or "M_UNKNOWN", raised)
-        return 502, _error("M_UNKNOWN", raised)
+        if raised.status not in PASSED_ON:
+            return 502, _error("M_UNKNOWN", raised)
+        form = _error(raised.errcode or "M_UNKNOWN", raised)
+        named = {} if raised.room_version is None else {"room_version": raised.room_version}
+        return raised.status, form | named
     known = RULES.get(raised.rule) if isinstance(raised, AuthDenied) else None
+    if isinstance(raised, InvalidEvent) and raised.kind == "too_large":
+        known = 413, "M_TOO_LARGE"
+    elif for_member and isinstance(raised, UnknownRoom):
+        known = 403, "M_FORBIDDEN"
     status, errcode = known or next(one[1:] for one in ERRORS if isinstance(raised, one[0]))
     form = _error(errcode, raised)
     if isinstance(raised, IncompatibleRoomVersion):
@@ -463,9 +497,11 @@ async def _shown(
     """Return the events that the user may see, and those of a state."""
     as_state = await store.client_events(user_id, state, as_state=True, with_room_id=False)
     found = await store.client_events(user_id, events, device_id=device_id, with_room_id=False)
-    return {(one["event_id"], True): one for one in as_state} | {
-        (one["event_id"], False): one for one in found
-    }
+    shown: dict[tuple[str, bool], Json] = {}
+    for listed, is_state in ((as_state, True), (found, False)):
+        async for one in in_turns(listed):
+            shown[one["event_id"], is_state] = one
+    return shown
 
 
 def _pick(shown: Shown, events: Iterable[StoredEvent], *, as_state: bool = False) -> list[Json]:

@@ -8,6 +8,19 @@ from docs.generate.markup import one_line, page
 from storage import errors
 from storage.cli.app import _exit_code
 from storage.errors import StorageError
+from storage.responses import ERRORS
+
+STATUSES: Final = """
+## Statuses
+
+`storage.responses.error` makes the response to a client or another server, with the codes of the
+[Client-Server API](https://spec.matrix.org/latest/client-server-api/#standard-error-response). The
+first class that fits decides. An `InvalidEvent` that is too large is 413 `M_TOO_LARGE`. With
+`for_member`, an unknown room is 403 `M_FORBIDDEN`: use it for requests that need a membership.
+
+| Error | Status | `errcode` |
+|---|---|---|
+"""
 
 INTRODUCTION: Final = """
 # Errors
@@ -26,7 +39,9 @@ line prints the message, and ends with the [exit code](cli.md#exit-codes) in par
 def text() -> str:
     """Return the page."""
     tree = "\n".join(_tree(StorageError, 0))
-    return page(INTRODUCTION, tree, "## Each error", *_sections(StorageError))
+    rows = "\n".join(f"| `{one.__name__}` | {status} | `{code}` |" for one, status, code in ERRORS)
+    statuses = STATUSES.lstrip() + rows
+    return page(INTRODUCTION, tree, statuses, "## Each error", *_sections(StorageError))
 
 
 def _tree(error: type[StorageError], level: int) -> Iterator[str]:

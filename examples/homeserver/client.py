@@ -230,9 +230,9 @@ class Client(UserApi):
         return await self._chunk(call, page.chunk, start=page.start, end=page.end)
 
     @on("GET", "/rooms/{room}/context/{event}")
-    async def context(self, call: Call, room: RoomId, event: EventId) -> Json:  # noqa: ARG002
+    async def context(self, call: Call, room: RoomId, event: EventId) -> Json:
         limit = int(call.query.get("limit", 10))
-        found = await self.store.context(event, call.sender, limit=limit)
+        found = await self.store.context(event, call.sender, room_id=room, limit=limit)
         parts = ("events_before", "events_after")
         shown = {part: await self._shown(call, getattr(found, part)) for part in parts}
         shown["state"] = await self.store.client_events(call.sender, found.state, as_state=True)
@@ -240,9 +240,9 @@ class Client(UserApi):
         return {**shown, "event": event_form, "start": found.start, "end": found.end}
 
     @on("GET", "/rooms/{room}/relations/{event}{rel_type:(/[^/]*)?}{event_type:(/[^/]*)?}")
-    async def relations(self, call: Call, room: RoomId, event: EventId, **kinds: str) -> Json:  # noqa: ARG002
+    async def relations(self, call: Call, room: RoomId, event: EventId, **kinds: str) -> Json:
         how = _page(call) | {name: kind[1:] or None for name, kind in kinds.items()}
-        page = await self.store.relations(event, call.sender, **how)
+        page = await self.store.relations(event, call.sender, room_id=room, **how)
         return await self._chunk(call, page.chunk, next_batch=page.end)
 
     @on("GET", "/rooms/{room}/threads")

@@ -37,7 +37,7 @@ class Federation(Api):
 
     @on("PUT", "/invite/{room}/{event}")
     async def invite(self, call: Call, room: RoomId, event: str) -> Json:
-        return await self.home.responder.invite(room, event, call.body)
+        return await self.home.responder.invite(call.sender, room, event, call.body)
 
     @on("GET", "/event/{event}")
     async def event(self, call: Call, event: EventId) -> Json:

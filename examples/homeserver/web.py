@@ -84,7 +84,7 @@ class Api:
         except MatrixError as error:
             status, found = error.status, error.body
         except (StorageError, RemoteError) as error:
-            status, found = responses.error(error)
+            status, found = responses.error(error, for_member="/rooms/" in request.path)
         except MALFORMED as error:
             status, found = 400, {"errcode": "M_BAD_JSON", "error": repr(error)}
         return web.json_response(

@@ -111,10 +111,7 @@ def _check_join_rule(
     if rule == "public":
         return
     by_invitation = rule == "invite" or (rule == "knock" and version.knock)
-    restricted = (rule == "restricted" and version.restricted_join) or (
-        rule == "knock_restricted" and version.knock_restricted
-    )
-    if not by_invitation and not restricted:
+    if not by_invitation and not version.is_restricted(rule):
         raise denied(
             event,
             "member.join.join_rule",
@@ -216,7 +213,7 @@ def _require_above(event: Event, target: str, levels: PowerLevels, action: str) 
 
 def _check_knock(event: Event, target: str, auth_state: AuthState, version: RoomVersion) -> None:
     rule = _join_rule(auth_state)
-    if rule != "knock" and not (rule == "knock_restricted" and version.knock_restricted):
+    if not version.may_knock(rule):
         raise denied(event, "member.knock.join_rule", f"join rule {rule!r}")
     if event.sender != target:
         raise denied(event, "member.knock.sender", f"{event.sender} cannot knock for {target}")

@@ -5,10 +5,13 @@ Postgres needs to read the text of the array. So statements of the hot path take
 `$1::text::bigint[]`.
 """
 
+import re
 from collections.abc import Collection, Iterable, Sequence
-from typing import Final
+from typing import Any, Final
 
 import orjson
+
+from storage.turns import ARGUMENT_MAX, has_long_list, parts
 
 EMPTY_ARRAY: Final = "{}"
 
@@ -29,6 +32,27 @@ def array_text(values: Sequence[object]) -> str:
     if "\\" in json:  # JSON and Postgres quote alike, but for what they write after a backslash
         json = f"[{','.join(map(_quoted, values))}]"
     return "{" + json[1:-1] + "}"
+
+
+async def long_lists_as_text(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return a statement and its values (``arguments``), each long list as text.
+
+    `SELECT` has Postgres read the text once; a filter would read it for each row. The text is made
+    in parts (`storage.turns`). A list whose every use names its type, `$1::text[]`, can be sent so.
+    """
+    if not has_long_list(arguments):
+        return arguments
+    sql, *given = arguments
+    for number, values in enumerate(arguments[1:], 1):
+        if not has_long_list([values]):
+            continue
+        typed = re.compile(rf"\${number}::(text|bigint|int)\[\]")
+        uses = len(re.findall(rf"\${number}(?!\d)", sql))
+        if uses and len(typed.findall(sql)) == uses:
+            sql = typed.sub(rf"(SELECT ${number}::text::\1[])::\1[]", sql)
+            texts = [array_text(part)[1:-1] async for part in parts(values, ARGUMENT_MAX)]
+            given[number - 1] = f"{{{','.join(texts)}}}"
+    return sql, *given
 
 
 def _quoted(value: object) -> str:

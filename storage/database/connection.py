@@ -29,6 +29,7 @@ import asyncpg
 
 from storage.config import Config
 from storage.database.archive_limits import ArchiveAccess, open_access
+from storage.database.array_text import long_lists_as_text
 from storage.database.dictionaries import load_for, stored_fields
 from storage.database.dsn import DsnServer
 from storage.database.pool import Pool
@@ -53,7 +54,7 @@ from storage.errors import (
     StorageError,
 )
 from storage.observability.counters import Measures
-from storage.turns import mapped, pause_if_long
+from storage.turns import mapped
 
 T = TypeVar("T")
 R = TypeVar("R", bound=NamedTuple)
@@ -199,7 +200,7 @@ class Connection:
         self.is_at_rest = False
         self.statements += 1
         start = 0.0
-        await pause_if_long(args)
+        args = await long_lists_as_text(args)
         try:
             if observer is not None:
                 observer.before(statement)
@@ -207,8 +208,7 @@ class Connection:
             result = await call(*args)
         except DRIVER_ERRORS as error:
             if isinstance(error, asyncpg.InternalClientError):
-                # Postgres ended the session while it was idle, and the driver has only half noticed
-                # it
+                # Postgres ended the idle session, and the driver has only half noticed it
                 self._driver.terminate()
             self.is_at_rest = isinstance(error, asyncpg.PostgresError)
             is_closed, role = self._driver.is_closed(), role_of(self._driver)

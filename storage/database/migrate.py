@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
     from storage.database.migration_steps import MigrationStep
 
-HEAD_REVISION: Final = "0040"
+HEAD_REVISION: Final = "0044"
 """The latest that this package knows; `migrate` migrates to it."""
 
 OLDEST_REVISION: Final = "0029"

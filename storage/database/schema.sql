@@ -495,10 +495,11 @@ CREATE INDEX events_thread_idx
 COMMENT ON INDEX events_thread_idx IS
     'Serves: the threads of a room, latest reply first (storage/queries/threads.py). It has the '
     'replies only.';
-CREATE INDEX events_thread_stream_idx ON events (room_nid, stream_ordering)
-    WHERE rel_type_nid = 22 AND NOT outlier AND NOT backfilled;
-COMMENT ON INDEX events_thread_stream_idx IS
-    'Serves: the unread replies in the threads of a room (storage/queries/unread.py).';
+CREATE INDEX events_related_stream_idx ON events (room_nid, stream_ordering)
+    WHERE rel_type_nid NOT IN (19, 20) AND NOT outlier AND NOT backfilled;
+COMMENT ON INDEX events_related_stream_idx IS
+    'Serves: the unread replies in the threads of a room, and what relates to them '
+    '(storage/queries/unread.py). It has neither edits nor annotations.';
 
 CREATE TABLE dictionaries (
     dictionary_id int NOT NULL,

@@ -5,21 +5,32 @@ where that gives the same bytes. Source: Matrix specification, server-server API
 content hash" and "Calculating the reference hash"; room versions 3 and 4, "Event IDs".
 """
 
+import re
 from binascii import b2a_base64
 from hashlib import sha256
-from typing import Any, NamedTuple
+from math import isfinite
+from typing import Any, Final, NamedTuple
 
 import orjson
 from canonicaljson import encode_canonical_json
 from unpaddedbase64 import decode_base64
 
-from storage.errors import InvalidEvent
+from storage.errors import InvalidEvent, InvalidKind
 from storage.event.redaction import redact, redacted_content
 from storage.event.versions import RoomVersion, version_of
 from storage.ids import EventId
 
 _NOT_IN_CONTENT_HASH = frozenset({"unsigned", "signatures", "hashes"})
 _URL_SAFE = bytes.maketrans(b"+/", b"-_")
+_SURROGATE: Final = re.compile("[\ud800-\udfff]")
+_SHOWN: Final = 99
+"""Characters of a key that an error names."""
+
+
+class BadNumber(NamedTuple):
+    """A number that the text of an object has and that is refused, in its place."""
+
+    reason: str
 
 
 def canonical(value: object) -> bytes:
@@ -30,11 +41,62 @@ def canonical(value: object) -> bytes:
     try:
         return encode_canonical_json(value)
     except UnicodeEncodeError as error:
-        raise InvalidEvent("a string holds a lone surrogate") from error
+        raise defect_of(value) or InvalidEvent("a string holds a lone surrogate") from error
     except RecursionError as error:
         raise InvalidEvent("nested too deeply") from error
     except (ValueError, TypeError) as error:
-        raise InvalidEvent(f"not JSON: {error}") from error
+        raise defect_of(value) or InvalidEvent(f"not JSON: {error}") from error
+
+
+def defect_of(value: object, *, bits: int | None = None) -> InvalidEvent | None:
+    """Return the error for the first value that is no JSON, with its key; None if there is none.
+
+    ``bits`` is the largest size of an integer. A value that holds itself is looked through once.
+    """
+    waiting: list[tuple[int, object, object]] = [(-1, "", value)]
+    known: set[int] = set()
+    for place, (_, _, one) in enumerate(waiting):
+        if isinstance(one, dict | list | tuple) and not isinstance(one, BadNumber):
+            if id(one) not in known:
+                known.add(id(one))
+                inner = one.items() if isinstance(one, dict) else enumerate(one)
+                waiting += [(place, key, it) for key, it in inner]
+                if isinstance(one, dict):
+                    waiting += [(place, "", key) for key in one]
+        elif (found := _defect_of_one(one, bits)) is not None:
+            return _defect(waiting, place, *found)
+    return None
+
+
+def _defect_of_one(one: object, bits: int | None) -> tuple[str, InvalidKind] | None:
+    match one:
+        case BadNumber(reason):
+            return reason, "number"
+        case str():
+            found = not one.isascii() and _SURROGATE.search(one)
+            return ("a string holds a lone surrogate", "malformed") if found else None
+        case float() if not isfinite(one):
+            return f"not JSON: {one}", "number"
+        case int() if bits is not None and one.bit_length() >= bits:
+            return f"a number of more than {bits} bits", "number"
+        case int() | float() | None:
+            return None
+    return f"not JSON: a value of type {type(one).__name__}", "malformed"
+
+
+def _defect(
+    waiting: list[tuple[int, object, object]],
+    place: int,
+    reason: str,
+    kind: InvalidKind,
+) -> InvalidEvent:
+    """Return the error for a value; its key is the path to it."""
+    keys: list[str] = []
+    while place > 0:
+        place, key, _ = waiting[place]
+        keys += [str(key)] if key != "" else []
+    path = ".".join(reversed(keys)).encode("utf-8", "backslashreplace").decode()[:_SHOWN]
+    return InvalidEvent(f"{path}: {reason}" if path else reason, kind=kind, key=path or None)
 
 
 def encoded(value: dict[str, Any], *, exact: bool) -> bytes:
@@ -117,7 +179,9 @@ def event_id(pdu: dict[str, Any], room_version: str | RoomVersion) -> EventId:
     if version.event_id_format == "in_pdu":
         given = pdu.get("event_id")
         if not isinstance(given, str):
-            raise InvalidEvent(f"event_id is {'missing' if given is None else 'not a string'}")
+            raise InvalidEvent(
+                f"event_id is {'missing' if given is None else 'not a string'}", key="event_id"
+            )
         return EventId(given)
     return id_from_hash(reference_hash(pdu, version), version)
 

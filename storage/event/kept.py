@@ -4,6 +4,7 @@ from functools import lru_cache
 from typing import Any, Final
 
 from storage.event.model import Event, make_event
+from storage.event.reading import LARGE
 from storage.ids import EventId, intern
 
 _MEMBER: Final = "m.room.member"
@@ -15,6 +16,8 @@ _WHOLE: Final = frozenset({
     "m.room.power_levels",
     "m.room.third_party_invite",
 })  # fmt: skip
+_NAMED: Final = ("m.new_content", "url")
+"""Keys of a message of which only the presence counts."""
 _NOTHING: Final[dict[str, Any]] = {}
 SHARED: Final = 256  # contents
 WORD_MAX: Final = 32  # characters
@@ -30,6 +33,21 @@ def without_json(event: Event) -> Event:
     if event.type == "m.room.create" or not event.json:
         return event
     return _copied(event, event.content, event.raw)
+
+
+def as_written(event: Event) -> Event:
+    """Return a long message as planning and writing read it: without its other values.
+
+    It may have 30,000 lists, and so may each event of its batch. They would all be freed at once.
+    """
+    if event.state_key is not None or len(event.raw) < LARGE:
+        return event
+    content: dict[str, Any] = {key: True for key in _NAMED if key in event.content}
+    relates_to = event.content.get("m.relates_to")
+    if isinstance(relates_to, dict):
+        texts = ((key, relates_to.get(key)) for key in ("rel_type", "event_id"))
+        content["m.relates_to"] = {key: value for key, value in texts if isinstance(value, str)}
+    return _copied(event, content, event.raw)
 
 
 def for_auth_checks(event: Event) -> Event:

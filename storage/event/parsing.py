@@ -147,7 +147,9 @@ def _check(json: dict[str, Any], version: RoomVersion) -> None:
     event_type = _text(json, "type", strict=version.strict_key_bytes)
     if version.create_room_id and event_type == "m.room.create":
         if "room_id" in json:
-            raise InvalidEvent("room_id is in a create event, whose own id names the room")
+            raise InvalidEvent(
+                "room_id is in a create event, whose own id names the room", key="room_id"
+            )
     else:
         _identifier(json, "room_id", "!")
     _identifier(json, "sender", "@", server=True)
@@ -169,18 +171,18 @@ def _text(json: dict[str, Any], key: str, *, strict: bool = True) -> str:
     if type(value) is not str:
         _wrong(json, key, "a string")
     if "\0" in value:
-        raise InvalidEvent(f"{key} holds a NUL")
+        raise InvalidEvent(f"{key} holds a NUL", key=key)
     if len(value) > SHORT and not _fits(value) and (strict or len(value) > MAX_ID_BYTES):
-        raise InvalidEvent(f"{key} is longer than {MAX_ID_BYTES} bytes")
+        raise InvalidEvent(f"{key} is longer than {MAX_ID_BYTES} bytes", kind="too_large", key=key)
     return value
 
 
 def _identifier(json: dict[str, Any], key: str, sigil: str, *, server: bool = False) -> None:
     value = _text(json, key)
     if value[:1] != sigil or len(value) == 1:
-        raise InvalidEvent(f"{key} is not an id that starts with {sigil}")
+        raise InvalidEvent(f"{key} is not an id that starts with {sigil}", key=key)
     if server and not server_name_of(value):
-        raise InvalidEvent(f"{key} has no server name")
+        raise InvalidEvent(f"{key} has no server name", key=key)
 
 
 def _integer(json: dict[str, Any], key: str, maximum: int) -> None:
@@ -188,7 +190,7 @@ def _integer(json: dict[str, Any], key: str, maximum: int) -> None:
     if type(value) is not int:
         _wrong(json, key, "an integer")
     if not MIN_BIGINT <= value <= maximum:
-        raise InvalidEvent(f"{key} {value} is out of range")
+        raise InvalidEvent(f"{key} {value} is out of range", kind="number", key=key)
 
 
 def _references(json: dict[str, Any], key: str, maximum: int, *, pairs: bool) -> None:
@@ -196,12 +198,12 @@ def _references(json: dict[str, Any], key: str, maximum: int, *, pairs: bool) ->
     if type(value) is not list:
         _wrong(json, key, "a list")
     if len(value) > maximum:
-        raise InvalidEvent(f"{len(value)} {key}, more than {maximum}")
+        raise InvalidEvent(f"{len(value)} {key}, more than {maximum}", key=key)
     for item in value:
         reference = item
         if pairs:
             if type(item) is not list or len(item) != 2 or type(item[1]) is not dict:
-                raise InvalidEvent(f"{key} holds something else than [id, hashes] pairs")
+                raise InvalidEvent(f"{key} holds something else than [id, hashes] pairs", key=key)
             reference = item[0]
         if (
             type(reference) is not str
@@ -209,7 +211,7 @@ def _references(json: dict[str, Any], key: str, maximum: int, *, pairs: bool) ->
             or "\0" in reference
             or (len(reference) > SHORT and not _fits(reference))
         ):
-            raise InvalidEvent(f"{key} holds something else than event ids")
+            raise InvalidEvent(f"{key} holds something else than event ids", key=key)
 
 
 def _fits(text: str) -> bool:
@@ -217,4 +219,4 @@ def _fits(text: str) -> bool:
 
 
 def _wrong(json: dict[str, Any], key: str, wanted: str) -> NoReturn:
-    raise InvalidEvent(f"{key} is not {wanted}" if key in json else f"{key} is missing")
+    raise InvalidEvent(f"{key} is not {wanted}" if key in json else f"{key} is missing", key=key)

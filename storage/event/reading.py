@@ -31,12 +31,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import chain
 from math import isinf
-from typing import Any, Final, Literal, NamedTuple, NoReturn
+from typing import Any, Final, Literal, NamedTuple
 
 import orjson
 
 from storage.errors import InvalidEvent
-from storage.event.hashes import canonical
+from storage.event.hashes import BadNumber, canonical, defect_of
 
 MAX_PDU_BYTES: Final = 65_536  # of canonical JSON
 # as received; 65,536 escaped characters are 393,216 bytes, the rest is room for spaces
@@ -118,7 +118,7 @@ def read(raw: bytes, *, strict: bool, glanced: dict[str, Any] | None = None) -> 
     `glanced` is `glance(raw)`, where that was needed before.
     """
     if len(raw) > MAX_RAW_BYTES:
-        raise InvalidEvent(f"{len(raw)} bytes, more than {MAX_RAW_BYTES}")
+        raise InvalidEvent(f"{len(raw)} bytes, more than {MAX_RAW_BYTES}", kind="too_large")
     try:
         found = None if _is_bad(glanced) else _read(raw, strict=strict, glanced=glanced)
         failure = None
@@ -181,9 +181,10 @@ def _read(raw: bytes, *, strict: bool, glanced: dict[str, Any] | None = None) ->
     try:
         value = loads(raw) if glanced is None else glanced
     except orjson.JSONDecodeError as error:
-        if strict or raw.count(b"{") + raw.count(b"[") > MAX_NESTING:
+        is_deep = raw.count(b"{") + raw.count(b"[") > MAX_NESTING
+        value = {} if is_deep else _read_lexemes(raw, _STRICT if strict else _LENIENT)
+        if strict or is_deep:
             raise InvalidEvent(f"not JSON: {error}") from error
-        value = _read_lexemes(raw, _LENIENT)
         encode = True
     if type(value) is not dict:
         raise InvalidEvent("not a JSON object")
@@ -194,7 +195,9 @@ def _read(raw: bytes, *, strict: bool, glanced: dict[str, Any] | None = None) ->
     # Canonical JSON is never longer than its source, unless a float is: 1e15 becomes
     # 1000000000000000.0. The second reader also accepts a lone surrogate, which cannot be encoded.
     if encode and (size := len(canonical(value))) > MAX_PDU_BYTES:
-        raise InvalidEvent(f"{size} bytes of canonical JSON, more than {MAX_PDU_BYTES}")
+        raise InvalidEvent(
+            f"{size} bytes of canonical JSON, more than {MAX_PDU_BYTES}", kind="too_large"
+        )
     return Read(value, strict or numbers != "other", raw)
 
 
@@ -249,8 +252,6 @@ def _deeper_than(value: Any, limit: int) -> bool:
 def _read_lexemes(raw: bytes, decoder: json.JSONDecoder) -> dict[str, Any]:
     try:
         value = decoder.decode(raw.decode("utf-8"))
-    except InvalidEvent:
-        raise
     except UnicodeDecodeError as error:
         raise InvalidEvent("not UTF-8") from error
     except RecursionError as error:
@@ -260,32 +261,34 @@ def _read_lexemes(raw: bytes, decoder: json.JSONDecoder) -> dict[str, Any]:
         raise InvalidEvent(f"not JSON: {error}") from error
     if type(value) is not dict:
         raise InvalidEvent("not a JSON object")
+    if (defect := defect_of(value)) is not None:
+        raise defect
     return value
 
 
-def _strict_integer(lexeme: str) -> int:
+def _strict_integer(lexeme: str) -> int | BadNumber:
     if (
         lexeme == "-0"
         or len(lexeme) > 17
         or not -MAX_INTEGER <= (value := int(lexeme)) <= MAX_INTEGER
     ):
-        raise InvalidEvent(f"the number {_shown(lexeme)} is not allowed in canonical JSON")
+        return BadNumber(f"the number {_shown(lexeme)} is not allowed in canonical JSON")
     return value
 
 
-def _strict_float(lexeme: str) -> NoReturn:
-    raise InvalidEvent(f"the number {_shown(lexeme)} is not an integer")
+def _strict_float(lexeme: str) -> BadNumber:
+    return BadNumber(f"the number {_shown(lexeme)} is not an integer")
 
 
-def _lenient_float(lexeme: str) -> float:
+def _lenient_float(lexeme: str) -> float | BadNumber:
     value = float(lexeme)
     if isinf(value):
-        raise InvalidEvent(f"the number {_shown(lexeme)} is out of range")
+        return BadNumber(f"the number {_shown(lexeme)} is out of range")
     return value
 
 
-def _no_constant(name: str) -> NoReturn:
-    raise InvalidEvent(f"{name} is not JSON")
+def _no_constant(name: str) -> BadNumber:
+    return BadNumber(f"{name} is not JSON")
 
 
 def _shown(lexeme: str) -> str:

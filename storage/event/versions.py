@@ -129,6 +129,18 @@ class RoomVersion:
     def __reduce__(self) -> tuple[object, ...]:
         return version_of, (self.identifier,)
 
+    def is_restricted(self, join_rule: object) -> bool:
+        """Return whether members of other rooms may join by this join rule."""
+        return (join_rule == "restricted" and self.restricted_join) or (
+            join_rule == "knock_restricted" and self.knock_restricted
+        )
+
+    def may_knock(self, join_rule: object) -> bool:
+        """Return whether users may knock by this join rule."""
+        return (join_rule == "knock" and self.knock) or (
+            join_rule == "knock_restricted" and self.knock_restricted
+        )
+
     def may_have_room(self, room_id: str) -> bool:
         """Return whether this version can have a room with this id.
 

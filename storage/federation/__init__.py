@@ -23,7 +23,7 @@ signed_requests.py   signatures of requests, and the published keys
 from storage.federation.answering import IncompatibleRoomVersion, Responder
 from storage.federation.backfilling import BackfillResult
 from storage.federation.http_remote import HttpRemote, HttpRequest
-from storage.federation.invites import InviteResult
+from storage.federation.invites import InviteResult, ShownState
 from storage.federation.joining import JoinFault, JoinResult
 from storage.federation.limits import ReceiverLimits
 from storage.federation.memberships import Memberships
@@ -50,5 +50,6 @@ __all__ = [
     "Responder",
     "Sender",
     "SenderLimits",
+    "ShownState",
     "published_keys",
 ]

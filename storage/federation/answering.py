@@ -12,9 +12,9 @@ from typing import Any, Final
 
 from storage import arguments as args
 from storage.errors import AuthDenied, InputError, PartialState, UnknownEvent, UnknownRoom
-from storage.event import Event, parse, sign
+from storage.event import ROOM_VERSIONS, Event, parse, sign
 from storage.federation.join_through import AUTHORISER
-from storage.federation.memberships import MEMBER, stripped_state
+from storage.federation.memberships import MEMBER, state_to_show
 from storage.federation.receiver import Receiver
 from storage.federation.sender import Sender
 from storage.ids import EventId, RoomId, server_name_of
@@ -24,7 +24,7 @@ from storage.queries.pagination.page import Direction
 from storage.queries.reduced_state import reduced_state
 from storage.queries.visible_events import visible_after_leaving
 from storage.store.sending import signer_of
-from storage.turns import in_turns
+from storage.turns import as_request, in_turns
 
 Json = dict[str, Any]
 CHANGES: Final = ("join", "knock", "leave")
@@ -73,6 +73,7 @@ class Responder:
     # ---------------------------------------------------------------------------------------------
     # what other servers send
 
+    @as_request
     async def transaction(self, origin: str, body: Mapping[str, Any]) -> Json:
         """Answer PUT /send/{txnId}. EDUs are ignored."""
         results = await self._receiver.transaction(origin, _listed(body, "pdus"))
@@ -94,13 +95,13 @@ class Responder:
         """Answer GET /make_join, /make_knock and /make_leave. `IncompatibleRoomVersion`.
 
         ``change`` is "join", "knock" or "leave". ``versions`` are the values of the parameter
-        ``ver``. A leave needs none.
+        ``ver``: none mean "1". A leave needs none.
         """
         if change not in CHANGES:
             raise InputError(f"no server makes the membership {change!r} for another")
         room, user = args.room(room_id), args.user(user_id)
         version = await self._version_inside(room, change, user)
-        if change != "leave" and version not in args.texts(versions, "versions"):
+        if change != "leave" and version not in (args.texts(versions, "versions") or ["1"]):
             raise IncompatibleRoomVersion(room, version)
         if server_name_of(user) != origin:
             raise AuthDenied(f"{user} is no user of {origin}", rule="request.other_server")
@@ -108,6 +109,7 @@ class Responder:
         template = await self._store.template(room, user, MEMBER, content, state_key=user)
         return {"room_version": version, "event": template}
 
+    @as_request
     async def take_membership(
         self,
         origin: str,
@@ -133,7 +135,7 @@ class Responder:
         await self._receiver.accepted(origin, signed, version)
         await self._pass_on(origin, event)
         if change == "knock":
-            return {"knock_room_state": await stripped_state(self._store, event.room_id)}
+            return {"knock_room_state": await state_to_show(self._store, event.room_id)}
         if change == "leave":
             return {}
         response = {"event": signed, "origin": self._store.server_name}
@@ -188,17 +190,29 @@ class Responder:
             [stored] = (await self._store.events([event.event_id])).values()
             await self._sender.pass_on(servers - {origin}, stored)
 
-    async def invite(self, room_id: RoomId, event_id: str, body: Mapping[str, Any]) -> Json:
-        """Answer PUT /v2/invite: store the invite of a local user, and sign it."""
+    async def invite(
+        self, origin: str, room_id: RoomId, event_id: str, body: Mapping[str, Any]
+    ) -> Json:
+        """Answer PUT /v2/invite: store the invite of a local user, and sign it.
+
+        The state that the invite shows is checked. From room version 12 on, a fault of it refuses
+        the invite; before, what is at fault is left out. `IncompatibleRoomVersion`.
+        """
         given = args.mapping(body, "the body")
         pdu, version = given.get("event"), given.get("room_version")
         if not isinstance(pdu, dict) or not isinstance(version, str):
             raise InputError("an invite has an event and a room_version")
+        if version not in ROOM_VERSIONS:
+            raise IncompatibleRoomVersion(room_id, version)
         event = parse(pdu, version)
-        if (event.room_id, event.event_id) != (room_id, event_id):
-            raise InputError(f"the event is {event.event_id} of {event.room_id}")
-        shown = _listed(given, "invite_room_state")
-        invited = await self._receiver.invited(pdu, version, shown)
+        _check_invite(event, origin, (room_id, event_id))
+        pdus = _listed(given, "invite_room_state")
+        shown = await self._receiver.shown_state(room_id, version, pdus)
+        if event.room_version.create_room_id and shown.fault is not None:
+            raise InputError(f"invite_room_state: {shown.fault}")
+        invited = await self._receiver.invited(pdu, version, shown.stripped)
+        if invited.result.outcome == "invalid":
+            raise InputError(str(invited.result.reason))
         if not invited.is_welcome:
             reason = str(invited.result.reason)
             raise AuthDenied(reason, rule="invite.not_accepted", event_id=event_id)
@@ -242,11 +256,13 @@ class Responder:
         ids = await self._store.state_ids(await self._checked(origin, room_id, event_id))
         return {"pdu_ids": [*ids.state_ids], "auth_chain_ids": [*ids.auth_chain_ids]}
 
+    @as_request
     async def state(self, origin: str, room_id: RoomId, event_id: str) -> Json:
         """Answer GET /state. `StateUnknown`."""
         ids = await self._store.state_ids(await self._checked(origin, room_id, event_id))
         return await self._with_chain(ids, "pdus")
 
+    @as_request
     async def event_auth(self, origin: str, room_id: RoomId, event_id: str) -> Json:
         """Answer GET /event_auth."""
         found = await self._store.event_auth(await self._checked(origin, room_id, event_id))
@@ -309,6 +325,16 @@ def _check_membership(event: Event, origin: str, change: str, path: tuple[str, s
         raise InputError(f"{event.event_id} is no {change} of {path[0]} with the id {path[1]}")
     if server_name_of(event.sender) != origin:
         raise AuthDenied(f"{event.sender} is no user of {origin}", rule="request.other_server")
+
+
+def _check_invite(event: Event, origin: str, path: tuple[str, str]) -> None:
+    """Raise `InputError` unless an event is of the path of its request, and of its sender."""
+    if (event.room_id, event.event_id) != path:
+        raise InputError(f"the event is {event.event_id} of {event.room_id}")
+    if not event.room_version.may_have_room(event.room_id):
+        raise InputError(f"{event.room_id} is no room of version {event.room_version.identifier}")
+    if server_name_of(event.sender) != args.server(origin):
+        raise InputError(f"{event.sender} is no user of {origin}")
 
 
 def _listed(body: Mapping[str, Any], name: str) -> list[Any]:

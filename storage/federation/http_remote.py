@@ -28,6 +28,8 @@ Any sender of an event may name it, so refuse the addresses of your own network.
 
 FEDERATION: Final = "/_matrix/federation"
 REASON_MAX: Final = 500
+NO_V2: Final = frozenset({400, 404})
+"""Statuses by which an old server says that it lacks v2 of a request."""
 
 
 class HttpRemote:
@@ -120,8 +122,8 @@ class HttpRemote:
     ) -> JsonObject:
         """Send a join, and return the state before it."""
         query = {"omit_members": "true"} if self._omit_members else {}
-        path = ("v2", "send_join", room_id, event_id)
-        return await self._signed(server, "PUT", *path, body=pdu, **query)
+        path = ("send_join", room_id, event_id)
+        return await self._put_v2(server, *path, body=pdu, pdu=pdu, **query)
 
     async def send_knock(
         self, server: ServerName, room_id: RoomId, event_id: EventId, pdu: JsonObject
@@ -133,13 +135,17 @@ class HttpRemote:
         self, server: ServerName, room_id: RoomId, event_id: EventId, pdu: JsonObject
     ) -> JsonObject:
         """Send a leave."""
-        return await self._signed(server, "PUT", "v2", "send_leave", room_id, event_id, body=pdu)
+        return await self._put_v2(server, "send_leave", room_id, event_id, body=pdu, pdu=pdu)
 
     async def invite(
         self, server: ServerName, room_id: RoomId, event_id: EventId, body: JsonObject
     ) -> JsonObject:
         """Send an invite."""
-        return await self._signed(server, "PUT", "v2", "invite", room_id, event_id, body=body)
+        given = args.mapping(body, "the body")
+        event, shown = given.get("event"), given.get("invite_room_state")
+        pdu = event if isinstance(event, dict) else {}
+        old = {**pdu, "unsigned": {"invite_room_state": shown}}
+        return await self._put_v2(server, "invite", room_id, event_id, body=body, pdu=old)
 
     async def send(
         self, server: ServerName, transaction_id: str, events: Sequence[StoredEvent]
@@ -157,6 +163,23 @@ class HttpRemote:
 
     async def _get(self, server: ServerName, *path: str, **query: Any) -> JsonObject:
         return await self._signed(server, "GET", "v1", *path, **query)
+
+    async def _put_v2(
+        self, server: ServerName, *path: str, body: JsonObject, pdu: JsonObject, **query: Any
+    ) -> JsonObject:
+        """Send a membership; if the server has no v2 for it, and the room is old, by v1 of the API.
+
+        The body is a PDU then. One of the room versions 1 and 2 has its id in it.
+        """
+        try:
+            return await self._signed(server, "PUT", "v2", *path, body=body, **query)
+        except RemoteError as error:
+            if error.status not in NO_V2 or "event_id" not in pdu:
+                raise
+            try:
+                return await self._signed(server, "PUT", "v1", *path, body=pdu)
+            except RemoteError as again:
+                raise (error if again.status in NO_V2 else again) from error
 
     async def _signed(
         self,
@@ -183,16 +206,24 @@ class HttpRemote:
     ) -> JsonObject:
         """Return the object of a response; raise `RemoteError` for a status other than 200.
 
-        Also raise it for a name that is no host: in an address, it could be another path.
+        Also raise it for a name that is no host: in an address, it could be another path. The old
+        form of an answer is a list of 200 and the object.
         """
         if args.SERVER_NAME.fullmatch(args.text(server)) is None:
             raise RemoteError(f"{server[:REASON_MAX]!r} is not a server name")
         status, answer = await self._request(server, method, uri, headers, body)
-        if status == 200 and isinstance(answer, dict):
-            return answer
-        errcode = answer.get("errcode") if isinstance(answer, dict) else None
+        is_old = isinstance(answer, list) and len(answer) == 2 and answer[0] == 200
+        found = answer[1] if is_old else answer
+        if status == 200 and isinstance(found, dict):
+            return found
+        given = answer if isinstance(answer, dict) else {}
         raise RemoteError(
             f"{status}: {str(answer)[:REASON_MAX]}",
             status=status,
-            errcode=errcode if isinstance(errcode, str) else None,
+            errcode=_text(given.get("errcode")),
+            room_version=_text(given.get("room_version")),
         )
+
+
+def _text(value: object) -> str | None:
+    return value if isinstance(value, str) else None

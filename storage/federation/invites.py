@@ -2,31 +2,48 @@
 
 They are stored out of band: there is no state to authorise them by. The signature of the sender's
 server is checked.
+
+Another server shows some state of the room with them, as PDUs. Source: server-server API, "Inviting
+to a room" (`invite_room_state`) and "Knocking upon a room" (`knock_room_state`).
 """
 
 import secrets
 import time
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from storage.errors import InputError
 from storage.event import Event, parse, sign
 from storage.event.building import EventTemplate, cite, unsigned_event
 from storage.event.versions import version_of
 from storage.federation.room_task import RoomTask
-from storage.ids import EventId, UserId, server_name_of
+from storage.ids import EventId, StateKey, UserId, server_name_of
 from storage.persist import AppendResult, receive
 from storage.persist.model.local_event import Signer
 from storage.persist.receive import Pdu
 from storage.persist.send import OPAQUE_BYTES
 from storage.persist.stripped_state import BYTES_MAX, read_stripped_state
 from storage.queries.events import StoredEvent
+from storage.queries.sync.stripped_state import strip
 from storage.store.facade import Store
+from storage.turns import in_turns
 
+CREATE: Final = ("m.room.create", "")
 ENDS: Final = frozenset({"leave", "ban"})
-STRIPPED_MAX: Final = 100
-"""Events of a stripped state that are looked at; some ten are usual."""
+SHOWN_MAX: Final = 100
+"""Events of a shown state that are looked at; some ten are usual."""
+
+
+class ShownState(NamedTuple):
+    """The state of a room that another server shows with an invite or to a user who knocked.
+
+    ``stripped`` are the usable events, as clients get them. ``fault`` says why a server may refuse
+    the invite, or is None.
+    """
+
+    stripped: list[dict[str, Any]]
+    fault: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,13 +170,40 @@ async def store_in_room(task: RoomTask, event: Event, pdu: Pdu) -> AppendResult:
     return result
 
 
+async def read_shown_state(task: RoomTask, pdus: object) -> ShownState:
+    """Check a shown state: signed state events of the room, its create event among them.
+
+    Leave out all others. An event is no fault if its server cannot be asked for its keys: that
+    server may be gone for ever, and the rest of the state is enough.
+    """
+    listed = pdus[:SHOWN_MAX] if isinstance(pdus, list) else []
+    read = [
+        receive.read(one, receive.glance_of(one), task.room_version)
+        async for one in in_turns(listed, size=receive.size_of)
+    ]
+    events = {one.event_id: one for one in read if isinstance(one, Event)}
+    refused = await task.verify(events)
+    faults = [one.reason or "" for one in read if isinstance(one, AppendResult)]
+    shown: dict[StateKey, Event] = {}
+    for event_id, event in events.items():
+        if event.room_id != task.room_id or event.state_key is None:
+            faults.append(f"{event_id} is no state event of {task.room_id}")
+        elif event_id not in refused:
+            shown[event.key] = event
+        elif not task.lacks_keys_of(event):
+            faults.append(refused[event_id].reason or "")
+    if CREATE not in shown:
+        faults.append("there is no create event")
+    return ShownState([strip(one.json) for one in shown.values()], faults[0] if faults else None)
+
+
 def usable_stripped_state(
     event_id: EventId, stripped_state: Iterable[Mapping[str, Any]]
 ) -> list[Mapping[str, Any]]:
     """Return the well-formed events of a stripped state, as many as may be stored."""
     shown: list[Mapping[str, Any]] = []
     size = 0
-    for one in list(stripped_state)[:STRIPPED_MAX] if isinstance(stripped_state, list) else ():
+    for one in list(stripped_state)[:SHOWN_MAX] if isinstance(stripped_state, list) else ():
         try:
             size += len(read_stripped_state({event_id: [one]}, "out_of_band")[event_id])
         except InputError:  # it is for show only: the invite counts without it

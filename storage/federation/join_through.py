@@ -16,7 +16,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final, NamedTuple
 
-from storage.auth.own_events import check_own_event
+from storage.auth.own_events import own_content
 from storage.errors import InvalidEvent
 from storage.event import ROOM_VERSIONS, event_id, parse, sign
 from storage.federation.joining import JoinResult
@@ -105,8 +105,9 @@ async def knock_through(server: OtherServer, wanted: MembershipRequest) -> Appen
     remote = server.remote
     knock = await server.template(remote.make_knock, wanted, versions=VERSIONS)
     response = await server.send(remote.send_knock, wanted, knock)
-    shown = response.get("knock_room_state", ())
-    return _stored(await server.receiver.knocked(knock.pdu, knock.room_version, shown))
+    version, receiver = knock.room_version, server.receiver
+    shown = await receiver.shown_state(wanted.room_id, version, response.get("knock_room_state"))
+    return _stored(await receiver.knocked(knock.pdu, version, shown.stripped))
 
 
 async def leave_through(server: OtherServer, wanted: MembershipRequest) -> AppendResult:
@@ -123,8 +124,12 @@ def _stored(result: AppendResult) -> AppendResult:
 
 
 def signed(response: JsonObject, wanted: MembershipRequest, signer: Signer) -> SignedMembership:
-    """Return the signed event of a template; raise `RemoteError` for a false template."""
-    version = response.get("room_version")
+    """Return the signed event of a template; raise `RemoteError` for a false template.
+
+    Only a server that is older than room versions, and so than knocks, names none.
+    """
+    oldest = None if wanted.content["membership"] == "knock" else "1"
+    version = response.get("room_version", oldest)
     if not isinstance(version, str) or version not in ROOM_VERSIONS:
         raise RemoteError(f"its template is of room version {version!r}, which is not known")
     template = _checked(response.get("event"), wanted)
@@ -136,7 +141,7 @@ def signed(response: JsonObject, wanted: MembershipRequest, signer: Signer) -> S
     if ROOM_VERSIONS[version].reference_pairs:
         pdu["event_id"] = f"${secrets.token_urlsafe(18)}:{signer.server_name}"
     try:
-        check_own_event(pdu["type"], pdu["state_key"], content)
+        own_content(pdu["type"], pdu["state_key"], content)
         pdu = sign(pdu, version, signer.server_name, signer.key)
         parse(pdu, version)
     except InvalidEvent as error:

@@ -131,12 +131,18 @@ class KeyRing:
             server_name=server,
         )
 
+    def lacks_keys_of(self, event: Event) -> bool:
+        """Return whether a signature cannot be checked, as its server could not be asked."""
+        return any(
+            self._failure_of(need.server) is not None and self._key_of(need) is None
+            for need in needs_of(event)
+        )
+
     async def _check_event(self, event: Event) -> AppendResult | None:
         ts_ms = event.origin_server_ts if event.room_version.enforce_key_validity else None
 
         async def key_of(server: str, key_id: str) -> VerifyKey | None:
-            known = self._keys_of(server)
-            return None if known is None else known.at(key_id, ts_ms)
+            return self._key_of(SigningNeed(ServerName(server), key_id, ts_ms))
 
         refusal = await check_signatures(event, key_of)
         return None if refusal is None else self._with_failures(event, refusal)
@@ -153,6 +159,10 @@ class KeyRing:
     def _failure_of(self, server: str) -> str | None:
         known = self._keys_of(server)
         return "they were not requested in time" if known is None else known.failure
+
+    def _key_of(self, need: SigningNeed) -> VerifyKey | None:
+        known = self._keys_of(need.server)
+        return None if known is None else known.at(need.key_id, need.ts_ms)
 
     def _keys_of(self, server: str) -> PublishedKeys | None:
         return self._own if server == self._own_name else self._known.get(server)

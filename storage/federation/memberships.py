@@ -1,16 +1,16 @@
 """`Memberships`: local users join, knock, leave and invite, here or through other servers.
 
 If this server is in the room, it makes the event. If not, the servers of the room are tried one
-after the other (join_through.py). Their servers sign invites of users of other servers.
+after the other (join_through.py). The server of an invited user signs the invite.
 """
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
 from storage import arguments as args
-from storage.errors import AuthDenied, InvalidEvent, PartialState
+from storage.errors import AuthDenied, InvalidEvent, InvalidSignature, PartialState
 from storage.event import event_id as event_id_of
-from storage.event import parse, sign
+from storage.event import parse, redact, sign
 from storage.event.hashes import canonical
 from storage.event.reading import MAX_PDU_BYTES
 from storage.federation.invites import end_of
@@ -40,6 +40,11 @@ FOR_OTHERS: Final = ("member.join.no_authoriser", "member.join.cannot_check")
 """Rules of a restricted join that another server may keep.
 
 Only a server that knows all members, too, can let a user in (`PartialState`).
+"""
+NOT_OF_THE_CLIENT: Final = frozenset({"M_MISSING_PARAM", "M_INVALID_PARAM"})
+"""Refusals of an invite whose cause is not in the client's request.
+
+It gets 502 then. Server-server API, `PUT /_matrix/federation/v2/invite`, response 400.
 """
 SHOWN: Final = (
     "m.room.create",
@@ -157,12 +162,15 @@ class Memberships:
         *,
         content: Mapping[str, Any] | None = None,
     ) -> AppendResult:
-        """Invite a user. A server that is not in the room signs the invite of its user first."""
+        """Invite a user. The server of another server's user signs the invite first.
+
+        `RemoteError`: it refuses to, or does not answer.
+        """
         inviter = args.local_user(sender, self._store.server_name)
         room, guest = args.room(room_id), args.user(user_id)
         fields = _fields(content, "invite")
         server = server_name_of(guest)
-        if await self._store.is_resident(server, room) or server == self._store.server_name:
+        if server == self._store.server_name:
             return await self._store.send(room, inviter, MEMBER, fields, state_key=guest)
         template = await self._store.template(room, inviter, MEMBER, fields, state_key=guest)
         return await self._invite_through(server, room, template)
@@ -174,17 +182,26 @@ class Memberships:
         version, signer = await self._receiver.version_of(room_id), signer_of(self._store, None)
         pdu = sign(template, version, *signer)
         event_id = event_id_of(pdu, version)
-        shown = await stripped_state(self._store, room_id)
+        shown = await state_to_show(self._store, room_id)
         body = {"event": pdu, "room_version": version, "invite_room_state": shown}
         seconds = self._receiver.limits.send_membership_seconds
-        response = await answer_of(
-            server, seconds, self._remote.invite, server, room_id, EventId(event_id), body
-        )
-        pdu["signatures"] |= _signature(response, server)
         try:
-            parse(pdu, version)
-        except InvalidEvent as error:  # it was valid without this signature
-            raise RemoteError(f"the signature of {server} makes no event: {error}") from error
+            response = await answer_of(
+                server, seconds, self._remote.invite, server, room_id, EventId(event_id), body
+            )
+        except RemoteError as error:
+            if error.errcode in NOT_OF_THE_CLIENT:
+                raise RemoteError(str(error), errcode=error.errcode) from error
+            raise
+        signatures = _signature(response, server)
+        try:
+            parse(pdu | {"signatures": pdu["signatures"] | signatures}, version)
+            await self._receiver.check_signed(
+                server, redact(pdu, version) | {"signatures": signatures}
+            )
+        except (InvalidEvent, InvalidSignature) as error:
+            raise RemoteError(f"{server} has not signed the invite: {error}") from error
+        pdu["signatures"] |= signatures
         return await self._receiver.accepted(signer.server_name, pdu, version)
 
     def _wanted(
@@ -245,12 +262,11 @@ class Memberships:
         return found.knock[room_id].knock_state if room_id in found.knock else ()
 
 
-async def stripped_state(store: Store, room_id: RoomId) -> list[dict[str, Any]]:
-    """Return the state that a user sees of a room before joining, in its stripped form."""
+async def state_to_show(store: Store, room_id: RoomId) -> list[dict[str, Any]]:
+    """Return the PDUs of the state that a user sees of a room before joining."""
     state = await store.current_state(room_id, types=SHOWN)
     events = await store.events(state.values())
-    keys = ("type", "state_key", "sender", "content")
-    return [{key: one.json[key] for key in keys} for one in events.values()]
+    return [one.json for one in events.values()]
 
 
 def _signature(response: JsonObject, server: ServerName) -> dict[str, Any]:
@@ -267,8 +283,12 @@ def _fields(content: Mapping[str, Any] | None, membership: str) -> dict[str, Any
     """Return the content of a membership. Raise `InvalidEvent` if no event can have it."""
     fields = dict(args.mapping({} if content is None else content, "content"))
     fields["membership"] = membership
-    if (size := len(canonical(fields))) > MAX_PDU_BYTES:
-        raise InvalidEvent(f"the content has {size} bytes, more than {MAX_PDU_BYTES}")
+    if (size := len(canonical({"content": fields}))) > MAX_PDU_BYTES:
+        raise InvalidEvent(
+            f"the content has {size} bytes, more than {MAX_PDU_BYTES}",
+            kind="too_large",
+            key="content",
+        )
     return fields
 
 
@@ -278,4 +298,6 @@ def _failure_of_all(failures: Mapping[ServerName, RemoteError]) -> RemoteError:
     reason = "; ".join(f"{server}: {error}" for server, error in failures.items())
     answers = [one for one in failures.values() if one.status is not None]
     last = answers[-1] if answers else RemoteError(reason)
-    return RemoteError(reason, status=last.status, errcode=last.errcode)
+    return RemoteError(
+        reason, status=last.status, errcode=last.errcode, room_version=last.room_version
+    )

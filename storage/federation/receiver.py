@@ -27,10 +27,12 @@ from storage.federation.gap import Results, fill_gap
 from storage.federation.invites import (
     ENDS,
     InviteResult,
+    ShownState,
     is_local_membership,
     is_own_leave,
     read_again,
     read_membership,
+    read_shown_state,
     signed,
     store_in_room,
     store_out_of_band,
@@ -52,7 +54,7 @@ from storage.persist.receive import Pdu
 from storage.queries.partial_rooms import PartialRoom
 from storage.queries.receiving import KnownRoom, known_rooms
 from storage.store.facade import Store
-from storage.turns import in_turns
+from storage.turns import as_request, in_turns
 
 T = TypeVar("T")
 
@@ -126,6 +128,7 @@ class Receiver:
     # ---------------------------------------------------------------------------------------------
     # transactions
 
+    @as_request
     async def transaction(self, origin: str, pdus: Iterable[Pdu]) -> dict[EventId, AppendResult]:
         """Store the PDUs of another server's transaction, and return their results by event id.
 
@@ -255,6 +258,7 @@ class Receiver:
     # ---------------------------------------------------------------------------------------------
     # memberships of local users
 
+    @as_request
     async def joined(
         self, origin: str, join_pdu: Pdu, response: Any, room_version: str
     ) -> JoinResult:
@@ -382,13 +386,17 @@ class Receiver:
                 async with asyncio.timeout(self.limits.completing_seconds):
                     await self._was_joined.wait()
 
+    async def shown_state(self, room_id: RoomId, room_version: str, pdus: object) -> ShownState:
+        """Check the ``invite_room_state`` or ``knock_room_state`` of another server: PDUs."""
+        return await read_shown_state(self._task(args.room(room_id), args.text(room_version)), pdus)
+
     async def invited(
         self, pdu: Pdu, room_version: str, stripped_state: Iterable[Mapping[str, Any]] = ()
     ) -> InviteResult:
         """Store an invite of a local user that another server has sent.
 
-        ``stripped_state`` is the ``invite_room_state`` of the request; malformed events of it are
-        skipped. See `InviteResult` for what to answer.
+        ``stripped_state`` is that of `shown_state`; malformed events of it are skipped. See
+        `InviteResult` for what to answer.
         """
         version = args.text(room_version)
         found = read_membership(pdu, version, self.store.server_name, {"invite"})
@@ -410,7 +418,7 @@ class Receiver:
     ) -> AppendResult:
         """Store a local user's knock that another server has accepted (send_knock).
 
-        ``stripped_state`` is the ``knock_room_state`` of the response.
+        ``stripped_state`` is that of `shown_state`.
         """
         return await self._out_of_band(pdu, room_version, {"knock"}, stripped_state)
 

@@ -24,14 +24,21 @@ class RemoteError(Exception):
 
     Raise it in a `Remote`. Any other exception counts as the same, and is logged with its
     traceback. ``status`` and ``errcode`` are those of the response, if there was one.
+    ``room_version`` goes with the errcode M_INCOMPATIBLE_ROOM_VERSION.
     """
 
     def __init__(
-        self, reason: str, *, status: int | None = None, errcode: str | None = None
+        self,
+        reason: str,
+        *,
+        status: int | None = None,
+        errcode: str | None = None,
+        room_version: str | None = None,
     ) -> None:
         super().__init__(reason)
         self.status = status
         self.errcode = errcode
+        self.room_version = room_version
 
 
 class Remote(Protocol):
@@ -135,7 +142,7 @@ class MembershipRemote(Remote, Protocol):
     ) -> JsonObject:
         """PUT /_matrix/federation/v1/send_knock/{roomId}/{eventId}.
 
-        ``{"knock_room_state": [stripped event, …]}``.
+        ``{"knock_room_state": [pdu, …]}``.
         """
         ...
 

@@ -82,6 +82,10 @@ class RoomTask:
         """Return a refusal for each event that is not signed as it must be."""
         return await self._keys.check(events.values(), self.requests.seconds_left)
 
+    def lacks_keys_of(self, event: Event) -> bool:
+        """Return whether a signature could not be checked, as its server could not be asked."""
+        return self._keys.lacks_keys_of(event)
+
     async def read(
         self, pdus: Sequence[Pdu], *, only: Collection[EventId] | None = None
     ) -> ReadEvents:

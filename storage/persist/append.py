@@ -9,6 +9,7 @@ from storage.database.connection import Database
 from storage.database.prepared import prepare_ahead
 from storage.errors import InputError
 from storage.event import Event
+from storage.event.kept import as_written
 from storage.ids import EventId
 from storage.observability.opentelemetry import tracing
 from storage.persist import given_states, receive, verdicts
@@ -148,7 +149,7 @@ async def _append(
         if said.verify_keys is not None and isinstance(read, Event):
             read = await receive.check_signatures(read, said.verify_keys) or read
         if isinstance(read, Event):
-            events[index] = read
+            events[index] = as_written(read)
         else:
             results[index] = read
         await turns.took(receive.work_of(pdus[index], read))
@@ -157,9 +158,9 @@ async def _append(
         verdicts.check_named(refused, [*ids, *(one.event_id for one in results.values())])
     await given_states.check(database, states, events.values())
     indexes = list(events)
-    await pause_if_long([indexes])
+    await pause_if_long(indexes)
     ordered = [indexes[at] for at in receive.in_order(list(events.values()))]
-    await pause_if_long([indexes])
+    await pause_if_long(indexes)
     incoming = [IncomingEvent(events[index], said.origin) for index in ordered]
     if states or shown or refused:
         incoming = [_with_given(one, states, shown, refused) for one in incoming]

@@ -9,11 +9,9 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-import orjson
-
 from storage import arguments as args
 from storage.auth import auth_event_keys, check
-from storage.auth.own_events import check_own_event
+from storage.auth.own_events import own_content
 from storage.database.connection import Database
 from storage.errors import StorageCorrupt
 from storage.event import Event, parse, sign
@@ -109,8 +107,7 @@ class _Making:
         self._room_id = event.room_id
 
     def _template(self, kind: str, state_key: str, content: Mapping[str, Any]) -> EventTemplate:
-        checked = orjson.loads(args.content(content, "content"))
-        check_own_event(args.text(kind), args.text(state_key), checked)
+        checked = own_content(args.text(kind), args.text(state_key), content)
         return EventTemplate(
             self._room_id,
             self._sender,

@@ -14,7 +14,7 @@ from storage.event.reading import MAX_PDU_BYTES
 from storage.event.references import references_of
 from storage.graph.topological_sort import topological_sort
 from storage.ids import EventId
-from storage.persist.model.results import AppendResult
+from storage.persist.model.results import AppendResult, invalid
 
 Pdu = bytes | dict[str, Any]
 SIGNATURES_MAX: Final = 10
@@ -114,7 +114,7 @@ def read(pdu: object, glanced: dict[str, Any], version: str | None) -> Event | A
     except UnknownRoomVersion as error:
         return AppendResult(None, "invalid", str(error))
     except InvalidEvent as error:
-        return AppendResult(error.event_id, "invalid", error.reason)  # type: ignore[arg-type]  # an id that was read is an EventId
+        return invalid(error, error.event_id)  # type: ignore[arg-type]  # an id that was read is an EventId
 
 
 def _is_bytes(value: object) -> TypeGuard[bytes]:

@@ -5,10 +5,8 @@ import time
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
-import orjson
-
 from storage import arguments as args
-from storage.auth.own_events import check_own_event
+from storage.auth.own_events import own_content
 from storage.database.connection import Database
 from storage.errors import AuthDenied, InputError, InvalidEvent, StorageCorrupt, UnknownRoom
 from storage.event.building import EventTemplate
@@ -146,9 +144,8 @@ def _template(new: SendRequest) -> EventTemplate:
         raise InputError("a redaction needs redacts, the id of the event to redact")
     if new.state_key is None and kind in STATE_KEYS:
         raise InputError(f"{kind} is a state event: give state_key, {STATE_KEYS[kind]}")
-    content = orjson.loads(args.content(new.content, "content"))
     state_key = None if new.state_key is None else args.text(new.state_key)
-    check_own_event(kind, state_key, content)
+    content = own_content(kind, state_key, new.content)
     return EventTemplate(
         new.room_id,
         new.sender,
@@ -167,6 +164,6 @@ def _refusal(result: AppendResult, new: SendRequest) -> InputError:
     if result.outcome == "missing_parents":
         return UnknownRoom(new.room_id)
     if result.outcome == "invalid":
-        return InvalidEvent(result.reason or "")
+        return InvalidEvent(result.reason or "", kind=result.kind or "malformed", key=result.key)
     rule, _, reason = (result.reason or "").partition(": ")
     return AuthDenied(reason, rule=rule)

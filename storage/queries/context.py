@@ -12,8 +12,8 @@ from storage.codec import StoredBytes
 from storage.database.connection import Connection
 from storage.database.sql_template import fill
 from storage.errors import UnknownEvent
-from storage.ids import EventId, UserId
-from storage.queries.events import StoredEvent, StoredEventRow, stored, stored_of
+from storage.ids import EventId, RoomId, UserId
+from storage.queries.events import StoredEvent, StoredEventRow, served_at_once, stored, stored_of
 from storage.queries.filters import ANY_EVENT, EventFilter
 from storage.queries.pagination.page import edge
 from storage.queries.state_at import lost
@@ -34,7 +34,8 @@ target AS MATERIALIZED (
     CROSS JOIN filter_of($6::text[], $7::text[], $8::text[], $9::text[], $10::boolean) AS f
     CROSS JOIN events e
     CROSS JOIN LATERAL visibility_of(e.room_nid, reader.principal_nid) AS v
-    WHERE e.event_id = $1::text
+    WHERE e.event_id = $1::text AND ($11::text IS NULL
+            OR e.room_nid = (SELECT room_nid FROM rooms WHERE room_id = $11::text))
         AND user_sees(e, v.joined_since, v.own_audiences, v.shared_audiences, v.world_audiences,
             v.shared_before, v.reader_nid, v.unread)
 ),
@@ -129,6 +130,7 @@ SELECT path.state_group, path.is_lost
     s.rejected, s.soft_failed, s.outlier, s.redacted_form, s.encoding, s.json
 FROM events e
 JOIN rooms r USING (room_nid)
+CROSS JOIN filter_of($2::text[], $3::text[], $4::text[], $5::text[], $6::boolean) AS f
 CROSS JOIN LATERAL (
     SELECT w.state_group, bool_or(g.state_group IS NULL) AS is_lost
     FROM (SELECT COALESCE(e.state_group_after, e.state_group_before) AS state_group) AS w
@@ -139,6 +141,8 @@ CROSS JOIN LATERAL (
 LEFT JOIN LATERAL state_entries(path.state_group) AS entry ON true
 LEFT JOIN events s ON s.event_nid = entry.event_nid
 WHERE e.event_id = $1::text
+    AND (s.event_nid IS NULL
+        OR is_wanted(s, f.types, f.not_types, f.senders, f.not_senders, f.contains_url))
 """
 
 
@@ -218,17 +222,19 @@ async def context(
     *,
     limit: int,
     deployment: str,
+    room_id: RoomId | None = None,
     ignored: Collection[UserId] = (),
     wanted: EventFilter = ANY_EVENT,
 ) -> Context:
     """Return at most ``limit`` visible events around one, half of them before it.
 
-    `UnknownEvent` also where the user may not see it.
+    `UnknownEvent` also where the user may not see it, or where it is not of ``room_id``.
 
     `StorageCorrupt` where the state cannot be read.
 
     Events of ``ignored`` senders are left out, but for state. So are events that are not
-    ``wanted``. Neither applies to the requested event.
+    ``wanted``, also in the state. Neither applies to the requested event. There are fewer events
+    where they have too many values (`served_at_once`).
     """
     before = limit // 2
     rows = await conn.fetch(
@@ -239,13 +245,17 @@ async def context(
         limit - before,
         list(ignored),
         *wanted.arguments,
+        room_id,
         row=ContextRow,
     )
     if not rows:
         raise UnknownEvent(event_id)
     events = [stored_of(row[EVENT:], withheld=row.withheld) for row in rows]
-    state = await _state_at(conn, events[-1].event_id)
     place = next(index for index, row in enumerate(rows) if row.side == 0)
+    nearest = sorted(range(len(events)), key=lambda index: abs(index - place))
+    served = nearest[: await served_at_once([events[index] for index in nearest])]
+    events, place = events[min(served) : max(served) + 1], place - min(served)
+    state = await _state_at(conn, events[-1].event_id, wanted)
     return Context(
         events_before=events[:place][::-1],
         event=events[place],
@@ -256,12 +266,12 @@ async def context(
     )
 
 
-async def _state_at(conn: Connection, event_id: EventId) -> list[StoredEvent]:
-    """Return the events of the state after an event, by event id.
+async def _state_at(conn: Connection, event_id: EventId, wanted: EventFilter) -> list[StoredEvent]:
+    """Return the ``wanted`` events of the state after an event, by event id.
 
     `StorageCorrupt` where it cannot be read.
     """
-    rows = await conn.fetch(SQL_STATE_AT, event_id, row=ContextStateRow)
+    rows = await conn.fetch(SQL_STATE_AT, event_id, *wanted.arguments, row=ContextStateRow)
     if any(row.is_lost for row in rows):
         raise lost(rows[0].state_group, event_id)
     events = [

@@ -49,6 +49,12 @@ class EventFilter:
 
 
 ANY_EVENT: Final = EventFilter()
+FLAGS: Final = (
+    "lazy_load_members",
+    "include_redundant_members",
+    "include_leave",
+    "unread_thread_notifications",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +71,9 @@ class SyncFilter:
     ``include_leave``: a first sync, and one with ``full_state``, also have the rooms that the user
     left or was banned from before, if they have not forgotten them. A later sync has each leave
     once in any case.
+
+    ``unread_thread_notifications``: the response (`storage.responses.sync`) has a count for each
+    thread. Otherwise it has one number for all events of a room.
     """
 
     rooms: Collection[RoomId] | None = None
@@ -74,6 +83,7 @@ class SyncFilter:
     lazy_load_members: bool = False
     include_redundant_members: bool = False
     include_leave: bool = False
+    unread_thread_notifications: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "rooms", args.filtered(self.rooms, "rooms"))
@@ -82,7 +92,7 @@ class SyncFilter:
         )
         for name in ("timeline", "state"):
             args.instance(getattr(self, name), EventFilter, name)
-        for name in ("lazy_load_members", "include_redundant_members", "include_leave"):
+        for name in FLAGS:
             args.flag(getattr(self, name), name)
 
 

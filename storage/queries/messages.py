@@ -18,7 +18,15 @@ from storage.ids import EventId, RoomId, UserId
 from storage.queries.events import StoredEvent, stored_of
 from storage.queries.filters import ANY_EVENT, EventFilter
 from storage.queries.pagination.fetch import fetch_page
-from storage.queries.pagination.page import Direction, Gap, Page, PageRange, end_of_page, page_of
+from storage.queries.pagination.page import (
+    END,
+    Direction,
+    Gap,
+    Page,
+    PageRange,
+    end_of_page,
+    page_of,
+)
 from storage.queries.pagination.reordering import (
     Reorderings,
     above,
@@ -135,7 +143,7 @@ gap AS (  -- missing events with a child in the range of the page
         AND e.topological_ordering {comparison} COALESCE(last.topological_ordering, {furthest})
 )
 SELECT gap.ids AS gap_ids, gap.topological AS gap_topological, gap.stream AS gap_stream,
-    r.moves, {left_out}, page.withheld,
+    r.moves, {left_out}, {is_open} AS is_open, page.withheld,
     page.event_nid, page.event_id, r.room_id, r.room_version, page.stream_ordering,
         page.topological_ordering, page.depth,
     (SELECT b.event_id FROM events b WHERE b.event_nid = page.redacted_by) AS redacted_by,
@@ -174,6 +182,7 @@ PARTS_BACKWARDS: Final[dict[str, LiteralString]] = {
         $3::bigint, $9::bigint + 1, 0)
     """,
     "or_at_a_timeline": "OR $3::bigint < 9223372036854775807",
+    "is_open": "false",
 }
 """`or_at_a_timeline`: a page back from a timeline also has the gap at which that one begins."""
 
@@ -187,6 +196,9 @@ PARTS_FORWARDS: Final[dict[str, LiteralString]] = {
         lowest.topological_ordering, 0, $9::bigint + 1)
     """,
     "or_at_a_timeline": "",
+    "is_open": """
+        COALESCE((SELECT bool_or(highest = 9223372036854775807) FROM visible_range), false)
+    """,
 }
 
 PARTS_ORDINARY: Final[dict[str, LiteralString]] = {
@@ -279,6 +291,8 @@ class PageRow(NamedTuple):
     moves: int
     left_out_topological: list[int] | None
     left_out_levels: list[int] | None
+    is_open: bool
+    """Forwards: the reader may see events that arrive later."""
     withheld: bool | None
     """Its sender was erased, and the reader was not there: only the redacted form is shown."""
     event_nid: int | None
@@ -349,7 +363,11 @@ def _statements(direction: Direction) -> tuple[LiteralString, LiteralString]:
 
 
 async def _page(rows: Sequence[PageRow], page_range: PageRange, deployment: str) -> Page:
-    """Return the page with its gaps. A page backwards does not end at a gap below its events."""
+    """Return the page with its gaps.
+
+    A page backwards does not end at a gap below its events. One forwards does not end at the newest
+    event, since others may follow.
+    """
     found = [
         stored_of(row[EVENT:], withheld=bool(row.withheld))
         for row in rows
@@ -358,8 +376,10 @@ async def _page(rows: Sequence[PageRow], page_range: PageRange, deployment: str)
     first = rows[0]
     reorderings = Reorderings.of(first.moves, first.left_out_topological, first.left_out_levels)
     page = await page_of(found, page_range, deployment, reorderings)
-    gaps = _gaps(rows[0], page.chunk, page_range, more=page.end is not None)
     end = page.end
+    if end is None and page.chunk and first.is_open and page_range.stop == END:
+        end = end_of_page(page.chunk, page_range, reorderings).print(deployment)
+    gaps = _gaps(rows[0], page.chunk, page_range, more=end is not None)
     if end is None and page_range.direction == "b" and any(gap.after is None for gap in gaps):
         end = _end_at_gap(rows[0], page.chunk, page_range, reorderings).print(deployment)
     return replace(page, end=end, gaps=gaps)

@@ -9,16 +9,20 @@ So an event that commits late never appears behind a position that was returned.
 
 The servers are those in the event's audience (storage/visibility): the remote servers that are
 joined before or after the event. The server of the target of a membership event is added, so that
-it learns of an invite, a kick or a ban. While the state of the room is partial, the servers that
-were in the room before the join are added.
+it learns of an invite, a kick or a ban. It is left out if it has signed an invite, as it got that
+by a request of its own (server-server API, "Inviting to a room"). While the state of the room is
+partial, the servers that were in the room before the join are added.
 """
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final, LiteralString, NamedTuple
 
+from storage.codec import StoredBytes, decode_recent
 from storage.database.connection import Connection
+from storage.errors import StorageCorrupt
 from storage.ids import EventId, RoomId, ServerName, server_name_of
+from storage.queries.events import event_json
 
 SQL_OUTBOX: Final[LiteralString] = """
 WITH
@@ -48,7 +52,8 @@ held AS (
     ) AS is_held
 ),
 event AS MATERIALIZED (
-    SELECT e.stream_ordering, e.event_id, e.room_nid, e.audience, e.membership, e.state_key_nid
+    SELECT e.stream_ordering, e.event_id, e.room_nid, e.audience, e.membership, e.state_key_nid,
+        CASE WHEN e.membership = 4 THEN e.json END AS invite
     FROM events e
     JOIN principals p ON p.principal_nid = e.sender_nid
     WHERE e.stream_ordering > $1::bigint AND e.stream_ordering <= (SELECT upto FROM bounds)
@@ -89,7 +94,8 @@ SELECT CASE
         FROM partial_rooms p
         WHERE p.room_nid = r.room_nid
     ) END, '{}') END AS servers,
-    CASE WHEN e.membership IS NOT NULL THEN k.state_key END AS target, held.is_held
+    CASE WHEN e.membership IS NOT NULL THEN k.state_key END AS target,
+    r.room_version, e.invite, held.is_held
 FROM bounds
 CROSS JOIN held
 LEFT JOIN (
@@ -108,6 +114,7 @@ class OutboxRow(NamedTuple):
     """An event, or a row of NULLs but for ``upto`` and ``is_held`` where there is none.
 
     ``servers`` are those of its audience. None: as in the first row of the room and audience.
+    ``invite`` are the bytes of an invite.
     """
 
     upto: int | None
@@ -117,6 +124,8 @@ class OutboxRow(NamedTuple):
     audience: int | None
     servers: list[str] | None
     target: str | None
+    room_version: str | None
+    invite: StoredBytes | None
     is_held: bool
 
 
@@ -179,6 +188,21 @@ def _outgoing(rows: Iterable[OutboxRow], own: str) -> Iterator[Outgoing]:
         if row.servers is not None:
             joined[row.room_id, row.audience] = frozenset(map(ServerName, row.servers))
         servers = joined[row.room_id, row.audience]
-        if row.target is not None:
-            servers = (servers | {server_name_of(row.target)}) - {ServerName(own), ServerName("")}
+        target = server_name_of(row.target or "")
+        if target not in {*servers, own, ""} and not _has_signed(target, row):
+            servers |= {target}
         yield Outgoing(row.position, EventId(row.event_id), RoomId(row.room_id), servers)
+
+
+def _has_signed(server: ServerName, row: OutboxRow) -> bool:
+    """Return whether a server has signed an invite. False if its bytes are damaged."""
+    event_id, room_id = EventId(row.event_id or ""), row.room_id or ""
+    if row.invite is None:
+        return False
+    try:
+        raw = decode_recent(row.invite, event_id, room_id)
+        invite = event_json(event_id, raw, row.room_version or "", redacted=False)
+    except StorageCorrupt:  # raised again where the event is read to be sent
+        return False
+    signatures = invite.get("signatures")
+    return isinstance(signatures, dict) and bool(signatures.get(server))

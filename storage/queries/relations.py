@@ -14,7 +14,7 @@ from storage.codec import StoredBytes
 from storage.database.connection import Connection
 from storage.database.sql_template import fill
 from storage.errors import InputError, UnknownEvent
-from storage.ids import EventId, UserId
+from storage.ids import EventId, RoomId, UserId
 from storage.queries.events import stored_of
 from storage.queries.pagination.fetch import fetch_page
 from storage.queries.pagination.page import Direction, Page, PageRange, page_of
@@ -55,6 +55,7 @@ target AS MATERIALIZED (
     JOIN rooms r USING (room_nid)
     CROSS JOIN LATERAL visibility_of(e.room_nid, reader.principal_nid) AS v
     WHERE e.event_id = $1::text {and_not_reordered}
+        AND ({in_room} IS NULL OR r.room_id = {in_room})
         AND user_sees(e, v.joined_since, v.own_audiences, v.shared_audiences, v.world_audiences,
             v.shared_before, v.reader_nid, v.unread)
 ),
@@ -128,6 +129,7 @@ ORDER BY page.topological_ordering {order}, page.stream_ordering {order}
 
 $13 and $14 are `above` the lower end. Then come $15 the moves that the tokens know, or for a
 reordered page $15 and $16 the `numbers` of both ends, $17 the most moves to read, $18 `behind`.
+The last one is the room that the event must be of, or NULL.
 """
 
 TEMPLATE_PAGE_RANGE: Final[LiteralString] = """
@@ -158,6 +160,7 @@ target AS MATERIALIZED (
     JOIN rooms r USING (room_nid)
     CROSS JOIN LATERAL visibility_of(e.room_nid, reader.principal_nid) AS v
     WHERE e.event_id = $1::text {and_not_reordered}
+        AND ({in_room} IS NULL OR r.room_id = {in_room})
         AND user_sees(e, v.joined_since, v.own_audiences, v.shared_audiences, v.world_audiences,
             v.shared_before, v.reader_nid, v.unread)
 ),
@@ -221,6 +224,7 @@ PART_IS_VISIBLE: Final[LiteralString] = fill(TEMPLATE_RELATION_IS_VISIBLE, reade
 
 PARTS_ORDINARY: Final[dict[str, LiteralString]] = {
     "and_not_reordered": "AND r.moves <= $15::bigint",
+    "in_room": "$16::text",
     "reordered": "",
     "page_range": "",
     "upper": "($6::bigint, $7::bigint)",
@@ -235,6 +239,7 @@ PARTS_ORDINARY: Final[dict[str, LiteralString]] = {
 
 PARTS_REORDERED: Final[dict[str, LiteralString]] = {
     "and_not_reordered": "",
+    "in_room": "$19::text",
     "page_range": "CROSS JOIN page_range AS p",
     "upper": "(p.upper, p.upper_stream)",
     "above_lower": "(e.topological_ordering, e.stream_ordering) >= (p.lower, p.lower_stream)",
@@ -285,6 +290,7 @@ SQL_RECURSIVE: Final[LiteralString] = fill(
     TEMPLATE_RECURSIVE,
     is_visible=PART_IS_VISIBLE,
     and_not_reordered="AND r.moves <= $18::bigint",
+    in_room="$19::text",
     reordered="",
     or_brought="",
     and_not_left_out="",
@@ -296,6 +302,7 @@ SQL_RECURSIVE_REORDERED: Final[LiteralString] = fill(
     TEMPLATE_RECURSIVE,
     is_visible=PART_IS_VISIBLE,
     and_not_reordered="",
+    in_room="$22::text",
     reordered=fill(
         TEMPLATE_REORDERED,
         room="target",
@@ -369,10 +376,11 @@ async def relations(
     *,
     deployment: str,
     rows_max: int,
+    room_id: RoomId | None = None,
 ) -> RelationsPage:
     """Return exactly ``limit`` events that relate to this one, unless there are no more.
 
-    `UnknownEvent` also where the user may not see the event.
+    `UnknownEvent` also where the user may not see the event, or where it is not of ``room_id``.
 
     Send one statement. Send one more for sync tokens of a time when a writer was behind
     (`pagination.sync_tokens`), or where events were reordered since. A recursive walk reads at most
@@ -395,8 +403,8 @@ async def relations(
     rows = await fetch_page(
         page_range,
         deployment,
-        lambda moves: conn.fetch(ordinary, *arguments, moves, row=RelatedRow),
-        lambda: conn.fetch(reordered, *arguments, *reordering, row=RelatedRow),
+        lambda moves: conn.fetch(ordinary, *arguments, moves, room_id, row=RelatedRow),
+        lambda: conn.fetch(reordered, *arguments, *reordering, room_id, row=RelatedRow),
         skip_ordinary=page_range is not given,
     )
     if not rows:

@@ -106,7 +106,7 @@ class RoomInfo:
     join_rule: str | None
     """None counts as `invite`."""
     allowed_rooms: tuple[RoomId, ...]
-    """The rooms whose members may join where the join rule is `restricted`."""
+    """The rooms whose members may join, by a restricted join rule of the room's version."""
     visibility: str | None
     """The history visibility. None counts as `shared`."""
     guest_access: str | None
@@ -174,7 +174,7 @@ def _room_info(room_id: RoomId, state: DescribedRoom) -> RoomInfo:
         avatar=_text(contents, AVATAR, "url"),
         alias=text_of(_value(contents, ALIAS, "alias"), "#"),
         join_rule=_text(contents, JOIN_RULES, "join_rule"),
-        allowed_rooms=_allowed_rooms(_value(contents, JOIN_RULES, "allow")),
+        allowed_rooms=_allowed_rooms(state),
         visibility=_visibility(contents),
         guest_access=_text(contents, GUEST_ACCESS, "guest_access"),
         encryption=_text(contents, ENCRYPTION, "algorithm"),
@@ -216,9 +216,12 @@ def _visibility(contents: Contents) -> str | None:
     return visibility if visibility in VISIBILITIES else None
 
 
-def _allowed_rooms(conditions: Any) -> tuple[RoomId, ...]:
-    """Return the rooms in the `allow` of join rules, each once."""
-    if not isinstance(conditions, list):
+def _allowed_rooms(state: DescribedRoom) -> tuple[RoomId, ...]:
+    """Return the rooms in the `allow` of restricted join rules, each once."""
+    rule = _text(state.contents, JOIN_RULES, "join_rule")
+    conditions = _value(state.contents, JOIN_RULES, "allow")
+    restricted = rule is not None and version_of(state.version).is_restricted(rule)
+    if not restricted or not isinstance(conditions, list):
         return ()
     rooms = [
         _room(_part(one, "room_id"))

@@ -1,9 +1,10 @@
 """The users who share a room with a user, for device lists and presence.
 
 Two users share a room if both are joined to it. `sharing_changes` compares two sync tokens, by one
-statement. It reads the rooms that the user is in now or was in at a token. Of these it reads the
+statement. It reads the rooms that the user is in now or was in since a token. Of these it reads the
 changes since the tokens (`state_deltas`), with the value before each. So a leave, a ban and a
-result of state resolution are all alike.
+result of state resolution are all alike. The changes give the ranges of positions in which each
+user was joined, and their union over the rooms has a hole where no room was shared.
 
 Users of other rooms of the user are looked up one by one: only those for whom something may have
 changed. They are the members with a change, and all members of a room that the user joined or left.
@@ -64,20 +65,15 @@ me AS MATERIALIZED (
     JOIN state_keys k ON k.type_nid = 2 AND k.state_key = p.name
     WHERE p.name = $1::text
 ),
-own AS MATERIALIZED (  -- rooms that the user is in, or may have been in at a token
+own AS MATERIALIZED (  -- rooms that the user is in, or may have been in since a token
     SELECT m.room_nid, m.membership = 5 AS joined
     FROM me
     JOIN memberships m USING (principal_nid)
     WHERE m.membership = 5 OR m.stream_ordering > LEAST($2::bigint, $3::bigint)
 ),
-change AS MATERIALIZED (  -- each key that changed after a token, with its value at both
-    SELECT d.room_nid, d.state_key_nid,
-        (array_agg(d.prev_event_nid ORDER BY d.stream_ordering)
-            FILTER (WHERE d.stream_ordering > c.since))[1] AS since_nid,
-        bool_or(d.stream_ordering > c.since) AS differs_since,
-        (array_agg(d.prev_event_nid ORDER BY d.stream_ordering)
-            FILTER (WHERE d.stream_ordering > c.upto))[1] AS upto_nid,
-        bool_or(d.stream_ordering > c.upto) AS differs_upto
+change AS MATERIALIZED (  -- of members after a token, with the membership before each
+    SELECT d.room_nid, d.state_key_nid, d.stream_ordering, e.membership,
+        d.stream_ordering > c.since AS after_since, d.stream_ordering > c.upto AS after_upto
     FROM own
     -- here and below one by one: of the user's rooms, not of all
     CROSS JOIN LATERAL (
@@ -87,44 +83,59 @@ change AS MATERIALIZED (  -- each key that changed after a token, with its value
         OFFSET 0
     ) AS d
     JOIN covered c USING (writer_nid)
-    WHERE d.stream_ordering > LEAST(c.since, c.upto)
-    GROUP BY d.room_nid, d.state_key_nid
-),
-moved AS MATERIALIZED (  -- the members among them: whether they were joined at both
-    SELECT n.room_nid, n.state_key_nid,
-        COALESCE(CASE WHEN n.differs_since THEN s.membership ELSE c.membership END = 5,
-            false) AS since,
-        COALESCE(CASE WHEN n.differs_upto THEN t.membership ELSE c.membership END = 5,
-            false) AS upto
-    FROM change n
     CROSS JOIN LATERAL (
-        SELECT k.type_nid FROM state_keys k WHERE k.state_key_nid = n.state_key_nid OFFSET 0
+        SELECT k.type_nid FROM state_keys k WHERE k.state_key_nid = d.state_key_nid OFFSET 0
     ) AS k
     LEFT JOIN LATERAL (
-        SELECT e.membership FROM events e WHERE e.event_nid = n.since_nid OFFSET 0
-    ) AS s ON true
-    LEFT JOIN LATERAL (
-        SELECT e.membership FROM events e WHERE e.event_nid = n.upto_nid OFFSET 0
-    ) AS t ON true
-    LEFT JOIN LATERAL (
-        SELECT x.membership
-        FROM current_state x
-        WHERE x.room_nid = n.room_nid AND x.state_key_nid = n.state_key_nid
-        OFFSET 0
-    ) AS c ON true
-    WHERE k.type_nid = 2
+        SELECT x.membership FROM events x WHERE x.event_nid = d.prev_event_nid OFFSET 0
+    ) AS e ON true
+    WHERE d.stream_ordering > LEAST(c.since, c.upto) AND k.type_nid = 2
 ),
-room AS MATERIALIZED (  -- whether the user was joined at both
-    SELECT o.room_nid, COALESCE(m.since, o.joined) AS since, COALESCE(m.upto, o.joined) AS upto
+value AS (  -- each membership of these, up to its change, or to the end
+    SELECT v.*,
+        min(v.stream_ordering) FILTER (WHERE v.after_since) OVER member AS since,
+        min(v.stream_ordering) FILTER (WHERE v.after_upto) OVER member AS upto
+    FROM (
+        SELECT * FROM change
+        UNION ALL
+        SELECT n.room_nid, n.state_key_nid, 9223372036854775807, c.membership, true, true
+        FROM (SELECT DISTINCT room_nid, state_key_nid FROM change) AS n
+        LEFT JOIN LATERAL (
+            SELECT x.membership
+            FROM current_state x
+            WHERE x.room_nid = n.room_nid AND x.state_key_nid = n.state_key_nid
+            OFFSET 0
+        ) AS c ON true
+    ) AS v
+    WINDOW member AS (PARTITION BY v.room_nid, v.state_key_nid)
+),
+life AS MATERIALIZED (  -- when each was joined: from one token, which has no bound, to the other
+    SELECT v.room_nid, v.state_key_nid,
+        COALESCE(range_agg(v.during) FILTER (WHERE v.membership = 5), '{}') AS during
+    FROM (
+        SELECT *, CASE WHEN v.since <= v.upto
+            THEN int8range(lag(v.stream_ordering) OVER member, NULLIF(v.stream_ordering, v.upto))
+            -- back in time
+            ELSE int8range(-NULLIF(v.stream_ordering, v.since), -lag(v.stream_ordering) OVER member)
+            END AS during
+        FROM value v
+        WHERE v.stream_ordering BETWEEN LEAST(v.since, v.upto) AND GREATEST(v.since, v.upto)
+        WINDOW member AS (PARTITION BY v.room_nid, v.state_key_nid ORDER BY v.stream_ordering)
+    ) AS v
+    GROUP BY v.room_nid, v.state_key_nid
+),
+room AS MATERIALIZED (  -- when the user was joined
+    SELECT o.room_nid,
+        COALESCE(l.during, CASE WHEN o.joined THEN '{(,)}' ELSE '{}' END::int8multirange) AS during
     FROM own o
     CROSS JOIN me
-    LEFT JOIN moved m ON m.room_nid = o.room_nid AND m.state_key_nid = me.state_key_nid
+    LEFT JOIN life l ON l.room_nid = o.room_nid AND l.state_key_nid = me.state_key_nid
 ),
-concerned AS MATERIALIZED (  -- users for whom something may have changed
-    SELECT m.state_key_nid
+concerned AS MATERIALIZED (  -- users who did not share a room of these all the time
+    SELECT l.state_key_nid
     FROM room r
-    JOIN moved m USING (room_nid)
-    WHERE (r.since AND m.since) <> (r.upto AND m.upto)
+    JOIN life l USING (room_nid)
+    WHERE r.during * l.during NOT IN ('{}', '{(,)}')
     UNION
     SELECT c.state_key_nid
     FROM room r
@@ -134,15 +145,15 @@ concerned AS MATERIALIZED (  -- users for whom something may have changed
         WHERE x.room_nid = r.room_nid AND x.membership = 5
         OFFSET 0
     ) AS c
-    WHERE r.since <> r.upto
+    WHERE r.during NOT IN ('{}', '{(,)}')
 ),
-shared AS (  -- for each of them and each room, whether it was shared at both
-    SELECT m.state_key_nid, r.since AND m.since AS since, r.upto AND m.upto AS upto
+shared AS (  -- for each of them and each room, when it was shared
+    SELECT l.state_key_nid, r.during * l.during AS during
     FROM room r
-    JOIN moved m USING (room_nid)
-    WHERE m.state_key_nid IN (SELECT state_key_nid FROM concerned)
+    JOIN life l USING (room_nid)
+    WHERE l.state_key_nid IN (SELECT state_key_nid FROM concerned)
     UNION ALL
-    SELECT c.state_key_nid, r.since, r.upto
+    SELECT c.state_key_nid, r.during
     FROM concerned v
     CROSS JOIN LATERAL (
         SELECT x.room_nid, x.state_key_nid
@@ -151,20 +162,20 @@ shared AS (  -- for each of them and each room, whether it was shared at both
         OFFSET 0
     ) AS c
     JOIN room r ON r.room_nid = c.room_nid
-    WHERE (c.room_nid, c.state_key_nid) NOT IN (SELECT room_nid, state_key_nid FROM moved)
+    WHERE (c.room_nid, c.state_key_nid) NOT IN (SELECT room_nid, state_key_nid FROM life)
 ),
 changed AS (
-    SELECT s.state_key_nid, bool_or(s.upto) AS gained
+    SELECT s.state_key_nid, range_agg(s.during) AS during
     FROM shared s
     GROUP BY s.state_key_nid
-    HAVING bool_or(s.since) <> bool_or(s.upto)
 )
-SELECT k.state_key AS user_id, c.gained, NULL::bigint AS purged_upto
+SELECT k.state_key AS user_id, upper_inf(c.during) AS gained, NULL::bigint AS purged_upto
 FROM changed c
 CROSS JOIN LATERAL (
     SELECT x.state_key FROM state_keys x WHERE x.state_key_nid = c.state_key_nid OFFSET 0
 ) AS k
-WHERE k.state_key <> $1::text
+WHERE k.state_key <> $1::text AND c.during <> '{(,)}'
+    AND (lower_inf(c.during) OR upper_inf(c.during))
 UNION ALL
 SELECT NULL, NULL, purged_upto
 FROM purged_streams
@@ -182,7 +193,7 @@ class SharingChangeRow(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SharingChanges:
-    """The users who share a room at the later token only (gained), or the earlier only (lost)."""
+    """The users who share a room at the later token but did not all the time, and those lost."""
 
     gained: frozenset[UserId]
     lost: frozenset[UserId]
@@ -202,6 +213,8 @@ async def sharing_changes(
     conn: Connection, user_id: UserId, since: VectorPosition, to: VectorPosition, *, text: str
 ) -> SharingChanges:
     """Return whom a local user began or ceased to share a room with, between two positions.
+
+    A user who shared none for a while in between is gained.
 
     `ResyncNeeded` for positions, ``text`` as a token, from before purged state changes.
     """

@@ -12,6 +12,7 @@ from itertools import chain, islice
 from typing import Final, NamedTuple
 
 from storage.database.connection import Connection
+from storage.event.versions import version_of
 from storage.ids import RoomId
 from storage.queries.room_info import RoomInfo, rooms
 from storage.queries.space_children import SpaceChild, children_of
@@ -20,7 +21,6 @@ ROOMS_MAX: Final = 1_000
 """Rooms of one statement."""
 SPACES_MAX: Final = 50
 """Spaces whose children are read in one statement."""
-PUBLIC_RULES: Final = frozenset({"public", "knock", "knock_restricted"})
 
 
 class WalkRequest(NamedTuple):
@@ -135,9 +135,9 @@ def may_see(room: RoomInfo, own: Mapping[RoomId, str]) -> bool:
     """Return whether a user may see a room in a space: they are in it, or may enter or read it."""
     if room.room_id in own or room.visibility == "world_readable":
         return True
-    restricted = room.join_rule == "restricted"
-    allowed = restricted and any(own.get(one) == "join" for one in room.allowed_rooms)
-    return allowed or room.join_rule in PUBLIC_RULES
+    if any(own.get(one) == "join" for one in room.allowed_rooms) or room.join_rule == "public":
+        return True
+    return room.join_rule is not None and version_of(room.version).may_knock(room.join_rule)
 
 
 async def space_walk(conn: Connection, request: WalkRequest) -> list[SpaceRoom]:

@@ -21,7 +21,7 @@ from storage.database.sql_template import fill
 from storage.errors import UnknownRoom
 from storage.ids import EventId, RoomId, UserId
 from storage.queries import aggregations
-from storage.queries.events import StoredEvent, related_id, stored_of
+from storage.queries.events import StoredEvent, related_id, served_at_once, stored_of
 from storage.queries.pagination.page import Page
 from storage.queries.relation_visibility import TEMPLATE_RELATION_IS_VISIBLE
 from storage.streams import PaginationToken
@@ -240,8 +240,9 @@ async def threads(conn: Connection, request: ThreadsRequest, deployment: str) ->
         step = await _step(conn, request, below, min(chunk, rows_max - rows))
         found += step.threads
         below, rows, chunk = step.below, rows + step.replies, min(chunk * GROWTH, CHUNK_MAX)
-    if len(found) > request.limit:
-        found = found[: request.limit]
+    served = await served_at_once([thread.root for thread in found[: request.limit]])
+    if len(found) > served:
+        found = found[:served]
         below = found[-1].latest if found else request.start
     page = Page(
         [thread.root for thread in found],

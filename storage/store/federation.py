@@ -40,7 +40,11 @@ async def backfill(
     ``raw``. A server that was never joined to the room gets world-readable events only.
     `PartialState` for a server while members of the room are missing.
     """
-    room, ids, server = args.room(room_id), args.events(from_ids), _server(server_name)
+    room, ids, server = (
+        args.room(room_id),
+        await args.many(args.events, from_ids),
+        _server(server_name),
+    )
     most = page_limit(store, limit)
     rows_max = store.database.config.traversal_rows_max
     return await store.reads.run(
@@ -64,7 +68,9 @@ async def missing_events(
     The walk is breadth first from the latest. ``server_name`` is that of `backfill`.
     `UnknownRoom`, `PartialState` as there.
     """
-    room, early, late = args.room(room_id), args.events(earliest), args.events(latest)
+    room = args.room(room_id)
+    early = await args.many(args.events, earliest)
+    late = await args.many(args.events, latest)
     server, most = _server(server_name), page_limit(store, limit)
     lowest = args.whole(min_depth, "min_depth")
     rows_max = store.database.config.traversal_rows_max
@@ -132,7 +138,7 @@ async def event_auth(store: StoreCore, event_id: EventId) -> list[StoredEvent]:
 
 async def auth_chain_ids(store: StoreCore, event_ids: Iterable[str]) -> set[EventId]:
     """Return the union of the auth chains of these events. `UnknownEvent`."""
-    ids, memory = args.events(event_ids), store.caches.chains
+    ids, memory = await args.many(args.events, event_ids), store.caches.chains
     return await store.reads.run(lambda conn: auth_chain.auth_chain_ids(conn, ids, memory))
 
 
@@ -141,7 +147,7 @@ async def auth_chain_difference(store: StoreCore, sets: Iterable[Iterable[str]])
 
     `UnknownEvent`.
     """
-    ids = [args.events(one) for one in args.listed(sets, "sets")]
+    ids = [await args.many(args.events, one) for one in args.listed(sets, "sets")]
     memory = store.caches.chains
     return await store.reads.run(
         lambda conn: auth_difference.auth_chain_difference(conn, ids, memory)

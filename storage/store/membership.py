@@ -152,9 +152,10 @@ async def users_sharing(store: StoreCore, user_id: str) -> set[UserId]:
 
 @measured("sharing_changes")
 async def sharing_changes(store: StoreCore, user_id: str, since: str, to: str) -> SharingChanges:
-    """Return the users whom a local user shares a room with at only one of two sync tokens.
+    """Return the users whom a local user began or ceased to share a room with, for `device_lists`.
 
-    ``gained`` are those at ``to``, ``lost`` those at ``since``: for `device_lists` of /sync.
+    ``gained`` share a room at ``to``, and shared none at ``since`` or at some time in between: one
+    who left and joined again is among them. ``lost`` share none at ``to`` any more.
 
     `InvalidToken`, `ResyncNeeded` for a token from before purged state changes.
     """

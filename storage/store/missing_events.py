@@ -33,7 +33,7 @@ async def gap_failed(
     Each failure doubles `OpenGap.retry_after_ms`. The pause ends when one of the ``server_names``
     that were tried is up again (`server_up`). Ids that are no gaps are ignored.
     """
-    room, ids, why = args.room(room_id), args.events(event_ids), args.text(reason)
+    room, ids, why = args.room(room_id), await args.many(args.events, event_ids), args.text(reason)
     servers = [args.server(name) for name in args.texts(server_names, "server_names")]
     now_ms, config = time_ns() // 1_000_000, store.database.config
 

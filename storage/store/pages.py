@@ -42,8 +42,9 @@ async def messages(
     The ``direction`` is backwards ("b") or forwards ("f"), and ``to`` is a token to end at.
     ``from_`` None is the end of the room, or forwards its beginning. Tokens of sync are accepted.
     The page has ``limit`` visible events that pass the ``filter``, or fewer where there are no
-    more; then `Page.end` is None. Events of ``ignored`` users are left out, except for state.
-    ``aggregations`` adds `StoredEvent.relations` to each event.
+    more. `Page.end` is None at the beginning of the room, and forwards once a page is empty. Events
+    of ``ignored`` users are left out, except for state. ``aggregations`` adds
+    `StoredEvent.relations` to each event.
 
     `UnknownRoom`, `InvalidIdentifier`, `InvalidToken`, `InputError`.
     """
@@ -76,16 +77,19 @@ async def context(
     event_id: EventId,
     user_id: str,
     *,
+    room_id: str | None = None,
     limit: int = 10,
     ignored: Collection[UserId] = (),
     filter: EventFilter = ANY_EVENT,  # noqa: A002  # as the client-server API calls it
     aggregations: bool = False,
 ) -> Context:
-    """Return an event, at most ``limit`` events around it that pass the ``filter``, and the state.
+    """Return an event, at most ``limit`` events around it, and the state.
 
-    `UnknownEvent`, also where the user may not see it.
+    The ``filter`` applies to the events around it and to the state. ``room_id``: the room that the
+    event must be of. `UnknownEvent`, also where it is not, or where the user may not see it.
     """
     target, user = args.event(event_id), args.local_user(user_id, store.server_name)
+    room = None if room_id is None else args.room(room_id)
     silent, bundles = args.users(ignored), args.flag(aggregations, "aggregations")
     most, wanted = page_limit(store, limit), args.instance(filter, EventFilter, "filter")
 
@@ -94,6 +98,7 @@ async def context(
             conn,
             target,
             user,
+            room_id=room,
             limit=most,
             deployment=store.deployment_id,
             ignored=silent,
@@ -112,6 +117,7 @@ async def relations(
     event_id: str,
     user_id: str,
     *,
+    room_id: str | None = None,
     rel_type: str | None = None,
     event_type: str | None = None,
     from_: str | None = None,
@@ -126,12 +132,15 @@ async def relations(
 
     These are edits, reactions, references, and threads; ``rel_type`` and ``event_type`` pick from
     them. ``recurse`` adds the events that relate to those, and so on
-    (`RelationsPage.recursion_depth`). Limits and tokens are those of `messages`.
+    (`RelationsPage.recursion_depth`). Limits and tokens are those of `messages`. ``room_id``: the
+    room that the event must be of.
 
-    `UnknownEvent`, also where the user may not see it, `InvalidToken`, `InputError`.
+    `UnknownEvent`, also where it is not, or where the user may not see it, `InvalidToken`,
+    `InputError`.
     """
     user, target = args.local_user(user_id, store.server_name), args.event(event_id)
     silent, bundles = args.users(ignored), args.flag(aggregations, "aggregations")
+    room = None if room_id is None else args.room(room_id)
     wanted = relation_queries.RelationFilter(
         rel_type=None if rel_type is None else args.text(rel_type),
         event_type=None if event_type is None else args.text(event_type),
@@ -147,6 +156,7 @@ async def relations(
             user,
             wanted,
             bounds,
+            room_id=room,
             deployment=store.deployment_id,
             rows_max=store.database.config.traversal_rows_max,
         )
@@ -170,7 +180,7 @@ async def aggregations(
     One statement serves any number of events; those without aggregations are left out. Use it for
     /sync and for single events. `InvalidIdentifier`.
     """
-    user, ids = args.local_user(user_id, store.server_name), args.events(event_ids)
+    user, ids = args.local_user(user_id, store.server_name), await args.many(args.events, event_ids)
     silent = args.users(ignored)
     return await store.reads.run(
         lambda conn: aggregation_queries.aggregations(conn, user, ids, ignored=silent)

@@ -26,7 +26,7 @@ async def events(
     store: StoreCore, event_ids: Iterable[EventId], *, redact: bool = True
 ) -> dict[EventId, StoredEvent]:
     """Return those of the events that are stored, by id."""
-    wanted = args.distinct(one for one in args.listed(event_ids, "event_ids") if args.is_text(one))
+    wanted = await args.many(args.possible, event_ids)
     if args.flag(redact, "redact") and store.database.config.cache_reads:
         return await store.caches.events.many(wanted, lambda ids: _load(store, ids))
     return await store.reads.run(lambda conn: event_queries.events(conn, wanted, redacted=redact))
@@ -41,7 +41,7 @@ async def visible_to_user(store: StoreCore, user_id: str, event_ids: Iterable[st
 
     `InvalidIdentifier`, also for a user of another server.
     """
-    user, ids = args.local_user(user_id, store.server_name), args.events(event_ids)
+    user, ids = args.local_user(user_id, store.server_name), await args.many(args.events, event_ids)
     return await store.reads.run(lambda conn: visible_events.visible_to_user(conn, user, ids))
 
 
@@ -54,7 +54,7 @@ async def visible_to_server(
     a room are missing, no server gets any of its events.
     `InvalidIdentifier`.
     """
-    server, ids = args.server(server_name), args.events(event_ids)
+    server, ids = args.server(server_name), await args.many(args.events, event_ids)
     return await store.reads.run(lambda conn: visible_events.visible_to_server(conn, server, ids))
 
 

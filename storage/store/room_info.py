@@ -20,7 +20,7 @@ async def rooms(store: StoreCore, room_ids: Iterable[str]) -> dict[RoomId, RoomI
     rooms of which nothing is stored. Malformed content is None, never an error. Check first who may
     see a room. `InvalidIdentifier`.
     """
-    wanted = args.rooms(room_ids)
+    wanted = await args.many(args.rooms, room_ids)
     return await store.reads.run(lambda conn: room_queries.rooms(conn, wanted))
 
 

@@ -72,7 +72,7 @@ async def _states(
     *,
     after: bool,
 ) -> dict[EventId, StateMap]:
-    ids, pairs, wanted = args.events(event_ids), args.keys(keys), _types(types)
+    ids, pairs, wanted = await args.many(args.events, event_ids), args.keys(keys), _types(types)
     return await store.reads.run(
         lambda conn: state_at.states_at(
             conn, ids, after=after, types=wanted, keys=pairs, remembered=store.caches.states

@@ -1,6 +1,7 @@
 """/sync: read what is new, and wait where nothing is."""
 
 from collections.abc import Collection, Iterable
+from dataclasses import replace
 from time import perf_counter
 
 from storage import arguments as args
@@ -76,7 +77,7 @@ async def sync(
         include=Include.of(include, device_id, to_device_limit),
     )
     await store.defined_streams.ready()
-    return await queries.until_news(
+    found = await queries.until_news(
         lambda: look(store, request, waits=wait_ms > 0),
         store.notifier,
         lambda answer: SyncToken.parse(answer.next_batch, store.deployment_id),
@@ -84,6 +85,7 @@ async def sync(
         timeout_ms=wait_ms,
         ending=(*BESIDE, *request.defined),
     )
+    return replace(found, unread_thread_notifications=filter.unread_thread_notifications)
 
 
 @measured("unread")
@@ -98,10 +100,12 @@ async def unread(
 ) -> dict[RoomId, Unread]:
     """Return the unread counts of rooms that a local user has joined; by default of all.
 
-    Visible events of others after the receipts of the user count, if they are of these ``types``.
-    The main timeline and each thread have their own counts. A message of the user is a receipt for
+    Visible events of others after the receipts of the user count, if they are of these ``types``
+    and came while the user was joined. The main timeline and each thread have their own counts; an
+    event that relates to one of a thread is in that thread. A message of the user is a receipt for
     its own one. Without a receipt, all since the last join are unread. Redacted events, edits, and
-    events of ``ignored`` users do not count. A count is at most ``count_max``. One statement.
+    events of ``ignored`` users do not count. A count is at most ``count_max``. One statement, and
+    up to four where unread events relate to others.
     `InvalidIdentifier`, `InputError`.
     """
     user = args.local_user(user_id, store.server_name)

@@ -140,19 +140,32 @@ class ReceiptRow(NamedTuple):
     data: bytes
 
 
-def receipt_event(rows: Iterable[ReceiptRow]) -> dict[str, Any]:
-    """Return the event m.receipt of these receipts.
+def receipt_events(rows: Iterable[ReceiptRow]) -> list[dict[str, Any]]:
+    """Return the events m.receipt of these receipts; the last ones of each thread are in the first.
 
-    It has one receipt of each type of a user for an event. That is the one without a thread: it
-    stands for all threads (MSC4102).
+    Such an event has a place for one receipt of each type of a user for an event. The one without a
+    thread stands for all threads (MSC4102). Otherwise each further thread is in a further event.
     """
-    content: dict[str, dict[str, dict[str, Any]]] = {}
-    for row in sorted(rows, key=lambda row: row.thread_id is None):
+    contents: list[dict[str, dict[str, dict[str, Any]]]] = []
+    whole = set[tuple[str, str, str]]()
+    ordered = sorted(rows, key=lambda row: (row.thread_id is None, row.stream_id), reverse=True)
+    for row in ordered:
+        key = row.event_id, row.receipt_type, row.user_id
+        if key in whole:
+            continue
         data = orjson.loads(row.data)
-        if row.thread_id is not None:
+        if row.thread_id is None:
+            whole.add(key)
+        else:
             data["thread_id"] = row.thread_id
-        content.setdefault(row.event_id, {}).setdefault(row.receipt_type, {})[row.user_id] = data
-    return {"type": "m.receipt", "content": content}
+        for content in contents:
+            users = content.setdefault(row.event_id, {}).setdefault(row.receipt_type, {})
+            if row.user_id not in users:
+                users[row.user_id] = data
+                break
+        else:
+            contents.append({row.event_id: {row.receipt_type: {row.user_id: data}}})
+    return [{"type": "m.receipt", "content": content} for content in contents]
 
 
 class ReceiptRefusalRow(NamedTuple):

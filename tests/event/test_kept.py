@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from storage.event import Event, parse
-from storage.event.kept import WORD_MAX, for_auth_checks, without_json
+from storage.event.kept import WORD_MAX, as_written, for_auth_checks, without_json
+from storage.event.relation import relation_of
 from storage.ids import EventId, interning
 from tests.event.building import PAIRED, VERSIONS, signed_pdu
 
@@ -32,6 +33,38 @@ def test_an_event_loses_its_json_unless_it_is_a_create_event() -> None:
     create = parse(signed_pdu("11", type="m.room.create", state_key=""), "11")
     assert without_json(create) is create
     assert for_auth_checks(create).json == create.json
+
+
+@pytest.mark.parametrize(
+    "relates_to",
+    [
+        None,
+        [],
+        {},
+        {"rel_type": "m.replace", "event_id": "$target", "more": [[]]},
+        {"rel_type": "m.thread", "event_id": "$root", "is_falling_back": True},
+        {"rel_type": ["m.thread"], "event_id": "$root"},
+        {"rel_type": "m.thread", "event_id": {}},
+    ],
+)
+@pytest.mark.parametrize("named", [{}, {"m.new_content": {"body": [[]]}}, {"url": "mxc://a/b"}])
+def test_a_long_message_is_written_without_its_values(relates_to: Any, named: Any) -> None:
+    content = {"body": "x" * 5_000, "lists": [[]] * 10, "m.relates_to": relates_to, **named}
+    for version in ("1", "11"):
+        event = parse(signed_pdu(version, type="m.room.message", content=content), version)
+        written = as_written(event)
+        assert (written.raw, written.json) == (event.raw, {})
+        assert relation_of(written) == relation_of(event)
+        assert ("url" in written.content) == ("url" in event.content)
+        assert "[]" not in str(written.content)
+        for name in FIELDS - {"content", "json", "signed"}:
+            assert getattr(written, name) == getattr(event, name)
+
+
+def test_short_events_and_state_keep_their_values() -> None:
+    for given in ({"content": {"body": "x"}}, {"content": {"body": "x" * 5_000}, "state_key": ""}):
+        event = parse(signed_pdu("11", type="m.room.message", **given), "11")
+        assert as_written(event) is event
 
 
 @pytest.mark.parametrize("version", sorted(set(VERSIONS) - set(PAIRED)))

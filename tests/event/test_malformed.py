@@ -182,7 +182,8 @@ def test_what_cannot_be_written_as_canonical_json_is_refused() -> None:
     for _ in range(100_000):
         deep = [deep]
     for value, reason in (
-        (["\ud800"], "a string holds a lone surrogate"),
+        (["\ud800"], "0: a string holds a lone surrogate"),
+        ("\ud800", "a string holds a lone surrogate"),
         (deep, "nested too deeply"),
     ):
         with pytest.raises(InvalidEvent) as caught:

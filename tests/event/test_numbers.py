@@ -108,15 +108,13 @@ def test_depth_is_an_integer_below_its_limit_in_every_version(version: str, lexe
 
 
 def test_the_reason_quotes_a_long_number_in_part() -> None:
-    assert (
-        refusal("9" * 300)
-        == "the number 99999999999999999999… (300 characters) is not allowed in canonical JSON"
-    )
-    assert (
-        refusal("9" * 41)
-        == "the number 99999999999999999999… (41 characters) is not allowed in canonical JSON"
-    )
-    assert refusal("9" * 40) == f"the number {'9' * 40} is not allowed in canonical JSON"
+    for count, shown in (
+        (300, "99999999999999999999… (300 characters)"),
+        (41, "99999999999999999999… (41 characters)"),
+        (40, "9" * 40),
+    ):
+        reason = f"content.n: the number {shown} is not allowed in canonical JSON"
+        assert refusal("9" * count) == reason
 
 
 REASONS = {
@@ -136,12 +134,17 @@ def refusal(lexeme: str, version: str = "11") -> str:
 
 @pytest.mark.parametrize("lexeme", REASONS)
 def test_the_reason_says_what_is_wrong_with_a_number(lexeme: str) -> None:
-    assert refusal(lexeme) == REASONS[lexeme]
+    assert refusal(lexeme) == f"content.n: {REASONS[lexeme]}"
 
 
 def test_the_reason_of_the_second_reader() -> None:
-    assert refusal("1e400", "5") == "the number 1e400 is out of range"
-    assert refusal("NaN", "5") == "NaN is not JSON"
+    assert refusal("1e400", "5") == "content.n: the number 1e400 is out of range"
+    assert refusal("NaN", "5") == refusal("NaN") == "content.n: NaN is not JSON"
+    assert (
+        refusal('"\\ud800"', "5")
+        == refusal('"\\ud800"')
+        == ("content.n: a string holds a lone surrogate")
+    )
 
 
 def test_unpadded_is_the_base64_of_the_servers() -> None:

@@ -227,7 +227,7 @@ class NetworkRemote:
         self, server: ServerName, room_id: RoomId, event_id: EventId, body: JsonObject
     ) -> Json:
         async def make() -> Json:
-            return await self._responder(server).invite(room_id, event_id, body)
+            return await self._responder(server).invite(self._own, room_id, event_id, body)
 
         return await self._network.answer(server, "invite", make)
 

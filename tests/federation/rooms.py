@@ -1,9 +1,10 @@
 """Rooms that several servers share, and what must be equal on all of them."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from storage import EventId, RoomId
-from tests.federation.peers import Homeserver, shown
+from tests.federation.peers import Homeserver, as_json, shown
 
 PUBLIC = ("m.room.join_rules", "", {"join_rule": "public"})
 
@@ -21,6 +22,12 @@ async def shared_room(one: Homeserver, *others: Homeserver, version: str = "12")
             await third.receive(one, [join.json])
         inside.append(other)
     return room_id
+
+
+async def state_pdus(server: Homeserver, room_id: RoomId) -> list[dict[str, Any]]:
+    """The state of a room without its members, as another server gets it."""
+    found = await server.store.events((await server.store.current_state(room_id)).values())
+    return [as_json(one) for one in found.values() if one.type != "m.room.member"]
 
 
 async def agree(room_id: RoomId, *servers: Homeserver) -> None:

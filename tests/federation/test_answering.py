@@ -21,7 +21,7 @@ from storage.queries.events import StoredEvent
 from storage.testing import signing_key
 from tests.federation.partial import join_partially
 from tests.federation.peers import Homeserver
-from tests.federation.rooms import PUBLIC, agree, shared_room
+from tests.federation.rooms import PUBLIC, agree, shared_room, state_pdus
 
 Json = dict[str, Any]
 
@@ -52,6 +52,14 @@ async def test_a_join_is_made_for_users_of_the_server_in_versions_that_it_knows(
         await make("s2.test", "ban", room_id, user, ["12"])
     with pytest.raises(UnknownRoom):
         await make("s2.test", "join", RoomId("!none"), user, ["12"])
+    for version in ("1", "2", "6"):
+        how: Json = {"room_version": version, "initial_state": [PUBLIC]}
+        old = await one.store.create_room(one.user(), **how)
+        if version == "1":  # that is what no version means
+            assert (await make("s2.test", "join", old, user))["room_version"] == "1"
+        else:
+            with pytest.raises(IncompatibleRoomVersion):
+                await make("s2.test", "join", old, user)
 
 
 async def signed_join(one: Homeserver, other: Homeserver, room_id: RoomId, **changes: Any) -> Json:
@@ -302,7 +310,8 @@ async def test_malformed_bodies_are_refused(two: list[Homeserver]) -> None:
     sent = await other.do(
         room_id, "user", "m.room.member", {"membership": "invite"}, state_key=one.user("guest")
     )
-    invite = {"event": sent, "room_version": "12", "invite_room_state": []}
+    shown = await state_pdus(other, room_id)
+    invite = {"event": sent, "room_version": "12", "invite_room_state": shown}
     for body in (
         {},
         invite | {"event": [sent]},
@@ -311,10 +320,19 @@ async def test_malformed_bodies_are_refused(two: list[Homeserver]) -> None:
         invite | {"invite_room_state": "none"},
     ):
         with pytest.raises(InputError):
-            await answers.invite(room_id, event_id(sent, "12"), body)
-    with pytest.raises(InputError):
-        await answers.invite(room_id, "$other", invite)
-    assert (await answers.invite(room_id, event_id(sent, "12"), invite))["event"]
+            await answers.invite(other.name, room_id, event_id(sent, "12"), body)
+    for origin, room, id_ in (
+        (other.name, room_id, "$other"),
+        (other.name, "!other", event_id(sent, "12")),
+        ("s3.test", room_id, event_id(sent, "12")),
+    ):
+        with pytest.raises(InputError) as refused:
+            await answers.invite(origin, RoomId(room), id_, invite)
+        assert responses.error(refused.value)[1]["errcode"] == "M_INVALID_PARAM"
+    with pytest.raises(IncompatibleRoomVersion):
+        unknown = invite | {"room_version": "org.none"}
+        await answers.invite(other.name, room_id, event_id(sent, "12"), unknown)
+    assert (await answers.invite(other.name, room_id, event_id(sent, "12"), invite))["event"]
     for call in (
         answers.transaction("s2.test", {"pdus": {}}),
         answers.missing_events("s2.test", room_id, {"earliest_events": "$a"}),
@@ -322,7 +340,7 @@ async def test_malformed_bodies_are_refused(two: list[Homeserver]) -> None:
         answers.timestamp_to_event("s2.test", room_id, 5, "up"),
         answers.timestamp_to_event("s2.test", room_id, 5, ["b"]),  # type: ignore[arg-type]
         answers.transaction("s2.test", []),  # type: ignore[arg-type]
-        answers.invite(room_id, "$any", None),  # type: ignore[arg-type]
+        answers.invite("s2.test", room_id, "$any", None),  # type: ignore[arg-type]
         answers.missing_events("s2.test", room_id, "body"),  # type: ignore[arg-type]
     ):
         with pytest.raises(InputError):
@@ -350,6 +368,10 @@ def test_errors_of_other_servers_have_a_status() -> None:
     ):
         found, body = responses.error(RemoteError("why", status=status, errcode=errcode))
         assert (found, body) == (expected[0], {"errcode": expected[1], "error": "why"})
+    errcode = "M_INCOMPATIBLE_ROOM_VERSION"
+    passed_on = RemoteError("why", status=400, errcode=errcode, room_version="9")
+    form = {"errcode": errcode, "error": "why", "room_version": "9"}
+    assert responses.error(passed_on) == (400, form)
 
 
 async def test_nobody_joins_through_a_server_that_has_left(three: list[Homeserver]) -> None:

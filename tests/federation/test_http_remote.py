@@ -24,6 +24,8 @@ class OtherEnd:
     def __init__(self) -> None:
         self.sent: tuple[str, str, Mapping[str, str], JsonObject | None] = ("", "", {}, None)
         self.response: tuple[int, Any] = 200, {"pdus": []}
+        self.responses: list[tuple[int, Any]] = []
+        """Others, which come first."""
         self.remote = HttpRemote("s1.test", signing_key("s1.test"), self.request)
 
     async def request(
@@ -36,7 +38,7 @@ class OtherEnd:
     ) -> tuple[int, Any]:
         assert server == SERVER
         self.sent = method, uri, headers, body
-        return self.response
+        return self.responses.pop(0) if self.responses else self.response
 
 
 async def test_each_request_has_the_path_of_the_specification() -> None:
@@ -121,6 +123,54 @@ async def test_an_error_is_raised_with_its_status(
     with pytest.raises(RemoteError) as failed:
         await server.remote.event(SERVER, EVENT)
     assert (failed.value.status, failed.value.errcode) == (status, errcode)
+
+
+@pytest.mark.parametrize("status", [400, 404])
+async def test_an_old_server_is_asked_by_v1_in_a_room_of_an_old_version(status: int) -> None:
+    room, event, _ = IN_PATH.values()
+    pdu = {"type": "m.room.member", "event_id": EVENT}
+    shown = [{"type": "m.room.create"}]
+    invite = {"event": pdu, "room_version": "1", "invite_room_state": shown}
+    in_v1 = pdu | {"unsigned": {"invite_room_state": shown}}
+    answer = {"event": pdu}
+    server = OtherEnd()
+    remote = server.remote
+    for ask, name, body, old in (
+        (remote.invite, "invite", invite, in_v1),
+        (remote.send_join, "send_join", pdu, pdu),
+        (remote.send_leave, "send_leave", pdu, pdu),
+    ):
+        server.responses = [(status, {"errcode": "M_UNRECOGNIZED"}), (200, [200, answer])]
+        assert await ask(SERVER, ROOM, EVENT, body) == answer
+        path = f"/_matrix/federation/v1/{name}/{room}/{event}"
+        assert (server.sent[0], server.sent[1], server.sent[3]) == ("PUT", path, old)
+        refusals = [(status, {"errcode": "M_FIRST"}), (404, {"errcode": "M_UNRECOGNIZED"})]
+        server.responses = list(refusals)  # it lacks v1
+        with pytest.raises(RemoteError) as refused:
+            await ask(SERVER, ROOM, EVENT, body)
+        assert (refused.value.status, refused.value.errcode) == (status, "M_FIRST")
+        server.responses = [refusals[1], (403, {"errcode": "M_FORBIDDEN"})]
+        with pytest.raises(RemoteError) as refused:
+            await ask(SERVER, ROOM, EVENT, body)
+        assert (refused.value.status, refused.value.errcode) == (403, "M_FORBIDDEN")
+        server.responses = [(500, {})]
+        with pytest.raises(RemoteError):
+            await ask(SERVER, ROOM, EVENT, body)
+        new = {key: value for key, value in pdu.items() if key != "event_id"}
+        server.responses = list(refusals)
+        with pytest.raises(RemoteError):
+            await ask(SERVER, ROOM, EVENT, new if name != "invite" else invite | {"event": new})
+        assert (len(server.responses), server.sent[1]) == (1, path.replace("v1", "v2"))
+        server.responses = []
+
+
+async def test_the_version_of_a_room_that_is_not_known_here_is_kept() -> None:
+    server = OtherEnd()
+    form = {"errcode": "M_INCOMPATIBLE_ROOM_VERSION", "room_version": "org.new"}
+    server.response = 400, form
+    with pytest.raises(RemoteError) as refused:
+        await server.remote.make_join(SERVER, ROOM, USER, versions=["12"])
+    assert refused.value.room_version == "org.new"
 
 
 async def test_a_signed_request_is_accepted_by_its_destination_alone(

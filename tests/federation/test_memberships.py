@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
 import pytest
+from signedjson.types import SigningKey
 
 from storage import (
     AuthDenied,
@@ -13,10 +14,12 @@ from storage import (
     InvalidEvent,
     InvalidIdentifier,
     RoomId,
+    responses,
 )
 from storage.event import sign
 from storage.federation import RemoteError
-from storage.testing import signing_key
+from storage.testing import KEY_ID, signing_key
+from storage.testing.keys import foreign_signing_key
 from tests.federation.hanging import hang
 from tests.federation.partial import omitted
 from tests.federation.peers import Homeserver, as_json, fail
@@ -158,6 +161,16 @@ async def test_two_users_that_join_at_once_request_one_state(two: list[Homeserve
     assert set(await other.store.member_ids(room_id)) == {*users, one.user()}
 
 
+def signed_by(key: SigningKey, **changes: Any) -> Callable[[Json], Awaitable[Json]]:
+    """A fault: the second server signs an invite with this key, after it has changed it."""
+
+    def change(body: Json) -> None:
+        bare = {key: value for key, value in body["event"].items() if key != "signatures"}
+        body["event"] = sign(bare | changes, "12", "s2.test", key)
+
+    return changed(change)
+
+
 LIES: Final = {
     "another room": lies("room_id", "!elsewhere:s1.test"),
     "another user": lies("sender", "@eve:s2.test"),
@@ -191,6 +204,24 @@ async def test_a_false_template_is_not_signed(two: list[Homeserver], request_nam
     other.network.faults.clear()
     await change(other.user(), room_id, ["s1.test"])
     assert await membership(one, room_id, other) == request_name.removeprefix("make_")
+
+
+async def test_a_template_without_a_version_is_of_version_1(two: list[Homeserver]) -> None:
+    """So are those of servers that are older than room versions."""
+    one, other = two
+    for request_name in ("make_join", "make_leave", "make_knock"):
+        fault = changed(lambda body: body.pop("room_version"))
+        other.network.faults["s1.test", request_name] = fault
+    how: Json = {"room_version": "1", "initial_state": [PUBLIC]}
+    room_id = await one.store.create_room(one.user(), **how)
+    joined = await other.memberships.join(other.user(), room_id, ["s1.test"])
+    assert (await other.receiver.version_of(joined.room_id or room_id)) == "1"
+    await agree(room_id, one, other)
+    private = await one.store.create_room(one.user(), room_version="1")
+    await one.memberships.invite(one.user(), private, other.user("guest"))
+    left = await other.memberships.leave(other.user("guest"), private)
+    assert left.outcome == "stored"
+    assert await one.store.membership(private, other.user("guest")) == "leave"
 
 
 async def test_nothing_of_a_template_but_its_place_is_signed(two: list[Homeserver]) -> None:
@@ -261,6 +292,15 @@ async def test_the_failures_of_all_servers_are_named(two: list[Homeserver]) -> N
 async def test_the_status_of_the_last_response_is_kept(two: list[Homeserver]) -> None:
     _, other = two
 
+    async def incompatible(_: Json) -> Json:
+        errcode = "M_INCOMPATIBLE_ROOM_VERSION"
+        raise RemoteError("it is new", status=400, errcode=errcode, room_version="org.new")
+
+    other.network.faults["s1.test", "make_join"] = incompatible
+    with pytest.raises(RemoteError) as refused:
+        await other.memberships.join(other.user(), RoomId("!room"), ["s1.test", "s9.test"])
+    assert responses.error(refused.value)[1]["room_version"] == "org.new"
+
     async def forbidden(_: Json) -> Json:
         raise RemoteError("you are banned", status=403, errcode="M_FORBIDDEN")
 
@@ -285,7 +325,8 @@ async def test_an_invite_is_signed_by_both_servers_and_accepted(two: list[Homese
     await agree(room_id, one, other)
     again = await one.memberships.invite(one.user(), room_id, other.user("second"))
     assert again.outcome == "stored"
-    assert one.network.calls["invite"] == 1  # the server is in the room now
+    assert one.network.calls["invite"] == 2  # also of a server that is in the room
+    assert (await json_of(one, again.event_id))["signatures"].keys() == {"s1.test", "s2.test"}
 
 
 async def test_an_invite_that_its_server_does_not_sign_is_not_stored(
@@ -304,11 +345,20 @@ async def test_an_invite_that_its_server_does_not_sign_is_not_stored(
         signed_with({}),
         signed_with({"ed25519:1": "\ud800"}),
         signed_with({"ed25519:1": "A" * 70_000}),
+        signed_with({KEY_ID: "A" * 86}),
+        signed_by(signing_key("s1.test")),
+        signed_by(foreign_signing_key("s2.test")),
+        signed_by(signing_key("s2.test"), content={"membership": "leave"}),
+        signed_by(signing_key("s2.test"), content={"membership": "invite", "reason": "changed"}),
     ):
         one.network.faults["s2.test", "invite"] = fault
         with pytest.raises(RemoteError):
             await one.memberships.invite(one.user(), room_id, other.user())
         assert await membership(one, room_id, other) is None
+    shared = await shared_room(one, other)
+    with pytest.raises(RemoteError):
+        await one.memberships.invite(one.user(), shared, other.user("guest"))
+    assert await one.store.membership(shared, other.user("guest")) is None
 
 
 async def test_a_server_cannot_change_an_invite_that_it_signs(two: list[Homeserver]) -> None:
@@ -316,8 +366,7 @@ async def test_a_server_cannot_change_an_invite_that_it_signs(two: list[Homeserv
     room_id = await one.store.create_room(one.user())
 
     def change(body: Json) -> None:
-        event = body["event"] | {"content": {"membership": "invite", "reason": "changed"}}
-        body["event"] = sign(event, "12", "s2.test", signing_key("s2.test"))
+        body["event"]["content"] = {"membership": "invite", "reason": "changed"}
 
     one.network.faults["s2.test", "invite"] = changed(change)
     sent = await one.memberships.invite(one.user(), room_id, other.user())

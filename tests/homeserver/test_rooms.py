@@ -195,7 +195,7 @@ async def test_both_forms_of_sliding_sync(users: Users) -> None:
     known = (await bob.call("GET", "/sync"))["rooms"]
     assert stable["lists"] == {"all": {"count": len(known["join"]) + len(known["invite"])}}
     shown = stable["rooms"][room]
-    assert [one["content"]["body"] for one in shown["timeline_events"]] == ["hello"]
+    assert [one["content"]["body"] for one in shown["timeline"]] == ["hello"]
     assert (shown["name"], shown["membership"], shown["joined_count"]) == ("The pantry", "join", 2)
     assert "m.room.power_levels" in {one["type"] for one in shown["required_state"]}
     assert stable["rooms"][invited]["membership"] == "invite"

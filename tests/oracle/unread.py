@@ -27,10 +27,15 @@ def unread(
         and held.event.type in UNREAD_TYPES
         and not _is_state(held)
         and held.event.sender != user_id
+        and _was_joined(oracle, held.event.event_id, user_id)
         and not oracle.is_ignored(held.event.sender, ignored)
         and oracle.redacted_by(held.event.event_id) is None
         for held in live
     )
+
+
+def _was_joined(oracle: Oracle, event_id: EventId, user_id: str) -> bool:
+    return oracle.membership_in(oracle.state_before(event_id), user_id) == "join"
 
 
 def _is_state(held: OracleEvent) -> bool:

@@ -34,6 +34,8 @@ class MembershipWorld:
     delivered: set[EventId] = field(default_factory=set)
     tokens: list[str] = field(default_factory=list)
     truths: list[Memberships] = field(default_factory=list)
+    lives: list[list[Memberships]] = field(default_factory=list)
+    """What was true after each event up to the token, since the one before."""
 
     @property
     def local(self) -> list[str]:
@@ -103,32 +105,28 @@ def _try(room: RoomBuilder, deed: str, user: str, other: str) -> None:
 
 
 async def deliver(world: MembershipWorld, stores: list[Store]) -> None:
-    """Append what is new, by one of the stores for each room, and note what is true then."""
+    """Append what is new, by one of the stores for each room, and note what is true after each."""
+    contents = {event.event_id: event.json["content"] for event in world.events()}
+    truth = dict(world.truths[-1]) if world.truths else {}
+    life: list[Memberships] = []
     for branches in world.rooms:
         new = [event for event in branches[0].events if event.event_id not in world.delivered]
         if not new:
             continue
-        results = await world.rng.choice(stores).append(
-            [event.pdu for event in new], room_version=branches[0].version
-        )
-        assert {one.outcome for one in results} <= {"stored", "soft_failed", "rejected"}, results
-        world.delivered.update(event.event_id for event in new)
-    await note(world, stores[0])
-
-
-async def note(world: MembershipWorld, store: Store) -> None:
-    """Note a token, and the members of each room."""
-    async with store.database.connection() as conn:
-        token = SyncToken.of(await positions(conn)).print(store.deployment_id)
-    contents = {event.event_id: event.json["content"] for event in world.events()}
-    truth: Memberships = {}
-    for branches in world.rooms:
-        state = await store.current_state(branches[0].room_id, types=["m.room.member"])
-        truth[branches[0].room_id] = {
-            user: contents[event_id]["membership"] for (_, user), event_id in state.items()
-        }
-    world.tokens.append(token)
+        room_id, store = branches[0].room_id, world.rng.choice(stores)
+        for event in new:
+            result = await store.append([event.pdu], room_version=branches[0].version)
+            assert result[0].outcome in {"stored", "soft_failed", "rejected"}, result
+            world.delivered.add(event.event_id)
+            state = await store.current_state(room_id, types=["m.room.member"])
+            truth[room_id] = {
+                user: contents[event_id]["membership"] for (_, user), event_id in state.items()
+            }
+            life.append(dict(truth))
+    async with stores[0].database.connection() as conn:
+        world.tokens.append(SyncToken.of(await positions(conn)).print(stores[0].deployment_id))
     world.truths.append(truth)
+    world.lives.append(life)
 
 
 def joined(truth: Memberships, room_id: RoomId) -> set[str]:
@@ -138,5 +136,5 @@ def joined(truth: Memberships, room_id: RoomId) -> set[str]:
 
 def sharing(truth: Memberships, user: str) -> set[str]:
     """Return the others who share a room with a user."""
-    rooms = [joined(truth, room_id) for room_id in truth if user in joined(truth, room_id)]
+    rooms = [members for members in (joined(truth, one) for one in truth) if user in members]
     return set().union(*rooms) - {user}

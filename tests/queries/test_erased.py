@@ -194,7 +194,7 @@ async def test_a_response_has_the_state_whole_and_the_timeline_redacted(store: S
     in_list = (await responses.sliding_sync(store, LOCAL, request, sliding))["rooms"][room.room_id]
     for state, events in (
         (in_sync["state_after"]["events"], in_sync["timeline"]["events"]),
-        (in_list["required_state"], in_list["timeline_events"]),
+        (in_list["required_state"], in_list["timeline"]),
     ):
         [as_state], [as_event] = (
             [one["content"] for one in part if one["event_id"] == named.event_id]

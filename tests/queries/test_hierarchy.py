@@ -58,6 +58,29 @@ async def pages(store: Store, room_id: RoomId, limit: int, **how: Any) -> list[s
             return found
 
 
+@pytest.mark.parametrize(
+    "rule, first",
+    [("public", 1), ("knock", 7), ("restricted", 8), ("knock_restricted", 10), ("invite", 99)],
+)
+async def test_a_rule_that_the_version_lacks_hides_the_room(
+    store: Store, rule: str, first: int
+) -> None:
+    """The auth rules of the version let nobody in by it, so the room is by invitation."""
+    space = a_room(0, space=True)
+    space.join(LOCAL)
+    allow = [{"type": "m.room_membership", "room_id": space.room_id}]
+    expected = [space.room_id]
+    for number in (1, 6, 7, 8, 9, 10, 11):
+        room = RoomBuilder(str(number), seed=number, sign=False)
+        room.start(ADMIN)
+        room.state_event(ADMIN, "m.room.join_rules", {"join_rule": rule, "allow": allow})
+        adopt(space, room.room_id)
+        expected += [room.room_id] if number >= first else []
+        await deliver(store, room)
+    await deliver(store, space)
+    assert await pages(store, RoomId(space.room_id), 50) == expected
+
+
 @pytest.mark.parametrize("seed", range(5))
 async def test_random_spaces(store: Store, seed: int) -> None:
     """With circles, hidden rooms, rooms that are not stored, and children of several spaces."""

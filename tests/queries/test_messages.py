@@ -1,5 +1,7 @@
 """Pages of history: order, exact limits, tokens, gaps, context, and the event nearest to a time."""
 
+from typing import Any
+
 import pytest
 
 from storage import Page, Store
@@ -45,6 +47,8 @@ async def test_pages_of_any_size_make_up_the_room_in_both_directions(
     for direction, expected in (("b", ids(room.events)[::-1]), ("f", ids(room.events))):
         found = await pages(store, room, LOCAL, limit, direction)  # type: ignore[arg-type]
         assert [event_id for page in found for event_id in ids(page.chunk)] == expected
+        if direction == "f":  # the last event had a token to go on with
+            assert found.pop().chunk == []
         assert {len(page.chunk) for page in found[:-1]} <= {limit}
         assert found[-1].chunk
 
@@ -94,7 +98,6 @@ async def test_a_page_can_be_turned_back(store: Store) -> None:
     assert messages_in(back.chunk) == ["2", "3"]
     back = await store.messages(room.room_id, LOCAL, from_=back.end, direction="f", limit=100)
     assert messages_in(back.chunk) == ["4", "5"]
-    assert back.end is None
     between = await store.messages(room.room_id, LOCAL, from_=first.start, to=second.end, limit=100)
     assert messages_in(between.chunk) == ["5", "4", "3", "2"]
     between = await store.messages(
@@ -218,6 +221,54 @@ async def test_a_walk_backwards_from_a_timeline_turns_around_at_its_place(store:
     page = await store.messages(room.room_id, LOCAL, from_=timeline.prev_batch, limit=1)
     assert messages_in(page.chunk) == ["old 3"]
     assert await walk(store, room, "f", page.end) == ["new 0", "new 1", "new 2", "old 3", "last"]
+
+
+async def test_a_walk_forwards_goes_on_from_the_live_end(store: Store) -> None:
+    """Each page with events has a token, whatever its limit. Only an empty one ends the walk."""
+    room = new_room(members=[LOCAL])
+    await deliver(store, room)
+    token = (await store.sync(LOCAL)).next_batch
+    for start in (None, token):
+        room.message(ADMIN, "last")
+        await deliver(store, room)
+        page = await store.messages(room.room_id, LOCAL, direction="f", from_=start, limit=100)
+        full = await store.messages(
+            room.room_id, LOCAL, direction="f", from_=start, limit=len(page.chunk)
+        )
+        assert (messages_in(page.chunk)[-1], page.end) == ("last", full.end)
+        assert page.end is not None
+        nothing = await store.messages(room.room_id, LOCAL, direction="f", from_=page.end)
+        assert (nothing.chunk, nothing.start, nothing.end) == ([], page.end, None)
+        room.message(ADMIN, "new")
+        await deliver(store, room)
+        assert await walk(store, room, "f", page.end) == ["new"]
+        upto = await store.messages(
+            room.room_id, LOCAL, direction="f", from_=start, to=page.end, limit=100
+        )
+        assert (messages_in(upto.chunk)[-1], upto.end) == ("last", None)
+    assert (await store.messages(room.room_id, LOCAL, limit=100)).end is None
+
+
+async def test_a_walk_forwards_ends_at_the_last_event_that_its_reader_may_see(
+    store: Store,
+) -> None:
+    """Client-server API, GET /messages: no `end` where the user may see no more."""
+    room = new_room(members=[LOCAL, OTHER])
+    room.leave(LOCAL)
+    room.message(ADMIN, "hidden")
+    await deliver(store, room)
+    left = await store.messages(room.room_id, LOCAL, direction="f", limit=100)
+    assert left.chunk[-1].state_key == LOCAL
+    assert left.end is None
+    assert (await store.messages(room.room_id, OTHER, direction="f", limit=100)).end is not None
+    room.send(
+        ADMIN, "m.room.history_visibility", {"history_visibility": "world_readable"}, state_key=""
+    )
+    room.message(ADMIN, "for everybody")
+    await deliver(store, room)
+    peeked = await store.messages(room.room_id, LOCAL, direction="f", limit=100)
+    assert messages_in(peeked.chunk)[-1] == "for everybody"
+    assert peeked.end is not None
 
 
 async def test_events_that_arrive_later_do_not_shift_a_page(store: Store) -> None:
@@ -349,10 +400,12 @@ async def test_a_walk_past_gaps_of_hidden_events_ends(store: Store) -> None:
         )
 
 
-async def test_forwards_a_page_has_no_end_beyond_the_newest_event(store: Store) -> None:
+async def test_forwards_the_newest_event_is_beyond_its_gap(store: Store) -> None:
     room, _ = await only_the_last(store)
     page = await store.messages(room.room_id, LOCAL, direction="f")
-    assert (messages_in(page.chunk), page.end, len(page.gaps)) == (["last"], None, 1)
+    assert (messages_in(page.chunk), len(page.gaps)) == (["last"], 1)
+    beyond = await store.messages(room.room_id, LOCAL, direction="f", from_=page.end)
+    assert (beyond.chunk, beyond.end, beyond.gaps) == ([], None, [])
 
 
 async def test_gaps_are_told_also_where_nothing_is_visible(store: Store) -> None:
@@ -420,6 +473,33 @@ async def test_context_of_what_one_may_not_see_is_unknown(store: Store) -> None:
         with pytest.raises(UnknownEvent):
             await store.context(event_id, LOCAL)
     assert (await store.context(hidden.event_id, ADMIN, limit=0)).events_before == []
+
+
+@pytest.mark.parametrize("call", ["context", "relations", "recursive relations"])
+async def test_an_event_of_another_room_is_unknown(store: Store, call: str) -> None:
+    """Client-server API: the path of the request names the room of the event."""
+    room, other = new_room(members=[LOCAL]), new_room(seed=1, members=[LOCAL])
+    said = room.message(ADMIN, "said")
+    room.react(LOCAL, said)
+    await deliver(store, room)
+    await deliver(store, other)
+    middle = (await store.messages(room.room_id, LOCAL, limit=1)).end
+    assert middle is not None
+
+    async def ask(room_id: RoomId | None, **how: Any) -> object:
+        if call == "context":
+            return await store.context(said.event_id, LOCAL, room_id=room_id)
+        recurse = call != "relations"
+        return await store.relations(said.event_id, LOCAL, room_id=room_id, recurse=recurse, **how)
+
+    assert await ask(room.room_id) == await ask(None)
+    ways: list[dict[str, Any]] = [{}, {"direction": "f"}, {"from_": middle}]
+    for how in ways if call != "context" else [{}]:
+        for room_id in (other.room_id, RoomId("!none:s1.test")):
+            with pytest.raises(UnknownEvent):
+                await ask(room_id, **how)
+    with pytest.raises(InvalidIdentifier):
+        await ask(RoomId("no room"))
 
 
 # --------------------------------------------------------------------------------------------------

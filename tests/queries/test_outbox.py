@@ -4,15 +4,17 @@ import asyncio
 import random
 from collections.abc import Iterable
 from dataclasses import replace
+from typing import Any
 
 import asyncpg
 import pytest
 
 import storage
-from storage import Outgoing, Store
+from storage import EventId, Outgoing, Store
+from storage.event import event_id, sign
 from storage.ids import server_name_of
 from storage.streams.position_poller import follow_once
-from storage.testing import SHAPES, BuiltEvent, RoomBuilder, build_room
+from storage.testing import SHAPES, BuiltEvent, RoomBuilder, build_room, signing_key
 from tests.postgres import SQL_WAITING
 from tests.queries.conftest import StatementLog
 from tests.queries.rooms import ADMIN, LOCAL, OTHER, REMOTE, append, deliver, ids, new_room
@@ -80,6 +82,39 @@ async def test_local_events_come_in_order_with_the_joined_servers(store: Store) 
         stored[one.event_id].stream_ordering for one in local
     ]
     assert found.upto == store.streams["events"].linear()
+
+
+async def test_a_server_that_has_signed_an_invite_is_left_out_unless_it_is_in_the_room(
+    store: Store,
+) -> None:
+    """It got the invite by a request of its own. Damaged bytes tell nothing, and block nothing."""
+    room = new_room(members=[LOCAL])
+
+    def invited(user: str, *servers: str) -> EventId:
+        pdu = room.invite(ADMIN, user).json
+        for server in servers:
+            pdu = sign(pdu, room.version, server, signing_key(server))
+        signed[pdu_id := EventId(event_id(pdu, room.version))] = pdu
+        return pdu_id
+
+    signed: dict[EventId, dict[str, Any]] = {}
+    by_us = invited(REMOTE, "s1.test")
+    by_another = invited("@user4:s4.test", "s1.test", "s2.test")
+    by_both = invited(THIRD, "s1.test", "s3.test")
+    room.join(THIRD)
+    inside = invited("@second:s3.test", "s1.test", "s3.test")
+    damaged = invited("@user5:s5.test", "s1.test", "s5.test")
+    pdus = [signed.get(one.event_id, one.json) for one in room.events]
+    await store.append(pdus, room_version=room.version)
+    servers = servers_of(await store.outbox(0, EVERYTHING))
+    assert servers[by_us] == {"s2.test"}
+    assert servers[by_another] == {"s4.test"}
+    assert servers[by_both] == set()
+    assert servers[inside] == {"s3.test"}
+    assert servers[damaged] == {"s3.test"}
+    async with store.database.connection() as conn:
+        await conn.execute("UPDATE events SET json = '\\x00' WHERE event_id = $1::text", damaged)
+    assert servers_of(await store.outbox(0, EVERYTHING))[damaged] == {"s3.test", "s5.test"}
 
 
 async def test_it_goes_on_from_a_position(store: Store) -> None:

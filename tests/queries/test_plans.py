@@ -209,7 +209,7 @@ async def test_pages_across_what_is_hidden(store: Store) -> None:
         assert "events_room_topological_idx" in plan.indexes
         assert plan.event_rows <= 2 * 50 + 4 * audience_ranges.SLACK
     plan = await plan_of(
-        store, context.SQL_CONTEXT, seen[1].event_id, LOCAL, 50, 50, [], *ANY_EVENT.arguments
+        store, context.SQL_CONTEXT, seen[1].event_id, LOCAL, 50, 50, [], *ANY_EVENT.arguments, None
     )
     assert plan.event_rows <= 2 * 50 + 4 * audience_ranges.SLACK
     page = await store.messages(room.room_id, LOCAL, limit=100)
@@ -302,11 +302,14 @@ async def test_context_and_nearest(filled: Filled) -> None:
         50,
         [],
         *ANY_EVENT.arguments,
+        None,
     )
     assert "events_room_topological_idx" in plan.indexes
     assert plan.event_rows <= 2 * 101 + 10
     assert is_inlined(plan)
-    plan = await plan_of(filled.store, context.SQL_STATE_AT, filled.last_event_id)
+    plan = await plan_of(
+        filled.store, context.SQL_STATE_AT, filled.last_event_id, *ANY_EVENT.arguments
+    )
     assert plan.event_rows <= 20
     assert is_inlined(plan)
     for sql in (timestamps.SQL_AT_OR_AFTER, timestamps.SQL_AT_OR_BEFORE):

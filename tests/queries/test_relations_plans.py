@@ -82,6 +82,7 @@ async def test_a_page_reads_what_it_answers_with(busy: Busy) -> None:
                 20,
                 *EDGE,
                 LARGEST_POSITION,
+                None,
             )
             assert "events_relation_idx" in plan.indexes
             assert plan.event_rows <= (kinds + 1) * 21 + 10
@@ -107,12 +108,13 @@ async def test_a_page_reads_what_it_answers_with(busy: Busy) -> None:
             20,
             *EDGE,
             LARGEST_POSITION,
+            None,
         )
         assert plan.event_rows <= 2 * 21 + 10
 
 
 async def test_a_walk_stops_at_its_limit(busy: Busy) -> None:
-    recursive = (*ALL, 20, -1, 500, relations.LEVELS, *EDGE, LARGEST_POSITION)
+    recursive = (*ALL, 20, -1, 500, relations.LEVELS, *EDGE, LARGEST_POSITION, None)
     plan = await plan_of(
         busy.store, relations.SQL_RECURSIVE, busy.root_id, LOCAL, [], None, None, *recursive
     )

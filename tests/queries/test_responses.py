@@ -20,9 +20,11 @@ from storage import (
     SlidingSync,
     SlidingSyncRequest,
     Store,
+    SyncFilter,
     UserId,
     responses,
 )
+from storage.queries.unread import Unread
 from storage.streams import SyncToken, VectorPosition
 from storage.streams.account_data import AccountDataRow
 from storage.streams.receipts import ReceiptRow
@@ -71,7 +73,7 @@ async def test_sync(store: Store) -> None:
     assert joined["ephemeral"] == {"events": [{"type": "m.receipt", "content": receipts}]}
     assert joined["summary"] == {"m.joined_member_count": 2, "m.invited_member_count": 0}
     assert joined["unread_notifications"] == {"notification_count": 2, "highlight_count": 0}
-    assert joined["unread_thread_notifications"] == {}
+    assert "unread_thread_notifications" not in joined
 
     after = (await synced(store, LOCAL, use_state_after=True))["rooms"]["join"][room_id]
     assert "state" not in after
@@ -136,6 +138,7 @@ async def answer(store: Store) -> SlidingAnswer:
         joined_count=2,
         lists=["all"],
         changed=frozenset({"name", "avatar"}),
+        unread=Unread(main=4),
     )
     invited = SlidingRoom(membership="invite", stripped_state=[{"type": "m.room.member"}])
     receipt = ReceiptRow(3, "m.read", LOCAL, None, message.event_id, b'{"ts":5}')
@@ -159,7 +162,7 @@ async def test_the_stable_form_of_a_sliding_sync(store: Store, answer: SlidingAn
     json.dumps(made)
     assert (made["pos"], made["lists"]) == (answer.found.pos, {"all": {"count": 2}})
     room = made["rooms"][answer.room_id]
-    [event] = room.pop("timeline_events")
+    [event] = room.pop("timeline")
     assert (event["content"]["body"], event["unsigned"]["membership"]) == ("hello", "join")
     state, stub = room.pop("required_state")
     assert state["content"] == {"name": "The pantry"}
@@ -177,6 +180,8 @@ async def test_the_stable_form_of_a_sliding_sync(store: Store, answer: SlidingAn
         "bump_stamp": 7,
         "joined_count": 2,
         "lists": ["all"],
+        "notification_count": 4,
+        "highlight_count": 0,
     }
     assert made["rooms"][INVITED] == {
         "membership": "invite",
@@ -185,7 +190,7 @@ async def test_the_stable_form_of_a_sliding_sync(store: Store, answer: SlidingAn
         "num_live": 0,
         "stripped_state": [{"type": "m.room.member"}],
         "required_state": [],
-        "timeline_events": [],
+        "timeline": [],
     }
 
 
@@ -198,7 +203,20 @@ async def test_the_unstable_form_of_a_sliding_sync(store: Store, answer: Sliding
     assert [one["event_id"] for one in room["required_state"]] == [answer.name]
     assert room["unstable_expanded_timeline"] is True
     assert old["rooms"][INVITED]["invite_state"] == [{"type": "m.room.member"}]
-    assert not {"timeline_events", "expanded_timeline", "stripped_state"} & room.keys()
+    assert not {"expanded_timeline", "stripped_state"} & room.keys()
+
+
+@pytest.mark.parametrize("form", ["stable", "unstable"])
+def test_a_request_has_at_most_100_subscriptions(form: str) -> None:
+    state: Any = {"include": [{}]} if form == "stable" else [["*", "*"]]
+    one = {"timeline_limit": 1, "required_state": state}
+    rooms = {f"!{number}:s1.test": one for number in range(101)}
+    with pytest.raises(InputError, match="101 entries, more than 100"):
+        responses.sliding_request({"room_subscriptions": rooms})
+    rooms.popitem()
+    assert responses.sliding_request({"room_subscriptions": rooms}).room_subscriptions.keys() == (
+        rooms.keys()
+    )
 
 
 async def test_extensions_of_a_sliding_sync(store: Store, answer: SlidingAnswer) -> None:
@@ -229,6 +247,49 @@ async def test_a_receipt_without_a_thread_comes_first(
     joined = (await synced(store, LOCAL))["rooms"]["join"][room.room_id]
     [shown] = joined["ephemeral"]["events"]
     assert shown["content"] == {read: {"m.read": {LOCAL: {"ts": 5}}}}
+
+
+async def test_each_thread_has_a_receipt_for_one_event(store: Store) -> None:
+    """An m.receipt has a place for one of them: the other one is in a second m.receipt."""
+    room = new_room(members=[LOCAL, OTHER])
+    root = room.message(ADMIN)
+    read = room.threaded(ADMIN, root, "reply").event_id
+    await deliver(store, room)
+    for user, threads in ((LOCAL, ("main", root.event_id)), (OTHER, ("main",))):
+        for thread in threads:
+            await store.receipts.set(
+                room.room_id, "m.read", UserId(user), read, {"ts": 5}, thread_id=thread
+            )
+    joined = (await synced(store, LOCAL))["rooms"]["join"][room.room_id]
+    found = sorted(
+        (user, data["thread_id"])
+        for one in joined["ephemeral"]["events"]
+        for user, data in one["content"][read]["m.read"].items()
+    )
+    assert found == [(LOCAL, root.event_id), (LOCAL, "main"), (OTHER, "main")]
+
+
+@pytest.mark.parametrize("wanted", [None, False, True])
+async def test_unread_threads_are_for_clients_that_request_them(
+    store: Store, wanted: bool | None
+) -> None:
+    """Client-server API, RoomEventFilter: `unread_thread_notifications` is false by default."""
+    room = new_room(members=[LOCAL])
+    root = room.message(ADMIN)
+    for _ in range(3):
+        room.threaded(ADMIN, root, "reply")
+    await deliver(store, room)
+    for in_filter in (False, True):
+        asks = SyncFilter(unread_thread_notifications=in_filter)
+        found = await store.sync(LOCAL, device_id=DEVICE, filter=asks)
+        assert found.join[room.room_id].unread == Unread(1, {root.event_id: 3})
+        made = await responses.sync(store, LOCAL, found, unread_thread_notifications=wanted)
+        joined = made["rooms"]["join"][room.room_id]
+        by_thread = in_filter if wanted is None else wanted
+        count = joined["unread_notifications"]["notification_count"]
+        assert count == (1 if by_thread else 4)
+        threads = {root.event_id: {"notification_count": 3, "highlight_count": 0}}
+        assert joined.get("unread_thread_notifications") == (threads if by_thread else None)
 
 
 def test_what_a_device_has_received() -> None:

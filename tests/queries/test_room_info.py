@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from storage import RoomInfo, Store
+from storage import RoomInfo, Store, responses
 from storage.errors import StorageCorrupt
 from storage.ids import RoomId, UserId
 from storage.testing import RoomBuilder
@@ -162,6 +162,51 @@ async def test_join_rules_with_odd_conditions(store: Store, allow: Any) -> None:
     await deliver(store, room)
     found = await info(store, room)
     assert (found.join_rule, found.allowed_rooms) == ("restricted", ())
+
+
+@pytest.mark.parametrize(
+    "version, rule, restricted",
+    [
+        ("7", "restricted", False),
+        ("8", "restricted", True),
+        ("9", "knock_restricted", False),
+        ("10", "knock_restricted", True),
+        ("11", "public", False),
+        ("11", "invite", False),
+        ("11", "knock", False),
+        ("11", None, False),
+        ("11", ["restricted"], False),
+    ],
+)
+async def test_conditions_count_under_a_restricted_rule_of_the_version(
+    store: Store, version: str, rule: Any, restricted: bool
+) -> None:
+    """Client-server API, `allowed_room_ids`: empty or omitted where the room is not restricted."""
+    room = new_room(version=version)
+    allow = [{"type": "m.room_membership", "room_id": "!house:s1.test"}]
+    content = {"allow": allow} | ({} if rule is None else {"join_rule": rule})
+    room.state_event(ADMIN, "m.room.join_rules", content)
+    await deliver(store, room)
+    found = await info(store, room)
+    assert found.allowed_rooms == (("!house:s1.test",) if restricted else ())
+    listed = responses.room_summary(found).get("allowed_room_ids")
+    assert listed == (["!house:s1.test"] if restricted else None)
+
+
+async def test_a_room_without_a_join_rule_is_shown_as_by_invitation(store: Store) -> None:
+    """Client-server API, GET /publicRooms: a room without a `join_rule` is taken for public."""
+    room = RoomBuilder("11", sign=False)
+    room.create(ADMIN)
+    room.join(ADMIN)
+    await deliver(store, room)
+    assert responses.room_summary(await info(store, room))["join_rule"] == "invite"
+    for value in NO_TEXTS:
+        room.state_event(ADMIN, "m.room.join_rules", {"join_rule": value})
+        await deliver(store, room)
+        assert responses.room_summary(await info(store, room))["join_rule"] == "invite", value
+    room.join_rules(ADMIN, "public")
+    await deliver(store, room)
+    assert responses.room_summary(await info(store, room))["join_rule"] == "public"
 
 
 async def test_conditions_are_listed_once_in_order(store: Store) -> None:

@@ -6,6 +6,7 @@ day. A thousand rooms are 250 worlds.
 
 import os
 from collections import Counter
+from collections.abc import Callable
 from itertools import pairwise, product
 
 import pytest
@@ -14,6 +15,7 @@ import storage
 from storage import Store
 from storage.errors import InvalidToken, ResyncNeeded
 from storage.ids import server_name_of
+from storage.testing import RoomBuilder
 from tests.queries.conftest import StatementLog
 from tests.queries.membership_worlds import (
     MembershipWorld,
@@ -29,7 +31,7 @@ from tests.queries.rooms import deliver as deliver_room
 WORLDS = int(os.environ.get("STORAGE_EXAMPLES", "4"))
 FIRST = 5  # the seventh has a member whom state resolution takes away
 ROUNDS = 6
-NEEDED = ("gained", "lost", "several writers", "reset", "other servers then")
+NEEDED = ("gained", "again", "lost", "several writers", "reset", "other servers then")
 """What the worlds must have, so that the comparison says something."""
 
 
@@ -54,16 +56,21 @@ async def test_random_worlds_agree_with_brute_force(dsn: str) -> None:
 
 async def check_changes(store: Store, world: MembershipWorld, seen: Counter[str]) -> None:
     """Compare `sharing_changes` between any two tokens, in both directions."""
-    moments = list(zip(world.tokens, world.truths, strict=True))
-    for (since, before), (to, after) in product(moments, repeat=2):
-        for user in world.local:
-            found = await store.sharing_changes(user, since, to)
-            earlier, later = sharing(before, user), sharing(after, user)
-            assert found.gained == later - earlier, (world.number, user, since, to)
-            assert found.lost == earlier - later, (world.number, user, since, to)
+    for user in world.local:
+        truths = [sharing(truth, user) for truth in world.truths]
+        always = [
+            set.intersection(before, *(sharing(truth, user) for truth in life))
+            for before, life in zip(truths, world.lives[1:], strict=False)
+        ]
+        for (one, earlier), (two, later) in product(enumerate(truths), repeat=2):
+            found = await store.sharing_changes(user, world.tokens[one], world.tokens[two])
+            held = set.intersection(earlier, *always[min(one, two) : max(one, two)])
+            assert found.gained == later - held, (world.number, user, one, two)
+            assert found.lost == earlier - later, (world.number, user, one, two)
             seen.update({"gained": len(found.gained), "lost": len(found.lost)})
+            seen["again"] += len(found.gained & earlier)
     seen["several writers"] += any("-" in token for token in world.tokens)
-    for (_, before), (_, after) in pairwise(moments):
+    for before, after in pairwise(world.truths):
         seen["reset"] += sum(len(before[room].keys() - after[room].keys()) for room in before)
 
 
@@ -149,6 +156,40 @@ async def test_what_changes_for_whom(store: Store, statements: StatementLog) -> 
     assert await store.memberships_of(REMOTE) == {two.room_id: "join"}
     assert await store.memberships_of(REMOTE, ["ban"]) == {one.room_id: "ban"}
     assert len(statements.take()) == 3
+
+
+@pytest.mark.parametrize("together", [True, False], ids=["one append", "an append each"])
+async def test_who_left_and_joined_again_is_gained(store: Store, together: bool) -> None:
+    """It holds for both sides, in the same room and in another, unless a room was shared always."""
+    one, two = new_room(members=[LOCAL, REMOTE]), new_room(seed=1, members=[LOCAL])
+    steps: dict[str, tuple[RoomBuilder, list[Callable[[], object]], set[str]]] = {
+        "the same room": (one, [lambda: one.leave(REMOTE), lambda: one.join(REMOTE)], {REMOTE}),
+        "a kick": (one, [lambda: one.kick(ADMIN, REMOTE), lambda: one.join(REMOTE)], {REMOTE}),
+        "own leave": (one, [lambda: one.leave(LOCAL), lambda: one.join(LOCAL)], {REMOTE}),
+        "only a name": (one, [lambda: one.join(REMOTE), lambda: one.join(REMOTE)], set()),
+        "shared before": (two, [lambda: two.join(REMOTE)], set()),
+        "still another": (one, [lambda: one.leave(REMOTE)], set()),
+        "left the last": (two, [lambda: two.leave(REMOTE)], {REMOTE}),
+    }
+    await deliver_room(store, one)
+    await deliver_room(store, two)
+    tokens = [(await store.sync(LOCAL)).next_batch]
+    for room, deeds, _ in steps.values():
+        for deed in deeds:
+            deed()
+            if not together:
+                await deliver_room(store, room)
+        await deliver_room(store, room)
+        tokens.append((await store.sync(LOCAL)).next_batch)
+    for (since, to), (what, (_, _, gained)) in zip(pairwise(tokens), steps.items(), strict=True):
+        changes = await store.sharing_changes(LOCAL, since, to)
+        lost = set(gained) if what == "left the last" else set[str]()
+        assert set[str](changes.gained) == gained - lost, what
+        assert set[str](changes.lost) == lost, what
+    one.join(REMOTE)  # from a room to another, with a time without any
+    await deliver_room(store, one)
+    again = (await store.sync(LOCAL)).next_batch
+    assert (await store.sharing_changes(LOCAL, tokens[-2], again)).gained == {REMOTE}
 
 
 async def test_a_membership_that_resolution_takes_away_is_lost(store: Store) -> None:

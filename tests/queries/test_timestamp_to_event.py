@@ -185,7 +185,15 @@ async def test_context_at_the_edge_of_an_absence(store: Store) -> None:
     _, last, _, back = await away(store)
     for target in (last, back):
         plan = await plan_of(
-            store, context.SQL_CONTEXT, target.event_id, LOCAL, 20, 20, [], *ANY_EVENT.arguments
+            store,
+            context.SQL_CONTEXT,
+            target.event_id,
+            LOCAL,
+            20,
+            20,
+            [],
+            *ANY_EVENT.arguments,
+            None,
         )
         assert plan.event_rows < HIDDEN / 2
     found = await store.context(last.event_id, LOCAL, limit=4)

@@ -7,10 +7,15 @@ from typing import Any
 import orjson
 import pytest
 
-from storage import EventId, RoomId, Store, responses
+from storage import EventId, RoomId, Store, arguments, responses
+from storage.database.array_text import long_lists_as_text
+from storage.errors import InputError, InvalidIdentifier
 from storage.event import reading
 from storage.federation import Receiver, Responder
 from storage.persist import receive
+from storage.persist.commit.retry import EVENTS_AHEAD
+from storage.persist.load import prefetch
+from storage.persist.load.prefetch_statements import SQL_LOAD_BATCH
 from storage.queries import client_events, events, room_info
 from storage.queries.events import VALUES_MAX
 from storage.queries.sync import response as sync_response
@@ -18,9 +23,13 @@ from storage.testing import RoomBuilder
 from storage.turns import (
     ARGUMENT_MAX,
     ITEM_BYTES,
+    NEVER,
     TURN_BYTES,
     TURN_ROWS,
+    Request,
+    as_request,
     mapped,
+    others,
     pause_if_long,
 )
 from tests.queries.conftest import StatementLog
@@ -231,7 +240,7 @@ async def test_others_run_before_a_long_list_is_sent() -> None:
     for size, turns_taken in ((ARGUMENT_MAX, 0), (ARGUMENT_MAX + 1, 1)):
         async with LoopTurns() as turns:
             before = turns.number
-            await pause_if_long([5, ["$id"] * size])
+            await pause_if_long(5, ["$id"] * size)
             assert turns.number - before == turns_taken
 
 
@@ -273,3 +282,149 @@ async def test_a_child_is_queued_after_the_large_batch_of_its_parents(store: Sto
     twice = await asyncio.gather(*(store.append(parents, room_version="11") for _ in range(3)))
     assert {one.outcome for batch in twice for one in batch} == {"duplicate"}
     assert store.writer.lookers == 0
+
+
+async def test_the_data_of_a_large_batch_is_loaded_in_steps(
+    store: Store, statements: StatementLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    room = new_room(members=[f"@u{number}:s2.test" for number in range(500)])
+    for outcome in ("stored", "duplicate", "duplicate"):
+        async with LoopTurns() as turns:
+            turns.watch(monkeypatch, prefetch, "_look")
+            results = await store.append(room.pdus, room_version="11")
+        assert {one.outcome for one in results} == {outcome}
+        assert turns.total == len(room.pdus)
+        assert turns.most <= EVENTS_AHEAD
+        store.writer.caches.forget()
+    await store.append(room.pdus, room_version="11")
+    statements.sent.clear()
+    again = await store.append(room.pdus, room_version="11")
+    assert {one.outcome for one in again} == {"duplicate"}
+    assert SQL_LOAD_BATCH not in [one for _, one in statements.sent]
+
+
+@pytest.mark.parametrize(
+    "kind, values",
+    [
+        ("text", ["$plain", 'a"b', "back\\slash", "{a,b}", "NULL", "", " ", "\u00e9", "\x01"]),
+        ("bigint", [0, -1, 2**63 - 1]),
+    ],
+)
+async def test_a_long_list_is_sent_as_text(store: Store, kind: str, values: list[Any]) -> None:
+    long = values * (ARGUMENT_MAX // len(values) + 1)
+    sql = f"SELECT $2::{kind}[] || $1::{kind}[] WHERE $3::text = 'one'"
+    sent, first, *rest = await long_lists_as_text((sql, long, values, "one"))
+    assert isinstance(first, str)
+    assert rest == [values, "one"]
+    assert sent.count("SELECT $1::text::") == 1
+    async with store.database.connection() as conn:
+        assert await conn.fetchval(sql, long, values, "one") == [*values, *long]
+        any_of = f"SELECT x FROM unnest($2::{kind}[]) AS x WHERE x = ANY($1::{kind}[])"
+        assert await conn.fetchvals(any_of, long, values) == values
+
+
+async def test_a_list_whose_type_is_not_named_stays_one() -> None:
+    long: list[Any] = [b"1"] * (ARGUMENT_MAX + 1)
+    for sql in (
+        "SELECT f($1)",
+        "SELECT $1::bytea[]",
+        "SELECT $1::text[], $1",
+        "SELECT $10::text[]",
+    ):
+        assert await long_lists_as_text((sql, long)) == (sql, long)
+
+
+@pytest.mark.parametrize("make", [list, iter, set])
+async def test_a_long_list_is_checked_in_parts(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    ids = [f"${number}" for number in range(3 * ARGUMENT_MAX)]
+    async with LoopTurns() as turns:
+        turns.watch(monkeypatch, arguments, "events", len)
+        found = await arguments.many(arguments.events, make([*ids, *ids]))
+    assert found == ids if make is not set else set(found) == set(ids)
+    assert turns.most == ARGUMENT_MAX
+    with pytest.raises(InvalidIdentifier):
+        await arguments.many(arguments.events, make([*ids, "!room"]))
+    with pytest.raises(InputError):
+        await arguments.many(arguments.events, "$" * (ARGUMENT_MAX + 1))
+
+
+async def test_no_full_collection_while_a_large_request_runs() -> None:
+    def threshold() -> int:
+        return gc.get_threshold()[2]
+
+    usual = threshold()
+    left: list[asyncio.Task[None]] = []
+
+    @as_request
+    async def large(ends: bool) -> None:
+        assert threshold() in {usual, NEVER}
+        with Request():
+            await others()
+            assert threshold() == NEVER
+        await others()
+        assert threshold() == NEVER
+        left.append(asyncio.create_task(later()))
+        if not ends:
+            raise ValueError
+
+    async def later() -> None:
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        await others()  # in the context of a request that is over
+
+    await others()
+    assert threshold() == usual
+    await asyncio.gather(large(True), large(True))
+    with pytest.raises(ValueError):  # noqa: PT011  # of the request
+        await large(False)
+    await asyncio.gather(*left)
+    assert threshold() == usual
+    with Request():
+        await others()
+        gc.set_threshold(700, 10, 77)  # the process has the last word
+    assert threshold() == 77
+    gc.set_threshold(*gc.get_threshold()[:2], usual)
+
+
+async def test_a_small_request_leaves_the_collector_alone(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    room = new_room(members=[LOCAL])
+    await deliver(store, room)
+    set_to = list[Any]()
+    monkeypatch.setattr(gc, "set_threshold", lambda *given: set_to.append(given))
+    await deliver(store, room)
+    await store.messages(RoomId(room.room_id), LOCAL, limit=5)
+    await responses.sync(store, LOCAL, await store.sync(LOCAL))
+    assert set_to == []
+
+
+async def test_the_context_of_an_event_has_a_bounded_number_of_values(store: Store) -> None:
+    room = of_lists(11)
+    await deliver(store, room)
+    lists = [one.event_id for one in room.events[-11:]]
+    found = await store.context(EventId(lists[5]), LOCAL, limit=20)
+    around = [*found.events_before[::-1], found.event, *found.events_after]
+    assert sum(one.raw.count(b"[") for one in around) <= VALUES_MAX
+    assert [one.event_id for one in around] == lists[3:7]
+    before = await store.messages(room.room_id, LOCAL, from_=found.start, limit=1)
+    after = await store.messages(room.room_id, LOCAL, from_=found.end, direction="f", limit=1)
+    assert [one.event_id for one in (*before.chunk, *after.chunk)] == [lists[2], lists[7]]
+
+
+async def test_a_page_of_threads_has_a_bounded_number_of_values(store: Store) -> None:
+    room = of_lists(11)
+    roots = room.events[-11:]
+    for root in roots:
+        room.threaded(ADMIN, root, "reply")
+    await deliver(store, room)
+    shown, token, pages = list[EventId](), None, 0
+    while True:
+        page = await store.threads(room.room_id, LOCAL, from_=token, limit=20)
+        assert sum(one.raw.count(b"[") for one in page.chunk) <= VALUES_MAX
+        shown += [one.event_id for one in page.chunk]
+        token, pages = page.end, pages + 1
+        if token is None:
+            break
+    assert shown == [one.event_id for one in roots[::-1]]
+    assert pages == 3

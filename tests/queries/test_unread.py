@@ -16,7 +16,7 @@ from tests.queries.conftest import StatementLog
 from tests.queries.rooms import ADMIN, LOCAL, OTHER, deliver, new_room
 
 WORLDS = int(os.environ.get("STORAGE_EXAMPLES", "20"))
-NEEDED = ("main", "threads", "private", "whole", "of a thread", "none", "capped")
+NEEDED = ("main", "threads", "private", "whole", "of a thread", "none", "capped", "related")
 
 
 def place(store_rows: dict[EventId, storage.StoredEvent], event_id: str) -> int:
@@ -30,25 +30,28 @@ class Reader:
     def __init__(self, user: str) -> None:
         self.user = user
         self.receipts: dict[tuple[str, str | None], str] = {}
+        self.related = 0
 
     async def read(self, store: Store, world: worlds.ThreadWorld, seen: Counter[str]) -> None:
         """Set a random receipt."""
         rng = world.rng
         kind = rng.choice(("m.read", "m.read.private"))
         event = rng.choice(world.room.events)
-        root = worlds.thread_of(event)
+        rows = await store.events([one.event_id for one in world.room.events])
+        root = worlds.thread_around(world, rows, event)
         thread = rng.choice((None, "main" if root is None else root, root or "main"))
         await store.receipts.set(
             world.room.room_id, kind, UserId(self.user), event.event_id, {}, thread_id=thread
         )
         seen["private"] += kind == "m.read.private"
         seen["whole" if thread is None else "main only" if thread == "main" else "of a thread"] += 1
-        rows = await store.events([one.event_id for one in world.room.events])
         before = self.receipts.get((kind, thread))
         if before is None or place(rows, before) <= place(rows, event.event_id):
             self.receipts[kind, thread] = event.event_id
 
-    def sent(self, world: worlds.ThreadWorld, root: str | None) -> list[BuiltEvent]:
+    def sent(
+        self, world: worlds.ThreadWorld, known: worlds.SeenRoom, root: str | None
+    ) -> list[BuiltEvent]:
         """Return the user's own messages in the main timeline, or in a thread."""
         return [
             event
@@ -56,8 +59,13 @@ class Reader:
             if (event.sender, event.state_key) == (self.user, None)
             and not worlds.is_edit(event)
             and event.type != "m.reaction"
-            and worlds.thread_of(event) == root
+            and worlds.thread_around(world, known.rows, event) == root
         ]
+
+    def is_there(self, world: worlds.ThreadWorld, event: BuiltEvent) -> bool:
+        """Return whether the user is joined at an event."""
+        own = event.state_before.get(("m.room.member", self.user))
+        return own is not None and world.room.event(own).content["membership"] == "join"
 
     def expected(
         self, world: worlds.ThreadWorld, known: worlds.SeenRoom, most: int
@@ -70,13 +78,15 @@ class Reader:
         for event in world.room.events:
             if event.sender == self.user or worlds.is_edit(event) or not known.counts(event):
                 continue
-            root = worlds.thread_of(event)
+            if not self.is_there(world, event):
+                continue
+            root = worlds.thread_around(world, known.rows, event)
             given = [
                 place(known.rows, upto)
                 for (_, thread), upto in self.receipts.items()
                 if thread in (None, root or "main")
             ]
-            said = [place(known.rows, one.event_id) for one in self.sent(world, root)]
+            said = [place(known.rows, one.event_id) for one in self.sent(world, known, root)]
             if event.type not in UNREAD_TYPES or place(known.rows, event.event_id) <= max(
                 max(given, default=joined), *said, 0
             ):
@@ -85,6 +95,7 @@ class Reader:
                 main += 1
             else:
                 threads[root] += 1
+            self.related += root is not None and worlds.thread_of(event) is None
         return Unread(
             min(main, most), {EventId(root): min(count, most) for root, count in threads.items()}
         )
@@ -138,6 +149,7 @@ async def test_random_rooms_agree_with_brute_force(store: Store) -> None:
                     seen["threads"] += len(expected.threads) > 1
                     seen["none"] += not reader.receipts and expected.total > 0
                     seen["capped"] += expected.main == most
+        seen["related"] += sum(reader.related for reader in readers)
     assert all(seen[what] for what in NEEDED), seen
 
 
@@ -205,6 +217,70 @@ async def test_an_own_message_is_a_receipt(store: Store) -> None:
     assert (await unread_of(store, room.room_id, OTHER)).main == 5
 
 
+async def test_what_relates_to_a_thread_is_in_it(store: Store) -> None:
+    """Client-server API, "Threaded read receipts": up to three relations are followed."""
+    room = new_room(members=[LOCAL, OTHER])
+    root = room.message(ADMIN)
+    chain = [room.threaded(OTHER, root, "reply")]
+    for number in range(4):
+        target = {"rel_type": "m.reference", "event_id": chain[-1].event_id}
+        content = {"msgtype": "m.text", "body": str(number), "m.relates_to": target}
+        chain.append(room.send(OTHER, "m.room.message", content))
+    to_root = {"rel_type": "m.reference", "event_id": root.event_id}
+    room.send(OTHER, "m.sticker", {"m.relates_to": to_root})
+    room.react(OTHER, chain[1])
+    last = room.message(ADMIN)
+    await deliver(store, room)
+    user, reacted = UserId(LOCAL), [*UNREAD_TYPES, "m.reaction"]
+    main, thread = 1 + 1 + 1 + 1, 1 + 3  # the root, the sticker, the fourth, the last one
+    assert await unread_of(store, room.room_id) == Unread(main, {root.event_id: thread})
+    found = await unread_of(store, room.room_id, types=reacted)
+    assert found == Unread(main, {root.event_id: thread + 1})
+    await store.receipts.set(room.room_id, "m.read", user, last.event_id, {}, thread_id="main")
+    assert await unread_of(store, room.room_id) == Unread(0, {root.event_id: thread})
+    found = await unread_of(store, room.room_id, types=reacted)
+    assert found == Unread(0, {root.event_id: thread + 1})
+    await store.receipts.set(
+        room.room_id, "m.read", user, chain[2].event_id, {}, thread_id=root.event_id
+    )
+    assert await unread_of(store, room.room_id) == Unread(0, {root.event_id: 1})
+    of_reply = {"rel_type": "m.reference", "event_id": chain[0].event_id}
+    room.send(LOCAL, "m.poll.response", {"m.relates_to": of_reply})
+    await deliver(store, room)
+    assert await unread_of(store, room.room_id) == Unread(0), "it says that the thread was read"
+    room.redact(ADMIN, chain[1])
+    room.send(OTHER, "m.sticker", {"m.relates_to": {**of_reply, "event_id": chain[2].event_id}})
+    await deliver(store, room)
+    assert await unread_of(store, room.room_id) == Unread(1), "a redacted event relates to nothing"
+
+
+async def test_what_came_while_the_user_was_away_does_not_count(store: Store) -> None:
+    room = new_room(members=[OTHER])
+    before = room.message(ADMIN, "before the join")
+    room.join(LOCAL)
+    first = room.message(ADMIN)
+    root = room.message(ADMIN, "unread as the user leaves")
+    room.leave(LOCAL)
+    room.message(ADMIN, "while away")
+    room.threaded(ADMIN, root, "while away")
+    room.invite(ADMIN, LOCAL)
+    room.message(ADMIN, "while invited")
+    room.join(LOCAL)
+    room.join(LOCAL, displayname="a change of the profile")
+    room.message(ADMIN)
+    room.threaded(ADMIN, root, "reply")
+    await deliver(store, room)
+    user, thread = UserId(LOCAL), {root.event_id: 1}
+    assert await unread_of(store, room.room_id) == Unread(1, thread)
+    for kind, event, thread_id, main in (
+        ("m.read.private", before, "main", 3),  # the two of the first stay, one of the second
+        ("m.read", first, "main", 2),
+        ("m.read", before, None, 2),
+    ):
+        await store.receipts.set(room.room_id, kind, user, event.event_id, {}, thread_id=thread_id)
+        assert await unread_of(store, room.room_id) == Unread(main, thread), kind
+
+
 async def test_receipts_of_threads(store: Store) -> None:
     room = new_room(members=[LOCAL, OTHER])
     root = room.message(ADMIN)
@@ -253,11 +329,11 @@ async def test_a_receipt_for_a_backfilled_event(store: Store) -> None:
 
 
 async def test_hidden_and_erased_events_do_not_count(store: Store) -> None:
-    rooms = {
-        1: new_room(visibility="joined", members=[OTHER]),
-        2: new_room(seed=1, visibility="shared", members=[OTHER]),
-    }
-    for seen, room in rooms.items():
+    rooms = [
+        new_room(seed=seed, visibility=visibility, members=[OTHER])
+        for seed, visibility in enumerate(("joined", "shared"))
+    ]
+    for room in rooms:
         room.message(OTHER, "before the join")
         room.join(LOCAL)
         room.message(OTHER)
@@ -265,9 +341,9 @@ async def test_hidden_and_erased_events_do_not_count(store: Store) -> None:
         assert await unread_of(store, room.room_id) == Unread(1)
         first = room.events[0].event_id
         await store.receipts.set(room.room_id, "m.read", UserId(LOCAL), first, {})
-        assert await unread_of(store, room.room_id) == Unread(seen)
-    await store.erase_user(OTHER)  # the reader was not there at the first message
-    assert await unread_of(store, rooms[2].room_id) == Unread(1)
+        assert await unread_of(store, room.room_id) == Unread(1), "the reader was not there"
+    await store.erase_user(OTHER)
+    assert await unread_of(store, rooms[1].room_id) == Unread(1)
 
 
 async def test_many_rooms_are_one_statement(store: Store, statements: StatementLog) -> None:

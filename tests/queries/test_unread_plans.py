@@ -95,9 +95,20 @@ async def read_room(module_store: Store) -> CrowdedRoom:
 async def test_unread_counts_read_what_is_unread(read_room: CrowdedRoom) -> None:
     types = list(unread.UNREAD_TYPES)
     plan = await plan_of(
-        read_room.store, unread.SQL_UNREAD, LOCAL, None, types, [], 100, 20_000, None
+        read_room.store,
+        unread.SQL_UNREAD,
+        LOCAL,
+        None,
+        types,
+        [],
+        100,
+        20_000,
+        None,
+        None,
+        False,
+        None,
     )
-    assert {"receipts_pkey", "events_room_stream_idx", "events_thread_stream_idx"} <= plan.indexes
+    assert {"receipts_pkey", "events_room_stream_idx", "events_related_stream_idx"} <= plan.indexes
     assert "receipts_room_stream_idx" not in plan.indexes
     assert plan.event_rows <= 20 + 5 + 10  # the events of receipts, and what is unread
     assert is_inlined(plan)

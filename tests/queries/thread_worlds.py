@@ -20,6 +20,7 @@ DEEDS = (
     *("thread",) * 8,
     *("message",) * 5,
     *("react", "edit", "redact", "redact", "nested", "sticker", "reply to a reply"),
+    *("refer",) * 3,
     *("leave", "join", "join", "profile", "fork"),
 )
 
@@ -32,6 +33,7 @@ class ThreadWorld:
     branches: list[RoomBuilder]
     messages: list[BuiltEvent] = field(default_factory=list)
     replies: list[BuiltEvent] = field(default_factory=list)
+    references: list[BuiltEvent] = field(default_factory=list)
 
     @property
     def room(self) -> RoomBuilder:
@@ -89,7 +91,12 @@ def _say(world: ThreadWorld, branch: RoomBuilder, user: str, deed: str) -> None:
 def _relate(world: ThreadWorld, branch: RoomBuilder, user: str, deed: str) -> None:
     target = world.rng.choice((*world.messages[-6:], *world.replies[-6:]))
     own = [one for one in (*world.messages, *world.replies) if one.sender == user]
-    if deed == "react":
+    if deed == "refer":
+        target = world.rng.choice((target, *world.references[-3:], *world.replies[-3:]))
+        relation = {"rel_type": "m.reference", "event_id": target.event_id}
+        content = {"msgtype": "m.text", "body": "see there", "m.relates_to": relation}
+        world.references.append(branch.send(user, "m.room.message", content))
+    elif deed == "react":
         branch.react(user, target)
     elif deed == "edit":
         branch.edit(user, target, "better")
@@ -152,6 +159,24 @@ def thread_of(event: BuiltEvent) -> str | None:
     """Return the root that an event names as its thread."""
     relation = event.content.get("m.relates_to") or {}
     return relation.get("event_id") if relation.get("rel_type") == "m.thread" else None
+
+
+def thread_around(
+    world: ThreadWorld, rows: dict[EventId, StoredEvent], event: BuiltEvent
+) -> str | None:
+    """Return the root of the thread that an event is in: its own, or that of what it relates to.
+
+    Three relations are followed. A redacted event relates to nothing.
+    """
+    for hops in range(4):
+        relation = event.content.get("m.relates_to") or {}
+        is_redacted = rows[event.event_id].redacted_by is not None
+        if "rel_type" not in relation or (hops > 0 and is_redacted):
+            return None
+        if relation["rel_type"] == "m.thread":
+            return str(relation["event_id"])
+        event = world.room.event(relation["event_id"])
+    return None
 
 
 def is_edit(event: BuiltEvent) -> bool:

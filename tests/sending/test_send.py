@@ -8,8 +8,15 @@ from typing import Any
 import pytest
 
 import storage
-from storage import Store
-from storage.errors import AuthDenied, InputError, InvalidEvent, InvalidIdentifier, UnknownRoom
+from storage import Store, responses
+from storage.errors import (
+    AuthDenied,
+    InputError,
+    InvalidEvent,
+    InvalidIdentifier,
+    StateUnknown,
+    UnknownRoom,
+)
 from storage.event import event_id, sign
 from storage.ids import EventId, RoomId
 from storage.testing import RoomBuilder, signing_key, verify_keys
@@ -146,6 +153,12 @@ async def test_a_user_redacts_own_events_and_a_moderator_others(store: Store, ve
     event = await store.event(message)
     assert event is not None
     assert event.redacted_by is not None
+    another = await store.create_room(ALICE, room_version=version, initial_state=[PUBLIC])
+    await joined(store, another, BOB)
+    for user in (ALICE, BOB):  # the sender of the event, and one with the power to redact
+        for call in (store.send, store.template):
+            with pytest.raises(AuthDenied, match=r"redaction\.of_other_room"):
+                await call(another, user, "m.room.redaction", {}, redacts=message)
 
 
 @pytest.mark.parametrize("version", ["2", "11", "12"])
@@ -203,6 +216,78 @@ async def test_bad_requests_raise_and_store_nothing(store: Store, dsn: str) -> N
     with pytest.raises(UnknownRoom):
         await store.template(RoomId("!unknown"), ALICE, "m.room.message", TEXT)
     assert await row_counts(store.database) == before
+
+
+WRONG: tuple[tuple[Any, str, str | None, int, str], ...] = (
+    (1.5, "number", "content.x", 400, "M_BAD_JSON"),
+    ({"list": [0, 2**53]}, "number", "content.x.list.1", 400, "M_BAD_JSON"),
+    (-(2**64), "number", "content.x", 400, "M_BAD_JSON"),
+    ([float("nan")], "number", "content.x.0", 400, "M_BAD_JSON"),
+    ({"\ud800": 1}, "malformed", "content.x", 400, "M_BAD_JSON"),
+    ("a\udfff", "malformed", "content.x", 400, "M_BAD_JSON"),
+    ({1, 2}, "malformed", "content.x", 400, "M_BAD_JSON"),
+    ("x" * 66_000, "too_large", None, 413, "M_TOO_LARGE"),
+)
+
+
+@pytest.mark.parametrize("version", ["6", "10", "12"])
+@pytest.mark.parametrize("value,kind,key,status,errcode", WRONG, ids=range(len(WRONG)))
+async def test_an_error_names_the_key_and_has_the_status_of_the_api(
+    store: Store, version: str, value: Any, kind: str, key: str | None, status: int, errcode: str
+) -> None:
+    room_id = await store.create_room(ALICE, room_version=version)
+    with pytest.raises(InvalidEvent) as caught:
+        await store.send(room_id, ALICE, "m.room.message", {"ok": 0, "x": value})
+    assert (caught.value.kind, caught.value.key) == (kind, key)
+    assert str(caught.value).startswith(key or "")
+    found, body = responses.error(caught.value)
+    assert (found, body["errcode"]) == (status, errcode)
+
+
+@pytest.mark.parametrize("version,status", [("9", None), ("10", 400), ("12", 400)])
+async def test_levels_as_text_are_bad_json(store: Store, version: str, status: int | None) -> None:
+    room_id = await store.create_room(ALICE, room_version=version)
+    wrong: tuple[dict[str, Any], ...] = (
+        {"users": {BOB: "50"}},
+        {"ban": "50"},
+        {"events": {"m.room.name": "0"}},
+    )
+    for levels in wrong:
+        if status is None:
+            text = {"users": {ALICE: "100"}} | levels
+            await store.send(room_id, ALICE, "m.room.power_levels", text, state_key="")
+            break
+        with pytest.raises(AuthDenied) as caught:
+            await store.send(room_id, ALICE, "m.room.power_levels", levels, state_key="")
+        found, body = responses.error(caught.value)
+        assert (found, body["errcode"]) == (status, "M_BAD_JSON")
+
+
+async def test_rooms_and_states_that_are_not_here_have_a_status(store: Store) -> None:
+    """A client that needs a membership may not know whether there is such a room."""
+    room = RoomBuilder("11", seed=3)
+    room.start("@user2:s2.test")
+    [outlier] = await store.append([room.events[0].pdu], room_version="11", origin="outlier")
+    assert outlier.event_id is not None
+    with pytest.raises(StateUnknown) as unknown:
+        await store.state_before(outlier.event_id)
+    assert responses.error(unknown.value)[0] == 404
+    assert responses.error(unknown.value)[1]["errcode"] == "M_NOT_FOUND"
+    nowhere = RoomId("!none:s1.test")
+    for call in (
+        store.send(nowhere, ALICE, "m.room.message", TEXT),
+        store.members(nowhere),
+        store.messages(nowhere, ALICE),
+        responses.room_state(store, ALICE, nowhere),
+    ):
+        with pytest.raises(UnknownRoom) as caught:
+            await call
+        for for_member, status, errcode in (
+            (True, 403, "M_FORBIDDEN"),
+            (False, 404, "M_NOT_FOUND"),
+        ):
+            found, body = responses.error(caught.value, for_member=for_member)
+            assert (found, body["errcode"]) == (status, errcode)
 
 
 @pytest.mark.parametrize("type_", [["m.room.message"], {}, None, "\0", b"m.room.message"])

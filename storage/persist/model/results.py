@@ -2,6 +2,7 @@
 
 from typing import Final, Literal, NamedTuple, get_args
 
+from storage.errors import InvalidEvent, InvalidKind
 from storage.event import Event
 from storage.ids import EventId
 
@@ -29,6 +30,7 @@ class AppendResult(NamedTuple):
     ``event_id`` is None only if the PDU could not be read. ``reason`` is set if something was
     refused. Both orderings are None for outliers and for events that were not stored. ``missing``
     has the ids of prev_events, auth events and events of the given state that are not stored.
+    ``kind`` and ``key`` are those of `InvalidEvent`, where the event is malformed or too large.
     """
 
     event_id: EventId | None
@@ -37,11 +39,18 @@ class AppendResult(NamedTuple):
     stream_ordering: int | None = None
     topological_ordering: int | None = None
     missing: tuple[EventId, ...] = ()
+    kind: InvalidKind | None = None
+    key: str | None = None
 
     @property
     def is_stored(self) -> bool:
         """Return whether the event is stored now."""
         return self.outcome not in ("missing_parents", "invalid")
+
+
+def invalid(error: InvalidEvent, event_id: EventId | None) -> AppendResult:
+    """Return the result for an event that cannot be stored."""
+    return AppendResult(event_id, "invalid", error.reason, kind=error.kind, key=error.key)
 
 
 def stored(event: Event) -> AppendResult:

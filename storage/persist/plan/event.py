@@ -17,7 +17,7 @@ from storage.ids import EventId
 from storage.persist.model.change_set import ChangeSet, room_of
 from storage.persist.model.event_changes import EventChanges
 from storage.persist.model.incoming import IncomingEvent
-from storage.persist.model.results import AppendResult, Origin, stored
+from storage.persist.model.results import AppendResult, Origin, invalid, stored
 from storage.persist.model.row_changes import MembershipChange, RoomChanges
 from storage.persist.model.rows import EventRow
 from storage.persist.plan import audience, extremity_limit, fast_path, out_of_band, redactions
@@ -118,7 +118,7 @@ def _plan_timeline(
     try:
         decision, judged = _decide(changes, incoming, nid, parents, auth_rows, held=held)
     except InvalidEvent as error:
-        return AppendResult(incoming.event.event_id, "invalid", error.reason)
+        return invalid(error, incoming.event.event_id)
     _store(changes, decision, incoming.event)
     return _result(incoming.event, judged)
 

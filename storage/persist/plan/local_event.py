@@ -22,7 +22,7 @@ from storage.ids import EventId, StateKey
 from storage.persist.model.change_set import ChangeSet
 from storage.persist.model.incoming import AnyEvent, IncomingEvent, Readmission
 from storage.persist.model.local_event import LocalEvent
-from storage.persist.model.results import AppendResult
+from storage.persist.model.results import AppendResult, invalid
 from storage.persist.model.row_changes import RoomChanges
 from storage.persist.model.rows import EventRow
 from storage.persist.plan.auth_checks import auth_state
@@ -69,7 +69,7 @@ def plan_local(change_set: ChangeSet, local: LocalEvent) -> AppendResult:
     except AuthDenied as error:
         return AppendResult(None, "rejected", f"{error.rule}: {error.reason}")
     except InvalidEvent as error:
-        return AppendResult(None, "invalid", error.reason)
+        return invalid(error, None)
     except UnknownRoom as error:
         return AppendResult(None, "missing_parents", str(error))
     # nobody else can have seen an event whose id is a hash of what is signed here
@@ -121,7 +121,7 @@ def ancestry_of(change_set: ChangeSet, template: EventTemplate, version: RoomVer
     state = _state(change_set, room, probe)
     check(probe, state, version)
     if probe.type == REDACTION:
-        _check_redaction(change_set, probe, state, version)
+        _check_redaction(change_set, room, probe, state)
     rows = _parents(change_set, room)
     return Ancestry(
         _cited(change_set, rows, version),
@@ -153,19 +153,23 @@ def _cited(change_set: ChangeSet, rows: Sequence[EventRow], version: RoomVersion
 
 
 def _check_redaction(
-    change_set: ChangeSet, probe: Event, state: dict[StateKey, Event], version: RoomVersion
+    change_set: ChangeSet, room: RoomChanges, probe: Event, state: dict[StateKey, Event]
 ) -> None:
     """Raise `AuthDenied` unless the user redacts an own event, or has the power to redact.
 
     The auth rules allow any user of a server to redact events of the same server, because a server
-    is trusted with its users. So the server has to be stricter with its own.
-    Source: client-server API, "Redactions".
+    is trusted with its users. So the server has to be stricter with its own. An event of another
+    room is never redacted. Source: client-server API, "Redactions".
     """
-    levels = PowerLevels.of(state, version)
+    row = None if probe.redacts is None else change_set.events.row(probe.redacts)
+    if row is not None and row.room_nid != room.row.room_nid:
+        raise AuthDenied(
+            f"{probe.redacts} is not of {probe.room_id}", rule="redaction.of_other_room"
+        )
+    levels = PowerLevels.of(state, probe.room_version)
     has, needs = levels.user(probe.sender), levels.named("redact")
     if has >= needs:
         return
-    row = None if probe.redacts is None else change_set.events.row(probe.redacts)
     if row is not None and change_set.events.sender_of(row) == probe.sender:
         return
     reason = f"{probe.sender} has level {has}, redacting events of others takes {needs}"

@@ -74,11 +74,7 @@ def _is_join(template: EventTemplate) -> bool:
 
 def _allowed_rooms(rule: Event | None, version: RoomVersion) -> tuple[str, ...] | None:
     """Return the rooms whose members may join; None if the join rule is not a restricted one."""
-    name = None if rule is None else rule.content.get("join_rule")
-    is_restricted = (name == "restricted" and version.restricted_join) or (
-        name == "knock_restricted" and version.knock_restricted
-    )
-    if rule is None or not is_restricted:
+    if rule is None or not version.is_restricted(rule.content.get("join_rule")):
         return None
     conditions = rule.content.get("allow")
     return tuple(

@@ -105,6 +105,7 @@ def placement_of(
         raise InvalidEvent(
             "its parents descend from the event itself: a cycle, which only chosen ids can form",
             event_id=event.event_id,
+            key="prev_events",
         )
     return Placement(prev_events, ordering, list(gaps.values()), arrived, moves)
 

@@ -38,7 +38,8 @@ class Gap:
 class Page:
     """A range of history in the direction of the request.
 
-    ``end`` is where the next page begins; None: there are no more events.
+    ``end`` is where the next page begins; None: there are no more events. Forwards, each page of
+    `messages` with events has an ``end``, unless the user may see no later ones or ``to`` ended it.
 
     `gaps` name missing events. Append those with origin "backfill" and request the page again, or
     go on. Backfill may reorder events: a walk still returns each of them once

@@ -9,7 +9,7 @@ from storage.ids import StateKey
 
 LISTS_MAX: Final = 100
 RANGES_MAX: Final = 100
-SUBSCRIPTIONS_MAX: Final = 1_000
+SUBSCRIPTIONS_MAX: Final = 100
 REQUIRED_MAX: Final = 1_000
 NAME_BYTES_MAX: Final = 255
 LAZY: Final = "$LAZY"

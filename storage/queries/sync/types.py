@@ -114,6 +114,8 @@ class Sync:
     next_rooms: str | None = None
     account_data: dict[str, dict[str, Any]] = field(default_factory=dict)
     to_device: list[dict[str, Any]] = field(default_factory=list)
+    unread_thread_notifications: bool = False
+    """As the filter of the request has it."""
 
     @property
     def is_empty(self) -> bool:
