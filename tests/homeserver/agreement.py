@@ -1,18 +1,44 @@
 """Two servers in a room must agree on its events and state."""
 
 import asyncio
+import json
+import re
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Final
 from urllib.parse import quote
 
 from storage import EventId, StoredEvent
 from storage.database import Database
 from storage.queries.events import events
-from tests.homeserver.processes import ErrorResponse, User
+from tests.homeserver.processes import ErrorResponse, ServerProcess, User
 
 WAIT_S: Final = 60.0
 POLL_S: Final = 0.05
+EVENT_ID: Final = re.compile(r"\$[A-Za-z0-9_-]{43}")
+ERROR: Final = re.compile(r": (\d{3}) .*'errcode': '(\w+)'")
+LABEL: Final = re.compile(r"@user\d\.\d+|!room\d|\$\d\.\d+")
+OWN: Final = frozenset(
+    {
+        "origin_server_ts",
+        "age",
+        "ts",
+        "next_batch",
+        "prev_batch",
+        "redacted_by",
+        "start",
+        "end",
+        "hashes",
+    }
+)
+"""Keys whose values are those of one server."""
+
+OLD: Final = ("user_id", "prev_content", "replaces_state", "redacted_because", "invite_room_state")
+"""Keys of `unsigned` that Synapse repeats in the event, as the first clients had them."""
+
+NEW_LEVELS: Final = re.compile(r"\$\d\.2")
+"""The levels that a server gives to a new room."""
 
 
 async def until(condition: Callable[..., Awaitable[bool]], *args: Any) -> None:
@@ -127,3 +153,82 @@ def by_depth(listed: Iterable[str], stored: Mapping[EventId, StoredEvent]) -> li
 
 def prev_events(event: StoredEvent) -> list[str]:
     return [one if isinstance(one, str) else one[0] for one in event.json["prev_events"]]
+
+
+@dataclass
+class Side:
+    """One of the servers: its users, and its ids by label."""
+
+    server: ServerProcess
+    users: dict[str, User] = field(default_factory=dict)
+    ids: dict[str, str] = field(default_factory=dict)
+    labels: dict[str, str] = field(default_factory=dict)
+    since: dict[str, str] = field(default_factory=dict)
+
+    def learn(self, label: str, known: str) -> None:
+        self.ids[label] = known
+        self.labels.setdefault(known, label)
+
+    async def ask(self, user: str, method: str, path: str, body: Any = None, **query: Any) -> Any:
+        """Send a request with labels. Return the answer as it is, or its status and its code."""
+        path, text = self._real(path), self._real(json.dumps(body))
+        try:
+            return await self.users[user].call(method, path, json.loads(text), **query)
+        except ErrorResponse as error:
+            [(status, code)] = ERROR.findall(str(error))
+            return {"status": status, "errcode": code}
+
+    def _real(self, text: str) -> str:
+        return LABEL.sub(lambda found: self.ids[found[0]], text)
+
+    def plain(self, answer: Any, *, ordered: bool = True) -> Any:
+        """Return an answer with labels, without what is empty or of one server alone.
+
+        Events are by id. Those that have an order have it in `order`.
+        """
+        text = json.dumps(answer, ensure_ascii=False)
+        for room, label in self.labels.items():
+            if room.startswith("!"):
+                text = text.replace(f'"{room}"', f'"{label}"')
+        text = EVENT_ID.sub(lambda found: self.labels.get(found[0], found[0]), text)
+        return _plain(json.loads(text.replace(f":{self.server.name}", "")), ordered)
+
+
+def _plain(value: Any, ordered: bool) -> Any:
+    if isinstance(value, dict):
+        kept = {
+            key: _plain(one, ordered and key != "state")
+            for key, one in value.items()
+            if key not in OWN
+        }
+        kept = {key: one for key, one in kept.items() if one not in ({}, [])}
+        if _is_event(value) and "sender" in value:
+            kept = {key: one for key, one in kept.items() if key not in OLD}
+            if NEW_LEVELS.fullmatch(value.get("event_id", "")):
+                kept.pop("content", None)
+            if kept.get("unsigned", {}).get("replaces_state", "").endswith(".2"):
+                kept["unsigned"].pop("prev_content", None)
+        return kept
+    if isinstance(value, list) and value and all(_is_event(one) for one in value):
+        order = {"order": list(map(_name, value))} if ordered else {}
+        return {_name(one): _plain(one, ordered) for one in value} | order
+    return [_plain(one, ordered) for one in value] if isinstance(value, list) else value
+
+
+def _is_event(value: Any) -> bool:
+    return isinstance(value, dict) and "type" in value and "content" in value
+
+
+def _name(event: Any) -> str:
+    return str(event.get("event_id") or f"{event['type']} {event.get('state_key', '')}")
+
+
+def differences(ours: Any, theirs: Any, path: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """Yield the paths of what differs, and both values."""
+    if path.endswith(("/state", "/events")):
+        ours, theirs = ours or {}, theirs or {}
+    if isinstance(ours, dict) and isinstance(theirs, dict):
+        for key in sorted(ours.keys() | theirs.keys()):
+            yield from differences(ours.get(key), theirs.get(key), f"{path}/{key}")
+    elif ours != theirs:
+        yield path, ours, theirs

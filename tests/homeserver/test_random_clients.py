@@ -1,0 +1,359 @@
+"""The same random clients at the example and at Synapse: what each reader gets, over HTTP.
+
+Both servers get the same requests of six users in six rooms, one after the other. Ids of both are
+replaced by the same labels. `DIFFERENCES` are the differences that are intended. STORAGE_EXAMPLES
+is the number of seeds, STORAGE_SEED the first of them.
+"""
+
+import json
+import os
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple
+
+import pytest
+
+from tests.homeserver.agreement import Side, differences
+from tests.homeserver.conftest import World
+from tests.homeserver.scenario import RandomClients
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(300),
+    pytest.mark.xdist_group("homeserver"),
+    pytest.mark.asyncio(loop_scope="module"),
+]
+
+FIRST: Final = int(os.environ.get("STORAGE_SEED", "0"))
+SEEDS: Final = int(os.environ.get("STORAGE_EXAMPLES", "2"))
+ROUNDS: Final = 6
+
+
+@dataclass
+class Found:
+    """What differs in the answers to one request: the values at a path, and both answers."""
+
+    read: str
+    user: str
+    path: str
+    ours: Any
+    theirs: Any
+    answers: tuple[Any, Any]
+
+    def __str__(self) -> str:
+        values = (f"{one!r:.300}" for one in (self.ours, self.theirs))
+        return " | ".join((self.read, self.user, self.path, *values))
+
+    def within(self, side: int, *keys: str) -> Any:
+        """Return the value at keys below the room of the path, or {}."""
+        value = self.answers[side]
+        for key in (*self.path.split("/")[1:4], *keys):
+            value = (value or {}).get(key, {})
+        return value
+
+    @property
+    def event(self) -> Any:
+        """The innermost event that the path goes through."""
+        found: Any = {}
+        value = self.answers[0]
+        for key in self.path.split("/")[1:]:
+            found = value if "event_id" in value else found
+            value = value.get(key)
+            if not isinstance(value, dict):
+                break
+        return found
+
+
+def _is_hidden_before(one: Found) -> bool:
+    return one.ours is None and one.event.get("unsigned", {}).get("membership") != "join"
+
+
+def _has_hidden_state(one: Found) -> bool:
+    """Synapse's timeline has state that the user may not see, and ours has not."""
+    ours, theirs = (one.within(side, "timeline", "events") for side in (0, 1))
+    hidden = [event for key, event in (theirs or {}).items() if key not in (ours or {})]
+    return any("state_key" in event for event in hidden)
+
+
+def _is_replaced(one: Found) -> bool:
+    """A later event of the timeline has the same key."""
+    timeline = one.within(0, "timeline", "events") or {}
+    keys = {(e["type"], e.get("state_key")) for key, e in timeline.items() if key != "order"}
+    return one.theirs is None and (one.ours["type"], one.ours["state_key"]) in keys
+
+
+def _is_own_join(one: Found) -> bool:
+    timeline = one.within(0, "timeline", "events") or {}
+    return one.theirs is True and any(
+        event["state_key"] == one.user
+        for key, event in timeline.items()
+        if key != "order" and _is_member(event)
+    )
+
+
+def _misses_own_leave(one: Found) -> bool:
+    return not one.within(0, "timeline", "events") and any(
+        event["state_key"] == one.user
+        for key, event in one.within(1, "timeline", "events").items()
+        if key != "order" and _is_member(event)
+    )
+
+
+def _is_member(event: Any) -> bool:
+    return bool(event["type"] == "m.room.member")
+
+
+def _is_cut_by_filter(one: Found) -> bool:
+    """Synapse has fewer events: it takes a page, and then leaves out what is hidden."""
+    parts = ("events_before", "events_after")
+    pairs = [
+        [(one.answers[side][part] or {}).get("order", []) for side in (0, 1)] for part in parts
+    ]
+    return all(set(theirs) <= set(ours) for ours, theirs in pairs) and any(
+        len(theirs) < len(ours) for ours, theirs in pairs
+    )
+
+
+def _is_own_event(one: Found) -> bool:
+    event = one.answers[0].get("event", one.answers[0])
+    return "status" in one.theirs and event.get("state_key") == one.user
+
+
+def _is_of_a_stranger(one: Found) -> bool:
+    chunk = dict(one.ours.get("chunk") or {})
+    chunk.pop("order", None)
+    return one.theirs == REFUSED and all(
+        event["unsigned"]["membership"] != "join" for event in chunk.values()
+    )
+
+
+REFUSED: Final = {"status": "403", "errcode": "M_FORBIDDEN"}
+NOT_FOUND: Final = {"status": "404", "errcode": "M_NOT_FOUND"}
+
+
+class Known(NamedTuple):
+    """A difference that is intended: where it is, when, and the text that decides it."""
+
+    read: str
+    path: str
+    applies: Callable[[Found], bool]
+    text: str
+
+    def explains(self, one: Found) -> bool:
+        return bool(
+            re.match(self.read, one.read)
+            and re.fullmatch(self.path, one.path)
+            and self.applies(one)
+        )
+
+
+DIFFERENCES: Final = {
+    "previous": Known(
+        "",
+        r".*/unsigned/(prev_content|prev_sender|replaces_state)",
+        _is_hidden_before,
+        "m.room.history_visibility: the previous state may be hidden. Synapse gives it.",
+    ),
+    "inner membership": Known(
+        "",
+        r".*/(redacted_because|m\.replace|latest_event)/unsigned/membership",
+        lambda one: one.theirs is None,
+        "Room events, unsigned.membership: of each event. Synapse leaves it out in inner ones.",
+    ),
+    "inner transaction": Known(
+        "",
+        r".*/(redacted_because|m\.replace|latest_event)/unsigned/transaction_id",
+        lambda one: one.ours is None,
+        "Transaction identifiers: for the local echo, which the inner event is not.",
+    ),
+    "summary": Known(
+        "sync",
+        r"/rooms/join/[^/]+/summary/.*",
+        lambda one: one.theirs is None and ("lazy" not in one.read or "first" not in one.read),
+        "GET /sync, RoomSummary: with no condition. Synapse sends it to lazy clients, at changes.",
+    ),
+    "heroes": Known(
+        "sync",
+        r"/rooms/join/[^/]+/summary/m.heroes",
+        lambda one: bool(one.theirs) and sorted(one.ours) == sorted(one.theirs),
+        "GET /sync, RoomSummary: in the order of the stream. Synapse sorts them by name.",
+    ),
+    "create": Known(
+        "sync",
+        r".*/events/\$\d\.0/room_id",
+        lambda one: one.ours is None,
+        "GET /sync, ClientEventWithoutRoomID. Synapse has it in create events of version 12.",
+    ),
+    "banned": Known(
+        "sync (first|next.*full)",
+        r"/rooms/leave/[^/]+",
+        lambda one: one.ours is None and "'membership': 'ban'" in str(one.theirs),
+        "Filtering, include_leave: false. Synapse has rooms with a ban all the same.",
+    ),
+    "replaced": Known(
+        "sync",
+        r"/rooms/join/[^/]+/state/events/[^/]+",
+        _is_replaced,
+        "GET /sync, state: that at the start of the timeline. Synapse leaves out what changes.",
+    ),
+    "hidden state": Known(
+        "sync",
+        r"/rooms/join/[^/]+/(timeline|state)/.*",
+        _has_hidden_state,
+        "m.room.history_visibility. Synapse's timelines have current state that is hidden.",
+    ),
+    "limited": Known(
+        "sync next",
+        r"/rooms/join/[^/]+/timeline/limited",
+        _is_own_join,
+        "GET /sync, limited: if the limit left events out. Synapse: in each room just joined.",
+    ),
+    "inviter": Known(
+        "sync",
+        r"/rooms/invite/[^/]+/invite_state/events/(order|m\.room\.member .*)",
+        lambda one: one.ours is None or len(one.ours) + 1 == len(one.theirs),
+        "Stripped state lists types, without m.room.member. Synapse adds the inviter's.",
+    ),
+    "unknown": Known(
+        "context",
+        "",
+        lambda one: (one.ours, one.theirs) == (NOT_FOUND, REFUSED),
+        "GET /context names no error. As GET /event: 404, which does not tell that it is there.",
+    ),
+    "page": Known(
+        "context",
+        r"/(events_before|events_after|state)/.*",
+        _is_cut_by_filter,
+        "GET /context, limit: of events that are returned. Synapse counts hidden ones.",
+    ),
+    "own": Known(
+        "(event|context)",
+        "",
+        _is_own_event,
+        "m.room.history_visibility: a user may see the own membership.",
+    ),
+    "stranger": Known(
+        "messages",
+        "",
+        _is_of_a_stranger,
+        "m.room.history_visibility: world_readable events stay so. Synapse asks today's state.",
+    ),
+    "peeking": Known(
+        "(state|members)",
+        "",
+        lambda one: one.ours == REFUSED,
+        "GET /state of what anybody may read",
+    ),
+    "never joined": Known(
+        "sync next",
+        r"/rooms/leave/.*",
+        _misses_own_leave,
+        "GET /sync, leave",
+    ),
+    "members again": Known(
+        "sync.*lazy",
+        r"/rooms/join/[^/]+/state/events/[^/]+",
+        lambda one: None in (one.ours, one.theirs) and _is_member(one.ours or one.theirs),
+        "Lazy-loading room members",
+    ),
+    "threads": Known(
+        "sync",
+        r"/rooms/join/[^/]+/unread_.*",
+        lambda _: True,
+        "Receiving notifications",
+    ),
+}
+
+
+def is_known(one: Found) -> bool:
+    return any(known.explains(one) for known in DIFFERENCES.values())
+
+
+@dataclass
+class Clients(RandomClients):
+    """Random clients, and all differences between what both servers answer."""
+
+    found: list[Found] = field(default_factory=list)
+    compared: int = 0
+
+    def note(self, what: str, user: str, ours: Any, theirs: Any) -> None:
+        if "status" in ours or "status" in theirs:
+            one, other = ours.get("status"), theirs.get("status")
+            if one != other or ours["errcode"] != theirs["errcode"]:
+                self.found.append(Found(what, user, "", ours, theirs, (ours, theirs)))
+            return
+        self.compared += 1
+        for path, one, other in differences(ours, theirs):
+            self.found.append(Found(what, user, path, one, other, (ours, theirs)))
+
+    async def look(self) -> None:
+        """Let every user read all that a client reads."""
+        self.log.append("look")
+        for user in self.users:
+            await self._sync(user)
+            for room in self.rng.sample([*self.events], 2):
+                await self._read(user, room)
+
+    async def _sync(self, user: str) -> None:
+        room = {"timeline": {"limit": self.rng.choice((1, 3, 10, 20))}}
+        if self.rng.random() < 0.3:
+            room["state"] = {"lazy_load_members": True}
+        query: dict[str, Any] = {"filter": json.dumps({"room": room})}
+        if self.rng.random() < 0.1:
+            query["full_state"] = "true"
+        is_first = self.rng.random() < 0.15 or user not in self.sides[0].since
+        answers = []
+        for side in self.sides:
+            since = {} if is_first else {"since": side.since[user]}
+            answer = await side.ask(user, "GET", "/sync", **query, **since)
+            side.since[user] = answer["next_batch"]
+            answers.append(side.plain({"rooms": answer.get("rooms", {})}))
+        how = ["first" if is_first else "next", *(["lazy"] if "state" in room else []), *query]
+        self.note(f"sync {' '.join(how)}", user, *answers)
+
+    async def _read(self, user: str, room: str) -> None:
+        for direction in ("b", "f"):
+            walks = [await self._walk(side, user, room, direction) for side in self.sides]
+            self.note(f"messages {direction} {room}", user, *walks)
+        event = self.rng.choice(self.events[room])["event_id"]
+        limit = self.rng.choice((0, 1, 4, 10))
+        for path, query in (
+            ("state", {}),
+            ("members", {}),
+            (f"event/{event}", {}),
+            (f"context/{event}", {"limit": limit}),
+        ):
+            answers = await self.both(user, "GET", f"/rooms/{room}/{path}", **query)
+            ordered = path.startswith("context")
+            plain = [
+                side.plain(one, ordered=ordered)
+                for side, one in zip(self.sides, answers, strict=True)
+            ]
+            self.note(f"{path} {room} {query}", user, *plain)
+
+    async def _walk(self, side: Side, user: str, room: str, direction: str) -> Any:
+        chunk: list[Any] = []
+        start: dict[str, str] = {}
+        while True:
+            how = {"dir": direction, "limit": 15, **start}
+            page = await side.ask(user, "GET", f"/rooms/{room}/messages", **how)
+            if "status" in page:
+                return page
+            chunk += page["chunk"]
+            if "end" not in page or (not page["chunk"] and page["end"] == start.get("from")):
+                return side.plain({"chunk": chunk})
+            start = {"from": page["end"]}
+
+
+@pytest.mark.parametrize("seed", range(FIRST, FIRST + SEEDS))
+async def test_as_synapse(world: World, seed: int) -> None:
+    clients = Clients(world, seed)
+    await clients.begin()
+    for _ in range(ROUNDS):
+        for _ in range(clients.rng.randint(2, 7)):
+            await clients.step()
+        await clients.look()
+    assert clients.compared > 200
+    lines = [str(one) for one in clients.found if not is_known(one)]
+    assert not lines, clients.story(*lines)
