@@ -155,7 +155,10 @@ async def mapped(make: Callable[[T], R], items: Sequence[T]) -> list[R]:
 
 def has_long_list(arguments: Iterable[object]) -> bool:
     """Return whether a list among the arguments takes milliseconds to check or encode."""
-    return any(type(one) is list and len(one) > TURN_ROWS for one in arguments)
+    for one in arguments:  # noqa: SIM110  # a third of the time of any(): a write has 110
+        if type(one) is list and len(one) > TURN_ROWS:
+            return True
+    return False
 
 
 async def pause_if_long(*arguments: object) -> None:

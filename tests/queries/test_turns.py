@@ -286,13 +286,13 @@ async def test_a_child_is_queued_after_the_large_batch_of_its_parents(store: Sto
 async def test_the_data_of_a_large_batch_is_loaded_in_steps(
     store: Store, statements: StatementLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    room = new_room(members=[f"@u{number}:s2.test" for number in range(500)])
+    room = new_room(members=[f"@u{number}:s2.test" for number in range(1_500)])
     for outcome in ("stored", "duplicate", "duplicate"):
         async with LoopTurns() as turns:
             turns.watch(monkeypatch, prefetch, "_look")
             results = await store.append(room.pdus, room_version="11")
         assert {one.outcome for one in results} == {outcome}
-        assert turns.total == len(room.pdus)
+        assert turns.total >= len(room.pdus)
         assert turns.most <= EVENTS_AHEAD
         store.writer.caches.forget()
     await store.append(room.pdus, room_version="11")
