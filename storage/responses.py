@@ -52,7 +52,7 @@ from storage.store.facade import Store
 from storage.streams import VectorPosition
 from storage.streams.receipts import receipt_events
 from storage.streams.tokens import print_position, read_position
-from storage.turns import as_request, in_turns
+from storage.turns import in_turns
 
 __all__ = [
     "error",
@@ -124,7 +124,6 @@ OLD_NAMES: Final = {
 """Fields of a room in the stable form of sliding sync, and their names in the unstable one."""
 
 
-@as_request
 async def sync(
     store: Store,
     user_id: str,
@@ -287,7 +286,6 @@ def _elements(given: Iterable[Json]) -> list[StateKey]:
     return [(one.get("type", "*"), one.get("state_key", "*")) for one in given]
 
 
-@as_request
 async def sliding_sync(
     store: Store,
     user_id: str,
@@ -434,7 +432,6 @@ async def _is_visible(store: Store, user_id: str, state: Mapping[StateKey, Event
     return invited and visibility.get("history_visibility") == "invited"
 
 
-@as_request
 async def hierarchy(
     store: Store,
     user_id: str,

@@ -24,7 +24,7 @@ from storage.queries.pagination.page import Direction
 from storage.queries.reduced_state import reduced_state
 from storage.queries.visible_events import visible_after_leaving
 from storage.store.sending import signer_of
-from storage.turns import as_request, in_turns
+from storage.turns import in_turns
 
 Json = dict[str, Any]
 CHANGES: Final = ("join", "knock", "leave")
@@ -73,7 +73,6 @@ class Responder:
     # ---------------------------------------------------------------------------------------------
     # what other servers send
 
-    @as_request
     async def transaction(self, origin: str, body: Mapping[str, Any]) -> Json:
         """Answer PUT /send/{txnId}. EDUs are ignored."""
         results = await self._receiver.transaction(origin, _listed(body, "pdus"))
@@ -109,7 +108,6 @@ class Responder:
         template = await self._store.template(room, user, MEMBER, content, state_key=user)
         return {"room_version": version, "event": template}
 
-    @as_request
     async def take_membership(
         self,
         origin: str,
@@ -268,13 +266,11 @@ class Responder:
         ids = await self._store.state_ids(await self._checked(origin, room_id, event_id))
         return {"pdu_ids": [*ids.state_ids], "auth_chain_ids": [*ids.auth_chain_ids]}
 
-    @as_request
     async def state(self, origin: str, room_id: RoomId, event_id: str) -> Json:
         """Answer GET /state. `StateUnknown`."""
         ids = await self._store.state_ids(await self._checked(origin, room_id, event_id))
         return await self._with_chain(ids, "pdus")
 
-    @as_request
     async def event_auth(self, origin: str, room_id: RoomId, event_id: str) -> Json:
         """Answer GET /event_auth."""
         found = await self._store.event_auth(await self._checked(origin, room_id, event_id))

@@ -54,7 +54,7 @@ from storage.persist.receive import Pdu
 from storage.queries.partial_rooms import PartialRoom
 from storage.queries.receiving import KnownRoom, known_rooms
 from storage.store.facade import Store
-from storage.turns import as_request, in_turns
+from storage.turns import in_turns
 
 T = TypeVar("T")
 
@@ -128,7 +128,6 @@ class Receiver:
     # ---------------------------------------------------------------------------------------------
     # transactions
 
-    @as_request
     async def transaction(self, origin: str, pdus: Iterable[Pdu]) -> dict[EventId, AppendResult]:
         """Store the PDUs of another server's transaction, and return their results by event id.
 
@@ -261,7 +260,6 @@ class Receiver:
     # ---------------------------------------------------------------------------------------------
     # memberships of local users
 
-    @as_request
     async def joined(
         self, origin: str, join_pdu: Pdu, response: Any, room_version: str
     ) -> JoinResult:

@@ -22,13 +22,9 @@ from storage.queries.sync import response as sync_response
 from storage.testing import RoomBuilder
 from storage.turns import (
     ITEM_BYTES,
-    NEVER,
     TURN_BYTES,
     TURN_ROWS,
-    Request,
-    as_request,
     mapped,
-    others,
     pause_if_long,
 )
 from tests.queries.conftest import StatementLog
@@ -345,85 +341,3 @@ async def test_a_long_list_is_checked_in_parts(make: Any, monkeypatch: pytest.Mo
         await arguments.many(arguments.events, make([*ids, "!room"]))
     with pytest.raises(InputError):
         await arguments.many(arguments.events, "$" * (TURN_ROWS + 1))
-
-
-async def test_no_full_collection_while_a_large_request_runs() -> None:
-    def threshold() -> int:
-        return gc.get_threshold()[2]
-
-    usual = threshold()
-    left: list[asyncio.Task[None]] = []
-
-    @as_request
-    async def large(ends: bool) -> None:
-        assert threshold() in {usual, NEVER}
-        with Request():
-            await others()
-            assert threshold() == NEVER
-        await others()
-        assert threshold() == NEVER
-        left.append(asyncio.create_task(later()))
-        if not ends:
-            raise ValueError
-
-    async def later() -> None:
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
-        await others()  # in the context of a request that is over
-
-    await others()
-    assert threshold() == usual
-    await asyncio.gather(large(True), large(True))
-    with pytest.raises(ValueError):  # noqa: PT011  # of the request
-        await large(False)
-    await asyncio.gather(*left)
-    assert threshold() == usual
-    with Request():
-        await others()
-        gc.set_threshold(700, 10, 77)  # the process has the last word
-    assert threshold() == 77
-    gc.set_threshold(*gc.get_threshold()[:2], usual)
-
-
-async def test_a_small_request_leaves_the_collector_alone(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    room = new_room(members=[LOCAL])
-    await deliver(store, room)
-    set_to = list[Any]()
-    monkeypatch.setattr(gc, "set_threshold", lambda *given: set_to.append(given))
-    await deliver(store, room)
-    await store.messages(RoomId(room.room_id), LOCAL, limit=5)
-    await responses.sync(store, LOCAL, await store.sync(LOCAL))
-    assert set_to == []
-
-
-async def test_the_context_of_an_event_has_a_bounded_number_of_values(store: Store) -> None:
-    room = of_lists(11)
-    await deliver(store, room)
-    lists = [one.event_id for one in room.events[-11:]]
-    found = await store.context(EventId(lists[5]), LOCAL, limit=20)
-    around = [*found.events_before[::-1], found.event, *found.events_after]
-    assert sum(one.raw.count(b"[") for one in around) <= VALUES_MAX
-    assert [one.event_id for one in around] == lists[3:7]
-    before = await store.messages(room.room_id, LOCAL, from_=found.start, limit=1)
-    after = await store.messages(room.room_id, LOCAL, from_=found.end, direction="f", limit=1)
-    assert [one.event_id for one in (*before.chunk, *after.chunk)] == [lists[2], lists[7]]
-
-
-async def test_a_page_of_threads_has_a_bounded_number_of_values(store: Store) -> None:
-    room = of_lists(11)
-    roots = room.events[-11:]
-    for root in roots:
-        room.threaded(ADMIN, root, "reply")
-    await deliver(store, room)
-    shown, token, pages = list[EventId](), None, 0
-    while True:
-        page = await store.threads(room.room_id, LOCAL, from_=token, limit=20)
-        assert sum(one.raw.count(b"[") for one in page.chunk) <= VALUES_MAX
-        shown += [one.event_id for one in page.chunk]
-        token, pages = page.end, pages + 1
-        if token is None:
-            break
-    assert shown == [one.event_id for one in roots[::-1]]
-    assert pages == 3
