@@ -341,3 +341,34 @@ async def test_a_long_list_is_checked_in_parts(make: Any, monkeypatch: pytest.Mo
         await arguments.many(arguments.events, make([*ids, "!room"]))
     with pytest.raises(InputError):
         await arguments.many(arguments.events, "$" * (TURN_ROWS + 1))
+
+
+async def test_the_context_of_an_event_has_a_bounded_number_of_values(store: Store) -> None:
+    room = of_lists(11)
+    await deliver(store, room)
+    lists = [one.event_id for one in room.events[-11:]]
+    found = await store.context(EventId(lists[5]), LOCAL, limit=20)
+    around = [*found.events_before[::-1], found.event, *found.events_after]
+    assert sum(one.raw.count(b"[") for one in around) <= VALUES_MAX
+    assert [one.event_id for one in around] == lists[3:7]
+    before = await store.messages(room.room_id, LOCAL, from_=found.start, limit=1)
+    after = await store.messages(room.room_id, LOCAL, from_=found.end, direction="f", limit=1)
+    assert [one.event_id for one in (*before.chunk, *after.chunk)] == [lists[2], lists[7]]
+
+
+async def test_a_page_of_threads_has_a_bounded_number_of_values(store: Store) -> None:
+    room = of_lists(11)
+    roots = room.events[-11:]
+    for root in roots:
+        room.threaded(ADMIN, root, "reply")
+    await deliver(store, room)
+    shown, token, pages = list[EventId](), None, 0
+    while True:
+        page = await store.threads(room.room_id, LOCAL, from_=token, limit=20)
+        assert sum(one.raw.count(b"[") for one in page.chunk) <= VALUES_MAX
+        shown += [one.event_id for one in page.chunk]
+        token, pages = page.end, pages + 1
+        if token is None:
+            break
+    assert shown == [one.event_id for one in roots[::-1]]
+    assert pages == 3
