@@ -206,7 +206,8 @@ class Responder:
         """Answer PUT /v2/invite: store the invite of a local user, and sign it.
 
         The state that the invite shows is checked. From room version 12 on, a fault of it refuses
-        the invite; before, what is at fault is left out. `IncompatibleRoomVersion`.
+        the invite; before, what is at fault is left out. So is the event's own ``unsigned``, which
+        may show another state. `IncompatibleRoomVersion`.
         """
         given = args.mapping(body, "the body")
         pdu, version = given.get("event"), given.get("room_version")
@@ -220,13 +221,14 @@ class Responder:
         shown = await self._receiver.shown_state(room_id, version, pdus)
         if event.room_version.create_room_id and shown.fault is not None:
             raise InputError(f"invite_room_state: {shown.fault}")
-        invited = await self._receiver.invited(pdu, version, shown.stripped)
+        bare = {key: value for key, value in event.json.items() if key != "unsigned"}
+        invited = await self._receiver.invited(bare, version, shown.stripped)
         if invited.result.outcome == "invalid":
             raise InputError(str(invited.result.reason))
         if not invited.is_welcome:
             reason = str(invited.result.reason)
             raise AuthDenied(reason, rule="invite.not_accepted", event_id=event_id)
-        return {"event": invited.pdu}
+        return {"event": event.json | {"signatures": invited.pdu["signatures"]}}
 
     # ---------------------------------------------------------------------------------------------
     # what other servers request

@@ -171,10 +171,11 @@ class HttpRemote:
 
         The body is a PDU then. One of the room versions 1 and 2 has its id in it.
         """
+        is_old = "event_id" in args.mapping(pdu, "the event")
         try:
             return await self._signed(server, "PUT", "v2", *path, body=body, **query)
         except RemoteError as error:
-            if error.status not in NO_V2 or "event_id" not in pdu:
+            if error.status not in NO_V2 or not is_old:
                 raise
             try:
                 return await self._signed(server, "PUT", "v1", *path, body=pdu)
