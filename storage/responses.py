@@ -35,7 +35,6 @@ from storage.errors import (
 from storage.federation import IncompatibleRoomVersion, RemoteError
 from storage.ids import EventId, RoomId, StateKey
 from storage.queries.events import StoredEvent
-from storage.queries.filters import SyncFilter
 from storage.queries.room_info import RoomInfo
 from storage.queries.sliding.types import (
     RoomSubscription,
@@ -104,7 +103,6 @@ HIERARCHY_MAX: Final = 50
 EXTENSIONS: Final = ("to_device", "account_data", "receipts")
 MALFORMED: Final = (AttributeError, KeyError, TypeError, ValueError)
 WANTED: Final = "lists, room_subscriptions, extensions and each extension are objects"
-CREATE: Final = ("m.room.create", "")
 NUMBER: Final[re.Pattern[str]] = re.compile("[0-9]{1,18}")
 """A number in a token: how many rooms of a hierarchy are before a page."""
 ALWAYS: Final = ("initial", "limited", "num_live")
@@ -406,10 +404,8 @@ async def room_state(store: Store, user_id: str, room_id: RoomId) -> dict[StateK
     """
     if await store.membership(room_id, user_id) == "join":
         return await store.current_state(room_id)
-    past = SyncFilter(rooms=[room_id], include_leave=True)
-    left = (await store.sync(user_id, filter=past, timeline_limit=0)).leave.get(room_id)
-    events = () if left is None else left.state_after
-    state = {(one.type, one.state_key or ""): one.event_id for one in events}
+    left = await store.state_at_leave(user_id, room_id)
+    state = {(one.type, one.state_key or ""): one.event_id for one in left}
     if CREATE in state:  # a rejected invite and a ban may come without it
         return state
     state = await store.current_state(room_id)

@@ -64,16 +64,19 @@ async def members(
     at: str | None = None,
     membership: str | None = None,
     not_membership: str | None = None,
+    reader: str | None = None,
 ) -> list[StoredEvent]:
     """Return the member events of a room's state, in no order; client-server API, /members.
 
     ``at`` is a token of sync or messages: the state there, also before a `Timeline.prev_batch`.
-    ``membership`` picks one membership, ``not_membership`` leaves one out. Check first that the
-    user may see the members.
+    ``membership`` picks one membership, ``not_membership`` leaves one out. ``reader`` is the user
+    of the request: one who has left the room gets no later members than those of that moment. There
+    are none if state changes of that time are purged. Check first that they may see the members.
 
     `UnknownRoom`, `InvalidToken`, `ResyncNeeded` for a token from before purged state changes.
     """
     room, position = args.room(room_id), _position(store, at)
+    user = None if reader is None else args.user(reader)
     wanted = None if membership is None else MEMBERSHIPS[args.membership(membership)]
     unwanted = (
         None
@@ -81,9 +84,24 @@ async def members(
         else MEMBERSHIPS[args.membership(not_membership, "not_membership")]
     )
     return await store.reads.run(
-        lambda conn: queries.members(conn, room, position, wanted=wanted, unwanted=unwanted),
+        lambda conn: queries.members(
+            conn, room, position, wanted=wanted, unwanted=unwanted, reader=user
+        ),
         tokens=(at,),
     )
+
+
+@measured("state_at_leave")
+async def state_at_leave(store: StoreCore, user_id: str, room_id: RoomId) -> list[StoredEvent]:
+    """Return the state of a room when a user left it, or was removed, in no order.
+
+    A later invite or ban shows no more. It is empty for a user who is joined, was never in the room
+    or has forgotten it, and if state changes of that time are purged. `UnknownRoom`.
+
+    Source: client-server API, /rooms/{roomId}/state of a user who has left.
+    """
+    user, room = args.user(user_id), args.room(room_id)
+    return await store.reads.run(lambda conn: queries.state_at_leave(conn, user, room))
 
 
 @measured("memberships_of")
