@@ -66,7 +66,7 @@ class Memberships:
     async def join(
         self,
         user_id: str,
-        room_id: RoomId,
+        room_id: str,
         servers: Iterable[str] = (),
         *,
         content: Mapping[str, Any] | None = None,
@@ -99,7 +99,7 @@ class Memberships:
     async def knock(
         self,
         user_id: str,
-        room_id: RoomId,
+        room_id: str,
         servers: Iterable[str] = (),
         *,
         content: Mapping[str, Any] | None = None,
@@ -113,7 +113,7 @@ class Memberships:
     async def leave(
         self,
         user_id: str,
-        room_id: RoomId,
+        room_id: str,
         servers: Iterable[str] = (),
         *,
         content: Mapping[str, Any] | None = None,
@@ -127,7 +127,7 @@ class Memberships:
     async def invite(
         self,
         sender: str,
-        room_id: RoomId,
+        room_id: str,
         user_id: str,
         *,
         content: Mapping[str, Any] | None = None,
@@ -210,7 +210,7 @@ class Memberships:
         return [server_name_of(one["sender"]) for one in shown if one["state_key"] == user_id]
 
 
-async def stripped_state(store: Store, room_id: RoomId) -> list[dict[str, Any]]:
+async def stripped_state(store: Store, room_id: str) -> list[dict[str, Any]]:
     """Return the state that a user sees of a room before joining, in its stripped form."""
     state = await store.current_state(room_id, types=SHOWN)
     events = await store.events(state.values())

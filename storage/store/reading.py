@@ -12,7 +12,7 @@ from storage.queries.events import StoredEvent
 from storage.store.core import StoreCore
 
 
-async def event(store: StoreCore, event_id: EventId, *, redact: bool = True) -> StoredEvent | None:
+async def event(store: StoreCore, event_id: str, *, redact: bool = True) -> StoredEvent | None:
     """Return one event, or None if it is not stored.
 
     With ``redact`` False its content is returned even where a redaction took effect.
@@ -23,10 +23,11 @@ async def event(store: StoreCore, event_id: EventId, *, redact: bool = True) -> 
 
 @measured("events")
 async def events(
-    store: StoreCore, event_ids: Iterable[EventId], *, redact: bool = True
+    store: StoreCore, event_ids: Iterable[str], *, redact: bool = True
 ) -> dict[EventId, StoredEvent]:
     """Return those of the events that are stored, by id."""
-    wanted = args.distinct(one for one in args.listed(event_ids, "event_ids") if args.is_text(one))
+    given = args.listed(event_ids, "event_ids")
+    wanted = args.distinct(EventId(one) for one in given if args.is_text(one))
     if args.flag(redact, "redact") and store.database.config.cache_reads:
         return await store.caches.events.many(wanted, lambda ids: _load(store, ids))
     return await store.reads.run(lambda conn: event_queries.events(conn, wanted, redacted=redact))
