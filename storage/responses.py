@@ -406,7 +406,7 @@ async def room_state(store: Store, user_id: str, room_id: RoomId) -> dict[StateK
         return await store.current_state(room_id)
     left = await store.state_at_leave(user_id, room_id)
     state = {(one.type, one.state_key or ""): one.event_id for one in left}
-    if CREATE in state:  # a rejected invite and a ban may come without it
+    if ("m.room.create", "") in state:  # a rejected invite and a ban may come without it
         return state
     state = await store.current_state(room_id)
     if not await _is_visible(store, user_id, state):

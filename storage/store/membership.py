@@ -25,7 +25,7 @@ from storage.streams.tokens import is_sync_token, read_positions
 
 @measured("membership")
 async def membership(
-    store: StoreCore, room_id: RoomId, user_id: str, *, at: str | None = None
+    store: StoreCore, room_id: str, user_id: str, *, at: str | None = None
 ) -> str | None:
     """Return the membership of a user of any server: ban, invite, join, knock or leave.
 
@@ -41,7 +41,7 @@ async def membership(
 
 
 @measured("member_ids")
-async def member_ids(store: StoreCore, room_id: RoomId, membership: str = "join") -> list[UserId]:
+async def member_ids(store: StoreCore, room_id: str, membership: str = "join") -> list[UserId]:
     """Return the users with this membership in the room's current state, in no order.
 
     `UnknownRoom`.
@@ -59,7 +59,7 @@ async def member_ids(store: StoreCore, room_id: RoomId, membership: str = "join"
 @measured("members")
 async def members(
     store: StoreCore,
-    room_id: RoomId,
+    room_id: str,
     *,
     at: str | None = None,
     membership: str | None = None,
@@ -121,7 +121,7 @@ async def memberships_of(
 
 
 @measured("forget")
-async def forget(store: StoreCore, user_id: str, room_id: RoomId) -> None:
+async def forget(store: StoreCore, user_id: str, room_id: str) -> None:
     """Forget a room that a local user has left, or is banned from. Client-server API, /forget.
 
     The user reads the room from then on as one who was never in it: only world-readable events.
@@ -191,7 +191,7 @@ async def sharing_changes(store: StoreCore, user_id: str, since: str, to: str) -
 
 @measured("joined_servers")
 async def joined_servers(
-    store: StoreCore, room_id: RoomId, *, at_event: str | None = None
+    store: StoreCore, room_id: str, *, at_event: str | None = None
 ) -> set[ServerName]:
     """Return the servers with a joined user: now, or in the state before an event of the room.
 
