@@ -136,12 +136,10 @@ async def sync(
     ``found`` is what ``store.sync`` returned for the user. The parts that it does not include are
     empty. ``use_state_after`` is the parameter of the request (MSC4222): a room has ``state_after``
     in place of ``state``. Unread events count as notifications, as without push rules.
-    ``unread_thread_notifications``: threads have counts of their own. By default the filter of the
-    request decides. Without it all events of a room count in one number.
+    ``unread_thread_notifications`` (by default as in the filter) gives threads counts of their own.
     """
-    by_thread = found.unread_thread_notifications
-    if unread_thread_notifications is not None:
-        by_thread = args.flag(unread_thread_notifications, "unread_thread_notifications")
+    asked = unread_thread_notifications
+    by_thread = found.unread_thread_notifications if asked is None else args.flag(asked, "threads")
     state_name = "state_after" if use_state_after else "state"
     rooms: list[JoinedRoom] = [*found.join.values(), *found.leave.values()]
     events = await _shown(
@@ -176,9 +174,12 @@ async def sync(
 
 
 def _room(room: JoinedRoom, events: Shown, state_name: str, *, by_thread: bool) -> Json:
-    timeline = {"limited": room.timeline.limited, "prev_batch": room.timeline.prev_batch}
+    timeline: Json = {"limited": room.timeline.limited, "prev_batch": room.timeline.prev_batch}
+    timeline |= _events(_pick(events, room.timeline.events))
+    for event in () if room.timeline.limited else timeline["events"]:
+        event["unsigned"].pop("m.relations", None)  # the client gets what relates to it as events
     form: Json = {
-        "timeline": timeline | _events(_pick(events, room.timeline.events)),
+        "timeline": timeline,
         state_name: _events(_pick(events, getattr(room, state_name), as_state=True)),
         "account_data": _events(_account_data(room.account_data)),
         "ephemeral": _events(receipt_events(room.receipts)),
@@ -353,6 +354,7 @@ def _extensions(store: Store, found: SlidingSync) -> Json:
         listed = everywhere if row.room_id is None else rooms.setdefault(row.room_id, [])
         listed.append({"type": row.type, "content": orjson.loads(row.content)})
     messages = [orjson.loads(one.content) for one in found.to_device]
+    receipts = {room: receipt_events(one)[0] for room, one in found.receipts.items() if one}
     reached = store.positions_of(found.pos)["to_device"] if messages else VectorPosition()
     return {
         "to_device": {"next_batch": print_position(reached), "events": messages},
