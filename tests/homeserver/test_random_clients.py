@@ -354,6 +354,6 @@ async def test_as_synapse(world: World, seed: int) -> None:
         for _ in range(clients.rng.randint(2, 7)):
             await clients.step()
         await clients.look()
-    assert clients.compared > 200
+    assert clients.compared > 100
     lines = [str(one) for one in clients.found if not is_known(one)]
     assert not lines, clients.story(*lines)
