@@ -43,6 +43,8 @@ async def run(bench: Bench) -> None:
     async with opened(bench) as store:
         await _invites(bench, store)
     async with opened(bench) as store:
+        await _rooms(bench, store)
+    async with opened(bench) as store:
         await _spaces(bench, store)
     bench.write()
     show("the longest work at once, CPU", ["", "ms"], list(bench.results.items()))
@@ -56,7 +58,7 @@ async def opened(bench: Bench) -> AsyncIterator[Store]:
 
 
 async def measure(bench: Bench, name: str, case: Case) -> Any:
-    """Run a case, and note its longest work at once."""
+    """Run a case, and note its longest work at once. A result is freed afterwards."""
     gc.collect()
     gc.freeze()
     async with Heartbeat() as heart:
@@ -87,15 +89,23 @@ async def _pages(bench: Bench, store: Store) -> None:
     )
     room_id = RoomId(room.room_id)
 
-    async def page() -> None:
+    async def page() -> Any:
         found = await store.messages(room_id, ADMIN, limit=PAGE)
-        await store.client_events(ADMIN, found.chunk)
+        return found, await store.client_events(ADMIN, found.chunk)
 
     await measure(bench, "a page of 100 messages of 20,000 lists", page)
 
-    async def synced() -> None:
+    async def around() -> Any:
+        middle = room.events[len(room.events) // 2].event_id
+        found = await store.context(middle, ADMIN, limit=PAGE)
+        shown = [*found.events_before, found.event, *found.events_after]
+        return found, await store.client_events(ADMIN, shown)
+
+    await measure(bench, "a context of them", around)
+
+    async def synced() -> Any:
         found = await store.sync(ADMIN, timeline_limit=PAGE)
-        await responses.sync(store, ADMIN, found)
+        return found, await responses.sync(store, ADMIN, found)
 
     await measure(bench, "a first sync of them", synced)
 
@@ -186,23 +196,24 @@ async def _members(bench: Bench, store: Store) -> None:
         bench, "/state for a server, 20,000", lambda: responder.state("s2.test", room_id, last_id)
     )
 
-    async def listed() -> None:
+    async def listed() -> Any:
         found = await store.members(room_id)
-        await store.client_events(ADMIN, found, as_state=True)
+        return found, await store.client_events(ADMIN, found, as_state=True)
 
     await measure(bench, "members for a client, 20,000", listed)
 
-    async def state_for_client() -> None:
+    async def state_for_client() -> Any:
         found = await store.events((await store.current_state(room_id)).values())
-        await store.client_events(ADMIN, found.values(), as_state=True)
+        return found, await store.client_events(ADMIN, found.values(), as_state=True)
 
     await measure(bench, "state for a client, 20,000", state_for_client)
 
-    async def synced() -> None:
-        found = await store.sync(ADMIN)
-        await responses.sync(store, ADMIN, found)
+    await measure(bench, "first sync, 20,000 members", lambda: _synced(store))
 
-    await measure(bench, "first sync, 20,000 members", synced)
+
+async def _synced(store: Store) -> Any:
+    found = await store.sync(ADMIN)
+    return found, await responses.sync(store, ADMIN, found)
 
 
 async def _invites(bench: Bench, store: Store) -> None:
@@ -213,21 +224,36 @@ async def _invites(bench: Bench, store: Store) -> None:
     await measure(
         bench, "its response, 10,000 invites", lambda: responses.sync(store, ADMIN, found)
     )
-    wanted = storage.SlidingSyncRequest(
-        lists={"all": storage.SlidingList(ranges=[(0, 99)], timeline_limit=1)}
-    )
-    await measure(
-        bench,
-        "sliding sync, 10,000 invites",
-        lambda: store.sliding_sync(ADMIN, wanted, device_id="A"),
-    )
-    every = storage.SlidingSyncRequest(
-        lists={"all": storage.SlidingList(ranges=[(0, size)], timeline_limit=1)}
-    )
-    await measure(
-        bench, "sliding sync, all", lambda: store.sliding_sync(ADMIN, every, device_id="B")
-    )
+    await _sliding(bench, store, "10,000 invites", size)
     await measure(bench, "memberships_of", lambda: store.memberships_of(ADMIN, ("invite",)))
+
+
+async def _sliding(bench: Bench, store: Store, what: str, size: int) -> None:
+    """Measure the first hundred rooms of a list, and all."""
+    for name, most in (("100 of", 99), ("all", size)):
+        listed = storage.SlidingList(
+            ranges=[(0, most)], timeline_limit=1, required_state=[("m.room.create", "")]
+        )
+        wanted = storage.SlidingSyncRequest(lists={"all": listed})
+
+        async def read(wanted: Any = wanted, device_id: str = name) -> Any:
+            found = await store.sliding_sync(ADMIN, wanted, device_id=device_id)
+            return found, await responses.sliding_sync(store, ADMIN, wanted, found)
+
+        await measure(bench, f"sliding sync, {name} {what}", read)
+
+
+async def _rooms(bench: Bench, store: Store) -> None:
+    size = bench.size(10_000, 500)
+    pdus: list[bytes] = []
+    for number in range(size):
+        room = RoomBuilder(VERSION, seed=number, sign=False)
+        room.create(ADMIN)
+        room.join(ADMIN)
+        pdus += room.pdus
+    await measure(bench, "append, 10,000 new rooms", lambda: store.append(pdus))
+    await measure(bench, "first sync, 10,000 rooms", lambda: _synced(store))
+    await _sliding(bench, store, "10,000 rooms", size)
 
 
 async def _invite(store: Store, number: int) -> None:

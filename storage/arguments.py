@@ -6,17 +6,20 @@ bits; methods that write refuse them.
 """
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Sized
 from math import isfinite
-from typing import Any, Final, TypeGuard, TypeVar, cast
+from typing import Any, Final, Literal, TypeGuard, TypeVar, cast
 
 import orjson
 
 from storage.errors import InputError, InvalidEvent, InvalidIdentifier
 from storage.ids import EventId, RoomId, ServerName, StateKey, UserId, server_name_of
-from storage.turns import ARGUMENT_MAX, parts
+from storage.turns import TURN_ROWS, parts
 
 LARGEST: Final = 2**63 - 1
+ACCOUNT_DATA: Final = "account_data"
+Ignored = Collection[str] | Literal["account_data"]
+"""Users, or those that the reader ignores by their account data m.ignored_user_list."""
 
 T = TypeVar("T")
 
@@ -90,10 +93,10 @@ def possible(values: Iterable[EventId]) -> list[EventId]:
 async def many(check: Callable[[Iterable[Any]], list[T]], values: Iterable[Any]) -> list[T]:
     """Return what a check of a list returns; a long list is checked in parts (`storage.turns`)."""
     given = list(values) if isinstance(values, Iterator) else values
-    if isinstance(given, str) or not isinstance(given, Sized) or len(given) <= ARGUMENT_MAX:
+    if isinstance(given, str) or not isinstance(given, Sized) or len(given) <= TURN_ROWS:
         return check(given)
     found: dict[T, None] = {}
-    async for part in parts(list(given), ARGUMENT_MAX):
+    async for part in parts(list(given)):
         found.update(dict.fromkeys(check(part)))
     return list(found)
 
@@ -184,6 +187,15 @@ def user(user_id: str) -> UserId:
 def users(user_ids: Iterable[str], name: str = "ignored") -> list[UserId]:
     """Return user ids of any server, each once; raise `InvalidIdentifier` for another value."""
     return distinct(user(user_id) for user_id in listed(user_ids, name))
+
+
+def ignored(user_ids: Ignored) -> list[UserId] | None:
+    """Return the ignored users; None for those that the account data of the reader lists."""
+    if isinstance(user_ids, str):
+        if user_ids != ACCOUNT_DATA:
+            raise InputError(f"ignored is {user_ids!r}: {ACCOUNT_DATA} or user ids are wanted")
+        return None
+    return users(user_ids)
 
 
 def server(server_name: str) -> ServerName:

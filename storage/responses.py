@@ -153,19 +153,22 @@ async def sync(
         chain.from_iterable(one.timeline.events for one in rooms),
         chain.from_iterable(getattr(one, state_name) for one in rooms),
         device_id,
+        ignored=found.ignored,
     )
     parts: dict[str, Json] = {
         name: {
             room: _room(one, events, state_name, by_thread=by_thread)
-            for room, one in listed.items()
+            async for room, one in in_turns(listed.items())
         }
         for name, listed in (("join", found.join), ("leave", found.leave))
     }
     parts["invite"] = {
-        room: {"invite_state": _events(one.invite_state)} for room, one in found.invite.items()
+        room: {"invite_state": _events(one.invite_state)}
+        async for room, one in in_turns(found.invite.items())
     }
     parts["knock"] = {
-        room: {"knock_state": _events(one.knock_state)} for room, one in found.knock.items()
+        room: {"knock_state": _events(one.knock_state)}
+        async for room, one in in_turns(found.knock.items())
     }
     return {
         "next_batch": found.next_batch,
@@ -304,13 +307,14 @@ async def sliding_sync(
         chain.from_iterable(one.timeline for one in found.rooms.values()),
         chain.from_iterable(one.required_state for one in found.rooms.values()),
         device_id,
+        ignored=found.ignored,
     )
     extensions = _extensions(store, found)
     form = _unstable_room if unstable else _sliding_room
     return {
         "pos": found.pos,
         "lists": {name: {"count": one.count} for name, one in found.lists.items()},
-        "rooms": {room: form(one, events) for room, one in found.rooms.items()},
+        "rooms": {room: form(one, events) async for room, one in in_turns(found.rooms.items())},
         "extensions": {name: extensions[name] for name in sorted(request.extensions)},
     }
 
@@ -397,8 +401,10 @@ def hierarchy_room(room: RoomInfo, children: Iterable[SpaceChild]) -> Json:
 async def room_state(store: Store, user_id: str, room_id: RoomId) -> dict[StateKey, EventId]:
     """Return the state of a room that a user may read: the current one, or that of their leave.
 
-    Use it for /state and /members. `AuthDenied` for a user who was never in the room, or who has
-    forgotten it. A later invite or ban shows no more.
+    Use it for /state and /members. The current one is for its members, for everybody where the
+    history is world-readable, and for invited users where it is visible to them. After a leave or a
+    ban it is the state then; a later invite or ban shows no more. `AuthDenied` for other users who
+    were never in the room, or who have forgotten it.
     """
     if await store.membership(room_id, user_id) == "join":
         return await store.current_state(room_id)
@@ -406,9 +412,26 @@ async def room_state(store: Store, user_id: str, room_id: RoomId) -> dict[StateK
     left = (await store.sync(user_id, filter=past, timeline_limit=0)).leave.get(room_id)
     events = () if left is None else left.state_after
     state = {(one.type, one.state_key or ""): one.event_id for one in events}
-    if CREATE not in state:  # a rejected invite and a ban come without it
+    if CREATE in state:  # a rejected invite and a ban may come without it
+        return state
+    state = await store.current_state(room_id)
+    if not await _is_visible(store, user_id, state):
         raise AuthDenied(f"{user_id} was never in {room_id}", rule="request.not_in_room")
     return state
+
+
+async def _is_visible(store: Store, user_id: str, state: Mapping[StateKey, EventId]) -> bool:
+    """Return whether a user who is not joined may see a room in this state.
+
+    Client-server API, "Room history visibility".
+    """
+    keys = ("m.room.history_visibility", ""), ("m.room.member", user_id)
+    found = await store.events([state[key] for key in keys if key in state])
+    visibility, own = (found[state[key]].content if key in state else {} for key in keys)
+    if visibility.get("history_visibility") == "world_readable":
+        return True
+    invited = own.get("membership") == "invite"
+    return invited and visibility.get("history_visibility") == "invited"
 
 
 @as_request
@@ -493,10 +516,13 @@ async def _shown(
     events: Iterable[StoredEvent],
     state: Iterable[StoredEvent],
     device_id: str | None,
+    *,
+    ignored: args.Ignored,
 ) -> Shown:
     """Return the events that the user may see, and those of a state."""
     as_state = await store.client_events(user_id, state, as_state=True, with_room_id=False)
-    found = await store.client_events(user_id, events, device_id=device_id, with_room_id=False)
+    how: Json = {"device_id": device_id, "ignored": ignored, "with_room_id": False}
+    found = await store.client_events(user_id, events, **how)
     shown: dict[tuple[str, bool], Json] = {}
     for listed, is_state in ((as_state, True), (found, False)):
         async for one in in_turns(listed):

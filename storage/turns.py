@@ -23,10 +23,8 @@ TURN_BYTES: Final = 65_536
 """Bytes of one turn, the size of the largest event: some milliseconds of parsing."""
 ITEM_BYTES: Final = 640
 """The least weight of an item: a hundred short ones are a turn."""
-ARGUMENT_MAX: Final = 10_000
-"""Values of an argument that are worked on in the turn of something else."""
 TURN_ROWS: Final = 2_000
-"""Rows of one turn that are only copied: some milliseconds."""
+"""Rows or ids of one turn that are only copied, checked or sent: some milliseconds."""
 
 
 NEVER: Final = 2**31 - 1
@@ -157,7 +155,7 @@ async def mapped(make: Callable[[T], R], items: Sequence[T]) -> list[R]:
 
 def has_long_list(arguments: Iterable[object]) -> bool:
     """Return whether a list among the arguments takes milliseconds to check or encode."""
-    return any(type(one) is list and len(one) > ARGUMENT_MAX for one in arguments)
+    return any(type(one) is list and len(one) > TURN_ROWS for one in arguments)
 
 
 async def pause_if_long(*arguments: object) -> None:

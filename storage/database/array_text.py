@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import orjson
 
-from storage.turns import ARGUMENT_MAX, has_long_list, parts
+from storage.turns import has_long_list, parts
 
 EMPTY_ARRAY: Final = "{}"
 
@@ -50,7 +50,7 @@ async def long_lists_as_text(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
         uses = len(re.findall(rf"\${number}(?!\d)", sql))
         if uses and len(typed.findall(sql)) == uses:
             sql = typed.sub(rf"(SELECT ${number}::text::\1[])::\1[]", sql)
-            texts = [array_text(part)[1:-1] async for part in parts(values, ARGUMENT_MAX)]
+            texts = [array_text(part)[1:-1] async for part in parts(values)]
             given[number - 1] = f"{{{','.join(texts)}}}"
     return sql, *given
 

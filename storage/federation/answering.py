@@ -134,6 +134,8 @@ class Responder:
             raise PartialState(event.room_id)  # the response needs the whole state
         await self._receiver.accepted(origin, signed, version)
         await self._pass_on(origin, event)
+        if change == "join":
+            await self._pass_on_missed(origin, event)
         if change == "knock":
             return {"knock_room_state": await state_to_show(self._store, event.room_id)}
         if change == "leave":
@@ -189,6 +191,16 @@ class Responder:
             servers = await self._store.joined_servers(event.room_id)
             [stored] = (await self._store.events([event.event_id])).values()
             await self._sender.pass_on(servers - {origin}, stored)
+
+    async def _pass_on_missed(self, origin: str, join: Event) -> None:
+        """Send a server what was stored after the template of its join: no event of it cites that.
+
+        The other server requests what lies between. A later event that cites both does the same.
+        """
+        ends = await self._store.forward_extremities(join.room_id)
+        if self._sender is not None and join.event_id in ends:
+            for missed in (await self._store.events(ends - {join.event_id})).values():
+                await self._sender.pass_on([origin], missed)
 
     async def invite(
         self, origin: str, room_id: RoomId, event_id: str, body: Mapping[str, Any]

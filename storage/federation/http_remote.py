@@ -226,4 +226,4 @@ class HttpRemote:
 
 
 def _text(value: object) -> str | None:
-    return value if isinstance(value, str) else None
+    return value if args.is_text(value) else None

@@ -1,6 +1,8 @@
 """Locks by name within this process; a lock that nobody uses takes no memory."""
 
 import asyncio
+from collections.abc import Iterable
+from contextlib import suppress
 from weakref import WeakValueDictionary
 
 
@@ -16,3 +18,12 @@ class KeyedLocks:
         if found is None:
             found = self._locks[name] = asyncio.Lock()
         return found
+
+    async def released(self, names: Iterable[str], seconds: float) -> None:
+        """Wait until those who have the locks of these names now release them, for so long."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                for name in names:
+                    if (lock := self._locks.get(name)) is not None:
+                        async with lock:
+                            pass

@@ -22,7 +22,6 @@ from storage.federation.join_through import (
     leave_through,
 )
 from storage.federation.joining import JoinResult
-from storage.federation.keyed_locks import KeyedLocks
 from storage.federation.receiver import Receiver
 from storage.federation.remote import JsonObject, MembershipRemote, RemoteError
 from storage.federation.requests import answer_of
@@ -68,7 +67,6 @@ class Memberships:
 
     def __init__(self, receiver: Receiver, remote: MembershipRemote) -> None:
         self._receiver, self._remote, self._store = receiver, remote, receiver.store
-        self._joins = KeyedLocks()
 
     async def join(
         self,
@@ -84,7 +82,7 @@ class Memberships:
         `ReceiverLimits.resident_servers_max` in all.
         """
         wanted = self._wanted(user_id, room_id, "join", content)
-        async with self._joins.lock(wanted.room_id):  # the second user finds the room here
+        async with self._receiver.joins.lock(wanted.room_id):  # the second user finds the room here
             if not await self._is_inside(wanted.room_id):
                 return await self._through(join_through, wanted, servers)
         try:

@@ -75,7 +75,7 @@ class Receiver:
         self._remote = remote
         given = ReceiverLimits() if limits is None else limits
         self.limits = args.instance(given, ReceiverLimits, "limits")
-        self._rooms, self._left_gaps = KeyedLocks(), LeftGaps()
+        self.joins, self._rooms, self._left_gaps = KeyedLocks(), KeyedLocks(), LeftGaps()
         self._completing, self._was_joined = KeyedLocks(), asyncio.Event()
         self._keys = KeyRing(remote, self.limits, own_keys(store))
 
@@ -185,7 +185,10 @@ class Receiver:
             _room_of(pdu, receive.glance_of(pdu))
             async for pdu in in_turns(pdus, size=receive.size_of)
         ]
-        known = await self._known_rooms({room for room, _ in rooms if room is not None})
+        room_ids = {room for room, _ in rooms if room is not None}
+        # a server sends events as soon as it has accepted a join, which is not stored here yet
+        await self.joins.released(room_ids, self.limits.task_seconds)
+        known = await self._known_rooms(room_ids)
         by_room: dict[KnownRoom, list[Pdu]] = {}
         refused: Results = {}
         for pdu, (room_id, event_id) in zip(pdus, rooms, strict=True):

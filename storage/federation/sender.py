@@ -20,6 +20,7 @@ from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from hashlib import sha256
 from itertools import count, islice
 from typing import Final, NamedTuple
 
@@ -141,14 +142,20 @@ class Sender:
             self._servers[name].is_up.set()
 
     async def pass_on(self, servers: Iterable[str], event: StoredEvent) -> None:
-        """Send an event of another server's user, such as a join that this server accepted.
+        """Send an event that the outbox does not have for these servers.
+
+        It is of another server's user, such as a join that this server accepted, or from before a
+        server joined.
 
         When this returns, a restart does not lose it. Call it before you answer that server, which
         repeats a request without an answer.
         """
         passed, names = args.instance(event, StoredEvent, "event"), args.listed(servers, "servers")
-        value = {"room_id": passed.room_id, "servers": sorted({*map(args.server, names)})}
-        await self._relay.publish(passed.event_id, value)
+        to = sorted({*map(args.server, names)})
+        # a key for each list of servers: the latest fact of a key replaces the others
+        key = sha256("\n".join([passed.event_id, *to]).encode()).hexdigest()
+        value = {"event_id": passed.event_id, "room_id": passed.room_id, "servers": to}
+        await self._relay.publish(key, value)
 
     async def run(self) -> None:
         """Send until it is cancelled. Errors of the database and of servers are logged.
@@ -210,7 +217,8 @@ class Sender:
         facts = await self._relay.rows(self._read[True], upto, limit=RELAY_ROWS)
         for fact in facts:
             event = QueuedEvent(fact.stream_id, RoomId(fact.value["room_id"]), is_passed_on=True)
-            self._put(map(ServerName, fact.value["servers"]), EventId(fact.key), event)
+            event_id = EventId(fact.value.get("event_id", fact.key))  # the key until 0.2
+            self._put(map(ServerName, fact.value["servers"]), event_id, event)
         is_whole = len(facts) < RELAY_ROWS
         self._read[True] = max(self._read[True], upto if is_whole else facts[-1].stream_id)
         return is_whole

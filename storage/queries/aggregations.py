@@ -15,6 +15,7 @@ from storage.database.sql_template import fill
 from storage.ids import EventId, UserId
 from storage.queries.context import Context
 from storage.queries.events import Aggregations, StoredEvent, ThreadSummary, stored_of
+from storage.queries.filters import TEMPLATE_IGNORED
 from storage.queries.pagination.page import Page
 from storage.queries.relation_visibility import TEMPLATE_RELATION_IS_VISIBLE
 
@@ -119,7 +120,7 @@ WITH
 reader AS MATERIALIZED (
     SELECT COALESCE((SELECT principal_nid FROM principals WHERE name = $1::text),
         0) AS principal_nid,
-        ARRAY(SELECT principal_nid FROM principals WHERE name = ANY($3::text[])) AS ignored
+        {ignored} AS ignored
 ),
 named AS MATERIALIZED (
     SELECT found.event_nid, found.room_nid, relation_key(found.event_id) AS key
@@ -164,7 +165,11 @@ FROM found t
 LEFT JOIN stored_events s USING (event_nid)
 """
 
-SQL_AGGREGATIONS: Final[LiteralString] = fill(TEMPLATE_AGGREGATIONS, bundles=PART_BUNDLES)
+SQL_AGGREGATIONS: Final[LiteralString] = fill(
+    TEMPLATE_AGGREGATIONS,
+    bundles=PART_BUNDLES,
+    ignored=fill(TEMPLATE_IGNORED, reader="$1", named="$3"),
+)
 
 
 class AggregationRow(NamedTuple):
@@ -203,7 +208,7 @@ async def aggregations(
     user_id: UserId,
     event_ids: Collection[EventId],
     *,
-    ignored: Collection[UserId] = (),
+    ignored: list[UserId] | None = None,
 ) -> dict[EventId, Aggregations]:
     """Return the aggregations of these events, by id.
 
@@ -213,7 +218,7 @@ async def aggregations(
         SQL_AGGREGATIONS,
         user_id,
         list(event_ids),
-        list(ignored),
+        ignored,
         REFERENCES_MAX,
         row=AggregationRow,
     )
@@ -244,7 +249,7 @@ def combined(rows: Iterable[AggregationRow]) -> dict[EventId, Aggregations]:
 
 
 async def of_page(
-    conn: Connection, user_id: UserId, page: AnyPage, *, ignored: Collection[UserId] = ()
+    conn: Connection, user_id: UserId, page: AnyPage, *, ignored: list[UserId] | None = None
 ) -> AnyPage:
     """Return the page with the `StoredEvent.relations` of its events."""
     found = await aggregations(conn, user_id, _ids(page.chunk), ignored=ignored)
@@ -252,7 +257,7 @@ async def of_page(
 
 
 async def of_context(
-    conn: Connection, user_id: UserId, context: Context, *, ignored: Collection[UserId] = ()
+    conn: Connection, user_id: UserId, context: Context, *, ignored: list[UserId] | None = None
 ) -> Context:
     """Return the context with the relations of its events, but not of its state."""
     events = [*context.events_before, context.event, *context.events_after]

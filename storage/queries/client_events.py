@@ -6,7 +6,7 @@ joined at all its events (client_page.py). Another statement has the facts of th
 state events, and of events that the reader's device may have sent (client_facts.py).
 """
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -34,7 +34,7 @@ class ClientRequest:
 
     user_id: UserId
     device_id: str | None = None
-    ignored: Collection[UserId] = ()
+    ignored: list[UserId] | None = None
     with_room_id: bool = True
     now_ms: int = 0
 

@@ -6,7 +6,7 @@ for the aggregations. The reason of a redaction is in it, too. Everything else i
 client_facts.py: state events, events without the reader, and the transactions of a device.
 """
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, LiteralString, NamedTuple
 
@@ -23,13 +23,14 @@ from storage.queries.aggregations import (
 )
 from storage.queries.client_facts import ClientFacts
 from storage.queries.events import Aggregations, StoredEvent, stored_of
+from storage.queries.filters import TEMPLATE_IGNORED
 
 TEMPLATE_CLIENT_PAGE: Final[LiteralString] = """
 WITH
 reader AS MATERIALIZED (
     SELECT COALESCE((SELECT principal_nid FROM principals WHERE name = $1::text),
         0) AS principal_nid,
-        ARRAY(SELECT principal_nid FROM principals WHERE name = ANY($3::text::text[])) AS ignored,
+        {ignored} AS ignored,
         $6::boolean AS has_device
 ),
 -- the rooms come first: so the visibility is checked while the events are read
@@ -95,7 +96,11 @@ LEFT JOIN events e USING (event_nid)
 LEFT JOIN room ON room.room_nid = e.room_nid
 """
 
-SQL_CLIENT_PAGE: Final[LiteralString] = fill(TEMPLATE_CLIENT_PAGE, bundles=PART_BUNDLES)
+SQL_CLIENT_PAGE: Final[LiteralString] = fill(
+    TEMPLATE_CLIENT_PAGE,
+    bundles=PART_BUNDLES,
+    ignored=fill(TEMPLATE_IGNORED, reader="$1", named="$3::text"),
+)
 
 
 class ClientPageRow(NamedTuple):
@@ -149,7 +154,7 @@ async def client_page(
     user_id: UserId,
     messages: Sequence[StoredEvent],
     *,
-    ignored: Collection[UserId],
+    ignored: list[UserId] | None,
     has_device: bool,
 ) -> ClientPage:
     """Return what is known of events that are no state.
@@ -160,7 +165,7 @@ async def client_page(
         SQL_CLIENT_PAGE,
         user_id,
         text_array([event.event_id for event in messages]),
-        text_array(ignored),
+        None if ignored is None else text_array(ignored),
         REFERENCES_MAX,
         text_array({event.room_id for event in messages}),
         has_device,

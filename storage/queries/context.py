@@ -3,7 +3,6 @@
 Client-server API, "Event Context".
 """
 
-from collections.abc import Collection
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Final, LiteralString, NamedTuple
@@ -14,7 +13,7 @@ from storage.database.sql_template import fill
 from storage.errors import UnknownEvent
 from storage.ids import EventId, RoomId, UserId
 from storage.queries.events import StoredEvent, StoredEventRow, served_at_once, stored, stored_of
-from storage.queries.filters import ANY_EVENT, EventFilter
+from storage.queries.filters import ANY_EVENT, TEMPLATE_IGNORED, EventFilter
 from storage.queries.pagination.page import edge
 from storage.queries.state_at import lost
 
@@ -29,7 +28,7 @@ target AS MATERIALIZED (
         NOT was_there(e, v.joined_since, v.joined_audiences)
             AND EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid)
             AND NOT was_there_before(e, v.reader_nid, v.unread) AS withheld,
-        ARRAY(SELECT principal_nid FROM principals WHERE name = ANY($5::text[])) AS ignored, f.*
+        {ignored} AS ignored, f.*
     FROM reader
     CROSS JOIN filter_of($6::text[], $7::text[], $8::text[], $9::text[], $10::boolean) AS f
     CROSS JOIN events e
@@ -97,6 +96,7 @@ TEMPLATE_SIDE: Final[LiteralString] = """
 
 SQL_CONTEXT: Final[LiteralString] = fill(
     TEMPLATE_CONTEXT,
+    ignored=fill(TEMPLATE_IGNORED, reader="$2", named="$5"),
     before=fill(
         TEMPLATE_SIDE,
         order="DESC",
@@ -223,7 +223,7 @@ async def context(
     limit: int,
     deployment: str,
     room_id: RoomId | None = None,
-    ignored: Collection[UserId] = (),
+    ignored: list[UserId] | None = None,
     wanted: EventFilter = ANY_EVENT,
 ) -> Context:
     """Return at most ``limit`` visible events around one, half of them before it.
@@ -243,7 +243,7 @@ async def context(
         user_id,
         before,
         limit - before,
-        list(ignored),
+        ignored,
         *wanted.arguments,
         room_id,
         row=ContextRow,

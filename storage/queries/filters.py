@@ -6,7 +6,7 @@ schema has the condition: `filter_of` turns the names into numbers, `is_wanted` 
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, LiteralString
 
 from storage import arguments as args
 from storage.ids import RoomId
@@ -49,6 +49,23 @@ class EventFilter:
 
 
 ANY_EVENT: Final = EventFilter()
+
+TEMPLATE_IGNORED: Final[LiteralString] = """
+ARRAY(SELECT principal_nid FROM principals WHERE name = ANY(COALESCE({named}::text[], ARRAY(
+    -- clients can store anything there, also the one character that jsonb cannot have
+    SELECT jsonb_path_query(replace(convert_from(d.content, 'UTF8'), '\\u0000', '\\ufffd')::jsonb,
+        '$.ignored_users.keyvalue().key', silent => true) #>> ARRAY[]::text[]
+    FROM principals p
+    CROSS JOIN event_types t
+    JOIN account_data d ON d.principal_nid = p.principal_nid AND d.room_nid = 0
+        AND d.type_nid = t.type_nid
+    WHERE p.name = {reader}::text AND t.type = 'm.ignored_user_list'
+))))
+"""
+"""The named users; where none are given, those that the reader ignores by account data.
+
+Client-server API, "Ignoring Users": m.ignored_user_list.
+"""
 FLAGS: Final = (
     "lazy_load_members",
     "include_redundant_members",

@@ -5,7 +5,7 @@ it. The limit is exact, because the statement checks visibility itself. `Gap` na
 missing within the range of the page. Backfill it, then request the page again.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final, LiteralString, NamedTuple
 
@@ -16,7 +16,7 @@ from storage.database.sql_template import fill
 from storage.errors import UnknownRoom
 from storage.ids import EventId, RoomId, UserId
 from storage.queries.events import StoredEvent, stored_of
-from storage.queries.filters import ANY_EVENT, EventFilter
+from storage.queries.filters import ANY_EVENT, TEMPLATE_IGNORED, EventFilter
 from storage.queries.pagination.fetch import fetch_page
 from storage.queries.pagination.page import (
     END,
@@ -55,7 +55,7 @@ reader AS MATERIALIZED (
 ),
 room AS MATERIALIZED (
     SELECT r.room_nid, r.room_id, r.room_version, r.out_of_range, r.moves, reader.principal_nid,
-        ARRAY(SELECT principal_nid FROM principals WHERE name = ANY($10::text[])) AS ignored
+        {ignored} AS ignored
     FROM reader
     CROSS JOIN rooms r
     WHERE r.room_id = $1::text {and_not_reordered}
@@ -230,6 +230,8 @@ PARTS_REORDERED: Final[dict[str, LiteralString]] = {
     "and_not_left_out_live": fill(TEMPLATE_NOT_LEFT_OUT_LIVE, behind="$21"),
 }
 
+PART_IGNORED: Final[LiteralString] = fill(TEMPLATE_IGNORED, reader="$2", named="$10")
+
 PARTS_NUMBERS: Final[dict[str, LiteralString]] = {
     "room": "room",
     "upper": "$18",
@@ -239,6 +241,7 @@ PARTS_NUMBERS: Final[dict[str, LiteralString]] = {
 
 SQL_BACKWARDS: Final[LiteralString] = fill(
     TEMPLATE_PAGE,
+    ignored=PART_IGNORED,
     near_end="highest",
     left_out=PART_NONE_LEFT_OUT,
     **PARTS_BACKWARDS,
@@ -247,6 +250,7 @@ SQL_BACKWARDS: Final[LiteralString] = fill(
 
 SQL_FORWARDS: Final[LiteralString] = fill(
     TEMPLATE_PAGE,
+    ignored=PART_IGNORED,
     near_end="lowest",
     left_out=PART_NONE_LEFT_OUT,
     **PARTS_FORWARDS,
@@ -256,6 +260,7 @@ prepare_ahead(SQL_BACKWARDS, SQL_FORWARDS)
 
 SQL_BACKWARDS_REORDERED: Final[LiteralString] = fill(
     TEMPLATE_PAGE,
+    ignored=PART_IGNORED,
     near_end="upper",
     left_out=PART_NONE_LEFT_OUT,
     reordered=fill(
@@ -268,6 +273,7 @@ SQL_BACKWARDS_REORDERED: Final[LiteralString] = fill(
 
 SQL_FORWARDS_REORDERED: Final[LiteralString] = fill(
     TEMPLATE_PAGE,
+    ignored=PART_IGNORED,
     near_end="lower",
     left_out=PART_LEFT_OUT,
     reordered=fill(
@@ -323,7 +329,7 @@ async def messages(
     deployment: str,
     *,
     rows_max: int,
-    ignored: Collection[UserId] = (),
+    ignored: list[UserId] | None = None,
     wanted: EventFilter = ANY_EVENT,
 ) -> Page:
     """Return one page: exactly ``limit`` events that the user may see, unless there are no more.
@@ -340,7 +346,7 @@ async def messages(
     ends = *upper_end(upper), *lower_end(lower)
     arguments = (
         *(room_id, user_id, *ends, page_range.limit),
-        *(list(ignored), *wanted.arguments, *above(lower)),
+        *(ignored, *wanted.arguments, *above(lower)),
     )
     reordering = numbers(upper), numbers(lower), rows_max, behind(lower)
     rows = await fetch_page(

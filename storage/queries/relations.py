@@ -6,7 +6,6 @@ and it is neither redacted nor shown redacted (its sender was erased). With `rec
 has the events that relate to those, down to `LEVELS`, under the same filters.
 """
 
-from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Final, LiteralString, NamedTuple
 
@@ -16,6 +15,7 @@ from storage.database.sql_template import fill
 from storage.errors import InputError, UnknownEvent
 from storage.ids import EventId, RoomId, UserId
 from storage.queries.events import stored_of
+from storage.queries.filters import TEMPLATE_IGNORED
 from storage.queries.pagination.fetch import fetch_page
 from storage.queries.pagination.page import Direction, Page, PageRange, page_of
 from storage.queries.pagination.reordering import (
@@ -45,7 +45,7 @@ WITH RECURSIVE
 reader AS MATERIALIZED (
     SELECT COALESCE((SELECT principal_nid FROM principals WHERE name = $2::text),
         0) AS principal_nid,
-        ARRAY(SELECT principal_nid FROM principals WHERE name = ANY($3::text[])) AS ignored
+        {ignored} AS ignored
 ),
 target AS MATERIALIZED (
     SELECT relation_key(e.event_id) AS key, e.room_nid, r.room_id, r.room_version, r.moves,
@@ -148,7 +148,7 @@ WITH RECURSIVE
 reader AS MATERIALIZED (
     SELECT COALESCE((SELECT principal_nid FROM principals WHERE name = $2::text),
         0) AS principal_nid,
-        ARRAY(SELECT principal_nid FROM principals WHERE name = ANY($3::text[])) AS ignored,
+        {ignored} AS ignored,
         (SELECT type_nid FROM event_types WHERE type = $4::text) AS rel_type_nid,
         (SELECT type_nid FROM event_types WHERE type = $5::text) AS type_nid
 ),
@@ -222,6 +222,8 @@ $14 is the most rows of the walk, $15 `LEVELS`. From $16 on they go on as there 
 
 PART_IS_VISIBLE: Final[LiteralString] = fill(TEMPLATE_RELATION_IS_VISIBLE, reader="r")
 
+PART_IGNORED: Final[LiteralString] = fill(TEMPLATE_IGNORED, reader="$2", named="$3")
+
 PARTS_ORDINARY: Final[dict[str, LiteralString]] = {
     "and_not_reordered": "AND r.moves <= $15::bigint",
     "in_room": "$16::text",
@@ -255,17 +257,22 @@ PARTS_NUMBERS: Final[dict[str, LiteralString]] = {
 }
 
 SQL_BACKWARDS: Final[LiteralString] = fill(
-    TEMPLATE_DIRECT, order="DESC", is_visible=PART_IS_VISIBLE, **PARTS_ORDINARY
+    TEMPLATE_DIRECT,
+    order="DESC",
+    is_visible=PART_IS_VISIBLE,
+    ignored=PART_IGNORED,
+    **PARTS_ORDINARY,
 )
 
 SQL_FORWARDS: Final[LiteralString] = fill(
-    TEMPLATE_DIRECT, order="ASC", is_visible=PART_IS_VISIBLE, **PARTS_ORDINARY
+    TEMPLATE_DIRECT, order="ASC", is_visible=PART_IS_VISIBLE, ignored=PART_IGNORED, **PARTS_ORDINARY
 )
 
 SQL_BACKWARDS_REORDERED: Final[LiteralString] = fill(
     TEMPLATE_DIRECT,
     order="DESC",
     is_visible=PART_IS_VISIBLE,
+    ignored=PART_IGNORED,
     left_out=PART_NONE_LEFT_OUT,
     reordered=fill(
         TEMPLATE_PAGE_RANGE,
@@ -278,6 +285,7 @@ SQL_FORWARDS_REORDERED: Final[LiteralString] = fill(
     TEMPLATE_DIRECT,
     order="ASC",
     is_visible=PART_IS_VISIBLE,
+    ignored=PART_IGNORED,
     left_out=PART_LEFT_OUT,
     reordered=fill(
         TEMPLATE_PAGE_RANGE,
@@ -289,6 +297,7 @@ SQL_FORWARDS_REORDERED: Final[LiteralString] = fill(
 SQL_RECURSIVE: Final[LiteralString] = fill(
     TEMPLATE_RECURSIVE,
     is_visible=PART_IS_VISIBLE,
+    ignored=PART_IGNORED,
     and_not_reordered="AND r.moves <= $18::bigint",
     in_room="$19::text",
     reordered="",
@@ -301,6 +310,7 @@ SQL_RECURSIVE: Final[LiteralString] = fill(
 SQL_RECURSIVE_REORDERED: Final[LiteralString] = fill(
     TEMPLATE_RECURSIVE,
     is_visible=PART_IS_VISIBLE,
+    ignored=PART_IGNORED,
     and_not_reordered="",
     in_room="$22::text",
     reordered=fill(
@@ -353,7 +363,7 @@ class RelationFilter:
 
     rel_type: str | None = None
     event_type: str | None = None
-    ignored: Collection[UserId] = ()
+    ignored: list[UserId] | None = None
     recurse: bool = False
 
 
@@ -394,7 +404,7 @@ async def relations(
     ordinary, reordered = _statements(page_range.direction, recurse=wanted.recurse)
     sign = -1 if page_range.direction == "b" else 1
     arguments: tuple[object, ...] = (
-        *(event_id, user_id, list(wanted.ignored), wanted.rel_type, wanted.event_type),
+        *(event_id, user_id, wanted.ignored, wanted.rel_type, wanted.event_type),
         *(*upper_end(upper), *lower_end(lower), page_range.limit),
         *((sign, rows_max, LEVELS) if wanted.recurse else ()),
         *above(lower),

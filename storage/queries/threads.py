@@ -22,6 +22,7 @@ from storage.errors import UnknownRoom
 from storage.ids import EventId, RoomId, UserId
 from storage.queries import aggregations
 from storage.queries.events import StoredEvent, related_id, served_at_once, stored_of
+from storage.queries.filters import TEMPLATE_IGNORED
 from storage.queries.pagination.page import Page
 from storage.queries.relation_visibility import TEMPLATE_RELATION_IS_VISIBLE
 from storage.streams import PaginationToken
@@ -44,7 +45,7 @@ WITH
 reader AS MATERIALIZED (
     SELECT COALESCE((SELECT principal_nid FROM principals WHERE name = $2::text),
         0) AS principal_nid,
-        ARRAY(SELECT principal_nid FROM principals WHERE name = ANY($3::text[])) AS ignored
+        {ignored} AS ignored
 ),
 room AS MATERIALIZED (
     SELECT r.room_nid, r.out_of_range, reader.principal_nid, reader.ignored
@@ -123,7 +124,7 @@ WITH reader AS MATERIALIZED (
     CROSS JOIN (
         SELECT COALESCE((SELECT principal_nid FROM principals WHERE name = $2::text),
             0) AS principal_nid,
-            ARRAY(SELECT principal_nid FROM principals WHERE name = ANY($3::text[])) AS ignored
+            {ignored} AS ignored
     ) AS u
     CROSS JOIN LATERAL visibility_of(r.room_nid, u.principal_nid) AS v
     WHERE r.room_id = $1::text
@@ -156,11 +157,15 @@ WHERE user_sees(e, r.joined_since, r.own_audiences, r.shared_audiences, r.world_
 """$4: the ids. $5: only threads in which the user participated."""
 
 SQL_THREADS: Final[LiteralString] = fill(
-    TEMPLATE_THREADS, is_visible=fill(TEMPLATE_RELATION_IS_VISIBLE, reader="v")
+    TEMPLATE_THREADS,
+    is_visible=fill(TEMPLATE_RELATION_IS_VISIBLE, reader="v"),
+    ignored=fill(TEMPLATE_IGNORED, reader="$2", named="$3"),
 )
 
 SQL_ROOTS: Final[LiteralString] = fill(
-    TEMPLATE_ROOTS, is_visible=fill(TEMPLATE_RELATION_IS_VISIBLE, reader="r")
+    TEMPLATE_ROOTS,
+    is_visible=fill(TEMPLATE_RELATION_IS_VISIBLE, reader="r"),
+    ignored=fill(TEMPLATE_IGNORED, reader="$2", named="$3"),
 )
 
 
@@ -214,7 +219,7 @@ class ThreadsRequest:
     start: PaginationToken
     limit: int
     rows_max: int
-    ignored: Collection[UserId] = ()
+    ignored: list[UserId] | None = None
 
 
 class Thread(NamedTuple):
@@ -270,7 +275,7 @@ async def _step(
         SQL_THREADS,
         request.room_id,
         request.user_id,
-        list(request.ignored),
+        request.ignored,
         below.topological,
         below.stream,
         chunk,
@@ -316,7 +321,7 @@ async def _roots(
         SQL_ROOTS,
         request.room_id,
         request.user_id,
-        list(request.ignored),
+        request.ignored,
         list(event_ids),
         request.participated,
         row=RootRow,

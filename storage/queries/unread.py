@@ -35,6 +35,7 @@ from storage.errors import StorageCorrupt
 from storage.event.relation import target_key
 from storage.ids import EventId, RoomId, UserId
 from storage.queries.events import related_id
+from storage.queries.filters import TEMPLATE_IGNORED
 from storage.queries.relation_visibility import TEMPLATE_RELATION_IS_VISIBLE
 from storage.streams.receipts import TEMPLATE_READ_UPTO
 
@@ -80,7 +81,7 @@ WITH RECURSIVE
 reader AS MATERIALIZED (
     SELECT p.principal_nid,
         ARRAY(SELECT type_nid FROM event_types WHERE type = ANY($3::text[])) AS types,
-        ARRAY(SELECT principal_nid FROM principals WHERE name = ANY($4::text[])) AS ignored
+        {ignored} AS ignored
     FROM principals p
     WHERE p.name = $1::text
 ),
@@ -269,6 +270,7 @@ SQL_UNREAD: Final[LiteralString] = compose(
     fill(
         TEMPLATE_UNREAD,
         last_join=PART_LAST_JOIN,
+        ignored=fill(TEMPLATE_IGNORED, reader="$1", named="$4"),
         read_upto=fill(TEMPLATE_READ_UPTO, event="e"),
         related=fill(
             TEMPLATE_RELATED,
@@ -346,7 +348,7 @@ class UnreadRequest:
 
     types: Collection[str] = UNREAD_TYPES
     count_max: int = COUNT_MAX
-    ignored: Collection[UserId] = ()
+    ignored: list[UserId] | None = None
     rows_max: int = ROWS_MAX
 
 
@@ -397,7 +399,7 @@ async def _rows(
         user_id,
         rooms[0],
         list(request.types),
-        list(request.ignored),
+        request.ignored,
         request.count_max,
         request.rows_max,
         rooms[1],

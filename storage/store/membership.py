@@ -107,8 +107,8 @@ async def forget(store: StoreCore, user_id: str, room_id: RoomId) -> None:
     """Forget a room that a local user has left, or is banned from. Client-server API, /forget.
 
     The user reads the room from then on as one who was never in it: only world-readable events.
-    `memberships_of` leaves it out. Sync still returns the leave once, to a client that does not
-    have it yet, so that no other device keeps the room. A join, an invite or a knock undoes it.
+    `memberships_of` leaves it out. Both syncs still return the leave once, to a client that does
+    not have it yet, so that no other device keeps the room. A join, an invite or a knock undoes it.
 
     `UnknownRoom`, `InputError` for a user who is joined, invited or knocking.
     """

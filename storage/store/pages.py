@@ -1,11 +1,11 @@
 """Calls that page through events: history, context, relations, and the event near a time."""
 
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 
 from storage import arguments as args
 from storage.database.connection import Connection
 from storage.errors import InputError
-from storage.ids import EventId, RoomId, UserId
+from storage.ids import EventId, RoomId
 from storage.observability.instrument import measured
 from storage.queries import aggregations as aggregation_queries
 from storage.queries import context as context_queries
@@ -33,7 +33,7 @@ async def messages(
     to: str | None = None,
     direction: Direction = "b",
     limit: int = 10,
-    ignored: Collection[UserId] = (),
+    ignored: args.Ignored = args.ACCOUNT_DATA,
     filter: EventFilter = ANY_EVENT,  # noqa: A002  # as the client-server API calls it
     aggregations: bool = False,
 ) -> Page:
@@ -49,7 +49,7 @@ async def messages(
     `UnknownRoom`, `InvalidIdentifier`, `InvalidToken`, `InputError`.
     """
     room, user = args.room(room_id), args.local_user(user_id, store.server_name)
-    silent, bundles = args.users(ignored), args.flag(aggregations, "aggregations")
+    silent, bundles = args.ignored(ignored), args.flag(aggregations, "aggregations")
     wanted = args.instance(filter, EventFilter, "filter")
     bounds = between(from_, to, direction, page_limit(store, limit), store.deployment_id)
 
@@ -79,7 +79,7 @@ async def context(
     *,
     room_id: str | None = None,
     limit: int = 10,
-    ignored: Collection[UserId] = (),
+    ignored: args.Ignored = args.ACCOUNT_DATA,
     filter: EventFilter = ANY_EVENT,  # noqa: A002  # as the client-server API calls it
     aggregations: bool = False,
 ) -> Context:
@@ -90,7 +90,7 @@ async def context(
     """
     target, user = args.event(event_id), args.local_user(user_id, store.server_name)
     room = None if room_id is None else args.room(room_id)
-    silent, bundles = args.users(ignored), args.flag(aggregations, "aggregations")
+    silent, bundles = args.ignored(ignored), args.flag(aggregations, "aggregations")
     most, wanted = page_limit(store, limit), args.instance(filter, EventFilter, "filter")
 
     async def read(conn: Connection) -> Context:
@@ -125,7 +125,7 @@ async def relations(
     direction: Direction = "b",
     limit: int = 10,
     recurse: bool = False,
-    ignored: Collection[UserId] = (),
+    ignored: args.Ignored = args.ACCOUNT_DATA,
     aggregations: bool = False,
 ) -> RelationsPage:
     """Return a page of the events that relate to an event, newest first, or oldest first ("f").
@@ -139,7 +139,7 @@ async def relations(
     `InputError`.
     """
     user, target = args.local_user(user_id, store.server_name), args.event(event_id)
-    silent, bundles = args.users(ignored), args.flag(aggregations, "aggregations")
+    silent, bundles = args.ignored(ignored), args.flag(aggregations, "aggregations")
     room = None if room_id is None else args.room(room_id)
     wanted = relation_queries.RelationFilter(
         rel_type=None if rel_type is None else args.text(rel_type),
@@ -173,7 +173,7 @@ async def aggregations(
     user_id: str,
     event_ids: Iterable[str],
     *,
-    ignored: Collection[UserId] = (),
+    ignored: args.Ignored = args.ACCOUNT_DATA,
 ) -> dict[EventId, Aggregations]:
     """Return the aggregations that a client gets with events: edit, thread summary, references.
 
@@ -181,7 +181,7 @@ async def aggregations(
     /sync and for single events. `InvalidIdentifier`.
     """
     user, ids = args.local_user(user_id, store.server_name), await args.many(args.events, event_ids)
-    silent = args.users(ignored)
+    silent = args.ignored(ignored)
     return await store.reads.run(
         lambda conn: aggregation_queries.aggregations(conn, user, ids, ignored=silent)
     )
@@ -196,7 +196,7 @@ async def threads(
     include: Include = "all",
     from_: str | None = None,
     limit: int = 20,
-    ignored: Collection[UserId] = (),
+    ignored: args.Ignored = args.ACCOUNT_DATA,
 ) -> Page:
     """Return a page of the thread roots of a room, latest reply first, with their aggregations.
 
@@ -218,7 +218,7 @@ async def threads(
         start=END if from_ is None else PaginationToken.parse(from_, store.deployment_id),
         limit=page_limit(store, limit),
         rows_max=store.database.config.traversal_rows_max,
-        ignored=args.users(ignored),
+        ignored=args.ignored(ignored),
     )
     return await store.reads.run(
         lambda conn: thread_queries.threads(conn, request, store.deployment_id),

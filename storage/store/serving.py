@@ -1,11 +1,10 @@
 """Calls that make what clients get of events."""
 
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 from storage import arguments as args
-from storage.ids import UserId
 from storage.observability.instrument import measured
 from storage.queries import client_events as queries
 from storage.queries.events import StoredEvent
@@ -21,7 +20,7 @@ async def client_events(
     device_id: str | None = None,
     with_room_id: bool = True,
     as_state: bool = False,
-    ignored: Collection[UserId] = (),
+    ignored: args.Ignored = args.ACCOUNT_DATA,
 ) -> list[dict[str, Any]]:
     """Return events of any reads and rooms in the form of the client-server API, in their order.
 
@@ -46,7 +45,7 @@ async def client_events(
     request = queries.ClientRequest(
         user,
         None if device_id is None else args.text(device_id),
-        args.users(ignored),
+        args.ignored(ignored),
         with_room_id=args.flag(with_room_id, "with_room_id"),
         now_ms=time.time_ns() // 1_000_000,
     )

@@ -1,12 +1,11 @@
 """Sliding sync: read what a client wants and does not have, and wait where nothing is new."""
 
 import time
-from collections.abc import Collection
+from dataclasses import replace
 from time import perf_counter
 
 from storage import arguments as args
 from storage.errors import ResyncNeeded, UnknownPos
-from storage.ids import UserId
 from storage.observability.instrument import measured
 from storage.persistent_map import changed
 from storage.queries.sliding import response as queries
@@ -35,7 +34,7 @@ async def sliding_sync(
     device_id: str,
     pos: str | None = None,
     timeout_ms: int = 0,
-    ignored: Collection[UserId] = (),
+    ignored: args.Ignored = args.ACCOUNT_DATA,
 ) -> SlidingSync:
     """Return the rooms of a ``request`` that are new to a connection, MSC4186.
 
@@ -44,7 +43,8 @@ async def sliding_sync(
     request may be repeated with the same ``pos``, also with another body. With a ``pos``,
     ``timeout_ms`` waits until something is new.
 
-    Events of ``ignored`` users are left out, except for state, and so are their invites.
+    Events of ``ignored`` users are left out, except for state, and so are their invites. By
+    default the users are those of the account data m.ignored_user_list.
 
     `UnknownPos` for a connection that has expired: begin without ``pos``. `InvalidToken`,
     `InputError`.
@@ -55,7 +55,7 @@ async def sliding_sync(
         request,
         device_id=device_id,
         pos=pos,
-        ignored=args.users(ignored),
+        ignored=args.ignored(ignored),
         server_name=store.server_name,
         deployment=store.deployment_id,
         config=store.database.config,
@@ -73,7 +73,7 @@ async def sliding_sync(
             ending=prepared.defined,
             included=sorted({ACCOUNT_DATA, *prepared.body.extensions}),
         )
-        return draft.response(await _pos(store, prepared, draft))
+        return replace(draft.response(await _pos(store, prepared, draft)), ignored=ignored)
 
 
 async def _look(store: StoreCore, request: PreparedRequest, *, waits: bool) -> Look[Draft]:

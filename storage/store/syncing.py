@@ -6,7 +6,7 @@ from time import perf_counter
 
 from storage import arguments as args
 from storage.database.connection import Connection
-from storage.ids import RoomId, UserId
+from storage.ids import RoomId
 from storage.observability.instrument import measured
 from storage.queries import state
 from storage.queries import sync as queries
@@ -32,7 +32,7 @@ async def sync(
     rooms_limit: int | None = None,
     full_state: bool = False,
     timeout_ms: int = 0,
-    ignored: Collection[UserId] = (),
+    ignored: args.Ignored = args.ACCOUNT_DATA,
     filter: SyncFilter = ANY_ROOM,  # noqa: A002  # as the client-server API calls it
     device_id: str | None = None,
     include: Collection[Included] | None = None,
@@ -45,7 +45,8 @@ async def sync(
     ``since`` returns the next ones. ``full_state`` adds the whole state of each joined room.
     ``timeout_ms`` waits until something is new.
 
-    Events of ``ignored`` users are left out, except for state, and so are their invites.
+    Events of ``ignored`` users are left out, except for state, and so are their invites. By
+    default the users are those of the account data m.ignored_user_list.
     ``filter`` picks rooms, events, and members (`storage.SyncFilter`).
 
     A timeline that is `limited` is incomplete. This is also so where history is missing, or where
@@ -68,7 +69,7 @@ async def sync(
         timeline_limit=timeline_limit,
         rooms_limit=rooms_limit,
         full_state=args.flag(full_state, "full_state"),
-        ignored=args.users(ignored),
+        ignored=args.ignored(ignored),
         filter=args.instance(filter, SyncFilter, "filter"),
         server_name=store.server_name,
         deployment=store.deployment_id,
@@ -85,7 +86,8 @@ async def sync(
         timeout_ms=wait_ms,
         ending=(*BESIDE, *request.defined),
     )
-    return replace(found, unread_thread_notifications=filter.unread_thread_notifications)
+    by_thread = filter.unread_thread_notifications
+    return replace(found, unread_thread_notifications=by_thread, ignored=ignored)
 
 
 @measured("unread")
@@ -96,7 +98,7 @@ async def unread(
     *,
     types: Collection[str] = UNREAD_TYPES,
     count_max: int = COUNT_MAX,
-    ignored: Collection[UserId] = (),
+    ignored: args.Ignored = args.ACCOUNT_DATA,
 ) -> dict[RoomId, Unread]:
     """Return the unread counts of rooms that a local user has joined; by default of all.
 
@@ -113,7 +115,7 @@ async def unread(
     request = UnreadRequest(
         types=args.texts(types, "types"),
         count_max=args.limit(count_max, args.LARGEST, "count_max"),
-        ignored=args.users(ignored),
+        ignored=args.ignored(ignored),
         rows_max=store.database.config.traversal_rows_max,
     )
     return await store.reads.run(

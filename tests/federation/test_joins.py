@@ -11,6 +11,7 @@ import storage
 from storage import RoomId
 from storage.event import sign
 from storage.federation import Receiver
+from storage.federation.keyed_locks import KeyedLocks
 from storage.testing import signing_key
 from tests.federation.peers import QUICK, Homeserver, fail
 from tests.federation.rooms import PUBLIC, agree, outcomes, shared_room
@@ -273,3 +274,10 @@ async def test_a_restricted_join_has_the_signature_of_its_authoriser(
     joined = await other.receiver.joined("s1.test", join, response, "12")
     assert joined.outcome == "joined", joined
     await agree(room_id, one, other)
+
+
+async def test_a_join_that_does_not_end_holds_up_no_transaction() -> None:
+    locks = KeyedLocks()
+    async with locks.lock("a room"):
+        await locks.released(["a room", "another"], 0)
+    await locks.released(["a room"], 60)

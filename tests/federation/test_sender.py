@@ -7,19 +7,20 @@ import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 import asyncpg
 import pytest
 
 import storage
 from storage import EventId, RoomId, ServerName, StorageClosed, StoredEvent
-from storage.federation import RemoteError, Sender, SenderLimits
+from storage.federation import RemoteError, Responder, Sender, SenderLimits
 from storage.testing import signing_key
 from tests.federation.peers import Homeserver, start
-from tests.federation.rooms import agree, shared_room
+from tests.federation.rooms import PUBLIC, agree, shared_room
 
 WAIT_S = 10
+TOPIC: Final = "m.room.topic"
 ACCEPT: Final = """
 import asyncio, os, signal, sys
 import storage
@@ -436,3 +437,63 @@ async def test_a_kill_between_a_join_and_its_delivery(three: list[Homeserver], d
         await sender.pass_on([two.name], event)
         await wire.until(wire.has(two, theirs))
     assert wire.sent == {other.name: [theirs], two.name: [theirs]}, "nothing twice"
+
+
+@pytest.mark.parametrize("version", ["1", "6", "12"])
+@pytest.mark.parametrize("is_slow", [True, False])
+async def test_a_server_that_joins_gets_what_was_sent_after_its_template(
+    two: list[Homeserver], version: str, *, is_slow: bool
+) -> None:
+    """No join has it as a parent. ``is_slow``: it comes before the answer to send_join."""
+    one, other = two
+    room = await one.store.create_room(one.user(), room_version=version, initial_state=[PUBLIC])
+    wire, between = Wire(two), []
+
+    async def write(template: dict[str, Any]) -> dict[str, Any]:
+        topic = {"topic": "made meanwhile"}
+        topic_id = (await one.store.send(room, one.user(), TOPIC, topic, state_key="")).event_id
+        assert topic_id is not None
+        between.extend([topic_id, *await say(one, room, 1)])
+        return template
+
+    async def late(answer: dict[str, Any]) -> dict[str, Any]:
+        await wire.until(lambda: "s2.test" in wire.tried)
+        return answer
+
+    other.network.faults["s1.test", "make_join"] = write
+    if is_slow:
+        other.network.faults["s1.test", "send_join"] = late
+    await skip(one)
+    async with sending(wire) as sender:
+        one.responder = Responder(one.receiver, sender)
+        joined = await other.memberships.join(other.user(), room, ["s1.test"])
+        assert joined.outcome == "joined"
+        await wire.until(wire.has(other, between[-1]))
+    assert {*between} <= (await other.store.events(between)).keys()
+    assert (await other.store.current_state(room))[TOPIC, ""] == between[0]
+    shown = (await other.store.sync(other.user())).join[room].timeline.events
+    assert {*between} <= {one.event_id for one in shown}
+    await agree(room, one, other)
+
+
+async def test_an_event_that_is_passed_on_twice_reaches_both_servers(
+    three: list[Homeserver],
+) -> None:
+    """The second call does not replace the first one."""
+    one, other, third = three
+    room = await shared_room(one, other, third)
+    wire = Wire(three, down={other.name})
+    await skip(one)
+    [event_id] = await say(third, room, 1)
+    event = await third.store.event(event_id)
+    assert event is not None
+    await one.receive(third, [event.json])
+    async with sending(wire) as sender:
+        await sender.pass_on([other.name], event)
+        await sender.pass_on([third.name], event)
+        await wire.until(wire.has(third, event_id))
+    facts = await one.store.stream("relay").rows()
+    assert len({fact.key for fact in facts}) == 2
+    wire.down.clear()
+    async with sending(wire):
+        await wire.until(wire.has(other, event_id))

@@ -6,6 +6,7 @@ for each, what the client was sent of every room (`Snapshot`). A request continu
 Where the proposal leaves a choice, the oracle takes the first of these:
 
 * A room that the client was sent, and that the user left by themselves, stays in the list.
+* A forgotten room is in no list. A client that has the room gets its end once, whatever it wants.
 * A room that the user was kicked or banned from is in the list only if they were ever joined.
 * A timeline is sent again if its limit has grown beyond that of the last timeline with a gap before
   it, or of the first one. A client that has the whole timeline gets nothing again.
@@ -167,9 +168,24 @@ class SlidingOracle:
         found = []
         for room_id in self.oracle.versions:
             own = self.membership(room_id)
-            if own is not None and (room_id in sent or self._is_due(own)):
+            if own is None or self.hides(own) or self.has_forgotten(room_id):
+                continue
+            if room_id in sent or self._is_due(own):
                 found.append(Listed(room_id, self._activity(room_id, own), own))
         return sorted(found, key=lambda one: -one.activity)
+
+    def has_forgotten(self, room_id: RoomId) -> bool:
+        return self.oracle.has_forgotten(room_id, self.user_id)
+
+    def ended(self, sent: Mapping[RoomId, Sent]) -> list[RoomId]:
+        """Return the forgotten rooms that a client has, and whose end it lacks."""
+        return [
+            room_id
+            for room_id, before in sent.items()
+            if self.has_forgotten(room_id)
+            and (own := self.membership(room_id)) is not None
+            and own.position > before.upto
+        ]
 
     def _is_due(self, own: Membership) -> bool:
         if own.name in ("join", *OUTSIDE):
@@ -189,6 +205,8 @@ class SlidingOracle:
     def may_subscribe(self, room_id: RoomId, sent: Collection[RoomId]) -> bool:
         """Return whether a subscription counts: not of a user who was banned without a join."""
         own = self.membership(room_id) if room_id in self.oracle.versions else None
+        if self.has_forgotten(room_id):
+            return False
         if own is None or room_id in sent:
             return own is not None
         return own.event_id is not None and (own.name != "ban" or own.was_joined)

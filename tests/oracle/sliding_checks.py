@@ -1,7 +1,7 @@
 """A response of sliding sync beside the oracle, and the client after it."""
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from storage import RoomSubscription, SlidingList, SlidingSyncRequest
@@ -29,15 +29,19 @@ from tests.oracle.sliding_client import FoundRoom, FoundSync, ModelClient, RoomC
 
 @dataclass
 class DueRooms:
-    """The rooms of a response, with their configs, and the counts of the lists."""
+    """The rooms of a response, with their configs, and the counts of the lists.
+
+    ``ended`` are forgotten rooms, which the response has whatever the request wants.
+    """
 
     wanted: dict[RoomId, Wanted] = field(default_factory=dict)
     counts: dict[str, int] = field(default_factory=dict)
+    ended: list[RoomId] = field(default_factory=list)
 
 
 def expected(oracle: SlidingOracle, request: SlidingSyncRequest, sent: Snapshot) -> DueRooms:
     """Return the rooms that a request wants, whether they have news or not."""
-    found = DueRooms()
+    found = DueRooms(ended=oracle.ended(sent.rooms))
     listed = oracle.listed(sent.rooms)
 
     def add(room_id: RoomId, wanted: Wanted) -> None:
@@ -84,6 +88,11 @@ def next_snapshot(
             own.name,
             room_id in oracle.personal.direct,
         )
+    for room_id in due.ended:
+        own = oracle.membership(room_id)
+        rooms[room_id] = replace(
+            rooms[room_id], upto=oracle.now, membership=own.name if own is not None else "leave"
+        )
     return Snapshot(oracle.now, rooms)
 
 
@@ -124,8 +133,10 @@ class ResponseCheck:
         """``client``: as it is after the response."""
         self.differs("counts", self.due.counts, dict(found.counts))
         for room_id in found.rooms:
-            if room_id not in self.due.wanted:
+            if room_id not in self.due.wanted and room_id not in self.due.ended:
                 self.lines.append(f"{room_id}: not in any window, and not subscribed")
+        for room_id in self.due.ended:
+            self._ended(room_id, found.rooms.get(room_id))
         for room_id, wanted in self.due.wanted.items():
             own = self.oracle.membership(room_id)
             told = found.rooms.get(room_id)
@@ -190,6 +201,18 @@ class ResponseCheck:
             self._outside(where, own, told)
         elif own.name == "join" or own.stay == own.position:
             self._inside(room_id, own, wanted, told)
+
+    def _ended(self, room_id: RoomId, told: FoundRoom | None) -> None:
+        """A forgotten room has the end of the membership, and nothing else."""
+        own = self.oracle.membership(room_id)
+        if told is None or own is None:
+            self.lines.append(f"{room_id}: forgotten, and its end is not returned")
+            return
+        shown = told.membership, told.initial, told.timeline, set(told.facts) - {"is_dm"}
+        self.differs(f"{room_id} forgotten", (own.name, True, [], set()), shown)
+        state = {} if own.event_id is None else {(MEMBER, self.oracle.user_id): own.event_id}
+        if own.was_joined or told.state:
+            self.differs(f"{room_id} forgotten state", state, dict(told.state))
 
     def _outside(self, where: str, own: Membership, told: FoundRoom) -> None:
         if own.name in ("invite", "knock"):

@@ -20,12 +20,12 @@ from storage.errors import UnknownPos
 from storage.ids import EventId, RoomId, StateKey
 from tests.oracle.facts import differences
 from tests.oracle.oracle import Oracle
-from tests.oracle.sliding import Personal, SlidingOracle, Snapshot
+from tests.oracle.sliding import Personal, SlidingOracle, Snapshot, membership_of
 from tests.oracle.sliding_checks import ResponseCheck, next_snapshot
 from tests.oracle.sliding_client import ModelClient
 from tests.oracle.sliding_rooms import SlidingRooms, personal
 from tests.oracle.sliding_subject import OracleSliding, SlidingSubject
-from tests.oracle.syncing import OracleSyncRequest, plain_answer, sync
+from tests.oracle.syncing import OracleSyncRequest, plain_answer, remember, sync
 from tests.oracle.unread import unread
 
 STEPS: Final = 30
@@ -68,6 +68,7 @@ WEIGHTS: Final = {
     "sync": 12,
     "read": 8,
     "come back": 5,
+    "forget": 4,
 }
 
 
@@ -137,7 +138,7 @@ class SlidingSequence:
         self.tokens: dict[str, list[tuple[int | None, Any]]] = {
             user: [(None, None)] for user in self.readers
         }
-        self.holds = 0
+        self.holds = self.reached = 0
         self.refused = 0
         one, other = self.readers
         names = [(one, "PHONE", ""), (one, "PHONE", "second"), (other, "DESK", "")]
@@ -168,6 +169,8 @@ class SlidingSequence:
             await self._read(rng)
         elif kind == "account":
             await self._account(rng)
+        elif kind == "forget":
+            await self._forget(rng)
         else:
             self._rooms(kind, rng)
             await self._append()
@@ -193,6 +196,22 @@ class SlidingSequence:
         for one in self.rooms.outbox:
             await self.subject.append(one)
         self.rooms.outbox.clear()
+        remember(self.oracle, self.reached)
+        self.reached = max((held.arrival for held in self.oracle.held.values()), default=0)
+
+    async def _forget(self, rng: random.Random) -> None:
+        """Let a user forget a room that they have left, or were removed from."""
+        user = rng.choice(self.readers)
+        left = [
+            room_id
+            for room_id in self.oracle.versions
+            if (own := membership_of(self.oracle, room_id, user)) is not None
+            and own.name in ("leave", "ban")
+        ]
+        if left:
+            room_id = rng.choice(left)
+            self.oracle.forgotten.add((room_id, user))
+            await self.subject.forget(user, room_id)
 
     async def _account(self, rng: random.Random) -> None:
         """Let a user have other direct chats and tags."""

@@ -61,6 +61,9 @@ class SlidingSubject(Protocol):
     async def sync(self, asked: OracleSyncRequest) -> Answer:
         """Return a response of /sync. ``since`` is what the last one has returned."""
 
+    async def forget(self, user_id: str, room_id: RoomId) -> None:
+        """Let a user forget a room that they have left."""
+
     async def receipt(self, user_id: str, room_id: RoomId, event_id: EventId) -> None:
         """Set a receipt."""
 
@@ -112,6 +115,9 @@ class StoreSliding:
             ignored=list(map(UserId, asked.ignored)),
         )
         return answer_of(found)
+
+    async def forget(self, user_id: str, room_id: RoomId) -> None:
+        await self.store.forget(user_id, room_id)
 
     async def receipt(self, user_id: str, room_id: RoomId, event_id: EventId) -> None:
         await self.store.receipts.set(room_id, "m.read", UserId(user_id), event_id, {})
@@ -188,6 +194,9 @@ class OracleSliding:
         del room_ids
         return {held.arrival: held.arrival for held in self.oracle.held.values()}
 
+    async def forget(self, user_id: str, room_id: RoomId) -> None:
+        """It has forgotten the room already."""
+
     async def receipt(self, user_id: str, room_id: RoomId, event_id: EventId) -> None:
         """It has the receipt already."""
 
@@ -220,6 +229,7 @@ class OracleSliding:
             for room_id, wanted in due.wanted.items()
             if (room := self.room(oracle, room_id, wanted, sent)) is not None
         }
+        rooms |= {room_id: self.ended(oracle, room_id) for room_id in due.ended}
         found = FoundSync(f"{next(self.numbers)}", due.counts, rooms)
         self.snapshots[found.pos] = next_snapshot(oracle, due, found, sent)
         return found
@@ -252,6 +262,26 @@ class OracleSliding:
             return None
         moved = before is not None and before.membership != own.name
         return found if found.has_news or moved else None
+
+    def ended(self, oracle: SlidingOracle, room_id: RoomId) -> FoundRoom:
+        """Return the end of a forgotten room."""
+        own = oracle.membership(room_id)
+        assert own is not None
+        state = {} if own.event_id is None else {(MEMBER, oracle.user_id): own.event_id}
+        return FoundRoom(
+            initial=True,
+            expanded=False,
+            limited=False,
+            membership=own.name,
+            timeline=[],
+            num_live=0,
+            bump=None,
+            state=state,
+            removed=(),
+            facts={},
+            stripped=[],
+            lists=frozenset(),
+        )
 
     def inside(
         self,
@@ -392,6 +422,32 @@ class SyncsFromTheLastStay(OracleSliding):
         return asked.since is not None and "join" in own and {"leave", "ban"} & {*own} != set()
 
 
+class KeepsForgottenRooms(OracleSliding):
+    """A room that the user has forgotten does not end."""
+
+    async def look(
+        self, user_id: str, device_id: str, request: SlidingSyncRequest, pos: str | None
+    ) -> FoundSync:
+        found = await super().look(user_id, device_id, request, pos)
+        gone = {room_id for room_id, own in self.oracle.forgotten if own == user_id}
+        rooms = {one: room for one, room in found.rooms.items() if one not in gone}
+        return replace(found, rooms=rooms)
+
+
+class CountsTheIgnored(OracleSliding):
+    """A list counts the invites by ignored users."""
+
+    async def look(
+        self, user_id: str, device_id: str, request: SlidingSyncRequest, pos: str | None
+    ) -> FoundSync:
+        found = await super().look(user_id, device_id, request, pos)
+        oracle = SlidingOracle(self.oracle, user_id, self.personal[user_id])
+        own = (oracle.membership(room_id) for room_id in self.oracle.versions)
+        hidden = sum(one is not None and oracle.hides(one) for one in own)
+        counts = {name: count + hidden for name, count in found.counts.items()}
+        return replace(found, counts=counts)
+
+
 class ForgetsReceipts(OracleSliding):
     def receipts(self, room_id: RoomId, read: Mapping[RoomId, EventId]) -> list[EventId]:
         del room_id, read
@@ -399,6 +455,8 @@ class ForgetsReceipts(OracleSliding):
 
 
 MISTAKES: Final = (
+    KeepsForgottenRooms,
+    CountsTheIgnored,
     ForgetsReceipts,
     HearsTheIgnored,
     ForgetsLeaves,

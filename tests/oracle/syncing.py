@@ -173,8 +173,37 @@ def _left_before(
     ends = [arrival for (_, was_in), (arrival, is_in) in pairwise(stays) if was_in and not is_in]
     if ends:
         return _room(oracle, room_id, asked, 0, ends[-1], is_new=True)
+    if (end := _last_change(oracle, room_id, asked.user_id, upto)) is not None:
+        upto = end
     told = _room(oracle, room_id, asked, 0, upto, is_new=True)
+    if _peeked(oracle, room_id, asked.user_id, upto):
+        return told
     return _only(told, ("m.room.member", asked.user_id))
+
+
+def _last_change(oracle: Oracle, room_id: RoomId, user_id: str, upto: int) -> int | None:
+    """Return when the user's membership changed last, in the state or out of band."""
+    own = [own_member_event(oracle, room_id, user_id, at) for at in range(upto + 1)]
+    changes = [at for at, (then, now) in enumerate(pairwise(own), 1) if then is not now]
+    return changes[-1] if changes else None
+
+
+def _peeked(oracle: Oracle, room_id: RoomId, user_id: str, upto: int) -> bool:
+    """Whether a user who never joined could see the room at their last membership."""
+    own = own_member_event(oracle, room_id, user_id, upto)
+    if own is None or not _is_out(own) or _ever_joined(oracle, room_id, user_id):
+        return False
+    return bool(oracle.visible_to_user(user_id, [own.event.event_id]))
+
+
+def _ever_joined(oracle: Oracle, room_id: RoomId, user_id: str) -> bool:
+    return oracle.membership(room_id, user_id) == "join" or any(
+        held.accepted
+        and held.event.key == ("m.room.member", user_id)
+        and held.event.content.get("membership") == "join"
+        for held in oracle.timeline(room_id).values()
+        if held.event.is_state
+    )
 
 
 def _left(
@@ -191,7 +220,9 @@ def _left(
         for arrival, room, state in oracle.current_states
         if room == room_id and arrival > since
     ]
-    if any(oracle.membership_in(state, asked.user_id) == "join" for state in later):
+    if any(oracle.membership_in(state, asked.user_id) == "join" for state in later) or _peeked(
+        oracle, room_id, asked.user_id, upto
+    ):
         return replace(_room(oracle, room_id, asked, 0, upto, is_new=True), limited=True)
     return _only(
         _room(oracle, room_id, asked, since, upto, is_new=False), ("m.room.member", asked.user_id)

@@ -1,7 +1,19 @@
 """Reads leave out events of ignored users, except state."""
 
-from storage import Store
-from storage.ids import UserId
+import itertools
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+import pytest
+
+from storage import (
+    InputError,
+    SlidingList,
+    SlidingSyncRequest,
+    Store,
+    UserId,
+    responses,
+)
 from storage.testing import RoomBuilder
 from tests.queries.conftest import StatementLog
 from tests.queries.rooms import ADMIN, LOCAL, OTHER, REMOTE, append, deliver, new_room
@@ -43,11 +55,130 @@ async def test_messages_of_ignored_users_are_left_out_and_their_state_is_not(
     assert timeline.limited
 
 
-async def test_nobody_is_ignored_unless_it_is_said(store: Store) -> None:
-    room = new_room(members=[LOCAL, OTHER])
-    noise = room.message(OTHER)
-    await deliver(store, room)
-    assert (await store.messages(room.room_id, LOCAL, limit=1)).chunk[0].event_id == noise.event_id
+LIST = "m.ignored_user_list"
+REQUEST = SlidingSyncRequest(
+    lists={"all": SlidingList(ranges=[(0, 9)], timeline_limit=9)}, unread=True
+)
+
+
+def the_same(answers: Sequence[bool]) -> bool:
+    """Return what all parts of an answer say."""
+    assert len(set(answers)) == 1, answers
+    return answers[0]
+
+
+class Reads:
+    """All reads that take ``ignored``: each returns whether it has something of the other user."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self.room = new_room(members=[LOCAL, OTHER])
+        self.said = self.room.message(ADMIN)
+        self.reply = self.room.threaded(OTHER, self.said, "noise")
+        self.noise = self.room.message(OTHER)
+        self.inviting = new_room(seed=1, members=[OTHER], join_rule="public")
+        self.inviting.invite(OTHER, LOCAL)
+        self.devices = itertools.count()
+
+    @property
+    def all(self) -> dict[str, Callable[..., Awaitable[bool]]]:
+        names = (name for name in vars(Reads) if name.startswith("of_"))
+        return {name: getattr(self, name) for name in names}
+
+    async def of_sync(self, **how: Any) -> bool:
+        found = await self.store.sync(LOCAL, device_id="A", **how)
+        one = found.join[self.room.room_id]
+        made = await responses.sync(self.store, LOCAL, found)
+        shown = made["rooms"]["join"][self.room.room_id]["timeline"]["events"]
+        return the_same(
+            [
+                self.noise.event_id in {event.event_id for event in one.timeline.events},
+                bool(one.unread and one.unread.threads),
+                self.inviting.room_id in found.invite,
+                any("m.relations" in event["unsigned"] for event in shown),
+            ]
+        )
+
+    async def of_sliding_sync(self, **how: Any) -> bool:
+        device = f"D{next(self.devices)}"
+        found = await self.store.sliding_sync(LOCAL, REQUEST, device_id=device, **how)
+        one = found.rooms[self.room.room_id]
+        made = await responses.sliding_sync(self.store, LOCAL, REQUEST, found)
+        shown = made["rooms"][self.room.room_id]["timeline_events"]
+        return the_same(
+            [
+                self.noise.event_id in {event.event_id for event in one.timeline},
+                bool(one.unread and one.unread.threads),
+                self.inviting.room_id in found.rooms,
+                any("m.relations" in event["unsigned"] for event in shown),
+            ]
+        )
+
+    async def of_messages(self, **how: Any) -> bool:
+        found = await self.store.messages(self.room.room_id, LOCAL, aggregations=True, **how)
+        return the_same(
+            [
+                self.noise.event_id in {one.event_id for one in found.chunk},
+                any(one.relations is not None for one in found.chunk),
+            ]
+        )
+
+    async def of_context(self, **how: Any) -> bool:
+        found = await self.store.context(self.said.event_id, LOCAL, aggregations=True, **how)
+        return the_same(
+            [
+                self.noise.event_id in {one.event_id for one in found.events_after},
+                found.event.relations is not None,
+            ]
+        )
+
+    async def of_relations(self, **how: Any) -> bool:
+        said = self.said.event_id
+        some = await self.store.relations(said, LOCAL, **how)
+        more = await self.store.relations(said, LOCAL, recurse=True, **how)
+        return the_same([bool(some.chunk), bool(more.chunk)])
+
+    async def of_aggregations(self, **how: Any) -> bool:
+        return bool(await self.store.aggregations(LOCAL, [self.said.event_id], **how))
+
+    async def of_threads(self, **how: Any) -> bool:
+        return bool((await self.store.threads(self.room.room_id, LOCAL, **how)).chunk)
+
+    async def of_client_events(self, **how: Any) -> bool:
+        found = await self.store.events([self.said.event_id])
+        [one] = await self.store.client_events(LOCAL, found.values(), **how)
+        return "m.relations" in one["unsigned"]
+
+    async def of_unread(self, **how: Any) -> bool:
+        found = await self.store.unread(LOCAL, **how)
+        return bool(found[self.room.room_id].threads)
+
+
+async def test_each_read_leaves_out_the_users_that_the_account_data_list(store: Store) -> None:
+    """Client-server API, "Ignoring Users". A list that is given counts in its place."""
+    reads = Reads(store)
+    calls = reads.all
+    assert len(calls) == 9
+    for room in (reads.room, reads.inviting):
+        await deliver(store, room)
+    user, by_list = UserId(LOCAL), [UserId(OTHER)]
+    for name, ask in calls.items():
+        assert await ask(), name
+        assert not await ask(ignored=by_list), name
+    odd = {"\0": "\0", "\\": "\\u0000", "number": 1e300, OTHER: {}}
+    await store.account_data.set(user, LIST, {"ignored_users": odd})
+    for name, ask in calls.items():
+        assert not await ask(), name
+        assert not await ask(ignored="account_data"), name
+        assert await ask(ignored=()), name
+        assert await ask(ignored=[ADMIN + "x"]), name
+        with pytest.raises(InputError):
+            await ask(ignored="everybody")
+    others: list[dict[str, Any]] = [{"ignored_users": [OTHER]}, {"ignored_users": OTHER}, {}]
+    for content in others:
+        await store.account_data.set(user, LIST, content)
+        for name, ask in calls.items():
+            assert await ask(), (name, content)
 
 
 async def test_an_invite_by_an_ignored_user_is_left_out(store: Store) -> None:

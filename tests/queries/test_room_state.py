@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from storage import AuthDenied, InputError, Store, responses
+from storage import AuthDenied, InputError, RoomId, Store, UnknownRoom, responses
 from storage.testing import RoomBuilder
-from tests.queries.rooms import ADMIN, LOCAL, deliver, ids, new_room
+from tests.queries.rooms import ADMIN, LOCAL, REMOTE, append, deliver, ids, new_room
 
 NAME = ("m.room.name", "")
 
@@ -29,6 +29,70 @@ async def test_a_user_who_was_never_in_the_room_has_no_state(store: Store, how: 
         room.ban(ADMIN, LOCAL)
     await deliver(store, room)
     with pytest.raises(AuthDenied, match="was never in"):
+        await responses.room_state(store, LOCAL, room.room_id)
+
+
+@pytest.mark.parametrize("how", ["nothing", "invite", "ban", "knock", "forgotten"])
+@pytest.mark.parametrize("visibility", ["world_readable", "shared", "invited", "joined"])
+async def test_a_stranger_reads_the_state_that_they_may_see(
+    store: Store, visibility: str, how: str
+) -> None:
+    """Client-server API, "Room history visibility": everybody, or the invited users."""
+    room = RoomBuilder("11", sign=False)
+    room.start(ADMIN, history_visibility=visibility, name="shown", join_rule="knock")
+    if how == "forgotten":
+        room.invite(ADMIN, LOCAL)
+        room.kick(ADMIN, LOCAL)
+    elif how != "nothing":
+        getattr(room, how)(*([LOCAL] if how == "knock" else [ADMIN, LOCAL]))
+    await deliver(store, room)
+    if how == "forgotten":
+        await store.forget(LOCAL, room.room_id)
+    if visibility == "world_readable" or (visibility, how) == ("invited", "invite"):
+        assert await responses.room_state(store, LOCAL, room.room_id) == dict(room.state)
+    else:
+        with pytest.raises(AuthDenied, match="was never in"):
+            await responses.room_state(store, LOCAL, room.room_id)
+
+
+async def test_a_stranger_reads_no_state_once_the_room_is_closed(store: Store) -> None:
+    room = new_room(visibility="world_readable")
+    await deliver(store, room)
+    assert NAME not in await responses.room_state(store, LOCAL, room.room_id)
+    room.history_visibility(ADMIN, "shared")
+    await deliver(store, room)
+    with pytest.raises(AuthDenied, match="was never in"):
+        await responses.room_state(store, LOCAL, room.room_id)
+    with pytest.raises(UnknownRoom):
+        await responses.room_state(store, LOCAL, RoomId("!none:s1.test"))
+
+
+async def test_a_former_member_of_a_world_readable_room_reads_the_state_of_their_leave(
+    store: Store,
+) -> None:
+    """GET /state: "If the user has left the room", the state of when they left."""
+    room = new_room(visibility="world_readable", name="before", members=[LOCAL])
+    leave = room.leave(LOCAL)
+    room.name(ADMIN, "after")
+    await deliver(store, room)
+    expected = {**leave.state_before, ("m.room.member", LOCAL): leave.event_id}
+    assert await responses.room_state(store, LOCAL, room.room_id) == expected
+    await store.forget(LOCAL, room.room_id)
+    assert await responses.room_state(store, LOCAL, room.room_id) == dict(room.state)
+
+
+async def test_an_invite_out_of_band_shows_no_state_of_an_earlier_time(store: Store) -> None:
+    """The state here is older than the invite: it says that the user is not invited."""
+    room = RoomBuilder("11", sign=False)
+    room.start(REMOTE, history_visibility="invited")
+    room.join(LOCAL)
+    room.leave(LOCAL)
+    await deliver(store, room)
+    await store.forget(LOCAL, room.room_id)
+    room.message(REMOTE, "nobody of the other server is here")
+    assert await append(store, room.invite(REMOTE, LOCAL), origin="out_of_band") == ["stored"]
+    assert await store.memberships_of(LOCAL, ["invite"]) == {room.room_id: "invite"}
+    with pytest.raises(AuthDenied):
         await responses.room_state(store, LOCAL, room.room_id)
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from storage import EventFilter, Store, SyncFilter
 from storage.queries.sync.types import LeftRoom
-from storage.testing import RoomBuilder
+from storage.testing import BuiltEvent, RoomBuilder
 from tests.queries.rooms import ADMIN, LOCAL, append, deliver, ids, new_room
 
 LEAVES = SyncFilter(include_leave=True)
@@ -94,6 +94,65 @@ async def test_a_declined_invite_has_the_own_membership_alone(store: Store) -> N
     assert set(ids(found.timeline.events)) <= await store.visible_to_user(LOCAL, ids(room.events))
     since = (await store.sync(LOCAL)).next_batch
     assert (await store.sync(LOCAL, since=since, full_state=True, filter=LEAVES)).is_empty
+
+
+ENDS = ("ban", "invite leave", "invite kick", "invite ban", "knock kick")
+
+
+def ended(visibility: str, ways: str) -> tuple[RoomBuilder, BuiltEvent]:
+    """Return a room that the user was never in, and their last membership. The room went on."""
+    made = RoomBuilder("11", sign=False)
+    made.start(ADMIN, history_visibility=visibility, join_rule="knock", name="before")
+    made.message(ADMIN, "before")
+    for way in ways.split():
+        getattr(made, way)(*([LOCAL] if way in ("knock", "leave") else [ADMIN, LOCAL]))
+        made.message(ADMIN, way)
+    made.name(ADMIN, "after")
+    return made, [event for event in made.events if event.state_key == LOCAL][-1]
+
+
+@pytest.mark.parametrize("ways", ENDS)
+@pytest.mark.parametrize("visibility", ["world_readable", "shared", "invited", "joined"])
+async def test_a_room_that_the_user_was_never_in_ends_with_their_last_membership(
+    store: Store, visibility: str, ways: str
+) -> None:
+    """Its state is whole where they could see the room then, else it is the membership alone."""
+    made, end = ended(visibility, ways)
+    earlier = (await store.sync(LOCAL)).next_batch
+    await deliver(store, made)
+    until = made.events[: made.events.index(end) + 1]
+    visible = await store.visible_to_user(LOCAL, ids(until))
+    assert (end.event_id in visible) == (
+        visibility == "world_readable" or (visibility == "invited" and "invite" in ways)
+    )
+    whole = {**end.state_before, ("m.room.member", LOCAL): end.event_id}
+    if end.event_id not in visible:
+        whole = {("m.room.member", LOCAL): end.event_id}
+    for limit in (1, 100):
+        first = await first_leave(store, made, limit)
+        later = (await store.sync(LOCAL, since=earlier, timeline_limit=limit)).leave[made.room_id]
+        for found in (first, later):
+            timeline = [one for one in ids(until) if one in visible][-limit:]
+            assert ids(found.timeline.events) == timeline
+            assert set(ids(found.state_after)) == set(whole.values())
+            changed = {one.event_id for one in until if one.state_key is not None} & set(timeline)
+            assert set(ids(found.state)) >= set(whole.values()) - changed
+            assert found.state_removed == []
+        assert later.timeline.limited is (end.event_id in visible)
+        page = await store.messages(made.room_id, LOCAL, from_=first.timeline.prev_batch)
+        seen = {*ids(page.chunk), *ids(first.timeline.events)}
+        assert seen == (visible if end.event_id in visible else set())
+
+
+async def test_a_forgotten_room_of_a_stranger_has_the_end_alone(store: Store) -> None:
+    made, end = ended("world_readable", "invite leave")
+    since = (await store.sync(LOCAL)).next_batch
+    await deliver(store, made)
+    await store.forget(LOCAL, made.room_id)
+    for filter_ in (LEAVES, SyncFilter()):
+        assert (await store.sync(LOCAL, filter=filter_)).leave == {}
+        assert (await store.sync(LOCAL, since=since, filter=filter_)).leave == {}
+    assert end.content["membership"] == "leave"
 
 
 async def test_an_invite_that_was_declined_out_of_band(store: Store) -> None:

@@ -21,7 +21,6 @@ from storage.queries.events import VALUES_MAX
 from storage.queries.sync import response as sync_response
 from storage.testing import RoomBuilder
 from storage.turns import (
-    ARGUMENT_MAX,
     ITEM_BYTES,
     NEVER,
     TURN_BYTES,
@@ -237,7 +236,7 @@ async def test_many_ids_are_read_in_parts(
 
 
 async def test_others_run_before_a_long_list_is_sent() -> None:
-    for size, turns_taken in ((ARGUMENT_MAX, 0), (ARGUMENT_MAX + 1, 1)):
+    for size, turns_taken in ((TURN_ROWS, 0), (TURN_ROWS + 1, 1)):
         async with LoopTurns() as turns:
             before = turns.number
             await pause_if_long(5, ["$id"] * size)
@@ -311,7 +310,7 @@ async def test_the_data_of_a_large_batch_is_loaded_in_steps(
     ],
 )
 async def test_a_long_list_is_sent_as_text(store: Store, kind: str, values: list[Any]) -> None:
-    long = values * (ARGUMENT_MAX // len(values) + 1)
+    long = values * (TURN_ROWS // len(values) + 1)
     sql = f"SELECT $2::{kind}[] || $1::{kind}[] WHERE $3::text = 'one'"
     sent, first, *rest = await long_lists_as_text((sql, long, values, "one"))
     assert isinstance(first, str)
@@ -324,7 +323,7 @@ async def test_a_long_list_is_sent_as_text(store: Store, kind: str, values: list
 
 
 async def test_a_list_whose_type_is_not_named_stays_one() -> None:
-    long: list[Any] = [b"1"] * (ARGUMENT_MAX + 1)
+    long: list[Any] = [b"1"] * (TURN_ROWS + 1)
     for sql in (
         "SELECT f($1)",
         "SELECT $1::bytea[]",
@@ -336,16 +335,16 @@ async def test_a_list_whose_type_is_not_named_stays_one() -> None:
 
 @pytest.mark.parametrize("make", [list, iter, set])
 async def test_a_long_list_is_checked_in_parts(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    ids = [f"${number}" for number in range(3 * ARGUMENT_MAX)]
+    ids = [f"${number}" for number in range(3 * TURN_ROWS)]
     async with LoopTurns() as turns:
         turns.watch(monkeypatch, arguments, "events", len)
         found = await arguments.many(arguments.events, make([*ids, *ids]))
     assert found == ids if make is not set else set(found) == set(ids)
-    assert turns.most == ARGUMENT_MAX
+    assert turns.most == TURN_ROWS
     with pytest.raises(InvalidIdentifier):
         await arguments.many(arguments.events, make([*ids, "!room"]))
     with pytest.raises(InputError):
-        await arguments.many(arguments.events, "$" * (ARGUMENT_MAX + 1))
+        await arguments.many(arguments.events, "$" * (TURN_ROWS + 1))
 
 
 async def test_no_full_collection_while_a_large_request_runs() -> None:

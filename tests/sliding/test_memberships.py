@@ -1,6 +1,8 @@
 """Invites, knocks, leaves, kicks and bans, and how a user returns."""
 
-from storage import Store
+import pytest
+
+from storage import SlidingFilter, SlidingSyncRequest, Store, responses
 from storage.ids import UserId
 from tests.queries.conftest import StatementLog
 from tests.queries.rooms import ADMIN, LOCAL, OTHER, append, deliver, ids, new_room
@@ -182,3 +184,107 @@ async def test_an_invite_becomes_direct(store: Store, statements: StatementLog) 
     statements.sent.clear()
     assert (await client.sync((0, 19))).rooms == {}
     assert not any("visibility_of" in one for one in statements.take()), "it reads no timeline"
+
+
+@pytest.mark.parametrize("way", ["leave", "kick", "ban", "reject", "retract", "take back"])
+async def test_a_room_that_is_forgotten_ends_once(store: Store, way: str) -> None:
+    """Before the next request, on a connection that was sent the room and on no other."""
+    pending = way in ("reject", "retract", "take back")
+    room, other = new_room(members=() if pending else [LOCAL], name="first"), new_room(seed=9)
+    if way == "take back":
+        room.state_event(ADMIN, "m.room.join_rules", {"join_rule": "knock"})
+        room.knock(LOCAL)
+    elif pending:
+        room.invite(ADMIN, LOCAL)
+    other.join(LOCAL)
+    await deliver(store, room)
+    await deliver(store, other)
+    client = SlidingClient(store, LOCAL)
+    window = SlidingClient(store, LOCAL, conn_id="window")
+    subscribed = SlidingClient(store, LOCAL, conn_id="subscribed")
+    await client.sync((0, 19), required=EVERYTHING)
+    await window.sync((0, 0), (1, 1))
+    await subscribed.sync(subscriptions=[room.room_id])
+    own = (
+        room.ban(ADMIN, LOCAL)
+        if way == "ban"
+        else (room.kick(ADMIN, LOCAL) if way in ("kick", "retract") else room.leave(LOCAL))
+    )
+    await append(store, own, room.name(ADMIN, "secret"), room.message(ADMIN, "secret"))
+    await append(store, other.message(ADMIN, "later"))
+    await store.forget(LOCAL, room.room_id)
+    before, end = client.pos, "ban" if way == "ban" else "leave"
+    for _ in range(2):  # the first response is lost
+        client.pos = before
+        found = await client.sync((0, 19), required=EVERYTHING)
+        assert set(found.rooms) == {room.room_id, other.room_id}
+        assert found.lists["all"].count == 1
+        ended = found.rooms[room.room_id]
+        assert (ended.membership, ended.initial) == (end, True)
+        assert (ended.timeline, ended.name, ended.lists) == ((), None, ())
+        if pending:
+            assert ended.stripped_state is not None
+            assert [one["type"] for one in ended.stripped_state] == ["m.room.member"]
+        else:
+            assert ids(ended.required_state) == ids([own])
+            request = SlidingSyncRequest()
+            form = await responses.sliding_sync(store, LOCAL, request, found)
+            [told] = form["rooms"][room.room_id]["required_state"]
+            assert told["event_id"] == own.event_id
+    for _ in range(2):
+        found = await client.sync((0, 19), required=EVERYTHING, subscriptions=[room.room_id])
+        assert (found.rooms, found.lists["all"].count) == ({}, 1)
+    for one, ranges, rooms in ((window, [(0, 0)], []), (subscribed, [], [room.room_id])):
+        found = await one.sync(*ranges, subscriptions=rooms)
+        assert found.rooms[room.room_id].membership == end
+        assert (await one.sync(*ranges, subscriptions=rooms)).rooms == {}
+    new = SlidingClient(store, LOCAL, conn_id="new")
+    found = await new.sync((0, 19), subscriptions=[room.room_id])
+    assert set(found.rooms) == {other.room_id}
+
+
+async def test_a_client_that_has_the_end_gets_nothing_when_the_room_is_forgotten(
+    store: Store,
+) -> None:
+    room = new_room(members=[LOCAL])
+    await deliver(store, room)
+    client = SlidingClient(store, LOCAL)
+    await client.sync((0, 19))
+    await append(store, room.leave(LOCAL))
+    assert (await client.sync((0, 19))).lists["all"].count == 1
+    await store.forget(LOCAL, room.room_id)
+    found = await client.sync((0, 19))
+    assert (found.rooms, found.lists["all"].count) == ({}, 0)
+    await append(store, room.join(LOCAL))
+    shown = (await client.sync((0, 19))).rooms[room.room_id]
+    assert (shown.membership, shown.initial) == ("join", True)
+
+
+async def test_invites_of_ignored_users_leave_no_hole(store: Store) -> None:
+    """Neither in a window nor in a count, with a filter or without."""
+    rooms = [new_room(seed=seed) for seed in range(3, 7)]
+    rooms[0].join(LOCAL)
+    rooms[1].invite(ADMIN, LOCAL)
+    rooms[2].join(LOCAL)
+    rooms[3].invite(ADMIN, LOCAL)
+    for room in rooms:
+        await deliver(store, room)
+    ignored = [UserId(ADMIN)]
+    client = SlidingClient(store, LOCAL)
+    for filters in (SlidingFilter(), SlidingFilter(is_encrypted=False)):
+        client.pos = None
+        found = await client.sync((0, 1), filters=filters, ignored=ignored)
+        assert (set(found.rooms), found.lists["all"].count) == (
+            {rooms[0].room_id, rooms[2].room_id},
+            2,
+        )
+        found = await client.sync((0, 1), filters=filters, ignored=ignored)
+        assert (found.rooms, found.lists["all"].count) == ({}, 2)
+        found = await client.sync((0, 3), filters=filters)
+        assert (set(found.rooms), found.lists["all"].count) == (
+            {rooms[1].room_id, rooms[3].room_id},
+            4,
+        )
+    await append(store, rooms[1].leave(LOCAL))
+    found = await client.sync((0, 3), ignored=ignored)
+    assert (set(found.rooms), found.lists["all"].count) == ({rooms[1].room_id}, 3)

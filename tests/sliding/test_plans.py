@@ -92,7 +92,7 @@ def prepare(
         request,
         device_id=client.device_id,
         pos=pos,
-        ignored=(),
+        ignored=[],
         server_name=store.server_name,
         deployment=store.deployment_id,
         config=store.database.config,

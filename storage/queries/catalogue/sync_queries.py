@@ -106,7 +106,7 @@ async def _sliding_sync(conn: Connection, given: Any) -> object:
         SlidingSyncRequest(lists={"rooms": rooms}, unread=True),
         device_id="DEVICE",
         pos=None,
-        ignored=(),
+        ignored=None,
         server_name=server_name_of(given.user),
         deployment=given.deployment,
         config=given.config,

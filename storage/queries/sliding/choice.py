@@ -10,6 +10,7 @@ from storage.queries.sliding.required_state import Pairs, Required, beyond, unio
 from storage.queries.sliding.room_list import RoomList
 from storage.queries.sliding.types import RoomSubscription, SlidingList, SlidingSyncRequest
 from storage.queries.sliding.user_rooms import ListedRoom
+from storage.streams import VectorPosition
 
 LEAVE: Final = MEMBERSHIPS["leave"]
 KNOCK: Final = MEMBERSHIPS["knock"]
@@ -29,8 +30,12 @@ class WantedRoom:
 
     @property
     def is_inside(self) -> bool:
-        """Return whether the user is in the room, or was and has no new invite or knock."""
-        return self.listed.was_joined and self.listed.membership not in (INVITE, KNOCK)
+        """Return whether the user is in the room, or was and has no new invite or knock.
+
+        One who has forgotten the room was never in it.
+        """
+        is_known = self.listed.was_joined and not self.listed.is_forgotten
+        return is_known and self.listed.membership not in (INVITE, KNOCK)
 
 
 class Reason(NamedTuple):
@@ -96,6 +101,16 @@ def wanted_rooms(
     return wanted
 
 
+def forgotten_rooms(
+    room_list: RoomList, since: VectorPosition, sent: ClientRooms
+) -> dict[int, WantedRoom]:
+    """Return the forgotten rooms whose end the client may lack, by nid, in no list."""
+    return {
+        room.room_nid: WantedRoom(room, known.timeline_limit, known.required, (), is_extended=False)
+        for room, known in room_list.forgotten_since(since, sent)
+    }
+
+
 def _required(config: SlidingList | RoomSubscription) -> Required:
     return Required(frozenset(config.required_state), frozenset(config.excluded_state))
 
@@ -105,6 +120,8 @@ def _may_subscribe(room: ListedRoom, sent: Container[int]) -> bool:
 
     If state resolution removed the membership, only a connection that was sent the room has it.
     """
+    if room.is_forgotten:
+        return False
     if room.membership == 0:
         return room.room_nid in sent
     return room.membership >= LEAVE or room.was_joined or room.room_nid in sent
@@ -161,5 +178,5 @@ def _reason(
         has_changed or known.sent_upto is not None,
         room.timeline_limit > known.timeline_limit,
         beyond(room.required, known.required),
-        is_direct != known.is_direct,
+        is_direct != known.is_direct and not room.listed.is_forgotten,
     )

@@ -14,6 +14,7 @@ from storage.streams.caches import CURRENT_STATE, FORGOTTEN, LastChange
 from storage.streams.feed import Advance
 
 DIRECT: Final = "m.direct"
+IGNORED: Final = "m.ignored_user_list"
 TAG: Final = "m.tag"
 MEMBER: Final = "m.room.member"
 FACT_TYPES: Final = frozenset(
@@ -90,7 +91,7 @@ class ListChanges:
     """The changes that room lists depend on, by a feed.
 
     ``rooms``: any event, or a change by state resolution. ``facts``: state that filters look at.
-    ``account_data``: users whose m.direct or tags changed. ``clock`` counts the changes.
+    ``account_data``: users whose m.direct, tags or ignored users changed. ``clock`` counts changes.
 
     ``on_member`` is called for a user whose membership in a room may have changed. ``on_state`` is
     called for a room whose facts may have changed; None: all lists and facts may be wrong.
@@ -161,6 +162,6 @@ class ListChanges:
         self._on_member(user_id, room_id)
 
     def _account_data(self, user_id: str, _: str | None, kind: str, *__: object) -> None:
-        if kind in (DIRECT, TAG):
+        if kind in (DIRECT, TAG, IGNORED):
             self.clock += 1
             self.account_data.note(user_id, self.clock)

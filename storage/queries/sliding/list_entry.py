@@ -1,7 +1,7 @@
 """The cached lists of one user, and the caches that all lists share."""
 
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from storage.ids import UserId
@@ -31,11 +31,15 @@ class Filtered(NamedTuple):
 
 
 class Departed(NamedTuple):
-    """The rooms that a connection was sent and that the user left since, latest first."""
+    """The rooms that a connection was sent and that the user left since, latest first.
+
+    ``forgotten`` are those of them that the user has forgotten; ``rooms`` has the others.
+    """
 
     order: RoomOrder
     sent: ClientRooms
-    rooms: list[ListedRoom]
+    rooms: Sequence[ListedRoom]
+    forgotten: Sequence[ListedRoom]
 
 
 class Entry:
@@ -112,14 +116,14 @@ class Entry:
             if len(self.filtered) > FILTERS_MAX:
                 self.filtered.popitem(last=False)
 
-    def departed_of(self, rooms: UserRooms, sent: ClientRooms) -> list[ListedRoom]:
+    def departed_of(self, rooms: UserRooms, sent: ClientRooms) -> Departed:
         """Return the rooms that the connection was sent and that the user left since."""
         order = rooms.departed
         if not len(order) or not len(sent):
-            return []
+            return Departed(order, sent, (), ())
         known = self.departed.get(id(sent))
         if known is not None and known.sent is sent and known.order is order:
-            return known.rooms
+            return known
         nids = [nid for _, nid in order.since(-1)] if len(order) <= len(sent) else list(sent)
         found = [
             room
@@ -127,10 +131,12 @@ class Entry:
             if nid in sent and (room := rooms.get(nid)) is not None and not room.is_always_listed
         ]
         found.sort(key=lambda room: room.key, reverse=True)
-        self.departed[id(sent)] = Departed(order, sent, found)
+        left = [room for room in found if not room.is_forgotten]
+        forgotten = [room for room in found if room.is_forgotten]
+        departed = self.departed[id(sent)] = Departed(order, sent, left, forgotten)
         if len(self.departed) > CONNECTIONS_MAX:
             self.departed.popitem(last=False)
-        return found
+        return departed
 
 
 class SharedCaches(NamedTuple):

@@ -1,8 +1,8 @@
-"""The account data of a user that lists depend on: direct chats and tags.
+"""The account data of a user that lists depend on: direct chats, tags, and ignored users.
 
-Client-server API: m.direct is a map from users to room ids, m.tag of a room has its tags. Clients
-can store anything there. A process keeps the data with the list of the user, and reads only what
-was stored since.
+Client-server API: m.direct is a map from users to room ids, m.tag of a room has its tags, and
+m.ignored_user_list has an object with the ignored users as keys. Clients can store anything there.
+A process keeps the data with the list of the user, and reads only what was stored since.
 """
 
 from collections.abc import Iterable, Mapping
@@ -11,9 +11,10 @@ from typing import Any, Final, LiteralString, NamedTuple
 
 import orjson
 
+from storage import arguments as args
 from storage.database.connection import Connection
 from storage.ids import UserId
-from storage.queries.sliding.list_changes import DIRECT, ListChanges
+from storage.queries.sliding.list_changes import DIRECT, IGNORED, ListChanges
 from storage.queries.sync.changed_rooms import News
 from storage.queries.sync.positions import vector
 from storage.streams import VectorPosition
@@ -27,7 +28,7 @@ JOIN account_data a USING (principal_nid)
 JOIN event_types t USING (type_nid)
 LEFT JOIN rooms r USING (room_nid)
 WHERE p.name = $1::text AND a.stream_id > $2::bigint AND CASE
-    WHEN a.room_nid = 0 THEN t.type = 'm.direct' ELSE t.type = 'm.tag' END
+    WHEN a.room_nid = 0 THEN t.type IN ('m.direct', 'm.ignored_user_list') ELSE t.type = 'm.tag' END
 """
 
 
@@ -41,7 +42,7 @@ class PersonalDataRow(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PersonalData:
-    """The direct chats, and the tags of each room that has some.
+    """The direct chats, the tags of each room that has some, and the ignored users.
 
     ``position``: that of the stream "account_data" in the snapshot. ``time``: on the clock of the
     process before it.
@@ -49,6 +50,7 @@ class PersonalData:
 
     direct: frozenset[str]
     tags: Mapping[str, frozenset[str]]
+    ignored: frozenset[UserId]
     position: VectorPosition
     time: int
 
@@ -67,7 +69,7 @@ class PersonalData:
         return is_seen and since >= told.floor and told.last(user_id) <= since
 
 
-NO_DATA: Final = PersonalData(frozenset(), {}, VectorPosition(), 0)
+NO_DATA: Final = PersonalData(frozenset(), {}, frozenset(), VectorPosition(), 0)
 
 
 async def read_personal_data(
@@ -86,15 +88,18 @@ def _with(
     known: PersonalData, rows: Iterable[PersonalDataRow], position: VectorPosition, time: int
 ) -> PersonalData:
     """Return the data with these rows. Unchanged parts stay the same objects."""
-    direct, tags = known.direct, dict(known.tags)
+    direct, tags, ignored = known.direct, dict(known.tags), known.ignored
     for row in rows:
         if row.type == DIRECT:
             direct = direct_rooms(row.content)
+        elif row.type == IGNORED:
+            ignored = ignored_users(row.content)
         elif row.room_id is not None:
             tags[row.room_id] = tags_in(row.content)
     return PersonalData(
         known.direct if direct == known.direct else direct,
         known.tags if tags == known.tags else tags,
+        ignored,
         position,
         time,
     )
@@ -107,6 +112,14 @@ def direct_rooms(content: bytes) -> frozenset[str]:
         return frozenset()
     lists = (rooms for rooms in direct.values() if isinstance(rooms, list))
     return frozenset(room for rooms in lists for room in rooms if isinstance(room, str))
+
+
+def ignored_users(content: bytes) -> frozenset[UserId]:
+    """Return the users in a content of m.ignored_user_list."""
+    content_of: Any = orjson.loads(content)
+    users = content_of.get("ignored_users") if isinstance(content_of, dict) else None
+    listed = users if isinstance(users, dict) else ()
+    return frozenset(UserId(user) for user in listed if args.is_text(user))
 
 
 def tags_in(content: bytes) -> frozenset[str]:

@@ -1,7 +1,7 @@
 """A request with a parsed `pos` and checked arguments."""
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, replace
 
 from storage import arguments as args
 from storage.config import Config
@@ -22,7 +22,8 @@ class PreparedRequest:
     key: ConnectionKey
     body: SlidingSyncRequest
     pos: PosToken | None
-    ignored: tuple[UserId, ...]
+    ignored: Collection[UserId] | None
+    """None, until the account data are read: the users that these list."""
     deployment: str
     defined: frozenset[str]
     rows_max: int
@@ -36,7 +37,7 @@ class PreparedRequest:
         *,
         device_id: str,
         pos: str | None,
-        ignored: Iterable[UserId],
+        ignored: list[UserId] | None,
         server_name: str,
         deployment: str,
         config: Config,
@@ -54,12 +55,16 @@ class PreparedRequest:
             ConnectionKey(user, device_id, body.conn_id),
             body,
             None if pos is None else _read(pos, deployment),
-            tuple(ignored),
+            ignored,
             deployment,
             defined,
             config.traversal_rows_max,
             config.page_limit_max,
         )
+
+    def with_ignored(self, listed: Collection[UserId]) -> "PreparedRequest":
+        """Return the request with these users of the account data, if it names none itself."""
+        return replace(self, ignored=listed) if self.ignored is None else self
 
     @property
     def user_id(self) -> UserId:

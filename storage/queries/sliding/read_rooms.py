@@ -47,16 +47,16 @@ class ReadRooms:
 async def read_rooms(conn: Connection, situation: Situation, choice: Choice) -> ReadRooms:
     """Return the chosen rooms, by two statements."""
     request, sent, since = situation.request, situation.sent, situation.since
-    asked = list(_timeline_requests(situation, choice))
+    asked = [one async for one in in_turns(_timeline_requests(situation, choice))]
     found = {}
     if asked:
         rows_max = max(request.rows_max, 2)
         found = await timelines(
-            conn, request.user_id, asked, since, ignored=request.ignored, rows_max=rows_max
+            conn, request.user_id, asked, since, ignored=request.ignored or (), rows_max=rows_max
         )
     rooms = [
         ReadRoom(choice.wanted[nid], reason, sent.get(nid), found[nid])
-        for nid, reason in choice.reasons.items()
+        async for nid, reason in in_turns(choice.reasons.items())
         if nid in found
     ]
     states = await _states(conn, request.user_id, rooms)
@@ -124,13 +124,13 @@ async def _states(
             members.extend(found)
     outside = [
         SyncedUser(room.room, room.timeline.row.member_nid)
-        for room in rooms
+        async for room in in_turns(rooms)
         if not room.is_inside and room.is_shown_outside and room.timeline.row.member_nid
     ]
     found_states = await sliding_states(
         conn, user_id, requested, members=members, patterns=patterns, shown=outside
     )
-    for room in rooms:
+    async for room in in_turns(rooms):
         if room.wanted.required.excluded and (state := found_states.get(room.room.room_nid)):
             _exclude(room, state, user_id)
     return found_states
@@ -198,7 +198,7 @@ def _add(
         is_first = situation.since is None
         shown = show_inside(room, state, request.deployment, is_direct=is_direct, is_first=is_first)
     else:
-        shown = show_outside(room, state, request.ignored, is_direct=is_direct)
+        shown = show_outside(room, state, request.ignored or (), is_direct=is_direct)
     if shown is not None:
         result.shown[room.room.room_id] = shown
         if room.is_new:

@@ -13,7 +13,7 @@ from typing import Final
 from storage.database.connection import Connection
 from storage.errors import UnknownPos
 from storage.ids import RoomId
-from storage.queries.sliding.choice import Choice, Window, choose, wanted_rooms
+from storage.queries.sliding.choice import Choice, Window, choose, forgotten_rooms, wanted_rooms
 from storage.queries.sliding.connection import (
     NO_ROOMS,
     ClientRoom,
@@ -45,6 +45,7 @@ from storage.queries.sync.positions import (
 )
 from storage.streams import SyncToken, VectorPosition
 from storage.streams.tokens import PosToken
+from storage.turns import pause_if_long
 
 EXPIRED: Final = "the connection has expired, or the device has begun another one"
 
@@ -106,13 +107,16 @@ async def look(conn: Connection, request: PreparedRequest, memory: SlidingMemory
     since = _since(request, news)
     sent = NO_ROOMS if state is None else await memory.connections.rooms(conn, state)
     room_list = await memory.lists.of(conn, request.user_id, news)
+    personal = await room_list.personal(conn)
+    request = request.with_ignored(personal.ignored)
     windows = {
-        name: await room_list.window(conn, one.filters, one.ranges, sent)
+        name: await room_list.window(conn, one.filters, one.ranges, sent, request.ignored or ())
         for name, one in request.body.lists.items()
     }
-    direct = await room_list.direct(conn)
-    situation = Situation(request, memory, news, state, since, sent, room_list, direct)
+    situation = Situation(request, memory, news, state, since, sent, room_list, personal.direct)
+    await pause_if_long(*(listed for _, listed in windows.values()))
     choice = _choice(situation, windows)
+    await pause_if_long(list(choice.reasons))
     rooms = await read_rooms(conn, situation, choice)
     await add_unread(conn, request, rooms.shown)
     asked, found = extension_request(situation, choice, rooms), Extensions()
@@ -140,10 +144,11 @@ def expect_nothing(request: PreparedRequest, memory: SlidingMemory) -> Draft | N
     since = events_of(request.pos.upto.bound(news.positions))
     if _is_behind(request.pos, news) or _has_news(room_list, sent, since):
         return None
-    direct, windows = room_list.cached_direct(), _cached_windows(request, room_list, sent)
-    if direct is None or windows is None:
+    personal, windows = room_list.cached_personal(), _cached_windows(request, room_list, sent)
+    if personal is None or windows is None:
         return None
-    situation = Situation(request, memory, news, state, since, sent, room_list, direct)
+    request = request.with_ignored(personal.ignored)
+    situation = Situation(request, memory, news, state, since, sent, room_list, personal.direct)
     choice = _choice(situation, windows)
     rooms = ReadRooms()
     has_rooms = bool(choice.reasons or choice.left_behind)
@@ -168,7 +173,7 @@ def _cached_windows(
 ) -> dict[str, Window] | None:
     windows: dict[str, Window] = {}
     for name, one in request.body.lists.items():
-        window = room_list.cached_window(one.filters, one.ranges, sent)
+        window = room_list.cached_window(one.filters, one.ranges, sent, request.ignored or ())
         if window is None:
             return None
         windows[name] = window
@@ -226,6 +231,7 @@ def _choice(situation: Situation, windows: Mapping[str, Window]) -> Choice:
     changed: dict[int, ListedRoom] = {}
     if situation.since is not None:
         changed = {room.room_nid: room for room in room_list.changed_since(situation.since)}
+        wanted |= forgotten_rooms(room_list, situation.since, sent)
     purged_upto = situation.news.purged_upto
     choice = choose(wanted, sent, changed, situation.direct, purged_upto=purged_upto)
     choice.counts.update({name: count for name, (count, _) in windows.items()})

@@ -3,7 +3,8 @@
 A list has the rooms that the user is in, is invited to, or knocks at. It has rooms that the user
 was banned or kicked from, if the user was ever in the room. A room that the user left is in a list
 only where the connection was sent the room before. So is one that state resolution took the user
-out of. Forgotten rooms are in no list.
+out of. Forgotten rooms are in no list: the response after has the end, once. Invites by users whom
+the reader ignores are left out.
 
 The rooms that pass a filter are kept with the list of the user, and changed by what changed: rooms,
 their facts, and the account data of the user. A window first looks at the caches. If these lack
@@ -17,7 +18,7 @@ from typing import NamedTuple
 from storage.database.connection import Connection
 from storage.database.names import JOIN
 from storage.ids import RoomId, UserId
-from storage.queries.sliding.connection import ClientRooms
+from storage.queries.sliding.connection import ClientRoom, ClientRooms
 from storage.queries.sliding.filters import FilterData, needs_facts, needs_personal_data, passing
 from storage.queries.sliding.list_entry import Entry, Filtered, SharedCaches
 from storage.queries.sliding.personal_data import NO_DATA, PersonalData, read_personal_data
@@ -84,41 +85,61 @@ class RoomList:
         """Yield the rooms that may have events or a membership after a position, latest first."""
         return self._rooms.since(position.min)
 
+    def forgotten_since(
+        self, position: VectorPosition, sent: ClientRooms
+    ) -> Iterator[tuple[ListedRoom, ClientRoom]]:
+        """Yield the forgotten rooms of a connection, if it may not have their end yet."""
+        for room in self._entry.departed_of(self._rooms, sent).forgotten:
+            known = sent[room.room_nid]
+            upto = position.min if known.sent_upto is None else known.sent_upto
+            if room.activity > upto:
+                yield room, known
+
     async def window(
-        self, conn: Connection, filters: SlidingFilter, ranges: Ranges, sent: ClientRooms
+        self,
+        conn: Connection,
+        filters: SlidingFilter,
+        ranges: Ranges,
+        sent: ClientRooms,
+        ignored: Collection[str] = (),
     ) -> Window:
         """Return the number of rooms that pass a filter, and those of them in the ranges.
 
         The indexes of a range are both included. ``sent`` are the rooms of the connection.
+        ``ignored``: users whose invites are left out.
         """
-        while isinstance(found := self._window(filters, ranges, sent), Missing):
+        while isinstance(found := self._window(filters, ranges, sent, ignored), Missing):
             await self._read(conn, found)
         return found
 
     def cached_window(
-        self, filters: SlidingFilter, ranges: Ranges, sent: ClientRooms
+        self,
+        filters: SlidingFilter,
+        ranges: Ranges,
+        sent: ClientRooms,
+        ignored: Collection[str] = (),
     ) -> Window | None:
         """Return `window` without a statement. None: it takes one."""
-        found = self._window(filters, ranges, sent)
+        found = self._window(filters, ranges, sent, ignored)
         return None if isinstance(found, Missing) else found
 
-    async def direct(self, conn: Connection) -> frozenset[str]:
-        """Return the ids in the account data m.direct of the user."""
-        if (data := self._own_data()) is None:
-            data = await self._read_personal(conn)
-        return data.direct
+    async def personal(self, conn: Connection) -> PersonalData:
+        """Return the account data of the user."""
+        return self._own_data() or await self._read_personal(conn)
 
-    def cached_direct(self) -> frozenset[str] | None:
-        """Return `direct` without a statement. None: it takes one."""
-        data = self._own_data()
-        return None if data is None else data.direct
+    def cached_personal(self) -> PersonalData | None:
+        """Return `personal` without a statement. None: it takes one."""
+        return self._own_data()
 
     # Windows
 
-    def _window(self, wanted: SlidingFilter, ranges: Ranges, sent: ClientRooms) -> Window | Missing:
-        departed = self._entry.departed_of(self._rooms, sent)
+    def _window(
+        self, wanted: SlidingFilter, ranges: Ranges, sent: ClientRooms, ignored: Collection[str]
+    ) -> Window | Missing:
+        departed = self._entry.departed_of(self._rooms, sent).rooms
         if wanted == ALL_ROOMS:
-            return _within(self._rooms, self._rooms.listed, departed, ranges)
+            listed = self._heard(self._rooms.listed, ignored)
+            return _within(self._rooms, listed, departed, ranges)
         known = self._known(wanted)
         found = known if isinstance(known, Missing) else self._order(wanted, known)
         if isinstance(found, Missing):
@@ -128,7 +149,12 @@ class RoomList:
             return passed
         nids = {one[0] for one in passed}
         some = [room for room in departed if room.room_nid in nids]
-        return _within(self._rooms, found.order, some, ranges)
+        return _within(self._rooms, self._heard(found.order, ignored), some, ranges)
+
+    def _heard(self, order: RoomOrder, ignored: Collection[str]) -> RoomOrder:
+        """Return an order without the invites by some users."""
+        hidden = self._rooms.invites_of(ignored) if ignored else ()
+        return order.changed([room.key for room in hidden], ()) if hidden else order
 
     def _order(self, wanted: SlidingFilter, known: FilterData) -> Filtered | Missing:
         """Return the listed rooms that pass, from the cached ones or from all rooms."""

@@ -44,11 +44,18 @@ SELECT m.room_nid, r.room_id, m.membership::int AS membership,
         SELECT FROM visibility v
         WHERE v.room_nid = m.room_nid AND v.principal_nid = m.principal_nid
             AND v.last_join_topological IS NOT NULL
-    ) ELSE true END AS was_joined
+    ) ELSE true END AS was_joined,
+    m.forgotten AND m.membership < 3 AS is_forgotten,
+    CASE WHEN m.membership = 4 THEN (
+        SELECT i.name
+        FROM events e
+        JOIN principals i ON i.principal_nid = e.sender_nid
+        WHERE e.event_nid = m.event_nid
+    ) END AS inviter
 FROM principals p
 JOIN memberships m USING (principal_nid)
 JOIN rooms r USING (room_nid)
-WHERE p.name = $1::text AND NOT (m.forgotten AND m.membership < 3)
+WHERE p.name = $1::text
     {some}
 """
 

@@ -103,7 +103,8 @@ def show_outside(
 ) -> SlidingRoom | None:
     """Return a room that the user was never in: an invite, a knock, or how it ended.
 
-    None: there is nothing new, or the invite is by an ignored user.
+    Of a forgotten room it has the leave alone. None: there is nothing new, or the invite is by an
+    ignored user.
     """
     row = room.timeline.row
     if state is None or (state.own is None and not room.is_reset):
@@ -111,13 +112,15 @@ def show_outside(
     if row.membership == INVITE and state.own is not None and state.own.sender in ignored:
         return None
     shown = state.shown if row.membership in (INVITE, KNOCK) else []
+    was_joined = room.wanted.listed.is_forgotten and room.wanted.listed.was_joined
     return SlidingRoom(
         membership=MEMBERSHIP_NAMES.get(row.membership, "leave"),
         initial=True,
         is_dm=is_direct if is_direct or room.reason.is_direct_changed else None,
+        required_state=[state.own] if was_joined and state.own is not None else (),
         removed_state=state.removed,
         bump_stamp=row.member_ordering,
-        stripped_state=stripped(shown, state.own, state.brought) or None,
+        stripped_state=None if was_joined else stripped(shown, state.own, state.brought) or None,
         lists=room.wanted.lists,
         changed=frozenset({"is_dm"} if is_direct or room.reason.is_direct_changed else ()),
     )

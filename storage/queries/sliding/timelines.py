@@ -11,7 +11,7 @@ A timeline is that of a sync (storage/queries/sync/timeline.py). It begins at `l
 back where the client does not have the room, or its timeline limit has grown.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, Final, LiteralString, NamedTuple
 
 from storage.codec import StoredBytes
@@ -302,7 +302,7 @@ async def timelines(
     rooms: Sequence[TimelineRequest],
     since: VectorPosition | None,
     *,
-    ignored: Sequence[UserId],
+    ignored: Collection[UserId],
     rows_max: int,
 ) -> dict[int, SlidingTimeline]:
     """Return these rooms of a user, by nid. ``since`` is the position of the `pos`."""

@@ -231,6 +231,8 @@ class SlidingSync:
     to_device: Sequence[MessageRow] = ()
     account_data: Sequence[AccountDataRow] = ()
     receipts: Mapping[RoomId, Sequence[ReceiptRow]] = field(default_factory=dict)
+    ignored: args.Ignored = args.ACCOUNT_DATA
+    """As the request has it, for `storage.responses.sliding_sync`."""
 
     @property
     def is_empty(self) -> bool:

@@ -16,7 +16,7 @@ async def add_unread(
     joined = [room_id for room_id, room in shown.items() if room.membership == "join"]
     if not request.body.unread or not joined:
         return
-    wanted = UnreadRequest(ignored=request.ignored, rows_max=request.rows_max)
+    wanted = UnreadRequest(ignored=list(request.ignored or ()), rows_max=request.rows_max)
     counts = await unread(conn, request.user_id, room_ids=joined, request=wanted)
     for room_id in joined:
         shown[room_id] = replace(shown[room_id], unread=counts.get(room_id))

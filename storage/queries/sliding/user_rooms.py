@@ -6,7 +6,7 @@ changed, in time and in memory.
 """
 
 from array import array
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from heapq import merge
 from itertools import compress
 from typing import Any, Final, NamedTuple
@@ -30,6 +30,7 @@ class ListedRoom(NamedTuple):
     ``activity`` is the position of its latest event. Where the user is not in the room, it is that
     of the membership. ``membership`` 0: state resolution removed it. ``was_kicked``: another user
     ended the membership. ``was_joined``: the user is in the room, or was there once.
+    ``is_forgotten``: no list has the room. ``inviter``: the sender of an invite.
     """
 
     room_nid: int
@@ -39,17 +40,14 @@ class ListedRoom(NamedTuple):
     member_nid: int
     was_kicked: bool
     was_joined: bool
+    is_forgotten: bool
+    inviter: str | None
 
     @property
     def is_always_listed(self) -> bool:
         """Return whether the lists of every connection have the room."""
-        return self.membership > LEAVE or (
-            self.was_joined and (self.membership == BAN or self.was_kicked)
-        )
-
-    def is_in_list(self, sent: Container[int]) -> bool:
-        """Return whether a list has the room, on a connection that was ``sent`` these rooms."""
-        return self.is_always_listed or self.room_nid in sent
+        was_removed = self.was_joined and (self.membership == BAN or self.was_kicked)
+        return self.membership > LEAVE or (was_removed and not self.is_forgotten)
 
     @property
     def brief(self) -> BriefRoom:
@@ -66,18 +64,30 @@ class ListedRoom(NamedTuple):
 class Columns:
     """Rooms of a cold read, by column; some 250 bytes a room."""
 
-    __slots__ = ("_activities", "_at", "_flags", "_ids", "_member_nids", "_nids", "nid_of")
+    __slots__ = (
+        "_activities",
+        "_at",
+        "_flags",
+        "_ids",
+        "_member_nids",
+        "_nids",
+        "inviters",
+        "nid_of",
+    )
 
     def __init__(self, rows: Sequence[Sequence[Any]]) -> None:
         columns = list(zip(*rows, strict=True)) or [()] * len(ListedRoom._fields)
-        nids, room_ids, memberships, activities, member_nids, kicked, joined = columns
+        nids, room_ids, memberships, activities, member_nids, *flags, inviters = columns
         self._ids: list[str] = list(map(intern, room_ids))
         self._nids = array("i", nids)
         self._activities = array("q", activities)
         self._member_nids = array("q", member_nids)
-        self._flags = bytes(map(_flags, memberships, kicked, joined))
+        self._flags = bytes(map(_flags, memberships, *flags))
         self._at: dict[int, int] = dict(zip(nids, range(len(nids)), strict=True))
         self.nid_of: dict[str, int] = dict(zip(self._ids, nids, strict=True))
+        self.inviters: dict[int, str] = {
+            nid: intern(user) for nid, user in zip(nids, inviters, strict=True) if user is not None
+        }
 
     def __len__(self) -> int:
         return len(self._nids)
@@ -89,9 +99,8 @@ class Columns:
             return None
         member_nid, flags = self._member_nids[at], self._flags[at]
         numbers = flags & MEMBERSHIP, self._activities[at], member_nid
-        return ListedRoom(
-            room_nid, RoomId(self._ids[at]), *numbers, bool(flags & KICKED), bool(flags & JOINED)
-        )
+        inviter = self.inviters.get(room_nid)
+        return ListedRoom(room_nid, RoomId(self._ids[at]), *numbers, *_facts(flags), inviter)
 
     def brief(self) -> Iterator[BriefRoom]:
         """Yield all rooms."""
@@ -112,25 +121,30 @@ class Columns:
 MEMBERSHIP: Final = 7
 KICKED: Final = 8
 JOINED: Final = 16
+FORGOTTEN: Final = 32
+
+
+def _facts(flags: int) -> tuple[bool, bool, bool]:
+    return bool(flags & KICKED), bool(flags & JOINED), bool(flags & FORGOTTEN)
+
+
 LISTED: Final = bytes(
-    ListedRoom(
-        0, RoomId(""), flags & MEMBERSHIP, 0, 0, bool(flags & KICKED), bool(flags & JOINED)
-    ).is_always_listed
+    ListedRoom(0, RoomId(""), flags & MEMBERSHIP, 0, 0, *_facts(flags), None).is_always_listed
     for flags in range(256)
 )
 """For each value of the flags of a room whether each list has the room."""
 
 
-def _flags(membership: int, was_kicked: bool, was_joined: bool) -> int:
-    return membership | KICKED * was_kicked | JOINED * was_joined
+def _flags(membership: int, was_kicked: bool, was_joined: bool, is_forgotten: bool) -> int:
+    return membership | KICKED * was_kicked | JOINED * was_joined | FORGOTTEN * is_forgotten
 
 
 class UserRooms:
     """The rooms of a user in one snapshot.
 
     ``listed`` are those that each list has. ``departed`` are only in lists of connections that were
-    sent them. ``time`` is the time on the clock of the process before the snapshot. ``unseen`` are
-    rooms with commits in the snapshot that were not published here at that time.
+    sent them, or forgotten. ``time`` is the time on the clock of the process before the snapshot.
+    ``unseen`` are rooms with commits in the snapshot that were not published here at that time.
 
     ``serial`` numbers the values of one user. ``base`` is the serial of the value that this one was
     derived from.
@@ -181,6 +195,12 @@ class UserRooms:
         for room in later.values():
             if room is not None:
                 yield room.brief
+
+    def invites_of(self, users: Collection[str]) -> list[ListedRoom]:
+        """Return the invites by some users."""
+        nids = {*self._columns.inviters, *self._later}
+        rooms = (room for nid in nids if (room := self.get(nid)) is not None)
+        return [room for room in rooms if room.inviter in users]
 
     def since(self, position: int) -> Iterator[ListedRoom]:
         """Yield the rooms with activity after a position, latest first."""

@@ -226,7 +226,7 @@ class Inclusion:
     since: SyncToken | None
     now: SyncToken
     filter: SyncFilter
-    ignored: Collection[UserId]
+    ignored: list[UserId] | None
     is_first: bool
     """The first or only part of a response: it has the facts of no room."""
     whole: Collection[int]

@@ -49,7 +49,7 @@ class SyncRequest:
     rooms_limit: int | None
     full_state: bool
     deployment: str
-    ignored: tuple[UserId, ...] = ()
+    ignored: list[UserId] | None = None
     filter: SyncFilter = ANY_ROOM
     rows_max: int = 20_000
     defined: frozenset[str] = frozenset()
@@ -84,7 +84,7 @@ class SyncRequest:
         timeline_limit: int,
         rooms_limit: int | None,
         full_state: bool,
-        ignored: Iterable[UserId] = (),
+        ignored: list[UserId] | None = None,
         filter: SyncFilter = ANY_ROOM,  # noqa: A002  # as the client-server API calls it
         server_name: str,
         deployment: str,
@@ -117,7 +117,7 @@ class SyncRequest:
             rooms_limit,
             full_state,
             deployment,
-            tuple(ignored),
+            ignored,
             filter,
             rows_max,
             defined,
@@ -331,8 +331,8 @@ async def _fill(
     shown = [room for room in found if room.row.membership in (INVITE, KNOCK)]
     inside = [room for room in found if room.row.membership not in (INVITE, KNOCK)]
     members = _members(inside, request) if request.filter.lazy_load_members else None
-    wanted = [_wanted(room, request.timeline_limit) for room in inside]
-    outside = [SyncedUser(_of(room), room.row.member_nid) for room in shown] + [
+    wanted = [_wanted(room, request.timeline_limit) async for room in in_turns(inside)]
+    outside = [SyncedUser(_of(room), room.row.member_nid) async for room in in_turns(shown)] + [
         SyncedUser(_of(room), room.row.member_nid, room.row.member_key_nid)
         for room in filter(_may_have_ended, inside)
     ]

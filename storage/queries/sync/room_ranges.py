@@ -9,6 +9,7 @@ position, or, for a room with a late commit, the position before that.
 from typing import Final, LiteralString
 
 from storage.database.sql_template import fill
+from storage.queries.filters import TEMPLATE_IGNORED
 from storage.queries.sync.timeline import PART_LIVE, TEMPLATE_LATEST
 
 TEMPLATE_LATE: Final[LiteralString] = """
@@ -70,7 +71,7 @@ reader AS MATERIALIZED (
     WHERE p.name = $1::text
 ),
 filter AS MATERIALIZED (
-    SELECT f.*, ARRAY(SELECT principal_nid FROM principals WHERE name = ANY($12::text[])) AS ignored
+    SELECT f.*, {ignored} AS ignored
     FROM filter_of($17::text[], $18::text[], $19::text[], $20::text[], $21::boolean) AS f
 ),
 named AS MATERIALIZED (  -- the rooms to read, by number, by id, or by both; NULL for all
@@ -166,17 +167,23 @@ room AS (  -- for each room, whether it is returned whole, and the range of the 
         (visit.whole OR stay.ended IS NOT NULL OR membership_then = 5) AND NOT mine.is_forgotten,
         CASE WHEN visit.whole THEN 0 ELSE COALESCE(mine.since, 0) END,
         CASE WHEN stay.ended IS NOT NULL THEN stay.ended
+            WHEN mine.is_old_leave THEN mine.member_stream
             WHEN member.stream_ordering > mine.since THEN member.stream_ordering ELSE mine.upto END
     FROM mine
     CROSS JOIN filter
     LEFT JOIN events member ON member.event_nid = mine.member_nid
-    -- joined and left since the last sync: the client has no state of the room
+    -- joined and left since the last sync: the client has no state of the room. The same of a user
+    -- who never joined (shared_before), if they could see the room at their last membership
     CROSS JOIN LATERAL (
-        SELECT membership_then <> 5 AND EXISTS (
+        SELECT membership_then <> 5 AND (EXISTS (
             SELECT FROM state_deltas d JOIN events e USING (event_nid)
             WHERE d.room_nid = mine.room_nid AND d.stream_ordering > mine.since
                 AND d.state_key_nid = mine.state_key_nid AND e.membership = 5
-        ) AS whole
+        ) OR (mine.membership < 3 AND NOT mine.is_forgotten AND (
+            SELECT v.shared_before IS NULL AND user_sees(member, v.joined_since, v.own_audiences,
+                v.shared_audiences, v.world_audiences, v.shared_before, v.reader_nid, v.unread)
+            FROM visibility_of(mine.room_nid, mine.principal_nid) AS v
+        ))) AS whole
         OFFSET 0
     ) AS visit
     {last_stay}
@@ -191,6 +198,7 @@ room AS (  -- for each room, whether it is returned whole, and the range of the 
 
 PART_CHANGED_ROOMS: Final[LiteralString] = fill(
     TEMPLATE_CHANGED_ROOMS,
+    ignored=fill(TEMPLATE_IGNORED, reader="$1", named="$12"),
     late=fill(TEMPLATE_LATE, furthest="COALESCE($2::bigint, $3::bigint)"),
     latest=fill(
         TEMPLATE_LATEST,

@@ -242,7 +242,7 @@ class SyncRange(NamedTuple):
     rooms_limit: int | None = None
     below: tuple[int, int] | None = None  # only rooms below this (activity, room_nid)
     full_state: bool = False
-    ignored: tuple[UserId, ...] = ()  # their events are left out, but for state
+    ignored: list[UserId] | None = None  # their events are left out, but for state
     room_nids: Sequence[int] | None = None  # only these rooms
     filter: SyncFilter = ANY_ROOM
     rows_max: int = 20_000  # most events of a room to read
@@ -279,7 +279,7 @@ def _arguments(user_id: UserId, sync_range: SyncRange) -> tuple[object, ...]:
         *(sync_range.below or (None, None)),
         sync_range.timeline_limit,
         *_parts(sync_range.since or sync_range.upto),
-        list(sync_range.ignored),
+        sync_range.ignored,
         sync_range.room_nids,
         None if wanted.rooms is None else list(wanted.rooms),
         list(wanted.not_rooms),

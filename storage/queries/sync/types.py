@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any
 
+from storage import arguments as args
 from storage.ids import RoomId, StateKey, UserId
 from storage.queries.events import StoredEvent
 from storage.queries.unread import Unread
@@ -116,6 +117,8 @@ class Sync:
     to_device: list[dict[str, Any]] = field(default_factory=list)
     unread_thread_notifications: bool = False
     """As the filter of the request has it."""
+    ignored: args.Ignored = args.ACCOUNT_DATA
+    """As the request has it, for `storage.responses.sync`."""
 
     @property
     def is_empty(self) -> bool:
