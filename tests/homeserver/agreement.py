@@ -17,6 +17,9 @@ from tests.homeserver.processes import ErrorResponse, ServerProcess, User
 WAIT_S: Final = 60.0
 POLL_S: Final = 0.05
 EVENT_ID: Final = re.compile(r"\$[A-Za-z0-9_-]{43}")
+SECTIONS: Final = ("/state", "/events", "/summary", "/unsigned")
+"""Where an absent value is as an empty one, so that its parts are compared."""
+
 ERROR: Final = re.compile(r": (\d{3}) .*'errcode': '(\w+)'")
 LABEL: Final = re.compile(r"@user\d\.\d+|!room\d|\$\d\.\d+")
 OWN: Final = frozenset(
@@ -225,7 +228,7 @@ def _name(event: Any) -> str:
 
 def differences(ours: Any, theirs: Any, path: str = "") -> Iterator[tuple[str, Any, Any]]:
     """Yield the paths of what differs, and both values."""
-    if path.endswith(("/state", "/events")):
+    if path.endswith(SECTIONS):
         ours, theirs = ours or {}, theirs or {}
     if isinstance(ours, dict) and isinstance(theirs, dict):
         for key in sorted(ours.keys() | theirs.keys()):

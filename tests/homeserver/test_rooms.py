@@ -124,6 +124,9 @@ async def test_history_of_a_room_for_a_stranger(users: Users) -> None:
         await bob.call("GET", f"/rooms/{closed}/messages", dir="b")
     page = await bob.call("GET", f"/rooms/{readable}/messages", dir="b")
     assert page["chunk"][0]["content"]["body"] == "hello"
+    page = await bob.call("GET", f"/rooms/{readable}/messages", dir="f", limit=100)
+    at_end = {"from": page["end"], "dir": "f"}
+    assert (await bob.call("GET", f"/rooms/{readable}/messages", **at_end))["chunk"] == []
 
 
 async def test_state_that_is_no_visible_history(users: Users) -> None:
