@@ -86,6 +86,7 @@ def summary_values(summary: Summary, seconds: float) -> dict[str, object]:
         "lines": summary.lines,
         **{outcome: summary.outcomes[outcome] for outcome in OUTCOMES},
         "rejects": findings(summary),
+        "stray_keys": summary.stray_keys,
         "rounds": summary.rounds,
         "seconds": round(seconds, 3),
         "lines_per_second": round(summary.lines / seconds) if seconds else 0,

@@ -57,6 +57,8 @@ class Line:
 
     ``room_id`` and ``depth`` are the PDU's own, unchecked: enough to sort by, not to store. They
     are None where there is none.
+
+    ``stray_keys``: an import has removed them (`without_stray_keys`).
     """
 
     pdu: bytes
@@ -69,6 +71,7 @@ class Line:
     second_create: bool = False
     room_id: str | None = field(default=None, compare=False)
     depth: float | None = field(default=None, compare=False)
+    stray_keys: bool = field(default=False, compare=False)
 
 
 def read_line(raw: bytes) -> Line:

@@ -36,7 +36,7 @@ from typing import Any, Final, Literal, NamedTuple
 import orjson
 
 from storage.errors import InvalidEvent
-from storage.event.hashes import BadNumber, canonical, defect_of
+from storage.event.hashes import BadNumber, canonical, content_hash_fits, defect_of
 
 MAX_PDU_BYTES: Final = 65_536  # of canonical JSON
 # as received; 65,536 escaped characters are 393,216 bytes, the rest is room for spaces
@@ -48,6 +48,8 @@ LARGE: Final = 4_096  # bytes, of which a thousand lists could be read
 
 
 _UNSIGNED: Final = "unsigned"
+_STRAY: Final = frozenset({"age_ts", "outlier", "destinations"})
+_STRAY_TEXTS: Final = tuple(f'"{key}"'.encode() for key in sorted(_STRAY))
 # A string with the comma before it, or a run of brackets, as nesting may be the defect. An open
 # string ends with the text, so that the search takes linear time.
 _TOKEN: Final = re.compile(
@@ -199,6 +201,24 @@ def _read(raw: bytes, *, strict: bool, glanced: dict[str, Any] | None = None) ->
             f"{size} bytes of canonical JSON, more than {MAX_PDU_BYTES}", kind="too_large"
         )
     return Read(value, strict or numbers != "other", raw)
+
+
+def without_stray_keys(raw: bytes) -> bytes | None:
+    """Return a PDU without the keys of old servers, if its content hash fits only so; else None.
+
+    Synapse and Dendrite leave these keys out of the content hash, and the specification does not.
+    They are in no signature and no event id.
+    """
+    if not any(key in raw for key in _STRAY_TEXTS):
+        return None
+    try:
+        value = json.loads(raw)
+        if type(value) is not dict or _STRAY.isdisjoint(value) or content_hash_fits(value):
+            return None
+        rest = {key: one for key, one in value.items() if key not in _STRAY}
+        return canonical(rest) if content_hash_fits(rest) else None
+    except (ValueError, RecursionError, InvalidEvent):  # `read` has the reason
+        return None
 
 
 def read_trusted(raw: bytes, *, strict: bool) -> dict[str, Any]:

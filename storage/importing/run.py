@@ -8,7 +8,7 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import aclosing, asynccontextmanager, closing, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Final, TypeVar
 
@@ -22,6 +22,7 @@ from storage.errors import (
 )
 from storage.event import ROOM_VERSIONS, glance, parse
 from storage.event.ndjson import Line, read_line
+from storage.event.reading import without_stray_keys
 from storage.ids import EventId
 from storage.importing.reading import LINE_BYTES_MAX, FilePiece, RawLine, read_pieces
 from storage.importing.rejects import Reject, RejectOutcome, Rejects
@@ -48,6 +49,8 @@ class Summary:
     outcomes: Counter[str] = field(default_factory=Counter)
     rounds: int = 0
     """The number of rounds over the waiting lines."""
+    stray_keys: int = 0
+    """The lines whose content hash fits without the keys of old servers, which are removed."""
 
 
 class Import:
@@ -126,6 +129,7 @@ class Import:
                 self._reject(raw.source, raw.number, raw.raw, Reject("bad_line", error.reason))
                 self._count(1, len(raw.raw) + 1)
                 continue
+            self.summary.stray_keys += line.stray_keys
             if line.second_create:
                 self._wait(source, raw, line)
             else:
@@ -153,7 +157,7 @@ class Import:
             async with self._lanes() as lanes:
                 with closing(self._held.drain()) as waiting:
                     for held in waiting:
-                        line = read_line(held.raw)
+                        line = _mended(read_line(held.raw))
                         await lanes.put(
                             room_of(line), QueuedLine(held.source, held.number, 0, held.raw, line)
                         )
@@ -267,12 +271,17 @@ def room_of(line: Line) -> str:
 def _line_of(raw: RawLine) -> Line:
     if not raw.whole:
         raise InvalidEvent(f"longer than {LINE_BYTES_MAX} bytes")
-    line = read_line(raw.raw)
+    line = _mended(read_line(raw.raw))
     if line.state_before is not None and line.room_version not in ROOM_VERSIONS:
         raise InvalidEvent("state_before needs a room_version that is known")
     if (line.refused is not None or line.readmit) and line.room_version not in ROOM_VERSIONS:
         raise InvalidEvent("refused and readmit need a room_version that is known")
     return line
+
+
+def _mended(line: Line) -> Line:
+    pdu = without_stray_keys(line.pdu)
+    return line if pdu is None else replace(line, pdu=pdu, stray_keys=True)
 
 
 def _named_versions(run: Iterable[QueuedLine]) -> dict[str, str]:

@@ -14,7 +14,10 @@ import pytest
 
 import storage
 from storage.errors import DatabaseUnavailable, InputError
+from storage.event import Event, content_hash, event_id
 from storage.importing import Import, Rejects
+from storage.pipeline.imports.lines import given_of
+from storage.pipeline.imports.validate import LineValidator
 from storage.testing import (
     ODD_SOME,
     SHAPES,
@@ -28,6 +31,9 @@ from storage.testing import (
     respell,
     write_ndjson,
 )
+from tests.maintenance.rooms import findings
+
+ALICE = "@alice:s1.test"
 
 
 @pytest.fixture
@@ -91,6 +97,64 @@ async def test_bytes_survive_every_spelling(store: storage.Store, tmp_path: Path
     assert {event_id: stored.raw for event_id, stored in held.items()} == {
         event.event_id: event.pdu for event in events
     }
+
+
+STRAY: tuple[dict[str, Any], ...] = (
+    {"age_ts": 1_400_000_000_000},
+    {"outlier": True},
+    {"destinations": ["s1.test"]},
+    {"age_ts": 7, "outlier": False, "destinations": []},
+)
+
+
+@pytest.mark.parametrize("version", ["1", "5", "6", "12"])
+@pytest.mark.parametrize("form", ["bare", "in an envelope", "by a task of Spark"])
+async def test_stray_keys_of_old_servers_leave_the_content(
+    store: storage.Store, tmp_path: Path, version: str, form: str
+) -> None:
+    """Their content hash leaves the keys out. One that has them, by the text, keeps them."""
+    room = RoomBuilder(version, sign=False)
+    room.start(ALICE)
+    made = [room.message(ALICE, f"message {number}") for number in range(len(STRAY))]
+    pdus = [dict(one.json) for one in room.events]
+    for at, stray in enumerate(STRAY, len(pdus) - len(STRAY)):
+        pdus[at] |= stray
+    whole, wrong = {**pdus[-1], "depth": 40}, {**pdus[-1], "depth": 41}
+    if version == "1":
+        whole["event_id"], wrong["event_id"] = "$whole:s1.test", "$wrong:s1.test"
+    whole["hashes"] = {"sha256": content_hash(whole)}
+    pdus += [whole, wrong]
+    lines = [
+        json.dumps(pdu if form == "bare" else {"pdu": pdu, "room_version": version}) for pdu in pdus
+    ]
+    if form == "by a task of Spark":
+        validator = LineValidator({room.room_id: version}, version)
+        found = [validator.parsed(given_of(line.encode())) for line in lines]
+        assert all(isinstance(one, Event) for one in found)
+        valid = [isinstance(one, Event) and one.content_hash_valid for one in found]
+        assert valid == [True] * (len(pdus) - 1) + [False]
+        return
+    path = tmp_path / "room.ndjson"
+    path.write_text("\n".join(lines))
+    summary = await Import(store, Rejects(None)).run([str(path)])
+    assert summary.stray_keys == len(STRAY)
+    assert dict(summary.outcomes) == {"stored": len(pdus) - 1, "redacted": 1}
+    stored = await store.events([one.event_id for one in made])
+    assert [stored[one.event_id].json for one in made] == [one.json for one in made]
+    kept = await store.event(event_id(whole, version))
+    assert kept is not None
+    assert (kept.json["age_ts"], kept.content) == (7, made[-1].json["content"])
+    assert await findings(store) == []
+
+
+async def test_live_events_with_stray_keys_stay_by_the_text(store: storage.Store) -> None:
+    room = RoomBuilder("11", sign=False)
+    room.start(ALICE)
+    said = room.message(ALICE, "hello")
+    pdus = [dict(one.json) for one in room.events]
+    pdus[-1]["age_ts"] = 5
+    results = await store.append(pdus, room_version="11")
+    assert (results[-1].event_id, results[-1].outcome) == (said.event_id, "redacted")
 
 
 @pytest.mark.parametrize("version", ["1", "6", "11", "12"])

@@ -4,6 +4,7 @@ They are equal row for row, with numbers and positions mapped.
 """
 
 import asyncio
+import json
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -28,6 +29,7 @@ from storage.testing import (
     SHAPES,
     GeneratedEvent,
     GeneratedRoom,
+    RoomBuilder,
     build_room,
     deliver_late,
     deliver_shuffled,
@@ -253,6 +255,21 @@ async def test_rejects_stand_with_their_lines(
     assert summary.rejects == 5
     again = import_archive(spark, paths, dsn, server_name=SERVER, verify_keys=keys, writers=1)
     assert again.outcomes["duplicate"] == 8
+
+
+def test_stray_keys_of_old_servers_are_counted(
+    spark: SparkSession, dsn: str, tmp_path: Path
+) -> None:
+    room = RoomBuilder("5", sign=False)
+    room.start("@user1:s1.test")
+    room.message("@user1:s1.test", "hello")
+    *others, last = (dict(one.json) for one in room.events)
+    path = tmp_path / "room.ndjson"
+    path.write_text("\n".join(map(json.dumps, [*others, last | {"age_ts": 5}])))
+    summary = import_archive(spark, [str(path)], dsn, server_name=SERVER, room_version="5")
+    count = len(room.events)
+    assert summary.outcomes == {"stored": count, "stray_keys": 1}
+    assert (summary.lines, summary.rejects) == (count, 0)
 
 
 def test_a_parquet_file_that_is_damaged_within_is_named_and_the_rest_is_stored(

@@ -26,6 +26,7 @@ from storage.event.ndjson import (
     pdus_of,
     read_line,
 )
+from storage.event.reading import without_stray_keys
 from storage.persist.verdicts import reason_of
 from storage.pipeline.file_systems import opened as opened  # noqa: PLC0414  # users import it here
 
@@ -73,6 +74,11 @@ class LineContent(NamedTuple):
     readmit: bool = False
     arrived: int | None = None
     second: bool = False
+
+    def mended(self) -> "LineContent":
+        """Return it without the keys of old servers, if the content hash fits only so."""
+        pdu = without_stray_keys(self.pdu)
+        return self if pdu is None else self._replace(pdu=pdu, glanced=glance(pdu) or {})
 
     def steps(self, rank: int) -> list[tuple[int, "LineContent"]]:
         """Return what to do with the event, each with its rank; ``rank`` is that of the row."""

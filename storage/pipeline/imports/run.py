@@ -102,8 +102,10 @@ Stage = Callable[[str], None]
 class ImportSummary:
     """The numbers of lines by outcome.
 
-    ``outcomes``: those of `Store.append`, and ``bad_line``, ``bad_file``. ``lacking``: positions of
-    a Synapse's events with missing dependencies; more than `LACKING_MAX` if there are more.
+    ``outcomes``: those of `Store.append`, and ``bad_line``, ``bad_file``. ``stray_keys`` are lines
+    of other outcomes, from which keys of old servers are removed so that the content hash fits.
+    ``lacking``: positions of a Synapse's events with missing dependencies; more than `LACKING_MAX`
+    if there are more.
     """
 
     outcomes: Counter[str] = field(default_factory=Counter)
@@ -112,7 +114,8 @@ class ImportSummary:
     @property
     def lines(self) -> int:
         """Return how many lines and rows there were."""
-        return sum(self.outcomes.values()) - self.outcomes["bad_file"]
+        others = self.outcomes["bad_file"] + self.outcomes["stray_keys"]
+        return sum(self.outcomes.values()) - others
 
     @property
     def rejects(self) -> int:

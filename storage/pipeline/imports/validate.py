@@ -77,7 +77,7 @@ EXAMINED: Final = pa.schema(
 )
 """A bundle of a room's events: ranks from ``first`` to ``last``, and its location.
 
-With an ``outcome``, a row is a reject, or the number of duplicates.
+With an ``outcome``, a row is a reject, or the number of duplicates or of ``stray_keys``.
 """
 
 CHUNK: Final = 1_000
@@ -114,7 +114,8 @@ class LineValidator:
         }
 
     def parsed(self, given: LineContent) -> Event | AppendResult:
-        """Return the event, or its defect."""
+        """Return the event, or its defect. `LineContent.mended` are the bytes that are read."""
+        given = given.mended()
         [room] = receive.room_ids([given.glanced])
         version = None
         if room is not None:
@@ -225,7 +226,7 @@ class _RangeValidation:
         self._writer = writer
         self._bundles: dict[tuple[str, str], Bundle] = {}
         self._done: list[dict[str, Any]] = []
-        self._duplicates = Counter[str]()
+        self._numbers = Counter[str]()
 
     async def take(self, conn: Connection, chunk: Sequence[ParsedLine]) -> None:
         """Validate some lines, and stage their bytes."""
@@ -259,15 +260,17 @@ class _RangeValidation:
             return False
         if held[event.event_id] and given.origin not in OUTLIERS:
             return False
-        self._duplicates["duplicate"] += 1
+        self._numbers["duplicate"] += 1
         return True
 
     def _parsed(self, row: ParsedLine) -> Event | None:
         if isinstance(row.given, InvalidEvent):
             self.reject(row.place, "bad_line", None, row.given.reason, row.raw)
             return None
-        read_ = self._examiner.parsed(row.given)
+        given = row.given.mended()
+        read_ = self._examiner.parsed(given)
         if isinstance(read_, Event):
+            self._numbers["stray_keys"] += given is not row.given
             return read_
         self.reject(row.place, read_.outcome, read_.event_id, read_.reason, row.given.pdu)
         return None
@@ -328,7 +331,7 @@ class _RangeValidation:
     def batches(self) -> Iterator[list[dict[str, Any]]]:
         """Yield all rows of the range; write the small bundles in the order of loading."""
         self._done += [
-            {"outcome": name, "events": count} for name, count in self._duplicates.items()
+            {"outcome": name, "events": count} for name, count in self._numbers.items() if count
         ]
         self._done += [
             bundle.emitted(*key, self._writer)
