@@ -352,11 +352,7 @@ def _extensions(store: Store, found: SlidingSync) -> Json:
     return {
         "to_device": {"next_batch": print_position(reached), "events": messages},
         "account_data": {"global": everywhere, "rooms": rooms},
-        "receipts": {
-            "rooms": {
-                room: receipt_events(them)[0] for room, them in found.receipts.items() if them
-            }
-        },
+        "receipts": {"rooms": receipts},
     }
 
 
