@@ -285,22 +285,15 @@ def _joined(oracle: Oracle, answer: Answer, room_id: RoomId, asked: OracleSyncRe
     is_new = asked.since is None or oracle.membership_in(then, asked.user_id) != "join"
     start = 0 if is_new else asked.since or 0
     if not is_new and not _happened(oracle, room_id, start):
-        return  # or a lazily loading client would be told of itself again and again
+        return  # what backfilled history changed is told with the next live event
     summary = None
     if is_new or _summary_changed(oracle, room_id, start):
         summary = _summary(oracle, room_id, asked.user_id)
     heroes = () if summary is None else summary[2] or ()
     told = _room(oracle, room_id, asked, start, answer.next_batch, is_new=is_new, heroes=heroes)
     told = replace(told, summary=summary)
-    if (
-        is_new
-        or told.timeline
-        or told.limited
-        or told.state
-        or told.state_after
-        or told.removed
-        or told.summary
-    ):
+    parts = (told.timeline, told.limited, told.state, told.state_after, told.removed, told.summary)
+    if is_new or any(parts):
         answer.join[room_id] = told
 
 

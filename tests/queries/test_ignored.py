@@ -1,4 +1,4 @@
-"""Reads leave out events of ignored users, except state."""
+"""IgnoringReads leave out events of ignored users, except state."""
 
 import itertools
 from collections.abc import Awaitable, Callable, Sequence
@@ -67,7 +67,7 @@ def the_same(answers: Sequence[bool]) -> bool:
     return answers[0]
 
 
-class Reads:
+class IgnoringReads:
     """All reads that take ``ignored``: each returns whether it has something of the other user."""
 
     def __init__(self, store: Store) -> None:
@@ -82,7 +82,7 @@ class Reads:
 
     @property
     def all(self) -> dict[str, Callable[..., Awaitable[bool]]]:
-        names = (name for name in vars(Reads) if name.startswith("of_"))
+        names = (name for name in vars(IgnoringReads) if name.startswith("of_"))
         return {name: getattr(self, name) for name in names}
 
     async def of_sync(self, **how: Any) -> bool:
@@ -156,7 +156,7 @@ class Reads:
 
 async def test_each_read_leaves_out_the_users_that_the_account_data_list(store: Store) -> None:
     """Client-server API, "Ignoring Users". A list that is given counts in its place."""
-    reads = Reads(store)
+    reads = IgnoringReads(store)
     calls = reads.all
     assert len(calls) == 9
     for room in (reads.room, reads.inviting):

@@ -1,9 +1,9 @@
 """The lazily loaded members that a client has been sent.
 
 Client-server API, "Lazy-loading room members". A response leaves out a member event that the client
-has been sent up to its token, as far as this process knows. What was sent is kept by token: a
-client that has lost a response comes back with the token before it, and gets the members again.
-Another process does not know, and sends them again.
+has been sent up to its token, as far as this process knows. The members are kept by token: a client
+that has lost a response comes back with the token before it, and gets them again. Another process
+does not know, and sends them again.
 """
 
 from collections.abc import Iterator, Mapping
