@@ -95,7 +95,7 @@ def synapse_dsn_of(context: typer.Context, given: str | None) -> str | None:
     return found
 
 
-class Command(TyperCommand):
+class PlainCommand(TyperCommand):
     """A command whose help shows no type for flags: they take no value."""
 
     def get_params(self, ctx: Any) -> Any:
@@ -103,7 +103,7 @@ class Command(TyperCommand):
         return without_types(super().get_params(ctx))
 
 
-class Group(TyperGroup):
+class PlainGroup(TyperGroup):
     """The same for commands with subcommands."""
 
     def get_params(self, ctx: Any) -> Any:

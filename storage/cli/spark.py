@@ -13,11 +13,11 @@ import typer
 
 from storage.cli import spark_answer, spark_demo, spark_mirror
 from storage.cli.common import (
-    Command,
     DsnOption,
     ExitCode,
-    Group,
     JsonOption,
+    PlainCommand,
+    PlainGroup,
     ServerNameOption,
     amount,
     print_json,
@@ -40,12 +40,12 @@ from storage.cli.spark_tasks import tasks_shown
 from storage.errors import InputError
 
 app: typer.Typer = typer.Typer(
-    cls=Group,
+    cls=PlainGroup,
     help="Bulk work on Spark: import, export, rebuild, verify, statistics, stream, mirror, answer.",
     no_args_is_help=True,
 )
-app.command("mirror", cls=Command)(spark_mirror.command)
-app.command("answer", cls=Command)(spark_answer.command)
+app.command("mirror", cls=PlainCommand)(spark_mirror.command)
+app.command("answer", cls=PlainCommand)(spark_answer.command)
 
 RoomsOption = Annotated[
     list[str] | None,
@@ -95,7 +95,7 @@ SHOWN_MAX: Final = 1_000
 PROGRESS_MAX: Final = 1_000_000
 
 
-@app.command("import", cls=Command)
+@app.command("import", cls=PlainCommand)
 def import_(
     files: Annotated[
         list[str],
@@ -136,7 +136,7 @@ def import_(
     _print_summary(summary, started, as_json=as_json)
 
 
-@app.command("import-synapse", cls=Command)
+@app.command("import-synapse", cls=PlainCommand)
 def import_synapse(
     synapse_dsn: Annotated[
         str | None,
@@ -194,7 +194,7 @@ def import_synapse(
     _print_summary(summary, started, as_json=as_json)
 
 
-@app.command("export", cls=Command)
+@app.command("export", cls=PlainCommand)
 def export(
     path: Annotated[str, typer.Argument(help="The folder to write to.")],
     dsn: DsnOption = None,
@@ -222,7 +222,7 @@ def export(
     print_values(asdict(made), as_json=as_json)
 
 
-@app.command("verify", cls=Command)
+@app.command("verify", cls=PlainCommand)
 def verify(
     dsn: DsnOption = None,
     server_name: ServerNameOption = None,
@@ -260,7 +260,7 @@ def verify(
         raise typer.Exit(ExitCode.FINDINGS)
 
 
-@app.command("rebuild", cls=Command)
+@app.command("rebuild", cls=PlainCommand)
 def rebuild(
     dsn: DsnOption = None,
     server_name: ServerNameOption = None,
@@ -285,7 +285,7 @@ def rebuild(
         raise typer.Exit(ExitCode.FINDINGS)
 
 
-@app.command("statistics", cls=Command)
+@app.command("statistics", cls=PlainCommand)
 def statistics(
     path: Annotated[
         str,
@@ -331,7 +331,7 @@ def statistics(
     typer.echo(f"tables and plots: {path.rstrip('/')}/index.html")
 
 
-@app.command("stream", cls=Command)
+@app.command("stream", cls=PlainCommand)
 def stream(
     path: Annotated[
         Path,
@@ -377,7 +377,7 @@ def stream(
     print_values({"events": events, "batches": len(batches)}, as_json=as_json)
 
 
-@app.command("demo", cls=Command)
+@app.command("demo", cls=PlainCommand)
 def demo(master: MasterOption = "local[2]", conf: ConfOption = None) -> None:
     """Import, export, stream and verify generated rooms, in a separate Postgres."""
     package = pipeline()
