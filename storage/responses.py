@@ -420,10 +420,8 @@ async def _is_visible(store: Store, user_id: str, state: Mapping[StateKey, Event
     keys = ("m.room.history_visibility", ""), ("m.room.member", user_id)
     found = await store.events([state[key] for key in keys if key in state])
     visibility, own = (found[state[key]].content if key in state else {} for key in keys)
-    if visibility.get("history_visibility") == "world_readable":
-        return True
-    invited = own.get("membership") == "invite"
-    return invited and visibility.get("history_visibility") == "invited"
+    given, invited = visibility.get("history_visibility"), own.get("membership") == "invite"
+    return given == "world_readable" or (given == "invited" and invited)
 
 
 async def hierarchy(

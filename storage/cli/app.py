@@ -38,7 +38,7 @@ from storage.cli import (
     train_dictionary,
     verify,
 )
-from storage.cli.common import ExitCode, print_json
+from storage.cli.common import ExitCode, PlainCommand, PlainGroup, print_json
 from storage.cli.interrupt import Interrupted, ignore_signals, interruptible
 from storage.cli.logs import LogFormat, LogLevel
 from storage.errors import (
@@ -60,6 +60,7 @@ FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 app: typer.Typer = typer.Typer(
     name="room-storage",
+    cls=PlainGroup,
     help=(
         "The rooms of a Matrix homeserver, on Postgres."
         " Exit codes: 0 done, 1 findings or damaged data, 2 bad usage, input or role,"
@@ -224,7 +225,9 @@ def _epilog(examples: Sequence[str]) -> str:
 
 
 for one in COMMANDS:
-    app.command(one.name, rich_help_panel=one.panel, epilog=_epilog(one.examples))(one.function)
+    app.command(
+        one.name, cls=PlainCommand, rich_help_panel=one.panel, epilog=_epilog(one.examples)
+    )(one.function)
 app.add_typer(spark.app, name="spark", rich_help_panel=MOVE)
 
 

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Final
 import typer
 from rich.console import Console
 from rich.table import Table
+from typer.core import TyperCommand, TyperGroup
 
 from storage.config import Config
 from storage.database.dsn import (
@@ -92,6 +93,30 @@ def synapse_dsn_of(context: typer.Context, given: str | None) -> str | None:
     if found is None and not context.resilient_parsing:
         raise InputError(f"give SYNAPSE_DSN, or set {SYNAPSE_VARIABLE} or {SYNAPSE_VARIABLE}_FILE")
     return found
+
+
+class PlainCommand(TyperCommand):
+    """A command whose help shows no type for flags: they take no value."""
+
+    def get_params(self, ctx: Any) -> Any:
+        """Return the options and arguments."""
+        return without_types(super().get_params(ctx))
+
+
+class PlainGroup(TyperGroup):
+    """The same for commands with subcommands."""
+
+    def get_params(self, ctx: Any) -> Any:
+        """Return the options."""
+        return without_types(super().get_params(ctx))
+
+
+def without_types(params: Any) -> Any:
+    """Return the parameters; later versions of typer would show ``<bool>`` beside a flag."""
+    for one in params:
+        if getattr(one, "is_flag", False) and one.metavar is None:
+            one.metavar = ""
+    return params
 
 
 class ExitCode(IntEnum):

@@ -50,6 +50,13 @@ def command(
     *,
     dsn: DsnOption = None,
     server_name: ServerNameOption = None,
+    no_local_users: Annotated[
+        bool,
+        typer.Option(
+            "--no-local-users",
+            help="Without a server name: the rooms are in nobody's sync.",
+        ),
+    ] = False,
     instance_name: Annotated[str, instance_name_option()] = INSTANCE_NAME,
     rejects: Annotated[
         Path | None,
@@ -66,15 +73,24 @@ def command(
     Parquet has these columns. A line whose dependencies come later is tried again at the end. After
     an interrupt, run it again: stored events stay.
     """
+    if no_local_users and server_name is not None:
+        raise InputError("give one of --server-name and --no-local-users")
     sizes = [check_readable(file) for file in files]
     with ExitStack() as stack:
         target = None if rejects is None else stack.enter_context(_opened(rejects))
         show = stack.enter_context(ProgressDisplay(quiet=quiet))
         total = None if None in sizes else sum(size or 0 for size in sizes)
         names = (server_name or NO_SERVER, instance_name)
-        summary, seconds = run(
-            _import(files, dsn, names, Rejects(target), show=show, total=total), STORED
+        making = _import(
+            files,
+            dsn,
+            names,
+            Rejects(target),
+            show=show,
+            total=total,
+            no_local_users=no_local_users,
         )
+        summary, seconds = run(making, STORED)
     print_values(summary_values(summary, seconds), as_json=as_json)
     if findings(summary):
         raise typer.Exit(ExitCode.FINDINGS)
@@ -106,14 +122,16 @@ async def _import(
     *,
     show: Report,
     total: int | None,
+    no_local_users: bool,
 ) -> tuple[Summary, float]:
     server_name, instance_name = names
     async with opened_store(dsn, server_name=server_name, instance_name=instance_name) as store:
-        if store.server_name == NO_SERVER:
-            typer.echo(
-                "note: without --server-name no user is local,"
-                " so the rooms will not appear in any user's sync",
-                err=True,
+        if no_local_users and store.server_name != NO_SERVER:
+            raise InputError(f"users of {store.server_name} are local: leave --no-local-users out")
+        if store.server_name == NO_SERVER and not no_local_users:
+            raise InputError(
+                "the database has no server name yet: give --server-name NAME, so that its users"
+                " are local, or --no-local-users if nobody is to have the rooms in their sync"
             )
         started = time.monotonic()
         summary = await Import(store, rejects, report=show, total_bytes=total).run(files)

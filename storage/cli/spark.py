@@ -16,6 +16,8 @@ from storage.cli.common import (
     DsnOption,
     ExitCode,
     JsonOption,
+    PlainCommand,
+    PlainGroup,
     ServerNameOption,
     amount,
     print_json,
@@ -38,11 +40,12 @@ from storage.cli.spark_tasks import tasks_shown
 from storage.errors import InputError
 
 app: typer.Typer = typer.Typer(
+    cls=PlainGroup,
     help="Bulk work on Spark: import, export, rebuild, verify, statistics, stream, mirror, answer.",
     no_args_is_help=True,
 )
-app.command("mirror")(spark_mirror.command)
-app.command("answer")(spark_answer.command)
+app.command("mirror", cls=PlainCommand)(spark_mirror.command)
+app.command("answer", cls=PlainCommand)(spark_answer.command)
 
 RoomsOption = Annotated[
     list[str] | None,
@@ -92,7 +95,7 @@ SHOWN_MAX: Final = 1_000
 PROGRESS_MAX: Final = 1_000_000
 
 
-@app.command("import")
+@app.command("import", cls=PlainCommand)
 def import_(
     files: Annotated[
         list[str],
@@ -133,7 +136,7 @@ def import_(
     _print_summary(summary, started, as_json=as_json)
 
 
-@app.command("import-synapse")
+@app.command("import-synapse", cls=PlainCommand)
 def import_synapse(
     synapse_dsn: Annotated[
         str | None,
@@ -191,7 +194,7 @@ def import_synapse(
     _print_summary(summary, started, as_json=as_json)
 
 
-@app.command("export")
+@app.command("export", cls=PlainCommand)
 def export(
     path: Annotated[str, typer.Argument(help="The folder to write to.")],
     dsn: DsnOption = None,
@@ -219,7 +222,7 @@ def export(
     print_values(asdict(made), as_json=as_json)
 
 
-@app.command("verify")
+@app.command("verify", cls=PlainCommand)
 def verify(
     dsn: DsnOption = None,
     server_name: ServerNameOption = None,
@@ -257,7 +260,7 @@ def verify(
         raise typer.Exit(ExitCode.FINDINGS)
 
 
-@app.command("rebuild")
+@app.command("rebuild", cls=PlainCommand)
 def rebuild(
     dsn: DsnOption = None,
     server_name: ServerNameOption = None,
@@ -282,7 +285,7 @@ def rebuild(
         raise typer.Exit(ExitCode.FINDINGS)
 
 
-@app.command("statistics")
+@app.command("statistics", cls=PlainCommand)
 def statistics(
     path: Annotated[
         str,
@@ -328,7 +331,7 @@ def statistics(
     typer.echo(f"tables and plots: {path.rstrip('/')}/index.html")
 
 
-@app.command("stream")
+@app.command("stream", cls=PlainCommand)
 def stream(
     path: Annotated[
         Path,
@@ -374,7 +377,7 @@ def stream(
     print_values({"events": events, "batches": len(batches)}, as_json=as_json)
 
 
-@app.command("demo")
+@app.command("demo", cls=PlainCommand)
 def demo(master: MasterOption = "local[2]", conf: ConfOption = None) -> None:
     """Import, export, stream and verify generated rooms, in a separate Postgres."""
     package = pipeline()

@@ -16,10 +16,11 @@ import functools
 import io
 import secrets
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, LiteralString, Protocol
+from typing import TYPE_CHECKING, Any, Final, LiteralString, NamedTuple, Protocol
 
 from storage.config import Config
 from storage.database.connection import Connection, Database
@@ -85,6 +86,14 @@ SELECT count(pg_terminate_backend(pid))
 FROM pg_stat_activity
 WHERE datname = current_database() AND application_name = $1::text
 """
+SQL_BLOCKERS: Final[LiteralString] = """
+SELECT DISTINCT b.pid, b.application_name, b.usename::text AS role, b.state
+FROM pg_stat_activity m
+CROSS JOIN LATERAL unnest(pg_blocking_pids(m.pid)) AS blocking (pid)
+JOIN pg_stat_activity b ON b.pid = blocking.pid
+WHERE m.datname = current_database() AND m.application_name = $1::text
+ORDER BY b.pid
+"""
 SQL_ROLE: Final[LiteralString] = "SELECT session_user::text"
 SQL_SCHEMA_IS_THERE: Final[LiteralString] = """
 SELECT to_regnamespace(current_setting('search_path')) IS NOT NULL
@@ -94,6 +103,9 @@ SQL_NEEDED: Final[LiteralString] = "SELECT code_revision FROM schema_compatibili
 
 END_SECONDS: Final = 0.1
 """A migration that is cancelled may not have its session yet: look for it this often."""
+
+LOOK_SECONDS: Final = 0.5
+"""How often to look for the sessions that a step waits for."""
 
 _ONE_AT_A_TIME: Final = threading.Lock()
 """alembic keeps the running migration in module globals."""
@@ -108,6 +120,15 @@ class MigrationOptions:
     role_prefix: str | None = None
     scripts: Path | None = None
     session_name: str = "room-storage migrate"
+
+
+class BlockerRow(NamedTuple):
+    """A session that a step waits for. ``state`` None: of another role, whose state is hidden."""
+
+    pid: int
+    application_name: str | None
+    role: str | None
+    state: str | None
 
 
 class Queries(Protocol):
@@ -195,14 +216,15 @@ async def migrate(
             current, role = await current_revision(conn), await conn.fetchval(SQL_ROLE)
             if await is_later(conn, current, _head(how)):
                 return current
+        blockers = list[BlockerRow]()
         try:
-            await _upgraded(database, dsn, revision, how or MigrationOptions())
+            await _upgraded(database, dsn, revision, how or MigrationOptions(), blockers)
         except Exception as error:
             ours = translated(error, role)
             if ours is None:
                 raise
             async with database.connection() as conn:
-                raise _with_advice(ours, await current_revision(conn)) from error
+                raise _with_advice(ours, await current_revision(conn), blockers) from error
         async with database.connection() as conn:
             return await current_revision(conn)
 
@@ -300,16 +322,28 @@ def _head(how: MigrationOptions | None) -> str:
     return script_directory((how or MigrationOptions()).scripts).get_current_head() or ""
 
 
-async def _upgraded(database: Database, dsn: str, revision: str, how: MigrationOptions) -> None:
+async def _upgraded(
+    database: Database,
+    dsn: str,
+    revision: str,
+    how: MigrationOptions,
+    blockers: list[BlockerRow],
+) -> None:
     """Run alembic, which has an event loop of its own, in a thread.
 
     A cancellation ends the session of the migration, and waits for the thread. Only the step that
-    runs is lost.
+    runs is lost. ``blockers`` becomes the sessions that a step has last waited for.
     """
     how = replace(how, session_name=f"room-storage migrate {secrets.token_hex(4)}")
     upgrading = asyncio.create_task(asyncio.to_thread(_upgrade, dsn, revision, how))
     try:
-        await asyncio.shield(upgrading)
+        while not upgrading.done():
+            await asyncio.wait([upgrading], timeout=LOOK_SECONDS)
+            if not upgrading.done():
+                async with database.connection() as conn:
+                    found = await conn.fetch(SQL_BLOCKERS, how.session_name, row=BlockerRow)
+                blockers[:] = found or blockers
+        upgrading.result()
     except asyncio.CancelledError:
         while not upgrading.done():
             async with database.connection() as conn:
@@ -358,7 +392,9 @@ def translated(error: BaseException | None, role: str = "") -> DatabaseError | N
     return None
 
 
-def _with_advice(error: DatabaseError, current: str | None) -> StorageError:
+def _with_advice(
+    error: DatabaseError, current: str | None, blockers: Sequence[BlockerRow]
+) -> StorageError:
     """Return the same error, with the state of the migration and what to do."""
     if error.sqlstate == JOB_WAITING:
         return MigrationBlocked(
@@ -366,9 +402,14 @@ def _with_advice(error: DatabaseError, current: str | None) -> StorageError:
         )
     stands = f"the schema is {current or 'absent'} now, run the migration again to go on from there"
     if isinstance(error, DatabaseConflict):
+        sessions = ", ".join(
+            f"session {one.pid} ({one.application_name!r} of role {one.role}"
+            f"{'' if one.state is None else ', ' + one.state})"
+            for one in blockers
+        )
         stands += (
             ", when no long transactions have the locks that the step needs "
-            "(see pg_stat_activity), "
+            f"({f'now {sessions}; ' if sessions else ''}see pg_stat_activity), "
             "or with a larger --lock-timeout-ms"
         )
     return type(error)(f"{error.reason}; {stands}", sqlstate=error.sqlstate)

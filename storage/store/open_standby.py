@@ -97,8 +97,6 @@ async def open_reader(
         )
         async with database.connection() as conn:
             await check_schema(conn)
-            if config.prepare_ahead:
-                await stack.enter_async_context(running(database.prepared.run()))
             found = await _found(conn, server_name)
         # not among the names of the writers, one of which may be that of this process
         name = f"reader.{secrets.token_hex(8)}"
@@ -113,7 +111,9 @@ async def open_reader(
             logger.warning("the database was restored: caches are empty, positions are read again")
 
         standby = Standby(database, streams, found.deployment_id, reload=reload)
-        await standby.begin()
+        await standby.begin()  # it ends the other sessions, also one that prepares
+        if config.prepare_ahead:
+            await stack.enter_async_context(running(database.prepared.run()))
         streams.reads = Reads(database, standby, read_only=True)
         writer = Writer(database, streams, server_name=found.server_name, writer_nid=NO_WRITER)
         await stack.enter_async_context(

@@ -76,15 +76,33 @@ def test_another_format_is_refused_as_a_whole(
     other = tmp_path / "other"
     other.write_bytes(begin)
     for sources, given in (([file, str(other)], b""), (["-"], begin)):
-        done = room_storage("import", *sources, STORAGE_DSN=dsn, given=given)
+        done = room_storage(
+            "import", *sources, STORAGE_DSN=dsn, STORAGE_SERVER_NAME="s1.test", given=given
+        )
         assert (done.returncode, done.stdout) == (2, "")
         assert f"error: {sources[-1]} {sentence}\n" in done.stderr
 
 
-def test_without_a_server_name_there_is_a_word_about_it(dsn: str, file: str) -> None:
-    done = room_storage("import", file, "--json", "--dsn", dsn)
-    assert (done.returncode, json.loads(done.stdout)["stored"]) == (0, 30)
-    assert "--server-name" in done.stderr
+def test_without_a_server_name_the_import_asks_for_one(dsn: str, file: str) -> None:
+    """Rooms that are stored without local users stay without them."""
+    done = room_storage("import", file, "--dsn", dsn)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "--server-name NAME" in done.stderr
+    assert "--no-local-users" in done.stderr
+    both = room_storage(
+        "import", file, "--dsn", dsn, "--server-name", "s1.test", "--no-local-users"
+    )
+    assert (both.returncode, "one of --server-name and --no-local-users" in both.stderr) == (
+        2,
+        True,
+    )
+    done = room_storage("import", file, "--json", "--dsn", dsn, "--no-local-users")
+    assert (done.returncode, json.loads(done.stdout)["stored"], done.stderr) == (0, 30, "")
+    again = room_storage("import", file, "--json", "--dsn", dsn, "--server-name", "s1.test")
+    assert (again.returncode, json.loads(again.stdout)["duplicate"]) == (0, 30)
+    named = room_storage("import", file, "--json", "--dsn", dsn)
+    assert (named.returncode, json.loads(named.stdout)["duplicate"], named.stderr) == (0, 30, "")
+    assert room_storage("import", file, "--dsn", dsn, "--no-local-users").returncode == 2
 
 
 async def test_an_interrupt_and_a_rerun(dsn: str, file: str) -> None:

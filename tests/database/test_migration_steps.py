@@ -197,6 +197,23 @@ async def test_a_lock_that_is_not_given_ends_the_step_with_advice(
     assert await migrate(dsn, how=quick) == "9001"
 
 
+async def test_the_session_that_holds_the_lock_is_named(dsn: str, tmp_path: Path) -> None:
+    how = newer_release(tmp_path / "newer", **{"9001_column": COLUMN})
+    reader = await asyncpg.connect(dsn, server_settings={"application_name": "nightly report"})
+    try:
+        async with reader.transaction():
+            await reader.execute("LOCK TABLE events IN ACCESS SHARE MODE")
+            patient = MigrationOptions(scripts=how.scripts, lock_timeout_ms=5_000)
+            pid = reader.get_server_pid()
+            with pytest.raises(
+                DatabaseConflict,
+                match=rf"\(now session {pid} \('nightly report' of role \w+, idle in",
+            ):
+                await migrate(dsn, how=patient)
+    finally:
+        await reader.close()
+
+
 async def test_an_index_build_that_was_killed_is_found_and_built_again(
     dsn: str, tmp_path: Path, conn: "asyncpg.Connection", caplog: pytest.LogCaptureFixture
 ) -> None:

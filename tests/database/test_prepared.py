@@ -197,6 +197,18 @@ async def test_a_store_that_only_reads_prepares_no_writes(dsn: str) -> None:
     assert found & set(declared()) == set(declared(read_only=True)) < set(declared())
 
 
+async def test_opening_to_read_ends_no_session_that_prepares(
+    dsn: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A first look at the server ends all sessions but its own."""
+    async with storage.open(dsn, server_name=SERVER, config=replace(ONE, prepare_ahead=False)):
+        pass
+    config = Config(pool_size_max=4, prepare_ahead=True)
+    async with storage.open(dsn, read_only=True, config=config) as store, asyncio.timeout(60):
+        await store.database.prepared.done()
+    assert "prepared ahead" not in caplog.text
+
+
 async def test_a_store_can_do_without(dsn: str) -> None:
     config = Config(pool_size_max=1, prepare_ahead=False)
     async with storage.open(dsn, server_name=SERVER, config=config) as store:

@@ -15,6 +15,7 @@ import storage
 from storage import Store
 from storage.codec import decode
 from storage.codec.reference import REFERENCE_BYTES
+from storage.database.pack_store import OWNER_FILE
 from storage.errors import ArchiveRunning, ArchiveUnavailable, InputError, StorageCorrupt
 from storage.maintenance.censor import censor
 from storage.maintenance.cold_archive import return_events, sweep, sweep_if_free
@@ -104,6 +105,28 @@ async def test_limit_rooms_and_dry_run(store: Store, room: RoomBuilder, folder: 
         await archive(store, folder, room_ids=["!none:s1.test"])
     with pytest.raises(InputError, match="at least 0"):
         await archive(store, folder, limit=-1)
+
+
+async def test_a_dry_run_checks_its_target_as_the_run_would(
+    store: Store, room: RoomBuilder, folder: str
+) -> None:
+    """And claims nothing: the folder stays without an owner."""
+    absent = f"{folder}/absent"
+    for wrong in ("", absent, "nothing://at/all"):
+        refusals = []
+        for dry_run in (False, True):
+            with pytest.raises(storage.StorageError) as refused:
+                await archive(store, wrong, dry_run=dry_run)
+            refusals.append((refused.type, str(refused.value)))
+        assert refusals[0] == refusals[1]
+    assert (await archive(store, folder, dry_run=True)).events > 0
+    assert list(Path(folder).iterdir()) == []
+    owner = Path(folder, OWNER_FILE)
+    owner.write_text("7.5 another\n")
+    for dry_run in (False, True):
+        with pytest.raises(storage.ArchiveNotOwned, match=r"7\.5 another"):
+            await archive(store, folder, dry_run=dry_run)
+    assert owner.read_text() == "7.5 another\n"
 
 
 async def test_events_return_and_packs_go(store: Store, room: RoomBuilder, folder: str) -> None:

@@ -105,6 +105,7 @@ async def test_nothing_is_done_by_an_index_that_lies(store: Store, work: str, li
     with pytest.raises(StorageCorrupt, match="REINDEX") as caught:
         await WORKS[work](store, room)
     assert caught.value.ids["indexes"] == sorted(indexes)
+    assert str(caught.value).endswith("then `room-storage verify`")  # the hint can be copied
     async with store.database.connection() as conn:
         assert await rows_of_all_tables(conn) == rows
         for index in indexes:

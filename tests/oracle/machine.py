@@ -25,7 +25,8 @@ from storage import EventFilter, SyncFilter
 from storage.ids import RoomId
 from tests.oracle.delivering_machine import DeliveringMachine
 from tests.oracle.facts import differences
-from tests.oracle.syncing import ANY_ROOM, own_member_event, plain_answer, sync
+from tests.oracle.memberships import own_member_event
+from tests.oracle.syncing import ANY_ROOM, plain_answer, sync
 from tests.oracle.worlds import DEVICES, EVENT_FILTERS, USERS, pick
 
 

@@ -18,9 +18,10 @@ from typing import Any, Final, NamedTuple
 
 from storage import SlidingFilter
 from storage.ids import EventId, RoomId, StateKey, server_name_of
+from tests.oracle.memberships import server_is_in
 from tests.oracle.oracle import Oracle
 from tests.oracle.room_graph import State
-from tests.oracle.syncing import _after_gap, _server_is_in, _summary
+from tests.oracle.syncing import _after_gap, _summary
 
 MEMBER: Final = "m.room.member"
 LAZY: Final = "$LAZY"
@@ -366,7 +367,7 @@ def membership_of(oracle: Oracle, room_id: RoomId, user_id: str) -> Membership |
             and (held.event.type, held.event.state_key) == key
             and held.event.content.get("membership") != "join"
             and held.arrival > position
-            and not _server_is_in(oracle, room_id, server_name_of(user_id), held.arrival)
+            and not server_is_in(oracle, room_id, server_name_of(user_id), held.arrival)
         ):
             value, position = event_id, held.arrival
             name = str(held.event.content.get("membership"))

@@ -16,7 +16,8 @@ from itertools import pairwise
 from typing import Any
 
 from storage import SyncFilter
-from storage.ids import EventId, RoomId, server_name_of
+from storage.ids import EventId, RoomId
+from tests.oracle.memberships import is_out, last_change, own_member_event, peeked
 from tests.oracle.oracle import Oracle
 from tests.oracle.room_graph import OracleEvent, State
 
@@ -118,12 +119,8 @@ def _add_left(
         if now is not None and not now.outlier and now.arrival > since:
             upto = now.arrival
         answer.leave[room_id] = _left(oracle, room_id, asked, since, upto)
-    elif asked.wanted.include_leave and now is not None and _is_out(now):
+    elif asked.wanted.include_leave and now is not None and is_out(now):
         answer.leave[room_id] = _left_before(oracle, room_id, asked, upto)
-
-
-def _is_out(own: OracleEvent) -> bool:
-    return own.event.content.get("membership") in ("leave", "ban")
 
 
 def _had(oracle: Oracle, room_id: RoomId, user_id: str, since: int) -> bool:
@@ -174,37 +171,12 @@ def _left_before(
     ends = [arrival for (_, was_in), (arrival, is_in) in pairwise(stays) if was_in and not is_in]
     if ends:
         return _room(oracle, room_id, asked, 0, ends[-1], is_new=True)
-    if (end := _last_change(oracle, room_id, asked.user_id, upto)) is not None:
+    if (end := last_change(oracle, room_id, asked.user_id, upto)) is not None:
         upto = end
     told = _room(oracle, room_id, asked, 0, upto, is_new=True)
-    if _peeked(oracle, room_id, asked.user_id, upto):
+    if peeked(oracle, room_id, asked.user_id, upto):
         return told
     return _only(told, ("m.room.member", asked.user_id))
-
-
-def _last_change(oracle: Oracle, room_id: RoomId, user_id: str, upto: int) -> int | None:
-    """Return when the user's membership changed last, in the state or out of band."""
-    own = [own_member_event(oracle, room_id, user_id, at) for at in range(upto + 1)]
-    changes = [at for at, (then, now) in enumerate(pairwise(own), 1) if then is not now]
-    return changes[-1] if changes else None
-
-
-def _peeked(oracle: Oracle, room_id: RoomId, user_id: str, upto: int) -> bool:
-    """Whether a user who never joined could see the room at their last membership."""
-    own = own_member_event(oracle, room_id, user_id, upto)
-    if own is None or not _is_out(own) or _ever_joined(oracle, room_id, user_id):
-        return False
-    return bool(oracle.visible_to_user(user_id, [own.event.event_id]))
-
-
-def _ever_joined(oracle: Oracle, room_id: RoomId, user_id: str) -> bool:
-    return oracle.membership(room_id, user_id) == "join" or any(
-        held.accepted
-        and held.event.key == ("m.room.member", user_id)
-        and held.event.content.get("membership") == "join"
-        for held in oracle.timeline(room_id).values()
-        if held.event.is_state
-    )
 
 
 def _left(
@@ -221,7 +193,7 @@ def _left(
         for arrival, room, state in oracle.current_states
         if room == room_id and arrival > since
     ]
-    if any(oracle.membership_in(state, asked.user_id) == "join" for state in later) or _peeked(
+    if any(oracle.membership_in(state, asked.user_id) == "join" for state in later) or peeked(
         oracle, room_id, asked.user_id, upto
     ):
         return replace(_room(oracle, room_id, asked, 0, upto, is_new=True), limited=True)
@@ -239,44 +211,6 @@ def _only(told: RoomAnswer, key: tuple[str, str]) -> RoomAnswer:
         for state in (told.state, told.state_after)
     )
     return RoomAnswer(told.timeline, told.limited, state, state_after, told.removed & {key})
-
-
-def own_member_event(oracle: Oracle, room_id: RoomId, user_id: str, at: int) -> OracleEvent | None:
-    """Return the user's member event: from the current state then, or a later outlier.
-
-    Such an outlier arrived while the server was not in the room: an invite or knock, or its end.
-    """
-    key = ("m.room.member", user_id)
-    own = [
-        held
-        for held in oracle.held.values()
-        if held.event.room_id == room_id
-        and held.event.is_state
-        and held.event.key == key
-        and not held.rejected
-        if held.outlier
-        and held.event.content.get("membership")
-        != "join"  # nobody is in a room of which there is history only
-        if held.arrival <= at
-        and not _server_is_in(oracle, room_id, server_name_of(user_id), held.arrival)
-    ]
-    changed, value = 0, None
-    for arrival, room, state in oracle.current_states:
-        if room == room_id and arrival <= at and state.get(key) != value:
-            changed, value = arrival, state.get(key)
-    if own and own[-1].arrival > changed:
-        return own[-1]
-    return None if value is None else oracle.get(value)
-
-
-def _server_is_in(oracle: Oracle, room_id: RoomId, server_name: str, at: int) -> bool:
-    state = oracle.current_state_at(room_id, at)
-    members = [
-        user
-        for type_, user in state
-        if type_ == "m.room.member" and server_name_of(user) == server_name
-    ]
-    return any(oracle.membership_in(state, user) == "join" for user in members)
 
 
 def _joined(oracle: Oracle, answer: Answer, room_id: RoomId, asked: OracleSyncRequest) -> None:
@@ -334,7 +268,7 @@ def _room(
     then, now = oracle.current_state_at(room_id, since), oracle.current_state_at(room_id, upto)
     at_start = _state_before(oracle, told[0]) if told else now
     outdated = [
-        place for place, event_id in enumerate(told) if _is_outdated(oracle, told, event_id, now)
+        place for place, event_id in enumerate(told) if is_outdated(oracle, told, event_id, now)
     ]
     told = told[outdated[-1] + 1 if outdated else 0 :]
     shown = {held.event.key for held in map(oracle.get, told) if held.event.is_state}
@@ -355,7 +289,7 @@ def _room(
     )
 
 
-def _is_outdated(oracle: Oracle, told: list[EventId], event_id: EventId, now: State) -> bool:
+def is_outdated(oracle: Oracle, told: list[EventId], event_id: EventId, now: State) -> bool:
     """Whether its key has a later value that the timeline does not have."""
     held = oracle.get(event_id)
     last = now.get(held.event.key) if held.event.is_state else None

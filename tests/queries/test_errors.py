@@ -402,3 +402,30 @@ async def test_a_filter_of_what_cannot_be_finds_nothing(store: Store, room: Room
         assert len(
             (await store.messages(room.room_id, LOCAL, limit=100, filter=nothing_less)).chunk
         ) == len(room.events)
+
+
+@pytest.mark.parametrize("call", ["context", "relations", "recursive relations"])
+async def test_an_event_of_another_room_is_unknown(store: Store, call: str) -> None:
+    """Client-server API: the path of the request names the room of the event."""
+    room, other = new_room(members=[LOCAL]), new_room(seed=1, members=[LOCAL])
+    said = room.message(ADMIN, "said")
+    room.react(LOCAL, said)
+    await deliver(store, room)
+    await deliver(store, other)
+    middle = (await store.messages(room.room_id, LOCAL, limit=1)).end
+    assert middle is not None
+
+    async def ask(room_id: RoomId | None, **how: Any) -> object:
+        if call == "context":
+            return await store.context(said.event_id, LOCAL, room_id=room_id)
+        recurse = call != "relations"
+        return await store.relations(said.event_id, LOCAL, room_id=room_id, recurse=recurse, **how)
+
+    assert await ask(room.room_id) == await ask(None)
+    ways: list[dict[str, Any]] = [{}, {"direction": "f"}, {"from_": middle}]
+    for how in ways if call != "context" else [{}]:
+        for room_id in (other.room_id, RoomId("!none:s1.test")):
+            with pytest.raises(UnknownEvent):
+                await ask(room_id, **how)
+    with pytest.raises(InvalidIdentifier):
+        await ask(RoomId("no room"))

@@ -1,7 +1,5 @@
 """Pages of history: order, exact limits, tokens, gaps, context, and the event nearest to a time."""
 
-from typing import Any
-
 import pytest
 
 from storage import Page, Store
@@ -249,28 +247,6 @@ async def test_a_walk_forwards_goes_on_from_the_live_end(store: Store) -> None:
     assert (await store.messages(room.room_id, LOCAL, limit=100)).end is None
 
 
-async def test_a_walk_forwards_ends_at_the_last_event_that_its_reader_may_see(
-    store: Store,
-) -> None:
-    """Client-server API, GET /messages: no `end` where the user may see no more."""
-    room = new_room(members=[LOCAL, OTHER])
-    room.leave(LOCAL)
-    room.message(ADMIN, "hidden")
-    await deliver(store, room)
-    left = await store.messages(room.room_id, LOCAL, direction="f", limit=100)
-    assert left.chunk[-1].state_key == LOCAL
-    assert left.end is None
-    assert (await store.messages(room.room_id, OTHER, direction="f", limit=100)).end is not None
-    room.send(
-        ADMIN, "m.room.history_visibility", {"history_visibility": "world_readable"}, state_key=""
-    )
-    room.message(ADMIN, "for everybody")
-    await deliver(store, room)
-    peeked = await store.messages(room.room_id, LOCAL, direction="f", limit=100)
-    assert messages_in(peeked.chunk)[-1] == "for everybody"
-    assert peeked.end is not None
-
-
 async def test_events_that_arrive_later_do_not_shift_a_page(store: Store) -> None:
     room = new_room(members=[LOCAL])
     for number in range(4):
@@ -473,33 +449,6 @@ async def test_context_of_what_one_may_not_see_is_unknown(store: Store) -> None:
         with pytest.raises(UnknownEvent):
             await store.context(event_id, LOCAL)
     assert (await store.context(hidden.event_id, ADMIN, limit=0)).events_before == []
-
-
-@pytest.mark.parametrize("call", ["context", "relations", "recursive relations"])
-async def test_an_event_of_another_room_is_unknown(store: Store, call: str) -> None:
-    """Client-server API: the path of the request names the room of the event."""
-    room, other = new_room(members=[LOCAL]), new_room(seed=1, members=[LOCAL])
-    said = room.message(ADMIN, "said")
-    room.react(LOCAL, said)
-    await deliver(store, room)
-    await deliver(store, other)
-    middle = (await store.messages(room.room_id, LOCAL, limit=1)).end
-    assert middle is not None
-
-    async def ask(room_id: RoomId | None, **how: Any) -> object:
-        if call == "context":
-            return await store.context(said.event_id, LOCAL, room_id=room_id)
-        recurse = call != "relations"
-        return await store.relations(said.event_id, LOCAL, room_id=room_id, recurse=recurse, **how)
-
-    assert await ask(room.room_id) == await ask(None)
-    ways: list[dict[str, Any]] = [{}, {"direction": "f"}, {"from_": middle}]
-    for how in ways if call != "context" else [{}]:
-        for room_id in (other.room_id, RoomId("!none:s1.test")):
-            with pytest.raises(UnknownEvent):
-                await ask(room_id, **how)
-    with pytest.raises(InvalidIdentifier):
-        await ask(RoomId("no room"))
 
 
 # --------------------------------------------------------------------------------------------------

@@ -10,7 +10,17 @@ from storage.ids import UserId
 from storage.testing import RoomBuilder
 from tests.oracle.oracle import Oracle
 from tests.queries.conftest import StatementLog
-from tests.queries.rooms import ADMIN, LOCAL, OTHER, REMOTE, append, deliver, ids, new_room
+from tests.queries.rooms import (
+    ADMIN,
+    LOCAL,
+    OTHER,
+    REMOTE,
+    append,
+    deliver,
+    ids,
+    messages_in,
+    new_room,
+)
 
 
 async def seen(store: Store, user: str, named: Mapping[str, str]) -> set[str]:
@@ -441,3 +451,25 @@ async def test_a_reset_that_takes_a_leave_back_shows_only_what_is_said_from_then
     asked = ids([secret, after])
     assert await store.visible_to_user(LOCAL, asked) == oracle.visible_to_user(LOCAL, asked)
     assert secret.event_id not in await store.visible_to_user(LOCAL, asked)
+
+
+async def test_a_walk_forwards_ends_at_the_last_event_that_its_reader_may_see(
+    store: Store,
+) -> None:
+    """Client-server API, GET /messages: no `end` where the user may see no more."""
+    room = new_room(members=[LOCAL, OTHER])
+    room.leave(LOCAL)
+    room.message(ADMIN, "hidden")
+    await deliver(store, room)
+    left = await store.messages(room.room_id, LOCAL, direction="f", limit=100)
+    assert left.chunk[-1].state_key == LOCAL
+    assert left.end is None
+    assert (await store.messages(room.room_id, OTHER, direction="f", limit=100)).end is not None
+    room.send(
+        ADMIN, "m.room.history_visibility", {"history_visibility": "world_readable"}, state_key=""
+    )
+    room.message(ADMIN, "for everybody")
+    await deliver(store, room)
+    peeked = await store.messages(room.room_id, LOCAL, direction="f", limit=100)
+    assert messages_in(peeked.chunk)[-1] == "for everybody"
+    assert peeked.end is not None

@@ -30,9 +30,14 @@ class ArchiveOwnerRow(NamedTuple):
 
 
 async def own_folders(
-    conn: Connection, folders: Iterable[str], *, take_over: bool = False, for_packs: bool = False
+    conn: Connection,
+    folders: Iterable[str],
+    *,
+    take_over: bool = False,
+    for_packs: bool = False,
+    claim: bool = True,
 ) -> None:
-    """Own these folders. Call it under the lock.
+    """Own these folders. Call it under the lock, unless it is not to ``claim`` any.
 
     Claim those that have packs and no owner; ``for_packs``: also those that have no packs yet;
     ``take_over``: those of another owner. Raise `ArchiveNotOwned` or `ArchiveUnavailable`, before
@@ -40,12 +45,15 @@ async def own_folders(
     """
     row = await conn.fetchrow(SQL_DATABASE, row=ArchiveOwnerRow)
     assert row is not None  # noqa: S101  # for the types
-    await asyncio.to_thread(_own, row, sorted(set(folders)), take_over, for_packs)
+    claims = await asyncio.to_thread(_claims, row, sorted(set(folders)), take_over, for_packs)
+    if claim:
+        await asyncio.to_thread(_own, row, claims)
 
 
-def _own(
+def _claims(
     database: ArchiveOwnerRow, folders: Iterable[str], take_over: bool, for_packs: bool
-) -> None:
+) -> list[str]:
+    """Return the folders to claim. Raise `ArchiveNotOwned`."""
     claims = list[str]()
     for folder in folders:
         path = local_path(folder)
@@ -60,6 +68,10 @@ def _own(
             if not take_over:
                 raise _refusal(folder, owner, database)
             claims.append(folder)
+    return claims
+
+
+def _own(database: ArchiveOwnerRow, claims: Iterable[str]) -> None:
     for folder in claims:
         write_file(f"{folder}/{OWNER_FILE}", f"{database.identity} {database.name}\n".encode())
         owner = _owner(folder)

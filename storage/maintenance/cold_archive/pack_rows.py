@@ -143,12 +143,16 @@ async def alone(
         if not await conn.fetchval(SQL_LOCK):
             raise ArchiveRunning
         try:
-            folders = {folder_of(row.url) for row in await packs(conn)}
-            folders |= set() if target is None else {target}
-            await own_folders(conn, folders, take_over=take_over)
+            await own_folders(conn, await folders_in_use(conn, target), take_over=take_over)
             yield
         finally:
             await conn.fetchval(SQL_UNLOCK)
+
+
+async def folders_in_use(conn: Connection, target: str | None = None) -> set[str]:
+    """Return the folders of all packs, and that of new ones."""
+    folders = {folder_of(row.url) for row in await packs(conn)}
+    return folders | (set() if target is None else {target})
 
 
 async def packs(conn: Connection) -> list[PackRow]:

@@ -45,6 +45,7 @@ from storage.maintenance.cold_archive.pack_rows import (
     drop_empty,
     drop_pack,
     finish_killed,
+    folders_in_use,
     note_unused,
 )
 from storage.maintenance.cold_archive.sweep import GRACE_S, SNAPSHOT_GRACES, sweep_packs
@@ -203,17 +204,19 @@ async def archive_events(
     """
     if limit is not None and limit < 0:
         raise InputError(f"the limit is {limit}: it must be at least 0")
-    folder = "" if dry_run else checked_folder(url)
+    folder = checked_folder(url).rstrip("/")
     now = time.time_ns() // 1_000_000 if now_ms is None else now_ms
     async with database.connection() as conn:
         if not await conn.fetchval(SQL_IN_USE, ARCHIVE_REVISION):
             raise InputError("earlier releases may still run: run `room-storage migrate` first")
         rooms = await chosen_rooms(conn, room_ids)
+        if dry_run:
+            await own_folders(conn, await folders_in_use(conn, folder), claim=False)
     found = _candidates(database, rooms, now - older_than_ms, limit, report)
     if dry_run:
         sizes = [len(one.stored) async for one in found]
         return Archived(events=len(sizes), bytes=sum(sizes))
-    async with alone(database, target=folder.rstrip("/"), take_over=take_over):
+    async with alone(database, target=folder, take_over=take_over):
         await prove_indexes(database, "archiving", TABLES, report=report)
         await finish_killed(database)
         done = await _archive(database, found, folder, pack_bytes)

@@ -34,4 +34,6 @@ def refusal(work: str, found: Collection[Lie]) -> StorageCorrupt:
         f"{work} would go by an index that does not agree with its table: {named}."
         f" Nothing was changed. Run {mend}; then `room-storage verify`"
     )
-    return StorageCorrupt(reason, indexes=[lie.name for lie in found])
+    error = StorageCorrupt(reason)
+    error.ids = {"indexes": [lie.name for lie in found]}  # the text ends with what to run
+    return error
