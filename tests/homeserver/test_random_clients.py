@@ -104,7 +104,7 @@ def _is_cut_by_filter(one: Found) -> bool:
     """Synapse has fewer events: it takes a page, and then leaves out what is hidden."""
     parts = ("events_before", "events_after")
     pairs = [
-        [(one.answers[side][part] or {}).get("order", []) for side in (0, 1)] for part in parts
+        [(one.answers[side].get(part) or {}).get("order", []) for side in (0, 1)] for part in parts
     ]
     return all(set(theirs) <= set(ours) for ours, theirs in pairs) and any(
         len(theirs) < len(ours) for ours, theirs in pairs
