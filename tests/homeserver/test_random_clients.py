@@ -244,11 +244,17 @@ DIFFERENCES: Final = {
         _is_of_a_stranger,
         "m.room.history_visibility: world_readable events stay so. Synapse asks today's state.",
     ),
-    "peeking": Known(
+    "invited": Known(
         "(state|members)",
         "",
-        lambda one: one.ours == REFUSED,
-        "GET /state of what anybody may read",
+        lambda one: one.theirs == REFUSED and "'membership': 'invite'" in str(one.ours),
+        "m.room.history_visibility, invited: from the invite on. Synapse wants a join.",
+    ),
+    "whole state of a leave": Known(
+        "sync next",
+        r"/rooms/leave/[^/]+/state/events/[^/]+",
+        lambda one: one.theirs is None,
+        "GET /sync, leave, state: up to the timeline. Synapse has none for who never joined.",
     ),
     "never joined": Known(
         "sync next",
@@ -261,12 +267,6 @@ DIFFERENCES: Final = {
         r"/rooms/join/[^/]+/state/events/[^/]+",
         lambda one: None in (one.ours, one.theirs) and _is_member(one.ours or one.theirs),
         "Lazy-loading room members",
-    ),
-    "threads": Known(
-        "sync",
-        r"/rooms/join/[^/]+/unread_.*",
-        lambda _: True,
-        "Receiving notifications",
     ),
 }
 
