@@ -45,7 +45,7 @@ from storage.errors import (
     WrongServerName,
 )
 from storage.ids import EventId, RoomId, ServerName, StateKey, UserId
-from storage.persist import AppendResult
+from storage.persist import AppendResult, SendResult
 from storage.queries.context import Context
 from storage.queries.event_auth import StateIds
 from storage.queries.events import Aggregations, StoredEvent, ThreadSummary
@@ -134,6 +134,7 @@ __all__ = [
     "RoomSummary",
     "SchemaOutOfDate",
     "SchemaTooNew",
+    "SendResult",
     "ServerName",
     "SharingChanges",
     "SlidingFilter",

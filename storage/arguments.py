@@ -85,9 +85,9 @@ def texts(values: Iterable[str], name: str = "ids") -> list[str]:
     return distinct(given if _are_ascii(given) else [text(value) for value in given])
 
 
-def possible(values: Iterable[EventId]) -> list[EventId]:
+def possible(values: Iterable[str]) -> list[EventId]:
     """Return those of the values that are texts which can be stored, each once."""
-    return distinct(one for one in listed(values, "event_ids") if is_text(one))
+    return distinct(EventId(one) for one in listed(values, "event_ids") if is_text(one))
 
 
 async def many(check: Callable[[Iterable[Any]], list[T]], values: Iterable[Any]) -> list[T]:

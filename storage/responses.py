@@ -35,7 +35,6 @@ from storage.errors import (
 from storage.federation import IncompatibleRoomVersion, RemoteError
 from storage.ids import EventId, RoomId, StateKey
 from storage.queries.events import StoredEvent
-from storage.queries.filters import SyncFilter
 from storage.queries.room_info import RoomInfo
 from storage.queries.sliding.types import (
     RoomSubscription,
@@ -52,7 +51,7 @@ from storage.store.facade import Store
 from storage.streams import VectorPosition
 from storage.streams.receipts import receipt_events
 from storage.streams.tokens import print_position, read_position
-from storage.turns import as_request, in_turns
+from storage.turns import in_turns
 
 __all__ = [
     "error",
@@ -104,7 +103,6 @@ HIERARCHY_MAX: Final = 50
 EXTENSIONS: Final = ("to_device", "account_data", "receipts")
 MALFORMED: Final = (AttributeError, KeyError, TypeError, ValueError)
 WANTED: Final = "lists, room_subscriptions, extensions and each extension are objects"
-CREATE: Final = ("m.room.create", "")
 NUMBER: Final[re.Pattern[str]] = re.compile("[0-9]{1,18}")
 """A number in a token: how many rooms of a hierarchy are before a page."""
 ALWAYS: Final = ("initial", "limited", "num_live")
@@ -124,7 +122,6 @@ OLD_NAMES: Final = {
 """Fields of a room in the stable form of sliding sync, and their names in the unstable one."""
 
 
-@as_request
 async def sync(
     store: Store,
     user_id: str,
@@ -139,12 +136,10 @@ async def sync(
     ``found`` is what ``store.sync`` returned for the user. The parts that it does not include are
     empty. ``use_state_after`` is the parameter of the request (MSC4222): a room has ``state_after``
     in place of ``state``. Unread events count as notifications, as without push rules.
-    ``unread_thread_notifications``: threads have counts of their own. By default the filter of the
-    request decides. Without it all events of a room count in one number.
+    ``unread_thread_notifications`` (by default as in the filter) gives threads counts of their own.
     """
-    by_thread = found.unread_thread_notifications
-    if unread_thread_notifications is not None:
-        by_thread = args.flag(unread_thread_notifications, "unread_thread_notifications")
+    asked = unread_thread_notifications
+    by_thread = found.unread_thread_notifications if asked is None else args.flag(asked, "threads")
     state_name = "state_after" if use_state_after else "state"
     rooms: list[JoinedRoom] = [*found.join.values(), *found.leave.values()]
     events = await _shown(
@@ -179,9 +174,12 @@ async def sync(
 
 
 def _room(room: JoinedRoom, events: Shown, state_name: str, *, by_thread: bool) -> Json:
-    timeline = {"limited": room.timeline.limited, "prev_batch": room.timeline.prev_batch}
+    timeline: Json = {"limited": room.timeline.limited, "prev_batch": room.timeline.prev_batch}
+    timeline |= _events(_pick(events, room.timeline.events))
+    for event in () if room.timeline.limited else timeline["events"]:
+        event["unsigned"].pop("m.relations", None)  # the client gets what relates to it as events
     form: Json = {
-        "timeline": timeline | _events(_pick(events, room.timeline.events)),
+        "timeline": timeline,
         state_name: _events(_pick(events, getattr(room, state_name), as_state=True)),
         "account_data": _events(_account_data(room.account_data)),
         "ephemeral": _events(receipt_events(room.receipts)),
@@ -287,7 +285,6 @@ def _elements(given: Iterable[Json]) -> list[StateKey]:
     return [(one.get("type", "*"), one.get("state_key", "*")) for one in given]
 
 
-@as_request
 async def sliding_sync(
     store: Store,
     user_id: str,
@@ -357,15 +354,12 @@ def _extensions(store: Store, found: SlidingSync) -> Json:
         listed = everywhere if row.room_id is None else rooms.setdefault(row.room_id, [])
         listed.append({"type": row.type, "content": orjson.loads(row.content)})
     messages = [orjson.loads(one.content) for one in found.to_device]
+    receipts = {room: receipt_events(one)[0] for room, one in found.receipts.items() if one}
     reached = store.positions_of(found.pos)["to_device"] if messages else VectorPosition()
     return {
         "to_device": {"next_batch": print_position(reached), "events": messages},
         "account_data": {"global": everywhere, "rooms": rooms},
-        "receipts": {
-            "rooms": {
-                room: receipt_events(them)[0] for room, them in found.receipts.items() if them
-            }
-        },
+        "receipts": {"rooms": receipts},
     }
 
 
@@ -408,11 +402,9 @@ async def room_state(store: Store, user_id: str, room_id: RoomId) -> dict[StateK
     """
     if await store.membership(room_id, user_id) == "join":
         return await store.current_state(room_id)
-    past = SyncFilter(rooms=[room_id], include_leave=True)
-    left = (await store.sync(user_id, filter=past, timeline_limit=0)).leave.get(room_id)
-    events = () if left is None else left.state_after
-    state = {(one.type, one.state_key or ""): one.event_id for one in events}
-    if CREATE in state:  # a rejected invite and a ban may come without it
+    left = await store.state_at_leave(user_id, room_id)
+    state = {(one.type, one.state_key or ""): one.event_id for one in left}
+    if ("m.room.create", "") in state:  # a rejected invite and a ban may come without it
         return state
     state = await store.current_state(room_id)
     if not await _is_visible(store, user_id, state):
@@ -434,7 +426,6 @@ async def _is_visible(store: Store, user_id: str, state: Mapping[StateKey, Event
     return invited and visibility.get("history_visibility") == "invited"
 
 
-@as_request
 async def hierarchy(
     store: Store,
     user_id: str,

@@ -36,6 +36,7 @@ from storage.config import Config
 from storage.database import Connection, Database
 from storage.database.embedded import EmbeddedPostgres
 from storage.database.migrate import MigrationOptions, migrate, migrate_before, scripts_directory
+from storage.testing import builder
 from tests.memory_disk import cluster_folder, remove_abandoned
 from tests.oracle.example_databases import ExampleDatabases
 from tests.postgres import chosen_binaries, with_database
@@ -251,6 +252,12 @@ def freeze_before_module() -> None:
     """
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(autouse=True)
+def same_rooms_in_each_test() -> None:
+    """A builder without a seed makes the same room, whichever tests ran before."""
+    builder._unseeded = itertools.count()
 
 
 @pytest.fixture(autouse=True)

@@ -41,6 +41,7 @@ SUBJECTS: Final = (
         modules=("writing",),
         names=(
             "AppendResult",
+            "SendResult",
             "persist.append.AppendOptions",
             "persist.model.results.Origin",
             "persist.model.results.Outcome",

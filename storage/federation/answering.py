@@ -24,7 +24,7 @@ from storage.queries.pagination.page import Direction
 from storage.queries.reduced_state import reduced_state
 from storage.queries.visible_events import visible_after_leaving
 from storage.store.sending import signer_of
-from storage.turns import as_request, in_turns
+from storage.turns import in_turns
 
 Json = dict[str, Any]
 CHANGES: Final = ("join", "knock", "leave")
@@ -73,7 +73,6 @@ class Responder:
     # ---------------------------------------------------------------------------------------------
     # what other servers send
 
-    @as_request
     async def transaction(self, origin: str, body: Mapping[str, Any]) -> Json:
         """Answer PUT /send/{txnId}. EDUs are ignored."""
         results = await self._receiver.transaction(origin, _listed(body, "pdus"))
@@ -88,7 +87,7 @@ class Responder:
         self,
         origin: str,
         change: str,
-        room_id: RoomId,
+        room_id: str,
         user_id: str,
         versions: Iterable[str] = (),
     ) -> Json:
@@ -109,12 +108,11 @@ class Responder:
         template = await self._store.template(room, user, MEMBER, content, state_key=user)
         return {"room_version": version, "event": template}
 
-    @as_request
     async def take_membership(
         self,
         origin: str,
         change: str,
-        room_id: RoomId,
+        room_id: str,
         event_id: str,
         pdu: Mapping[str, Any],
         *,
@@ -203,12 +201,13 @@ class Responder:
                 await self._sender.pass_on([origin], missed)
 
     async def invite(
-        self, origin: str, room_id: RoomId, event_id: str, body: Mapping[str, Any]
+        self, origin: str, room_id: str, event_id: str, body: Mapping[str, Any]
     ) -> Json:
         """Answer PUT /v2/invite: store the invite of a local user, and sign it.
 
         The state that the invite shows is checked. From room version 12 on, a fault of it refuses
-        the invite; before, what is at fault is left out. `IncompatibleRoomVersion`.
+        the invite; before, what is at fault is left out. So is the event's own ``unsigned``, which
+        may show another state. `IncompatibleRoomVersion`.
         """
         given = args.mapping(body, "the body")
         pdu, version = given.get("event"), given.get("room_version")
@@ -222,18 +221,19 @@ class Responder:
         shown = await self._receiver.shown_state(room_id, version, pdus)
         if event.room_version.create_room_id and shown.fault is not None:
             raise InputError(f"invite_room_state: {shown.fault}")
-        invited = await self._receiver.invited(pdu, version, shown.stripped)
+        bare = {key: value for key, value in event.json.items() if key != "unsigned"}
+        invited = await self._receiver.invited(bare, version, shown.stripped)
         if invited.result.outcome == "invalid":
             raise InputError(str(invited.result.reason))
         if not invited.is_welcome:
             reason = str(invited.result.reason)
             raise AuthDenied(reason, rule="invite.not_accepted", event_id=event_id)
-        return {"event": invited.pdu}
+        return {"event": event.json | {"signatures": invited.pdu["signatures"]}}
 
     # ---------------------------------------------------------------------------------------------
     # what other servers request
 
-    async def event(self, origin: str, event_id: EventId) -> Json:
+    async def event(self, origin: str, event_id: str) -> Json:
         """Answer GET /event. `UnknownEvent` also for a server that may not have it."""
         found = await self.backfill(origin, await self._room_of(event_id), [event_id], 1)
         if not found["pdus"]:
@@ -241,7 +241,7 @@ class Responder:
         return found
 
     async def backfill(
-        self, origin: str, room_id: RoomId, event_ids: Iterable[str], limit: int
+        self, origin: str, room_id: str, event_ids: Iterable[str], limit: int
     ) -> Json:
         """Answer GET /backfill: at most 100 events."""
         most = args.limit(limit, EVENTS_MAX)
@@ -250,7 +250,7 @@ class Responder:
         own, now_ms = self._store.server_name, time.time_ns() // 1_000_000
         return {"origin": own, "origin_server_ts": now_ms, "pdus": await _pdus(shown)}
 
-    async def missing_events(self, origin: str, room_id: RoomId, body: Mapping[str, Any]) -> Json:
+    async def missing_events(self, origin: str, room_id: str, body: Mapping[str, Any]) -> Json:
         """Answer POST /get_missing_events: at most 100 events. Of each list 1,000 ids count."""
         given = args.mapping(body, "the body")
         found = await self._store.missing_events(
@@ -263,25 +263,23 @@ class Responder:
         )
         return {"events": await _pdus(await self._shown(origin, room_id, found))}
 
-    async def state_ids(self, origin: str, room_id: RoomId, event_id: str) -> Json:
+    async def state_ids(self, origin: str, room_id: str, event_id: str) -> Json:
         """Answer GET /state_ids. `StateUnknown`."""
         ids = await self._store.state_ids(await self._checked(origin, room_id, event_id))
         return {"pdu_ids": [*ids.state_ids], "auth_chain_ids": [*ids.auth_chain_ids]}
 
-    @as_request
-    async def state(self, origin: str, room_id: RoomId, event_id: str) -> Json:
+    async def state(self, origin: str, room_id: str, event_id: str) -> Json:
         """Answer GET /state. `StateUnknown`."""
         ids = await self._store.state_ids(await self._checked(origin, room_id, event_id))
         return await self._with_chain(ids, "pdus")
 
-    @as_request
-    async def event_auth(self, origin: str, room_id: RoomId, event_id: str) -> Json:
+    async def event_auth(self, origin: str, room_id: str, event_id: str) -> Json:
         """Answer GET /event_auth."""
         found = await self._store.event_auth(await self._checked(origin, room_id, event_id))
         return {"auth_chain": await _pdus(found)}
 
     async def timestamp_to_event(
-        self, origin: str, room_id: RoomId, timestamp_ms: int, direction: str
+        self, origin: str, room_id: str, timestamp_ms: int, direction: str
     ) -> Json:
         """Answer GET /timestamp_to_event."""
         closest = CLOSEST.get(direction) if args.is_text(direction) else None
@@ -296,7 +294,7 @@ class Responder:
         return {"event_id": found.event_id, "origin_server_ts": found.json["origin_server_ts"]}
 
     async def _shown(
-        self, origin: str, room_id: RoomId, found: list[StoredEvent]
+        self, origin: str, room_id: str, found: list[StoredEvent]
     ) -> list[StoredEvent]:
         """Return all events for a server in the room, and for any other what it may still see."""
         if not found or await self._store.is_resident(origin, room_id):
@@ -305,14 +303,14 @@ class Responder:
         visible = await self._store.reads.run(lambda conn: visible_after_leaving(conn, server, ids))
         return [one for one in found if one.event_id in visible]
 
-    async def _checked(self, origin: str, room_id: RoomId, event_id: str) -> EventId:
+    async def _checked(self, origin: str, room_id: str, event_id: str) -> EventId:
         """Return the event id if the event is of the room, and the server is in the room."""
         if await self._room_of(event_id) != room_id:
             raise UnknownEvent(event_id)
         await self._check_resident(origin, room_id)
         return EventId(event_id)
 
-    async def _check_resident(self, origin: str, room_id: RoomId) -> None:
+    async def _check_resident(self, origin: str, room_id: str) -> None:
         if not await self._store.is_resident(origin, room_id):
             raise AuthDenied(f"{origin} is not in {room_id}", rule="request.not_in_room")
 

@@ -13,7 +13,7 @@ from signedjson.types import SigningKey
 from storage import arguments as args
 from storage.federation.remote import JsonObject, RemoteError
 from storage.federation.signed_requests import authorization, claim_of
-from storage.ids import EventId, RoomId, ServerName, UserId
+from storage.ids import ServerName
 from storage.queries.events import StoredEvent
 
 HttpRequest = Callable[
@@ -53,11 +53,11 @@ class HttpRemote:
 
     async def get_missing_events(
         self,
-        server: ServerName,
-        room_id: RoomId,
+        server: str,
+        room_id: str,
         *,
-        earliest: Sequence[EventId],
-        latest: Sequence[EventId],
+        earliest: Sequence[str],
+        latest: Sequence[str],
         limit: int,
         min_depth: int,
     ) -> JsonObject:
@@ -70,55 +70,53 @@ class HttpRemote:
         }
         return await self._signed(server, "POST", "v1", "get_missing_events", room_id, body=body)
 
-    async def event(self, server: ServerName, event_id: EventId) -> JsonObject:
+    async def event(self, server: str, event_id: str) -> JsonObject:
         """Request one event."""
         return await self._get(server, "event", event_id)
 
-    async def state_ids(self, server: ServerName, room_id: RoomId, event_id: EventId) -> JsonObject:
+    async def state_ids(self, server: str, room_id: str, event_id: str) -> JsonObject:
         """Request the ids of the state before an event."""
         return await self._get(server, "state_ids", room_id, event_id=args.event(event_id))
 
-    async def state(self, server: ServerName, room_id: RoomId, event_id: EventId) -> JsonObject:
+    async def state(self, server: str, room_id: str, event_id: str) -> JsonObject:
         """Request the state before an event."""
         return await self._get(server, "state", room_id, event_id=args.event(event_id))
 
     async def backfill(
-        self, server: ServerName, room_id: RoomId, event_ids: Sequence[EventId], *, limit: int
+        self, server: str, room_id: str, event_ids: Sequence[str], *, limit: int
     ) -> JsonObject:
         """Request events and those before them."""
         query = {"v": args.events(event_ids), "limit": args.whole(limit, "limit")}
         return await self._get(server, "backfill", room_id, **query)
 
-    async def event_auth(
-        self, server: ServerName, room_id: RoomId, event_id: EventId
-    ) -> JsonObject:
+    async def event_auth(self, server: str, room_id: str, event_id: str) -> JsonObject:
         """Request the auth chain of an event."""
         return await self._get(server, "event_auth", room_id, event_id)
 
-    async def server_keys(self, server: ServerName) -> JsonObject:
+    async def server_keys(self, server: str) -> JsonObject:
         """Request the keys of a server. The request has no signature."""
         return await self._answer(server, "GET", "/_matrix/key/v2/server", {}, None)
 
     async def make_join(
-        self, server: ServerName, room_id: RoomId, user_id: UserId, *, versions: Sequence[str]
+        self, server: str, room_id: str, user_id: str, *, versions: Sequence[str]
     ) -> JsonObject:
         """Request the template of a join."""
         known = args.texts(versions, "versions")
         return await self._get(server, "make_join", room_id, user_id, ver=known)
 
     async def make_knock(
-        self, server: ServerName, room_id: RoomId, user_id: UserId, *, versions: Sequence[str]
+        self, server: str, room_id: str, user_id: str, *, versions: Sequence[str]
     ) -> JsonObject:
         """Request the template of a knock."""
         known = args.texts(versions, "versions")
         return await self._get(server, "make_knock", room_id, user_id, ver=known)
 
-    async def make_leave(self, server: ServerName, room_id: RoomId, user_id: UserId) -> JsonObject:
+    async def make_leave(self, server: str, room_id: str, user_id: str) -> JsonObject:
         """Request the template of a leave."""
         return await self._get(server, "make_leave", room_id, user_id)
 
     async def send_join(
-        self, server: ServerName, room_id: RoomId, event_id: EventId, pdu: JsonObject
+        self, server: str, room_id: str, event_id: str, pdu: JsonObject
     ) -> JsonObject:
         """Send a join, and return the state before it."""
         query = {"omit_members": "true"} if self._omit_members else {}
@@ -126,19 +124,19 @@ class HttpRemote:
         return await self._put_v2(server, *path, body=pdu, pdu=pdu, **query)
 
     async def send_knock(
-        self, server: ServerName, room_id: RoomId, event_id: EventId, pdu: JsonObject
+        self, server: str, room_id: str, event_id: str, pdu: JsonObject
     ) -> JsonObject:
         """Send a knock."""
         return await self._signed(server, "PUT", "v1", "send_knock", room_id, event_id, body=pdu)
 
     async def send_leave(
-        self, server: ServerName, room_id: RoomId, event_id: EventId, pdu: JsonObject
+        self, server: str, room_id: str, event_id: str, pdu: JsonObject
     ) -> JsonObject:
         """Send a leave."""
         return await self._put_v2(server, "send_leave", room_id, event_id, body=pdu, pdu=pdu)
 
     async def invite(
-        self, server: ServerName, room_id: RoomId, event_id: EventId, body: JsonObject
+        self, server: str, room_id: str, event_id: str, body: JsonObject
     ) -> JsonObject:
         """Send an invite."""
         given = args.mapping(body, "the body")
@@ -147,9 +145,7 @@ class HttpRemote:
         old = {**pdu, "unsigned": {"invite_room_state": shown}}
         return await self._put_v2(server, "invite", room_id, event_id, body=body, pdu=old)
 
-    async def send(
-        self, server: ServerName, transaction_id: str, events: Sequence[StoredEvent]
-    ) -> None:
+    async def send(self, server: str, transaction_id: str, events: Sequence[StoredEvent]) -> None:
         """Send a transaction. The server may refuse single events of it."""
         body: JsonObject = {
             "origin": self.server_name,
@@ -161,20 +157,21 @@ class HttpRemote:
         }
         await self._signed(server, "PUT", "v1", "send", transaction_id, body=body)
 
-    async def _get(self, server: ServerName, *path: str, **query: Any) -> JsonObject:
+    async def _get(self, server: str, *path: str, **query: Any) -> JsonObject:
         return await self._signed(server, "GET", "v1", *path, **query)
 
     async def _put_v2(
-        self, server: ServerName, *path: str, body: JsonObject, pdu: JsonObject, **query: Any
+        self, server: str, *path: str, body: JsonObject, pdu: JsonObject, **query: Any
     ) -> JsonObject:
         """Send a membership; if the server has no v2 for it, and the room is old, by v1 of the API.
 
         The body is a PDU then. One of the room versions 1 and 2 has its id in it.
         """
+        is_old = "event_id" in args.mapping(pdu, "the event")
         try:
             return await self._signed(server, "PUT", "v2", *path, body=body, **query)
         except RemoteError as error:
-            if error.status not in NO_V2 or "event_id" not in pdu:
+            if error.status not in NO_V2 or not is_old:
                 raise
             try:
                 return await self._signed(server, "PUT", "v1", *path, body=pdu)
@@ -183,7 +180,7 @@ class HttpRemote:
 
     async def _signed(
         self,
-        server: ServerName,
+        server: str,
         method: str,
         *path: str,
         body: JsonObject | None = None,
@@ -198,7 +195,7 @@ class HttpRemote:
 
     async def _answer(
         self,
-        server: ServerName,
+        server: str,
         method: str,
         uri: str,
         headers: Mapping[str, str],
@@ -211,7 +208,7 @@ class HttpRemote:
         """
         if args.SERVER_NAME.fullmatch(args.text(server)) is None:
             raise RemoteError(f"{server[:REASON_MAX]!r} is not a server name")
-        status, answer = await self._request(server, method, uri, headers, body)
+        status, answer = await self._request(ServerName(server), method, uri, headers, body)
         is_old = isinstance(answer, list) and len(answer) == 2 and answer[0] == 200
         found = answer[1] if is_old else answer
         if status == 200 and isinstance(found, dict):

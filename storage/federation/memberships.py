@@ -71,7 +71,7 @@ class Memberships:
     async def join(
         self,
         user_id: str,
-        room_id: RoomId,
+        room_id: str,
         servers: Iterable[str] = (),
         *,
         content: Mapping[str, Any] | None = None,
@@ -104,7 +104,7 @@ class Memberships:
     async def knock(
         self,
         user_id: str,
-        room_id: RoomId,
+        room_id: str,
         servers: Iterable[str] = (),
         *,
         content: Mapping[str, Any] | None = None,
@@ -118,7 +118,7 @@ class Memberships:
     async def leave(
         self,
         user_id: str,
-        room_id: RoomId,
+        room_id: str,
         servers: Iterable[str] = (),
         *,
         content: Mapping[str, Any] | None = None,
@@ -155,7 +155,7 @@ class Memberships:
     async def invite(
         self,
         sender: str,
-        room_id: RoomId,
+        room_id: str,
         user_id: str,
         *,
         content: Mapping[str, Any] | None = None,
@@ -260,7 +260,7 @@ class Memberships:
         return found.knock[room_id].knock_state if room_id in found.knock else ()
 
 
-async def state_to_show(store: Store, room_id: RoomId) -> list[dict[str, Any]]:
+async def state_to_show(store: Store, room_id: str) -> list[dict[str, Any]]:
     """Return the PDUs of the state that a user sees of a room before joining."""
     state = await store.current_state(room_id, types=SHOWN)
     events = await store.events(state.values())

@@ -54,7 +54,7 @@ from storage.persist.receive import Pdu
 from storage.queries.partial_rooms import PartialRoom
 from storage.queries.receiving import KnownRoom, known_rooms
 from storage.store.facade import Store
-from storage.turns import as_request, in_turns
+from storage.turns import in_turns
 
 T = TypeVar("T")
 
@@ -114,11 +114,11 @@ class Receiver:
     # ---------------------------------------------------------------------------------------------
     # rooms
 
-    async def known_room(self, room_id: RoomId) -> KnownRoom | None:
+    async def known_room(self, room_id: str) -> KnownRoom | None:
         """Return the version of a room, and whether a local user is joined to it now."""
         return (await self._known_rooms([args.room(room_id)])).get(room_id)
 
-    async def version_of(self, room_id: RoomId) -> str:
+    async def version_of(self, room_id: str) -> str:
         """Return the version of a room. `UnknownRoom`."""
         known = await self.known_room(room_id)
         if known is None:
@@ -128,7 +128,6 @@ class Receiver:
     # ---------------------------------------------------------------------------------------------
     # transactions
 
-    @as_request
     async def transaction(self, origin: str, pdus: Iterable[Pdu]) -> dict[EventId, AppendResult]:
         """Store the PDUs of another server's transaction, and return their results by event id.
 
@@ -261,7 +260,6 @@ class Receiver:
     # ---------------------------------------------------------------------------------------------
     # memberships of local users
 
-    @as_request
     async def joined(
         self, origin: str, join_pdu: Pdu, response: Any, room_version: str
     ) -> JoinResult:
@@ -328,12 +326,12 @@ class Receiver:
         result = await joining.outcome_of(task, join, results[join.event_id], {})
         return replace(result, is_partial=await self.partial_room(join.room_id) is not None)
 
-    async def partial_room(self, room_id: RoomId) -> PartialRoom | None:
+    async def partial_room(self, room_id: str) -> PartialRoom | None:
         """Return the room if members of it are missing."""
         found = await self.store.partial_rooms()
         return next((room for room in found if room.room_id == room_id), None)
 
-    async def complete(self, room_id: RoomId) -> bool:
+    async def complete(self, room_id: str) -> bool:
         """Fetch the members that a join left out, and complete the state of the room.
 
         Return whether all members are known now. If no server has returned them, call it again
@@ -389,7 +387,7 @@ class Receiver:
                 async with asyncio.timeout(self.limits.completing_seconds):
                     await self._was_joined.wait()
 
-    async def shown_state(self, room_id: RoomId, room_version: str, pdus: object) -> ShownState:
+    async def shown_state(self, room_id: str, room_version: str, pdus: object) -> ShownState:
         """Check the ``invite_room_state`` or ``knock_room_state`` of another server: PDUs."""
         return await read_shown_state(self._task(args.room(room_id), args.text(room_version)), pdus)
 
@@ -454,7 +452,7 @@ class Receiver:
     # ---------------------------------------------------------------------------------------------
     # history
 
-    async def backfill(self, room_id: RoomId, limit: int) -> BackfillResult:
+    async def backfill(self, room_id: str, limit: int) -> BackfillResult:
         """Request at most ``limit`` events of history for the latest gaps of a room. `UnknownRoom`.
 
         The servers in the room are asked in turn, until each of the missing events is stored.
@@ -466,9 +464,11 @@ class Receiver:
         most = args.limit(limit, self.limits.backfill_max)
         return await backfill_room(self._task(room_id, room_version), most)
 
-    def _task(self, room_id: RoomId, room_version: str) -> RoomTask:
+    def _task(self, room_id: str, room_version: str) -> RoomTask:
         requests = TaskRequests(self._remote, self.limits)
-        return RoomTask(self.store, (room_id, room_version), self._keys, requests, self.limits)
+        return RoomTask(
+            self.store, (RoomId(room_id), room_version), self._keys, requests, self.limits
+        )
 
 
 def _waiting(events: Mapping[EventId, Event], results: Results) -> dict[EventId, Event]:

@@ -8,7 +8,6 @@ from typing import Any, Concatenate, Final, ParamSpec, Protocol, TypeVar
 
 from storage.observability.counters import Measures
 from storage.observability.opentelemetry import some, tracing
-from storage.turns import Request
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -50,13 +49,12 @@ def measured(
             measures = self.measures
             began = perf_counter()
             try:
-                with Request():
-                    if tracing.tracer is None:
-                        return await method(self, *args, **kwargs)
-                    with tracing.span(
-                        f"storage.{name}", _ids(signature.bind(self, *args, **kwargs).arguments)
-                    ):
-                        return await method(self, *args, **kwargs)
+                if tracing.tracer is None:
+                    return await method(self, *args, **kwargs)
+                with tracing.span(
+                    f"storage.{name}", _ids(signature.bind(self, *args, **kwargs).arguments)
+                ):
+                    return await method(self, *args, **kwargs)
             except Exception as error:
                 measures.call_errors[name, type(error).__name__] += 1
                 raise

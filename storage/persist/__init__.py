@@ -19,6 +19,6 @@ once, except for a retry.
 """
 
 from storage.persist.commit.group_commit import Writer
-from storage.persist.model.results import AppendResult, Origin, Outcome
+from storage.persist.model.results import AppendResult, Origin, Outcome, SendResult
 
-__all__ = ["AppendResult", "Origin", "Outcome", "Writer"]
+__all__ = ["AppendResult", "Origin", "Outcome", "SendResult", "Writer"]

@@ -63,7 +63,7 @@ class AppendOptions(NamedTuple):
 
     room_version: str | None
     origin: Origin
-    state_before: Mapping[EventId, Iterable[EventId]] | None
+    state_before: given_states.GivenStates | None
     stripped_state: StrippedState | None
     verify_keys: VerifyKeys | None
     refused: verdicts.Refused | None = None

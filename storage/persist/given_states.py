@@ -27,6 +27,10 @@ CROSS JOIN LATERAL (SELECT type FROM event_types WHERE type_nid = k.type_nid OFF
 """
 
 
+GivenStates = Mapping[EventId, Iterable[EventId]] | Mapping[str, Iterable[str]]
+"""The ids of the state before an event, by its id."""
+
+
 class GivenRow(NamedTuple):
     """A stored state event."""
 
@@ -36,7 +40,7 @@ class GivenRow(NamedTuple):
     rejected: str | None
 
 
-def read(state_before: Mapping[EventId, Iterable[EventId]] | None) -> States:
+def read(state_before: GivenStates | None) -> States:
     """Return the states as tuples of distinct event ids.
 
     Raise `InputError` if it is not a mapping of lists, and `InvalidIdentifier` for a malformed id.
@@ -44,7 +48,7 @@ def read(state_before: Mapping[EventId, Iterable[EventId]] | None) -> States:
     if state_before is None:
         return {}
     return {
-        event_id: tuple(args.events(ids))
+        EventId(event_id): tuple(args.events(ids))
         for event_id, ids in args.mapping(state_before, "state_before").items()
     }
 

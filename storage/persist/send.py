@@ -18,7 +18,7 @@ from storage.persist.model.change_set import ChangeSet
 from storage.persist.model.local_event import LocalEvent, Signer
 from storage.persist.model.missing_data import MissingData
 from storage.persist.model.nid_blocks import NidBlocks
-from storage.persist.model.results import AppendResult
+from storage.persist.model.results import AppendResult, SendResult
 from storage.persist.model.transaction import RequestPath, Transaction, TransactionKey
 from storage.persist.plan.local_event import REDACTION, template_of
 
@@ -63,9 +63,7 @@ class SendRequest(NamedTuple):
     transaction: tuple[str, str] | None = None
 
 
-async def send(
-    database: Database, writer: Writer, new: SendRequest, signer: Signer
-) -> AppendResult:
+async def send(database: Database, writer: Writer, new: SendRequest, signer: Signer) -> SendResult:
     """Build, sign, authorise and store an event; return its result.
 
     A repeated transaction returns the id of its first event, with the outcome "duplicate".
@@ -77,13 +75,15 @@ async def send(
         raise InputError("a room begins with create_room, not with a create event")
     parts, request = _template(new), _transaction(new)
     if request is not None and (first := await _repeated(database, writer, request)) is not None:
-        return first
+        return SendResult(*first)
     [result] = await writer.append([LocalEvent(parts, signer, new.room_id, request)])
     if result.event_id is None:
         raise _refusal(result, new)
     if result.outcome == "duplicate" and result.stream_ordering is None and request is not None:
-        return await _stored(database, request) or result
-    return result
+        result = await _stored(database, request) or result
+    if result.outcome not in ("stored", "duplicate"):
+        raise StorageCorrupt("an own event is not accepted", result=result)
+    return SendResult(*result)
 
 
 def _transaction(new: SendRequest) -> Transaction | None:

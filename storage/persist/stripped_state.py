@@ -12,7 +12,8 @@ from storage import arguments as args
 from storage.errors import InputError
 from storage.ids import EventId
 
-StrippedState = Mapping[EventId, Iterable[Mapping[str, Any]]]
+Stripped = Iterable[Mapping[str, Any]]
+StrippedState = Mapping[EventId, Stripped] | Mapping[str, Stripped]
 
 BYTES_MAX: Final = 262_144
 """Maximum size of the stripped state of one event, as JSON.

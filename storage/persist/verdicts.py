@@ -11,7 +11,7 @@ from storage import arguments as args
 from storage.errors import InputError
 from storage.ids import EventId
 
-Refused = Mapping[EventId, str]
+Refused = Mapping[EventId, str] | Mapping[str, str]
 TIMELINE_ORIGINS: Final = ("live", "backfill")
 REASON_MAX: Final = 500
 

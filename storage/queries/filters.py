@@ -80,10 +80,11 @@ class SyncFilter:
 
     ``rooms`` None: all; ``not_rooms`` wins. Removed state keys are returned whatever ``state`` is.
 
-    ``lazy_load_members``: the response has the members of a timeline, as if the client knew none of
-    them. These are its senders, those whose membership it changes, and the user. The other members
-    of a whole room are left out. ``include_redundant_members`` makes no difference: the store does
-    not record which members a client has, so a response always has them.
+    ``lazy_load_members``: the response has the members of a timeline and the heroes of a summary.
+    Those of a timeline are its senders, those whose membership it changes, and with a whole room
+    the user. The other members of a whole room are left out. Members that a response has sent to
+    the ``device_id`` before are not repeated, as far as this process knows.
+    ``include_redundant_members``: all of them are in each response.
 
     ``include_leave``: a first sync, and one with ``full_state``, also have the rooms that the user
     left or was banned from before, if they have not forgotten them. A later sync has each leave

@@ -6,8 +6,8 @@ later change (`state_deltas`), or today's if there is none. Below a position of 
 order the state is that of a state group.
 """
 
-from collections.abc import Collection
-from typing import Final, LiteralString, NamedTuple
+from collections.abc import Collection, Sequence
+from typing import Any, Final, LiteralString, NamedTuple
 
 from storage.codec import StoredBytes
 from storage.database.columns import OWN_ENTRIES
@@ -19,6 +19,7 @@ from storage.errors import InputError, UnknownRoom
 from storage.ids import RoomId, UserId
 from storage.queries.events import StoredEvent, event_of_room
 from storage.queries.room_position import RoomPosition
+from storage.streams import VectorPosition
 from storage.turns import parts
 
 PART_COVERED: Final[LiteralString] = """
@@ -120,20 +121,30 @@ SELECT r.room_version, {purged},
 FROM room r
 LEFT JOIN (
     member m
-    JOIN events e ON e.event_nid = m.event_nid AND e.membership IS NOT NULL
-        AND ($5::smallint IS NULL OR e.membership = $5::smallint)
-        AND ($6::smallint IS NULL OR e.membership <> $6::smallint)
+    JOIN events e ON e.event_nid = m.event_nid {which}
 ) ON true
+"""
+
+PART_WANTED: Final[LiteralString] = """
+    AND e.membership IS NOT NULL
+    AND ($5::smallint IS NULL OR e.membership = $5::smallint)
+    AND ($6::smallint IS NULL OR e.membership <> $6::smallint)
+"""
+
+PART_WANTED_NOW: Final[LiteralString] = """
+    AND c.membership IS NOT NULL
+    AND ($5::smallint IS NULL OR c.membership = $5::smallint)
+    AND ($6::smallint IS NULL OR c.membership <> $6::smallint)
 """
 
 TEMPLATE_MEMBER_THEN: Final[LiteralString] = """
 {covered},
-later AS MATERIALIZED (  -- the members that changed after the position, with the value before
+later AS MATERIALIZED (  -- the keys that changed after the position, with the value before
     SELECT DISTINCT ON (d.state_key_nid) d.state_key_nid, d.prev_event_nid AS event_nid
     FROM room r
     JOIN state_deltas d ON d.room_nid = r.room_nid AND d.stream_ordering > $2::bigint
     JOIN covered USING (writer_nid)
-    JOIN state_keys k ON k.state_key_nid = d.state_key_nid AND k.type_nid = 2
+    {keys}
     WHERE d.stream_ordering > covered.upto
     ORDER BY d.state_key_nid, d.stream_ordering
 ),
@@ -141,10 +152,7 @@ member AS (
     SELECT c.event_nid
     FROM room r
     JOIN current_state c USING (room_nid)
-    WHERE c.membership IS NOT NULL AND c.state_key_nid NOT IN (SELECT state_key_nid FROM later)
-        -- the condition of the result once more, so that fewer events are read
-        AND ($5::smallint IS NULL OR c.membership = $5::smallint)
-        AND ($6::smallint IS NULL OR c.membership <> $6::smallint)
+    WHERE c.state_key_nid NOT IN (SELECT state_key_nid FROM later) {current}
     UNION ALL
     SELECT event_nid
     FROM later
@@ -161,14 +169,53 @@ member AS (
 """
 
 SQL_MEMBERS: Final[LiteralString] = fill(
-    TEMPLATE_MEMBERS, member=fill(TEMPLATE_MEMBER_THEN, covered=PART_COVERED), purged=PART_PURGED
+    TEMPLATE_MEMBERS,
+    member=fill(
+        TEMPLATE_MEMBER_THEN,
+        covered=PART_COVERED,
+        keys="JOIN state_keys k ON k.state_key_nid = d.state_key_nid AND k.type_nid = 2",
+        # the condition of the result once more, so that fewer events are read
+        current=PART_WANTED_NOW,
+    ),
+    purged=PART_PURGED,
+    which=PART_WANTED,
+)
+
+SQL_STATE_THEN: Final[LiteralString] = fill(
+    TEMPLATE_MEMBERS,
+    member=fill(TEMPLATE_MEMBER_THEN, covered=PART_COVERED, keys="", current=""),
+    purged=PART_PURGED,
+    which="",
 )
 
 SQL_MEMBERS_BELOW: Final[LiteralString] = fill(
     TEMPLATE_MEMBERS,
     member=fill(TEMPLATE_MEMBER_BELOW, last=PART_LAST_EVENT),
     purged="NULL::bigint AS purged_upto",
+    which=PART_WANTED,
 )
+
+SQL_LAST_STAY: Final[LiteralString] = """
+SELECT COALESCE(c.membership = 5, false) AS is_joined,
+    COALESCE(m.forgotten AND m.membership < 3, false) AS is_forgotten,
+    v.last_join_topological IS NOT NULL OR stay.ended IS NOT NULL AS was_joined, stay.ended,
+    (SELECT purged_upto FROM purged_streams WHERE stream_name = 'events') AS purged_upto
+FROM rooms r
+LEFT JOIN principals p ON p.name = $2::text
+LEFT JOIN memberships m ON m.room_nid = r.room_nid AND m.principal_nid = p.principal_nid
+LEFT JOIN visibility v ON v.room_nid = r.room_nid AND v.principal_nid = p.principal_nid
+LEFT JOIN state_keys k ON k.type_nid = 2 AND k.state_key = $2::text
+LEFT JOIN current_state c ON c.room_nid = r.room_nid AND c.state_key_nid = k.state_key_nid
+LEFT JOIN LATERAL (  -- of one who is not joined: the last change that took them out
+    SELECT d.stream_ordering AS ended
+    FROM state_deltas d
+    WHERE d.room_nid = r.room_nid AND d.state_key_nid = k.state_key_nid
+        AND (SELECT e.membership = 5 FROM events e WHERE e.event_nid = d.prev_event_nid)
+    ORDER BY d.stream_ordering DESC
+    LIMIT 1
+) AS stay ON true
+WHERE r.room_id = $1::text
+"""
 
 SQL_MEMBERSHIPS_OF: Final[LiteralString] = """
 SELECT r.room_id, m.membership
@@ -215,7 +262,7 @@ class MembershipRow(NamedTuple):
 
 
 class MemberEventRow(NamedTuple):
-    """A member event of the room. Its columns are None if there is none."""
+    """A state event of the room, often a member event. Its columns are None if there is none."""
 
     room_version: str
     purged_upto: int | None
@@ -228,6 +275,28 @@ class MemberEventRow(NamedTuple):
     outlier: bool | None
     redacted_form: bool | None
     json: StoredBytes | None
+
+
+class StayRow(NamedTuple):
+    """The last stay of a user in a room, and the position in the stream where it ended."""
+
+    is_joined: bool
+    is_forgotten: bool
+    was_joined: bool
+    ended: int | None
+    purged_upto: int | None
+
+    @property
+    def has_left(self) -> bool:
+        """Return whether the user was in the room, and is not any more."""
+        return self.was_joined and not self.is_joined
+
+    @property
+    def end(self) -> RoomPosition | None:
+        """Return where the stay ended. None: the state changes of that time are purged."""
+        if self.ended is None or self.ended < (self.purged_upto or 0):
+            return None
+        return RoomPosition(VectorPosition(self.ended))
 
 
 class UserRoomRow(NamedTuple):
@@ -277,11 +346,17 @@ async def members(
     *,
     wanted: int | None,
     unwanted: int | None,
+    reader: UserId | None = None,
 ) -> list[StoredEvent]:
     """Return the member events of the state at a position, in no order.
 
-    ``wanted``: only this membership; ``unwanted``: all others. `UnknownRoom`, `ResyncNeeded`.
+    ``wanted``: only this membership; ``unwanted``: all others. ``reader``: of one who has left, not
+    after that. `UnknownRoom`, `ResyncNeeded`.
     """
+    if reader is not None and (stay := await _last_stay(conn, room_id, reader)).has_left:
+        if (end := stay.end) is None:
+            return []
+        position = position._replace(covered=position.covered.meet(end.covered))
     if position.below is None:
         rows = await conn.records(
             SQL_MEMBERS, room_id, *position.vector, wanted, unwanted, row=MemberEventRow
@@ -294,6 +369,29 @@ async def members(
     if not rows:
         raise UnknownRoom(room_id)
     position.refuse_purged(rows[0][1])
+    return await _events(room_id, rows)
+
+
+async def state_at_leave(conn: Connection, user_id: UserId, room_id: RoomId) -> list[StoredEvent]:
+    """Return the state at the end of a user's last stay, in no order. `UnknownRoom`.
+
+    There is none of one who is joined, was never in the room, or has forgotten it.
+    """
+    stay = await _last_stay(conn, room_id, user_id)
+    if not stay.has_left or stay.is_forgotten or (end := stay.end) is None:
+        return []
+    rows = await conn.records(SQL_STATE_THEN, room_id, *end.vector, row=MemberEventRow)
+    return await _events(room_id, rows)
+
+
+async def _last_stay(conn: Connection, room_id: RoomId, user_id: UserId) -> StayRow:
+    row = await conn.fetchrow(SQL_LAST_STAY, room_id, user_id, row=StayRow)
+    if row is None:
+        raise UnknownRoom(room_id)
+    return row
+
+
+async def _events(room_id: RoomId, rows: Sequence[Sequence[Any]]) -> list[StoredEvent]:
     found: list[StoredEvent] = []
     async for part in parts(rows):
         found += (event_of_room(room_id, row[0], row[EVENT:]) for row in part if row[EVENT])

@@ -20,6 +20,7 @@ from storage.queries.sliding.memory import SlidingMemory
 from storage.queries.sliding.room_lists import RoomLists
 from storage.queries.state_entries import StateMap
 from storage.queries.sync import SyncMemory
+from storage.queries.sync.sent_members import SentMembers
 from storage.streams.account_data import AccountData
 from storage.streams.caches import ReadCaches
 from storage.streams.cursors import Cursors
@@ -71,6 +72,7 @@ class StoreCore:
             self.caches.state_changes,
             lambda: lists.changes.clock,
         )
+        self.sent_members: SentMembers = SentMembers()
         self.sliding: SlidingMemory = SlidingMemory(
             self.memory,
             lists,

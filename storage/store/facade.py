@@ -71,6 +71,7 @@ class Store(StoreCore):
     membership: Final = membership_calls.membership
     member_ids: Final = membership_calls.member_ids
     members: Final = membership_calls.members
+    state_at_leave: Final = membership_calls.state_at_leave
     memberships_of: Final = membership_calls.memberships_of
     forget: Final = membership_calls.forget
     joined_servers: Final = membership_calls.joined_servers

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from storage import arguments as args
-from storage.ids import EventId, RoomId, ServerName
+from storage.ids import EventId, ServerName
 from storage.observability.instrument import measured
 from storage.queries import auth_chain, auth_difference
 from storage.queries import event_auth as auth_queries
@@ -15,7 +15,7 @@ from storage.queries.pagination.page import Direction
 from storage.store.core import StoreCore, page_limit
 
 
-async def is_resident(store: StoreCore, server_name: str, room_id: RoomId) -> bool:
+async def is_resident(store: StoreCore, server_name: str, room_id: str) -> bool:
     """Return whether a user of the server is joined to the room now. `UnknownRoom`.
 
     Use it to refuse requests of a server that has left. While the state of the room is partial, a
@@ -28,7 +28,7 @@ async def is_resident(store: StoreCore, server_name: str, room_id: RoomId) -> bo
 @measured("backfill")
 async def backfill(
     store: StoreCore,
-    room_id: RoomId,
+    room_id: str,
     from_ids: Iterable[str],
     limit: int,
     *,
@@ -55,7 +55,7 @@ async def backfill(
 @measured("missing_events")
 async def missing_events(
     store: StoreCore,
-    room_id: RoomId,
+    room_id: str,
     earliest: Iterable[str],
     latest: Iterable[str],
     *,
@@ -91,7 +91,7 @@ async def missing_events(
 @measured("timestamp_to_event")
 async def timestamp_to_event(
     store: StoreCore,
-    room_id: RoomId,
+    room_id: str,
     timestamp_ms: int,
     direction: Direction,
     *,
@@ -117,7 +117,7 @@ def _server(server_name: str | None) -> ServerName | None:
 
 
 @measured("state_ids")
-async def state_ids(store: StoreCore, event_id: EventId) -> StateIds:
+async def state_ids(store: StoreCore, event_id: str) -> StateIds:
     """Return the state before an event, and the auth chain of that state.
 
     `UnknownEvent`, `StateUnknown` for an outlier, `PartialState` for a state that lacks members.
@@ -127,7 +127,7 @@ async def state_ids(store: StoreCore, event_id: EventId) -> StateIds:
 
 
 @measured("event_auth")
-async def event_auth(store: StoreCore, event_id: EventId) -> list[StoredEvent]:
+async def event_auth(store: StoreCore, event_id: str) -> list[StoredEvent]:
     """Return the auth chain of an event, without the event, as far as it is of the event's room.
 
     `UnknownEvent`.

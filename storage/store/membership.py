@@ -25,7 +25,7 @@ from storage.streams.tokens import is_sync_token, read_positions
 
 @measured("membership")
 async def membership(
-    store: StoreCore, room_id: RoomId, user_id: str, *, at: str | None = None
+    store: StoreCore, room_id: str, user_id: str, *, at: str | None = None
 ) -> str | None:
     """Return the membership of a user of any server: ban, invite, join, knock or leave.
 
@@ -41,7 +41,7 @@ async def membership(
 
 
 @measured("member_ids")
-async def member_ids(store: StoreCore, room_id: RoomId, membership: str = "join") -> list[UserId]:
+async def member_ids(store: StoreCore, room_id: str, membership: str = "join") -> list[UserId]:
     """Return the users with this membership in the room's current state, in no order.
 
     `UnknownRoom`.
@@ -59,21 +59,24 @@ async def member_ids(store: StoreCore, room_id: RoomId, membership: str = "join"
 @measured("members")
 async def members(
     store: StoreCore,
-    room_id: RoomId,
+    room_id: str,
     *,
     at: str | None = None,
     membership: str | None = None,
     not_membership: str | None = None,
+    reader: str | None = None,
 ) -> list[StoredEvent]:
     """Return the member events of a room's state, in no order; client-server API, /members.
 
     ``at`` is a token of sync or messages: the state there, also before a `Timeline.prev_batch`.
-    ``membership`` picks one membership, ``not_membership`` leaves one out. Check first that the
-    user may see the members.
+    ``membership`` picks one membership, ``not_membership`` leaves one out. ``reader`` is the user
+    of the request: one who has left the room gets no later members than those of that moment. There
+    are none if state changes of that time are purged. Check first that they may see the members.
 
     `UnknownRoom`, `InvalidToken`, `ResyncNeeded` for a token from before purged state changes.
     """
     room, position = args.room(room_id), _position(store, at)
+    user = None if reader is None else args.user(reader)
     wanted = None if membership is None else MEMBERSHIPS[args.membership(membership)]
     unwanted = (
         None
@@ -81,9 +84,24 @@ async def members(
         else MEMBERSHIPS[args.membership(not_membership, "not_membership")]
     )
     return await store.reads.run(
-        lambda conn: queries.members(conn, room, position, wanted=wanted, unwanted=unwanted),
+        lambda conn: queries.members(
+            conn, room, position, wanted=wanted, unwanted=unwanted, reader=user
+        ),
         tokens=(at,),
     )
+
+
+@measured("state_at_leave")
+async def state_at_leave(store: StoreCore, user_id: str, room_id: RoomId) -> list[StoredEvent]:
+    """Return the state of a room when a user left it, or was removed, in no order.
+
+    A later invite or ban shows no more. It is empty for a user who is joined, was never in the room
+    or has forgotten it, and if state changes of that time are purged. `UnknownRoom`.
+
+    Source: client-server API, /rooms/{roomId}/state of a user who has left.
+    """
+    user, room = args.user(user_id), args.room(room_id)
+    return await store.reads.run(lambda conn: queries.state_at_leave(conn, user, room))
 
 
 @measured("memberships_of")
@@ -103,7 +121,7 @@ async def memberships_of(
 
 
 @measured("forget")
-async def forget(store: StoreCore, user_id: str, room_id: RoomId) -> None:
+async def forget(store: StoreCore, user_id: str, room_id: str) -> None:
     """Forget a room that a local user has left, or is banned from. Client-server API, /forget.
 
     The user reads the room from then on as one who was never in it: only world-readable events.
@@ -173,7 +191,7 @@ async def sharing_changes(store: StoreCore, user_id: str, since: str, to: str) -
 
 @measured("joined_servers")
 async def joined_servers(
-    store: StoreCore, room_id: RoomId, *, at_event: str | None = None
+    store: StoreCore, room_id: str, *, at_event: str | None = None
 ) -> set[ServerName]:
     """Return the servers with a joined user: now, or in the state before an event of the room.
 

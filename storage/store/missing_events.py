@@ -5,13 +5,12 @@ from time import time_ns
 
 from storage import arguments as args
 from storage.database.connection import Connection
-from storage.ids import RoomId
 from storage.queries import gaps as queries
 from storage.queries.gaps import OpenGap
 from storage.store.core import StoreCore
 
 
-async def gaps(store: StoreCore, room_id: RoomId) -> list[OpenGap]:
+async def gaps(store: StoreCore, room_id: str) -> list[OpenGap]:
     """Return the missing parents of stored events, the latest first. `UnknownRoom`.
 
     Each says what is known of it, and when to request it again.
@@ -22,7 +21,7 @@ async def gaps(store: StoreCore, room_id: RoomId) -> list[OpenGap]:
 
 async def gap_failed(
     store: StoreCore,
-    room_id: RoomId,
+    room_id: str,
     event_ids: Iterable[str],
     reason: str,
     *,

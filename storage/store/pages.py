@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from storage import arguments as args
 from storage.database.connection import Connection
 from storage.errors import InputError
-from storage.ids import EventId, RoomId
+from storage.ids import EventId
 from storage.observability.instrument import measured
 from storage.queries import aggregations as aggregation_queries
 from storage.queries import context as context_queries
@@ -26,7 +26,7 @@ from storage.streams import PaginationToken
 @measured("messages")
 async def messages(
     store: StoreCore,
-    room_id: RoomId,
+    room_id: str,
     user_id: str,
     *,
     from_: str | None = None,
@@ -74,7 +74,7 @@ async def messages(
 @measured("context")
 async def context(
     store: StoreCore,
-    event_id: EventId,
+    event_id: str,
     user_id: str,
     *,
     room_id: str | None = None,
@@ -190,7 +190,7 @@ async def aggregations(
 @measured("threads")
 async def threads(
     store: StoreCore,
-    room_id: RoomId,
+    room_id: str,
     user_id: str,
     *,
     include: Include = "all",
@@ -229,7 +229,7 @@ async def threads(
 
 @measured("event_near")
 async def event_near(
-    store: StoreCore, room_id: RoomId, user_id: str, timestamp_ms: int, direction: Direction
+    store: StoreCore, room_id: str, user_id: str, timestamp_ms: int, direction: Direction
 ) -> StoredEvent | None:
     """Return the visible event at a time, or the nearest before ("b") or after ("f") it.
 

@@ -12,7 +12,7 @@ from storage.queries.events import StoredEvent
 from storage.store.core import StoreCore
 
 
-async def event(store: StoreCore, event_id: EventId, *, redact: bool = True) -> StoredEvent | None:
+async def event(store: StoreCore, event_id: str, *, redact: bool = True) -> StoredEvent | None:
     """Return one event, or None if it is not stored.
 
     With ``redact`` False its content is returned even where a redaction took effect.
@@ -23,7 +23,7 @@ async def event(store: StoreCore, event_id: EventId, *, redact: bool = True) -> 
 
 @measured("events")
 async def events(
-    store: StoreCore, event_ids: Iterable[EventId], *, redact: bool = True
+    store: StoreCore, event_ids: Iterable[str], *, redact: bool = True
 ) -> dict[EventId, StoredEvent]:
     """Return those of the events that are stored, by id."""
     wanted = await args.many(args.possible, event_ids)

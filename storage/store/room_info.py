@@ -25,7 +25,7 @@ async def rooms(store: StoreCore, room_ids: Iterable[str]) -> dict[RoomId, RoomI
 
 
 @measured("space_children")
-async def space_children(store: StoreCore, room_id: RoomId) -> list[SpaceChild]:
+async def space_children(store: StoreCore, room_id: str) -> list[SpaceChild]:
     """Return the children of a space, in the order of the client-server API.
 
     These are first those with a valid `order`, by it, then the others by `origin_server_ts`, and

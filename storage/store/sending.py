@@ -9,7 +9,7 @@ from storage import arguments as args
 from storage.errors import InputError
 from storage.ids import RoomId, ServerName
 from storage.observability.instrument import measured
-from storage.persist import AppendResult, new_room
+from storage.persist import SendResult, new_room
 from storage.persist import send as persist
 from storage.persist.model.local_event import Signer
 from storage.persist.new_room import InitialEvent
@@ -20,7 +20,7 @@ from storage.store.core import StoreCore
 @measured("send")
 async def send(
     store: StoreCore,
-    room_id: RoomId,
+    room_id: str,
     sender: str,
     type: str,  # noqa: A002  # the field of the event
     content: Mapping[str, Any],
@@ -30,8 +30,8 @@ async def send(
     transaction: tuple[str, str] | None = None,
     timestamp_ms: int | None = None,
     signing_key: SigningKey | None = None,
-) -> AppendResult:
-    """Make an event of a local user, store it, and return its result.
+) -> SendResult:
+    """Make an event of a local user, store it, and return its id and outcome.
 
     The engine chooses its parents, depth and auth events, signs it with ``signing_key`` (by default
     that of `storage.open`), and authorises it by the current state of the room. Concurrent sends to
@@ -79,7 +79,7 @@ async def _refuse_unknown_member(store: StoreCore, new: persist.SendRequest) -> 
 @measured("template")
 async def template(
     store: StoreCore,
-    room_id: RoomId,
+    room_id: str,
     sender: str,
     type: str,  # noqa: A002  # the field of the event
     content: Mapping[str, Any],

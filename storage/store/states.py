@@ -15,30 +15,30 @@ from storage.streams.caches import RoomsOf
 
 async def state_before(
     store: StoreCore,
-    event_id: EventId,
+    event_id: str,
     *,
     types: Iterable[str] | None = None,
     keys: Iterable[StateKey] | None = None,
 ) -> StateMap:
     """Return the state before an event. Filters and errors are those of `states_before`."""
-    return (await states_before(store, [event_id], types=types, keys=keys))[event_id]
+    return (await states_before(store, [event_id], types=types, keys=keys))[EventId(event_id)]
 
 
 async def state_after(
     store: StoreCore,
-    event_id: EventId,
+    event_id: str,
     *,
     types: Iterable[str] | None = None,
     keys: Iterable[StateKey] | None = None,
 ) -> StateMap:
     """Return the state after an event. Only an accepted state event changes the state."""
-    return (await states_after(store, [event_id], types=types, keys=keys))[event_id]
+    return (await states_after(store, [event_id], types=types, keys=keys))[EventId(event_id)]
 
 
 @measured("state")
 async def states_before(
     store: StoreCore,
-    event_ids: Iterable[EventId],
+    event_ids: Iterable[str],
     *,
     types: Iterable[str] | None = None,
     keys: Iterable[StateKey] | None = None,
@@ -55,7 +55,7 @@ async def states_before(
 @measured("state")
 async def states_after(
     store: StoreCore,
-    event_ids: Iterable[EventId],
+    event_ids: Iterable[str],
     *,
     types: Iterable[str] | None = None,
     keys: Iterable[StateKey] | None = None,
@@ -66,7 +66,7 @@ async def states_after(
 
 async def _states(
     store: StoreCore,
-    event_ids: Iterable[EventId],
+    event_ids: Iterable[str],
     types: Iterable[str] | None,
     keys: Iterable[StateKey] | None,
     *,
@@ -86,14 +86,14 @@ def _types(types: Iterable[str] | None) -> list[str] | None:
 
 @measured("current_state")
 async def current_state(
-    store: StoreCore, room_id: RoomId, *, types: Iterable[str] | None = None
+    store: StoreCore, room_id: str, *, types: Iterable[str] | None = None
 ) -> StateMap:
     """Return the current state of a room, or its entries of some ``types``. `UnknownRoom`."""
     room, wanted = args.room(room_id), _types(types)
     if wanted is None and store.database.config.cache_reads:
         cache = store.caches.current_state
-        found = await cache.many([room_id], lambda ids: _load_current_states(store, ids))
-        return dict(found[room_id])
+        found = await cache.many([room], lambda ids: _load_current_states(store, ids))
+        return dict(found[room])
     return await store.reads.run(lambda conn: state.current_state(conn, room, types=wanted))
 
 
@@ -105,29 +105,29 @@ async def _load_current_states(store: StoreCore, room_ids: list[RoomId]) -> dict
     return await store.reads.run(read)
 
 
-async def forward_extremities(store: StoreCore, room_id: RoomId) -> set[EventId]:
+async def forward_extremities(store: StoreCore, room_id: str) -> set[EventId]:
     """Return the events that the next event of the room will have as prev_events. `UnknownRoom`."""
     room = args.room(room_id)
     return await store.reads.run(lambda conn: state.forward_extremities(conn, room))
 
 
-async def backward_extremities(store: StoreCore, room_id: RoomId) -> set[EventId]:
+async def backward_extremities(store: StoreCore, room_id: str) -> set[EventId]:
     """Return the ids of the missing events that stored events have as parents. `UnknownRoom`."""
     room = args.room(room_id)
     return await store.reads.run(lambda conn: state.backward_extremities(conn, room))
 
 
-async def rooms_of(store: StoreCore, user_id: UserId) -> list[RoomId]:
+async def rooms_of(store: StoreCore, user_id: str) -> list[RoomId]:
     """Return the rooms that a local user is joined to.
 
     `InvalidIdentifier`, also for a user of another server.
     """
-    args.local_user(user_id, store.server_name)
+    user = args.local_user(user_id, store.server_name)
     if store.database.config.cache_reads:
         cache = store.caches.rooms_of
-        found = await cache.many([user_id], lambda ids: _load_rooms_of(store, ids))
-        return sorted(map(RoomId, found[user_id].joined))
-    return await store.reads.run(lambda conn: state.rooms_of(conn, user_id))
+        found = await cache.many([user], lambda ids: _load_rooms_of(store, ids))
+        return sorted(map(RoomId, found[user].joined))
+    return await store.reads.run(lambda conn: state.rooms_of(conn, user))
 
 
 async def _load_rooms_of(store: StoreCore, user_ids: list[UserId]) -> dict[UserId, RoomsOf]:

@@ -86,6 +86,8 @@ async def sync(
         timeout_ms=wait_ms,
         ending=(*BESIDE, *request.defined),
     )
+    if filter.lazy_load_members and not filter.include_redundant_members and device_id is not None:
+        found = store.sent_members.leave_out((request.user_id, device_id), since, found)
     by_thread = filter.unread_thread_notifications
     return replace(found, unread_thread_notifications=by_thread, ignored=ignored)
 

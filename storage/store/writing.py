@@ -4,13 +4,14 @@ from collections.abc import Iterable, Mapping
 from time import time_ns
 
 from storage import arguments as args
-from storage.ids import EventId
 from storage.observability.instrument import measured
 from storage.persist import AppendResult, Origin, user_erasure
 from storage.persist import append as persist
 from storage.persist import readmit as readmission
+from storage.persist.given_states import GivenStates
 from storage.persist.receive import Pdu, VerifyKeys
 from storage.persist.stripped_state import StrippedState
+from storage.persist.verdicts import Refused
 from storage.store.core import StoreCore
 
 
@@ -21,10 +22,10 @@ async def append(
     *,
     room_version: str | None = None,
     origin: Origin = "live",
-    state_before: Mapping[EventId, Iterable[EventId]] | None = None,
+    state_before: GivenStates | None = None,
     stripped_state: StrippedState | None = None,
     verify_keys: VerifyKeys | None = None,
-    refused: Mapping[EventId, str] | None = None,
+    refused: Refused | None = None,
     room_versions: Mapping[str, str] | None = None,
 ) -> list[AppendResult]:
     """Store PDUs, and return one result for each, in their order.
@@ -68,7 +69,7 @@ async def append(
 
 
 @measured("readmit")
-async def readmit(store: StoreCore, event_id: EventId) -> AppendResult:
+async def readmit(store: StoreCore, event_id: str) -> AppendResult:
     """Accept an event that was refused by ``refused`` of `append`, at a new stream position.
 
     It keeps its topological position. From now on it is in sync, in pages and in the state, as if

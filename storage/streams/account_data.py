@@ -12,7 +12,6 @@ from storage import arguments as args
 from storage.database.connection import Connection
 from storage.database.rooms import require_room
 from storage.errors import UnknownRoom
-from storage.ids import RoomId, UserId
 from storage.streams.feed import Fact
 from storage.streams.stream_writer import StreamWriter, WrittenFactRow, WrittenFacts
 
@@ -127,11 +126,11 @@ class AccountData:
 
     async def set(
         self,
-        user_id: UserId,
+        user_id: str,
         type_: str,
         content: Mapping[str, Any],
         *,
-        room_id: RoomId | None = None,
+        room_id: str | None = None,
     ) -> int:
         """Replace the content of a local user's type; return the position of the fact.
 
@@ -156,9 +155,7 @@ class AccountData:
 
         return await self._writer.write(write)
 
-    async def get(
-        self, user_id: UserId, *, room_id: RoomId | None = None
-    ) -> dict[str, dict[str, Any]]:
+    async def get(self, user_id: str, *, room_id: str | None = None) -> dict[str, dict[str, Any]]:
         """Return the contents by type: the global ones, or those of a room.
 
         Raise `UnknownRoom` or `InvalidIdentifier`.
@@ -173,7 +170,7 @@ class AccountData:
         return {row.type: orjson.loads(row.content) for row in rows}
 
     async def changes(
-        self, user_id: UserId, *, after: int = 0, upto: int = EVERYTHING
+        self, user_id: str, *, after: int = 0, upto: int = EVERYTHING
     ) -> list[AccountDataRow]:
         """Return the current account data that changed with ``after < position <= upto``.
 

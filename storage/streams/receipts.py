@@ -193,10 +193,10 @@ class Receipts:
 
     async def set(
         self,
-        room_id: RoomId,
+        room_id: str,
         receipt_type: str,
-        user_id: UserId,
-        event_id: EventId,
+        user_id: str,
+        event_id: str,
         data: Mapping[str, Any],
         *,
         thread_id: str | None = None,
@@ -230,9 +230,9 @@ class Receipts:
 
     async def of_room(
         self,
-        room_id: RoomId,
+        room_id: str,
         *,
-        user_id: UserId | None = None,
+        user_id: str | None = None,
         after: int = 0,
         upto: int = EVERYTHING,
     ) -> list[ReceiptRow]:

@@ -4,7 +4,7 @@ Source: client-server API, send-to-device messaging.
 """
 
 from collections.abc import Mapping
-from typing import Any, Final, LiteralString, NamedTuple
+from typing import Any, Final, LiteralString, NamedTuple, TypeVar
 
 from storage import arguments as args
 from storage.database.connection import Connection
@@ -120,6 +120,9 @@ class MessageRow(NamedTuple):
     content: bytes
 
 
+User = TypeVar("User", bound=str)
+
+
 class ToDevice:
     """The store of to-device messages (``store.to_device``)."""
 
@@ -127,7 +130,7 @@ class ToDevice:
         self._writer = writer
         self._server_name = server_name
 
-    async def send(self, messages: Mapping[UserId, Mapping[str, Mapping[str, Any]]]) -> int:
+    async def send(self, messages: Mapping[User, Mapping[str, Mapping[str, Any]]]) -> int:
         """Put messages (local user -> device -> message) into their inboxes, all or none.
 
         Return the position of the last one. Raise `InputError` for malformed arguments.
@@ -156,7 +159,7 @@ class ToDevice:
 
     async def inbox(
         self,
-        user_id: UserId,
+        user_id: str,
         device_id: str,
         *,
         after: int | VectorPosition = 0,
@@ -189,7 +192,7 @@ class ToDevice:
             lambda conn: conn.fetch(SQL_INBOX, *inbox, *arguments, row=MessageRow)
         )
 
-    async def delete(self, user_id: UserId, device_id: str, upto: int | VectorPosition) -> int:
+    async def delete(self, user_id: str, device_id: str, upto: int | VectorPosition) -> int:
         """Delete the messages of a device up to a position that it acknowledged; return how many.
 
         See `inbox` for which position that is: a number only if one process writes to the stream.
@@ -200,5 +203,5 @@ class ToDevice:
             async with self._writer.database.connection() as conn:
                 return int(await conn.fetchval(SQL_DELETE, *inbox, *parts(high), high.furthest()))
 
-    def _inbox(self, user_id: UserId, device_id: str) -> tuple[UserId, str]:
+    def _inbox(self, user_id: str, device_id: str) -> tuple[UserId, str]:
         return args.local_user(user_id, self._server_name), args.text(device_id)

@@ -22,6 +22,7 @@ It does nothing that a server does on receipt: a builder's current state is that
 """
 
 import copy
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, Unpack
 
@@ -38,6 +39,8 @@ from storage.testing.model import BuiltEvent, GeneratedRoom, State
 
 PREV_EVENTS_MAX: Final = 20
 DEFAULT_SERVERS: Final = ("s1.test", "s2.test", "s3.test")
+_unseeded = itertools.count(1_000_000)
+"""The seeds of builders without one, above those that callers choose."""
 
 
 class RoomBuilder:
@@ -48,20 +51,22 @@ class RoomBuilder:
         version: str = "11",
         *,
         servers: Sequence[str] = DEFAULT_SERVERS,
-        seed: int = 0,
+        seed: int | None = None,
         sign: bool = True,
         checked: bool = True,
         exact: bool = True,
     ) -> None:
         """Start an empty room of `version`.
 
-        The same calls with the same `seed` give the same bytes.
+        The same calls with the same `seed` give the same bytes, so two such builders make one room.
+        Without a seed, each builder of a process makes a room of its own.
 
         `servers` are those of `user`; others may take part. Without `sign` events are hashed only,
         and have a placeholder for a signature. `exact` resolves merges over the whole state; see
         `storage.testing.merging`.
         """
-        self.settings: Settings = Settings(version, tuple(servers), seed, sign, checked, exact)
+        number = next(_unseeded) if seed is None else seed
+        self.settings: Settings = Settings(version, tuple(servers), number, sign, checked, exact)
         self.graph: RoomGraph = RoomGraph(version)
         self.heads: tuple[EventId, ...] = ()
 

@@ -254,7 +254,6 @@ class Homeserver:
 
     async def do(self, room_id: RoomId, user: str, type_: str, content: Json, **how: Any) -> Json:
         result = await self.store.send(room_id, self.user(user), type_, content, **how)
-        assert result.event_id is not None
         event = await self.store.event(result.event_id)
         assert event is not None
         self.sent.append(as_json(event))

@@ -111,6 +111,7 @@ async def test_what_an_invite_shows_is_checked(
     how: Json = {"room_version": version, "initial_state": rules}
     room_id = await one.store.create_room(one.user(), **how)
     sent = await invite(one, room_id, other.user())
+    sent["unsigned"] = {"invite_room_state": [NAME]}  # there it would not be checked
     change, left = FAULTS[fault]
     shown = change(await state_pdus(one, room_id), version)
     body = {"event": sent, "room_version": version, "invite_room_state": shown}

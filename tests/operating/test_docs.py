@@ -60,7 +60,7 @@ async def work(store: Store) -> None:
     await store.append(room.pdus)
     await store.sync(ALICE)
     with pytest.raises(UnknownRoom):
-        await store.messages("!nowhere:s1.test", ALICE)  # type: ignore[arg-type]
+        await store.messages("!nowhere:s1.test", ALICE)
     async with store.database.connection() as conn:
         with pytest.raises(storage.DatabaseError):
             await conn.execute("SELECT 1 / 0")

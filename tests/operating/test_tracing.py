@@ -114,7 +114,7 @@ async def test_a_write_is_linked_to_all_its_appends(
 
 async def test_errors_give_their_class_only(store: Store, spans: InMemorySpanExporter) -> None:
     with pytest.raises(UnknownRoom):
-        await store.messages("!nowhere:s1.test", ALICE)  # type: ignore[arg-type]
+        await store.messages("!nowhere:s1.test", ALICE)
     span = taken(spans)["storage.messages"]
     assert attributes(span) == {
         "matrix.room_ids": ("!nowhere:s1.test",),

@@ -5,8 +5,9 @@ sync. Only behaviour that the specification leaves no choice in is modelled. A r
 left out.
 
 Filters: limits count only the events that the filter leaves. Removed keys are returned under any
-filter. Lazily loaded members: of the users who matter to a timeline, the client is taken to know
-nothing. Of the others, a client that knows nothing gets nothing.
+filter. Lazily loaded members: of the users who matter to a timeline or a summary, the client is
+taken to know nothing, and itself once it has the room. Of the others, a client that knows nothing
+gets nothing.
 """
 
 from collections.abc import Collection
@@ -146,7 +147,7 @@ def _forgotten(
     oracle: Oracle, room_id: RoomId, asked: OracleSyncRequest, since: int, upto: int
 ) -> RoomAnswer:
     """Return the leave of a room that was forgotten since then, and no other state."""
-    told = _room(oracle, room_id, asked, since, upto, is_new=False)
+    told = _room(oracle, room_id, asked, since, upto, is_new=False, lacks_own=True)
     return _only(told, ("m.room.member", asked.user_id))
 
 
@@ -224,9 +225,8 @@ def _left(
         oracle, room_id, asked.user_id, upto
     ):
         return replace(_room(oracle, room_id, asked, 0, upto, is_new=True), limited=True)
-    return _only(
-        _room(oracle, room_id, asked, since, upto, is_new=False), ("m.room.member", asked.user_id)
-    )
+    told = _room(oracle, room_id, asked, since, upto, is_new=False, lacks_own=True)
+    return _only(told, ("m.room.member", asked.user_id))
 
 
 def _only(told: RoomAnswer, key: tuple[str, str]) -> RoomAnswer:
@@ -286,9 +286,12 @@ def _joined(oracle: Oracle, answer: Answer, room_id: RoomId, asked: OracleSyncRe
     start = 0 if is_new else asked.since or 0
     if not is_new and not _happened(oracle, room_id, start):
         return  # or a lazily loading client would be told of itself again and again
-    told = _room(oracle, room_id, asked, start, answer.next_batch, is_new=is_new)
+    summary = None
     if is_new or _summary_changed(oracle, room_id, start):
-        told = replace(told, summary=_summary(oracle, room_id, asked.user_id))
+        summary = _summary(oracle, room_id, asked.user_id)
+    heroes = () if summary is None else summary[2] or ()
+    told = _room(oracle, room_id, asked, start, answer.next_batch, is_new=is_new, heroes=heroes)
+    told = replace(told, summary=summary)
     if (
         is_new
         or told.timeline
@@ -316,6 +319,8 @@ def _room(
     upto: int,
     *,
     is_new: bool,
+    lacks_own: bool = False,
+    heroes: Collection[str] = (),
 ) -> RoomAnswer:
     live = [
         event_id
@@ -344,9 +349,10 @@ def _room(
         **{key: one for key, one in at_start.items() if key in shown},
         **{key: one for key, one in now.items() if key not in shown},
     }
-    client = _Knowing(
-        oracle, then, asked.wanted, _who_matters(oracle, told, asked.user_id), is_new=is_new
-    )
+    mattering = _who_matters(oracle, told) - {asked.user_id} | set(heroes)
+    if is_new or lacks_own or asked.wanted.include_redundant_members:
+        mattering.add(asked.user_id)
+    client = _Knowing(oracle, then, asked.wanted, mattering, is_new=is_new)
     return RoomAnswer(
         timeline=told,
         limited=bool(gaps) or len(timeline) > len(told),
@@ -390,15 +396,15 @@ class _Knowing:
         return self.then.get(key) != event_id
 
 
-def _who_matters(oracle: Oracle, timeline: list[EventId], user_id: str) -> set[str]:
-    """Return the senders of a timeline, the targets of its memberships, and the user."""
+def _who_matters(oracle: Oracle, timeline: list[EventId]) -> set[str]:
+    """Return the senders of a timeline, and the targets of its memberships."""
     events = [oracle.get(event_id).event for event_id in timeline]
     members = {
         event.state_key
         for event in events
         if event.type == "m.room.member" and event.state_key is not None
     }
-    return {user_id, *(event.sender for event in events), *members}
+    return {*(event.sender for event in events), *members}
 
 
 def _summary_changed(oracle: Oracle, room_id: RoomId, since: int) -> bool:

@@ -5,6 +5,7 @@ has its entries. `Store.append` has tests of its own (tests/persist).
 """
 
 import inspect
+import re
 from collections.abc import Callable, Iterator
 from typing import Any, Final, NamedTuple
 
@@ -12,6 +13,7 @@ import pytest
 
 from storage import EventFilter, SlidingList, SlidingSyncRequest, Store, SyncFilter
 from storage.errors import InputError, UnknownEvent, UnknownRoom
+from storage.federation import HttpRemote, Memberships, Receiver, Responder, Sender
 from storage.ids import EventId, RoomId, UserId
 from storage.streams.account_data import AccountData
 from storage.streams.cursors import Cursors
@@ -35,6 +37,11 @@ OBJECTS: Final[dict[type, Find]] = {
     Stream: lambda store: store.streams["events"],
 }
 ELSEWHERE: Final = {"Store.append"}
+
+TYPES: Final = (*OBJECTS, HttpRemote, Memberships, Receiver, Responder, Sender)
+IDS: Final = re.compile(r"\b(RoomId|EventId|UserId|ServerName)\b")
+BY_ID: Final = {"state_before", "stripped_state", "refused", "messages"}
+"""Mappings by texts or by ids: to a checker, a mapping by one is none by the other."""
 
 BEYOND: Final = (1 << 63, 1 << 64, 10**30, -(10**30))
 NO_TEXTS: Final[tuple[Any, ...]] = ("nul\0", "\ud800", 7, b"bytes", ["list"], {})
@@ -434,3 +441,14 @@ async def test_what_is_right_is_stored_as_it_is(store: Store, room: RoomBuilder)
     await store.to_device.send({UserId(LOCAL): {"D": content}})
     assert len(await store.to_device.inbox(UserId(LOCAL), "D")) == 1
     assert ids(room.events)
+
+
+@pytest.mark.parametrize("subject", TYPES, ids=lambda subject: subject.__name__)
+def test_every_argument_that_names_an_id_takes_text(subject: type) -> None:
+    """Results carry the types of ids, and what a client sends is text."""
+    for name, call in inspect.getmembers(subject, callable):
+        if name[0] != "_" and not inspect.isclass(call):
+            for parameter in inspect.signature(call).parameters.values():
+                if parameter.name not in BY_ID | {"ignored"}:
+                    found = IDS.search(str(parameter.annotation))
+                    assert found is None, f"{name}({parameter})"

@@ -86,7 +86,7 @@ class Reads:
         return {name: getattr(self, name) for name in names}
 
     async def of_sync(self, **how: Any) -> bool:
-        found = await self.store.sync(LOCAL, device_id="A", **how)
+        found = await self.store.sync(LOCAL, device_id="A", timeline_limit=3, **how)
         one = found.join[self.room.room_id]
         made = await responses.sync(self.store, LOCAL, found)
         shown = made["rooms"]["join"][self.room.room_id]["timeline"]["events"]

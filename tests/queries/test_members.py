@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from storage import Store
+from storage import Store, responses
 from storage.errors import (
     InputError,
     InvalidToken,
@@ -274,3 +274,80 @@ async def test_servers_at_an_event_that_has_no_state(store: Store) -> None:
     for event_id in ("$unknown", other.events[-1].event_id):
         with pytest.raises(UnknownEvent):
             await store.joined_servers(room.room_id, at_event=event_id)
+
+
+@pytest.mark.parametrize("version", ["1", "11", "12"])
+@pytest.mark.parametrize("how", ["leave", "kick", "ban"])
+async def test_one_who_left_gets_the_state_of_that_moment(
+    store: Store, statements: StatementLog, how: str, version: str
+) -> None:
+    room = new_room(version=version, members=[LOCAL, THIRD], name="before")
+    await deliver(store, room)
+    early = (await store.sync(LOCAL)).next_batch
+    room.join(OTHER)
+    await deliver(store, room)
+    with_other = (await store.sync(LOCAL)).next_batch
+    own = room.leave(LOCAL) if how == "leave" else getattr(room, how)(ADMIN, LOCAL)
+    expected = {**own.state_before, ("m.room.member", LOCAL): own.event_id}
+    room.name(ADMIN, "after")
+    room.topic(ADMIN, "after")
+    room.leave(THIRD)
+    room.join(REMOTE)
+    await deliver(store, room)
+    late = (await store.sync(LOCAL)).next_batch
+    page = await store.messages(room.room_id, ADMIN, limit=1)
+    if how == "ban":
+        room.kick(ADMIN, LOCAL)
+    for again in (lambda: None, lambda: room.invite(ADMIN, LOCAL), lambda: room.ban(ADMIN, LOCAL)):
+        again()
+        await deliver(store, room)
+        statements.take()
+        found = await store.state_at_leave(LOCAL, room.room_id)
+        assert len(statements.take()) == 2
+        assert {(one.type, one.state_key): one.event_id for one in found} == expected
+        assert await responses.room_state(store, LOCAL, room.room_id) == expected
+        members = {one for (kind, _), one in expected.items() if kind == "m.room.member"}
+        for at in (None, late, page.start, page.end):
+            read = await store.members(room.room_id, at=at, reader=LOCAL)
+            assert set(ids(read)) == members, at
+        inside = await store.members(room.room_id, membership="join", reader=LOCAL)
+        assert {one.state_key for one in inside} == {ADMIN, OTHER, THIRD}
+        for at, more in ((early, {LOCAL, THIRD}), (with_other, {LOCAL, OTHER, THIRD})):
+            read = await store.members(room.room_id, at=at, membership="join", reader=LOCAL)
+            assert {one.state_key for one in read} == {ADMIN, *more}
+        everyone = await store.members(room.room_id, reader=ADMIN)
+        assert ids(everyone) == ids(await store.members(room.room_id))
+    assert await store.state_at_leave(ADMIN, room.room_id) == []
+    assert await store.state_at_leave("@nobody:s9.test", room.room_id) == []
+    await store.forget(LOCAL, room.room_id)
+    assert await store.state_at_leave(LOCAL, room.room_id) == []
+    room.kick(ADMIN, LOCAL)
+    room.join(LOCAL)
+    await deliver(store, room)
+    assert await store.state_at_leave(LOCAL, room.room_id) == []
+    read = await store.members(room.room_id, reader=LOCAL)
+    assert {one.state_key for one in read} >= {LOCAL, REMOTE}
+    with pytest.raises(UnknownRoom):
+        await store.state_at_leave(LOCAL, NOWHERE)
+
+
+async def test_an_invite_that_was_rejected_has_no_state_of_a_leave(store: Store) -> None:
+    room = new_room()
+    room.invite(ADMIN, LOCAL)
+    room.leave(LOCAL)
+    await deliver(store, room)
+    assert await store.state_at_leave(LOCAL, room.room_id) == []
+
+
+async def test_the_state_of_a_leave_goes_with_its_changes(store: Store) -> None:
+    """It is not replaced by a later one."""
+    room = new_room(members=[LOCAL])
+    room.leave(LOCAL)
+    room.name(ADMIN, "after")
+    await deliver(store, room)
+    assert await store.state_at_leave(LOCAL, room.room_id)
+    async with store.database.connection() as conn:
+        await conn.execute("INSERT INTO purged_streams VALUES ('events', 1000000)")
+    assert await store.state_at_leave(LOCAL, room.room_id) == []
+    assert await store.members(room.room_id, reader=LOCAL) == []
+    assert await store.members(room.room_id, reader=ADMIN)

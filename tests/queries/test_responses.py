@@ -269,6 +269,22 @@ async def test_each_thread_has_a_receipt_for_one_event(store: Store) -> None:
     assert found == [(LOCAL, root.event_id), (LOCAL, "main"), (OTHER, "main")]
 
 
+async def test_only_a_limited_timeline_has_aggregations(store: Store) -> None:
+    """Client-server API, "Server-side aggregation of m.* relationships": /sync."""
+    room = new_room(members=[LOCAL])
+    said = room.message(ADMIN)
+    room.threaded(ADMIN, said, "reply")
+    await deliver(store, room)
+    for limit in (100, 2):
+        found = await store.sync(LOCAL, timeline_limit=limit)
+        timeline = (await responses.sync(store, LOCAL, found))["rooms"]["join"][room.room_id][
+            "timeline"
+        ]
+        assert timeline["limited"] is (limit == 2)
+        [shown] = [one for one in timeline["events"] if one["event_id"] == said.event_id]
+        assert ("m.relations" in shown["unsigned"]) is (limit == 2)
+
+
 @pytest.mark.parametrize("wanted", [None, False, True])
 async def test_unread_threads_are_for_clients_that_request_them(
     store: Store, wanted: bool | None

@@ -114,7 +114,7 @@ async def test_a_rename_inside_a_gap_reaches_the_client(
     assert state_of(lazy.state) == {
         key: one
         for key, one in first.state_before.items()
-        if one == renamed.event_id or key[1] in (LOCAL, REMOTE)
+        if one == renamed.event_id or key[1] == REMOTE
     }
 
 

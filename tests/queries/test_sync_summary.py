@@ -1,6 +1,7 @@
 """Summaries of rooms, members loaded lazily, and filters of the state."""
 
 import json
+from typing import Any
 
 import storage
 from storage import EventFilter, RoomSummary, Store, SyncFilter, UserId
@@ -103,7 +104,8 @@ async def test_a_part_of_an_initial_sync_has_the_summary_of_its_position(store: 
 
 async def test_members_are_loaded_lazily(store: Store) -> None:
     room = new_room(
-        members=[LOCAL, OTHER, *(f"@member{number}:s2.test" for number in range(9)), REMOTE]
+        members=[LOCAL, OTHER, *(f"@member{number}:s2.test" for number in range(9)), REMOTE],
+        name="a room without heroes",
     )
     before = set(room.state)
     room.message(REMOTE, "first")
@@ -126,7 +128,7 @@ async def test_members_are_loaded_lazily(store: Store) -> None:
     told = (await store.sync(LOCAL, since=answer.next_batch, filter=LAZY, timeline_limit=1)).join[
         room.room_id
     ]
-    assert members(told.state) == members(told.state_after) == {LOCAL, OTHER, "@member5:s2.test"}
+    assert members(told.state) == members(told.state_after) == {OTHER, "@member5:s2.test"}
     assert gone.event_id in ids(told.state)
     told = (await store.sync(LOCAL, since=answer.next_batch, timeline_limit=1)).join[room.room_id]
     assert members(told.state) == {"@member5:s2.test"}
@@ -174,3 +176,76 @@ async def test_filters_of_the_state(store: Store) -> None:
         ("m.room.member", ADMIN),
     }
     assert ids(told.state) == ids(told.state_after)
+
+
+async def test_heroes_are_among_the_lazily_loaded_members(store: Store) -> None:
+    """Client-server API, "Room summary": `m.heroes` are of use with their member events."""
+    room = new_room(members=[LOCAL, OTHER, REMOTE])
+    for number in range(3):
+        room.message(ADMIN, str(number))
+    await deliver(store, room)
+    first = await store.sync(LOCAL, filter=LAZY, timeline_limit=1)
+    for events in (first.join[room.room_id].state, first.join[room.room_id].state_after):
+        assert members(events) == {LOCAL, ADMIN, OTHER, REMOTE}
+    await append(store, room.message(ADMIN))
+    second = await store.sync(LOCAL, filter=LAZY, since=first.next_batch)
+    assert members(second.join[room.room_id].state) == {ADMIN}, "there is no summary"
+    await append(store, room.leave(OTHER))
+    third = await store.sync(LOCAL, filter=LAZY, since=second.next_batch)
+    assert third.join[room.room_id].summary == called(3, 0, (ADMIN, REMOTE))
+    assert members(third.join[room.room_id].state) == {ADMIN, OTHER, REMOTE}
+
+
+async def test_a_filter_that_leaves_nothing_leaves_no_room(store: Store) -> None:
+    """Also where members are loaded lazily: the user's own membership is no news."""
+    room = new_room(members=[LOCAL], name="named")
+    await deliver(store, room)
+    only = EventFilter(types=["m.room.topic"])
+    for lazy in (False, True):
+        wanted = SyncFilter(timeline=only, lazy_load_members=lazy)
+        since = (await store.sync(LOCAL, filter=wanted)).next_batch
+        await append(store, room.message(ADMIN))
+        assert (await store.sync(LOCAL, since=since, filter=wanted, device_id="PHONE")).is_empty
+        topic = room.topic(ADMIN, f"wanted {lazy}")
+        await append(store, topic)
+        found = (await store.sync(LOCAL, since=since, filter=wanted)).join[room.room_id]
+        assert ids(found.timeline.events) == [topic.event_id]
+
+
+async def test_members_that_the_client_has_are_not_repeated(store: Store) -> None:
+    """Client-server API, "Lazy-loading room members": without include_redundant_members."""
+    room = new_room(members=[LOCAL, OTHER, REMOTE], name="named")
+    room.message(ADMIN)
+    await deliver(store, room)
+    again = SyncFilter(lazy_load_members=True, include_redundant_members=True)
+
+    async def told(
+        since: str | None, wanted: SyncFilter = LAZY, **how: Any
+    ) -> tuple[set[str], str]:
+        asked = {"device_id": "PHONE", **how}
+        found = await store.sync(LOCAL, filter=wanted, since=since, timeline_limit=1, **asked)
+        one = found.join[room.room_id]
+        assert members(one.state) == members(one.state_after)
+        return members(one.state), found.next_batch
+
+    found, first = await told(None)
+    assert found == {LOCAL, ADMIN}
+    await append(store, room.message(OTHER), room.message(OTHER))
+    found, second = await told(first)
+    assert found == {OTHER}
+    await append(store, room.message(OTHER))
+    assert (await told(second, device_id="LAPTOP"))[0] == {OTHER}, "another device"
+    assert (await told(second, device_id=None))[0] == {OTHER}, "nobody knows which"
+    assert (await told(second))[0] == set()
+    assert (await told(second, again))[0] == {LOCAL, OTHER}
+    found, third = await told(first)
+    assert found == {OTHER}, "the client has lost a response"
+    await append(store, room.join(OTHER, displayname="other"), room.message(OTHER))
+    found, fourth = await told(third)
+    assert found == {OTHER}, "it has changed"
+    await append(store, room.message(LOCAL), room.message(OTHER))
+    found, fifth = await told(fourth)
+    assert found == set()
+    await append(store, room.leave(LOCAL), room.join(LOCAL), room.message(OTHER))
+    assert (await told(fifth))[0] == {LOCAL, OTHER}, "the room is new to it"
+    assert (await told(None))[0] == {LOCAL, OTHER}, "a first sync"

@@ -22,13 +22,9 @@ from storage.queries.sync import response as sync_response
 from storage.testing import RoomBuilder
 from storage.turns import (
     ITEM_BYTES,
-    NEVER,
     TURN_BYTES,
     TURN_ROWS,
-    Request,
-    as_request,
     mapped,
-    others,
     pause_if_long,
 )
 from tests.queries.conftest import StatementLog
@@ -286,13 +282,13 @@ async def test_a_child_is_queued_after_the_large_batch_of_its_parents(store: Sto
 async def test_the_data_of_a_large_batch_is_loaded_in_steps(
     store: Store, statements: StatementLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    room = new_room(members=[f"@u{number}:s2.test" for number in range(500)])
+    room = new_room(members=[f"@u{number}:s2.test" for number in range(1_500)])
     for outcome in ("stored", "duplicate", "duplicate"):
         async with LoopTurns() as turns:
             turns.watch(monkeypatch, prefetch, "_look")
             results = await store.append(room.pdus, room_version="11")
         assert {one.outcome for one in results} == {outcome}
-        assert turns.total == len(room.pdus)
+        assert turns.total >= len(room.pdus)
         assert turns.most <= EVENTS_AHEAD
         store.writer.caches.forget()
     await store.append(room.pdus, room_version="11")
@@ -345,57 +341,6 @@ async def test_a_long_list_is_checked_in_parts(make: Any, monkeypatch: pytest.Mo
         await arguments.many(arguments.events, make([*ids, "!room"]))
     with pytest.raises(InputError):
         await arguments.many(arguments.events, "$" * (TURN_ROWS + 1))
-
-
-async def test_no_full_collection_while_a_large_request_runs() -> None:
-    def threshold() -> int:
-        return gc.get_threshold()[2]
-
-    usual = threshold()
-    left: list[asyncio.Task[None]] = []
-
-    @as_request
-    async def large(ends: bool) -> None:
-        assert threshold() in {usual, NEVER}
-        with Request():
-            await others()
-            assert threshold() == NEVER
-        await others()
-        assert threshold() == NEVER
-        left.append(asyncio.create_task(later()))
-        if not ends:
-            raise ValueError
-
-    async def later() -> None:
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
-        await others()  # in the context of a request that is over
-
-    await others()
-    assert threshold() == usual
-    await asyncio.gather(large(True), large(True))
-    with pytest.raises(ValueError):  # noqa: PT011  # of the request
-        await large(False)
-    await asyncio.gather(*left)
-    assert threshold() == usual
-    with Request():
-        await others()
-        gc.set_threshold(700, 10, 77)  # the process has the last word
-    assert threshold() == 77
-    gc.set_threshold(*gc.get_threshold()[:2], usual)
-
-
-async def test_a_small_request_leaves_the_collector_alone(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    room = new_room(members=[LOCAL])
-    await deliver(store, room)
-    set_to = list[Any]()
-    monkeypatch.setattr(gc, "set_threshold", lambda *given: set_to.append(given))
-    await deliver(store, room)
-    await store.messages(RoomId(room.room_id), LOCAL, limit=5)
-    await responses.sync(store, LOCAL, await store.sync(LOCAL))
-    assert set_to == []
 
 
 async def test_the_context_of_an_event_has_a_bounded_number_of_values(store: Store) -> None:

@@ -6,8 +6,8 @@ from typing import Any, Final
 
 import storage
 from storage import Store
-from storage.ids import EventId, RoomId
-from storage.persist import AppendResult
+from storage.ids import RoomId
+from storage.persist import SendResult
 from storage.testing import signing_key
 
 SERVER: Final = "s1.test"
@@ -38,14 +38,8 @@ async def joined(store: Store, room_id: RoomId, *users: str) -> None:
 
 async def say(
     store: Store, room_id: RoomId, transaction: Any = None, sender: str = ALICE, **content: Any
-) -> AppendResult:
+) -> SendResult:
     """Send a message."""
     return await store.send(
         room_id, sender, "m.room.message", content or TEXT, transaction=transaction
     )
-
-
-def id_of(result: AppendResult) -> EventId:
-    """Return the id of a stored event."""
-    assert result.event_id is not None
-    return result.event_id

@@ -15,7 +15,7 @@ from storage.maintenance.purge.run import purge_history, purge_room
 from storage.maintenance.repair.run import repair
 from tests.maintenance.rooms import findings
 from tests.persist.tables import row_counts
-from tests.sending.stores import ALICE, BOB, PUBLIC, SERVER, id_of, joined, opened, say
+from tests.sending.stores import ALICE, BOB, PUBLIC, SERVER, joined, opened, say
 
 pytestmark = pytest.mark.every_postgres
 
@@ -62,7 +62,7 @@ async def test_a_repeated_request_returns_the_first_event(
     assert {one.event_id for one in sent} == {sent[0].event_id}
     assert {one.stream_ordering for one in sent} == {sent[0].stream_ordering}
     assert sent[0].topological_ordering == sent[2].topological_ordering
-    store.writer.caches.rows.pop(id_of(sent[0]))
+    store.writer.caches.rows.pop(sent[0].event_id)
     again = await store.send(room_id, ALICE, kind, {}, state_key=key, transaction=FIRST)
     assert again == sent[1]
     assert await stored(store) == [(*FIRST, sent[0].event_id)]
@@ -103,7 +103,7 @@ async def of_each_path(store: Store, room_id: RoomId, target: EventId, other: Ev
 async def test_a_request_with_another_path_is_another_request(
     store: Store, room_id: RoomId, dsn: str
 ) -> None:
-    targets = [id_of(await say(store, room_id)) for _ in range(2)]
+    targets = [(await say(store, room_id)).event_id for _ in range(2)]
     first = await of_each_path(store, room_id, *targets)
     assert [one.outcome for one in first] == ["stored"] * 7
     assert len({one.event_id for one in first}) == 7
@@ -118,7 +118,7 @@ async def test_a_request_with_another_path_is_another_request(
             assert again == [one._replace(outcome="duplicate") for one in first]
     odd = await say(store, room_id, ("DEVICE", "\x1fm1"))
     for result, chosen in ((odd, "\x1fm1"), *((one, "m1") for one in first)):
-        [event] = (await store.events([id_of(result)])).values()
+        [event] = (await store.events([result.event_id])).values()
         [shown] = await store.client_events(ALICE, [event], device_id="DEVICE")
         assert shown["unsigned"]["transaction_id"] == chosen
     assert await findings(store) == []
@@ -141,7 +141,7 @@ async def test_concurrent_requests_with_different_paths(dsn: str) -> None:
 
 async def test_requests_that_an_earlier_release_stored(store: Store, room_id: RoomId) -> None:
     """It stored ids without paths, also of redactions."""
-    said = id_of(await say(store, room_id))
+    said = (await say(store, room_id)).event_id
     requests: list[dict[str, Any]] = [
         {"type": "m.room.redaction", "content": {}, "redacts": said, "transaction": FIRST},
         {"type": "m.reaction", "content": {}, "transaction": ("DEVICE", "m2")},
@@ -249,7 +249,7 @@ async def test_a_refused_request_can_be_repeated(store: Store) -> None:
 
 async def test_a_redacted_event_still_answers(store: Store, room_id: RoomId) -> None:
     first = await say(store, room_id, FIRST)
-    await store.send(room_id, ALICE, "m.room.redaction", {}, redacts=id_of(first))
+    await store.send(room_id, ALICE, "m.room.redaction", {}, redacts=first.event_id)
     again = await say(store, room_id, FIRST)
     assert (again.outcome, again.event_id) == ("duplicate", first.event_id)
 
@@ -314,9 +314,9 @@ async def test_a_purged_event_still_answers_until_its_room_is_purged(
     first = await say(store, room_id, FIRST)
     last = [await say(store, room_id) for _ in range(3)][-1]
     await purge_history(
-        store.database, room_id, before_event_id=id_of(last), server_name=SERVER, local=True
+        store.database, room_id, before_event_id=last.event_id, server_name=SERVER, local=True
     )
-    assert await store.event(id_of(first)) is None
+    assert await store.event(first.event_id) is None
     async with opened(dsn, "second") as other:
         again = await say(other, room_id, FIRST)
         assert (again.outcome, again.event_id) == ("duplicate", first.event_id)
@@ -333,11 +333,11 @@ async def test_other_paths_of_a_purged_event(store: Store, room_id: RoomId, dsn:
     second = await store.send(room_id, ALICE, **reaction)
     last = [await say(store, room_id) for _ in range(3)][-1]
     await purge_history(
-        store.database, room_id, before_event_id=id_of(last), server_name=SERVER, local=True
+        store.database, room_id, before_event_id=last.event_id, server_name=SERVER, local=True
     )
     async with opened(dsn, "second") as other:
         sent = await other.send(
-            room_id, ALICE, "m.room.redaction", {}, redacts=id_of(last), transaction=FIRST
+            room_id, ALICE, "m.room.redaction", {}, redacts=last.event_id, transaction=FIRST
         )
         assert sent.outcome == "stored"
         for _ in range(2):

@@ -97,13 +97,11 @@ async def test_a_redaction_that_cannot_be_decoded_keeps_nobody_back(
         room_id = await store.create_room(ALICE)
         sent = await store.send(room_id, ALICE, "m.room.message", {"body": "x"})
         await follow_once(second.database, second.streams)
-        assert sent.event_id is not None
         cached = await second.event(sent.event_id)
         assert cached is not None
         assert cached.redacted_by is None
         gone = await store.send(room_id, ALICE, "m.room.redaction", {}, redacts=sent.event_id)
         later = await store.send(room_id, ALICE, "m.room.message", {"body": "later"})
-        assert gone.event_id is not None
         async with store.database.connection() as conn:
             await conn.execute(SQL_DAMAGE, gone.event_id, damaged)
         await follow_once(second.database, second.streams)

@@ -27,6 +27,22 @@ def small_room(version: str, seed: int = 1) -> RoomBuilder:
     return room
 
 
+def test_two_builders_make_two_rooms() -> None:
+    """With one seed they make the same, on purpose."""
+    for version in ("2", "11", "12"):
+        made = [RoomBuilder(version) for _ in range(2)]
+        for room in made:
+            room.start(room.user(1))
+        assert made[0].room_id != made[1].room_id
+        assert not {one.event_id for one in made[0].events} & {
+            one.event_id for one in made[1].events
+        }
+        same = [RoomBuilder(version, seed=7) for _ in range(2)]
+        for room in same:
+            room.start(room.user(1))
+        assert same[0].pdus == same[1].pdus
+
+
 @pytest.mark.parametrize("version", VERSIONS)
 def test_events_parse_to_their_own_ids_and_are_signed(version: str) -> None:
     room = small_room(version)

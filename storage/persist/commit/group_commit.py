@@ -27,7 +27,7 @@ from storage.observability.opentelemetry import tracing
 from storage.persist.commit import apart
 from storage.persist.commit.publish import absorb
 from storage.persist.commit.requests import AppendRequest, WriteBatch
-from storage.persist.commit.retry import OutcomeUnknown, Part, WriteAttempts
+from storage.persist.commit.retry import EVENTS_AHEAD, OutcomeUnknown, Part, WriteAttempts
 from storage.persist.commit.slow_rooms import SlowRooms, has_known_names, share_new_names
 from storage.persist.load.on_demand import load, tells_of
 from storage.persist.model.caches import WriterCaches
@@ -268,9 +268,15 @@ class Writer:
         self._next = self._next or self._attempts.plan(after=self._sent)
         left = self._batch_max - self._next.size
         parts = self._gather(min(self._stretch, left), whole=min(BATCH_EVENTS_MAX, left))
+        starts = [(request, request.planned - len(part), part) for request, part in parts]
+        named = [
+            one
+            for request, at, part in starts
+            for one in (part if at % EVENTS_AHEAD else request.incoming[at : at + EVENTS_AHEAD])
+        ]
         try:
             await self._attempts.extend(
-                self._next, parts, self._load, assume_new=True, aside=self._lane
+                self._next, parts, self._load, named=named, assume_new=True, aside=self._lane
             )
         except Exception as error:  # noqa: BLE001  # any error: the slow path finds out which append it belongs to
             self._next.error = error

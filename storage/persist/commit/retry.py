@@ -68,7 +68,7 @@ WHERE e.event_id = w.event_id
 """
 
 ROUNDS_MAX: Final = 10_000  # per event; a state resolution takes some dozens
-EVENTS_AHEAD: Final = 128
+EVENTS_AHEAD: Final = 512
 """Events whose data is loaded at once: some milliseconds of the event loop."""
 
 Part = tuple[AppendRequest, Sequence[AnyEvent]]
@@ -162,17 +162,22 @@ class WriteAttempts:
         *,
         assume_new: bool,
         aside: SlowRoomQueue | None = None,
+        named: Sequence[AnyEvent] = (),
     ) -> None:
         """Load the data that the events refer to, then plan them, `EVENTS_AHEAD` at a time.
 
-        ``aside`` takes the remaining events of an append whose room turns out to be heavy. Raise
-        `OutcomeUnknown` if an assumption has to be checked before there are results.
+        ``named`` are these events and later ones, whose data is loaded with theirs. ``aside`` takes
+        the remaining events of an append whose room turns out to be heavy. Raise `OutcomeUnknown`
+        if an assumption has to be checked before there are results.
         """
         for request, _ in parts:
             batch.answers.setdefault(request, [])
         try:
-            for some_parts in _in_steps(parts):
-                await self._extend(batch, some_parts, load_needs, aside, assume_new=assume_new)
+            for step in _in_steps(parts):
+                ahead = named or [one for _, part in step for one in part]
+                await self._extend(
+                    batch, step, load_needs, aside, named=ahead, assume_new=assume_new
+                )
         except Exception:
             self._check_era(batch)  # the caches may have been cleared meanwhile
             raise
@@ -185,12 +190,13 @@ class WriteAttempts:
         load_needs: Load,
         aside: SlowRoomQueue | None,
         *,
+        named: Sequence[AnyEvent],
         assume_new: bool,
     ) -> None:
         ahead = await prefetch(
             load_needs,
             batch.change_set,
-            [one for _, part in parts for one in part],
+            named,
             assume_new=assume_new and not any(request.is_repeated for request, _ in parts),
         )
         batch.change_set.time_slice.begin()

@@ -48,6 +48,18 @@ class AppendResult(NamedTuple):
         return self.outcome not in ("missing_parents", "invalid")
 
 
+class SendResult(AppendResult):
+    """The result for an event of a local user, which is stored: ``event_id`` is never None.
+
+    ``outcome`` is "stored", or "duplicate" for a repeated request.
+    """
+
+    __slots__ = ()
+
+    event_id: EventId
+    outcome: Literal["stored", "duplicate"]
+
+
 def invalid(error: InvalidEvent, event_id: EventId | None) -> AppendResult:
     """Return the result for an event that cannot be stored."""
     return AppendResult(event_id, "invalid", error.reason, kind=error.kind, key=error.key)

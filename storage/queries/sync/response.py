@@ -32,6 +32,7 @@ from storage.streams.tokens import is_rooms_token
 from storage.turns import in_turns
 
 KNOCK: Final = MEMBERSHIPS["knock"]
+MEMBER: Final = "m.room.member"
 BESIDE_TIMELINE: Final = LARGEST_POSITION - 1
 """Above the topological ordering of every event, also of one that moves up later.
 
@@ -388,17 +389,22 @@ def _add_end(timeline: Timeline, state: RoomState) -> None:
 def _members(rooms: Iterable[ChangedRoom], request: SyncRequest) -> list[tuple[int, str]]:
     """Return pairs of a room and a user whose membership is part of the response.
 
-    These are the senders of the timeline, those whose membership it changes, and the user.
+    These are the senders of the timeline, those whose membership it changes, and the user: once,
+    with the whole room.
     """
     found: dict[tuple[int, str], None] = {}
+    is_repeated = request.filter.include_redundant_members
     for room in rooms:
-        found[room.row.room_nid, request.user_id] = None
-        if not room.row.was_joined:
-            continue
-        for event in _latest(room, request.timeline_limit):
-            found[room.row.room_nid, event.sender] = None
-            if event.type == "m.room.member" and event.state_key is not None:
-                found[room.row.room_nid, event.state_key] = None
+        users: list[str] = [request.user_id]
+        if room.row.was_joined:
+            for event in _latest(room, request.timeline_limit):
+                users.append(event.sender)
+                if event.type == MEMBER and event.state_key is not None:
+                    users.append(event.state_key)
+        is_new = is_repeated or room.row.whole or not room.row.was_joined
+        for user in users:
+            if is_new or user != request.user_id:
+                found[room.row.room_nid, user] = None
     return list(found)
 
 

@@ -46,7 +46,7 @@ from storage.queries.sync.summary import PART_DUE_SUMMARIES, PART_SUMMARIES
 from storage.queries.sync.types import RoomSummary
 from storage.turns import parts
 
-PART_VALUES: Final[LiteralString] = """
+TEMPLATE_VALUES: Final[LiteralString] = """
 -- with the first event of the timeline, at `start`; 0 if there is none
 room AS MATERIALIZED (
     SELECT i.*, COALESCE(e.event_nid, 0) AS first_nid, e.state_key_nid AS first_key_nid,
@@ -57,6 +57,7 @@ room AS MATERIALIZED (
         AS i (room_nid, whole, only_key_nid, lower, start, upper, is_joined, has_first)
     LEFT JOIN events e ON i.has_first AND e.stream_ordering = i.start
 ),
+{due_summaries}
 -- the value that a first event after a gap has replaced: of the state before that event, because
 -- the value of the room may be older
 given AS MATERIALIZED (
@@ -87,10 +88,14 @@ shown AS (  -- rooms that the user is invited to or knocks at, with the membersh
 filter AS MATERIALIZED (
     SELECT * FROM filter_of($12::text[], $13::text[], $14::text[], $15::text[], $16::boolean)
 ),
--- lazily loaded members: those of the timelines. Assume that the client knows none of them
+-- lazily loaded members: those of the timelines and of the summaries, as if the client knew none
 wanted AS MATERIALIZED (
     SELECT i.room_nid, k.state_key_nid
-    FROM unnest($9::int[], $10::text[]) AS i (room_nid, user_id)
+    FROM (
+        SELECT * FROM unnest($9::int[], $10::text[]) AS i (room_nid, user_id)
+        UNION
+        SELECT d.room_nid, unnest(d.heroes) FROM due d WHERE $8::boolean
+    ) AS i (room_nid, user_id)
     CROSS JOIN LATERAL (  -- one by one: a join could read the keys of all members
         SELECT state_key_nid FROM state_keys
         WHERE type_nid = 2 AND state_key = i.user_id OFFSET 0
@@ -211,8 +216,7 @@ entry AS (
     )
     UNION ALL
     {shown}
-),
-{due_summaries}
+)
 {rows}
 CROSS JOIN filter
 WHERE e.event_nid IS NULL OR NOT $11::boolean OR n.kind IN ('own', 'shown')
@@ -225,9 +229,8 @@ UNION ALL
 SQL_STATE: Final[LiteralString] = compose(
     fill(
         TEMPLATE_STATE,
-        values=PART_VALUES,
+        values=fill(TEMPLATE_VALUES, due_summaries=PART_DUE_SUMMARIES),
         shown=PART_SHOWN,
-        due_summaries=PART_DUE_SUMMARIES,
         rows=PART_ENTRY_ROWS,
         summaries=PART_SUMMARIES,
     ),

@@ -45,8 +45,11 @@ later AS (  -- members that changed after the position of the request
     WHERE r.is_joined
     ORDER BY d.room_nid, d.state_key_nid, d.stream_ordering
 ),
-due AS (  -- joined rooms with a summary that may have changed: members, name, canonical alias
-    SELECT r.room_nid, r.upper, i.joined_count, i.invited_count, {is_named} AS is_named
+due AS MATERIALIZED (  -- joined rooms with a summary that may have changed: members, name, alias
+    SELECT r.room_nid, i.joined_count, i.invited_count, CASE WHEN NOT {is_named} THEN
+        COALESCE(NULLIF(heroes_of(r.room_nid, r.upper, '{4,5}', $17::text), '{}'),
+            heroes_of(r.room_nid, r.upper, '{1,2}', $17::text))
+    END AS heroes
     FROM room r
     JOIN rooms i USING (room_nid)
     WHERE r.is_joined AND (r.whole OR EXISTS (
@@ -57,13 +60,13 @@ due AS (  -- joined rooms with a summary that may have changed: members, name, c
             AND d.stream_ordering <= r.upper
             AND (k.type_nid = 2 OR k.state_key_nid IN (9, 11))
     ))
-)
+),
 """
 PART_DUE_SUMMARIES: Final[LiteralString] = fill(
     TEMPLATE_DUE_SUMMARIES,
     is_named=fill(TEMPLATE_IS_NAMED, keys="(9, 'name'), (11, 'alias')"),
 )
-"""The CTE `due`, made from `room`: rooms whose summary may have changed, and their counts."""
+"""The CTE `due`, made from `room`: rooms with a summary that may have changed, and its values."""
 
 PART_SUMMARIES: Final[LiteralString] = """
 SELECT 'summary', d.room_nid, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
@@ -72,10 +75,7 @@ SELECT 'summary', d.room_nid, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NU
         FROM later l WHERE l.room_nid = d.room_nid), 0)::int,
     d.invited_count + COALESCE((SELECT sum((l.membership = 4)::int - (l.membership_now = 4)::int)
         FROM later l WHERE l.room_nid = d.room_nid), 0)::int,
-    CASE WHEN NOT d.is_named THEN
-        COALESCE(NULLIF(heroes_of(d.room_nid, d.upper, '{4,5}', $17::text), '{}'),
-            heroes_of(d.room_nid, d.upper, '{1,2}', $17::text))
-    END
+    d.heroes
 FROM due d
 """
 """The rows of kind "summary". $17 is the user."""
