@@ -159,7 +159,7 @@ def prev_events(event: StoredEvent) -> list[str]:
 
 
 @dataclass
-class Side:
+class ClientSide:
     """One of the servers: its users, and its ids by label."""
 
     server: ServerProcess
