@@ -17,7 +17,7 @@ from tests.homeserver.processes import ErrorResponse, ServerProcess, User
 WAIT_S: Final = 60.0
 POLL_S: Final = 0.05
 EVENT_ID: Final = re.compile(r"\$[A-Za-z0-9_-]{43}")
-SECTIONS: Final = ("/state", "/events", "/summary", "/unsigned")
+SECTIONS: Final = ("/leave", "/state", "/events", "/summary", "/unsigned")
 """Where an absent value is as an empty one, so that its parts are compared."""
 
 ERROR: Final = re.compile(r": (\d{3}) .*'errcode': '(\w+)'")
@@ -159,7 +159,7 @@ def prev_events(event: StoredEvent) -> list[str]:
 
 
 @dataclass
-class Side:
+class ClientSide:
     """One of the servers: its users, and its ids by label."""
 
     server: ServerProcess

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 from urllib.parse import quote
 
-from tests.homeserver.agreement import Side, agree, has, history, settled, until_membership
+from tests.homeserver.agreement import ClientSide, agree, has, history, settled, until_membership
 from tests.homeserver.conftest import World
 from tests.homeserver.processes import ServerProcess, User
 
@@ -154,7 +154,7 @@ class RandomClients(ABC):
 
     def __post_init__(self) -> None:
         self.rng = random.Random(self.seed)
-        self.sides = Side(self.world.ours), Side(self.world.theirs)
+        self.sides = ClientSide(self.world.ours), ClientSide(self.world.theirs)
 
     @property
     def users(self) -> list[str]:
