@@ -79,7 +79,7 @@ def test_the_tutorial_prints_what_it_says(tmp_path: Path) -> None:
         assert (done.returncode, [line for line in done.stdout.splitlines() if line in shown]) == (
             0,
             shown,
-        )
+        ), done.stderr
 
 
 def test_the_commands_name_an_event_of_the_tutorial() -> None:

@@ -67,7 +67,7 @@ ZERO: Final = 0
 """A reader of JSON makes it of a negative zero, before the library gets an object."""
 
 
-class Sent(NamedTuple):
+class SentRequest(NamedTuple):
     """An event as it is sent."""
 
     event_id: EventId
@@ -76,14 +76,14 @@ class Sent(NamedTuple):
     version: str
 
 
-async def sent(one: Homeserver, room_id: RoomId, member: bytes, value: Any) -> Sent:
+async def sent(one: Homeserver, room_id: RoomId, member: bytes, value: Any) -> SentRequest:
     """An event of the server that has the member in its content, and is signed with the value."""
     content, version = {"x": value}, await one.version(room_id)
     template = await one.store.template(room_id, one.user(), "m.test", content)
     pdu = sign(template, version, one.name, signing_key(one.name))
     whole, plain = canonical(pdu), canonical(content)[1:-1]
     assert whole.count(plain) == 1
-    return Sent(EventId(event_id(pdu, version)), room_id, whole.replace(plain, member), version)
+    return SentRequest(EventId(event_id(pdu, version)), room_id, whole.replace(plain, member), version)
 
 
 def decoded(text: bytes) -> Any:
@@ -94,21 +94,21 @@ def decoded(text: bytes) -> Any:
         return None
 
 
-async def by_append(_: Homeserver, other: Homeserver, event: Sent) -> None:
+async def by_append(_: Homeserver, other: Homeserver, event: SentRequest) -> None:
     await other.store.append([event.raw])
 
 
-async def by_receiver(one: Homeserver, other: Homeserver, event: Sent) -> None:
+async def by_receiver(one: Homeserver, other: Homeserver, event: SentRequest) -> None:
     await other.receiver.transaction(one.name, [event.raw])
 
 
-async def by_responder(one: Homeserver, other: Homeserver, event: Sent) -> None:
+async def by_responder(one: Homeserver, other: Homeserver, event: SentRequest) -> None:
     body = decoded(b'{"pdus":[%s]}' % event.raw)
     if body is not None:
         await other.responder.transaction(one.name, body)
 
 
-async def by_http_remote(one: Homeserver, other: Homeserver, event: Sent) -> None:
+async def by_http_remote(one: Homeserver, other: Homeserver, event: SentRequest) -> None:
     """The event is missing below another one, and fetched."""
     child = await one.store.template(event.room_id, one.user(), "m.test", {})
     child |= {"prev_events": [event.event_id], "depth": child["depth"] + 1}
