@@ -14,12 +14,12 @@ DatabaseUnavailable EventFilter EventId ExtraMissing Gap Hero InputError Instanc
 InvalidEvent InvalidIdentifier InvalidSignature InvalidToken InvitedRoom JoinedRoom KnockedRoom
 LeftRoom MigrationBlocked OpenGap Outbox Outgoing Page PartialRoom PartialState PermissionRefused
 ProtocolError PurgeRefused PurgeRunning ReadOnly RelationsPage ReplicaBehind ResyncNeeded RoomId
-RoomInfo RoomSubscription RoomSummary SchemaOutOfDate SchemaTooNew ServerName SharingChanges
-SlidingFilter SlidingList SlidingListResult SlidingRoom SlidingSync SlidingSyncRequest SpaceChild
-StateIds StateKey StateUnknown StorageClosed StorageCorrupt StorageError Store StoredEvent Sync
-SyncFilter ThreadSummary Timeline UnknownEvent UnknownPos UnknownRoom UnknownRoomVersion
-UnknownStream UnknownUser Unread UserId WrongServerName __version__ auth event federation open
-replication responses streams visibility
+RoomInfo RoomSubscription RoomSummary SchemaOutOfDate SchemaTooNew SendResult ServerName
+SharingChanges SlidingFilter SlidingList SlidingListResult SlidingRoom SlidingSync
+SlidingSyncRequest SpaceChild StateIds StateKey StateUnknown StorageClosed StorageCorrupt
+StorageError Store StoredEvent Sync SyncFilter ThreadSummary Timeline UnknownEvent UnknownPos
+UnknownRoom UnknownRoomVersion UnknownStream UnknownUser Unread UserId WrongServerName __version__
+auth event federation open replication responses streams visibility
 """
 
 

@@ -92,7 +92,7 @@ async def members(
 
 
 @measured("state_at_leave")
-async def state_at_leave(store: StoreCore, user_id: str, room_id: RoomId) -> list[StoredEvent]:
+async def state_at_leave(store: StoreCore, user_id: str, room_id: str) -> list[StoredEvent]:
     """Return the state of a room when a user left it, or was removed, in no order.
 
     A later invite or ban shows no more. It is empty for a user who is joined, was never in the room

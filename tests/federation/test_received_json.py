@@ -83,7 +83,9 @@ async def sent(one: Homeserver, room_id: RoomId, member: bytes, value: Any) -> S
     pdu = sign(template, version, one.name, signing_key(one.name))
     whole, plain = canonical(pdu), canonical(content)[1:-1]
     assert whole.count(plain) == 1
-    return SentRequest(EventId(event_id(pdu, version)), room_id, whole.replace(plain, member), version)
+    return SentRequest(
+        EventId(event_id(pdu, version)), room_id, whole.replace(plain, member), version
+    )
 
 
 def decoded(text: bytes) -> Any:

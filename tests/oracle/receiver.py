@@ -224,8 +224,10 @@ class OracleReceiver:
     def _hold(
         self, event: Event, origin: Origin, state: State | None, refused: str | None = None
     ) -> Outcome:
-        rejected = not self._allowed_by_auth_events(event) or (
-            state is not None and not self._allowed_by_state(event, state)
+        rejected = (
+            self._is_second_create(event)
+            or not self._allowed_by_auth_events(event)
+            or (state is not None and not self._allowed_by_state(event, state))
         )
         current = self._current(event.room_id)
         is_live = origin == "live" and not self._brings_back(event, current)
@@ -257,6 +259,16 @@ class OracleReceiver:
         now = self._current(event.room_id)
         if now != before:
             self.current_states.append((self._arrivals, event.room_id, now))
+
+    def _is_second_create(self, event: Event) -> bool:
+        """Return whether the room has another create event. No auth rule refuses a second one."""
+        return event.key == CREATE and any(
+            held.event.room_id == event.room_id
+            and held.event.key == CREATE
+            and not held.rejected
+            and held.event.event_id != event.event_id
+            for held in self.held.values()
+        )
 
     def _allowed_by_auth_events(self, event: Event) -> bool:
         everything = {event_id: held.event for event_id, held in self.held.items()}

@@ -181,6 +181,7 @@ BY_NAME: Final[dict[str, ArgumentCase]] = {
         ["join", "leave"], (*NO_LISTS, None, "join", ["joined"], [""], ["join", 5])
     ),
     "at_event": ArgumentCase(None, no_ids("$")),
+    "reader": ArgumentCase(LOCAL, (*no_ids("@"), "@none")),
     "user_a": ArgumentCase(LOCAL, (*no_ids("@"), "@none")),
     "user_b": ArgumentCase(REMOTE, (*no_ids("@"), "@none")),
     "rel_type": ArgumentCase(None, NO_TEXTS),
@@ -216,6 +217,7 @@ OF_METHOD: Final[dict[str, ArgumentCase]] = {
     "Store.sharing_changes.to": ArgumentCase(None, (*NO_TOKENS, None)),
     "Store.memberships_of.user_id": ArgumentCase(REMOTE, (*no_ids("@"), "@none")),
     "Store.users_sharing.user_id": ArgumentCase(REMOTE, (*no_ids("@"), "@none")),
+    "Store.state_at_leave.user_id": ArgumentCase(REMOTE, (*no_ids("@"), "@none")),
     "Store.membership.user_id": ArgumentCase(REMOTE, (*no_ids("@"), "@none")),
     "Store.event.event_id": ArgumentCase(
         last, ()

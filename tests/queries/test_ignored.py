@@ -104,7 +104,7 @@ class IgnoringReads:
         found = await self.store.sliding_sync(LOCAL, REQUEST, device_id=device, **how)
         one = found.rooms[self.room.room_id]
         made = await responses.sliding_sync(self.store, LOCAL, REQUEST, found)
-        shown = made["rooms"][self.room.room_id]["timeline_events"]
+        shown = made["rooms"][self.room.room_id]["timeline"]
         return the_same(
             [
                 self.noise.event_id in {event.event_id for event in one.timeline},

@@ -81,19 +81,22 @@ async def test_a_former_member_of_a_world_readable_room_reads_the_state_of_their
     assert await responses.room_state(store, LOCAL, room.room_id) == dict(room.state)
 
 
-async def test_an_invite_out_of_band_shows_no_state_of_an_earlier_time(store: Store) -> None:
-    """The state here is older than the invite: it says that the user is not invited."""
+async def test_an_invite_out_of_band_shows_the_state_of_the_last_leave(store: Store) -> None:
+    """It ends the forgetting. The state here is older than the invite: it shows no more."""
     room = RoomBuilder("11", sign=False)
     room.start(REMOTE, history_visibility="invited")
     room.join(LOCAL)
-    room.leave(LOCAL)
+    leave = room.leave(LOCAL)
+    room.name(REMOTE, "after")
     await deliver(store, room)
     await store.forget(LOCAL, room.room_id)
+    with pytest.raises(AuthDenied):
+        await responses.room_state(store, LOCAL, room.room_id)
     room.message(REMOTE, "nobody of the other server is here")
     assert await append(store, room.invite(REMOTE, LOCAL), origin="out_of_band") == ["stored"]
     assert await store.memberships_of(LOCAL, ["invite"]) == {room.room_id: "invite"}
-    with pytest.raises(AuthDenied):
-        await responses.room_state(store, LOCAL, room.room_id)
+    expected = {**leave.state_before, ("m.room.member", LOCAL): leave.event_id}
+    assert await responses.room_state(store, LOCAL, room.room_id) == expected
 
 
 async def test_a_later_ban_or_invite_shows_no_more_state(store: Store) -> None:

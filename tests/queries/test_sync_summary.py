@@ -3,6 +3,8 @@
 import json
 from typing import Any
 
+import pytest
+
 import storage
 from storage import EventFilter, RoomSummary, Store, SyncFilter, UserId
 from tests.queries.rooms import ADMIN, LOCAL, OTHER, REMOTE, append, deliver, ids, new_room
@@ -154,15 +156,21 @@ async def test_whoever_speaks_and_then_changes_is_known_as_they_were(store: Stor
     }
 
 
-async def test_who_was_never_in_the_room_is_told_of_no_other_member(store: Store) -> None:
-    room = new_room(visibility="invited")
+@pytest.mark.parametrize(
+    "visibility, spoke, shown",
+    [("invited", {ADMIN, LOCAL}, {ADMIN, LOCAL}), ("shared", set(), {LOCAL})],
+)
+async def test_who_was_never_in_the_room_is_told_of_the_members_that_they_may_see(
+    store: Store, visibility: str, spoke: set[str], shown: set[str]
+) -> None:
+    room = new_room(visibility=visibility)
     room.invite(ADMIN, LOCAL)
     await deliver(store, room)
     since = (await store.sync(LOCAL, filter=LAZY)).next_batch
     await append(store, room.message(ADMIN), room.leave(LOCAL))
     told = (await store.sync(LOCAL, since=since, filter=LAZY)).leave[room.room_id]
-    assert {event.sender for event in told.timeline.events} == {ADMIN, LOCAL}
-    assert members(told.state) | members(told.state_after) == {LOCAL}
+    assert {event.sender for event in told.timeline.events} == spoke
+    assert members(told.state) | members(told.state_after) == shown
 
 
 async def test_filters_of_the_state(store: Store) -> None:
