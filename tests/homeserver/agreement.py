@@ -17,7 +17,7 @@ from tests.homeserver.processes import ErrorResponse, ServerProcess, User
 WAIT_S: Final = 60.0
 POLL_S: Final = 0.05
 EVENT_ID: Final = re.compile(r"\$[A-Za-z0-9_-]{43}")
-SECTIONS: Final = ("/leave", "/state", "/events", "/summary", "/unsigned")
+SECTIONS: Final = ("/rooms", "/leave", "/state", "/events", "/summary", "/unsigned")
 """Where an absent value is as an empty one, so that its parts are compared."""
 
 ERROR: Final = re.compile(r": (\d{3}) .*'errcode': '(\w+)'")

@@ -96,6 +96,43 @@ def _misses_own_leave(one: Difference) -> bool:
     )
 
 
+def _goes_back_before_leave(one: Difference) -> bool:
+    """Synapse's timeline is the end of ours, which begins with events of before the user's leave.
+
+    The user never joined, but may see the room: ours is whole, and Synapse's is not.
+    """
+    ours, theirs = (one.within(side, "timeline", "events") for side in (0, 1))
+    order, their_order = (events.get("order", []) for events in (ours, theirs))
+    earlier = order[: len(order) - len(their_order)]
+    if not their_order or [*earlier, *their_order] != order:
+        return False
+    last, key = ours[order[-1]], one.path.rpartition("/")[2]
+    is_expected = (
+        (one.ours, one.theirs) == (True, False)
+        if key == "limited"
+        else key == "order" or key in earlier
+    )
+    return (
+        is_expected
+        and [_has_create(one, side) for side in (0, 1)] == [True, False]
+        and _is_member(last)
+        and last["state_key"] == one.user != last["sender"]
+        and all(ours[event]["unsigned"]["membership"] == "leave" for event in earlier)
+    )
+
+
+def _has_create(one: Difference, side: int) -> bool:
+    parts = (one.within(side, name, "events") for name in ("timeline", "state"))
+    events = (event for part in parts for key, event in part.items() if key != "order")
+    return any(event["type"] == "m.room.create" for event in events)
+
+
+def _is_of_receipts_alone(one: Difference) -> bool:
+    if one.path.endswith("/ephemeral"):
+        return one.theirs is None and one.ours["events"].keys() == {"m.receipt ", "order"}
+    return one.theirs is None
+
+
 def _was_removed(one: Difference) -> bool:
     parts = [one.within(1, *keys) for keys in (("timeline", "events"), ("state", "events"))]
     return one.ours is None and any(
@@ -266,11 +303,23 @@ DIFFERENCES: Final = {
         lambda one: one.theirs is None,
         "GET /sync, leave, state: up to the timeline. Synapse has none for who never joined.",
     ),
+    "whole timeline of a leave": IntendedDifference(
+        "sync next",
+        r"/rooms/leave/[^/]+/timeline/(events/.*|limited)",
+        _goes_back_before_leave,
+        "GET /sync, leave, timeline: up to the leave. Synapse begins at the last sync.",
+    ),
     "never joined": IntendedDifference(
         "sync next",
         r"/rooms/leave/.*",
         _misses_own_leave,
         "GET /sync, leave",
+    ),
+    "receipts again": IntendedDifference(
+        "sync next.*full_state",
+        r"/rooms/join/[^/]+/ephemeral(/events/m\.receipt /content(/[^/]+){1,3})?",
+        _is_of_receipts_alone,
+        "GET /sync, ephemeral: events in the room. Synapse does not repeat them with full_state.",
     ),
     "members again": IntendedDifference(
         "sync.*lazy",

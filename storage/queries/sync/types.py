@@ -69,8 +69,9 @@ class JoinedRoom:
 class LeftRoom(JoinedRoom):
     """A room that the user has left, or was banned from, since the last sync; as of then.
 
-    A user who never joined gets no state. A user who joined and left since then gets the whole
-    state, and a ``limited`` timeline.
+    A user who joined and left since then gets the whole state, and a ``limited`` timeline. So does
+    one who never joined, if they may see the event that ended it. Otherwise their state is that
+    event alone.
 
     A sync with account data also has a room that was left before, if its ``account_data`` is new.
     There are no receipts and no ``unread``.
