@@ -409,9 +409,12 @@ def event_json(
 
 
 def related_id(stored_bytes: StoredBytes, event_id: str, room_id: str) -> EventId:
-    """Return the id of the event that an event relates to, which it has."""
+    """Return the id of the event that an event relates to. `StorageCorrupt`: it relates to none."""
     raw = decode_recent(stored_bytes, event_id, room_id)
-    return EventId(orjson.loads(raw)["content"]["m.relates_to"]["event_id"])
+    try:
+        return EventId(orjson.loads(raw)["content"]["m.relates_to"]["event_id"])
+    except (KeyError, TypeError) as error:
+        raise StorageCorrupt("a relation is not in its event", event_id=event_id) from error
 
 
 async def events(
