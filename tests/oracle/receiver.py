@@ -262,9 +262,9 @@ class OracleReceiver:
 
     def _is_second_create(self, event: Event) -> bool:
         """Return whether the room has another create event. No auth rule refuses a second one."""
-        return event.key == CREATE and any(
+        return event.type == CREATE[0] and any(
             held.event.room_id == event.room_id
-            and held.event.key == CREATE
+            and held.event.type == CREATE[0]
             and not held.rejected
             and held.event.event_id != event.event_id
             for held in self.held.values()
