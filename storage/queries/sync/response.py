@@ -441,7 +441,7 @@ def _start(room: ChangedRoom, timeline: Sequence[StoredEvent]) -> int:
 
 def _room(room: ChangedRoom, state: RoomState, request: SyncRequest) -> JoinedRoom:
     events = _latest(room, request.timeline_limit)
-    told = events[_seen_before(events, state.at_end) :] if state.at_end else events
+    told = events[_seen_before(events, [*state.throughout, *state.at_end]) :]
     before = PaginationToken(BESIDE_TIMELINE, 0, live=_start(room, told)).print(request.deployment)
     is_visit = room.is_visit and request.since is not None
     limited = room.cut or len(room.events) > len(told) or is_visit
@@ -458,12 +458,15 @@ def _latest(room: ChangedRoom, limit: int) -> list[StoredEvent]:
     return room.events[-limit:] if limit else []
 
 
-def _seen_before(events: Sequence[StoredEvent], at_end: Iterable[StoredEvent]) -> int:
+def _seen_before(events: Sequence[StoredEvent], at_end: Sequence[StoredEvent]) -> int:
     """Return how many of these events come before the timeline.
 
     A key may change while the user is away, after a change that is in the timeline. A client would
-    keep that one. So the timeline begins after it.
+    keep that one. So the timeline begins after it. The later change may be older in the graph, and
+    the value at the start as well.
     """
+    if not at_end:
+        return 0
     ends = {(event.type, event.state_key): event.stream_ordering or 0 for event in at_end}
     places = {(event.type, event.state_key): place for place, event in enumerate(events)}
     outdated = (
