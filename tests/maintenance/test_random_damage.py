@@ -75,7 +75,7 @@ async def test_random_damage_is_found(database: Database) -> None:
         known = await columns(conn._driver)
         every = kinds(known)
         assert await first_finding(conn, SERVER) is None
-        for at in range(3 * DAMAGES):
+        for at in range(20 * DAMAGES):
             kind = every[at % len(every)] if len(every) < DAMAGES else rng.choice(every)
             done, is_found = await tried(conn, kind, known, rng)
             if done is None:

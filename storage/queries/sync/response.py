@@ -465,9 +465,12 @@ def _seen_before(events: Sequence[StoredEvent], at_end: Sequence[StoredEvent]) -
     keep that one. So the timeline begins after it. The later change may be older in the graph, and
     the value at the start as well.
     """
-    if not at_end:
+    first = min((event.stream_ordering or 0 for event in events), default=0)
+    # no content is read of what came before the timeline: that may be a large state
+    later = [event for event in at_end if (event.stream_ordering or 0) > first]
+    if not (events and later):
         return 0
-    ends = {(event.type, event.state_key): event.stream_ordering or 0 for event in at_end}
+    ends = {(event.type, event.state_key): event.stream_ordering or 0 for event in later}
     places = {(event.type, event.state_key): place for place, event in enumerate(events)}
     outdated = (
         place + 1
