@@ -199,3 +199,31 @@ async def test_a_timeline_that_begins_behind_the_first_event(store: Store) -> No
     await append(store, second)
     told = (await store.sync(LOCAL, since=since, timeline_limit=1)).join[room.room_id]
     assert state_of(told.state) == {NAME: first.event_id, TOPIC: topic.event_id}
+
+
+async def test_a_timeline_begins_after_what_the_value_at_both_ends_overrules(
+    store: Store,
+) -> None:
+    """That value is given with the first event, and arrives later than what it overrules."""
+    sender = "@user5:s2.test"
+    room = RoomBuilder("11", sign=False)
+    room.start(REMOTE, name="the name", users={ADMIN: 50, sender: 50})
+    for member in (LOCAL, ADMIN, sender):
+        room.join(member)
+    await deliver(store, room)
+    since = (await store.sync(LOCAL)).next_batch
+    branch, overruled = room.fork()
+    weaker = overruled.name(ADMIN, "weaker")
+    kept = branch.name(sender, "kept")
+    first = branch.message(REMOTE, "first")
+    await after_a_gap(store, branch, first)
+    assert await append(store, branch.leave(sender), weaker) == ["stored", "stored"]
+    last = branch.message(REMOTE, "last")
+    assert await append(store, last) == ["stored"]
+    assert await append(store, kept) == ["soft_failed"]
+    assert (await store.current_state(room.room_id))[NAME] == kept.event_id
+    for limit in (10, 1):
+        response = await store.sync(LOCAL, since=since, timeline_limit=limit)
+        told = response.join[room.room_id]
+        assert (ids(told.timeline.events), told.timeline.limited) == ([last.event_id], True)
+        assert state_of(told.state)[NAME] == state_of(told.state_after)[NAME] == kept.event_id
