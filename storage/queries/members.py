@@ -52,7 +52,7 @@ WITH
 {covered}
 SELECT CASE
         WHEN later.room_nid IS NOT NULL THEN COALESCE(e.membership, 0)
-        ELSE COALESCE(c.membership, m.membership, 0)
+        ELSE COALESCE(m.membership, c.membership, 0)
     END AS membership, {purged}
 FROM rooms r
 LEFT JOIN state_keys k ON k.type_nid = 2 AND k.state_key = $5::text
@@ -73,7 +73,13 @@ LEFT JOIN LATERAL (  -- out of band: a membership that is not in the room's stat
     JOIN memberships o USING (principal_nid)
     JOIN covered USING (writer_nid)
     WHERE p.name = $5::text AND o.room_nid = r.room_nid AND o.stream_ordering <= covered.upto
-) AS m ON c.room_nid IS NULL
+        AND (c.room_nid IS NULL OR EXISTS (  -- an invite after all local users have left
+            SELECT
+            FROM out_of_band_memberships b
+            WHERE b.room_nid = o.room_nid AND b.principal_nid = o.principal_nid
+                AND b.event_nid = o.event_nid
+        ))
+) AS m ON true
 WHERE r.room_id = $1::text
 """
 SQL_MEMBERSHIP: Final[LiteralString] = fill(

@@ -103,6 +103,28 @@ async def test_a_membership_out_of_band_counts(store: Store) -> None:
     assert await store.membership(room.room_id, LOCAL, at=token) is None, "only the last is known"
 
 
+async def test_a_membership_out_of_band_counts_where_the_state_has_an_older_one(
+    store: Store,
+) -> None:
+    """All local users have left, so the state here stays as it was."""
+    room = RoomBuilder("11", sign=False)
+    room.start(REMOTE)
+    room.join(LOCAL)
+    room.leave(LOCAL)
+    await deliver(store, room)
+    left = (await store.sync(LOCAL)).next_batch
+    invite = room.invite(REMOTE, LOCAL)
+    assert await append(store, invite, origin="out_of_band") == ["stored"]
+    invited = (await store.sync(LOCAL)).next_batch
+    assert await store.membership(room.room_id, LOCAL) == "invite"
+    assert await store.membership(room.room_id, LOCAL, at=left) == "leave"
+    assert await store.membership(room.room_id, LOCAL, at=invited) == "invite"
+    assert await store.memberships_of(LOCAL, ["invite", "leave"]) == {room.room_id: "invite"}
+    room.join(LOCAL)
+    await deliver(store, room)
+    assert await store.membership(room.room_id, LOCAL) == "join"
+
+
 async def test_the_members_at_tokens(store: Store, statements: StatementLog) -> None:
     room = new_room(members=[LOCAL])
     await deliver(store, room)
