@@ -270,13 +270,14 @@ def _room(
     outdated = [
         place for place, event_id in enumerate(told) if is_outdated(oracle, told, event_id, now)
     ]
+    # members of what is cut off come too: they are read with the state that says where to cut
+    mattering = _who_matters(oracle, told) - {asked.user_id} | set(heroes)
     told = told[outdated[-1] + 1 if outdated else 0 :]
     shown = {held.event.key for held in map(oracle.get, told) if held.event.is_state}
     at_start = {
         **{key: one for key, one in at_start.items() if key in shown},
         **{key: one for key, one in now.items() if key not in shown},
     }
-    mattering = _who_matters(oracle, told) - {asked.user_id} | set(heroes)
     if is_new or lacks_own or asked.wanted.include_redundant_members:
         mattering.add(asked.user_id)
     client = _Knowing(oracle, then, asked.wanted, mattering, is_new=is_new)
