@@ -1,5 +1,7 @@
 """The requests of other servers. Server-server API."""
 
+from typing import Any
+
 from aiohttp import web
 
 from storage import EventId, RoomId
@@ -31,13 +33,19 @@ class Federation(Api):
         return await self.home.responder.make_membership(call.sender, act, room, user, versions)
 
     @on("PUT", "/send_{act:join|leave|knock}/{room}/{event}")
-    async def take(self, call: Call, act: str, room: RoomId, event: str) -> Json:
+    async def take(self, call: Call, act: str, room: RoomId, event: str) -> Json | list[Any]:
         omits, take = call.query.get("omit_members") == "true", self.home.responder.take_membership
-        return await take(call.sender, act, room, event, call.body, omit_members=omits)
+        found = await take(call.sender, act, room, event, call.body, omit_members=omits)
+        return [200, found] if call.api == "v1" and act != "knock" else found
 
     @on("PUT", "/invite/{room}/{event}")
-    async def invite(self, call: Call, room: RoomId, event: str) -> Json:
-        return await self.home.responder.invite(call.sender, room, event, call.body)
+    async def invite(self, call: Call, room: RoomId, event: str) -> Json | list[Any]:
+        invite = self.home.responder.invite
+        if call.api == "v2":
+            return await invite(call.sender, room, event, call.body)
+        shown = call.body.get("unsigned", {}).get("invite_room_state", [])  # room versions 1 and 2
+        body = {"event": call.body, "room_version": "1", "invite_room_state": shown}
+        return [200, await invite(call.sender, room, event, body)]
 
     @on("GET", "/event/{event}")
     async def event(self, call: Call, event: EventId) -> Json:

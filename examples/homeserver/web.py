@@ -39,6 +39,7 @@ class MatrixError(Exception):
 class Call(NamedTuple):
     """A request. ``sender`` is the user that is logged in, or the server that signed it."""
 
+    api: str
     query: MultiMapping[str]
     body: Any
     sender: Any
@@ -76,10 +77,11 @@ class Api:
         ]
 
     async def _respond(self, answer: Method, request: web.Request) -> web.Response:
-        status, path = 200, {key: it for key, it in request.match_info.items() if key != "api"}
+        status, path = 200, dict(request.match_info)
+        api = path.pop("api", "")
         try:
             body = json.loads(await request.read() or b"{}")
-            call = Call(request.query, body, *await self.identify(request, body))
+            call = Call(api, request.query, body, *await self.identify(request, body))
             found = await answer(call, **path)
         except MatrixError as error:
             status, found = error.status, error.body

@@ -24,6 +24,7 @@ SECRET: Final = "of a test"
 START_S: Final = 60
 CLIENT: Final = "/_matrix/client/v3"
 SENDS: Final = "/_matrix/federation/v1/send/"
+V2: Final = "/_matrix/federation/v2/"
 HOP_BY_HOP: Final = frozenset(
     {"Connection", "Content-Length", "Transfer-Encoding", "Date", "Server"}
 )
@@ -96,11 +97,14 @@ async def call(
 
 
 class TlsGate:
-    """TLS in front of a server. It can drop transactions, as if the network had lost them."""
+    """TLS in front of a server. It can drop transactions, as if the network had lost them.
+
+    With `lacks_v2` the server is one of before the second form of invites, joins and leaves.
+    """
 
     def __init__(self, port: int, backend: str) -> None:
         self.port, self._backend = port, backend
-        self.drops, self.dropped = False, 0
+        self.drops, self.dropped, self.lacks_v2 = False, 0, False
 
     @asynccontextmanager
     async def opened(self, folder: Path) -> AsyncIterator["TlsGate"]:
@@ -122,6 +126,8 @@ class TlsGate:
         if self.drops and request.raw_path.startswith(SENDS):
             self.dropped += len(json.loads(body)["pdus"])
             return web.json_response({"pdus": {}})
+        if self.lacks_v2 and request.raw_path.startswith(V2):
+            return web.json_response({"errcode": "M_UNRECOGNIZED"}, status=404)
         url = URL(self._backend + request.raw_path, encoded=True)
         headers = {key: request.headers[key] for key in request.headers if key not in HOP_BY_HOP}
         try:
