@@ -41,11 +41,11 @@ test: .venv/.dev ## run all tests on the embedded Postgres, and some on Debian's
 	@command -v chromium chromedriver > /dev/null || \
 	echo "chromium and chromium-driver are not installed: skipped the tests of the inspector in a browser"
 
-soak: .venv/.dev ## run long random tests, then MINUTES= of kills and restarts; takes hours
+soak: .venv/.dev ## run the long tests, too, then MINUTES= of kills and restarts; takes hours
 	STORAGE_EXAMPLES=200 STORAGE_FUZZ=100000 $(BIN)/python -m pytest -n 2 --timeout 0 tests/oracle tests/persist/test_fuzz.py tests/queries/test_sharing.py tests/homeserver/test_client_events.py
-	STORAGE_EXAMPLES=3 STORAGE_OUTAGE_S=60 $(BIN)/python -m pytest -n 2 --timeout 0 tests/pipeline tests/benchmarks tests/packaging tests/docs tests/cli/test_spark.py tests/replication/test_long_outage.py tests/visibility tests/cli/test_interrupts.py tests/persist/test_malformed_graphs.py tests/maintenance/test_damage.py tests/maintenance/test_indexes.py
+	STORAGE_EXAMPLES=3 STORAGE_OUTAGE_S=60 $(BIN)/python -m pytest -n 2 --dist loadgroup --timeout 0
 	STORAGE_EXAMPLES=500 $(BIN)/python -m pytest -n 2 tests/federation/test_partial_random.py tests/federation/test_partial_kills.py
-	STORAGE_PLAN_EVENTS=1000000 STORAGE_PLAN_STATES=all $(BIN)/python -m pytest --timeout 0 tests/plans
+	STORAGE_PLAN_EVENTS=1000000 STORAGE_PLAN_STATES=all $(BIN)/python -m pytest --timeout 0 tests/plans tests/queries/test_large_plans.py
 	STORAGE_DAMAGES=5000 $(BIN)/python -m pytest -s --timeout 0 tests/maintenance/test_random_damage.py
 	STORAGE_EXAMPLES=50 $(BIN)/python -m pytest tests/federation/test_busy_kills.py
 	$(BIN)/python -m benchmarks.soak --minutes $(or $(MINUTES),30)

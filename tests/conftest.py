@@ -37,6 +37,7 @@ from storage.database import Connection, Database
 from storage.database.embedded import EmbeddedPostgres
 from storage.database.migrate import MigrationOptions, migrate, migrate_before, scripts_directory
 from storage.testing import builder
+from tests.long_run import long_ones, long_run
 from tests.memory_disk import cluster_folder, remove_abandoned
 from tests.oracle.example_databases import ExampleDatabases
 from tests.postgres import chosen_binaries, with_database
@@ -213,7 +214,15 @@ async def conn(shared_dsn: str) -> AsyncIterator[Connection]:
 
 
 # --------------------------------------------------------------------------------------------------
-# names of cases
+# long tests, and names of cases
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the tests of long_tests.txt."""
+    long = set(long_ones(item.nodeid for item in items))
+    for item in items:
+        if item.nodeid in long:
+            item.add_marker(long_run)
 
 
 def pytest_make_parametrize_id(val: object) -> str | None:

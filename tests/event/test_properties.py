@@ -208,7 +208,7 @@ written = st.recursive(
 )
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=100)
 @given(st.dictionaries(st.text(st.characters(codec="utf-8"), max_size=20), written, max_size=8))
 def test_orjson_writes_the_bytes_of_canonicaljson(value: dict[str, Any]) -> None:
     assert encoded_exactly(value, exact=True) == encode_canonical_json(value)

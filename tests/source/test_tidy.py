@@ -2,7 +2,7 @@
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -207,6 +207,16 @@ def is_filled_by_constants(node: ast.AST) -> bool:
     )
 
 
+CHECKS: dict[Callable[[str, ast.Module], list[str]], tuple[str, ...]] = {
+    long_functions: ("",),
+    mixed_classes: ("storage", "migrations", "benchmarks"),
+    loose_sql: ("storage",),
+    long_sql: ("storage",),
+    assembled_sql: ("storage",),
+}
+"""Each check, and the folders that it is for."""
+
+
 # --------------------------------------------------------------------------------------------------
 # tests
 
@@ -221,36 +231,27 @@ def test_files_are_of_one_topic() -> None:
     assert {name: lines for name, lines in lengths.items() if lines > LINES_PER_FILE} == {}
 
 
-def test_functions_can_be_seen_at_once() -> None:
-    assert [found for name, tree in trees(ALL_PYTHON) for found in long_functions(name, tree)] == []
-
-
-def test_classes_are_flat() -> None:
-    assert [found for name, tree in trees(SOURCES) for found in mixed_classes(name, tree)] == []
-
-
-def test_each_class_name_is_used_once() -> None:
+@pytest.fixture(scope="module")
+def faults() -> dict[str, list[str]]:
+    """What each check finds. Each file is parsed once: that takes most of the time."""
+    found: dict[str, list[str]] = {check.__name__: [] for check in CHECKS}
     where: dict[str, list[str]] = {}
     for name, tree in trees(ALL_PYTHON):
+        for check, folders in CHECKS.items():
+            if name.startswith(folders):
+                found[check.__name__] += check(name, tree)
         for node in tree.body:
             if isinstance(node, ast.ClassDef):
                 where.setdefault(node.name, []).append(name)
-    assert {name: files for name, files in where.items() if len(files) > 1} == {}
+    found["classes"] = [f"{name}: {files}" for name, files in where.items() if len(files) > 1]
+    return found
 
 
-def test_sql_stands_in_constants() -> None:
-    package = [path for path in SOURCES if path.is_relative_to(ROOT / "storage")]
-    assert [found for name, tree in trees(package) for found in loose_sql(name, tree)] == []
-
-
-def test_statements_can_be_seen_at_once() -> None:
-    package = [path for path in SOURCES if path.is_relative_to(ROOT / "storage")]
-    assert [found for name, tree in trees(package) for found in long_sql(name, tree)] == []
-
-
-def test_sql_is_put_together_at_import_by_fill_alone() -> None:
-    package = [path for path in SOURCES if path.is_relative_to(ROOT / "storage")]
-    assert [found for name, tree in trees(package) for found in assembled_sql(name, tree)] == []
+@pytest.mark.xdist_group("tidy")
+@pytest.mark.parametrize("check", [*(check.__name__ for check in CHECKS), "classes"])
+def test_nothing_is_found(faults: dict[str, list[str]], check: str) -> None:
+    """``classes``: names that are used twice."""
+    assert faults[check] == []
 
 
 def test_nothing_is_left_over() -> None:
