@@ -273,6 +273,13 @@ DAMAGES = {
         {"auth_chains"},
         mended=True,
     ),
+    "place of a message": Damage(
+        f"UPDATE auth_chains SET event_nid = {ONE_MESSAGE}, "
+        "chain_nid = COALESCE(chain_nid, -event_nid) "
+        "WHERE event_nid = (SELECT min(event_nid) FROM auth_chains)",
+        {"auth_chains"},
+        mended=True,
+    ),
     "links lost": Damage(
         "UPDATE auth_chains SET link_1 = NULL, link_2 = NULL", {"auth_chains"}, mended=True
     ),

@@ -60,6 +60,11 @@ class AuthGraph:
         row = self.rows.get(nid)
         return () if row is None else row.auth_events
 
+    def name(self, nid: int) -> str:
+        """Return the id of an event, or its nid if it is none of the graph."""
+        row = self.rows.get(nid)
+        return f"nid {nid}" if row is None else row.event_id
+
     def chain(self, nids: Iterable[int]) -> set[int]:
         """Return the auth chain of these events, without the events themselves."""
         reached: set[int] = set()

@@ -183,16 +183,11 @@ def _differences(
             _add(said, reaches.get(one, {}))
             _add(said, dict([cover.places[one]]))
         elif one != before:
-            wrong.append((f"a link to {graph.rows[one].event_id}", "links to its auth events only"))
+            wrong.append((f"a link to {graph.name(one)}", "links to its auth events only"))
     for one in auth:
         target = cover.places.get(one)
         if target is None or target.sequence_number > said.get(target.chain_nid, 0):
-            wrong.append(
-                (
-                    f"{graph.rows[one].event_id if one in graph.rows else one} not reached",
-                    "every auth event reached",
-                )
-            )
+            wrong.append((f"{graph.name(one)} not reached", "every auth event reached"))
     return wrong
 
 
