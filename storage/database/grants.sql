@@ -1,6 +1,6 @@
 -- Roles and privileges: three roles without login. Make the login roles members of them.
 -- The role that migrates owns the whole schema.
--- Migration 0002 creates the roles; `room-storage migrate --grants` runs this script again.
+-- Migration 0001 runs this script; `room-storage migrate --grants` runs it again.
 -- Afterwards the roles have exactly these privileges, whatever they had before.
 --
 --   PREFIX_runtime  the processes of a homeserver: INSERT, SELECT, and UPDATE of mutable columns.

@@ -3,7 +3,7 @@
 A view reads through to the caches of the process, and collects what the batch adds and changes.
 """
 
-from collections.abc import Iterable, MutableMapping
+from collections.abc import Iterable
 
 from storage.graph.chains import Chain, ChainEntry, ChainPosition, Closure, extended
 from storage.persist.model.caches import WriterCaches
@@ -29,7 +29,6 @@ class AuthGraphView:
         self.loose: set[int] = set()  # events without a chain position in the database
         self.allowed: dict[CheckedLike, AuthorisedBefore] = {}
         self.new_places: dict[int, ChainEntry] = {}
-        self.reserved_chains: MutableMapping[int, int] = {}
 
     def place(self, event_nid: int) -> ChainPosition:
         """Return the chain position of an accepted state event."""
@@ -65,19 +64,6 @@ class AuthGraphView:
         ]
         if unknown:
             raise MissingData("standing", unknown)
-
-    def chain_nid_for(self, event_nid: int, *, inline: bool) -> int:
-        """Return the number of a chain that starts at an event.
-
-        Repeated calls in one change set return the same number. ``inline``: the number follows from
-        the event (`storage.graph.chain_rows`), as long as no earlier release runs.
-        """
-        nid = self.reserved_chains.get(event_nid)
-        if nid is None:
-            nid = self.reserved_chains[event_nid] = (
-                -event_nid if inline else self.blocks.take("auth_chain_nids")
-            )
-        return nid
 
     def add_place(self, event_nid: int, entry: ChainEntry) -> None:
         """Set the chain position of a new event."""
