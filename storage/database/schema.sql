@@ -1019,7 +1019,6 @@ COMMENT ON CONSTRAINT local_transactions_event_nid_key ON local_transactions IS
 -- ------------------------------------------------------------------------------------------------
 -- auth chains
 
-CREATE SEQUENCE auth_chain_nids AS bigint START 1 INCREMENT 1000;
 CREATE TABLE auth_chains (
     event_nid bigint NOT NULL,
     chain_nid bigint,

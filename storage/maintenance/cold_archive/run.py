@@ -6,7 +6,7 @@ position. These stay in the table:
 * events of the current state, which writers and readers load again and again;
 * outliers, which have no position;
 * redacted events that are not censored yet, because their bytes are to be removed soon;
-* create events, names and aliases: a row of an early release has no `describes_room`;
+* create events, names and aliases, which are few and describe the room;
 * events whose bytes cannot be decoded, and those that are hardly longer than a reference.
 
 A pack is on disk, synced and read again, before an event refers to it. An event is changed only if

@@ -9,19 +9,14 @@ from storage.graph.chains import Chain, ChainEntry, ChainPosition, Closure, exte
 from storage.persist.model.caches import WriterCaches
 from storage.persist.model.event_view import EventView
 from storage.persist.model.missing_data import MissingData, ensure
-from storage.persist.model.nid_blocks import NidBlocks
-from storage.persist.model.rows import (
-    AuthorisedBefore,
-    CheckedLike,
-)
+from storage.persist.model.rows import AuthorisedBefore, CheckedLike
 
 
 class AuthGraphView:
     """The chain cover of the auth graph, and auth checks that were done before."""
 
-    def __init__(self, caches: WriterCaches, blocks: NidBlocks, events: EventView) -> None:
+    def __init__(self, caches: WriterCaches, events: EventView) -> None:
         self.caches = caches
-        self.blocks = blocks
         self.events = events
         self.places: dict[int, ChainPosition] = {}
         self.chains: dict[int, Chain] = {}

@@ -81,7 +81,7 @@ class ChangeSet:
         self.rooms: RoomView = RoomView(caches, blocks)
         self.events: EventView = EventView(caches, blocks, self.names)
         self.states: StateView = StateView(caches, blocks)
-        self.auth_graph: AuthGraphView = AuthGraphView(caches, blocks, self.events)
+        self.auth_graph: AuthGraphView = AuthGraphView(caches, self.events)
         self.visibility: VisibilityView = VisibilityView(
             caches, self.names, self.rooms, self.answers
         )
