@@ -18,8 +18,8 @@ import asyncpg
 import storage
 from benchmarks.harness import Bench, note, show, spent
 from storage.maintenance.cold_archive import archive_events, return_events
-from storage.maintenance.reencode import decode_all
 from storage.testing import RoomBuilder
+from tests.stored_bytes import decode_all
 
 BATCH: Final = 100
 PAGE: Final = 100

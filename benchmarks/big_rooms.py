@@ -253,7 +253,7 @@ class BigRoomTables:
         await conn.copy_in("state_keys", ("state_key_nid", "type_nid", "state_key"), names)
         await conn.copy_in("state_groups", GROUP_COLUMNS, [group.row for group in self.groups])
         await conn.copy_in("events", EVENT_COLUMNS.split(), map(_event_record, self.events))
-        places, links = all_columns(self.places, inline=True)
+        places, links = all_columns(self.places)
         await conn.copy_in(
             "auth_chains",
             (*ChainColumns._fields, "event_id", "state_key"),

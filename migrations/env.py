@@ -27,7 +27,13 @@ from sqlalchemy.pool import NullPool
 from storage.config import Config
 from storage.database.dsn import IN_PROCESS_LIST, DsnServer, environment_dsn, has_password
 from storage.database.migrate import current_revision, is_later, later_sentence, translated
-from storage.database.migration_steps import applied, lock_timeout_ms, setting, steps_between
+from storage.database.migration_steps import (
+    applied,
+    lock_timeout_ms,
+    setting,
+    steps_between,
+    upgrade_steps,
+)
 from storage.database.roles import checked_prefix, with_prefix
 from storage.database.schema_check import differences
 from storage.database.session import check_pooling, migration_settings, open_driver
@@ -124,6 +130,11 @@ async def _refuse_old_writers(driver: Any, current: str, target: str) -> None:
 def _refuse_final_steps(current: str | None, target: str) -> None:
     """Raise `CommandError` if a downgrade would meet a step that cannot be undone."""
     for script in context.script.iterate_revisions(current, target):
+        if script.down_revision is None:
+            raise CommandError(
+                "there is nothing before the first step, and nothing has changed: "
+                "drop the database instead"
+            )
         if not hasattr(script.module, "downgrade"):
             raise CommandError(
                 f"the step {script.revision} cannot be undone: nothing has changed; "
@@ -158,6 +169,14 @@ def _compare(migration: MigrationContext, *_: object) -> None:
         raise CommandError(f"the database differs from schema.sql: {'; '.join(found)}")
 
 
+def _upgrading() -> dict[str, Any]:
+    """Return what alembic runs instead of its own steps, for the command that upgrades."""
+    if _command() != "upgrade":
+        return {}
+    target = _target() or "head"
+    return {"fn": lambda current, _: upgrade_steps(context.script, current, target)}
+
+
 def _run(connection: Connection) -> None:
     context.configure(
         connection=connection,
@@ -167,6 +186,7 @@ def _run(connection: Connection) -> None:
         target_metadata=MetaData(),
         include_name=_nothing,
         process_revision_directives=_compare,
+        **_upgrading(),
     )
     with context.begin_transaction():
         context.run_migrations()
@@ -179,7 +199,7 @@ async def _is_ready(driver: Any) -> bool:
         await _wait_for_turn(driver)
     current = await current_revision(driver)
     head = context.script.get_current_head() or ""
-    if command in {"upgrade", "current"} and await is_later(driver, current, head):
+    if await is_later(driver, current, head) and command in {"upgrade", "current"}:
         context.config.print_stdout(later_sentence(str(current), head))
         return False
     if command == "downgrade":
@@ -231,6 +251,7 @@ def _offline() -> None:
         literal_binds=True,
         transaction_per_migration=True,
         on_version_apply=applied,
+        **_upgrading(),
     )
     for name, value in {**_settings(), "client_encoding": "UTF8"}.items():
         context.static_output(f"SET {name} = {_literal(name, value)};\n")

@@ -406,8 +406,8 @@ class ArchiveUnavailable(StorageError):
 class SchemaOutOfDate(StorageError):
     """The database has an older schema than this package can serve: run `room-storage migrate`.
 
-    ``rewritten``: its first migration has another text than this package's, so that no migration
-    continues from there. A new database is needed.
+    ``rewritten``: it is of release 0.2.0 or earlier, and no migration continues from there. A new
+    database is needed.
     """
 
     def __init__(
@@ -418,16 +418,16 @@ class SchemaOutOfDate(StorageError):
         rewritten: bool = False,
         where: str = "the database",
     ) -> None:
-        help_ = (
-            "but it was made by another form of the first migration (unreleased, or restored "
-            "without its comments), from which no migration continues: "
-            "`room-storage export` with the code that made it, `room-storage migrate` on a new "
-            "database, and `room-storage import` there"
-            if rewritten
-            else "run `room-storage migrate` on it, or use storage.open(…, migrate=True)"
-        )
         has = "no tables of room-storage" if found is None else f"the revision {found}"
-        super().__init__(f"{where} has {has}, wanted is the revision {wanted}: {help_}")
+        super().__init__(
+            f"{where} has {has} of release 0.2.0 or earlier (or was restored without its "
+            "comments), from which no migration continues: run `room-storage export` with the "
+            "release that wrote it, then `room-storage migrate` and `room-storage import` on a "
+            "new database"
+            if rewritten
+            else f"{where} has {has}, wanted is the revision {wanted}: "
+            "run `room-storage migrate` on it, or use storage.open(…, migrate=True)"
+        )
         self.found = found
         self.wanted = wanted
         self.rewritten = rewritten

@@ -33,7 +33,7 @@ import hypothesis  # also before `gc.freeze`: trio's plugin looks for referrers
 import pytest
 
 from storage.config import Config
-from storage.database import Connection, Database
+from storage.database import Connection, Database, schema_check
 from storage.database.embedded import EmbeddedPostgres
 from storage.database.migrate import MigrationOptions, migrate, migrate_before, scripts_directory
 from storage.testing import builder
@@ -112,6 +112,9 @@ async def _make_template(server_dsn: str) -> str:
     newer = os.environ.get("STORAGE_TEST_MIGRATIONS")
     folder = Path(newer) if newer else scripts_directory()
     scripts = sorted(path for path in folder.rglob("*") if path.suffix in {".py", ".sql"})
+    scripts += [
+        Path(schema_check.__file__).with_name(name) for name in ("schema.sql", "grants.sql")
+    ]
     name = (
         "storage_test_"
         + hashlib.sha256(b"".join(path.read_bytes() for path in scripts)).hexdigest()[:16]

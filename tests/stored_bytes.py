@@ -6,7 +6,6 @@ import asyncpg
 
 from storage.codec import StoredBytes, decode, plain
 from storage.database.connection import Connection, Database
-from storage.maintenance.reencode import decode_all
 
 SQL_BYTES = "SELECT e.event_id, r.room_id, e.json FROM events e JOIN rooms r USING (room_nid)"
 
@@ -33,9 +32,19 @@ def stored(raw: bytes) -> StoredBytes:
 
 
 async def store_plainly(database: Database) -> None:
-    """Store all events as the bytes themselves, as an earlier release did."""
+    """Store all events as the bytes themselves, as a writer without a dictionary would."""
     async with database.transaction() as conn:
         await decode_all(conn)
+
+
+async def decode_all(conn: Connection) -> None:
+    """The same in an open transaction. Events of the archive stay there."""
+    encoded = SQL_BYTES + " WHERE get_byte(e.json, 0) > 127"
+    rows = [
+        (event_id, decode(stored, event_id, room))
+        for event_id, room, stored in await conn._driver.fetch(encoded)
+    ]
+    await conn._driver.executemany("UPDATE events SET json = $2 WHERE event_id = $1", rows)
 
 
 def over(driver: asyncpg.Connection) -> Connection:

@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncIterator
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -11,12 +11,10 @@ from storage.cli.interrupt import AGAIN, run
 from storage.cli.maintaining import maintained
 from storage.cli.progress import ProgressDisplay, QuietOption
 from storage.database.background import JobRow, jobs, register_again, run_jobs
-from storage.database.migrate import ENCODED_REVISION, script_directory
+from storage.database.migrate import HEAD_REVISION
+from storage.maintenance.known_jobs import known_jobs
 from storage.maintenance.reencode import JOB_NAME
 from storage.observability.progress import Progress, Report
-
-if TYPE_CHECKING:
-    from storage.database.migration_steps import Job
 
 
 def command(
@@ -59,9 +57,9 @@ async def _jobs(dsn: str | None, show: Report, *, work: bool, re_encode: bool) -
     async with maintained(dsn) as database:
         if work and re_encode:
             async with database.transaction() as conn:
-                await register_again(conn, JOB_NAME, ENCODED_REVISION)
+                await register_again(conn, JOB_NAME, HEAD_REVISION)
         if work:
-            async with aclosing(run_jobs(database, _known())) as progress:
+            async with aclosing(run_jobs(database, known_jobs())) as progress:
                 await _to_the_end(progress, show)
         async with database.connection() as conn:
             return await jobs(conn)
@@ -70,9 +68,3 @@ async def _jobs(dsn: str | None, show: Report, *, work: bool, re_encode: bool) -
 async def _to_the_end(progress: AsyncIterator[JobRow], show: Report) -> None:
     async for row in progress:
         show(Progress(row.name, row.rows_done, row.rows_expected, "rows", is_estimate=True))
-
-
-def _known() -> "dict[str, Job]":
-    from storage.database.migration_steps import jobs_of  # noqa: PLC0415  # alembic is slow to import
-
-    return {job.name: job for job in jobs_of(script_directory())}

@@ -10,13 +10,11 @@ takes about BATCH_SECONDS, and is followed by a pause of the same length.
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
-from typing import TYPE_CHECKING, Final, LiteralString, NamedTuple
+from dataclasses import dataclass
+from typing import Final, LiteralString, NamedTuple
 
 from storage.database.connection import Connection, Database
 from storage.errors import StorageCorrupt, StorageError
-
-if TYPE_CHECKING:
-    from storage.database.migration_steps import Job
 
 BATCH_SECONDS: Final = 0.2
 BATCH_ROWS_MAX: Final = 10_000
@@ -113,6 +111,22 @@ BatchWork = Callable[[Connection, int, int], Awaitable[BatchRow]]
 """Does a batch in the open transaction: with the parameters and the result of a statement."""
 
 
+@dataclass(frozen=True, slots=True)
+class Job:
+    """Long work on data, in batches.
+
+    ``batch`` is one statement. Its parameters are the position after which it starts ($1::bigint,
+    at first 0) and the maximum number of rows ($2::int). It returns one row: the number of rows
+    done (rows), and the position of the last one (place, NULL at the end). It must be safe to run
+    it again. For work that SQL cannot do it is a function of these parameters. ``expected`` is a
+    query for the approximate number of rows.
+    """
+
+    name: str
+    batch: LiteralString | BatchWork
+    expected: LiteralString | None = None
+
+
 async def jobs(conn: Connection) -> list[JobRow]:
     """Return all jobs, done or not, in the order of the migrations."""
     return await conn.fetch(SQL_JOBS, row=JobRow)
@@ -125,7 +139,7 @@ async def register_again(conn: Connection, name: str, revision: str) -> None:
 
 async def run_jobs(
     database: Database,
-    known: "Mapping[str, Job]",
+    known: Mapping[str, Job],
     *,
     pause: float | None = None,
     clock: Callable[[], float] = time.perf_counter,
@@ -155,14 +169,14 @@ async def run_jobs(
             await asyncio.sleep(clock() - begun if pause is None else pause)
 
 
-async def _begin(database: Database, job: "Job", row: JobRow) -> None:
+async def _begin(database: Database, job: Job, row: JobRow) -> None:
     if row.started_ts is None:
         async with database.connection() as conn:
             expected = None if job.expected is None else await conn.fetchval(job.expected)
             await conn.execute(SQL_START, job.name, _now(), expected)
 
 
-async def _batch(database: Database, job: "Job", clock: Callable[[], float]) -> JobRow:
+async def _batch(database: Database, job: Job, clock: Callable[[], float]) -> JobRow:
     """Run one batch, under the lock of the job's row."""
     try:
         async with database.transaction() as conn:
@@ -179,7 +193,7 @@ async def _batch(database: Database, job: "Job", clock: Callable[[], float]) -> 
         raise
 
 
-async def _done(conn: Connection, job: "Job", taken: JobRow) -> BatchRow:
+async def _done(conn: Connection, job: Job, taken: JobRow) -> BatchRow:
     if callable(job.batch):
         return await job.batch(conn, taken.place, taken.batch_rows)
     row = await conn.fetchrow(job.batch, taken.place, taken.batch_rows, row=BatchRow)

@@ -41,7 +41,7 @@ import platformdirs
 from storage.config import Config
 from storage.database import binaries as programs
 from storage.database.binaries import Account, Binaries
-from storage.database.migrate import first_digest, scripts_directory
+from storage.database.migrate import BASELINE
 from storage.errors import (
     DatabaseError,
     DatabaseFull,
@@ -435,17 +435,16 @@ def naming_folder(database_schema: str) -> Iterator[None]:
 def data_directory(environ: Mapping[str, str] = os.environ) -> Path:
     """Return `STORAGE_DATA_DIR`, else a folder in the platform's folder for user data.
 
-    Its name depends on the first migration, which is still rewritten until the first release. Data
-    of another first migration cannot be migrated to this schema. They stay in their own folder.
+    Its name depends on BASELINE: data of release 0.2.0 or earlier cannot be migrated. They stay in
+    their own folder.
     """
     given = environ.get("STORAGE_DATA_DIR")
     if given == "":  # otherwise another database would be opened than the one that was meant
         raise InputError("STORAGE_DATA_DIR is empty: unset it, or set it to a folder")
     if given:
         return Path(given)
-    return (
-        platformdirs.user_data_path(FOLDER, appauthor=False) / first_digest(scripts_directory())[:8]
-    )
+    folder = BASELINE.replace(" ", "-")
+    return platformdirs.user_data_path(FOLDER, appauthor=False) / folder
 
 
 def _server_options(config: Config, sockets: str) -> list[str]:

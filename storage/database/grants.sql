@@ -1,6 +1,6 @@
 -- Roles and privileges: three roles without login. Make the login roles members of them.
 -- The role that migrates owns the whole schema.
--- Migration 0002 creates the roles; `room-storage migrate --grants` runs this script again.
+-- Migration 0001 runs this script; `room-storage migrate --grants` runs it again.
 -- Afterwards the roles have exactly these privileges, whatever they had before.
 --
 --   PREFIX_runtime  the processes of a homeserver: INSERT, SELECT, and UPDATE of mutable columns.
@@ -152,7 +152,7 @@ BEGIN
         SELECT c.oid::regclass AS name
         FROM unnest(ARRAY[
             'principal_nids', 'type_nids', 'state_key_nids', 'room_nids', 'event_nids',
-            'events_stream', 'state_group_nids', 'auth_chain_nids', 'writer_nids',
+            'events_stream', 'state_group_nids', 'writer_nids',
             'account_data_stream', 'to_device_stream', 'receipts_stream', 'caches_stream',
             'published_facts_stream', 'sliding_connection_nids', 'import_numbers', 'purge_job_ids',
             'archive_pack_numbers'

@@ -6,19 +6,17 @@ slow to import: the table `alembic_version` holds the one revision.
 
 This package serves the schemas from OLDEST_REVISION to HEAD_REVISION. It also serves later ones
 until a "post" step that ends the support of its release (`schema_compatibility`). Revisions are
-numbers of four digits, so that they compare as text. Until the first release the first migration is
-rewritten. So it stores its digest, as the comment of `alembic_version`. A database that another
-form of it has created is refused, because any column may be missing.
+numbers of four digits, so that they compare as text. Release 0.3.0 has begun them again, with one
+step that creates the schema. It stores BASELINE as the comment of `alembic_version`. A database
+without it is of release 0.2.0 or earlier. It is refused: an export leads from there to a new one.
 """
 
 import asyncio
-import functools
 import io
 import secrets
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, LiteralString, NamedTuple, Protocol
 
@@ -41,34 +39,14 @@ if TYPE_CHECKING:
 
     from storage.database.migration_steps import MigrationStep
 
-HEAD_REVISION: Final = "0044"
-"""The latest that this package knows; `migrate` migrates to it."""
+HEAD_REVISION: Final = "0001"
+"""The latest that this package knows, and that of schema.sql; `migrate` migrates to it."""
 
-OLDEST_REVISION: Final = "0029"
+OLDEST_REVISION: Final = "0001"
 """The oldest that this package can serve: it needs nothing later."""
 
-DISTANCES_REVISION: Final = "0032"
-"""From this step on writers store edges as distances (storage/persist/write/event_edges.py)."""
-
-ENCODED_REVISION: Final = "0033"
-"""From this step on writers encode the bytes of events (storage/persist/write/stored_form.py)."""
-
-NARROW_GROUPS_REVISION: Final = "0035"
-"""From this step on writers store state groups in the narrow form (storage/state/rows.py)."""
-
-INLINE_LINKS_REVISION: Final = "0036"
-"""From this step on positions have their links (storage/graph/chain_rows.py)."""
-
-ARCHIVE_REVISION: Final = "0034"
-"""From this step on events may be archived (storage/maintenance/cold_archive/run.py)."""
-
-NARROW_EVENTS_REVISION: Final = "0037"
-"""From this step on writers store NULL for what other columns say of an event
-(storage/persist/write/event_columns.py)."""
-
-SPARSE_REVISION: Final = "0039"
-"""From this step on writers store NULL for false in `audiences.continued`
-(storage/persist/write/visibility.py)."""
+BASELINE: Final = "baseline 0.3.0"
+"""The comment of `alembic_version` in each database whose first step was that of this release."""
 
 ONE_CONNECTION: Final = Config(pool_size_max=1, instance_name="migrate")
 """No writer has this name, so that a migration does not count as a live writer."""
@@ -78,7 +56,7 @@ JOB_WAITING: Final = "RS003"
 
 SQL_HAS_REVISION: Final[LiteralString] = "SELECT to_regclass('alembic_version') IS NOT NULL"
 SQL_REVISION: Final[LiteralString] = "SELECT version_num FROM alembic_version"
-SQL_FIRST: Final[LiteralString] = (
+SQL_BASELINE: Final[LiteralString] = (
     "SELECT obj_description(to_regclass('alembic_version'), 'pg_class')"
 )
 SQL_END_SESSION: Final[LiteralString] = """
@@ -141,20 +119,21 @@ class Queries(Protocol):
 async def check_schema(conn: Connection) -> None:
     """Raise `SchemaOutOfDate` or `SchemaTooNew` unless this package can serve the database."""
     found = await current_revision(conn)
+    await is_later(conn, found, HEAD_REVISION)
     if found is None or found < OLDEST_REVISION:
         where = await conn.fetchval(SQL_WHERE)
         raise SchemaOutOfDate(found=found, wanted=HEAD_REVISION, where=where)
-    await is_later(conn, found, HEAD_REVISION)
-    if await conn.fetchval(SQL_FIRST) != first_schema(scripts_directory()):
-        where = await conn.fetchval(SQL_WHERE)
-        raise SchemaOutOfDate(found=found, wanted=HEAD_REVISION, rewritten=True, where=where)
 
 
 async def is_later(conn: Queries, found: str | None, head: str) -> bool:
     """Return whether a later release than that of ``head`` has migrated the database.
 
-    Raise `SchemaTooNew` if a "post" step of it has ended the support of that of ``head``.
+    Raise `SchemaTooNew` if a "post" step of it has ended the support of that of ``head``, and
+    `SchemaOutOfDate` for a database of release 0.2.0 or earlier.
     """
+    if found is not None and await conn.fetchval(SQL_BASELINE) != BASELINE:
+        where = await conn.fetchval(SQL_WHERE)
+        raise SchemaOutOfDate(found=found, wanted=head, rewritten=True, where=where)
     if found is None or found <= head:
         return False
     needed: str = await conn.fetchval(SQL_NEEDED)
@@ -180,17 +159,6 @@ def left_sentence(found: str) -> str:
     )
 
 
-@functools.cache
-def first_schema(scripts: Path) -> str:
-    """Return the comment that the first migration sets: a digest of its own SQL."""
-    return "first schema " + first_digest(scripts)
-
-
-def first_digest(scripts: Path) -> str:
-    """Return the digest of the first migration, 64 hexadecimal digits."""
-    return sha256((scripts / "versions" / "0001_initial.sql").read_bytes()).hexdigest()
-
-
 async def current_revision(conn: Queries) -> str | None:
     """Return the revision of the database; None if it was never migrated."""
     if not await conn.fetchval(SQL_HAS_REVISION):
@@ -205,7 +173,8 @@ async def migrate(
     """Run `alembic upgrade` on the database; return the revision afterwards.
 
     Several processes may do so at once. Where a later release has migrated the database, there is
-    nothing to do; raise `SchemaTooNew` if this one cannot serve it.
+    nothing to do; raise `SchemaTooNew` if this one cannot serve it. Raise `SchemaOutOfDate` for a
+    database of release 0.2.0 or earlier. A new database gets the schema of HEAD_REVISION at once.
 
     Each step is a transaction of its own: where one fails, those before it stay done. Raise
     `DatabaseConflict` where one has waited too long for a lock, `MigrationBlocked` where it may not

@@ -1,5 +1,7 @@
 """The parts of a revision in `migrations/versions`: its phase, indexes, and background jobs.
 
+    from storage.database.background import Job
+
     revision, down_revision = "0004", "0003"
     phase: Final[Phase] = "pre"
     job: Final = Job("fill topics", batch=SQL_FILL, expected=SQL_COUNT)
@@ -21,13 +23,13 @@ Only revisions import this module: it needs alembic.
 """
 
 import logging
-from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, Final, Literal, LiteralString, get_args
 
 from alembic import context, op
-from alembic.runtime.migration import MigrationContext, MigrationInfo
+from alembic.runtime.migration import MigrationContext, MigrationInfo, StampStep
 from alembic.script import Script, ScriptDirectory
 from alembic.util import CommandError
 from sqlalchemy import (
@@ -42,8 +44,8 @@ from sqlalchemy import (
     update,
 )
 
-from storage.database.background import BatchWork
-from storage.database.connection import Connection
+from storage.database.background import Job
+from storage.database.migrate import HEAD_REVISION
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -89,22 +91,6 @@ COMPATIBILITY: Final = table("schema_compatibility", column("code_revision"))
 NOW: Final[ColumnElement[int]] = literal_column(
     "(extract(epoch FROM clock_timestamp()) * 1000)::bigint"
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Job:
-    """Long work on data, in batches.
-
-    ``batch`` is one statement. Its parameters are the position after which it starts ($1::bigint,
-    at first 0) and the maximum number of rows ($2::int). It returns one row: the number of rows
-    done (rows), and the position of the last one (place, NULL at the end). It must be safe to run
-    it again. For work that SQL cannot do it is a function of these parameters. ``expected`` is a
-    query for the approximate number of rows.
-    """
-
-    name: str
-    batch: LiteralString | BatchWork
-    expected: LiteralString | None = None
 
 
 # ------------------------------------------------------------------------------------------------
@@ -181,13 +167,6 @@ def run_script(script: str) -> None:
         _driver().run_async(lambda driver: driver.execute(script))
 
 
-def run_work(work: Callable[[Connection], Awaitable[None]]) -> None:
-    """Run a function in the transaction of the step. A script has none, so offline it fails."""
-    if context.is_offline_mode():
-        raise CommandError("this step cannot be printed as SQL: run `alembic downgrade` online")
-    _driver().run_async(lambda driver: work(Connection(driver)))
-
-
 def _fetched(sql: LiteralString, *args: object) -> Any:
     """Return the value of a query, in the transaction of the step."""
     return _driver().run_async(lambda driver: driver.fetchval(sql, *args))
@@ -230,12 +209,32 @@ def steps_between(
 ) -> list[MigrationStep]:
     """Return the steps that lead from one revision to another, in order.
 
-    None means an empty database. The result is empty if it is at the target or past it.
+    None means an empty database, which gets the schema of HEAD_REVISION in the first step. The
+    result is empty if it is at the target or past it.
     """
     # a relative target, as +1, counts from here
     known = current if current and target.startswith("+") else "base"
     wanted = [step_of(script.module) for script in scripts.iterate_revisions(target, known)]
-    return [step for step in reversed(wanted) if current is None or step.revision > current]
+    if current is not None:
+        return [step for step in reversed(wanted) if step.revision > current]
+    later = [step for step in reversed(wanted[:-1]) if step.revision > HEAD_REVISION]
+    return [*wanted[-1:], *later]
+
+
+def upgrade_steps(scripts: ScriptDirectory, current: Any, target: str) -> list[Any]:
+    """Return the steps that alembic runs to upgrade.
+
+    An empty database gets the schema of HEAD_REVISION in the first step, which stores that revision
+    in the same transaction.
+    """
+    steps = scripts._upgrade_revs(target, current)  # noqa: SLF001  # that of alembic's command
+    if current or not steps:
+        return steps
+    first = StampStep(
+        (), HEAD_REVISION, is_upgrade=True, branch_move=True, revision_map=scripts.revision_map
+    )
+    first.migration_fn = steps[0].migration_fn
+    return [first, *(step for step in steps[1:] if step.revision.revision > HEAD_REVISION)]
 
 
 def step_of(module: ModuleType) -> MigrationStep:

@@ -1,6 +1,6 @@
 """The roles of a database and their privileges; `grants.sql` in this folder has the full list.
 
-Migration 0002 creates them and grants the privileges, where the migrating role may create roles.
+Migration 0001 creates them and grants the privileges, where the migrating role may create roles.
 Otherwise it prints the statements that an authorised role has to run, and `grant` does the rest.
 Logins are the operator's: `CREATE ROLE homeserver LOGIN; GRANT room_storage_runtime TO homeserver`.
 """
@@ -48,8 +48,12 @@ def checked_prefix(given: str | None) -> str:
 
 def grants_sql(prefix: str | None = None) -> str:
     """Return the script that creates the roles and grants their privileges."""
-    script = (Path(__file__).parent / "grants.sql").read_text(encoding="utf-8")
-    return f"SET room_storage.role_prefix = '{checked_prefix(prefix)}';\n{script}"
+    return f"SET room_storage.role_prefix = '{checked_prefix(prefix)}';\n{grants_script()}"
+
+
+def grants_script() -> str:
+    """Return grants.sql, which reads the prefix of the roles from the session."""
+    return (Path(__file__).parent / "grants.sql").read_text(encoding="utf-8")
 
 
 def with_prefix(hint: str, prefix: str | None) -> str:

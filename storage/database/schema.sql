@@ -46,7 +46,7 @@ CREATE TABLE schema_compatibility (
 COMMENT ON TABLE schema_compatibility IS
     'One row. Code for an older schema than code_revision cannot serve this one. Each "post" step '
     'of a migration sets it. alembic_version has the revision of the schema.';
-INSERT INTO schema_compatibility (code_revision) VALUES ('0040');
+INSERT INTO schema_compatibility (code_revision) VALUES ('0001');
 
 CREATE TABLE background_jobs (
     name text COLLATE "C" NOT NULL,
@@ -67,7 +67,7 @@ COMMENT ON TABLE background_jobs IS
     'Long data steps of migrations (storage/database/background.py) and their progress. They run '
     'in small batches while servers run. Each batch commits with its row.';
 COMMENT ON COLUMN background_jobs.revision IS
-    'The revision that registered it and defines the batch.';
+    'The revision that registered it and defines the batch, or the newest one when a command did.';
 COMMENT ON COLUMN background_jobs.place IS
     'The next batch begins after this key. 0: at the beginning.';
 COMMENT ON COLUMN background_jobs.rows_expected IS
@@ -411,12 +411,11 @@ COMMENT ON COLUMN events.json IS
 COMMENT ON COLUMN events.describes_room IS
     'Of m.room.name and m.room.canonical_alias: whether its content has a name or an alias, a text '
     'that is not empty. Of m.room.create: whether it has a type, a text. NULL: another type or '
-    'state key; or a row of a release that did not set it, whose json is the bytes themselves.';
+    'state key.';
 COMMENT ON COLUMN events.in_order_ts IS
     'NULL, as for most events: a live event in time order. Its origin_server_ts is larger than '
     'that of each such event before it in the stream. Of any other event: rooms.in_order_ts when '
-    'it took its stream position. The default, the smallest number: a row of an earlier release. '
-    'NULL for outliers, or the default.';
+    'it took its stream position. NULL for outliers, or the default, the smallest number.';
 COMMENT ON CONSTRAINT events_pkey ON events IS 'Serves: events by nid; traversal of edges.';
 COMMENT ON CONSTRAINT events_stream_ordering_key ON events IS
     'Serves: rows of the streams "events" and "backfill" in order.';
@@ -913,7 +912,7 @@ CREATE TABLE out_of_band_memberships (
 COMMENT ON TABLE out_of_band_memberships IS
     'Memberships of local users from an outlier, where this server is not in the room. The row is '
     'deleted when the room''s state has a membership of the user. It counts only while '
-    'memberships has the same event: code older than this table leaves rows behind.';
+    'memberships has the same event.';
 COMMENT ON COLUMN out_of_band_memberships.stripped_state IS
     'The room''s state that came with an invite or knock: a JSON list of stripped events.';
 COMMENT ON CONSTRAINT out_of_band_memberships_pkey ON out_of_band_memberships IS
@@ -1020,7 +1019,6 @@ COMMENT ON CONSTRAINT local_transactions_event_nid_key ON local_transactions IS
 -- ------------------------------------------------------------------------------------------------
 -- auth chains
 
-CREATE SEQUENCE auth_chain_nids AS bigint START 1 INCREMENT 1000;
 CREATE TABLE auth_chains (
     event_nid bigint NOT NULL,
     chain_nid bigint,
@@ -1037,9 +1035,8 @@ COMMENT ON TABLE auth_chains IS
     'the target chain up to the target position. Only links that extend earlier ones are stored. '
     'Read the rows of a chain by chain_rows, and its links by reached_from.';
 COMMENT ON COLUMN auth_chains.chain_nid IS
-    'The number of the chain: minus the nid of its first event, or, of chains that earlier '
-    'releases began, a number of auth_chain_nids. NULL: the event is the first of a chain that '
-    'has its number.';
+    'The number of the chain: minus the nid of its first event. NULL: the event is the first of '
+    'a chain.';
 COMMENT ON COLUMN auth_chains.event_id IS
     'As in events. This and the state key are repeated here because reads of a state or an auth '
     'chain fetch them by the thousand. These rows are dense; those of events hold the bytes.';
@@ -1077,8 +1074,8 @@ CREATE TABLE auth_chain_links (
     CONSTRAINT auth_chain_links_pkey PRIMARY KEY (chain_nid, sequence_number, target_chain_nid)
 );
 COMMENT ON TABLE auth_chain_links IS
-    'Links that do not fit into auth_chains: the third of a position and further ones, links to '
-    'chains that earlier releases began, and all links that those releases wrote.';
+    'Links that do not fit into auth_chains: the third of a position and further ones, and links '
+    'to events whose nids are far away.';
 COMMENT ON CONSTRAINT auth_chain_links_pkey ON auth_chain_links IS
     'Serves: the chains that a position reaches.';
 CREATE INDEX auth_chain_links_target_idx

@@ -72,6 +72,11 @@ WHERE p.pronamespace = to_regnamespace(quote_ident(current_schema())) AND p.prok
 """
 
 
+def schema_script() -> str:
+    """Return schema.sql."""
+    return (Path(__file__).parent / "schema.sql").read_text(encoding="utf-8")
+
+
 async def differences(driver: Any) -> list[str]:
     """Return how the schema of a session differs from schema.sql; nothing of it stays."""
     found = await _catalogue(driver)
@@ -80,7 +85,7 @@ async def differences(driver: Any) -> list[str]:
     try:
         scratch = f"{SCRATCH}_{driver.get_server_pid()}"
         await driver.execute(f"CREATE SCHEMA {scratch}; SET LOCAL search_path TO {scratch}")
-        await driver.execute((Path(__file__).parent / "schema.sql").read_text(encoding="utf-8"))
+        await driver.execute(schema_script())
         wanted = await _catalogue(driver)
     finally:
         await transaction.rollback()

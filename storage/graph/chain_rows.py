@@ -7,8 +7,8 @@ distance to the first event of the target chain, and the target position, in one
     event 900, a join    chain NULL, number 1      link to number 2 of the chain of event 870
                          link_1 = 30 << 32 | 2     900 - 870, and 2
 
-Other links are rows of their own (`auth_chain_links`): those above two, and links to chains that
-earlier releases began, whose numbers are not those of events.
+Other links are rows of their own (`auth_chain_links`): those above two, and links that are too far
+for the number.
 """
 
 from collections.abc import Iterable, Mapping
@@ -34,16 +34,11 @@ class ChainColumns(NamedTuple):
     link_2: int | None
 
 
-def chain_columns(
-    event_nid: int, entry: ChainEntry, *, inline: bool
-) -> tuple[ChainColumns, list[LinkRow]]:
-    """Return the row of a position, and the rows of the links that it does not have.
-
-    ``inline`` False: all links are rows, as earlier releases read them.
-    """
+def chain_columns(event_nid: int, entry: ChainEntry) -> tuple[ChainColumns, list[LinkRow]]:
+    """Return the row of a position, and the rows of the links that it does not have."""
     place, own, others = entry.place, list[int](), list[LinkRow]()
     for target in entry.links.items():
-        link = _inlined(event_nid, *target) if inline and len(own) < LINKS_MAX else None
+        link = _inlined(event_nid, *target) if len(own) < LINKS_MAX else None
         if link is None:
             others.append((*place, *target))
         else:
@@ -57,9 +52,9 @@ def chain_columns(
 
 
 def _inlined(event_nid: int, chain_nid: int, number: int) -> int | None:
-    """Return a link as one number; None for a chain that has no first event, or a far one."""
+    """Return a link as one number; None for a chain that is too far."""
     distance = event_nid + chain_nid
-    if chain_nid >= 0 or not -_FARTHEST <= distance <= _FARTHEST:
+    if not -_FARTHEST <= distance <= _FARTHEST:
         return None
     return distance << 32 | number
 
@@ -74,8 +69,8 @@ def links_of(event_nid: int, links: Iterable[int | None]) -> list[ChainPosition]
 
 
 def all_columns(
-    entries: Mapping[int, ChainEntry], *, inline: bool
+    entries: Mapping[int, ChainEntry],
 ) -> tuple[list[ChainColumns], list[LinkRow]]:
     """Return the rows of positions, by event nid, and those of the links that these do not have."""
-    made = [chain_columns(nid, entry, inline=inline) for nid, entry in entries.items()]
+    made = [chain_columns(nid, entry) for nid, entry in entries.items()]
     return [columns for columns, _ in made], [link for _, links in made for link in links]

@@ -45,7 +45,7 @@ from storage.event.versions import RoomVersion, version_of
 from storage.maintenance.indexes import prove_indexes
 from storage.maintenance.invalidate_caches import invalidate_caches, register_writer
 from storage.observability.progress import Counted, Report, silent
-from storage.persist.write.stored_form import stored_form
+from storage.persist.write.stored_form import writers_dictionary
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -255,7 +255,7 @@ async def _batches(
 ) -> AsyncIterator[Censored]:
     """Yield the result of each batch, in ascending order of nids."""
     async with database.connection() as conn:
-        dictionary = await stored_form(conn)
+        dictionary = await writers_dictionary(conn)
     after = 0
     rows: list[CensoredEventRow] = []
     while not rows or len(rows) == batch:

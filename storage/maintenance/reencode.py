@@ -1,4 +1,4 @@
-"""Encode stored events again: those of earlier releases, and those of an earlier dictionary.
+"""Encode stored events again: those of an earlier dictionary.
 
 It is a background job (`storage.database.background`), run by `room-storage jobs`. It goes through
 the events in the order of their nids, which is nearly that of the table. A row is written if its
@@ -15,22 +15,23 @@ An event whose bytes cannot be decoded is left alone; `verify` reports it.
 import logging
 from typing import Any, Final, LiteralString, NamedTuple
 
-from storage.codec import Dictionary, StoredBytes, decode, encode, headers_of, is_plain
+from storage.codec import Dictionary, StoredBytes, decode, encode, headers_of
 from storage.database.array_text import transposed
-from storage.database.background import BatchRow
+from storage.database.background import BatchRow, Job
 from storage.database.connection import Connection
 from storage.errors import StorageCorrupt
-from storage.event import load
-from storage.event.room_description import DESCRIBING, describes_room
-from storage.persist.write.stored_form import stored_form
+from storage.persist.write.stored_form import writers_dictionary
 
 logger: logging.Logger = logging.getLogger(__name__)
 
 JOB_NAME: Final = "encode events"
 WORTH: Final = 0.9
 """A new form is written if it is shorter than this share of the old one."""
-DECODED_ROWS: Final = 1_000
-"""Rows that a downgrade decodes by one statement."""
+
+SQL_EXPECTED: Final[LiteralString] = """
+SELECT count(*)
+FROM events
+"""
 
 SQL_PART: Final[LiteralString] = """
 SELECT count(*)::int AS rows, max(event_nid)::bigint AS place
@@ -44,10 +45,9 @@ FROM (
 """
 
 SQL_OTHER_FORMS: Final[LiteralString] = r"""
-SELECT e.event_nid, e.event_id, r.room_id, r.room_version, t.type, e.redacted_form, e.json
+SELECT e.event_nid, e.event_id, r.room_id, e.json
 FROM events e
 JOIN rooms r USING (room_nid)
-JOIN event_types t USING (type_nid)
 WHERE e.event_nid > $1::bigint AND e.event_nid <= $2::bigint
     AND substring(e.json FOR 4) <> ALL ($3::bytea[])
     AND substring(e.json FOR 1) <> '\xa1'::bytea  -- it stays in the archive
@@ -55,21 +55,10 @@ ORDER BY e.event_nid
 FOR NO KEY UPDATE OF e SKIP LOCKED
 """
 
-SQL_ENCODED: Final[LiteralString] = """
-SELECT e.event_nid, e.event_id, r.room_id, r.room_version, t.type, e.redacted_form, e.json
-FROM events e
-JOIN rooms r USING (room_nid)
-JOIN event_types t USING (type_nid)
-WHERE e.event_nid > $1::bigint AND get_byte(e.json, 0) > 127
-ORDER BY e.event_nid
-LIMIT $2::int
-"""
-
 SQL_SET_FORM: Final[LiteralString] = """
 UPDATE events e
-SET json = i.json,
-    describes_room = COALESCE(i.describes_room, e.describes_room)
-FROM unnest($1::bigint[], $2::bytea[], $3::boolean[]) AS i (event_nid, json, describes_room)
+SET json = i.json
+FROM unnest($1::bigint[], $2::bytea[]) AS i (event_nid, json)
 WHERE e.event_nid = i.event_nid
 """
 
@@ -80,41 +69,30 @@ class FormedEventRow(NamedTuple):
     event_nid: int
     event_id: str
     room_id: str
-    room_version: str
-    type: str
-    redacted_form: bool
     json: StoredBytes
 
 
-Form = tuple[int, StoredBytes, bool | None]
-"""A nid, the new bytes, and `describes_room` if a row may lack it."""
+Form = tuple[int, StoredBytes]
+"""A nid, and the new bytes."""
 
 
 async def encode_batch(conn: Connection, after: int, rows: int) -> BatchRow:
     """Encode the next events again (`Job.batch`)."""
     part = await conn.fetchrow(SQL_PART, after, rows, row=BatchRow)
-    dictionary = await stored_form(conn)
-    if part is None or part.place is None or dictionary is None:
+    if part is None or part.place is None:
         return part or BatchRow(0, None)
+    dictionary = await writers_dictionary(conn)
     found = await conn.fetch(
         SQL_OTHER_FORMS, after, part.place, headers_of(dictionary), row=FormedEventRow
     )
     forms = [form for row in found if (form := _encoded_again(row, dictionary)) is not None]
     if forms:
-        await conn.execute(SQL_SET_FORM, *transposed(forms, 3))
+        await conn.execute(SQL_SET_FORM, *transposed(forms, 2))
     return part
 
 
-async def decode_all(conn: Connection) -> None:
-    """Store all events as the bytes themselves again, for an earlier release.
-
-    Raise `StorageCorrupt` for one that cannot be decoded.
-    """
-    after = 0
-    while rows := await conn.fetch(SQL_ENCODED, after, DECODED_ROWS, row=FormedEventRow):
-        forms = [(row.event_nid, decode(row.json, row.event_id, row.room_id), None) for row in rows]
-        await conn.execute(SQL_SET_FORM, *transposed(forms, 3))
-        after = rows[-1].event_nid
+ENCODE_EVENTS: Final = Job(JOB_NAME, batch=encode_batch, expected=SQL_EXPECTED)
+"""The job, which `room-storage jobs --re-encode` registers."""
 
 
 def _encoded_again(row: FormedEventRow, dictionary: Dictionary) -> Form | None:
@@ -130,11 +108,4 @@ def _encoded_again(row: FormedEventRow, dictionary: Dictionary) -> Form | None:
         return None
     if decode(new, row.event_id, row.room_id) != raw:
         raise StorageCorrupt("an encoded event does not decode to its bytes", event_id=row.event_id)
-    return row.event_nid, new, _describes(row, raw)
-
-
-def _describes(row: FormedEventRow, raw: bytes) -> bool | None:
-    """Return what an earlier release has not set: no statement can look into the bytes any more."""
-    if row.type not in DESCRIBING or not is_plain(row.json):
-        return None
-    return describes_room(load(raw, row.room_version, row.event_id, redacted=row.redacted_form))
+    return row.event_nid, new

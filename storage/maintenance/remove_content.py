@@ -37,7 +37,7 @@ from storage.maintenance.invalidate_caches import invalidate_caches, register_wr
 from storage.maintenance.room_lock import lock_room
 from storage.observability.progress import Counted, Report, silent
 from storage.persist.user_erasure import erase_user
-from storage.persist.write.stored_form import stored_form
+from storage.persist.write.stored_form import writers_dictionary
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -199,7 +199,7 @@ async def _events(
 ) -> None:
     """Remove the content in batches."""
     async with database.connection() as conn:
-        dictionary = await stored_form(conn)
+        dictionary = await writers_dictionary(conn)
         last: int = await conn.fetchval(SQL_LAST_EVENT)
     counted = Counted(report, "forget", last, "event numbers")
     after = 0

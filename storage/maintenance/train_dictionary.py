@@ -21,7 +21,7 @@ from storage.errors import InputError
 from storage.maintenance.event_sample import SampledEvent, sample_events
 from storage.maintenance.invalidate_caches import invalidate_caches, register_writer
 from storage.observability.progress import Counted, Report, silent
-from storage.persist.write.stored_form import stored_form, writers_dictionary
+from storage.persist.write.stored_form import writers_dictionary
 from storage.streams.caches import DICTIONARIES
 
 EVENTS: Final = 20_000
@@ -71,15 +71,12 @@ async def train_dictionary(
     """Train a dictionary on about so many events, half of them; store it if it is better.
 
     Writers and readers may go on. ``dry_run`` stores nothing. The same ``seed`` chooses the same
-    events. Raise `InputError` if there are too few, or before the step of the migration after
-    which writers use dictionaries.
+    events. Raise `InputError` if there are too few.
     """
     if events < EVENTS_MIN:
         raise InputError(f"a dictionary is trained on {EVENTS_MIN} events at least, not {events}")
     seed = random.randrange(2**31) if seed is None else seed  # noqa: S311  # no secret
     async with database.connection() as conn:
-        if not dry_run and await stored_form(conn) is None:
-            raise InputError("writers do not encode events yet: run `room-storage migrate` first")
         sample = await sample_events(conn, events, seed)
         present = await writers_dictionary(conn)
     training, compared = _halves(sample, seed)

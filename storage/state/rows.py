@@ -8,8 +8,7 @@ the low level of its path, and takes 84 bytes:
 * no digest: it follows from that of the last row before the low level. Only a state that a later
   merge may look for has one (`keeps_digest`).
 
-Other rows have arrays. Earlier releases know arrays alone. While one of them may run, before the
-step NARROW_GROUPS_REVISION, the other columns are not used (``narrow``).
+Other rows have arrays.
 """
 
 from collections.abc import Callable, Mapping
@@ -17,7 +16,7 @@ from typing import Final, NamedTuple
 
 from storage.state import delta_levels
 from storage.state.groups import Group, keeps_digest
-from storage.state.paths import PathColumns, path_columns, path_of
+from storage.state.paths import path_columns, path_of
 
 
 class GroupRow(NamedTuple):
@@ -47,17 +46,13 @@ class GroupRow(NamedTuple):
 GROUP_COLUMNS: Final = GroupRow._fields
 
 
-def row_of(group: Group, is_member: Callable[[int], bool], *, narrow: bool = True) -> GroupRow:
+def row_of(group: Group, is_member: Callable[[int], bool]) -> GroupRow:
     """Build the row of a group.
 
     ``is_member`` returns for a state key nid whether its type is m.room.member.
     """
     path = [step.state_group for step in group.steps]
-    columns = (
-        path_columns(path, group.runs[-1])
-        if narrow
-        else PathColumns([group.state_group - part for part in path], None)
-    )
+    columns = path_columns(path, group.runs[-1])
     row = GroupRow(
         group.state_group,
         group.digest if columns.path is None or keeps_digest(group) else None,
@@ -73,7 +68,7 @@ def row_of(group: Group, is_member: Callable[[int], bool], *, narrow: bool = Tru
         path=columns.path,
     )
     delta = group.steps[-1].delta
-    if narrow and len(delta) == 1:
+    if len(delta) == 1:
         [(key, event)] = delta.items()
         if is_member(key):
             return row._replace(member_key_nid=key, event_nid=event)

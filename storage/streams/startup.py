@@ -101,9 +101,6 @@ FROM (
     SELECT 'state_group_nids', COALESCE(pg_sequence_last_value('state_group_nids') + 999, 0),
         (SELECT max(state_group) FROM state_groups)
     UNION ALL
-    SELECT 'auth_chain_nids', COALESCE(pg_sequence_last_value('auth_chain_nids') + 999, 0),
-        (SELECT max(chain_nid) FROM auth_chains)
-    UNION ALL
     SELECT 'state_key_nids', COALESCE(pg_sequence_last_value('state_key_nids') + 99, 0),
         (SELECT max(state_key_nid) FROM state_keys WHERE state_key_nid >= 1000)
     UNION ALL

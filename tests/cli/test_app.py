@@ -1,5 +1,6 @@
 """The command line: exit codes, output for people and for programs, no tracebacks."""
 
+import asyncio
 import json
 import shlex
 import subprocess
@@ -13,10 +14,13 @@ import pytest
 from typer.main import get_command
 
 from storage.cli import main
+from storage.cli import migrate as cli_migrate
 from storage.cli.app import COMMANDS, CliCommand, app
 from storage.cli.common import print_rows
-from storage.database.migrate import HEAD_REVISION, migrate, migration_sql
+from storage.database import migrate as migrating
+from storage.database.migrate import HEAD_REVISION, migration_sql
 from tests.cli.running import NOBODY, ROOT, environment, room_storage, started
+from tests.database.newer import example_release
 
 
 def test_migrate_brings_the_schema_up_and_says_so(empty_dsn: str) -> None:
@@ -34,7 +38,6 @@ def test_migrate_brings_the_schema_up_and_says_so(empty_dsn: str) -> None:
 
 async def test_the_first_start_of_the_unit_needs_nothing_else(empty_dsn: str) -> None:
     """`migrate --pre` and `serve`, as the unit runs them, on a database that nobody has opened."""
-    assert await migrate(empty_dsn, revision="0002") == "0002"  # the first attempt was interrupted
     done = room_storage("migrate", "--pre", "--json", "--dsn", empty_dsn)
     assert (done.returncode, json.loads(done.stdout)["revision"]) == (0, HEAD_REVISION)
     with started("serve", "--server-name", "s1.test", "--port", "0", STORAGE_DSN=empty_dsn) as one:
@@ -46,15 +49,27 @@ async def test_the_first_start_of_the_unit_needs_nothing_else(empty_dsn: str) ->
     assert (done.returncode, done.stderr) == (0, "")
 
 
-async def test_pre_stops_where_a_process_may_need_the_schema(empty_dsn: str) -> None:
-    await migrate(empty_dsn, revision="0002")
-    connection = await asyncpg.connect(empty_dsn)
+async def test_pre_stops_where_a_process_may_need_the_schema(
+    dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    connection = await asyncpg.connect(dsn)
     await connection.execute("INSERT INTO writers (instance_name) VALUES ('main')")
     await connection.close()
-    done = room_storage("migrate", "--pre", "--json", "--dsn", empty_dsn)
-    assert (done.returncode, json.loads(done.stdout)["revision"]) == (0, "0004")
-    done = room_storage("migrate", "--pre", "--dsn", empty_dsn)
-    assert done.stdout.splitlines()[2] == (
+    scripts = example_release(tmp_path / "examples")
+    monkeypatch.setattr(migrating, "scripts_directory", lambda: scripts)
+    monkeypatch.setattr(cli_migrate, "HEAD_REVISION", "9002")
+    monkeypatch.setattr(migrating, "OLDEST_REVISION", "9002")
+
+    def run(*arguments: str) -> str:
+        assert main(["migrate", *arguments, "--dsn", dsn]) == 0
+        return capsys.readouterr().out
+
+    listed = await asyncio.to_thread(run, "--list")
+    assert ("9001" in listed, "9002" in listed) == (True, True)
+    done = await asyncio.to_thread(run, "--pre", "--json")
+    assert json.loads(done)["revision"] == "9001"
+    done = await asyncio.to_thread(run, "--pre")
+    assert done.splitlines()[2] == (
         "the next step needs `room-storage migrate` while no process of an older release runs;"
         " this release cannot serve the database before it"
     )

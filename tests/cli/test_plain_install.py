@@ -151,15 +151,9 @@ def test_alembic_works_with_the_installed_wheel(plain: Path, empty_dsn: str) -> 
         command = (plain / "alembic", *arguments)
         return run(*command, cwd=plain, ALEMBIC_CONFIG=path, STORAGE_DSN=empty_dsn).stdout
 
-    versions = (ROOT / "migrations" / "versions").glob("0*.py")
-    [*_, before, head] = sorted(path.stem[:4] for path in versions)
-    assert head == HEAD_REVISION
-    assert alembic("upgrade", "head", "--sql").count("COMMIT;") > 5
+    assert alembic("upgrade", "head", "--sql").count("COMMIT;") == 1
     alembic("upgrade", "head")
-    alembic("downgrade", "-1")
-    assert alembic("current") == f"{before}\n"
-    alembic("upgrade", "head")
-    assert alembic("current").endswith(" (head)\n")
+    assert alembic("current") == f"{HEAD_REVISION} (head)\n"
     assert alembic("check") == "No new upgrade operations detected.\n"
 
 

@@ -1,6 +1,7 @@
 """A later release, as far as the database sees it.
 
-A folder of its own has the migrations of today and four steps more.
+A folder of its own has the migrations of today and four steps more, or the two of
+`example_migrations/`, which can be undone.
 """
 
 import shutil
@@ -21,7 +22,8 @@ def upgrade():
     index_concurrently("events_depth_idx", "ON events (depth)")
 '''
 DATA = '''"""What fills the column."""
-from storage.database.migration_steps import Job, background_job
+from storage.database.background import Job
+from storage.database.migration_steps import background_job
 revision, down_revision, phase = "9003", "9002", "pre"
 BATCH = """
 WITH part AS (SELECT event_nid FROM events WHERE event_nid > $1::bigint ORDER BY event_nid
@@ -46,6 +48,7 @@ def upgrade():
     )
 '''
 JOB, LAST_PRE, HEAD = "fill json_bytes", "9003", "9004"
+EXAMPLES = Path(__file__).parent / "example_migrations"
 
 
 def newer_release(folder: Path, **steps: str) -> MigrationOptions:
@@ -57,3 +60,12 @@ def newer_release(folder: Path, **steps: str) -> MigrationOptions:
     ).items():
         (folder / "versions" / f"{name}.py").write_text(source)
     return MigrationOptions(scripts=folder)
+
+
+def example_release(folder: Path) -> Path:
+    """A folder of migrations with the two examples: 9001 (pre, with a job) and 9002 (post)."""
+    scripts = newer_release(
+        folder, **{path.stem: path.read_text("utf-8") for path in EXAMPLES.glob("*.py")}
+    ).scripts
+    assert scripts is not None
+    return scripts

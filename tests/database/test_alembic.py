@@ -8,19 +8,29 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import asyncpg
 import pytest
 
 import storage
-from storage.database.migrate import HEAD_REVISION, SQL_NEEDED, migration_sql, scripts_directory
+from storage.database import Database
+from storage.database.background import jobs, run_jobs
+from storage.database.migrate import (
+    HEAD_REVISION,
+    SQL_NEEDED,
+    MigrationOptions,
+    migration_sql,
+    script_directory,
+    scripts_directory,
+)
+from storage.database.migration_steps import jobs_of
 from storage.testing import SHAPES, generate_room
 from tests.cli.running import NOBODY, ROOT, environment, room_storage
 from tests.database.catalogue import catalogue_of
-from tests.database.newer import COLUMN, newer_release
+from tests.database.newer import COLUMN, example_release, newer_release
 from tests.long_run import long_run
 
-PREVIOUS = sorted(path.name[:4] for path in (ROOT / "migrations/versions").glob("0*.py"))[-2]
 POST = COLUMN.replace("9001", "9002").replace(f'"{HEAD_REVISION}", "pre"', '"9001", "post"')
 POST = POST.replace("json_bytes", "json_more")
 
@@ -60,20 +70,37 @@ async def executed(dsn: str, *statements: str) -> None:
         await connection.close()
 
 
+def examples(folder: Path) -> dict[str, str]:
+    """The environment of a release with the two example migrations."""
+    return {"ALEMBIC_CONFIG": str(example_release(folder / "examples") / "alembic.ini")}
+
+
 @pytest.mark.slow
-async def test_the_commands_of_an_operator(empty_dsn: str, dsn: str) -> None:
+async def test_the_commands_of_an_operator(empty_dsn: str, dsn: str, tmp_path: Path) -> None:
+    where: Any = {"cwd": tmp_path, "environ": examples(tmp_path)}
     assert alembic("current", dsn=empty_dsn).stdout == ""
-    alembic("upgrade", PREVIOUS, dsn=empty_dsn)
-    assert alembic("current", dsn=empty_dsn).stdout == f"{PREVIOUS}\n"
-    assert "not up to date" in said(alembic("check", dsn=empty_dsn, status=255))
-    alembic("upgrade", "+1", dsn=empty_dsn)
+    alembic("upgrade", "head", dsn=empty_dsn)
     assert alembic("current", dsn=empty_dsn).stdout == f"{HEAD_REVISION} (head)\n"
     assert alembic("check", dsn=empty_dsn).stdout == "No new upgrade operations detected.\n"
-    assert await catalogue_of(empty_dsn) == await catalogue_of(dsn)
-    alembic("downgrade", "-1", dsn=empty_dsn)
-    assert alembic("current", dsn=empty_dsn).stdout == f"{PREVIOUS}\n"
-    alembic("upgrade", "heads", dsn=empty_dsn)
-    assert await catalogue_of(empty_dsn) == await catalogue_of(dsn)
+    today = await catalogue_of(dsn)
+    assert await catalogue_of(empty_dsn) == today
+    assert alembic("current", dsn=empty_dsn, **where).stdout == f"{HEAD_REVISION}\n"
+    assert "not up to date" in said(alembic("check", dsn=empty_dsn, status=255, **where))
+    alembic("upgrade", "+1", dsn=empty_dsn, **where)
+    assert alembic("current", dsn=empty_dsn, **where).stdout == "9001\n"
+    alembic("upgrade", "heads", dsn=empty_dsn, **where)
+    assert alembic("current", dsn=empty_dsn, **where).stdout == "9002 (head)\n"
+    assert (
+        alembic("check", dsn=empty_dsn, **where).stdout == "No new upgrade operations detected.\n"
+    )
+    after = await catalogue_of(empty_dsn)
+    assert after != today
+    alembic("downgrade", "-1", dsn=empty_dsn, **where)
+    assert alembic("current", dsn=empty_dsn, **where).stdout == "9001\n"
+    alembic("upgrade", "head", dsn=empty_dsn, **where)
+    assert await catalogue_of(empty_dsn) == after
+    alembic("downgrade", HEAD_REVISION, dsn=empty_dsn, **where)
+    assert await catalogue_of(empty_dsn) == today
 
 
 def said(done: "subprocess.CompletedProcess[str]") -> str:
@@ -89,21 +116,33 @@ async def test_an_unknown_revision_is_a_sentence(dsn: str, arguments: tuple[str,
     assert "`alembic history` lists the revisions" in failure
 
 
-async def test_a_downgrade_past_a_step_that_cannot_be_undone_changes_nothing(dsn: str) -> None:
+async def test_a_downgrade_past_a_step_that_cannot_be_undone_changes_nothing(
+    dsn: str, tmp_path: Path
+) -> None:
     failure = said(alembic("downgrade", "base", dsn=dsn, status=255))
-    assert "the step 0006 cannot be undone: nothing has changed" in failure
-    assert alembic("current", dsn=dsn).stdout == f"{HEAD_REVISION} (head)\n"
+    assert "nothing before the first step, and nothing has changed" in failure
+    await later(dsn, tmp_path / "newer", **{"9001_column": COLUMN})
+    environ = {"ALEMBIC_CONFIG": str(tmp_path / "newer" / "alembic.ini")}
+    arguments = ("downgrade", HEAD_REVISION)
+    failure = said(alembic(*arguments, dsn=dsn, status=255, cwd=tmp_path, environ=environ))
+    assert "the step 9001 cannot be undone: nothing has changed" in failure
+    current = alembic("current", dsn=dsn, cwd=tmp_path, environ=environ).stdout
+    assert current == "9001 (head)\n"
 
 
-async def test_a_downgrade_lets_in_the_code_of_the_steps_that_are_left(dsn: str) -> None:
+async def test_a_downgrade_lets_in_the_code_of_the_steps_that_are_left(
+    dsn: str, tmp_path: Path
+) -> None:
     """Code is refused by the last post step that is applied, not by those that were undone."""
-    for revision, needed in (
-        ("0039", "0039"),
-        ("0036", "0036"),
-        ("0030", "0010"),
-        ("0012", "0010"),
+    where: Any = {"cwd": tmp_path, "environ": examples(tmp_path)}
+    for step, revision, needed in (
+        ("upgrade", "9001", HEAD_REVISION),
+        ("upgrade", "9002", "9002"),
+        ("downgrade", "9001", HEAD_REVISION),
+        ("upgrade", "9002", "9002"),
+        ("downgrade", HEAD_REVISION, HEAD_REVISION),
     ):
-        alembic("downgrade", revision, dsn=dsn)
+        alembic(step, revision, dsn=dsn, **where)
         connection = await asyncpg.connect(dsn)
         try:
             assert await connection.fetchval(SQL_NEEDED) == needed
@@ -111,45 +150,52 @@ async def test_a_downgrade_lets_in_the_code_of_the_steps_that_are_left(dsn: str)
             await connection.close()
 
 
-async def test_jobs_are_registered_again_after_a_downgrade(dsn: str) -> None:
+async def test_jobs_are_registered_again_after_a_downgrade(dsn: str, tmp_path: Path) -> None:
     """A step down forgets its job; a row that an earlier release has left does no harm."""
+    where: Any = {"cwd": tmp_path, "environ": examples(tmp_path)}
+    scripts = script_directory(tmp_path / "examples")
+    known = {job.name: job for job in jobs_of(scripts)}
 
-    async def jobs() -> list[str]:
-        connection = await asyncpg.connect(dsn)
-        try:
-            rows = await connection.fetch("SELECT revision FROM background_jobs ORDER BY revision")
-            return [row["revision"] for row in rows]
-        finally:
-            await connection.close()
+    async def work() -> list[tuple[str, str]]:
+        async with await Database.open(dsn) as database:
+            async for _ in run_jobs(database, known, pause=0):
+                pass
+            async with database.connection() as conn:
+                return [(row.revision, row.state) for row in await jobs(conn)]
 
     async with storage.open(dsn, server_name="s1.test") as store:
         await store.append(generate_room(SHAPES["small_chat"], 30, seed=1).pdus)
-    registered = list[str]()
     for _ in range(2):
-        alembic("downgrade", "0031", dsn=dsn)
-        assert await jobs() == []
-        alembic("upgrade", "head", dsn=dsn)
-        registered = await jobs()
-        assert {"0032", "0033", "0035"} <= set(registered)
-        done = room_storage("jobs", STORAGE_DSN=dsn)
-        assert done.returncode == 0, done.stderr
-    alembic("downgrade", "0034", dsn=dsn)
+        alembic("upgrade", "9001", dsn=dsn, **where)
+        failure = said(alembic("upgrade", "head", dsn=dsn, status=255, **where))
+        assert 'the background job "fill example_sizes" is not done' in failure
+        assert await work() == [("9001", "done")]
+        alembic("upgrade", "head", dsn=dsn, **where)
+        alembic("downgrade", HEAD_REVISION, dsn=dsn, **where)
+        assert await work() == []
     await executed(
         dsn,
-        "INSERT INTO background_jobs (name, revision, registered_ts)"
-        " VALUES ('store state groups in the narrow form', '0035', 0)",
+        "INSERT INTO background_jobs (name, revision, registered_ts, finished_ts)"
+        " VALUES ('fill example_sizes', '9001', 0, 1)",
     )
-    alembic("upgrade", "head", dsn=dsn)
-    assert await jobs() == registered
-    assert room_storage("verify", STORAGE_DSN=dsn).stdout == "nothing found\n"
+    alembic("upgrade", "9001", dsn=dsn, **where)
+    connection = await asyncpg.connect(dsn)
+    try:
+        assert await connection.fetchval("SELECT finished_ts FROM background_jobs") is None
+    finally:
+        await connection.close()
+    assert await work() == [("9001", "done")]
+    alembic("upgrade", "head", dsn=dsn, **where)
 
 
-def test_a_part_can_be_printed_both_ways() -> None:
-    up = alembic("upgrade", "0009:0010", "--sql", dsn=None).stdout
-    down = alembic("downgrade", "0010:0009", "--sql", dsn=None).stdout
-    assert "SET version_num='0010'" in up
-    assert "SET version_num='0009'" in down
-    assert up.strip() == migration_sql("0009:0010").strip()
+def test_a_part_can_be_printed_both_ways(tmp_path: Path) -> None:
+    where: Any = {"cwd": tmp_path, "environ": examples(tmp_path)}
+    up = alembic("upgrade", "9001:9002", "--sql", dsn=None, **where).stdout
+    down = alembic("downgrade", "9002:9001", "--sql", dsn=None, **where).stdout
+    assert "SET version_num='9002'" in up
+    assert "SET version_num='9001'" in down
+    how = MigrationOptions(scripts=tmp_path / "examples")
+    assert up.strip() == migration_sql("9001:9002", how=how).strip()
 
 
 def test_the_settings_beside_the_revisions_do_the_same(tmp_path: Path) -> None:

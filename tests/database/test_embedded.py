@@ -404,20 +404,13 @@ def test_the_data_directory_comes_from_the_environment() -> None:
         data_directory({"STORAGE_DATA_DIR": ""})
 
 
-def test_the_users_data_of_another_first_migration_are_in_nobodys_way(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_the_users_data_of_another_baseline_are_in_nobodys_way(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Until the first release the first migration is rewritten.
-
-    A database that another form of it made cannot be upgraded.
-    """
-    (tmp_path / "versions").mkdir()
-    monkeypatch.setattr("storage.database.embedded.scripts_directory", lambda: tmp_path)
-    found = []
-    for text in ("CREATE TABLE a ();", "CREATE TABLE b ();"):
-        (tmp_path / "versions" / "0001_initial.sql").write_text(text)
-        found.append(data_directory({}))
-    assert found[0] != found[1]
+    """A database of release 0.2.0 or earlier cannot be migrated: it stays in its own folder."""
+    found = {data_directory({})}
+    monkeypatch.setattr("storage.database.embedded.BASELINE", "baseline 9.9.0")
+    assert data_directory({}) not in found
     assert data_directory({"STORAGE_DATA_DIR": "/srv/rooms"}) == Path("/srv/rooms")
 
 

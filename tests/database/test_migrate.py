@@ -14,23 +14,30 @@ from alembic.config import Config as AlembicConfig
 from alembic.script import ScriptDirectory
 
 import storage
-from storage.database import Database
+from storage.database import Database, migration_steps
+from storage.database.background import run_jobs
 from storage.database.migrate import (
     HEAD_REVISION,
     MigrationOptions,
     check_schema,
     current_and_pending,
     current_revision,
-    first_digest,
+    had_writer,
     migrate,
+    migrate_before,
     migration_sql,
+    pending,
+    script_directory,
     scripts_directory,
 )
+from storage.database.migration_steps import jobs_of
 from storage.database.roles import grants_sql
-from storage.errors import InputError, SchemaOutOfDate
+from storage.errors import InputError, SchemaOutOfDate, SchemaTooNew
 from storage.ids import UserId, server_name_of
 from storage.testing import RoomBuilder
+from tests.cli.running import environment, room_storage
 from tests.database.catalogue import catalogue_of
+from tests.database.newer import COLUMN, example_release, newer_release
 from tests.maintenance.rooms import findings
 from tests.postgres import with_database
 
@@ -93,8 +100,7 @@ async def test_the_comparison_sees_a_difference(dsn: str, change: str) -> None:
 
 
 @pytest.mark.every_postgres
-async def test_rows_survive_the_names_of_the_field_and_back(dsn: str) -> None:
-    """The newest migration renames tables, columns and functions: a room is the same after it."""
+async def test_rows_survive_the_example_migrations_and_back(dsn: str, tmp_path: Path) -> None:
     room = RoomBuilder("11", seed=3)
     user = UserId(room.user(1))
     room.start(user)
@@ -106,18 +112,43 @@ async def test_rows_survive_the_names_of_the_field_and_back(dsn: str) -> None:
     async with storage.open(dsn, server_name=server_name_of(user)) as store:
         await store.append(room.pdus)
         before = await store.current_state(room.room_id), await store.messages(room.room_id, user)
-    environment = {**os.environ, "STORAGE_DSN": dsn}
-    for step in (["downgrade", "0009"], ["upgrade", "head"]):
-        command = [sys.executable, "-m", "alembic", *step]
-        await asyncio.to_thread(subprocess.run, command, cwd=ROOT, env=environment, check=True)
-        if step[0] == "downgrade":
-            with pytest.raises(SchemaOutOfDate):
-                async with storage.open(dsn):
-                    pass
+    scripts = example_release(tmp_path / "examples")
+    how = MigrationOptions(scripts=scripts)
+    assert await migrate(dsn, revision="9001", how=how) == "9001"
+    async with await Database.open(dsn) as database:
+        known = {job.name: job for job in jobs_of(script_directory(scripts))}
+        assert [row.state async for row in run_jobs(database, known, pause=0)][-1] == "done"
+    assert await migrate(dsn, how=how) == "9002"
+    with pytest.raises(SchemaTooNew):
+        async with storage.open(dsn):
+            pass
+    await asyncio.to_thread(
+        subprocess.run,
+        [sys.executable, "-m", "alembic", "downgrade", HEAD_REVISION],
+        cwd=tmp_path,
+        env={**os.environ, "STORAGE_DSN": dsn, "ALEMBIC_CONFIG": str(scripts / "alembic.ini")},
+        check=True,
+    )
     async with storage.open(dsn) as store:
         after = await store.current_state(room.room_id), await store.messages(room.room_id, user)
         assert after == before
         assert await findings(store) == []
+
+
+async def test_a_new_database_gets_the_newest_schema_in_one_step(
+    empty_dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """schema.sql has the steps up to HEAD_REVISION behind it; those after it run."""
+    failing = COLUMN.replace("op.execute(", "raise AssertionError(")
+    table = COLUMN.replace(f'"9001", "{HEAD_REVISION}"', '"9002", "9001"')
+    how = newer_release(tmp_path / "newer", **{"9001_failing": failing, "9002_column": table})
+    monkeypatch.setattr(migration_steps, "HEAD_REVISION", "9001")
+    assert [step.revision for step in await pending(empty_dsn, how=how)] == ["0001", "9002"]
+    script = migration_sql(how=how)
+    assert await migrate(empty_dsn, revision="0001", how=how) == "9001"
+    assert await migrate(empty_dsn, how=how) == "9002"
+    assert script.count("BEGIN;") == 2
+    assert "VALUES ('9001')" in script
 
 
 @pytest.mark.every_postgres
@@ -173,28 +204,49 @@ async def test_a_schema_that_is_not_there_is_named(empty_dsn: str) -> None:
 
 
 @pytest.mark.parametrize("left", ["'first schema 0123'", "NULL"])
-async def test_a_database_of_another_first_migration_is_refused(dsn: str, left: str) -> None:
-    """The revision does not matter.
-
-    Until the first release the first migration is rewritten, and each form of it is called 0001.
-    """
+@pytest.mark.parametrize("revision", ["0001", "0029", "0044"])
+async def test_a_database_of_0_2_0_is_refused(dsn: str, left: str, revision: str) -> None:
+    """Its revisions had the same numbers. The comment that the first step has set is another."""
     await run_script(dsn, f"COMMENT ON TABLE alembic_version IS {left}")
-    assert await migrate(dsn) == HEAD_REVISION, "there is nothing to do"
-    with pytest.raises(
-        SchemaOutOfDate, match=r"export.*migrate.*on a new database.*import"
-    ) as caught:
-        async with storage.open(dsn, server_name="s1.test"):
-            pass
-    assert caught.value.found == HEAD_REVISION
+    await run_script(dsn, f"UPDATE alembic_version SET version_num = '{revision}'")
+    await run_script(dsn, "UPDATE schema_compatibility SET code_revision = '0040'")
+    sentence = (
+        rf"the database storage_test_\w+ \(schema public\) has the revision {revision} of release"
+        r" 0\.2\.0 or earlier \(or was restored without its comments\), from which no migration"
+        r" continues: run `room-storage export` with the release that wrote it, then"
+        r" `room-storage migrate` and `room-storage import` on a new database"
+    )
+    before = await catalogue_of(dsn)
+    for call in (migrate, migrate_before, had_writer, pending):
+        with pytest.raises(SchemaOutOfDate) as caught:
+            await call(dsn)
+        assert re.fullmatch(sentence, str(caught.value))
+        assert (caught.value.found, caught.value.rewritten) == (revision, True)
+    for migrates in (False, True):
+        with pytest.raises(SchemaOutOfDate, match=sentence):
+            async with storage.open(dsn, server_name="s1.test", migrate=migrates):
+                pass
+    assert await catalogue_of(dsn) == before
 
 
-def test_the_first_schema_is_told_by_its_text(tmp_path: Path) -> None:
-    script = tmp_path / "versions" / "0001_initial.sql"
-    script.parent.mkdir()
-    script.write_bytes((scripts_directory() / "versions" / script.name).read_bytes())
-    assert first_digest(tmp_path) == first_digest(scripts_directory())
-    script.write_bytes(script.read_bytes().replace(b"bigint", b"integer", 1))
-    assert first_digest(tmp_path) != first_digest(scripts_directory())
+async def test_the_commands_refuse_a_database_of_0_2_0(dsn: str) -> None:
+    await run_script(dsn, "COMMENT ON TABLE alembic_version IS 'first schema 0123'")
+    await run_script(dsn, "UPDATE alembic_version SET version_num = '0044'")
+    for arguments in (("migrate",), ("migrate", "--pre"), ("migrate", "--list"), ("stats",)):
+        done = room_storage(*arguments, "--dsn", dsn)
+        assert done.returncode == 2, done
+        assert done.stderr.startswith("error: the database storage_test_")
+        assert "run `room-storage export` with the release that wrote it" in done.stderr
+        assert len(done.stderr.splitlines()) == 1
+    for arguments in (("upgrade", "head"), ("current",), ("check",), ("downgrade", "0029")):
+        command = [sys.executable, "-m", "alembic", *arguments]
+        environ = environment(STORAGE_DSN=dsn)
+        one = await asyncio.to_thread(
+            subprocess.run, command, cwd=ROOT, env=environ, capture_output=True, text=True
+        )
+        assert one.returncode == 255, one
+        assert "run `room-storage export` with the release" in one.stdout + one.stderr
+        assert "Traceback" not in one.stderr
 
 
 def test_the_head_is_the_one_the_package_wants() -> None:

@@ -25,7 +25,7 @@ from storage import (
 )
 from storage.database import Database
 from storage.database import migrate as migrating
-from storage.database.background import BATCH_ROWS_MAX, fitting, jobs, run_jobs
+from storage.database.background import BATCH_ROWS_MAX, Job, fitting, jobs, run_jobs
 from storage.database.migrate import (
     HEAD_REVISION,
     MigrationOptions,
@@ -37,7 +37,7 @@ from storage.database.migrate import (
     pending,
     script_directory,
 )
-from storage.database.migration_steps import Job, jobs_of
+from storage.database.migration_steps import jobs_of
 from storage.ids import UserId
 from storage.testing import RoomBuilder
 from tests.database.catalogue import catalogue_of

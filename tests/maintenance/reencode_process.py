@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from storage import Config
 from storage.database import Database
 from storage.database.background import run_jobs
-from storage.database.migration_steps import Job
-from storage.maintenance.reencode import JOB_NAME, encode_batch
+from storage.maintenance.reencode import ENCODE_EVENTS, JOB_NAME
 
 
 @dataclass
@@ -34,7 +33,7 @@ async def main(dsn: str, statements: int) -> None:
     observer = KilledAfter(statements)
     config = Config(pool_size_max=1)
     async with await Database.open(dsn, config=config, observer=observer) as database:
-        async for _ in run_jobs(database, {JOB_NAME: Job(JOB_NAME, batch=encode_batch)}, pause=0):
+        async for _ in run_jobs(database, {JOB_NAME: ENCODE_EVENTS}, pause=0):
             pass
 
 

@@ -3,8 +3,6 @@
 import asyncio
 import json
 import os
-import subprocess
-import sys
 import time
 from functools import partial
 
@@ -23,7 +21,7 @@ from storage.maintenance.reencode import encode_batch
 from storage.pipeline.rebuilding import Rebuilder
 from storage.pipeline.source.decoding import decoded
 from storage.testing import RoomBuilder, build_room
-from tests.cli.running import ROOT, room_storage
+from tests.cli.running import room_storage
 from tests.maintenance.archived import (
     GRACE_S,
     archive,
@@ -143,24 +141,3 @@ async def test_a_store_of_fsspec(store: Store, room: RoomBuilder) -> None:
     assert (returned.events, returned.packs) == (done.events, done.packs)
     with pytest.raises(InputError, match="cannot be used"):
         await archive(store, "unknown-scheme://place")
-
-
-async def test_a_downgrade_is_refused_while_events_are_archived(
-    dsn: str, store: Store, room: RoomBuilder, folder: str
-) -> None:
-    await archive(store, folder)
-
-    def downgrade() -> "subprocess.CompletedProcess[str]":
-        command = [sys.executable, "-m", "alembic", "downgrade", "0033"]
-        environment = {**os.environ, "STORAGE_DSN": dsn}
-        return subprocess.run(
-            command, cwd=ROOT, env=environment, check=False, capture_output=True, text=True
-        )
-
-    refused = await asyncio.to_thread(downgrade)
-    assert refused.returncode != 0
-    assert "run room-storage archive --back first" in refused.stdout
-    async with store.database.connection() as conn:  # Postgres looks at tables at any time
-        await conn.execute("ANALYZE")
-    await return_events(store.database, grace_s=GRACE_S)
-    assert (await asyncio.to_thread(downgrade)).returncode == 0

@@ -71,14 +71,6 @@ async def test_too_few_events(dsn: str) -> None:
             await train_dictionary(store.database, events=3)
 
 
-async def test_before_the_step_of_the_migration_nothing_is_stored(store: Store) -> None:
-    async with store.database.connection() as conn:
-        await conn.execute("UPDATE schema_compatibility SET code_revision = '0032'")
-    with pytest.raises(InputError, match="migrate"):
-        await train_dictionary(store.database)
-    assert (await train_dictionary(store.database, dry_run=True)).is_better
-
-
 async def test_the_sample_is_bounded_and_of_many_rooms(store: Store) -> None:
     async with store.database.connection() as conn:
         sample = await sample_events(conn, 100, 5)

@@ -3,7 +3,6 @@
 from collections.abc import Collection, Mapping, Sequence
 from random import Random
 
-from storage.database.row_forms import RowForms
 from storage.persist.model.caches import WriterCaches
 from storage.persist.model.change_set import ChangeSet
 from storage.persist.model.event_view import NewEvent
@@ -43,23 +42,13 @@ class AuthGraphWorld:
     Nothing is in the database.
     """
 
-    def __init__(self, *, inline: bool = True) -> None:
-        """``inline``: with the numbers and links of this release, or of earlier ones."""
+    def __init__(self) -> None:
         self.change_set = ChangeSet(
             caches(), NidBlocks(), SERVER, answers=NewRoomAnswers(is_first=True)
         )
-        self.set_form(inline=inline)
-        for first in range(1, 4_000, 1000):
-            self.change_set.blocks.put("auth_chain_nids", first)
         self.graph: dict[int, tuple[int, ...]] = {}
         self.of_key: dict[int, list[int]] = {key: [] for key in range(1, KEYS + 1)}
         self.cited: list[int] = []
-
-    def set_form(self, *, inline: bool) -> None:
-        """Begin new chains as this release does, or as earlier ones."""
-        self.inline = inline
-        forms = RowForms(*(True,) * 3, inline_links=inline)
-        self.change_set.caches.forms = self.change_set.answers.known["forms",] = forms
 
     def add(self, nid: int, key: int, auth: Collection[int], *, rejected: bool = False) -> None:
         row = EventRow(nid, f"${nid}", 1, None, 1, 1, 1, 1, None, None, None, 1, 1, key,
@@ -81,20 +70,15 @@ class AuthGraphWorld:
         self.of_key[key].append(nid)
 
 
-def world_of(
-    rng: Random, runs: int, *, rejected: bool, inline: bool | None = True
-) -> AuthGraphWorld:
+def world_of(rng: Random, runs: int, *, rejected: bool) -> AuthGraphWorld:
     """Return a graph of events that cite any earlier ones.
 
-    Events come in runs, each cites the one before it, and nids are in any order. ``inline`` None:
-    the first half is of an earlier release.
+    Events come in runs, each cites the one before it, and nids are in any order.
     """
-    world = AuthGraphWorld(inline=bool(inline))
+    world = AuthGraphWorld()
     nids = iter(rng.sample(range(1, 100 * runs), 14 * runs + 1))
     world.add(next(nids), 1, ())
-    for run in range(runs):
-        if inline is None and run == runs // 2:
-            world.set_form(inline=True)
+    for _ in range(runs):
         key = rng.randint(2, KEYS)
         placed = [nid for nid in world.of_key[key] if nid in world.change_set.auth_graph.places]
         last = rng.choice(placed[-3:]) if placed and rng.random() < 0.6 else None

@@ -270,7 +270,7 @@ async def planned(conn: Connection, change_set: ChangeSet, events: Sequence[Even
     await fill_blocks(
         conn,
         change_set.blocks,
-        {"event_nids": 500, "state_group_nids": 500, "auth_chain_nids": 500, "room_nids": 1},
+        {"event_nids": 500, "state_group_nids": 500, "room_nids": 1},
     )
     for event in events:
         result = await asked(

@@ -1,27 +1,20 @@
-"""Events have two forms: the one of earlier releases, and one with NULL for what follows."""
+"""Events have NULL where another column says the same."""
 
 from collections.abc import AsyncIterator
-from dataclasses import replace
 from typing import Final, NamedTuple
 
 import pytest
 
 import storage
 from storage import Store
-from storage.database.migrate import INLINE_LINKS_REVISION, NARROW_EVENTS_REVISION
 from storage.errors import ConstraintViolated
 from storage.ids import EventId
 from storage.maintenance.purge import purge_history
-from storage.persist.model.rows import NO_TIME
-from storage.pipeline.rebuilding import Rebuilder
 from storage.testing import RoomBuilder, deliver_with_gap
 from tests.maintenance.rooms import SERVER, deliver, findings
-from tests.persist.test_narrow_rows import alembic
-from tests.persist.test_time_order import check, disorder, reached
 from tests.postgres import others_ended
 
 ADMIN: Final = "@user1:s1.test"
-SQL_REVISION: Final = "UPDATE schema_compatibility SET code_revision = $1::text"
 SQL_DEPTHS: Final = """
 SELECT event_id, depth, topological_ordering, claimed_depth(depth, topological_ordering) AS claimed
 FROM events
@@ -99,42 +92,3 @@ async def test_events_that_move_keep_their_depth(store: Store) -> None:
     purged = await depths(store, room)
     assert sum(row.topological_ordering is None for row in purged.values()) > 10
     assert await findings(store) == []
-
-
-async def test_an_old_database_goes_on(store: Store, dsn: str) -> None:
-    """Before the post step rows have the old form, and they keep it afterwards."""
-    room, delivery = disorder(8)
-    half = len(delivery.events) // 2
-    await execute(store, SQL_REVISION, INLINE_LINKS_REVISION)
-    await deliver(store, replace(delivery, events=delivery.events[:half]))
-    old = await depths(store, room)
-    assert all(row.depth is not None for row in old.values())
-    assert set(await reached(store)) == {NO_TIME}
-    await check(store, room)
-    await execute(store, SQL_REVISION, NARROW_EVENTS_REVISION)
-    await deliver(store, replace(delivery, events=delivery.events[half:]))
-    new = await depths(store, room)
-    assert all(new[event_id].depth is not None for event_id in old)
-    assert any(row.depth is None for row in new.values())
-    assert None in await reached(store)
-    await check(store, room)
-    async with Rebuilder.opened(dsn, SERVER) as rebuilder:
-        assert (await rebuilder.rebuild(room.room_id)).events == 0
-    assert await depths(store, room) == new
-
-
-async def test_the_old_form_is_written_back(dsn: str) -> None:
-    """After a downgrade all events are in the index, and writers may leave out new ones again."""
-    room, delivery = disorder(8)
-    half = len(delivery.events) // 2
-    async with storage.open(dsn, server_name=SERVER) as store:
-        await deliver(store, replace(delivery, events=delivery.events[:half]))
-        assert len(set(await reached(store))) > 3
-    alembic(dsn, "downgrade", "0036")
-    async with storage.open(dsn, server_name=SERVER) as store:
-        assert set(await reached(store)) == {NO_TIME}
-    alembic(dsn, "upgrade", "head")
-    async with storage.open(dsn, server_name=SERVER) as store:
-        await deliver(store, replace(delivery, events=delivery.events[half:]))
-        assert None in await reached(store)
-        await check(store, room)

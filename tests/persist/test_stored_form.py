@@ -1,4 +1,4 @@
-"""Events are encoded once no earlier release can run, with the dictionary trained last."""
+"""Events are encoded, with the dictionary trained last."""
 
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
@@ -23,9 +23,8 @@ from storage.testing import (
 )
 from tests.maintenance.rooms import LIVELY, SERVER, findings
 from tests.persist.tables import logical_tables
-from tests.stored_bytes import bytes_of, form, forms_of
+from tests.stored_bytes import bytes_of, form, forms_of, store_plainly
 
-SQL_ENDED_SUPPORT = "UPDATE schema_compatibility SET code_revision = $1::text"
 PLAIN, ZSTD, COMPACT = ord("{"), 0xC1, 0xC2
 
 
@@ -72,13 +71,11 @@ def forget(dictionary: Dictionary) -> None:
         codec._readers.pop(header, None)
 
 
-async def test_events_are_encoded_after_the_post_step(store: Store) -> None:
-    """Until then, a release that reads the bytes alone may read the same rows."""
+async def test_a_room_may_have_events_of_several_forms(store: Store) -> None:
     room = build_room(LIVELY, 90, seed=3)
-    await execute(store, SQL_ENDED_SUPPORT, "0032")
     await append(store, room.events[:40])
-    assert {form(one) for one in (await forms(store)).values()} == {PLAIN}
-    await execute(store, SQL_ENDED_SUPPORT, "0033")
+    assert {form(one) for one in (await forms(store)).values()} == {COMPACT}
+    await store_plainly(store.database)
     await append(store, room.events[40:])
     found = await forms(store)
     assert [form(found[one.event_id]) for one in room.events[:40]] == [PLAIN] * 40
@@ -161,9 +158,8 @@ async def test_a_writer_loads_the_dictionary_of_the_contents_that_it_needs(
 
 async def test_rebuilding_keeps_each_form(store: Store, dsn: str) -> None:
     room = build_room(LIVELY, 60, seed=3, sign=False)
-    await execute(store, SQL_ENDED_SUPPORT, "0032")
     await append(store, room.events[:30])
-    await execute(store, SQL_ENDED_SUPPORT, "0033")
+    await store_plainly(store.database)
     await append(store, room.events[30:])
     before, tables = await forms(store), await logical_tables(store.database)
     async with Rebuilder.opened(dsn, SERVER) as rebuilder:

@@ -43,7 +43,7 @@ async def keep(conn: Connection, world: AuthGraphWorld) -> None:
     await conn.execute("TRUNCATE events, auth_chains, auth_chain_links")
     places = world.change_set.auth_graph.new_places
     nids = list(world.graph)
-    edges = edge_columns(nids, [()] * len(nids), list(world.graph.values()), has_distances=True)
+    edges = edge_columns(nids, [()] * len(nids), list(world.graph.values()))
     await conn.copy_in(
         "events",
         ("event_nid", "event_id", *AUTH_NIDS.columns[1:]),
@@ -56,7 +56,7 @@ async def keep(conn: Connection, world: AuthGraphWorld) -> None:
             )
         ],
     )
-    rows, links = all_columns(places, inline=world.inline)
+    rows, links = all_columns(places)
     await conn.copy_in(
         "auth_chains",
         (*ChainColumns._fields, "event_id", "state_key"),
@@ -99,14 +99,13 @@ async def compare(conn: Connection, rng: Random, world: AuthGraphWorld) -> int:
 
 
 @pytest.mark.parametrize("rejected", [False, True])
-@pytest.mark.parametrize("inline", [False, True, None])
-async def test_any_graph(dsn: str, *, rejected: bool, inline: bool | None) -> None:
+async def test_any_graph(dsn: str, *, rejected: bool) -> None:
     async with storage.open(dsn, server_name=SERVER) as store, store.database.connection() as conn:
         await conn.execute(TABLES)
         told = 0
         for seed in range(EXAMPLES or 20):
             rng = Random(seed)
-            world = world_of(rng, rng.randint(1, 30), rejected=rejected, inline=inline)
+            world = world_of(rng, rng.randint(1, 30), rejected=rejected)
             await keep(conn, world)
             for _ in range(5):
                 told += await compare(conn, rng, world)

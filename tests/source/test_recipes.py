@@ -122,13 +122,14 @@ def test_the_places_of_a_table_of_edges_and_of_a_second_kind_of_extremities() ->
 def migration_places() -> set[str]:
     """A page cannot name a revision that is not written yet.
 
-    The schema of a new database names the newest "post" step.
+    The schema of a new database names the newest "post" step, or the first step of all.
     """
     revisions = {
         path.name[:4]: path.read_text("utf-8")
         for path in (ROOT / "migrations/versions").glob("*.py")
     }
-    post = max(revision for revision, text in revisions.items() if '[Phase] = "post"' in text)
+    posts = [revision for revision, text in revisions.items() if '[Phase] = "post"' in text]
+    post = max(posts, default=min(revisions))
     suffixes = (".py", ".sql")
     named = naming(rf"['\"]{HEAD_REVISION}['\"]", "storage", "migrations", suffixes=suffixes)
     named |= naming(rf"\('{post}'\)", "storage", suffixes=suffixes)

@@ -76,14 +76,6 @@ def test_the_row_of_a_child_holds_what_changed() -> None:
     assert entries_of(without) == {50: 0}
 
 
-def test_the_row_that_earlier_releases_read_has_arrays() -> None:
-    child = derive(ROOT, {2: 202}, 15, 8)
-    row = row_of(child, members, narrow=False)
-    assert row == GroupRow(15, child.digest, 8, 7, 4, pack((1,)), [5, 0], [2], [202], None, None)
-    assert row.path_in({}) == [10, 15]
-    assert entries_of(row) == {2: 202}
-
-
 def test_only_a_state_that_a_merge_may_look_for_has_a_digest() -> None:
     child = derive(ROOT, {2: 202}, 15, 8)
     assert row_of(child, members).digest is None

@@ -14,10 +14,7 @@ import pytest
 import storage
 from storage import Store, UnknownEvent
 from storage.config import Config
-from storage.database.background import run_jobs
 from storage.database.connection import Connection
-from storage.database.migrate import script_directory
-from storage.database.migration_steps import jobs_of
 from storage.ids import EventId, UserId
 from storage.maintenance.purge import purge_history
 from storage.maintenance.repair import rebuild_visibility
@@ -311,44 +308,6 @@ async def test_verify_finds_what_is_wrong_in_old_rows(dsn: str, damage: str, che
         assert check in {finding.check for finding in await findings(store)}
         await rebuild_visibility(store.database, room.room_id, server_name=SERVER)
         assert await findings(store) == []
-
-
-async def test_the_job_cuts_what_the_release_before_has_written(dsn: str, another_dsn: str) -> None:
-    """While code that does not know the table may run, no range is cut.
-
-    Later the job cuts them, concurrently with a writer that remembers the rows.
-    """
-    room = bridge(60)
-    more = [room.leave(FLAPPER), room.join(FLAPPER)]
-    pdus = room.pdus
-    async with storage.open(another_dsn, server_name=SERVER) as store:
-        await store.append(pdus, room_version="11")
-        expected = await whole(store)
-    [job] = [
-        job for job in jobs_of(script_directory()) if job.name == "move old ranges of visibility"
-    ]
-    async with storage.open(dsn, server_name=SERVER) as store:
-        async with store.database.connection() as conn:
-            await conn.execute("UPDATE schema_compatibility SET code_revision = '0004'")
-        await store.append(pdus[: -len(more)], room_version="11")
-        assert await rows(store) == 0
-        async with store.database.connection() as conn:
-            await conn.execute("UPDATE schema_compatibility SET code_revision = '0005'")
-            await conn.execute(
-                "INSERT INTO background_jobs (name, revision, registered_ts)"
-                " VALUES ($1, '0005', 0)",
-                job.name,
-            )
-        assert [row.state async for row in run_jobs(store.database, {job.name: job}, pause=0)][
-            -1
-        ] == "done"
-        assert await rows(store) > 10
-        assert await findings(store) == []
-        await store.append(pdus[-len(more) :], room_version="11")
-        assert await whole(store) == expected
-        assert await findings(store) == []
-        async with store.database.connection() as conn:
-            assert await conn.fetchval(SQL_LONGEST) <= 2 * past_visibility.RANGES_MAX
 
 
 SQL_KEPT: Final = (

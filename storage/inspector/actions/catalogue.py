@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Final
 
 from storage import arguments as args
 from storage.database.background import run_jobs
-from storage.database.migrate import script_directory
 from storage.inspector.actions.tasks import Work
 from storage.maintenance.invalidate_caches import (
     INSTANCE_NAME,
     invalidate_caches,
     register_writer,
 )
+from storage.maintenance.known_jobs import known_jobs
 from storage.maintenance.verify.run import verify_room
 from storage.store.facade import Store
 from storage.streams.position_poller import follow_writer
@@ -85,10 +85,7 @@ async def redo_jobs(inspector: "Inspector", _: Fields) -> str:
 
 
 async def _batches(store: Store) -> Work:
-    from storage.database.migration_steps import jobs_of  # noqa: PLC0415  # alembic is slow to import
-
-    known = {job.name: job for job in jobs_of(script_directory())}
-    async with aclosing(run_jobs(store.database, known)) as rows:
+    async with aclosing(run_jobs(store.database, known_jobs())) as rows:
         async for row in rows:
             yield f"{row.name}: {row.rows_done:,} rows done"
 

@@ -6,7 +6,7 @@ position. These stay in the table:
 * events of the current state, which writers and readers load again and again;
 * outliers, which have no position;
 * redacted events that are not censored yet, because their bytes are to be removed soon;
-* create events, names and aliases: a row of an early release has no `describes_room`;
+* create events, names and aliases, which are few and describe the room;
 * events whose bytes cannot be decoded, and those that are hardly longer than a reference.
 
 A pack is on disk, synced and read again, before an event refers to it. An event is changed only if
@@ -29,7 +29,6 @@ from storage.codec import Reference, StoredBytes, decode
 from storage.codec.pack import PackBuilder
 from storage.database.array_text import transposed
 from storage.database.connection import Connection, Database
-from storage.database.migrate import ARCHIVE_REVISION
 from storage.database.pack_store import (
     checked_folder,
     folder_of,
@@ -63,11 +62,6 @@ BATCH: Final = 500
 """Events changed by one transaction."""
 MIN_BYTES: Final = 64
 """Shorter stored forms stay in the table."""
-
-SQL_IN_USE: Final[LiteralString] = """
-SELECT code_revision >= $1::text
-FROM schema_compatibility
-"""
 
 SQL_ROOMS: Final[LiteralString] = """
 SELECT room_nid, room_id
@@ -198,17 +192,14 @@ async def archive_events(
 
     Writers and readers may go on. ``url``: a local folder that exists, or a URL that fsspec knows.
     ``take_over``: own folders of packs that belong to another database.
-    Raise `InputError`, also before the step of the migration after which events may be archived,
-    `UnknownRoom`, `ArchiveRunning`, `ArchiveNotOwned`, or `ArchiveUnavailable`; packs that are
-    complete stay.
+    Raise `InputError`, `UnknownRoom`, `ArchiveRunning`, `ArchiveNotOwned`, or `ArchiveUnavailable`;
+    packs that are complete stay.
     """
     if limit is not None and limit < 0:
         raise InputError(f"the limit is {limit}: it must be at least 0")
     folder = checked_folder(url).rstrip("/")
     now = time.time_ns() // 1_000_000 if now_ms is None else now_ms
     async with database.connection() as conn:
-        if not await conn.fetchval(SQL_IN_USE, ARCHIVE_REVISION):
-            raise InputError("earlier releases may still run: run `room-storage migrate` first")
         rooms = await chosen_rooms(conn, room_ids)
         if dry_run:
             await own_folders(conn, await folders_in_use(conn, folder), claim=False)

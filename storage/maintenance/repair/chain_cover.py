@@ -1,17 +1,13 @@
 """Rebuild the chain cover of a room, with the same function that extends it event by event."""
 
-from collections.abc import Callable
 from typing import Final, LiteralString, NamedTuple
 
 from storage.database.connection import Connection
-from storage.database.row_forms import row_forms
 from storage.database.sql_template import fill
 from storage.graph.chain_rows import ChainColumns, all_columns
 from storage.graph.chains import Chain, ChainEntry, ChainParent, ChainPosition, enter, extended
 from storage.maintenance.room_events import PART_ROOM_EVENTS
 from storage.maintenance.verify.auth_graph import AuthGraph, read_auth_graph
-from storage.persist.load.names import fill_blocks
-from storage.persist.model.nid_blocks import NidBlocks
 
 TEMPLATE_STATE_KEYS: Final[LiteralString] = """
 SELECT e.event_nid, k.state_key
@@ -53,17 +49,10 @@ async def rebuild_cover(conn: Connection, room_nid: int) -> int:
     """Give every state event that needs one its chain position; return how many there are."""
     graph = await read_auth_graph(conn, room_nid)
     placed = _placed(graph)
-    inline = (await row_forms(conn)).inline_links
-    blocks = NidBlocks()
-    await fill_blocks(conn, blocks, {"auth_chain_nids": 0 if inline else len(placed)})
-
-    def new_chain(nid: int) -> int:
-        return -nid if inline else blocks.take("auth_chain_nids")
-
-    entries = _entries(graph, placed, new_chain)
+    entries = _entries(graph, placed)
     await conn.execute(SQL_DELETE_COVER, room_nid)
     state_keys = dict(await conn.fetch(SQL_STATE_KEYS, room_nid, row=CoveredStateKeyRow))
-    places, links = all_columns(entries, inline=inline)
+    places, links = all_columns(entries)
     await conn.copy_in(
         "auth_chains",
         (*ChainColumns._fields, "event_id", "state_key"),
@@ -89,14 +78,12 @@ def _placed(graph: AuthGraph) -> set[int]:
     return (accepted | graph.chain(accepted)) & graph.rows.keys()
 
 
-def _entries(
-    graph: AuthGraph, placed: set[int], new_chain: Callable[[int], int]
-) -> dict[int, ChainEntry]:
+def _entries(graph: AuthGraph, placed: set[int]) -> dict[int, ChainEntry]:
     entries: dict[int, ChainEntry] = {}
     chains: dict[int, Chain] = {}
     for nid in graph.in_order():
         if nid in placed:
-            entry = _enter(graph, nid, entries, chains, new_chain)
+            entry = _enter(graph, nid, entries, chains)
             entries[nid] = entry
             known = None if entry.place.sequence_number == 1 else chains[entry.place.chain_nid]
             chains[entry.place.chain_nid] = extended(known, entry)
@@ -108,7 +95,6 @@ def _enter(
     nid: int,
     entries: dict[int, ChainEntry],
     chains: dict[int, Chain],
-    new_chain: Callable[[int], int],
 ) -> ChainEntry:
     row = graph.rows[nid]
     rows = [graph.rows[auth] for auth in row.auth_events if auth in entries]
@@ -121,4 +107,4 @@ def _enter(
     ]
     predecessor = max(own, default=None)
     chain = None if predecessor is None else chains[predecessor.chain_nid]
-    return enter(predecessor, chain, new_chain(nid), parents)
+    return enter(predecessor, chain, -nid, parents)

@@ -10,7 +10,6 @@ from typing import Final, TypeVar
 
 from storage.database.connection import Connection
 from storage.database.names import TYPE_MEMBER
-from storage.database.row_forms import row_forms
 from storage.errors import StorageCorrupt
 from storage.maintenance.room_states import RoomStates
 from storage.persist.load.on_demand import load
@@ -90,8 +89,7 @@ class RepairPlanner:
             else:
                 break
             await load(conn, self.change_set, lacking)
-        narrow = (await row_forms(conn)).narrow_groups
-        rows = [row_of(group, self._is_member, narrow=narrow) for group in groups]
+        rows = [row_of(group, self._is_member) for group in groups]
         await conn.copy_in("state_groups", GROUP_COLUMNS, rows)
 
     def _is_member(self, key_nid: int) -> bool:

@@ -3,7 +3,7 @@
 from collections.abc import AsyncIterator, Iterator, Mapping
 from typing import Final, LiteralString, NamedTuple
 
-from storage.codec import StoredBytes, decode, is_plain
+from storage.codec import StoredBytes, decode
 from storage.database.columns import AUTH_NIDS, PREV_NIDS
 from storage.database.connection import Connection
 from storage.database.names import TYPE_MEMBER, membership_code
@@ -178,7 +178,7 @@ def _columns(
             membership_code(event.content.get("membership")) if is_member else None,
         ),
         "has_url": (row.has_url, True if "url" in event.content else None),
-        "describes_room": (row.describes_room, _describes_room(row, event)),
+        "describes_room": (row.describes_room, describes_room(event)),
         "prev_events": (
             [ids[nid] for nid in row.prev_events],
             [] if row.outlier else list(dict.fromkeys(event.prev_event_ids)),
@@ -207,12 +207,6 @@ def _auth_events(row: ContentsRow, event: Event, ids: Mapping[int, str]) -> list
             for nid, one in zip(row.auth_events, listed, strict=True)
         ]
     return listed
-
-
-def _describes_room(row: ContentsRow, event: Event) -> bool | None:
-    """Return the right value. Earlier releases did not set it, and stored the bytes themselves."""
-    is_earlier = row.describes_room is None and is_plain(row.json)
-    return None if is_earlier else describes_room(event)
 
 
 def _relation(room: VerifiedRoom, row: ContentsRow, event: Event) -> Iterator[Finding]:

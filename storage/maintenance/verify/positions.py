@@ -58,7 +58,6 @@ FROM (
     WHERE p.stream_id > 1
     GROUP BY d.sequence_name
     UNION ALL SELECT 'state_group_nids', (SELECT max(state_group) FROM state_groups)
-    UNION ALL SELECT 'auth_chain_nids', (SELECT max(chain_nid) FROM auth_chains)
     UNION ALL SELECT 'room_nids', (SELECT max(room_nid) FROM rooms)
     UNION ALL SELECT 'principal_nids',
         (SELECT max(principal_nid) FROM principals WHERE principal_nid >= 1000)

@@ -226,7 +226,7 @@ class Writer:
             elif name == "events" and key is None:
                 self._removed.append(None)
             elif name == DICTIONARIES:
-                self.caches.knows_form = False
+                self.caches.knows_dictionary = False
 
     def _restart(self, _: Restart) -> None:
         """Handle a new database. It is unknown which earlier writes the new database has."""

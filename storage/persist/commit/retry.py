@@ -24,7 +24,6 @@ from functools import partial
 from typing import Any, Final, LiteralString, NamedTuple, Protocol
 
 from storage.database.connection import Connection, Database
-from storage.database.row_forms import RowForms
 from storage.errors import ConstraintViolated, DatabaseConflict, DatabaseError, StorageCorrupt
 from storage.observability.opentelemetry import some, tracing
 from storage.persist.commit.arrival_clock import arrival_ms
@@ -146,8 +145,7 @@ class WriteAttempts:
         """Handle a new database, whose sequences may return these numbers again."""
         self._blocks = NidBlocks()
         self.caches.forget()
-        self.caches.has_past = self.caches.knows_form = False
-        self.caches.forms = RowForms()
+        self.caches.knows_dictionary = False
 
     def _check_era(self, batch: WriteBatch) -> None:
         """Raise `DatabaseReplaced` if the plan was made on an earlier database."""

@@ -6,7 +6,6 @@ from typing import Any, Final, LiteralString, NamedTuple
 from storage.database.columns import AUTH_NIDS, EVENTS
 from storage.database.connection import Connection
 from storage.database.placeholders import compose
-from storage.database.row_forms import RowForms, row_forms
 from storage.persist.model.change_set import ChangeSet
 from storage.persist.model.rows import EventRow
 
@@ -155,11 +154,6 @@ ORDER BY v.principal_nid
 LIMIT 100
 """
 
-SQL_HAS_PAST: Final[LiteralString] = """
-SELECT code_revision >= '0005'
-FROM schema_compatibility
-"""
-
 
 class AuthGraphRow(NamedTuple):
     """An event of the auth graph."""
@@ -260,16 +254,6 @@ async def _out_of_band(conn: Connection, _: ChangeSet, room_nid: int) -> list[Ou
     return await conn.fetch(SQL_OUT_OF_BAND, room_nid, row=OutOfBandRow)
 
 
-async def _has_past(conn: Connection, change_set: ChangeSet) -> bool:
-    change_set.caches.has_past = bool(await conn.fetchval(SQL_HAS_PAST))
-    return change_set.caches.has_past
-
-
-async def _forms(conn: Connection, change_set: ChangeSet) -> RowForms:
-    change_set.caches.forms = await row_forms(conn)
-    return change_set.caches.forms
-
-
 async def _joined_to_any(
     conn: Connection, _: ChangeSet, user_id: str, server_name: str, room_ids: tuple[str, ...]
 ) -> bool:
@@ -295,8 +279,6 @@ LOOKUPS: Final[dict[Hashable, Callable[..., Awaitable[Any]]]] = {
     "order": _order,
     "invited": _invited,
     "principals": _room_principals,
-    "has_past": _has_past,
-    "forms": _forms,
     "membership": _membership,
     "out_of_band": _out_of_band,
     "joined_to_any": _joined_to_any,

@@ -51,8 +51,6 @@ UNION ALL
 SELECT 'principal_nids', nextval('principal_nids') FROM generate_series(1, $5::int)
 UNION ALL
 SELECT 'room_nids', nextval('room_nids') FROM generate_series(1, $6::int)
-UNION ALL
-SELECT 'auth_chain_nids', nextval('auth_chain_nids') FROM generate_series(1, $7::int)
 """
 
 

@@ -3,25 +3,20 @@
 A view reads through to the caches of the process, and collects what the batch adds and changes.
 """
 
-from collections.abc import Iterable, MutableMapping
+from collections.abc import Iterable
 
 from storage.graph.chains import Chain, ChainEntry, ChainPosition, Closure, extended
 from storage.persist.model.caches import WriterCaches
 from storage.persist.model.event_view import EventView
 from storage.persist.model.missing_data import MissingData, ensure
-from storage.persist.model.nid_blocks import NidBlocks
-from storage.persist.model.rows import (
-    AuthorisedBefore,
-    CheckedLike,
-)
+from storage.persist.model.rows import AuthorisedBefore, CheckedLike
 
 
 class AuthGraphView:
     """The chain cover of the auth graph, and auth checks that were done before."""
 
-    def __init__(self, caches: WriterCaches, blocks: NidBlocks, events: EventView) -> None:
+    def __init__(self, caches: WriterCaches, events: EventView) -> None:
         self.caches = caches
-        self.blocks = blocks
         self.events = events
         self.places: dict[int, ChainPosition] = {}
         self.chains: dict[int, Chain] = {}
@@ -29,7 +24,6 @@ class AuthGraphView:
         self.loose: set[int] = set()  # events without a chain position in the database
         self.allowed: dict[CheckedLike, AuthorisedBefore] = {}
         self.new_places: dict[int, ChainEntry] = {}
-        self.reserved_chains: MutableMapping[int, int] = {}
 
     def place(self, event_nid: int) -> ChainPosition:
         """Return the chain position of an accepted state event."""
@@ -65,19 +59,6 @@ class AuthGraphView:
         ]
         if unknown:
             raise MissingData("standing", unknown)
-
-    def chain_nid_for(self, event_nid: int, *, inline: bool) -> int:
-        """Return the number of a chain that starts at an event.
-
-        Repeated calls in one change set return the same number. ``inline``: the number follows from
-        the event (`storage.graph.chain_rows`), as long as no earlier release runs.
-        """
-        nid = self.reserved_chains.get(event_nid)
-        if nid is None:
-            nid = self.reserved_chains[event_nid] = (
-                -event_nid if inline else self.blocks.take("auth_chain_nids")
-            )
-        return nid
 
     def add_place(self, event_nid: int, entry: ChainEntry) -> None:
         """Set the chain position of a new event."""

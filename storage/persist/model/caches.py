@@ -4,7 +4,6 @@ from collections.abc import Iterable, Mapping
 
 from storage.codec import Dictionary
 from storage.database.names import InternedNames
-from storage.database.row_forms import RowForms
 from storage.event import Event
 from storage.graph.chains import ChainPosition, Closure
 from storage.ids import UserId
@@ -123,14 +122,10 @@ class WriterCaches:
         self.devices: BoundedCache[tuple[UserId, str], None] = BoundedCache(events)
         """Users and their devices that have sent such requests to this process."""
         self.records: ResolutionRecordCache = ResolutionRecordCache(RECORDED_EVENTS_MAX)
-        self.has_past = False
-        """Whether `past_visibility` is in use. It stays in use for good."""
-        self.knows_form = False
-        """Whether the next two are known. They are looked up again after each new dictionary."""
+        self.knows_dictionary = False
+        """Whether the next one is known. It is looked up again after each new dictionary."""
         self.dictionary: Dictionary | None = None
         """The dictionary of new events. None: they are stored as the bytes themselves."""
-        self.forms: RowForms = RowForms()
-        """The forms of rows that are known to be in use. They stay in use for good."""
         self.resolutions: Distribution = Distribution()
         """Seconds of processor time per state resolution, without loading."""
         self._bounded = [cache for cache in vars(self).values() if isinstance(cache, BoundedCache)]

@@ -16,7 +16,6 @@ import time
 from dataclasses import dataclass, field
 from typing import Final
 
-from storage.database.row_forms import RowForms
 from storage.event import Event
 from storage.persist.model.auth_graph_view import AuthGraphView
 from storage.persist.model.caches import WriterCaches
@@ -82,7 +81,7 @@ class ChangeSet:
         self.rooms: RoomView = RoomView(caches, blocks)
         self.events: EventView = EventView(caches, blocks, self.names)
         self.states: StateView = StateView(caches, blocks)
-        self.auth_graph: AuthGraphView = AuthGraphView(caches, blocks, self.events)
+        self.auth_graph: AuthGraphView = AuthGraphView(caches, self.events)
         self.visibility: VisibilityView = VisibilityView(
             caches, self.names, self.rooms, self.answers
         )
@@ -93,14 +92,6 @@ class ChangeSet:
     def has_changes(self) -> bool:
         """Return whether there is anything to write."""
         return any(room.changed for room in self.rooms.room_changes.values())
-
-    @property
-    def forms(self) -> RowForms:
-        """Return which forms of rows may be stored; raise `MissingData` if that is not known."""
-        known = self.caches.forms
-        if not all(known):
-            known = self.answers.answer(("forms",))
-        return known
 
     def place_outlier(self, row: EventRow, event: Event) -> None:
         """Add an outlier to the timeline: it keeps its nid and takes a stream position."""

@@ -12,7 +12,6 @@ BLOCK_LENGTHS: Final = {  # the increments of the sequences in the schema
     "type_nids": 10,
     "principal_nids": 100,
     "room_nids": 10,
-    "auth_chain_nids": 1000,
 }
 
 

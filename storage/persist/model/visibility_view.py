@@ -97,14 +97,8 @@ class VisibilityView:
         raise MissingData("past", ((room_nid, principal_nid, number),))
 
     def cuts(self, row: VisibilityRow) -> bool:
-        """Return whether to move older ranges of a row to `past_visibility`.
-
-        That needs two conditions: the row has too many ranges, and every running version knows the
-        table.
-        """
-        if past_visibility.boundary(row.audiences, row.invited_audiences) is None:
-            return False
-        return self.caches.has_past or bool(self.answers.answer(("has_past",)))
+        """Return whether a row has so many ranges that older ones move to `past_visibility`."""
+        return past_visibility.boundary(row.audiences, row.invited_audiences) is not None
 
     def set_visibility(self, key: tuple[int, int], row: VisibilityRow) -> None:
         """Set the visibility row of a principal."""

@@ -31,6 +31,4 @@ def cover_event(change_set: ChangeSet, row: EventRow) -> ChainEntry | None:
     ]
     predecessor = max(own, default=None)
     chain = None if predecessor is None else change_set.auth_graph.chain(predecessor.chain_nid)
-    inline = change_set.forms.inline_links
-    new_chain_nid = change_set.auth_graph.chain_nid_for(row.event_nid, inline=inline)
-    return enter(predecessor, chain, new_chain_nid, parents)
+    return enter(predecessor, chain, -row.event_nid, parents)

@@ -42,7 +42,7 @@ from storage.persist.write.rooms import (
     room_values,
 )
 from storage.persist.write.state import PART_CHAINS, PART_STATE, STATE_INPUTS, state_values
-from storage.persist.write.stored_form import learn_form
+from storage.persist.write.stored_form import learn_dictionary
 from storage.persist.write.streams import (
     AUTHOR_INPUTS,
     NEW_INVALIDATION,
@@ -181,7 +181,7 @@ async def write(
     conn: Connection, change_set: ChangeSet, author: Author, received_ts: int
 ) -> WriteResult:
     """Apply the change set."""
-    await learn_form(conn, change_set.caches)
+    await learn_dictionary(conn, change_set.caches)
     if messages_only.has_messages_only(change_set):
         statement = messages_only.statement_for(change_set)
         rows = await conn.fetch(
@@ -202,7 +202,7 @@ async def write_around(
     rooms that begin in this transaction: nobody has seen an event that is reordered in it, so no
     reordering is stored.
     """
-    await learn_form(conn, change_set.caches)
+    await learn_dictionary(conn, change_set.caches)
     new_events, change_set.events.new_events = change_set.events.new_events, {}
     change_set.events.moved.clear()
     try:

@@ -10,7 +10,7 @@ from typing import Any
 
 from storage.persist.model.change_set import ChangeSet
 from storage.persist.model.event_view import StoredColumns
-from storage.persist.model.rows import NO_TIME, EventRow
+from storage.persist.model.rows import EventRow
 from storage.persist.write.event_edges import edge_columns, sparse
 from storage.persist.write.stored_form import new_bytes
 
@@ -40,9 +40,8 @@ def new_columns_but_bytes(change_set: ChangeSet) -> dict[str, Sequence[Any]]:
         columns["event_nid"],
         columns["prev_events"],
         columns["auth_events"],
-        has_distances=change_set.caches.forms.distances,
     )
-    columns["depth"] = depth_column(change_set, rows)
+    columns["depth"] = depth_column(rows)
     columns["after_gap"] = after_gap_column(change_set, new)
     columns["in_order_ts"] = in_order_column(change_set, new)
     return columns
@@ -53,15 +52,11 @@ def after_gap_column(change_set: ChangeSet, nids: Iterable[int]) -> Sequence[Any
     return sparse([nid in change_set.events.after_gaps or None for nid in nids])
 
 
-def depth_column(change_set: ChangeSet, rows: Iterable[EventRow]) -> Sequence[Any]:
+def depth_column(rows: Iterable[EventRow]) -> Sequence[Any]:
     """Return the column `depth` of these events: None where it is the topological ordering."""
-    if not change_set.caches.forms.narrow_events:
-        return [row.depth for row in rows]
     return sparse([None if row.depth == row.topological_ordering else row.depth for row in rows])
 
 
 def in_order_column(change_set: ChangeSet, nids: Iterable[int]) -> Sequence[Any]:
     """Return the column `in_order_ts` of these events."""
-    if not change_set.caches.forms.narrow_events:
-        return [NO_TIME for _ in nids]  # all of them are in the index
     return sparse([change_set.events.out_of_order.get(nid) for nid in nids])

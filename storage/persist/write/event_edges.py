@@ -7,9 +7,6 @@ an outlier, has neither form.
     event 900 with prev_events [899]          prev_distance 1
     event 900 with prev_events [899, 870]     prev_events {899,870}
     event 900 with auth_events [1, 2, 880]    auth_distance_1 899, auth_distance_2 898, …_3 20
-
-Earlier releases read the arrays alone. While one of them may run, the distances are not used
-(`storage.persist.write.stored_form`).
 """
 
 from collections.abc import Iterable, Sequence
@@ -29,12 +26,10 @@ Nids = Sequence[int]
 
 
 def edge_columns(
-    nids: Nids, prev_events: Sequence[Nids], auth_events: Sequence[Nids], *, has_distances: bool
+    nids: Nids, prev_events: Sequence[Nids], auth_events: Sequence[Nids]
 ) -> dict[str, Sequence[object]]:
     """Return the columns of the edges of events; a column without values is empty."""
     columns: dict[str, Sequence[object]] = dict.fromkeys(("prev_distance", *AUTH_DISTANCES), ())
-    if not has_distances:
-        return {**columns, "prev_events": prev_events, "auth_events": auth_events}
     auth = [_auth_distances(*one) for one in zip(nids, auth_events, strict=True)]
     columns |= zip(AUTH_DISTANCES, map(sparse, zip(*auth, strict=True)), strict=True)
     distances = [_prev_distance(*one) for one in zip(nids, prev_events, strict=True)]

@@ -149,10 +149,9 @@ def _changed_events(change_set: ChangeSet) -> ColumnValues:
         columns["event_nid"],
         columns["prev_events"],
         columns["auth_events"],
-        has_distances=change_set.caches.forms.distances,
     )
     return {name: columns[name] for name in (*CHANGED_EVENT.columns, *AUTH_COLUMNS)} | {
-        "depth": depth_column(change_set, changed.values()),
+        "depth": depth_column(changed.values()),
         "after_gap": after_gap_column(change_set, changed),
         "in_order_ts": in_order_column(change_set, changed),
         "authorised": [nid in change_set.events.authorised for nid in changed],

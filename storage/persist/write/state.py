@@ -90,18 +90,13 @@ def _groups(change_set: ChangeSet) -> ColumnValues:
     def is_member(key: int) -> bool:
         return change_set.names.state_key_name(key)[0] == TYPE_MEMBER
 
-    narrow = change_set.caches.forms.narrow_groups
-    rows = [
-        row_of(group, is_member, narrow=narrow) for group in change_set.states.new_groups.values()
-    ]
+    rows = [row_of(group, is_member) for group in change_set.states.new_groups.values()]
     columns = by_column(GroupRow._fields, rows)
     return {name: sparse(column) for name, column in columns.items()}
 
 
 def _chains(change_set: ChangeSet) -> dict[str, ColumnValues]:
-    places, links = all_columns(
-        change_set.auth_graph.new_places, inline=change_set.caches.forms.inline_links
-    )
+    places, links = all_columns(change_set.auth_graph.new_places)
     texts = (_auth_event(change_set, place.event_nid) for place in places)
     columns = by_column(
         (*ChainColumns._fields, "event_id", "state_key"),

@@ -1,11 +1,8 @@
-"""The form in which new events are written: what the migration allows, and the dictionary.
+"""The form in which new events are written.
 
-Earlier releases cannot read every form. While one of them may run, before a "post" step of the
-migration, the form is the one that they read. A writer looks it up before its first write, and
-before each one until all steps are done.
-
-A writer encodes with the dictionary that was trained last, or with the shipped one. A new one is
-published in the stream "caches" (`DICTIONARIES`), and the next write looks it up.
+A writer encodes with the dictionary that was trained last, or with the shipped one. It looks it up
+before its first write. A new one is published in the stream "caches" (`DICTIONARIES`), and the next
+write looks it up.
 """
 
 from collections.abc import Sequence
@@ -13,23 +10,15 @@ from collections.abc import Sequence
 from storage.codec import Dictionary, StoredBytes, encode, remember, shipped_dictionary
 from storage.database.connection import Connection
 from storage.database.dictionaries import newest_dictionary
-from storage.database.row_forms import row_forms
 from storage.persist.model.caches import WriterCaches
 from storage.persist.model.change_set import ChangeSet
 
 
-async def learn_form(conn: Connection, caches: WriterCaches) -> None:
-    """Look up which forms are in use and the dictionary, unless they are known."""
-    if caches.knows_form:
-        return
-    caches.forms = await row_forms(conn, caches.forms)
-    caches.knows_form = all(caches.forms)
-    caches.dictionary = await writers_dictionary(conn) if caches.forms.encoded else None
-
-
-async def stored_form(conn: Connection) -> Dictionary | None:
-    """Return the dictionary to encode with; None while only the bytes themselves may be stored."""
-    return await writers_dictionary(conn) if (await row_forms(conn)).encoded else None
+async def learn_dictionary(conn: Connection, caches: WriterCaches) -> None:
+    """Look up the dictionary, unless it is known."""
+    if not caches.knows_dictionary:
+        caches.dictionary = await writers_dictionary(conn)
+        caches.knows_dictionary = True
 
 
 async def writers_dictionary(conn: Connection) -> Dictionary:

@@ -66,15 +66,16 @@ def visibility_values(change_set: ChangeSet) -> dict[str, ColumnValues]:
 
 
 def _audiences(change_set: ChangeSet) -> ColumnValues:
-    """Return the rows of audiences; if the form is in use, None for those without a next one."""
+    """Return the rows of audiences; `continued` is None for those without a next one."""
     view = change_set.visibility
     columns = by_column(
         ("room_nid", "audience", *AudienceRow._fields, "is_new"),
         ((*key, *row, key in view.absent_audiences) for key, row in view.new_audiences.items()),
     )
-    if not columns or not change_set.caches.forms.sparse:
-        return columns
-    return {**columns, "continued": sparse([flag or None for flag in columns["continued"]])}
+    return columns and {
+        **columns,
+        "continued": sparse([flag or None for flag in columns["continued"]]),
+    }
 
 
 def _visibility(

@@ -21,7 +21,7 @@ from storage.database.arrow_results import ArrowConnection
 from storage.database.connection import Connection, Database
 from storage.errors import DatabaseConflict, InvalidEvent
 from storage.event import Event
-from storage.persist.write.stored_form import stored_form
+from storage.persist.write.stored_form import writers_dictionary
 from storage.pipeline.imports import stage as stages
 from storage.pipeline.imports.append_events import BULK_TIMEOUT_MS, StoreTarget
 from storage.pipeline.imports.bundle_files import BundleLocation
@@ -75,7 +75,7 @@ class RowStager:
         self._stack = AsyncExitStack()
         try:
             self._conn = self._runner.run(self._opened())
-            self._dictionary = self._runner.run(stored_form(self._conn))
+            self._dictionary = self._runner.run(writers_dictionary(self._conn))
         except BaseException:
             self._runner.close()
             raise

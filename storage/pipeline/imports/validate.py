@@ -30,7 +30,7 @@ from storage.event import Event
 from storage.event.ndjson import OUTLIERS
 from storage.persist import receive
 from storage.persist.model.results import AppendResult
-from storage.persist.write.stored_form import stored_form
+from storage.persist.write.stored_form import writers_dictionary
 from storage.pipeline.imports import stage as stages
 from storage.pipeline.imports.append_events import BULK_TIMEOUT_MS, spare_collector
 from storage.pipeline.imports.bundle_files import BundleWriter, spread_number
@@ -188,7 +188,7 @@ class TaskValidation:
         self, database: Database, span: FileRange, writer: BundleWriter, rooms: RoomVersions
     ) -> list[pa.RecordBatch]:
         async with database.transaction() as conn:
-            work = _RangeValidation(self, span.at, writer, rooms, await stored_form(conn))
+            work = _RangeValidation(self, span.at, writer, rooms, await writers_dictionary(conn))
             await stages.work_for_import(conn, self.number)
             await stages.forget(conn, self.number, *span.places)
             try:

@@ -85,12 +85,6 @@ WHERE m.event_id = ANY($1::text[])
     AND NOT EXISTS (SELECT FROM events e WHERE e.event_id = m.event_id)
 """
 
-SQL_CHAINS_BEGUN: Final[LiteralString] = """
-SELECT event_nid, COALESCE(chain_nid, -event_nid) AS chain_nid
-FROM auth_chains
-WHERE event_nid = ANY($1::bigint[]) AND sequence_number = 1
-"""
-
 SQL_DIGEST: Final[LiteralString] = """
 SELECT digest
 FROM state_groups
@@ -180,13 +174,6 @@ class NamedRow(NamedTuple):
     is_held: bool
 
 
-class ChainStartRow(NamedTuple):
-    """An event that is the first of a chain."""
-
-    event_nid: int
-    chain_nid: int
-
-
 async def arrivals(conn: Connection, event_nids: Sequence[int]) -> list[ArrivalRow]:
     """Return these events, in this order."""
     return await conn.fetch(SQL_ARRIVALS, list(event_nids), row=ArrivalRow)
@@ -195,11 +182,6 @@ async def arrivals(conn: Connection, event_nids: Sequence[int]) -> list[ArrivalR
 async def named(conn: Connection, event_ids: Iterable[str]) -> list[NamedRow]:
     """Return those of these events that are stored or missing."""
     return await conn.fetch(SQL_NAMED, list(event_ids), row=NamedRow)
-
-
-async def chains_begun(conn: Connection, event_nids: Sequence[int]) -> dict[int, int]:
-    """Return the chains that these events begin."""
-    return dict(await conn.fetch(SQL_CHAINS_BEGUN, list(event_nids), row=ChainStartRow))
 
 
 async def state_given(conn: Connection, states: RoomStates, row: ArrivalRow) -> tuple[str, ...]:

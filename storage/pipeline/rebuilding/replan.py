@@ -27,21 +27,12 @@ from storage.pipeline.rebuilding.arrivals import (
     ArrivalRow,
     LiveRoomRow,
     arrivals,
-    chains_begun,
     named,
     state_given,
 )
 from storage.pipeline.rebuilding.shadow_tables import ShadowTables
 
 CHUNK: Final = 1_000
-
-
-class Numbers:
-    """The nids of events and chains in the live tables, as far as they were loaded."""
-
-    def __init__(self) -> None:
-        self.events: dict[str, int] = {}
-        self.chains: dict[int, int] = {}
 
 
 class RoomReplan(RoomPlanner):
@@ -58,7 +49,8 @@ class RoomReplan(RoomPlanner):
         names: InternedNames,
         live: LiveRoomRow,
     ) -> None:
-        self._numbers = Numbers()
+        self._nids: dict[str, int] = {}
+        """The nids of events in the live tables, as far as they were loaded."""
         self._aside = aside
         self._live = database
         self._held_as = live
@@ -78,8 +70,7 @@ class RoomReplan(RoomPlanner):
         wanted = [nid for nid in event_nids if not (outliers and nid in self._outliers)]
         async with self._live.connection() as reader:
             rows = await arrivals(reader, wanted)
-            self._numbers.chains.update(await chains_begun(reader, wanted))
-        self._numbers.events.update((row.event_id, row.event_nid) for row in rows)
+        self._nids.update((row.event_id, row.event_nid) for row in rows)
         self.arrived.update((row.event_nid, row._replace(json=StoredBytes(b""))) for row in rows)
         if outliers:
             self._outliers.update(wanted)
@@ -100,17 +91,16 @@ class RoomReplan(RoomPlanner):
         )
 
     def _new_change_set(self, answers: Answers) -> ChangeSet:
-        """Use the numbers of the live tables for new events and chains, where these have any."""
+        """Use the numbers of the live tables for new events, where these have any."""
         change_set = super()._new_change_set(answers)
         change_set.is_live = False
-        change_set.events.reserved = ChainMap({}, self._numbers.events)
-        change_set.auth_graph.reserved_chains = ChainMap({}, self._numbers.chains)
+        change_set.events.reserved = ChainMap({}, self._nids)
         return change_set
 
     async def _held(self, aside: Connection, event_ids: set[str]) -> set[str]:
         """Return events of other rooms; learn the nids of the others."""
         rows = await named(aside, event_ids) if event_ids else []
-        self._numbers.events.update(
+        self._nids.update(
             (row.event_id, row.event_nid) for row in rows if row.room_nid == self._held_as.room_nid
         )
         foreign = {
@@ -149,7 +139,7 @@ class RoomReplan(RoomPlanner):
 
     async def _state_given(self, event: Event) -> tuple[EventId, ...]:
         async with self._live.connection() as reader:
-            [row] = await arrivals(reader, [self._numbers.events[event.event_id]])
+            [row] = await arrivals(reader, [self._nids[event.event_id]])
             return tuple(map(EventId, await state_given(reader, self._states, row)))
 
     async def _early(self, event_ids: Iterable[str]) -> None:
@@ -161,10 +151,9 @@ class RoomReplan(RoomPlanner):
                 if row.is_held and row.room_nid == self._held_as.room_nid
             ]
             rows = await arrivals(reader, [row.event_nid for row in held])
-            self._numbers.chains.update(await chains_begun(reader, [row.event_nid for row in held]))
         was_early, self._is_early = self._is_early, True
         for row in rows:
-            self._numbers.events[row.event_id] = row.event_nid
+            self._nids[row.event_id] = row.event_nid
             line = row.line(self._held_as, "outlier")
             event = event_of(line, self._held_as.room_id, self._held_as.room_version)
             async with self._live.connection() as reader:

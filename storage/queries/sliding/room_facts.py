@@ -27,16 +27,12 @@ CREATE: Final = 1
 NAME: Final = 9
 ENCRYPTION: Final = 13
 
-# A row of an earlier release has the bytes themselves: a create event without a second "type" and
-# without an escape has no room type.
-SQL_FACTS: Final[LiteralString] = r"""
+SQL_FACTS: Final[LiteralString] = """
 WITH room AS MATERIALIZED (
     SELECT w.room_nid, e.event_nid, EXISTS (
             SELECT FROM current_state x WHERE x.room_nid = w.room_nid AND x.state_key_nid = 13
         ) AS is_encrypted,
-        COALESCE(e.describes_room, position('\\'::bytea IN e.json) > 0
-            OR position('"type"'::bytea IN substring(
-                e.json FROM position('"type"'::bytea IN e.json) + 6)) > 0, false) AS may_have_type
+        COALESCE(e.describes_room, false) AS has_type
     FROM unnest($1::int[]) AS w (room_nid)
     LEFT JOIN current_state c ON c.room_nid = w.room_nid AND c.state_key_nid = 1
     LEFT JOIN events e ON e.event_nid = c.event_nid
@@ -44,7 +40,7 @@ WITH room AS MATERIALIZED (
 SELECT array_agg(room_nid) AS room_nids, event_nid IS NOT NULL AS is_known, is_encrypted,
     NULL AS room_version, NULL AS event_id, false AS is_redacted, NULL::bytea AS json
 FROM room
-WHERE NOT may_have_type
+WHERE NOT has_type
 GROUP BY 2, 3
 UNION ALL
 SELECT ARRAY[r.room_nid], true, r.is_encrypted, i.room_version, e.event_id,
@@ -52,7 +48,7 @@ SELECT ARRAY[r.room_nid], true, r.is_encrypted, i.room_version, e.event_id,
 FROM room r
 JOIN rooms i USING (room_nid)
 JOIN events e USING (event_nid)
-WHERE r.may_have_type
+WHERE r.has_type
 """
 
 SQL_NAMES: Final[LiteralString] = """

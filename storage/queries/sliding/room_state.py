@@ -204,7 +204,7 @@ SQL_SLIDING_STATE: Final[LiteralString] = fill(
     changes=fill(
         TEMPLATE_CHANGES,
         match=PART_MATCH,
-        is_named=fill(TEMPLATE_IS_NAMED, keys="(9, 'name')"),
+        is_named=fill(TEMPLATE_IS_NAMED, keys="(9)"),
     ),
     match=PART_MATCH,
     shown=PART_SHOWN,

@@ -4,10 +4,10 @@ from typing import Final, LiteralString
 
 from storage.database.sql_template import fill
 
-TEMPLATE_IS_NAMED: Final[LiteralString] = r"""
+TEMPLATE_IS_NAMED: Final[LiteralString] = """
 EXISTS (
             SELECT
-            FROM (VALUES {keys}) AS k (state_key_nid, field)
+            FROM (VALUES {keys}) AS k (state_key_nid)
             JOIN events e ON e.event_nid = COALESCE((
                 SELECT COALESCE(d.prev_event_nid, 0)
                 FROM state_deltas d
@@ -17,22 +17,10 @@ EXISTS (
                 LIMIT 1
             ), (SELECT c.event_nid FROM current_state c
                 WHERE c.room_nid = r.room_nid AND c.state_key_nid = k.state_key_nid))
-            CROSS JOIN LATERAL (  -- of a row of an earlier release
-                SELECT CASE WHEN e.describes_room IS NULL THEN convert_from(e.json, 'UTF8')
-                    END AS text
-                OFFSET 0
-            ) AS pdu
-            WHERE e.redacted_by IS NULL AND NOT e.redacted_form AND CASE
-                WHEN e.describes_room IS NOT NULL THEN e.describes_room
-                WHEN e.encoding <> 0 THEN true
-                -- Postgres does not parse these escapes
-                WHEN position('\u' IN pdu.text) > 0 AND pdu.text ~ '\\u(0000|[dD][89abAB])'
-                    THEN pdu.text ~ ('"' || k.field || '"\s*:\s*"[^"]')
-                ELSE (pdu.text::json #> ARRAY['content', k.field])::text ~ '^"[^"]'
-            END
+            WHERE e.redacted_by IS NULL AND NOT e.redacted_form AND e.describes_room
         )
 """
-"""Whether the room `r` has one of these names at `r.upper`. A key has a field of its content."""
+"""Whether the room `r` has one of these names at `r.upper`."""
 
 TEMPLATE_DUE_SUMMARIES: Final[LiteralString] = """
 later AS (  -- members that changed after the position of the request
@@ -64,7 +52,7 @@ due AS MATERIALIZED (  -- joined rooms with a summary that may have changed: mem
 """
 PART_DUE_SUMMARIES: Final[LiteralString] = fill(
     TEMPLATE_DUE_SUMMARIES,
-    is_named=fill(TEMPLATE_IS_NAMED, keys="(9, 'name'), (11, 'alias')"),
+    is_named=fill(TEMPLATE_IS_NAMED, keys="(9), (11)"),
 )
 """The CTE `due`, made from `room`: rooms with a summary that may have changed, and its values."""
 
