@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -95,7 +96,8 @@ async def test_people_get_tables_and_commands_that_work(
     environ = EMBEDDED | {"STORAGE_DATA_DIR": str(data)}
     done = await asyncio.to_thread(lambda: room_storage("demo", given=b"", **environ))
     assert done.returncode == 0
-    assert all(line.startswith("import: ") for line in done.stderr.splitlines())
+    # the progress of what takes seconds, on a busy machine
+    assert re.fullmatch(r"([a-z ]+: .*\n)*", done.stderr), done.stderr
     assert "Who may see what" in done.stdout
     assert max(map(len, done.stdout.splitlines())) <= 140
     assert done.stdout.splitlines()[0] == f"data: {data / 'demo'} (embedded Postgres)"
