@@ -28,8 +28,6 @@ from .federation import Federation
 from .remote import HttpClient
 from .server import Homeserver
 
-BODY_BYTES_MAX = 50_000_000
-
 
 def options() -> argparse.Namespace:
     """Return the options of the command line."""
@@ -83,7 +81,7 @@ async def serve(given: argparse.Namespace) -> None:
         client = HttpClient(theirs)
         remote = HttpRemote(name, key, client.request, omit_members=True)
         home = Homeserver(store, Accounts(given.folder / "accounts.json", name), remote)
-        app = web.Application(client_max_size=BODY_BYTES_MAX)
+        app = web.Application(client_max_size=50_000_000)
         for api in (Client, Federation, Doors):
             app.add_routes(api(home).routes())
         runner = web.AppRunner(app)

@@ -1,7 +1,5 @@
 """The requests of other servers. Server-server API."""
 
-from typing import Any
-
 from aiohttp import web
 
 from storage import EventId, RoomId
@@ -33,19 +31,19 @@ class Federation(Api):
         return await self.home.responder.make_membership(call.sender, act, room, user, versions)
 
     @on("PUT", "/send_{act:join|leave|knock}/{room}/{event}")
-    async def take(self, call: Call, act: str, room: RoomId, event: str) -> Json | list[Any]:
+    async def take(self, call: Call, act: str, room: RoomId, event: str) -> object:
         omits, take = call.query.get("omit_members") == "true", self.home.responder.take_membership
         found = await take(call.sender, act, room, event, call.body, omit_members=omits)
         return [200, found] if call.api == "v1" and act != "knock" else found
 
     @on("PUT", "/invite/{room}/{event}")
-    async def invite(self, call: Call, room: RoomId, event: str) -> Json | list[Any]:
-        invite = self.home.responder.invite
-        if call.api == "v2":
-            return await invite(call.sender, room, event, call.body)
-        shown = call.body.get("unsigned", {}).get("invite_room_state", [])  # room versions 1 and 2
-        body = {"event": call.body, "room_version": "1", "invite_room_state": shown}
-        return [200, await invite(call.sender, room, event, body)]
+    async def invite(self, call: Call, room: RoomId, event: str) -> object:
+        body, is_old = call.body, call.api == "v1"  # of room versions 1 and 2
+        if is_old:
+            shown = body.get("unsigned", {}).get("invite_room_state", [])
+            body = {"event": body, "room_version": "1", "invite_room_state": shown}
+        found = await self.home.responder.invite(call.sender, room, event, body)
+        return [200, found] if is_old else found
 
     @on("GET", "/event/{event}")
     async def event(self, call: Call, event: EventId) -> Json:

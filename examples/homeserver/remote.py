@@ -3,14 +3,12 @@
 import re
 import ssl
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any
 
 import aiohttp
 from yarl import URL
 
 from storage.federation import JsonObject, RemoteError
-
-TIMEOUT: Final = aiohttp.ClientTimeout(total=60)
 
 
 class HttpClient:
@@ -18,7 +16,7 @@ class HttpClient:
 
     def __init__(self, tls: ssl.SSLContext) -> None:
         connector = aiohttp.TCPConnector(ssl=tls)
-        self.session = aiohttp.ClientSession(connector=connector, timeout=TIMEOUT)
+        self.session = aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(60))
 
     async def request(
         self,

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 Json = dict[str, Any]
 Method = TypeVar("Method", bound=Callable[..., Awaitable[Any]])
 MALFORMED: Final = (AttributeError, LookupError, TypeError, ValueError)
-"""Errors of a handler whose request lacks something, or has it in another form."""
 
 CORS: Final = {
     "Access-Control-Allow-Origin": "*",
@@ -78,9 +77,8 @@ class Api:
 
     async def _respond(self, answer: Method, request: web.Request) -> web.Response:
         status, path = 200, dict(request.match_info)
-        api = path.pop("api", "")
         try:
-            body = json.loads(await request.read() or b"{}")
+            body, api = json.loads(await request.read() or b"{}"), path.pop("api", "")
             call = Call(api, request.query, body, *await self.identify(request, body))
             found = await answer(call, **path)
         except MatrixError as error:
