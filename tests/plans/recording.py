@@ -15,6 +15,7 @@ import pytest
 
 from storage.database.connection import Connection
 from storage.database.explained import QueryPlan
+from storage.streams.position_poller import SQL_MOVE_IDLE, SQL_SEQUENCES
 
 EXPLAIN: Final = "EXPLAIN (ANALYZE, BUFFERS, VERBOSE, TIMING off, FORMAT JSON) EXECUTE"
 ANALYSED: Final = re.compile(r"\s*(--[^\n]*\n\s*)*(SELECT|INSERT|UPDATE|DELETE|WITH)\b")
@@ -25,6 +26,10 @@ LASTING: Final = ("pg_advisory", "pg_terminate", "set_config", "pg_notify")
 ROWS: Final = 10
 PAGES: Final = 40
 """What a statement may touch more, and twice the pages: the trees of indexes are higher."""
+
+
+FROM_TIME_TO_TIME: Final = (SQL_SEQUENCES, SQL_MOVE_IDLE)
+"""A store sends these by the clock, whatever else is done."""
 
 
 class PlanRecorder:
@@ -48,7 +53,8 @@ class PlanRecorder:
 
         async def recorded(conn: Connection, statement: str, *args: Any) -> Any:
             sent = args[1:]  # after the driver's function
-            if self._is_on and sent and sent[0] is statement and is_analysed(statement):
+            is_sent = self._is_on and sent and sent[0] is statement
+            if is_sent and is_analysed(statement) and statement not in FROM_TIME_TO_TIME:
                 prepared = await self._prepared_on(conn._driver, statement)
                 self.plans.append(await plan_of(conn._driver, statement, prepared, sent[1:]))
             return await call(conn, statement, *args)

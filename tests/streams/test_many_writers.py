@@ -10,7 +10,6 @@ Each message that was sent is there once, and no message that failed.
 
 import asyncio
 import json
-import os
 import random
 import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -34,9 +33,8 @@ from tests.streams.writer_process import CONFIG
 
 WRITERS = 12
 PROCESSES = 4
-IS_LONG = "STORAGE_EXAMPLES" in os.environ
-FACTS_EACH = 20 if IS_LONG else 10
-KILLS_EACH = 2 if IS_LONG else 1
+FACTS_EACH = 20
+KILLS_EACH = 2
 REDIS_RESTARTS = 3
 INCARNATION = 1_000_000  # the numbers of a process that comes back begin anew
 
@@ -172,7 +170,7 @@ async def _listen(
     tcp, over_redis = await Listener.start(database, "tcp"), await Listener.start(database, "redis")
     server = await stack.enter_async_context(await Server(hub).serve())
     proxy = await stack.enter_async_context(Proxy(server.port))
-    proxy.cut_after = lambda: rng.randint(1, 150 * FACTS_EACH)
+    proxy.cut_after = lambda: rng.randint(1, 3_000)
     await stack.enter_async_context(Client(tcp, "127.0.0.1", proxy.port))
     transport = RedisTransport(redis.url, "s1.test", CONFIG)
     await stack.enter_async_context(ReplicationPeer(over_redis, transport))
