@@ -131,27 +131,12 @@ class ClockMachine(AbsenceMachine):
                     assert found is None
                     continue
                 positions = self.subject.positions(room_id)
-                if not self._is_known(live[0], positions[live[0]][1]):
-                    continue
                 first = min(self._first_kept(live, day), len(live) - 1)
                 assert found == positions[live[first]][1] - 1, (room_id, day)
             self.clock_day = self.day
             kept = live[self._first_kept(live, self.day) :] or live[-1:]
             self.subject.copy_and_purge(room_id, self.day * DAY)
             assert set(kept) <= set(self.subject.live(room_id))
-
-    def _is_known(self, event_id: EventId, position: int) -> bool:
-        """Whether this event, or one before it in any room, arrived by a right clock.
-
-        Else nothing says that its time is impossible: an outlier may have left its position.
-        """
-        before = {event_id} | {
-            other
-            for room_id in self.oracle.versions
-            for other, (_, stream) in self.subject.positions(room_id).items()
-            if stream < position
-        }
-        return any(self.arrivals[one].is_right for one in before)
 
     def _first_kept(self, live: list[EventId], day: int) -> int:
         """Return the index of the first event that did not arrive before a day for certain.
