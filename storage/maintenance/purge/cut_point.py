@@ -13,9 +13,10 @@ arrival. The clock may have been wrong at some arrivals:
     earlier than that of one before  impossible, if by more than `TOLERANCE_MS`
     any other                        possible
 
-"One before" is one of the room, or, before its first event, of the whole store. An event with an
-impossible time counts as arrived with the next one whose time is possible, and as
-just arrived if there is none. Example, with a purge before day 20; 30 is in the future:
+"One before" is one of the room, or, before its first event, of the whole store. If no such event
+arrived by a right clock, a time that is too early counts as possible. An event with an impossible
+time counts as arrived with the next one whose time is possible, and as just arrived if there is
+none. Example, with a purge before day 20; 30 is in the future:
 
     10  11  30  12  0  19  |  0  21  22    the 0 at the cut may have arrived on day 20 or 21
 
