@@ -160,7 +160,7 @@ async def test_a_process_that_has_not_defined_it_keeps_the_position_of_a_token(
 async def test_a_wait_on_a_process_that_has_not_defined_it_lasts(
     store: Store, second: Store
 ) -> None:
-    await deliver(store, new_room(members=[LOCAL]))
+    await deliver(store, room := new_room(members=[LOCAL]))
     typing = store.define_stream("typing")
     since = (await store.sync(LOCAL)).next_batch
     await typing.publish(ROOM, 1, wakes=[LOCAL])
@@ -173,7 +173,13 @@ async def test_a_wait_on_a_process_that_has_not_defined_it_lasts(
         return await until(*args, **kwargs)
 
     second.notifier.wait = counted  # type: ignore[method-assign]
-    await second.sync(LOCAL, since=since, timeout_ms=100)
+    waiting = asyncio.create_task(second.sync(LOCAL, since=since, timeout_ms=600_000))
+    async with asyncio.timeout(60):
+        while not looked:
+            await asyncio.sleep(0)
+        await append(store, room.message(ADMIN))
+        await poll(second)
+        assert not (await waiting).is_empty
     assert len(looked) == 1
 
 
