@@ -326,7 +326,9 @@ async def test_an_invite_wakes_a_waiting_sync(store: Store) -> None:
     room = elsewhere()
     since = (await store.sync(ALICE)).next_batch
     waiting = asyncio.create_task(store.sync(ALICE, since=since, timeout_ms=600_000))
-    await asyncio.sleep(0.05)
+    async with asyncio.timeout(60):
+        while not store.notifier._waiting:  # noqa: ASYNC110
+            await asyncio.sleep(0)
     await out_of_band(store, room, room.invite(room.user(1), ALICE))
     assert list((await asyncio.wait_for(waiting, 60)).invite) == [room.room_id]
 

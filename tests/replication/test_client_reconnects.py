@@ -131,7 +131,7 @@ async def test_one_that_fetches_holds_up_nobody_else(
 
 
 async def test_a_database_that_goes_away_while_a_hole_is_filled(main: Process, dsn: str) -> None:
-    config = replace(QUICK, pool_acquire_timeout_ms=200, connect_timeout_ms=200)
+    config = replace(QUICK, pool_acquire_timeout_ms=2_000, connect_timeout_ms=2_000)
     async with (
         Proxy(unix_socket_of(dsn)) as postgres,
         await Database.open(through(dsn, postgres.port), config=config) as database,

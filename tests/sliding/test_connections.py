@@ -62,15 +62,12 @@ def writes(statements: StatementLog) -> list[str]:
 
 async def until_blocked(store: Store) -> None:
     """Wait until a session waits for a lock."""
-    async with store.database.connection() as conn:
-        for _ in range(500):
-            if await conn.fetchval(
-                "SELECT count(*) FROM pg_stat_activity "
-                "WHERE datname = current_database() AND wait_event_type = 'Lock'"
-            ):
-                return
+    async with store.database.connection() as conn, asyncio.timeout(60):
+        while not await conn.fetchval(  # noqa: ASYNC110
+            "SELECT count(*) FROM pg_stat_activity "
+            "WHERE datname = current_database() AND wait_event_type = 'Lock'"
+        ):
             await asyncio.sleep(0.01)
-    raise AssertionError("no session waits")
 
 
 async def rooms_are_consistent(store: Store) -> None:

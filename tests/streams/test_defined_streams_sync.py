@@ -175,7 +175,7 @@ async def test_a_wait_on_a_process_that_has_not_defined_it_lasts(
     second.notifier.wait = counted  # type: ignore[method-assign]
     waiting = asyncio.create_task(second.sync(LOCAL, since=since, timeout_ms=600_000))
     async with asyncio.timeout(60):
-        while not looked:
+        while not looked:  # noqa: ASYNC110
             await asyncio.sleep(0)
         await append(store, room.message(ADMIN))
         await poll(second)

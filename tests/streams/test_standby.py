@@ -464,7 +464,7 @@ async def test_promotion_below_open_stores() -> None:
         await pair.caught_up()
         await pair.detach()
         await pair.promote()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while not outcomes(a)[RESTING]:  # noticed, though each read is covered
                 assert await a.event(kept[0]) is not None
                 await asyncio.sleep(0.01)
