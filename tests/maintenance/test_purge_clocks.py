@@ -16,6 +16,8 @@ from tests.maintenance.purging import ALICE, chat, value
 from tests.maintenance.rooms import SERVER, findings
 
 DAY = 86_400_000
+TODAY = 20_000
+"""The first day of a room, in days since 1970."""
 AHEAD = 4_070_908_800_000  # 2099
 CONFIG = Config(purge_batch_max=20, purge_pause_ms=0)
 
@@ -23,6 +25,11 @@ CONFIG = Config(purge_batch_max=20, purge_pause_ms=0)
 @pytest.fixture
 def config() -> Config:
     return CONFIG
+
+
+def at(day: int) -> int:
+    """Return a time (ms) on a day of the room; day 0 is in 1970."""
+    return (TODAY + day) * DAY if day else 0
 
 
 async def arrived(store: Store, times: Sequence[int]) -> tuple[RoomBuilder, PurgedRoomRow]:
@@ -55,7 +62,8 @@ async def arrived(store: Store, times: Sequence[int]) -> tuple[RoomBuilder, Purg
         ("1 2 3 4 5 6 21 22 23 24 0", "21 22 23 24 0"),
         ("1 2 3 4 5 6 7 0 0 0 0", "0 0 0 0"),
         ("1 2 3 4 0 0 5 6 7 21 22", "21 22"),
-        ("0 0 0 0 21 22 23 24 0 25 26", "21 22 23 24 0 25 26"),
+        ("0 0 0 0 21 22 23 24 0 25 26", "0 0 0 0 21 22 23 24 0 25 26"),
+        ("0 0 1 2 3 4 21 22 23 24 25", "21 22 23 24 25"),
         ("1 2 3 99 4 5 6 7 21 22 23", "21 22 23"),
         ("1 2 3 99 0 4 5 99 21 22 23", "99 21 22 23"),
         ("1 2 3 99 0 21 22 23 24 25 26", "99 0 21 22 23 24 25 26"),
@@ -74,10 +82,10 @@ async def test_the_cut_where_clocks_were_wrong(
 ) -> None:
     if small_pages:
         monkeypatch.setattr(cut_point, "PAGES", (1, 2))
-    arrivals = [int(one) * DAY for one in times.split()]
+    arrivals = [at(int(day)) for day in times.split()]
     room, row = await arrived(store, arrivals)
     async with store.database.connection() as conn:
-        cut = await before_time(conn, room.room_id, row, 20 * DAY, 30 * DAY)
+        cut = await before_time(conn, room.room_id, row, at(20), at(30))
         positions = await conn.fetchvals("SELECT stream_ordering FROM events ORDER BY 1")
     first = len(arrivals) - len(kept.split())
     assert cut == CutPoint(first + 1, positions[first] - 1)
@@ -85,11 +93,11 @@ async def test_the_cut_where_clocks_were_wrong(
 
 async def test_clocks_of_several_processes_differ_a_little(store: Store) -> None:
     """An event may be older than the one before it by less than the tolerance."""
-    times = [number * DAY - (number % 2) * 2_000 for number in range(1, 12)]
+    times = [at(number) - (number % 2) * 2_000 for number in range(1, 12)]
     times[7] = times[6] - clocks.TOLERANCE_MS
     room, row = await arrived(store, times)
     async with store.database.connection() as conn:
-        cut = await before_time(conn, room.room_id, row, times[7] + 1, 30 * DAY)
+        cut = await before_time(conn, room.room_id, row, times[7] + 1, at(30))
     assert cut is not None
     assert cut.topological == 7
 
@@ -99,16 +107,16 @@ async def test_an_event_that_ends_a_purge_is_named(
 ) -> None:
     """A clock was ahead: the purge ends there until the date has passed it, and says so."""
     times = [1, 2, 25, 3, 4, 5, 6, 7, 8, 26, 27]
-    room, row = await arrived(store, [one * DAY for one in times])
+    room, row = await arrived(store, [at(day) for day in times])
     async with store.database.connection() as conn:
         for date, is_told in ((20, True), (26, False)):
             caplog.clear()
-            await before_time(conn, room.room_id, row, date * DAY, 30 * DAY)
+            await before_time(conn, room.room_id, row, at(date), at(30))
             told = [one for one in caplog.records if one.levelno == logging.WARNING]
             assert bool(told) is is_told
             for one in told:
                 assert one.__dict__["event_id"] == room.events[2].event_id
-                assert "1970-01-26" in one.getMessage()
+                assert "2024-10-29" in one.getMessage()
                 assert "--before" in one.getMessage()
 
 
@@ -146,6 +154,21 @@ async def test_a_room_that_began_under_a_wrong_clock_is_kept(store: Store) -> No
             "UPDATE events SET received_ts = 0 FROM rooms r WHERE r.room_nid = events.room_nid"
             " AND r.room_id = $1::text AND topological_ordering < 15",
             room.room_id,
+        )
+    purged = await purge_history(
+        store.database, room.room_id, server_name=SERVER, before_ts=now - DAY, local=True
+    )
+    assert purged.events == 0
+
+
+@pytest.mark.parametrize("clock", [0, 789_000_000_000])
+async def test_the_first_event_of_a_store_in_1970_is_kept(store: Store, clock: int) -> None:
+    """No other event says when it arrived."""
+    room, now = chat(10), time.time_ns() // 1_000_000
+    await store.append(room.pdus)
+    async with store.database.connection() as conn:
+        await conn.execute(
+            "UPDATE events SET received_ts = $1::bigint WHERE topological_ordering < 3", clock
         )
     purged = await purge_history(
         store.database, room.room_id, server_name=SERVER, before_ts=now - DAY, local=True

@@ -13,14 +13,17 @@ from storage.maintenance.purge.cut_point import (
 from storage.testing import RoomBuilder
 from tests.maintenance.purging import chat
 
-NOW = 1_000_000
+START = 20_000 * 86_400_000
+NOW = START + 1_000_000
 
 
 async def stored(store: Store, room: RoomBuilder) -> PurgedRoomRow:
     """Store a room, event n (from 1) of which arrived at n seconds; return its row."""
     await store.append(room.pdus)
     async with store.database.connection() as conn:
-        await conn.execute("UPDATE events SET received_ts = topological_ordering * 1000")
+        await conn.execute(
+            "UPDATE events SET received_ts = $1::bigint + topological_ordering * 1000", START
+        )
         row = await conn.fetchrow(SQL_ROOM, room.room_id, row=PurgedRoomRow)
     assert row is not None
     assert row.highest == len(room.events)
@@ -89,8 +92,10 @@ async def test_the_cut_below_a_time(store: Store) -> None:
     async with store.database.connection() as conn:
         for order in range(1, last + 1):
             cut = CutPoint(order, at[order] - 1)
-            assert await before_time(conn, room.room_id, row, order * 1000, NOW) == cut
-            assert await before_time(conn, room.room_id, row, order * 1000 - 999, NOW) == cut
+            assert await before_time(conn, room.room_id, row, START + order * 1000, NOW) == cut
+            assert (
+                await before_time(conn, room.room_id, row, START + order * 1000 - 999, NOW) == cut
+            )
         assert await before_time(conn, room.room_id, row, 0, NOW) == CutPoint(1, at[1] - 1)
         assert await before_time(conn, room.room_id, row, NOW, NOW) == CutPoint(last, at[last] - 1)
 
@@ -99,8 +104,10 @@ async def test_the_cut_below_a_time_is_below_all_that_arrived_at_it(store: Store
     room = chat(10)
     row, at = await stored(store, room), await positions(store)
     async with store.database.connection() as conn:
-        await conn.execute("UPDATE events SET received_ts = 5000")
-        assert await before_time(conn, room.room_id, row, 5_000, NOW) == CutPoint(1, at[1] - 1)
+        await conn.execute("UPDATE events SET received_ts = $1::bigint", START + 5_000)
+        assert await before_time(conn, room.room_id, row, START + 5_000, NOW) == CutPoint(
+            1, at[1] - 1
+        )
 
 
 async def test_the_cut_below_a_time_is_not_above_the_forward_extremities(store: Store) -> None:
@@ -108,13 +115,13 @@ async def test_the_cut_below_a_time_is_not_above_the_forward_extremities(store: 
     row, at = await stored(store, room), await positions(store)
     async with store.database.connection() as conn:
         assert await before_time(
-            conn, room.room_id, row._replace(highest=3), 5_000, NOW
+            conn, room.room_id, row._replace(highest=3), START + 5_000, NOW
         ) == CutPoint(3, at[5] - 1)
         assert await before_time(
-            conn, room.room_id, row._replace(highest=None), 5_000, NOW
+            conn, room.room_id, row._replace(highest=None), START + 5_000, NOW
         ) == CutPoint(5, at[5] - 1)
         assert await before_time(
-            conn, room.room_id, row._replace(highest=5), 5_000, NOW
+            conn, room.room_id, row._replace(highest=5), START + 5_000, NOW
         ) == CutPoint(5, at[5] - 1)
 
 
@@ -126,7 +133,7 @@ async def test_a_room_without_live_events_has_no_cut_and_times_to_come_are_refus
     async with store.database.connection() as conn:
         assert (
             await before_time(
-                conn, room.room_id, row._replace(room_nid=row.room_nid + 1), 5_000, NOW
+                conn, room.room_id, row._replace(room_nid=row.room_nid + 1), START + 5_000, NOW
             )
             is None
         )

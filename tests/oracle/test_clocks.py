@@ -92,7 +92,13 @@ class ClockMachine(AbsenceMachine):
 
     @initialize(seed=st.integers(0, 1 << 16))
     def set_clock(self, seed: int) -> None:
-        self.random = random.Random(seed)
+        self.random.seed(seed)
+
+    @property
+    def random(self) -> random.Random:
+        """Which clocks are wrong; a world begins before the clock is set."""
+        chance: random.Random = self.__dict__.setdefault("_random", random.Random(0))
+        return chance
 
     def _pass_days(self) -> None:
         """The first event of the store arrives by a right clock."""

@@ -9,14 +9,14 @@ By time, the cut is below the first live event that arrived at the date or later
 arrival. The clock may have been wrong at some arrivals:
 
     the time of an event             it is
-    later than now                   impossible
+    later than now, or before 2014   impossible
     earlier than that of one before  impossible, if by more than `TOLERANCE_MS`
     any other                        possible
 
 "One before" is one of the room, or, before its first event, of the whole store. If no such event
-arrived by a right clock, a time that is too early counts as possible. An event with an impossible
-time counts as arrived with the next one whose time is possible, and as just arrived if there is
-none. Example, with a purge before day 20; 30 is in the future:
+arrived by a right clock, a time since 2014 that is too early counts as possible. An event with an
+impossible time counts as arrived with the next one whose time is possible, and as just arrived if
+there is none. Example, with a purge before day 20; 30 is in the future:
 
     10  11  30  12  0  19  |  0  21  22    the 0 at the cut may have arrived on day 20 or 21
 
@@ -36,6 +36,9 @@ logger: logging.Logger = logging.getLogger(__name__)
 
 PAGES: Final = (100, 1_000, 10_000)
 """Events that a statement reads: the first, the second, and each further one."""
+
+FIRST_TS: Final = 1_388_534_400_000
+"""The year 2014: no event of Matrix arrived before. Clocks that were not set say 1970 or 1995."""
 
 NONE_YET: Final = -(1 << 62)
 """Below every stream position and time."""
@@ -214,7 +217,8 @@ async def before_time(
     if last is None:
         return None
     first = await conn.fetch(SQL_AFTER, room.room_nid, NONE_YET, row=LiveRow)
-    floor_ts = await conn.fetchval(SQL_BEFORE, first[0].stream_ordering, now_ts) or NONE_YET
+    before = await conn.fetchval(SQL_BEFORE, first[0].stream_ordering, now_ts)
+    floor_ts = max(before or FIRST_TS, FIRST_TS)
     old_upto, latest_ts = await _arrived_before(conn, room.room_nid, floor_ts, before_ts, now_ts)
     following = await conn.fetch(SQL_AFTER, room.room_nid, old_upto, row=LiveRow)
     if len(following) > 1:
