@@ -296,7 +296,7 @@ def whole(number: int, name: str) -> int:
     """
     if isinstance(number, bool) or not isinstance(number, int):
         raise InputError(f"{name} {number!r}: a whole number is wanted")
-    return max(-LARGEST, min(number, LARGEST))
+    return max(-LARGEST - 1, min(number, LARGEST))
 
 
 def positive(number: float, name: str, *, whole: bool) -> None:

@@ -13,6 +13,8 @@ once, not a thousand times.
     known 10   POSITION events w 9 14      nothing was written in 10..14: known 14, live
     known 10   RDATA events w 11 […]       live: known 11. Still behind: fetch to 11, then live
     known 10   RDATA events w 8 […]        known already, over another link
+    known 10   POSITION events w 0 4       on a shared link: a third party has just learned of the
+                                           writer, which may be at 12 by now: still behind
     known 10   POSITION events w 10 2^30   a gap that a restore left: fetch, and check first
                                            whether the database is the same
 """
@@ -67,7 +69,7 @@ class Follower:
     """Takes RDATA and POSITION from any number of links, and advances the target.
 
     The target gets every fact once, in its writer's order. On a shared link, several participants
-    may send the facts of one writer.
+    may send the facts of one writer, and each that learns of a writer announces it, from 0.
     """
 
     def __init__(self, target: FollowTarget, config: Config, *, is_shared: bool = False) -> None:
@@ -120,7 +122,8 @@ class Follower:
         if track.fetching or leaps or (known is not None and known < command.prev_token):
             self._fetch(track, command.new_token)
         else:
-            track.live = True
+            is_learned = self._is_shared and command.prev_token == 0 < command.new_token
+            track.live = track.live or not is_learned
             self._apply(track, command.new_token, [])
 
     def lost(self, link: Link) -> None:

@@ -140,6 +140,18 @@ async def test_late_events_between_two_in_order_are_not_read(store: Store) -> No
             assert await conn.fetchval(SQL_FETCHED) - before < 100
 
 
+@pytest.mark.parametrize("ts", [-(2**63), 2**63 - 1])
+async def test_the_first_and_the_last_time_that_an_event_can_claim(store: Store, ts: int) -> None:
+    room = RoomBuilder("3")
+    room.start(LOCAL)
+    at_the_end = room.message(LOCAL, "at the end of time", ts=ts)
+    await deliver(store, room)
+    for direction, _ in DIRECTIONS:
+        found = await store.event_near(room.room_id, UserId(LOCAL), ts, direction)
+        assert found is not None
+        assert found.event_id == at_the_end.event_id
+
+
 async def test_for_a_server_refused_events_are_passed_over(store: Store) -> None:
     room = new_room(members=[LOCAL, REMOTE])
     said = room.message(LOCAL, "kept")

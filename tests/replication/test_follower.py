@@ -230,6 +230,21 @@ async def test_a_second_sender_repeats_a_row_within_a_batch_of_the_writer() -> N
     scene.log.check_complete()
 
 
+@pytest.mark.parametrize("entered_at", [2, 5])
+async def test_who_learns_of_a_writer_does_not_know_how_far_it_is(entered_at: int) -> None:
+    """A writer was killed between two commits and their lines; it comes back."""
+    scene = SharedLinkScene()
+    [link, _], log = scene.links, scene.log
+    log.write("a", [0] * entered_at)
+    log.known["a"] = 2
+    log.write("a", [1, 1])
+    tell(scene.follower, Position("s", "a", 0, entered_at), link)
+    for command in advance_commands(log.write("a", [1])):
+        tell(scene.follower, command, link)
+    await settle(log)
+    log.check_complete()
+
+
 async def test_a_page_may_end_in_the_middle_of_an_id() -> None:
     log, link = Log(), LinesOnTheirWay()
     log.write("a", [2, 9, 1, 0, 2, 2])
