@@ -7,8 +7,10 @@ A participant has two sides. It *announces*: "own" facts, on transports where al
 known facts, as the hub of others (the TCP server); "none" (the TCP client). And it *follows*, or
 not. On every new link both sides send their state, so that anything lost before is recovered.
 
-On a shared transport, "all" is what no participant has sent: own facts, and those read from the
-tables. Their writer may take part, too, and be about to send them.
+On a shared transport, "all" is what no participant sends: own facts, and those of writers that do
+not take part. Each participant that sends its own facts repeats its NAME. Only who has sent a fact
+knows which ones went before it on the channel: a follower that had a position from another, which
+is behind, would take the writer's next fact for the one after that.
 """
 
 import asyncio
@@ -26,6 +28,7 @@ from storage.replication.commands import (
     Command,
     FederationAck,
     LockReleased,
+    Name,
     Position,
     Rdata,
     RemoteServerUp,
@@ -131,6 +134,9 @@ class ReplicationPeer:
         self._own_syncs: dict[Session, int] = {}
         self._own_acknowledgement: int | None = None
         self._heard: dict[str, float] = {}
+        self._present: dict[str, float] = {}
+        """The participants that send their own facts, and when each has last said so."""
+
         self._ends: list[Callable[[], None]] = []
         self._beating: asyncio.Task[None] | None = None
         self._noting: set[asyncio.Task[None]] = set()
@@ -208,7 +214,9 @@ class ReplicationPeer:
         All others must know a new writer before they receive later facts.
         """
         is_new_writer = not advance.previous and not advance.facts
-        of_others = self._announces == "all" and (self._is_hub or not self._was_received())
+        of_others = self._announces == "all" and (
+            self._is_hub or not (self._was_received() or advance.instance_name in self._present)
+        )
         if self.transport.links and (advance.local or is_new_writer or of_others):
             # the writer itself may be on a shared link, and its batches must not mix with these
             batches = advance.local or self._is_hub
@@ -217,11 +225,18 @@ class ReplicationPeer:
     def _was_received(self) -> bool:
         return self._follower is not None and self._follower.is_advancing
 
-    def _positions(self, *, own: bool = False) -> Iterator[Position]:
+    def _positions(self, *, own: bool = False) -> Iterator[Command]:
         if self._streams is None or self._announces == "none":
-            return iter(())
+            return
+        if self.transport.is_shared:
+            yield Name(self.instance_name)
         own = own or self._announces == "own"
-        return positions(self._streams, self._streams.instance_name if own else None)
+        for position in positions(self._streams, self.instance_name if own else None):
+            if (
+                position.instance_name == self.instance_name
+                or position.instance_name not in self._present
+            ):
+                yield position
 
     def _own_state(self) -> Iterator[Command]:
         for (user_id, device_id), at in self._own_syncs.items():
@@ -233,7 +248,7 @@ class ReplicationPeer:
         """Show that this process is alive, and drop silent workers.
 
         This is needed where a link does not end with its peer. The positions that it sends also
-        reveal lost commands.
+        reveal lost commands, and what a writer has not sent that has gone.
         """
         while True:
             await asyncio.sleep(self._config.replication_ping_ms / 1000)
@@ -243,6 +258,11 @@ class ReplicationPeer:
                 del self._heard[instance_name]
                 self.syncing.clear(instance_name)
                 self.acknowledged.lost([instance_name])
+            gone = [name for name, at in self._present.items() if at < silent_since]
+            for instance_name in gone:
+                del self._present[instance_name]
+            if gone:
+                self.transport.publish(*self._positions())
 
     # ---------------------------------------------------------------------------------------------
     # commands of the others
@@ -276,6 +296,8 @@ class ReplicationPeer:
                     self._follower.position(command, link)
             case Replicate():
                 link.send(*self._positions(), *(() if self._is_hub else self._own_state()))
+            case Name() if self.transport.is_shared:
+                self._present[command.name] = time.monotonic()
             case UserSync():
                 self.syncing.told(command, link)
             case ClearUserSync():

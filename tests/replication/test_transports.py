@@ -5,6 +5,7 @@ import re
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
+from math import inf
 from typing import Any, Protocol
 
 import pytest
@@ -18,6 +19,7 @@ from storage.replication.commands import (
     Command,
     FederationAck,
     LockReleased,
+    Name,
     NewActiveTask,
     Position,
     Rdata,
@@ -30,6 +32,9 @@ from storage.replication.server import ServerTransport
 from tests.replication.processes import QUICK, SERVER_NAME, FailsOnce, Process
 from tests.replication.proxies import Proxy
 from tests.replication.redis_server import RedisServer
+
+BEYOND = 1_000_000
+"""An id that no writer of a test reaches by itself."""
 
 
 class Net(Protocol):
@@ -424,6 +429,52 @@ async def test_the_users_of_a_worker_that_fell_silent_are_gone(dsn: str) -> None
         positions = Heard(exchanges[2], Position)
         while exchanges[0].syncing.is_syncing("@a:b.c"):
             await positions.next()
+
+
+async def test_facts_of_a_participant_are_left_to_it_until_it_falls_silent(dsn: str) -> None:
+    """As in `serve --redis`, which reads them from the tables and may be behind or ahead."""
+    config = replace(QUICK, replication_ping_ms=20, replication_timeout_ms=600_000)
+    async with (
+        await Database.open(dsn, config=config) as database,
+        RedisServer() as redis,
+        AsyncExitStack() as stack,
+    ):
+        hub, writer = [await Process.start(database, name) for name in ("hub", "writer")]
+        peers = [
+            ReplicationPeer(hub, RedisTransport(redis.url, SERVER_NAME, config), announces="all"),
+            ReplicationPeer(writer, RedisTransport(redis.url, SERVER_NAME, config)),
+            ReplicationPeer(handlers := Handlers(), RedisTransport(redis.url, SERVER_NAME, config)),
+        ]
+        heard: list[Command] = []
+        for kind in (Rdata, Position):
+            handlers.on(kind, heard.append)
+        for peer in peers:
+            await stack.enter_async_context(peer)
+        names = Heard(peers[0], Name)
+        while (await names.next()) != Name("writer"):
+            pass
+
+        def read(stream_id: int) -> None:
+            hub.streams.advance(
+                "caches", "writer", stream_id, [writer.fact(stream_id)], local=False
+            )
+
+        def of_the_writer() -> list[Command]:
+            return [one for one in heard if f" writer {BEYOND}" in str(one)]
+
+        read(BEYOND)
+        peers[0].publish(RemoteServerUp("a.org"))
+        assert await Heard(peers[2], RemoteServerUp).next()
+        assert of_the_writer() == []
+        await peers[1].close()
+        peers[0]._present["writer"] = -inf
+        positions = Heard(peers[2], Position)
+        while not of_the_writer():
+            await positions.next()
+        assert of_the_writer() == [Position("caches", "writer", BEYOND, BEYOND)]
+        rows = Heard(peers[2], Rdata)
+        read(BEYOND + 1)
+        assert str(await rows.next()).startswith(f"RDATA caches writer {BEYOND + 1} ")
 
 
 @pytest.mark.parametrize(
