@@ -464,7 +464,7 @@ async def test_facts_of_a_participant_are_left_to_it_until_it_falls_silent(dsn: 
 
         read(BEYOND)
         peers[0].publish(RemoteServerUp("a.org"))
-        assert await Heard(peers[2], RemoteServerUp).next()
+        await Heard(peers[2], RemoteServerUp).next()
         assert of_the_writer() == []
         await peers[1].close()
         peers[0]._present["writer"] = -inf
