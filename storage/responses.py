@@ -508,7 +508,6 @@ async def _shown(
     *,
     ignored: args.Ignored,
 ) -> Shown:
-    """Return the events that the user may see, and those of a state."""
     as_state = await store.client_events(user_id, state, as_state=True, with_room_id=False)
     how: Json = {"device_id": device_id, "ignored": ignored, "with_room_id": False}
     found = await store.client_events(user_id, events, **how)

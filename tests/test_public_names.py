@@ -6,6 +6,7 @@ import pydoc
 import pytest
 
 import storage
+import storage.testing
 
 NAMES = """
 Aggregations AppendResult ArchiveNotOwned ArchiveRunning ArchiveUnavailable AuthDenied CommitUnknown
@@ -21,6 +22,18 @@ StorageError Store StoredEvent Sync SyncFilter ThreadSummary Timeline UnknownEve
 UnknownRoom UnknownRoomVersion UnknownStream UnknownUser Unread UserId WrongServerName __version__
 auth event federation open replication responses streams visibility
 """
+
+
+PACKAGES = (
+    storage,
+    storage.event,
+    storage.federation,
+    storage.replication,
+    storage.responses,
+    storage.streams,
+    storage.testing,
+    storage.visibility,
+)
 
 
 def test_the_public_names_are_these() -> None:
@@ -44,6 +57,19 @@ def test_help_on_a_call_shows_its_arguments_and_explains_them() -> None:
         assert f"{name}({next(iter(parameters_of(store, name)))}" in call
         unsaid = [one for one in parameters_of(store, name) if one not in OBVIOUS | words(said)]
         assert unsaid == [], name
+
+
+def test_public_names_are_explained() -> None:
+    """Inside, a docstring may be left out where the signature says all."""
+    for package in PACKAGES:
+        for name in package.__all__:
+            found = getattr(package, name)
+            if inspect.isclass(found) or inspect.isroutine(found):
+                assert inspect.getdoc(found), name
+            if inspect.isclass(found):
+                for part, value in inspect.getmembers(found, inspect.isroutine):
+                    own = (getattr(value, "__module__", None) or "").startswith("storage.")
+                    assert not own or part.startswith("_") or inspect.getdoc(value), (name, part)
 
 
 OBVIOUS = {"pdus", "room_id", "user_id", "sender", "creator", "type", "content"}

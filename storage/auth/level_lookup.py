@@ -108,7 +108,6 @@ class PowerLevels:
         return cls(auth_state.get(POWER_LEVELS), auth_state.get(CREATE), version)
 
     def user(self, user_id: str) -> Level:
-        """Return the level of a user."""
         create = self._create
         if (
             create is not None

@@ -42,7 +42,6 @@ def decode(dictionary: Dictionary, stored: bytes, event_id: str, _room_id: str) 
 
 
 def checksum(raw: bytes, event_id: str) -> bytes:
-    """Return the checksum of the bytes of this event."""
     return crc32(raw, crc32(event_id.encode())).to_bytes(CHECKSUM_BYTES, "little")
 
 

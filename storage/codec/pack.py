@@ -42,7 +42,6 @@ class PackEntry(NamedTuple):
     length: int
 
     def reference(self, pack: int) -> Reference:
-        """Return the reference to it in this pack."""
         return Reference(pack, self.offset, self.length)
 
 

@@ -22,7 +22,6 @@ def transposed(rows: Iterable[Iterable[object]], width: int) -> list[list[object
 
 
 def column_texts(rows: Iterable[Iterable[object]], width: int) -> list[str]:
-    """Return the same, each column as text."""
     return [array_text(column) for column in zip(*rows, strict=True)] or [EMPTY_ARRAY] * width
 
 
@@ -86,7 +85,6 @@ def long_int_array(numbers: Sequence[int]) -> str:
 
 
 def text_array(texts: Collection[str]) -> str:
-    """Return the text of an array of texts with any characters."""
     if not texts:
         return EMPTY_ARRAY
     joined = '","'.join(texts)

@@ -21,11 +21,9 @@ class Table:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The names of all columns."""
         return tuple(self.types)
 
     def but(self, *left_out: str) -> tuple[str, ...]:
-        """Return the names of all columns but these."""
         self._known(left_out)
         return tuple(column for column in self.types if column not in left_out)
 

@@ -55,7 +55,6 @@ def environment_dsn(
 
 
 def _from_file(variable: str, path: str) -> str:
-    """Return the only line of a file."""
     try:
         text = Path(path).read_text(encoding="utf-8").strip()
     except OSError as error:

@@ -54,7 +54,6 @@ class QueryPlan:
 
     @property
     def indexes(self) -> set[str]:
-        """Return the indexes that were read."""
         return {
             node["Index Name"]
             for node in self.nodes()
@@ -76,7 +75,6 @@ class QueryPlan:
         return sum(self.rows_of_tables().values())
 
     def rows_of_tables(self) -> dict[str, int]:
-        """Return the same count by table."""
         found: dict[str, int] = {}
         for node in self.nodes():
             if node["Node Type"] in SCANS:
@@ -118,7 +116,6 @@ class ExplainingConnection(Connection):
         return cls(conn._driver, generic=generic)  # noqa: SLF001  # a connection of another kind
 
     async def fetch(self, sql: str, *args: object, row: type[R]) -> list[R]:
-        """Return all rows, each as a `row`."""
         await self._explain(sql, args)
         return await super().fetch(sql, *args, row=row)
 

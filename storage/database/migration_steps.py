@@ -286,7 +286,6 @@ def _last_post(step: MigrationInfo, script: Script) -> str:
 
 
 def jobs_of(scripts: ScriptDirectory) -> Iterator[Job]:
-    """Yield the jobs of all revisions."""
     for script in scripts.walk_revisions():
         if (job := step_of(script.module).job) is not None:
             yield job

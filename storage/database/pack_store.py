@@ -64,7 +64,6 @@ def checked_folder(folder: str) -> str:
 
 
 def local_path(url: str) -> Path | None:
-    """Return the path of a local URL, or None."""
     if "://" not in url:
         return Path(url)
     parts = urlsplit(url)
@@ -189,7 +188,6 @@ def list_files(folder: str) -> list[str]:
 
 
 def folder_of(url: str) -> str:
-    """Return the folder of a pack."""
     return url.rpartition("/")[0]
 
 

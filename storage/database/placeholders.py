@@ -78,7 +78,6 @@ class ColumnList:
         return None
 
     def read(self, alias: str, column: str) -> str:
-        """Return the expression that reads a column from an alias."""
         return f"{alias}.{column}"
 
     def call(self, prefix: str) -> str:
@@ -145,7 +144,6 @@ class InputRows(ColumnList):
     def subquery(
         self, parameters: Mapping[str, str], columns: Sequence[str], *, is_ordered: bool
     ) -> str:
-        """Return these columns of the rows."""
         names = [*(name for name in parameters if name in self.key), *parameters]
         chosen = {column: parameters[column] for column in columns}
         return _unnested(chosen, parameters[names[0]], is_ordered=is_ordered)
@@ -189,7 +187,6 @@ class OneInputRow(InputRows):
     def subquery(
         self, parameters: Mapping[str, str], columns: Sequence[str], *, is_ordered: bool
     ) -> str:
-        """Return these columns of the row."""
         chosen = [f"{parameters[column]} AS {column}" for column in columns]
         return f"(SELECT {', '.join([*chosen, '1 AS ordinal'] if is_ordered else chosen)})"
 
@@ -284,7 +281,6 @@ class _Numbering:
         return None
 
     def _rows(self, one: ColumnList | InputValue, member: str, given: str) -> str | None:
-        """Return input rows, with the columns of a list if one is given."""
         if not isinstance(one, InputRows) or member not in {"rows", "ordered"}:
             return None
         columns = re.findall(r"\w+", given) or list(one.types)
@@ -329,7 +325,6 @@ def compose(text: LiteralString, *inputs: ColumnList | InputValue) -> NumberedSt
 
 
 def by_column(names: Sequence[str], rows: Iterable[Iterable[object]]) -> ColumnValues:
-    """Return rows as columns. ``names``: of the columns, in the order in which a row has them."""
     columns = list(zip(*rows, strict=True))
     return dict(zip(names, columns, strict=True)) if columns else {}
 

@@ -55,7 +55,6 @@ class Guard:
         self._current.set()
 
     async def until_replaced(self) -> None:
-        """Wait until the database was replaced."""
         await self._replaced.wait()
 
     async def until_current(self, seconds: float) -> None:

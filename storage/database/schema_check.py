@@ -73,7 +73,6 @@ WHERE p.pronamespace = to_regnamespace(quote_ident(current_schema())) AND p.prok
 
 
 def schema_script() -> str:
-    """Return schema.sql."""
     return (Path(__file__).parent / "schema.sql").read_text(encoding="utf-8")
 
 

@@ -220,7 +220,6 @@ class Session:
 
 
 def pinned(config: Config) -> dict[str, str]:
-    """Return the settings of a session: PINNED, and those of `Config`."""
     schema = config.database_schema.replace('"', '""')
     return {**PINNED, "search_path": f'"{schema}"', "synchronous_commit": config.synchronous_commit}
 

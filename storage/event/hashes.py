@@ -117,7 +117,6 @@ def encoded(value: dict[str, Any], *, exact: bool) -> bytes:
 
 
 def content_digest(pdu: dict[str, Any]) -> bytes:
-    """Return the 32 bytes of the content hash."""
     return sha256(
         canonical({key: value for key, value in pdu.items() if key not in _NOT_IN_CONTENT_HASH})
     ).digest()

@@ -85,7 +85,6 @@ async def _missing_parents(task: RoomTask, events: Mapping[EventId, Event]) -> s
 
 
 async def in_timeline(task: RoomTask, event_ids: Iterable[EventId]) -> set[EventId]:
-    """Return those of the events that are in the timeline of the room."""
     stored = await task.stored(event_ids)
     return {one for one, key in stored.items() if not key.outlier and key.room_id == task.room_id}
 

@@ -83,7 +83,6 @@ class OtherServer(NamedTuple):
     async def send(
         self, send: SendMembership, wanted: MembershipRequest, event: SignedMembership
     ) -> JsonObject:
-        """Send a signed event, and return the response."""
         seconds = self.receiver.limits.send_membership_seconds
         args = self.name, wanted.room_id, event.event_id, event.pdu
         return await answer_of(self.name, seconds, send, *args)

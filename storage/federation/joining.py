@@ -199,7 +199,6 @@ async def signed_join(task: RoomTask, join: Event, returned: Pdu | None) -> Even
 
 
 def _with_signatures(join: Event, returned: Pdu | None) -> Pdu:
-    """Return a join with the required signatures that the returned event has."""
     if returned is None:
         return join.raw
     given = receive.glance_of(returned).get("signatures")

@@ -231,7 +231,6 @@ def _work(event: Event) -> int:
 
 
 def _key_ids(signed: JsonObject, server: str) -> Iterable[str]:
-    """Return the ids of the keys with which a server has signed an object."""
     signatures = signed.get("signatures")
     by_server = signatures.get(server) if isinstance(signatures, dict) else None
     return by_server if isinstance(by_server, dict) else ()

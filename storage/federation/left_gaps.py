@@ -23,7 +23,6 @@ class LeftGaps:
         self._whole: set[RoomId] = set()
 
     def may_have(self, room_id: RoomId) -> bool:
-        """Return whether a room may have gaps to fill."""
         return room_id not in self._whole
 
     def left(self, room_id: RoomId) -> None:

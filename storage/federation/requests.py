@@ -54,7 +54,6 @@ class TaskRequests:
         earliest: Sequence[EventId],
         latest: Sequence[EventId],
     ) -> list[Pdu]:
-        """Return events before the latest ones."""
         limit = self._limits.missing_events_max
         body = await self._send(
             server,
@@ -69,7 +68,6 @@ class TaskRequests:
         return self._pdus(server, body, "events")[:limit]
 
     async def event(self, server: ServerName, event_id: EventId) -> list[Pdu]:
-        """Return one event, or nothing."""
         body = await self._send(server, self._remote.event, server, event_id)
         return self._pdus(server, body, "pdus")[:1]
 
@@ -88,14 +86,12 @@ class TaskRequests:
     async def backfill(
         self, server: ServerName, room_id: RoomId, event_ids: Sequence[EventId], limit: int
     ) -> list[Pdu]:
-        """Return these events and events before them."""
         body = await self._send(
             server, self._remote.backfill, server, room_id, event_ids, limit=limit
         )
         return self._pdus(server, body, "pdus")[:limit]
 
     async def event_auth(self, server: ServerName, room_id: RoomId, event_id: EventId) -> list[Pdu]:
-        """Return the auth chain of an event."""
         body = await self._send(server, self._remote.event_auth, server, room_id, event_id)
         return self._pdus(server, body, "auth_chain")
 

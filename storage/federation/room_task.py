@@ -34,7 +34,6 @@ class ReadEvents(NamedTuple):
     foreign: frozenset[EventId] = frozenset()
 
     def restricted(self, event_ids: Collection[EventId]) -> "ReadEvents":
-        """Return those with these ids."""
         return ReadEvents(
             {one: event for one, event in self.events.items() if one in event_ids},
             {one: refusal for one, refusal in self.refused.items() if one in event_ids},
@@ -154,7 +153,6 @@ class RoomTask:
         return result
 
     async def stored(self, event_ids: Iterable[EventId]) -> dict[EventId, StoredKey]:
-        """Return those of the events that are stored, whatever their room."""
         ids = list(event_ids)
         if not ids:
             return {}
@@ -205,7 +203,6 @@ class RoomTask:
 
 
 def _chain_of(event: Event, events: Mapping[EventId, Event]) -> dict[EventId, Event]:
-    """Return those of the events that are in the auth chain of an event."""
     found: dict[EventId, Event] = {}
     front = [*auth_ids_of(event)]
     while front:

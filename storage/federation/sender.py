@@ -94,7 +94,6 @@ class Destination:
     may_drop: bool = True
 
     def put(self, event_id: EventId, event: QueuedEvent, most: int) -> None:
-        """Add an event."""
         self.queue.setdefault(event_id, event)
         if len(self.queue) > most:
             latest = {queued.room_id: one for one, queued in self.queue.items()}

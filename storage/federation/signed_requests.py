@@ -40,7 +40,6 @@ def claim_of(
 
 
 def authorization(claim: dict[str, Any], key: SigningKey) -> str:
-    """Return the header `Authorization` of a request."""
     origin, key_id = claim["origin"], f"{key.alg}:{key.version}"
     signature = sign_json(claim, origin, key)["signatures"][origin][key_id]
     return (

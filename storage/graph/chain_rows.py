@@ -60,7 +60,6 @@ def _inlined(event_nid: int, chain_nid: int, number: int) -> int | None:
 
 
 def links_of(event_nid: int, links: Iterable[int | None]) -> list[ChainPosition]:
-    """Return the targets of the links of a row."""
     return [
         ChainPosition((link >> 32) - event_nid, link & _NUMBER)
         for link in links

@@ -45,7 +45,6 @@ class Chain:
 
     @classmethod
     def from_numbers(cls, numbers: tuple[int, ...]) -> Self:
-        """Return the chain of a value of `numbers`."""
         return cls(numbers[0], dict(zip(numbers[1::2], numbers[2::2], strict=True)))
 
     def numbers(self) -> tuple[int, ...]:

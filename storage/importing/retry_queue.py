@@ -53,7 +53,6 @@ class RetryQueue:
         return self._count
 
     def add(self, line: RetryLine) -> None:
-        """Add a line."""
         self._lines.append(line)
         self._count += 1
         if len(self._lines) >= self._in_memory_max:

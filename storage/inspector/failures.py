@@ -73,7 +73,6 @@ def failure_of(error: Exception) -> Failure:
 
 
 def failed(visit: Visit, error: Exception) -> Response:
-    """Return the page of an error."""
     failure = failure_of(error)
     if failure is DEFECT:
         logger.error("%s failed", visit.request.url.path, exc_info=error)

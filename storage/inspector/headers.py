@@ -32,12 +32,10 @@ NOTHING: Final = "default-src 'none'; frame-ancestors 'none'; sandbox"
 
 
 def new_nonce() -> str:
-    """Return a nonce for one answer."""
     return secrets.token_urlsafe(NONCE_BYTES)
 
 
 def page_headers(nonce: str) -> dict[str, str]:
-    """Return the headers of a page."""
     return {**FIXED, "Content-Security-Policy": POLICY.format(nonce=nonce)}
 
 

@@ -17,7 +17,6 @@ VALUE_MAX = 300  # characters of a parameter in the log
 
 
 def log_page(viewer: Viewer, path: str, parameters: Mapping[str, str]) -> None:
-    """Log that a viewer opens a page."""
     logger.info(
         "%s looks at %s",
         viewer_name(viewer),

@@ -45,7 +45,6 @@ class Visit:
 
     @property
     def store(self) -> Store:
-        """Return the store that is shown."""
         return self.inspector.store
 
     @property
@@ -125,7 +124,6 @@ class Visit:
         return await self.store.reads.run(lambda conn: query(conn, *given, **how), snapshot=True)
 
     def render(self, template: str, *, status: int = 200, **values: Any) -> Response:
-        """Return a page."""
         text = environment().get_template(template).render(self._shared() | values)
         return HTMLResponse(text, status, headers=page_headers(self.nonce))
 

@@ -6,7 +6,6 @@ from storage.maintenance.reencode import ENCODE_EVENTS
 
 
 def known_jobs() -> dict[str, Job]:
-    """Return the jobs by name."""
     from storage.database.migration_steps import jobs_of  # noqa: PLC0415  # alembic is slow to import
 
     return {job.name: job for job in (ENCODE_EVENTS, *jobs_of(script_directory()))}

@@ -197,7 +197,6 @@ def _is_of(event: dict[str, Any], user_id: UserId) -> bool:
 async def _events(
     database: Database, user_id: UserId, changed: ChangedRooms, report: Report
 ) -> None:
-    """Remove the content in batches."""
     async with database.connection() as conn:
         dictionary = await writers_dictionary(conn)
         last: int = await conn.fetchval(SQL_LAST_EVENT)

@@ -111,7 +111,6 @@ async def counts(conn: Connection) -> StoreCounts:
 
 
 async def database_bytes(conn: Connection) -> int:
-    """Return the size of the whole database."""
     return int(await conn.fetchval(SQL_DATABASE))
 
 

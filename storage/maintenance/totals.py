@@ -52,5 +52,4 @@ async def event_total(conn: Connection, room_ids: Collection[str] | None = None)
 
 
 async def room_total(conn: Connection) -> int:
-    """Return the number of rooms."""
     return int(await conn.fetchval(SQL_ROOMS))

@@ -61,7 +61,6 @@ class Distribution:
         return sum(self.counts)
 
     def add(self, value: float) -> None:
-        """Add a value."""
         self.counts[bisect_left(self.bounds, value)] += 1
         self.total += value
 
@@ -107,7 +106,6 @@ class Measures:
         """When the positions of all writers were last read, on the monotonic clock."""
 
     def call(self, name: str) -> Distribution:
-        """Return the seconds of a call."""
         if name not in self.calls:
             self.calls[name] = Distribution()
         return self.calls[name]

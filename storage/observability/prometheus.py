@@ -52,7 +52,6 @@ class StoreCollector(Collector):
         return [family for part in PARTS for family in part(self._store)]
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the current metrics."""
         for part in PARTS:
             yield from part(self._store)
 
@@ -69,7 +68,6 @@ def expose(store: Store, registry: CollectorRegistry = REGISTRY) -> StoreCollect
 
 
 def calls(store: Store) -> Iterator[Metric]:
-    """Yield the metrics of calls."""
     measures = store.measures
     yield _histograms(
         "call_seconds",
@@ -132,7 +130,6 @@ def writer(store: Store) -> Iterator[Metric]:
 
 
 def caches(store: Store) -> Iterator[Metric]:
-    """Yield the metrics of the read caches."""
     counted = {**store.caches.counted(), **store.sliding.counted()}
     hits = {name: cache.hits for name, cache in counted.items()}
     misses = {name: cache.misses for name, cache in counted.items()}

@@ -37,7 +37,6 @@ def size_of(pdu: object) -> int:
 
 
 def work_of(pdu: object, read: Event | AppendResult) -> int:
-    """Return the bytes of a PDU that was read."""
     return len(read.raw) if isinstance(read, Event) else size_of(pdu)
 
 

@@ -218,7 +218,6 @@ class AuthChainIdsRow(NamedTuple):
 
     @property
     def chain(self) -> set[EventId]:
-        """Return the auth chain."""
         own: list[list[EventId]] = ids_of(self.own_ids)
         return set[EventId]().union(*own, ids_of(self.reached_ids), ids_of(self.loose_ids))
 
@@ -260,7 +259,6 @@ def ids_of(text: str | None) -> Any:
 async def state_and_chain_ids(
     conn: Connection, event_nids: Sequence[int]
 ) -> tuple[frozenset[EventId], frozenset[EventId]]:
-    """Return the ids of these state events, and of their auth chain, by one statement."""
     row = await conn.fetchrow(
         SQL_AUTH_CHAIN, EMPTY_ARRAY, long_int_array(event_nids), row=AuthChainIdsRow
     )

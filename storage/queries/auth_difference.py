@@ -206,7 +206,6 @@ async def auth_chain_difference(
 
 
 async def _loose(conn: Connection, event_ids: set[EventId], memory: ChainMemory) -> set[EventId]:
-    """Return those of the events that have no position."""
     if memory.may_know_placed(event_ids):
         event_ids = memory.without_placed(event_ids, await maintained_position(conn))
     if not event_ids:
@@ -251,7 +250,6 @@ def _divide(
 async def _reached_by(
     conn: Connection, event_ids: set[EventId], common: set[EventId]
 ) -> set[EventId]:
-    """Return those of these events that are in the auth chain of ``common``."""
     found: set[EventId] = set()
     left = set(event_ids)
     limit = LATER_MAX

@@ -91,7 +91,6 @@ async def client_state(
 
 
 def _bundled(bundles: Iterable[Aggregations]) -> Iterator[StoredEvent]:
-    """Return the events that are a part of aggregations."""
     for bundle in bundles:
         if bundle.replacement is not None:
             yield bundle.replacement

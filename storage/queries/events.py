@@ -420,7 +420,6 @@ def related_id(stored_bytes: StoredBytes, event_id: str, room_id: str) -> EventI
 async def events(
     conn: Connection, event_ids: Iterable[EventId], *, redacted: bool = True
 ) -> dict[EventId, StoredEvent]:
-    """Return the stored ones of these events, by id."""
     found: dict[EventId, StoredEvent] = {}
     async for wanted in parts(list(event_ids), EVENTS_MAX):
         rows = await conn.fetch(SQL_EVENTS, wanted, row=EventWithVerdictRow)

@@ -118,7 +118,6 @@ async def servers_by_size(conn: Connection, room_id: RoomId, limit: int) -> list
 
 
 async def stored_keys(conn: Connection, event_ids: Iterable[str]) -> dict[EventId, StoredKey]:
-    """Return those of the events that are stored, by id."""
     rows = await conn.fetch(SQL_STORED_KEYS, list(event_ids), row=StoredKey)
     return {EventId(row.event_id): row for row in rows}
 

@@ -120,7 +120,6 @@ def _child(space: RoomId, row: SpaceChildRow) -> SpaceChild | None:
 
 
 def _servers(via: Any) -> tuple[ServerName, ...]:
-    """Return the servers of a `via`; none if it is malformed."""
     if not isinstance(via, list) or not all(one and args.is_text(one) for one in via):
         return ()
     return tuple(map(ServerName, via))

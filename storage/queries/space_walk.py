@@ -52,7 +52,6 @@ class SpaceWalk:
         self._ahead = min(request.limit, ROOMS_MAX)
 
     async def run(self) -> list[SpaceRoom]:
-        """Return the rooms in order."""
         found, seen = list[SpaceRoom](), set[RoomId]()
         while self._stack and self._left > 0:
             here, depth = self._stack.pop()

@@ -225,7 +225,6 @@ class StatePathRow(NamedTuple):
 
     @property
     def is_stored(self) -> bool:
-        """Whether it is a row of the table."""
         return self.back is not None or self.path is not None
 
 

@@ -430,7 +430,6 @@ async def _threads_of(conn: Connection, related: Collection[UnreadRow]) -> dict[
 
 
 def _target(row: UnreadRow | RelationRow) -> EventId:
-    """Return the event that an event relates to."""
     if row.json is None or row.event_id is None:
         raise StorageCorrupt("a relation has no event", room_id=row.room_id)
     return related_id(row.json, row.event_id, row.room_id)

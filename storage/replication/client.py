@@ -61,16 +61,13 @@ class ClientTransport:
 
     @property
     def links(self) -> list[Link]:
-        """See `Transport`."""
         return [] if self._connection is None else [self._connection]
 
     def publish(self, *commands: Command) -> None:
-        """See `Transport`."""
         if self._connection is not None:
             self._connection.send(*commands)
 
     def subscribe(self, subscriber: Subscriber) -> Callable[[], None]:
-        """See `Transport`."""
         return self._subscribers.add(subscriber, self.links)
 
     def start(self) -> None:
@@ -94,7 +91,6 @@ class ClientTransport:
         await self._news.wait()
 
     async def close(self) -> None:
-        """See `Transport`."""
         self._closed = True
         if self._connection is not None:
             self._connection.end("closed")

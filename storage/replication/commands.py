@@ -59,7 +59,6 @@ class ServerCommand(Command):
         fields.check_word(self.server_name, "server name")
 
     def arguments(self) -> str:
-        """See `Command.arguments`."""
         return self.server_name
 
     @classmethod
@@ -88,7 +87,6 @@ class Rdata(Command):
         fields.check_word(self.instance_name, "instance name")
 
     def arguments(self) -> str:
-        """See `Command.arguments`."""
         if self.text is None:
             object.__setattr__(self, "text", fields.dump_json(self.row))
         token = BATCH if self.token is None else self.token
@@ -125,7 +123,6 @@ class Position(Command):
         fields.check_word(self.instance_name, "instance name")
 
     def arguments(self) -> str:
-        """See `Command.arguments`."""
         return f"{self.stream_name} {self.instance_name} {self.prev_token} {self.new_token}"
 
     @classmethod
@@ -148,7 +145,6 @@ class Error(Command):
         fields.check_one_line(self.reason, "reason")
 
     def arguments(self) -> str:
-        """See `Command.arguments`."""
         return self.reason
 
     @classmethod
@@ -173,7 +169,6 @@ class Ping(Command):
         fields.check_one_line(self.data, "data")
 
     def arguments(self) -> str:
-        """See `Command.arguments`."""
         return self.data
 
     @classmethod
@@ -193,7 +188,6 @@ class Name(Command):
         fields.check_text(self.name, "name")
 
     def arguments(self) -> str:
-        """See `Command.arguments`."""
         return self.name
 
     @classmethod
@@ -240,7 +234,6 @@ class UserSync(Command):
             )
 
     def arguments(self) -> str:
-        """See `Command.arguments`."""
         device = (
             f"{NO_DEVICE if self.device_id is None else self.device_id} " if self.has_device else ""
         )
@@ -279,7 +272,6 @@ class ClearUserSync(Command):
         fields.check_word(self.instance_name, "instance name")
 
     def arguments(self) -> str:
-        """See `Command.arguments`."""
         return self.instance_name
 
     @classmethod
@@ -300,7 +292,6 @@ class FederationAck(Command):
         fields.check_word(self.instance_name, "instance name")
 
     def arguments(self) -> str:
-        """See `Command.arguments`."""
         return f"{self.instance_name} {self.token}"
 
     @classmethod
@@ -321,7 +312,6 @@ class RemoteServerUp(Command):
         fields.check_word(self.server_name, "server name")
 
     def arguments(self) -> str:
-        """See `Command.arguments`."""
         return self.server_name
 
     @classmethod
@@ -348,7 +338,6 @@ class UserIp(Command):
         fields.check_word(self.user_id, "user id")
 
     def arguments(self) -> str:
-        """See `Command.arguments`."""
         values = [self.access_token, self.ip, self.user_agent, self.device_id, self.last_seen_ms]
         return f"{self.user_id} {fields.dump_json(values) if self.text is None else self.text}"
 
@@ -380,7 +369,6 @@ class LockReleased(Command):
     """The JSON part as received."""
 
     def arguments(self) -> str:
-        """See `Command.arguments`."""
         return (
             fields.dump_json([self.instance_name, self.lock_name, self.lock_key])
             if self.text is None
@@ -407,7 +395,6 @@ class NewActiveTask(Command):
         fields.check_text(self.task_id, "task id")
 
     def arguments(self) -> str:
-        """See `Command.arguments`."""
         return self.task_id
 
     @classmethod
@@ -427,7 +414,6 @@ class CancelTask(Command):
         fields.check_text(self.task_id, "task id")
 
     def arguments(self) -> str:
-        """See `Command.arguments`."""
         return self.task_id
 
     @classmethod

@@ -73,7 +73,6 @@ class LineConnection:
         return self.peer_name
 
     def silent_s(self) -> float:
-        """See `Link`."""
         return self._loop.time() - self._heard
 
     # ---------------------------------------------------------------------------------------------

@@ -52,14 +52,12 @@ class InProcessTransport:
 
     @property
     def links(self) -> list[Link]:
-        """See `Transport`."""
         return list(self._links.values())
 
     def start(self) -> None:
         """See `Transport`. It is connected already."""
 
     def publish(self, *commands: Command) -> None:
-        """See `Transport`."""
         for link in self._links.values():
             link.send(
                 *(
@@ -70,7 +68,6 @@ class InProcessTransport:
             )
 
     def subscribe(self, subscriber: Subscriber) -> Callable[[], None]:
-        """See `Transport`."""
         return self._subscribers.add(subscriber, self.links)
 
     async def close(self) -> None:
@@ -122,11 +119,9 @@ class InProcessLink:
 
     @property
     def name(self) -> str:
-        """See `Link`."""
         return self._peer.name
 
     def silent_s(self) -> float:
-        """See `Link`."""
         return 0.0
 
     def send(self, *commands: Command) -> None:

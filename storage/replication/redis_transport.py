@@ -90,7 +90,6 @@ class RedisTransport:
         return [] if self._link is None else [self._link]
 
     def publish(self, *commands: Command) -> None:
-        """See `Transport`."""
         if self._link is None or self._closed or self._too_slow:
             return
         for command in commands:
@@ -110,11 +109,9 @@ class RedisTransport:
             self.refuse()
 
     def subscribe(self, subscriber: Subscriber) -> Callable[[], None]:
-        """See `Transport`."""
         return self._subscribers.add(subscriber, self.links)
 
     def start(self) -> None:
-        """See `Transport`."""
         self._task = asyncio.create_task(self._stay_connected(), name="replication-redis")
 
     async def connected(self) -> None:
@@ -125,7 +122,6 @@ class RedisTransport:
             await self._news.wait()
 
     async def close(self) -> None:
-        """See `Transport`."""
         self._closed = True
         self._wake.set()
         if self._link is not None:
@@ -267,7 +263,6 @@ class RedisLink:
         self._transport = transport
 
     def silent_s(self) -> float:
-        """See `Link`."""
         return 0.0
 
     def send(self, *commands: Command) -> None:

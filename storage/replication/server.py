@@ -53,7 +53,6 @@ class ServerTransport:
 
     @property
     def links(self) -> list[Link]:
-        """See `Transport`."""
         return list(self._connections)
 
     @property
@@ -82,15 +81,12 @@ class ServerTransport:
         """See `Transport`. `listen` does it."""
 
     def publish(self, *commands: Command) -> None:
-        """See `Transport`."""
         self._pass_on(commands, besides=None)
 
     def subscribe(self, subscriber: Subscriber) -> Callable[[], None]:
-        """See `Transport`."""
         return self._subscribers.add(subscriber, self.links)
 
     async def close(self) -> None:
-        """See `Transport`."""
         if self._server is None:
             return
         self._server.close()

@@ -61,7 +61,6 @@ class Syncing:
         self._overflowed.discard(link)
 
     def users(self) -> set[str]:
-        """Return all syncing users."""
         return {user_id for sessions in self._sessions.values() for user_id, _ in sessions}
 
     def is_syncing(self, user_id: str) -> bool:
@@ -69,7 +68,6 @@ class Syncing:
         return any(user_id == user for sessions in self._sessions.values() for user, _ in sessions)
 
     def workers(self) -> dict[str, set[Session]]:
-        """Return the sessions of each worker that has any."""
         return {name: set(sessions) for name, sessions in self._sessions.items()}
 
     def last_sync_ms(self, user_id: str) -> int | None:

@@ -51,7 +51,6 @@ class StreamsTarget:
         self._unknown: set[str] = set()
 
     def follows(self, stream_name: str, instance_name: str) -> bool:
-        """See `FollowTarget`."""
         if stream_name in self._streams:
             return instance_name != self._streams.instance_name
         if stream_name not in self._unknown and len(self._unknown) < UNKNOWN_MAX:
@@ -88,7 +87,6 @@ class StreamsTarget:
             raise ProtocolError(f"malformed row of the stream {stream_name}: {str(row)[:200]}")
 
     def leaps(self, stream_name: str, instance_name: str, token: int) -> bool:
-        """See `FollowTarget`."""
         return self._streams.leaps(stream_name, instance_name, token)
 
     async def rows(
@@ -108,7 +106,6 @@ class StreamsTarget:
     def advance(
         self, stream_name: str, instance_name: str, current: int, facts: list[Fact]
     ) -> None:
-        """See `FollowTarget`."""
         self._streams.advance(stream_name, instance_name, current, facts, local=False)
 
 
@@ -123,11 +120,9 @@ class HandlersTarget:
         self._positions: dict[tuple[str, str], int] = {}
 
     def follows(self, stream_name: str, instance_name: str) -> bool:  # noqa: ARG002  # everything
-        """See `FollowTarget`."""
         return True
 
     def position(self, stream_name: str, instance_name: str) -> int | None:
-        """See `FollowTarget`."""
         return self._positions.get((stream_name, instance_name))
 
     def check(self, stream_name: str, row: Any) -> None:
@@ -135,13 +130,11 @@ class HandlersTarget:
 
     # nothing is stored here
     def leaps(self, stream_name: str, instance_name: str, token: int) -> bool:  # noqa: ARG002
-        """See `FollowTarget`."""
         return False
 
     async def rows(
         self, stream_name: str, instance_name: str, after: int, upto: int, limit: int
     ) -> list[Fact]:
-        """See `FollowTarget`."""
         if self._handlers.fetch is None:
             logger.warning(
                 "rows of %s by %s between %d and %d were missed, and cannot be fetched",
@@ -156,7 +149,6 @@ class HandlersTarget:
     def advance(
         self, stream_name: str, instance_name: str, current: int, facts: list[Fact]
     ) -> None:
-        """See `FollowTarget`."""
         previous = self._positions.get((stream_name, instance_name), current)
         self._positions[stream_name, instance_name] = current
         self._handlers.tell(

@@ -90,14 +90,12 @@ class Subscribers:
         self._all: dict[Subscriber, None] = {}
 
     def add(self, subscriber: Subscriber, links: list[Link]) -> Callable[[], None]:
-        """See `Transport.subscribe`."""
         self._all[subscriber] = None
         for link in links:
             subscriber.connected(link)
         return lambda: self._all.pop(subscriber, None)
 
     def connected(self, link: Link) -> None:
-        """See `Subscriber`."""
         for subscriber in list(self._all):
             subscriber.connected(link)
 
@@ -111,6 +109,5 @@ class Subscribers:
             link.refuse(error.reason)
 
     def disconnected(self, link: Link) -> None:
-        """See `Subscriber`."""
         for subscriber in list(self._all):
             subscriber.disconnected(link)

@@ -148,7 +148,6 @@ def applied(entries: State, change: Mapping[int, int]) -> State:
 
 
 def digest_after(digest: int, entries: State, change: Mapping[int, int]) -> int:
-    """Return the digest of a state after a change; ``digest`` and ``entries`` are those before."""
     for key, event in change.items():
         before = entries.get(key)
         if before is not None:

@@ -86,7 +86,6 @@ def row_of(group: Group, is_member: Callable[[int], bool]) -> GroupRow:
 
 
 def entries_of(row: GroupRow) -> dict[int, int]:
-    """Return the entries of one row: members and the others."""
     if row.event_nid is not None:
         return {row.key_nid or row.member_key_nid or 0: row.event_nid}
     entries = dict(zip(row.key_nids or (), row.event_nids or (), strict=True))

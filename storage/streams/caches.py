@@ -62,7 +62,6 @@ class Removed(NamedTuple):
 
     @property
     def event_ids(self) -> list[str]:
-        """Return the ids of the removed events."""
         return (
             []
             if self.kind == "state_groups"
@@ -201,7 +200,6 @@ class LastChange:
         self._last.clear()
 
     def note(self, key: str, position: int) -> None:
-        """Record a change."""
         self._latest = max(self._latest, position)
         self._last.pop(key, 0)
         self._last[key] = self._latest

@@ -234,7 +234,6 @@ class DefinedStreams(Mapping[str, DefinedStream]):
         return stream
 
     def named(self, name: str) -> DefinedStream:
-        """Return a defined stream. `UnknownStream`."""
         try:
             return self._defined[args.text(name)]
         except KeyError:

@@ -178,7 +178,6 @@ class CacheFactRow(NamedTuple):
 async def events(
     conn: Connection, after: int, upto: int, writer: str | None, limit: int
 ) -> list[Fact]:
-    """Return the facts of "events"."""
     rows = await conn.fetch(SQL_EVENTS_ROWS, after, upto, writer, limit, row=EventFactRow)
     return [_event_fact(row) for row in rows]
 
@@ -186,7 +185,6 @@ async def events(
 async def backfill(
     conn: Connection, after: int, upto: int, writer: str | None, limit: int
 ) -> list[Fact]:
-    """Return the facts of "backfill"."""
     rows = await conn.fetch(SQL_BACKFILL_ROWS, after, upto, writer, limit, row=EventFactRow)
     return [_event_fact(row) for row in rows]
 
@@ -220,7 +218,6 @@ def _redacts(row: EventFactRow) -> str | None:
 async def account_data(
     conn: Connection, after: int, upto: int, writer: str | None, limit: int
 ) -> list[Fact]:
-    """Return the facts of "account_data"."""
     rows = await conn.fetch(
         SQL_ACCOUNT_DATA_ROWS, after, upto, writer, limit, row=AccountDataFactRow
     )
@@ -230,7 +227,6 @@ async def account_data(
 async def to_device(
     conn: Connection, after: int, upto: int, writer: str | None, limit: int
 ) -> list[Fact]:
-    """Return the facts of "to_device"."""
     rows = await conn.fetch(SQL_TO_DEVICE_ROWS, after, upto, writer, limit, row=ToDeviceFactRow)
     return [Fact(row.stream_id, row.instance_name, list(row[2:])) for row in rows]
 
@@ -238,7 +234,6 @@ async def to_device(
 async def receipts(
     conn: Connection, after: int, upto: int, writer: str | None, limit: int
 ) -> list[Fact]:
-    """Return the facts of "receipts"."""
     rows = await conn.fetch(SQL_RECEIPTS_ROWS, after, upto, writer, limit, row=ReceiptFactRow)
     return [
         Fact(row.stream_id, row.instance_name, [*row[2:-1], json.loads(row.data)]) for row in rows
@@ -248,6 +243,5 @@ async def receipts(
 async def caches(
     conn: Connection, after: int, upto: int, writer: str | None, limit: int
 ) -> list[Fact]:
-    """Return the facts of "caches"."""
     rows = await conn.fetch(SQL_CACHES_ROWS, after, upto, writer, limit, row=CacheFactRow)
     return [Fact(row.stream_id, row.instance_name, list(row[2:])) for row in rows]

@@ -58,17 +58,14 @@ class PublishedFact(Fact):
 
     @classmethod
     def of(cls, row: PublishedRow) -> "PublishedFact":
-        """Return the fact of a row."""
         return cls(row.stream_id, row.instance_name, [row.key, orjson.loads(row.value), row.wakes])
 
     @property
     def key(self) -> str:
-        """Return the key that it was published under."""
         return str(self.row[0])
 
     @property
     def value(self) -> Any:
-        """Return the value, as JSON has it."""
         return self.row[1]
 
     @property

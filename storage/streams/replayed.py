@@ -133,7 +133,6 @@ class StandbyState:
 
     @classmethod
     def of(cls, row: StandbyStateRow, *, is_replaying_again: bool = False) -> "StandbyState":
-        """Return the state of a row."""
         positions: dict[str, dict[str, int]] = {}
         columns = row.stream_names or (), row.instance_names or (), row.stream_ids or ()
         for stream_name, instance_name, stream_id in zip(*columns, strict=True):

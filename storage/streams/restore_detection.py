@@ -175,7 +175,6 @@ class RestoreGap(NamedTuple):
         return self.kept.get(writer, self.lost_after)
 
     def holds(self, writer: str, position: int) -> bool:
-        """Return whether the position of a writer is in the gap."""
         return self.begin(writer) < position < self.lost_upto
 
     def is_reached(self, position: VectorPosition) -> bool:

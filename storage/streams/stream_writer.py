@@ -54,7 +54,6 @@ class StreamWriter:
 
     @property
     def reads(self) -> Reads:
-        """Return the reads of the store."""
         return self._streams.reads
 
     @property

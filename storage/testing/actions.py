@@ -153,7 +153,6 @@ def profile(world: GeneratedWorld) -> BuiltEvent | None:
 
 
 def invite(world: GeneratedWorld) -> BuiltEvent | None:
-    """Invite a new user."""
     host = world.speaker()
     return None if host is None else world.member(host, world.newcomer(), "invite")
 
@@ -240,12 +239,10 @@ def _setting(
 
 
 def topic(world: GeneratedWorld) -> BuiltEvent | None:
-    """Change the topic."""
     return _setting(world, 50, "m.room.topic", {"topic": population.text(world.rng)})
 
 
 def name(world: GeneratedWorld) -> BuiltEvent | None:
-    """Change the name."""
     return _setting(world, 50, "m.room.name", {"name": population.text(world.rng)[:60]})
 
 

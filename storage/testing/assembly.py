@@ -89,7 +89,6 @@ class Request:
 
 
 def id_of(reference: Reference) -> EventId:
-    """Return the event id of an event or of its id."""
     return reference.event_id if isinstance(reference, BuiltEvent) else EventId(reference)
 
 

@@ -26,7 +26,6 @@ JOIN_RULES: Final[StateKey] = ("m.room.join_rules", "")
 
 
 def number_of(room_version: str) -> int:
-    """Return the room version as a number, for "from version n on"."""
     return int(room_version)
 
 

@@ -163,7 +163,6 @@ class GeneratedWorld:
         return self.creator if self.is_joined(self.creator) else None
 
     def newcomer(self) -> str:
-        """Return a new user."""
         self.users += 1
         return (
             self.room.user(self.users)

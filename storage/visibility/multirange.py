@@ -20,7 +20,6 @@ _END: Final = 1 << 63  # larger than any number in use; represents "no end" in c
 
 
 def contains(ranges: Ranges, number: int) -> bool:
-    """Return whether a number lies in one of the ranges."""
     place = _ending_after(ranges, number)
     return place < len(ranges) and ranges[place][0] <= number
 

@@ -74,7 +74,6 @@ class Ledger:
         self._due: set[Place] = set()  # as `_unchecked`
 
     def order(self, phase: int) -> list[EventId]:
-        """Return the events of a phase."""
         return [
             self._at[place] for place in self._order[self._first(phase) : self._first(phase + 1)]
         ]
@@ -113,7 +112,6 @@ class Ledger:
         self._push(place)
 
     def remove(self, event_id: EventId) -> None:
-        """Remove an event."""
         self._set(event_id, allowed_now=False)
         place = self.places.pop(event_id)
         del self._at[place]

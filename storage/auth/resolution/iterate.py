@@ -107,7 +107,6 @@ def _own_auth_state(
 
 
 def allowed(event: Event, auth_state: Mapping[StateKey, Event]) -> bool:
-    """Return whether the rules allow an event by an auth state."""
     return refusal(event, auth_state) is None
 
 

@@ -27,7 +27,6 @@ class RecordingLookup:
         self.missing: set[EventId] = set()
 
     def __call__(self, event_id: EventId) -> Event | None:
-        """Return the event, or record the id and return None."""
         event = self._events.get(event_id)
         if event is None and event_id not in self._absent:
             self.missing.add(event_id)

@@ -31,7 +31,6 @@ class ActionRefusedError(InputError):
 
 
 def signature_of(inspector: "Inspector", viewer: str, name: str, fields: Fields) -> str:
-    """Return the signature of a form."""
     said = "\0".join([viewer, name, *(f"{key}={fields[key]}" for key in sorted(fields))])
     return hmac.new(inspector.secret, said.encode("utf-8", "replace"), hashlib.sha256).hexdigest()
 

@@ -31,7 +31,6 @@ async def line_of(visit: Visit, event_id: EventId) -> EventLine:
 
 
 async def page(visit: Visit) -> Response:
-    """Show an event."""
     event_id, content = visit.event(), visit.content()
     line = await line_of(visit, event_id)
     chain = sorted(await visit.store.auth_chain_ids([event_id]))

@@ -55,7 +55,6 @@ async def page(visit: Visit) -> Response:
 
 
 async def _contents(visit: Visit, keys: Sequence[KeyReason]) -> dict[str, Any]:
-    """Return the contents of the values that are shown."""
     values = {value for one in keys for value in one.values.values() if value is not None}
     lines = await visit.read(lines_by_id, sorted(values))
     return await contents_of(visit, list(lines.values()))

@@ -30,7 +30,6 @@ async def line_of(visit: Visit, room_id: RoomId) -> RoomLine:
 
 
 async def page(visit: Visit) -> Response:
-    """Show a room."""
     room_id, content = visit.room(), visit.content()
     room = await line_of(visit, room_id)
     extremities = await visit.store.forward_extremities(room_id)

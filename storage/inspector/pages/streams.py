@@ -12,7 +12,6 @@ from storage.queries.inspect.writers import WriterPositionRow, lost_ranges, purg
 
 
 async def page(visit: Visit) -> Response:
-    """Show all streams."""
     by_stream: dict[str, list[WriterPositionRow]] = defaultdict(list)
     for row in await visit.read(writers):
         by_stream[row.stream_name].append(row)

@@ -150,13 +150,11 @@ async def alone(
 
 
 async def folders_in_use(conn: Connection, target: str | None = None) -> set[str]:
-    """Return the folders of all packs, and that of new ones."""
     folders = {folder_of(row.url) for row in await packs(conn)}
     return folders | (set() if target is None else {target})
 
 
 async def packs(conn: Connection) -> list[PackRow]:
-    """Return all packs, by number."""
     return await conn.fetch(SQL_PACKS, row=PackRow)
 
 

@@ -135,7 +135,6 @@ class Period(NamedTuple):
 async def block_range_indexes(
     conn: Connection, tables: Collection[str] | None = None
 ) -> list[BlockRangesRow]:
-    """Return the indexes of block ranges of these tables, or of all."""
     given = None if tables is None else list(tables)
     return await conn.fetch(SQL_BLOCK_RANGE_INDEXES, given, row=BlockRangesRow)
 
@@ -202,7 +201,6 @@ def _number(keys: Sequence[int], key: int) -> int:
 
 
 def periods_of(keys: Sequence[int], rows: Sequence[PeriodRow]) -> list[Period]:
-    """Return the periods that have rows, in order."""
     counts: Mapping[int, int] = {2 * row.keys - row.is_key: row.rows for row in rows}
     ends = enumerate(_ends(keys))
     return [Period(*end, counts[number]) for number, end in ends if number in counts]

@@ -162,7 +162,6 @@ async def _all_entries(
 async def _all_rows(
     conn: Connection, found: Sequence[IndexRow], counted: Counted
 ) -> dict[str, Rows]:
-    """Return the rows of each index, from its table."""
     await conn.execute(THROUGH_TABLE)
     rows: dict[str, Rows] = {}
     for part in _tables(found):
@@ -181,7 +180,6 @@ def _pages(found: Sequence[IndexRow]) -> int:
 
 
 def _table_pages(part: Sequence[IndexRow]) -> int:
-    """Return the pages of the table that has these indexes."""
     return part[0].table_pages
 
 
@@ -236,5 +234,4 @@ def _parts(found: Sequence[IndexRow]) -> Iterator[list[IndexRow]]:
 
 
 def _tables(found: Sequence[IndexRow]) -> Iterator[list[IndexRow]]:
-    """Return the indexes of each table together."""
     return (list(part) for _, part in groupby(found, lambda index: index.table_name))

@@ -153,7 +153,6 @@ async def begin(
 
 
 async def unfinished(conn: Connection, room_nid: int) -> PurgeJob | None:
-    """Return the interrupted job of a room, if any."""
     return await conn.fetchrow(SQL_UNFINISHED, room_nid, row=PurgeJob)
 
 

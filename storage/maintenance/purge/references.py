@@ -272,8 +272,6 @@ async def stand_of(conn: Connection, room_nid: int) -> RoomOrderVersion:
 async def keeping(
     database: Database, room_id: str, room_version: str, cut: CutPoint, arrived_upto: int
 ) -> References:
-    """Look up the references of a room."""
-
     async def begin(conn: Connection) -> References:
         # The lock waits for the writers of the room: later events have larger positions.
         room_nid = await lock_room_keeping_plans(conn, room_id)

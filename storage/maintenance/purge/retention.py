@@ -47,7 +47,6 @@ class PolicyRow(NamedTuple):
 
     @property
     def raw(self) -> bytes | None:
-        """Return the policy as received."""
         if self.json is None or self.event_id is None:
             return None
         return decode(self.json, self.event_id, self.room_id)

@@ -223,7 +223,6 @@ class TakenRow(NamedTuple):
 
     @property
     def origin(self) -> Origin:
-        """Return the origin with which it was appended."""
         return "outlier" if self.outlier else "backfill" if self.backfilled else "live"
 
 
@@ -387,7 +386,6 @@ def _own_id(raw: bytes, version: str) -> str | None:
 
 
 def dependent(graph: Sequence[EventEdgesRow], roots: set[int]) -> set[int]:
-    """Return these events and all their descendants."""
     naming: dict[int, list[int]] = {}
     for row in graph:
         for nid in row.named:

@@ -146,14 +146,12 @@ class ReplayedVisibility(VisibilityView):
     """Knows of visibility only what was decided since it began."""
 
     def visible(self, room_nid: int, principal_nid: int) -> VisibilityRow:
-        """Return the row of a principal."""
         return self.new_visibility.get((room_nid, principal_nid), UNSEEN)
 
     def ensure_visible(self, room_nid: int, principal_nids: Iterable[int]) -> None:
         """Do nothing: all rows are there."""
 
     def audience(self, room_nid: int, number: int) -> AudienceRow:
-        """Return the row of an audience."""
         return self.new_audiences[room_nid, number]
 
 

@@ -46,7 +46,6 @@ class RepairPlanner:
     async def of(
         cls, conn: Connection, room_id: str, server_name: str, states: RoomStates
     ) -> "RepairPlanner":
-        """Return a planner for a locked room."""
         return cls(await stored_room(conn, room_id), server_name, states)
 
     async def plan(self, conn: Connection, work: Callable[[EventChanges], T]) -> T:
@@ -102,7 +101,6 @@ def new_caches() -> WriterCaches:
 
 
 async def stored_room(conn: Connection, room_id: str) -> RoomRow:
-    """Return the row of a room."""
     change_set = ChangeSet(new_caches(), NidBlocks(), "")
     await load(conn, change_set, MissingData("rooms", [room_id]))
     row = change_set.rooms.known[room_id]

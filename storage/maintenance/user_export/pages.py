@@ -33,7 +33,6 @@ class ExportedRoom(NamedTuple):
 
 
 def head(title: str) -> str:
-    """Return the beginning of a page."""
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
@@ -43,7 +42,6 @@ def head(title: str) -> str:
 
 
 def index(user_id: str, rooms: Sequence[ExportedRoom], taken: datetime) -> str:
-    """Return the page that links to those of the rooms."""
     lines = [
         f'<tr><td><a href="{escape(room.file)}">{escape(room.name or room.room_id)}</a>'
         f'<br><span class="quiet">{escape(room.room_id)}</span></td>'

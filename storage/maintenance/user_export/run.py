@@ -80,7 +80,6 @@ class UserWriter:
     report: Report
 
     async def write(self) -> UserExport:
-        """Write all files."""
         async with self.database.connection() as conn:
             found = await deployment(conn)
             rooms = await facts.rooms_of(conn, self.user)

@@ -111,5 +111,4 @@ class AuthGraph:
 
 
 async def read_auth_graph(conn: Connection, room_nid: int) -> AuthGraph:
-    """Return the auth graph of a room."""
     return AuthGraph(await conn.fetch(SQL_AUTH_EDGES, room_nid, row=EdgesRow))

@@ -192,7 +192,6 @@ def _findings(room: VerifiedRoom, case: AuthCase) -> Iterator[Finding]:
 
 
 def _rule(reason: str | None) -> str | None:
-    """Return the rule of a reason; the values in it are not compared."""
     return None if reason is None else reason.partition(":")[0]
 
 

@@ -132,7 +132,6 @@ def _places(room: VerifiedRoom, cover: ChainCover, graph: AuthGraph) -> Iterator
 
 
 async def read_cover(conn: Connection, room_nid: int) -> ChainCover:
-    """Return the cover of a room."""
     places: dict[int, ChainPosition] = {}
     links: dict[ChainPosition, list[ChainPosition]] = {}
     for nid, chain_nid, number, *own in await conn.fetch(

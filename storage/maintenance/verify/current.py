@@ -212,7 +212,6 @@ async def check_member_positions(conn: Connection, room: VerifiedRoom) -> AsyncI
 
 
 async def check_partial(conn: Connection, room: VerifiedRoom) -> AsyncIterator[Finding]:
-    """Check that a partial room has its mark ("rooms")."""
     if await conn.fetchval(SQL_LACKS_MARK, room.nid):
         yield room.finding("rooms", [room.row.room_id], "is_partial", "a row of partial_rooms")
 

@@ -110,7 +110,6 @@ class EventLoader:
         self.key_nids: dict[StateKey, int | None] = {}
 
     async def load(self, conn: Connection, event_nids: Iterable[int]) -> dict[int, StoredContent]:
-        """Return these events."""
         wanted = set(event_nids)
         if len(self._held) > REMEMBERED_MAX:
             self._held.clear()
@@ -123,7 +122,6 @@ class EventLoader:
     async def load_ids(
         self, conn: Connection, ids: Iterable[EventId]
     ) -> dict[EventId, StoredContent]:
-        """Return these events, by id."""
         wanted = set(ids)
         lacking = [one for one in wanted if one not in self._nids]
         nids = dict(await conn.fetch(SQL_NIDS_OF, lacking, row=IdRow)) if lacking else {}

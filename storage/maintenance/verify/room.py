@@ -116,7 +116,6 @@ class VerifiedRoom:
 
     @property
     def nid(self) -> int:
-        """Return the room's nid."""
         return self.row.room_nid
 
     def finding(

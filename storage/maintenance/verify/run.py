@@ -164,7 +164,6 @@ async def verify_database(conn: Connection, lying: Collection[Lie] = ()) -> Asyn
 
 
 async def all_rooms(database: Database) -> AsyncIterator[str]:
-    """Yield the ids of all rooms."""
     after = ""
     while True:
         async with database.connection() as conn:

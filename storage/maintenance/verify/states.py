@@ -117,7 +117,6 @@ async def _states(conn: Connection, room: VerifiedRoom) -> StateCheck:
 
 
 async def _parents(conn: Connection, rows: Sequence[TimelineRow]) -> dict[int, TimelineRow]:
-    """Return the parents of these events that are in the timeline."""
     known = {row.event_nid: row for row in rows}
     lacking = {nid for row in rows for nid in row.prev_events} - known.keys()
     found = await conn.fetch(SQL_PARENTS, list(lacking), row=TimelineRow)

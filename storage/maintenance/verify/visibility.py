@@ -216,7 +216,6 @@ class Sweep:
     wrong: set[str] = field(default_factory=set)
 
     def reach(self, audience: int) -> None:
-        """Advance to an audience."""
         touched = set[str]()
         while self.place < len(self.boundaries) and self.boundaries[self.place][0] <= audience:
             name = self.boundaries[self.place][1]

@@ -42,7 +42,6 @@ class AppendRequest:
 
     @property
     def is_over(self) -> bool:
-        """Return whether the append is finished."""
         return self.failed or len(self.answers) == len(self.incoming)
 
     def answer(self, answers: Iterable[AppendResult]) -> None:
@@ -57,7 +56,6 @@ class AppendRequest:
             self.on_over(self)
 
     def fail(self, error: Exception) -> None:
-        """Finish the append with an error."""
         was_over, self.failed = self.is_over, True
         if not self.future.done():
             self.future.set_exception(error)

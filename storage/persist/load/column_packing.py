@@ -112,7 +112,6 @@ class PackedColumns(LoadedColumns):
 
 
 def packed(name: str, table: Table, columns: Sequence[str]) -> PackedColumns:
-    """Return columns of a table to be packed."""
     loaded = table.loaded(name, columns)
     return PackedColumns(
         name,

@@ -145,7 +145,6 @@ async def load_gap_nids(conn: Connection, change_set: ChangeSet, keys: Collectio
 
 
 async def load_event_nids(conn: Connection, change_set: ChangeSet, keys: Collection[int]) -> None:
-    """Load events by nid."""
     rows = await conn.fetch(SQL_EVENTS_BY_NID, list(keys), row=EventRow)
     for key in keys:
         change_set.events.row_ids.setdefault(key, "")
@@ -153,7 +152,6 @@ async def load_event_nids(conn: Connection, change_set: ChangeSet, keys: Collect
 
 
 async def load_events(conn: Connection, change_set: ChangeSet, keys: Collection[int]) -> None:
-    """Load the contents of events."""
     for row in await conn.fetch(SQL_CONTENT, list(keys), row=ContentRow):
         raw = decode_recent(row.json, row.event_id, row.room_id)
         change_set.events.parsed[row.event_nid] = load_event(
@@ -182,7 +180,6 @@ async def load_cited(conn: Connection, change_set: ChangeSet, keys: Collection[s
 
 
 async def load_ancestors(conn: Connection, change_set: ChangeSet, keys: Collection[int]) -> None:
-    """Load events with their chain ancestors."""
     await load_chain_ancestors(conn, change_set, keys, load_event_nids)
     _check_places(change_set, keys)
     for key in keys:
@@ -192,7 +189,6 @@ async def load_ancestors(conn: Connection, change_set: ChangeSet, keys: Collecti
 async def load_chain_positions(
     conn: Connection, change_set: ChangeSet, keys: Collection[int]
 ) -> None:
-    """Load the positions of events in the chain cover."""
     for row in await conn.fetch(SQL_PLACES, list(keys), row=ChainPositionRow):
         change_set.auth_graph.places[row.event_nid] = ChainPosition(
             row.chain_nid, row.sequence_number

@@ -82,12 +82,10 @@ async def fill_blocks(conn: Connection, blocks: NidBlocks, wanted: dict[str, int
 
 
 async def load_nids(conn: Connection, change_set: ChangeSet, keys: Collection[str]) -> None:
-    """Load blocks of nids."""
     await fill_blocks(conn, change_set.blocks, dict.fromkeys(keys, 1))
 
 
 async def load_types(conn: Connection, change_set: ChangeSet, keys: Collection[str]) -> None:
-    """Load event types by name."""
     for key in keys:
         change_set.names.types.setdefault(key, None)
     _keep_types(change_set, await conn.fetch(SQL_TYPES, list(keys), [], row=NameRow))
@@ -107,7 +105,6 @@ def _keep_types(change_set: ChangeSet, rows: Iterable[NameRow]) -> None:
 async def load_state_keys(
     conn: Connection, change_set: ChangeSet, keys: Collection[tuple[int, str]]
 ) -> None:
-    """Load state keys by name."""
     for key in keys:
         change_set.names.state_keys.setdefault(key, None)
     _keep_state_keys(
@@ -121,7 +118,6 @@ async def load_state_keys(
 async def load_state_key_names(
     conn: Connection, change_set: ChangeSet, keys: Collection[int]
 ) -> None:
-    """Load state keys by nid."""
     _keep_state_keys(change_set, await conn.fetch(SQL_STATE_KEY_NAMES, list(keys), row=StateKeyRow))
 
 
@@ -132,7 +128,6 @@ def _keep_state_keys(change_set: ChangeSet, rows: Iterable[StateKeyRow]) -> None
 
 
 async def load_principals(conn: Connection, change_set: ChangeSet, keys: Collection[str]) -> None:
-    """Load principals by name."""
     for key in keys:
         change_set.names.principals.setdefault(key, None)
     change_set.names.principals.update(await conn.fetch(SQL_PRINCIPALS, list(keys), row=NameRow))

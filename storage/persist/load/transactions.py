@@ -57,7 +57,6 @@ class StoredTransactionRow(NamedTuple):
 
     @property
     def key(self) -> TransactionKey:
-        """Return the key of the row."""
         room_id, sender = RoomId(self.room_id), UserId(self.sender)
         return TransactionKey(room_id, sender, self.device_id, self.transaction_id)
 

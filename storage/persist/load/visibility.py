@@ -94,7 +94,6 @@ class AudienceNumberRow(NamedTuple):
 async def load_visibility(
     conn: Connection, change_set: ChangeSet, keys: Collection[tuple[int, int]]
 ) -> None:
-    """Load rows of `visibility`."""
     for key in keys:
         change_set.visibility.current.setdefault(key, UNSEEN)
     for row in await conn.fetch(
@@ -139,7 +138,6 @@ def _keep_past(change_set: ChangeSet, key: tuple[int, int], row: PastRow) -> Non
 async def load_audiences(
     conn: Connection, change_set: ChangeSet, keys: Collection[tuple[int, int]]
 ) -> None:
-    """Load rows of `audiences`."""
     for row in await conn.fetch(
         SQL_AUDIENCES, [key[0] for key in keys], [key[1] for key in keys], row=AudienceNumberRow
     ):

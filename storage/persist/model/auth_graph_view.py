@@ -33,7 +33,6 @@ class AuthGraphView:
         return place
 
     def chain(self, chain_nid: int) -> Chain:
-        """Return a chain of the chain cover."""
         chain = self.chains.get(chain_nid)
         if chain is not None:
             return chain

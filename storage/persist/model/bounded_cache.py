@@ -38,16 +38,13 @@ class RowCache(BoundedCache[K, tuple[Any, ...]], Generic[K, R]):
         self._as_row: Callable[[tuple[Any, ...]], R] = partial(tuple.__new__, kind)
 
     def row(self, key: K) -> R | None:
-        """Return the row, or None if it is not cached."""
         found = self.get(key)
         return None if found is None else self._as_row(found)
 
     def keep(self, key: K, row: R) -> None:
-        """Cache a row."""
         self[key] = tuple(row)
 
     def keep_all(self, rows: Mapping[K, R]) -> None:
-        """Cache these rows."""
         self.update(zip(rows, map(tuple, rows.values()), strict=True))
 
     def take(self, key: K) -> R | None:

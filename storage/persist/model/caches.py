@@ -39,13 +39,11 @@ class StateGroupCache(BoundedCache[int, Group]):
         self.clear()
 
     def clear(self) -> None:
-        """Drop all groups."""
         super().clear()
         self.entries: int = 0
         self._rows: dict[int, Row] = {}  # by identity
 
     def keep(self, groups: Mapping[int, Group]) -> None:
-        """Cache these groups."""
         for state_group, group in groups.items():
             self[state_group] = group
             for row in group.steps:
@@ -54,7 +52,6 @@ class StateGroupCache(BoundedCache[int, Group]):
                     self.entries += len(row.delta)
 
     def drop(self, state_groups: Iterable[int]) -> None:
-        """Drop these groups."""
         gone = self.keys() & set(state_groups)
         if gone:
             kept = {

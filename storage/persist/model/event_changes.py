@@ -35,11 +35,9 @@ class EventChanges:
 
     @property
     def room_nid(self) -> int:
-        """Return the room's nid."""
         return self.room.row.room_nid
 
     def group(self, state_group: int) -> Group:
-        """Return a state group, new or stored."""
         return self.groups.get(state_group) or self.change_set.states.group(state_group)
 
     def main_group(self) -> Group | None:
@@ -59,7 +57,6 @@ class EventChanges:
         return None if known is None else self.group(known)
 
     def visible(self, principal_nid: int) -> VisibilityRow:
-        """Return the visibility row of a principal."""
         return self.visibility.get(principal_nid) or self.change_set.visibility.visible(
             self.room_nid, principal_nid
         )
@@ -71,7 +68,6 @@ class EventChanges:
         )
 
     def audience(self, number: int) -> AudienceRow:
-        """Return the row of an audience."""
         return self.audiences.get(number) or self.change_set.visibility.audience(
             self.room_nid, number
         )
@@ -110,7 +106,6 @@ class EventChanges:
         return None
 
     def add_group(self, group: Group) -> Group:
-        """Add a new group."""
         self.groups[group.state_group] = group
         return group
 

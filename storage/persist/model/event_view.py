@@ -120,7 +120,6 @@ class EventView:
         return row
 
     def sender_of(self, row: EventRow) -> str:
-        """Return the sender of an event."""
         name = self.caches.names.principal_names.get(row.sender_nid)
         return name if name is not None else self.events_of((row.event_nid,))[row.event_nid].sender
 

@@ -28,7 +28,6 @@ class IncomingEvent(NamedTuple):
 
     @property
     def room_id(self) -> RoomId:
-        """Return the room of the event."""
         return self.event.room_id
 
 

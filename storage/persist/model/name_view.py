@@ -34,7 +34,6 @@ class NameView:
         return nid
 
     def type_name(self, type_nid: int) -> str:
-        """Return the event type of a nid."""
         name = self.caches.names.type_names.get(type_nid) or self.type_names.get(type_nid)
         if name is None:
             raise MissingData("type_names", (type_nid,))
@@ -92,7 +91,6 @@ class NameView:
         return nid
 
     def state_key_nid(self, type_nid: int, state_key: str) -> int:
-        """Return the nid of a state key. Allocate one if it has none."""
         key = (type_nid, state_key)
         nid = self.find_state_key(type_nid, state_key)
         if nid is None:

@@ -25,7 +25,6 @@ class NidBlocks:
         self._numbers: dict[str, deque[int]] = {name: deque() for name in BLOCK_LENGTHS}
 
     def put(self, sequence: str, first: int) -> None:
-        """Add a new block."""
         self._numbers[sequence].extend(range(first, first + BLOCK_LENGTHS[sequence]))
 
     def left(self, sequence: str) -> int:

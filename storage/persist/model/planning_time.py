@@ -47,7 +47,6 @@ class TimeSlice:
 
     @property
     def is_over(self) -> bool:
-        """Return whether the slice has ended."""
         return self._clock() >= self._until
 
     def is_long(self, seconds: float) -> bool:

@@ -79,7 +79,6 @@ class RoomChanges:
 
     @classmethod
     def of(cls, row: RoomRow) -> "RoomChanges":
-        """Return the room as the table has it."""
         extremities = dict.fromkeys(row.forward_extremities)
         return cls(
             row,

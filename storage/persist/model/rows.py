@@ -47,7 +47,6 @@ class EventRow(NamedTuple):
         return EventRow._make(self[:3] + (stream_ordering,) + self[4:])  # noqa: RUF005  # half the time of an unpacking
 
     def with_state(self, state_group_after: int | None, audience: int) -> "EventRow":
-        """Return the row with the state after the event and its audience, as fast as `at`."""
         return EventRow._make(self[:8] + (state_group_after, audience) + self[10:])  # noqa: RUF005  # as above
 
     @property

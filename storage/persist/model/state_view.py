@@ -45,7 +45,6 @@ class StateView:
         self.deltas: list[StateDelta] = []
 
     def group(self, state_group: int) -> Group:
-        """Return a state group with its full state."""
         group = self.groups.get(state_group) or self.caches.groups.get(state_group)
         if group is None:
             raise MissingData("groups", (state_group,))
@@ -63,7 +62,6 @@ class StateView:
         return known
 
     def add_groups(self, room: RoomChanges, groups: Iterable[Group]) -> None:
-        """Add new state groups."""
         for group in groups:
             self.groups[group.state_group] = self.new_groups[group.state_group] = group
             if keeps_digest(group):

@@ -48,7 +48,6 @@ class TransactionView:
         return None
 
     def add(self, transaction: Transaction, row: EventRow) -> None:
-        """Add the transaction of a new event."""
         key, with_path = transaction.stored_as()
         if transaction.needs_path or key in self.taken or self._known(key) is not None:
             key = with_path

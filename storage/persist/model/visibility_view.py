@@ -40,7 +40,6 @@ class VisibilityView:
         self.absent_audiences: set[tuple[int, int]] = set()
 
     def visible(self, room_nid: int, principal_nid: int) -> VisibilityRow:
-        """Return the visibility row of a principal, or `UNSEEN` if it has none."""
         key = (room_nid, principal_nid)
         row = self.current.get(key) or self.caches.visibility.row(key)
         if row is None:
@@ -70,7 +69,6 @@ class VisibilityView:
         )
 
     def audience(self, room_nid: int, number: int) -> AudienceRow:
-        """Return the row of an audience in use."""
         key = (room_nid, number)
         row = self.audiences.get(key) or self.caches.audiences.row(key)
         if row is None:
@@ -101,7 +99,6 @@ class VisibilityView:
         return past_visibility.boundary(row.audiences, row.invited_audiences) is not None
 
     def set_visibility(self, key: tuple[int, int], row: VisibilityRow) -> None:
-        """Set the visibility row of a principal."""
         if key not in self.new_visibility and not self._has_visibility(key):
             self.absent_visibility.add(key)
         self.current[key] = self.new_visibility[key] = row

@@ -202,7 +202,6 @@ class EveryChain:
         self._upto: dict[int, int] = {}
 
     def has(self, change_set: ChangeSet, nid: int) -> bool:
-        """Return whether the event is in the auth chain of each set."""
         chain_nid, number = change_set.auth_graph.place(nid)
         upto = self._upto.get(chain_nid)
         if upto is None:
@@ -274,7 +273,6 @@ class CommonReach:
                 yield nid
 
     def _reached_from(self, entries: Iterable[int], nids: Collection[int]) -> set[int]:
-        """Return those of ``nids`` that one of these entries reaches."""
         left = {nid: self._change_set.auth_graph.place(nid) for nid in nids}
         others: list[int] = []
         for nid in entries:  # closures in memory first: usually they suffice

@@ -82,14 +82,12 @@ def find(changes: EventChanges, row: EventRow, event: Event, before: Group) -> R
 
 
 def applied(row: EventRow, found: RedactionEffects) -> EventRow:
-    """Return the row of the event itself with the effects."""
     if found.redacted_by is None and not found.ineffective:
         return row
     return row._replace(redacted_by=found.redacted_by, ineffective=found.ineffective)
 
 
 def store(change_set: ChangeSet, found: RedactionEffects, row: EventRow) -> None:
-    """Write the effects to the change set."""
     for changed in found.changed:
         change_set.events.change_event(changed)
     if found.waits_for is not None:

@@ -42,7 +42,6 @@ class ResolutionEvents(Mapping[EventId, Event]):
             raise MissingData("cited", lacking)
 
     def get(self, event_id: EventId, default: Any = None) -> Any:
-        """Return the event, or ``default`` if it is not in memory."""
         event = self._events.get(event_id)
         return event or self._look(event_id) or default
 
@@ -150,13 +149,11 @@ class ResolutionState:
 
 
 def text_key(change_set: ChangeSet, key_nid: int) -> StateKey:
-    """Return the (type, state_key) of a state key nid."""
     type_nid, state_key = change_set.names.state_key_name(key_nid)
     return change_set.names.type_name(type_nid), state_key
 
 
 def event_id_of(change_set: ChangeSet, nid: int) -> EventId:
-    """Return the id of a stored event."""
     return EventId(change_set.events.row_of(nid).event_id)
 
 

@@ -53,7 +53,6 @@ def resolution(changes: EventChanges, states: Sequence[Group]) -> dict[int, int]
 def _smallest(
     changes: EventChanges, states: Sequence[Group], resolved: Mapping[int, int], new: Derive
 ) -> Group:
-    """Return a group with the resolved state, derived from the nearest state if there is none."""
     base, change = min(_changes(changes, states, resolved), key=lambda pair: len(pair[1]))
     if not change:
         return base
@@ -85,7 +84,6 @@ def _changes(
 
 
 def _has(group: Group, target: Mapping[int, int]) -> bool:
-    """Return whether a group has these values already."""
     return all(group.entries.get(key, REMOVED) == value for key, value in target.items())
 
 

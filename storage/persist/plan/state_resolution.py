@@ -184,7 +184,6 @@ class StateGroupConflict:
         return ResolutionRecord(self.states, keys, {key: self._under(key) for key in keys})
 
     def _under(self, key: int) -> set[int]:
-        """Return the events that the states have under a key."""
         return {group.entries[key] for group in self._groups if key in group.entries}
 
     def gone_on(self, record: ResolutionRecord) -> Steps[None]:
@@ -222,7 +221,6 @@ class StateGroupConflict:
         yield from self._resolve(record, passed, changed)
 
     def _update_key(self, record: ResolutionRecord, key: int) -> None:
-        """Update a key of the record: conflicted if the states differ in it."""
         is_conflict = len({group.entries.get(key) for group in self._groups}) > 1
         record.change_key(key, self._under(key) if is_conflict else set())
 
@@ -306,7 +304,6 @@ class StateGroupConflict:
             yield source.needs() if lacking else None
 
     def _ids(self, nids: Collection[int]) -> list[EventId]:
-        """Return the ids of these events."""
         self._change_set.events.ensure_rows(nids)
         return [event_id_of(self._change_set, nid) for nid in nids]
 

@@ -180,7 +180,6 @@ class WriteResult(NamedTuple):
 async def write(
     conn: Connection, change_set: ChangeSet, author: Author, received_ts: int
 ) -> WriteResult:
-    """Apply the change set."""
     await learn_dictionary(conn, change_set.caches)
     if messages_only.has_messages_only(change_set):
         statement = messages_only.statement_for(change_set)
@@ -237,7 +236,6 @@ def _positions(rows: Sequence[TakenPositionRow]) -> dict[int, int]:
 def arguments(
     change_set: ChangeSet, author: Author, received_ts: int, invalidated: Sequence[Invalidation]
 ) -> list[object]:
-    """Return the arguments of the statement."""
     return WRITE.bind(
         {
             **author_values(author, received_ts),

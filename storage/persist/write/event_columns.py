@@ -19,7 +19,6 @@ SET_BY_STATEMENT = "stream_ordering"
 
 
 def new_event_columns(change_set: ChangeSet) -> dict[str, Sequence[Any]]:
-    """Return the columns of the new events; empty if there is none."""
     columns = new_columns_but_bytes(change_set)
     return columns | {"json": new_bytes(change_set)} if columns else columns
 
@@ -48,7 +47,6 @@ def new_columns_but_bytes(change_set: ChangeSet) -> dict[str, Sequence[Any]]:
 
 
 def after_gap_column(change_set: ChangeSet, nids: Iterable[int]) -> Sequence[Any]:
-    """Return the column `after_gap` of these events."""
     return sparse([nid in change_set.events.after_gaps or None for nid in nids])
 
 
@@ -58,5 +56,4 @@ def depth_column(rows: Iterable[EventRow]) -> Sequence[Any]:
 
 
 def in_order_column(change_set: ChangeSet, nids: Iterable[int]) -> Sequence[Any]:
-    """Return the column `in_order_ts` of these events."""
     return sparse([change_set.events.out_of_order.get(nid) for nid in nids])

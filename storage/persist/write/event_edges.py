@@ -57,7 +57,6 @@ def _auth_distances(nid: int, auth: Nids) -> tuple[int | None, ...]:
 
 
 def _left(edges: Sequence[Nids], distances: Iterable[int | None]) -> Sequence[Nids | None]:
-    """Return the edges that have no distances, and are not empty."""
     return sparse(
         [
             nids if distance is None and nids else None

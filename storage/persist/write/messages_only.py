@@ -198,7 +198,6 @@ def statement_for(change_set: ChangeSet) -> NumberedStatement:
 def arguments(
     statement: NumberedStatement, change_set: ChangeSet, author: Author, received_ts: int
 ) -> list[object]:
-    """Return the arguments of the statement."""
     events = new_event_columns(change_set)
     return statement.bind(
         {

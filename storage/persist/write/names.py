@@ -27,7 +27,6 @@ new_principal AS (
 
 
 def name_values(change_set: ChangeSet) -> dict[str, ColumnValues]:
-    """Return the new names with their nids."""
     return {
         "new_type": by_column(("type", "type_nid"), change_set.names.new_types.items()),
         "new_state_key": by_column(

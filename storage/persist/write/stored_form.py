@@ -22,7 +22,6 @@ async def learn_dictionary(conn: Connection, caches: WriterCaches) -> None:
 
 
 async def writers_dictionary(conn: Connection) -> Dictionary:
-    """Return the dictionary that writers use."""
     return await newest_dictionary(conn) or shipped_dictionary()
 
 

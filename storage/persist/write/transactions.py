@@ -20,5 +20,4 @@ new_transaction AS (  -- refused by the primary key if another process has store
 
 
 def transaction_values(change_set: ChangeSet) -> dict[str, ColumnValues]:
-    """Return the transactions of new events."""
     return {"new_transaction": by_column(TransactionRow._fields, change_set.transactions.new)}

@@ -125,7 +125,6 @@ class BundleReader:
                 self._fetched[one] = data[at : at + one.length]
 
     def get(self, place: BundleLocation) -> bytes:
-        """Return the bundle at a location."""
         found = self._fetched.get(place)
         return self._read(place) if found is None else found
 

@@ -207,7 +207,6 @@ class RoomLoader:
         return lacking
 
     async def _staged(self, lines: Iterable[tuple[str, SlimEvent]]) -> list[bytes]:
-        """Return the bytes of events, given with their rooms."""
         events = [StagedEvent(one.place, one.event_id, room_id) for room_id, one in lines]
         async with self._loader.store.database.connection() as conn:
             return await staged(conn, self._number, events)

@@ -25,9 +25,7 @@ class RoomBundle(NamedTuple):
 class BundleSource(Protocol):
     """Reads bundles: from files, or from the database."""
 
-    def get(self, place: BundleLocation) -> bytes:
-        """Return the bundle at a location."""
-        ...
+    def get(self, place: BundleLocation) -> bytes: ...
 
 
 class BundledRoom:
@@ -51,7 +49,6 @@ class BundledRoom:
 
     @property
     def places(self) -> Iterator[BundleLocation]:
-        """Yield the locations of its bundles."""
         return (piece.place for piece in self._pieces)
 
     def lines(self, most: int) -> Iterator[tuple[str, list[SlimEvent]]]:

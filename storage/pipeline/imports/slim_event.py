@@ -54,7 +54,6 @@ class SlimEvent(NamedTuple):
 
 
 def slim_line(event: Event, rank: int, place: int, given: LineContent) -> tuple[Any, ...]:
-    """Return the fields of the `SlimEvent` of a line."""
     return slim(
         event,
         rank,
@@ -138,7 +137,6 @@ def event_of(one: SlimEvent, room_id: str, version: str) -> Event:
 
 
 def packed(rows: Iterable[Any]) -> bytes:
-    """Return rows of `slim` as one value."""
     return marshal.dumps(list(rows))
 
 

@@ -107,7 +107,6 @@ class LineValidator:
     stored: Mapping[str, str] = field(default_factory=dict)
 
     def verify_keys(self) -> dict[tuple[str, str], VerifyKey]:
-        """Return the keys as objects."""
         return {
             (server, key_id): verify_key(key_id, text)
             for (server, key_id), text in self.keys.items()
@@ -399,5 +398,4 @@ def key_texts(keys: Mapping[tuple[str, str], VerifyKey]) -> dict[tuple[str, str]
 
 
 def verify_key(key_id: str, text: str) -> VerifyKey:
-    """Return the key from `key_texts`."""
     return decode_verify_key_bytes(key_id, decode_base64(text))

@@ -61,7 +61,6 @@ class BulkTask:
                         yield orjson.dumps({"file": asdict(file)}).decode()
 
     def _rows(self, conn: ArrowConnection, begin: int, end: int) -> Iterator[pa.Table]:
-        """Yield the rows in tables of about `FILE_ROWS`."""
         if self.table == EVENTS.name:
             pages = by_position(conn, begin, end, self.within, Chosen(outliers=False))
             return gathered(rows for nids in pages for rows in event_rows(conn, nids))
@@ -110,7 +109,6 @@ class MirrorTasks:
     def merged(
         self, folder: str, table: MirrorTable, groups: Sequence[Sequence[MirrorFile]]
     ) -> list[MirrorFile]:
-        """Merge each group of files of a table into one."""
         work = MergeTask(folder, table.name).results
         parts = [tuple(file.path for file in group) for group in groups]
         if sum(file.rows for group in groups for file in group) < FEW_ROWS:

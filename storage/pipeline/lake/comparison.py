@@ -46,7 +46,6 @@ class MirrorChanges:
         self.gone.update(ours.column("arrived").to_pylist())
 
     def add(self, other: "MirrorChanges") -> None:
-        """Add other changes."""
         self.gone |= other.gone
         self.again |= other.again
 

@@ -61,7 +61,6 @@ class MirrorState:
     erased: str = ""
 
     def metadata(self) -> dict[str, Any]:
-        """Return the metadata of a commit."""
         return {
             MIRROR: {
                 "position": self.position,
@@ -117,7 +116,6 @@ class LakeTable:
         )
 
     def rows(self, columns: list[str], keys: Keys | None = None) -> pa.Table:
-        """Return columns of all rows, or of those with these keys; then the key is a column."""
         if keys is None:
             return self._chosen(columns, self._files_with(None), None)
         ordered = _key_array(keys)

@@ -212,7 +212,6 @@ def marks_by_position(
 
 
 def nids_of(conn: ArrowConnection, event_ids: Sequence[str]) -> list[int]:
-    """Return the nids of the events of the timeline with these ids."""
     if not event_ids:
         return []
     found: list[int] = conn.table(SQL_NIDS_OF_IDS, list(event_ids)).column(0).to_pylist()

@@ -51,7 +51,6 @@ class ChangeFacts:
     everywhere: bool = False
 
     def take(self, cache_name: str, keys: list[str] | None, writer: str) -> None:
-        """Add a fact."""
         if not keys:
             self.everywhere = True
         elif cache_name == REMOVED:
@@ -63,7 +62,6 @@ class ChangeFacts:
 
 
 def change_facts(conn: ArrowConnection, bounds: CacheBounds) -> ChangeFacts:
-    """Return the changes within the bounds."""
     found = ChangeFacts()
     if not bounds.writer_nids:
         return found

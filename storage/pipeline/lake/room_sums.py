@@ -31,7 +31,6 @@ class RoomSums:
         return found
 
     def differing(self, room_nids: list[int], rows: pa.Table) -> set[int]:
-        """Return those of the rooms that have other rows than these. They are from the range."""
         if not room_nids:
             return set()
         others = RoomSums.of(min(room_nids), max(room_nids), [rows])
@@ -40,7 +39,6 @@ class RoomSums:
         return set(wanted[differ].tolist())
 
     def at(self, room_nids: npt.NDArray[np.int64]) -> npt.NDArray[np.uint64]:
-        """Return the sums of these rooms of the range."""
         return self._sums[room_nids - self._first]
 
     def _add(self, rows: pa.Table) -> None:

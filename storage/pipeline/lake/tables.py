@@ -27,7 +27,6 @@ class MirrorTable:
 
     @property
     def schema(self) -> pa.Schema:
-        """Return all columns."""
         return self.columns.append(pa.field("day", pa.date32())) if self.by_day else self.columns
 
 

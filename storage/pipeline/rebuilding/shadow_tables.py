@@ -148,11 +148,9 @@ class ShadowTables:
             raise StorageCorrupt("a session has lost its shadow tables")
 
     async def count(self) -> None:
-        """Analyse the shadow tables."""
         await self.conn.execute(SQL_COUNTED)
 
     async def empty(self) -> None:
-        """Empty the shadow tables."""
         await self.conn.execute(SQL_EMPTY)
 
     async def copy_foreign(self, event_ids: Iterable[str]) -> None:

@@ -351,7 +351,6 @@ def _or_nulls(held: Range) -> tuple[int | None, int | None]:
 
 
 def both(one: Range, other: Range) -> Range:
-    """Return the numbers that are in both ranges."""
     return Range(max(one.first, other.first), min(one.last, other.last))
 
 

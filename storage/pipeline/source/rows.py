@@ -217,7 +217,6 @@ class KnownEvents:
 
     @classmethod
     def of(cls, conn: ArrowConnection, table: pa.Table, nids: pa.Array) -> "KnownEvents":
-        """Return the events of a page, and these."""
         columns = [_column(table, name, kind) for name, kind in KNOWN.items()]
         distinct = nids.unique()
         others = distinct.filter(pc.invert(pc.is_in(distinct, value_set=columns[0])))
@@ -234,7 +233,6 @@ class KnownEvents:
         return self._ids.take(pc.index_in(nids, value_set=self._nids))
 
     def positions_of(self, nids: pa.Array) -> pa.Array:
-        """Return the positions at which they arrived."""
         return self._positions.take(pc.index_in(nids, value_set=self._nids))
 
     def lists(self, lists: pa.Array) -> pa.Array:

@@ -133,7 +133,6 @@ def between(conn: ArrowConnection, start: SyncToken, end: SyncToken) -> Bounds:
 
 
 def position_of(token: SyncToken, stream: str) -> VectorPosition:
-    """Return the position of a token in a stream."""
     return token.position(stream) or VectorPosition()
 
 

@@ -363,7 +363,6 @@ def _as_dicts(rows: Sequence[Any]) -> list[dict[str, Any]]:
 
 
 def _names(dsn: str, room_ids: list[str]) -> dict[str, str]:
-    """Return the current names of rooms."""
     if not room_ids:
         return {}
     with arrow_snapshot(dsn) as conn:

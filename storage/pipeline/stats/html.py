@@ -56,7 +56,6 @@ img { max-width: 100%; }
 
 
 def page(found: "Statistics") -> str:
-    """Return the whole page."""
     dated = [row for row in found.months if row["month"] is not None]
     parts = [
         _section("In all", _values(found.totals)),

@@ -86,7 +86,6 @@ class NothingFollowed:
     """The streams of a process that has just started."""
 
     def positions(self) -> Iterable[tuple[str, str, int]]:
-        """Return no position."""
         return ()
 
     def changed_since(

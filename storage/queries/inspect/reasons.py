@@ -54,7 +54,6 @@ class Why(NamedTuple):
 
 
 def verdict(found: ReplayedResolution) -> Verdict:
-    """Return the sentences of a resolution."""
     if found.missing:
         return Verdict(_unknown(found), {}, ())
     if found.replay is None:
@@ -99,7 +98,6 @@ def _reason(found: ReplayedResolution, replay: Replay, key: StateKey) -> KeyReas
 def _why(
     replay: Replay, key: StateKey, values: Mapping[EventId, EventId | None], value: EventId | None
 ) -> Why:
-    """Return why a key has its value."""
     steps = {step.event.event_id: step for step in replay.steps if step.event.key == key}
     others = [steps[one] for one in dict.fromkeys(values.values()) if one in steps and one != value]
     others += [one for one in steps.values() if one.event.event_id != value and one not in others]
@@ -150,7 +148,6 @@ def _order(loser: ReplayStep, winner: ReplayStep) -> Why:
 
 
 def _capital(text: str) -> str:
-    """Return text with a capital."""
     return text[:1].upper() + text[1:]
 
 

@@ -277,7 +277,6 @@ class CurrentValueRow(NamedTuple):
 async def current_values(
     conn: Connection, room_id: RoomId, keys: Sequence[StateKey]
 ) -> dict[StateKey, EventId]:
-    """Return the values of these keys in the current state of a room."""
     types, state_keys = [key[0] for key in keys], [key[1] for key in keys]
     rows = await conn.fetch(SQL_CURRENT_VALUES, room_id, types, state_keys, row=CurrentValueRow)
     return {(row.type, row.state_key): row.event_id for row in rows}

@@ -62,7 +62,6 @@ class LostRangeRow(NamedTuple):
 
 
 async def writers(conn: Connection) -> list[WriterPositionRow]:
-    """Return the position of each writer in each stream."""
     return await conn.fetch(SQL_WRITERS, row=WriterPositionRow)
 
 

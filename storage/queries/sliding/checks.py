@@ -91,7 +91,6 @@ def room_types(types: Collection[str | None] | None, name: str) -> frozenset[str
 
 
 def distinct(names: Collection[T] | None) -> frozenset[T] | None:
-    """Return the names, each once."""
     return None if names is None else frozenset(names)
 
 

@@ -135,7 +135,6 @@ def _is_extended(request: SlidingSyncRequest, room: ListedRoom, lists: Iterable[
 
 
 def _is_any(names: Iterable[str], wanted: Collection[str] | None) -> bool:
-    """Return whether one of the names is wanted. None: all are."""
     return any(wanted is None or name in wanted for name in names)
 
 

@@ -107,7 +107,6 @@ class Connections:
         self.states: Cache[ClientRooms] = Cache("sliding", limit, lambda rooms: 1 + len(rooms))
 
     def cached(self, nid: int, number: int) -> "ClientRooms | None":
-        """Return a state, if it is cached."""
         entry = self.states.get(str(nid), str(number))
         return None if isinstance(entry, Ticket) else entry
 

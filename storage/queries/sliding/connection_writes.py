@@ -198,7 +198,6 @@ async def _write_on(
     rooms: Mapping[int, ClientRoom],
     now_ms: int,
 ) -> int | None:
-    """Write, if the connection is as it is known; return the number of the new state."""
     printed_sets = (printed(one.required) for one in rooms.values())
     sets = list(dict.fromkeys((*known.required_states, *printed_sets)))
     if len(sets) > REQUIRED_STATES_MAX:
@@ -218,12 +217,10 @@ def _kept(known: ConnectionColumnsRow, number: int) -> Sequence[int]:
 
 
 async def note_use(conn: Connection, nid: int, now_ms: int) -> None:
-    """Record that a connection is in use."""
     await conn.execute(SQL_USE, nid, now_ms)
 
 
 def _columns(rooms: Mapping[int, ClientRoom], sets: Sequence[str]) -> list[list[Any]]:
-    """Return the columns of the rows of these rooms."""
     index = {text: at for at, text in enumerate(sets, 1)}
     text_of: dict[Required, str] = {}
     rows = [

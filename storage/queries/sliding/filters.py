@@ -86,7 +86,6 @@ def _conditions(wanted: SlidingFilter, known: FilterData, facts: Facts) -> Itera
 def _tagged(
     tags: Mapping[str, frozenset[str]], some: frozenset[str], *, is_wanted: bool
 ) -> Condition:
-    """Return the condition that a room has one of these tags, or none of them."""
     rooms = {room_id for room_id, given in tags.items() if not some.isdisjoint(given)}
     return lambda room_id, _: (room_id in rooms) == is_wanted
 

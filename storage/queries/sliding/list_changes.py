@@ -48,7 +48,6 @@ class RecentRooms:
         return len(self._last)
 
     def restart(self, floor: int) -> None:
-        """Forget all changes up to ``floor``."""
         self.floor = floor
         self._last.clear()
         self._furthest.clear()
@@ -80,7 +79,6 @@ class RecentRooms:
             yield change
 
     def among(self, room_ids: Iterable[str], time: int) -> Iterator[RoomChange]:
-        """Yield the changes of these rooms after a time."""
         for room_id in room_ids:
             change = self._last.get(room_id)
             if change is not None and change.time > time:

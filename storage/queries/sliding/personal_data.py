@@ -123,7 +123,6 @@ def ignored_users(content: bytes) -> frozenset[UserId]:
 
 
 def tags_in(content: bytes) -> frozenset[str]:
-    """Return the tags in a content of m.tag."""
     content_of: Any = orjson.loads(content)
     tags = content_of.get("tags") if isinstance(content_of, dict) else None
     return frozenset(tags) if isinstance(tags, dict) else frozenset()

@@ -68,7 +68,6 @@ class PreparedRequest:
 
     @property
     def user_id(self) -> UserId:
-        """Return the user."""
         return self.key.user_id
 
     @property

@@ -26,7 +26,6 @@ class ReadRoom:
 
     @property
     def is_inside(self) -> bool:
-        """Return whether the user is in the room or was."""
         return self.wanted.is_inside
 
     @property

@@ -108,7 +108,6 @@ def _difference(room: ReadRoom) -> _Difference:
 async def _states(
     conn: Connection, user_id: UserId, rooms: list[ReadRoom]
 ) -> dict[int, SlidingState]:
-    """Return the states of those rooms that have something to read."""
     patterns = Patterns(user_id)
     requested: list[RequiredRequest] = []
     members: list[tuple[int, str]] = []

@@ -76,12 +76,10 @@ class Draft:
 
     @property
     def is_empty(self) -> bool:
-        """Return whether there is nothing new."""
         found = self.extensions
         return not (self.rooms or found.to_device or found.account_data or found.receipts)
 
     def response(self, pos: str) -> SlidingSync:
-        """Return the response with its `pos`."""
         return SlidingSync(
             pos,
             {name: SlidingListResult(count) for name, count in self.counts.items()},

@@ -155,7 +155,6 @@ class RoomFactsCache:
         return len(self._facts)
 
     def forget(self, room_id: str | None) -> None:
-        """Drop the facts of a room, or all."""
         if room_id is None:
             self._facts.clear()
         else:
@@ -167,7 +166,6 @@ class RoomFactsCache:
         return None if news.time < changes.floor else set(changes.since(news.time))
 
     def all(self) -> Mapping[str, RoomFacts]:
-        """Return all facts, as of now."""
         return self._facts
 
     def add(self, facts: Mapping[str, RoomFacts], news: News) -> None:
@@ -218,7 +216,6 @@ async def _present(conn: Connection, rooms: Sequence[ListedRoom]) -> dict[str, R
 async def _with_names(
     conn: Connection, rooms: Sequence[ListedRoom], known: Mapping[str, RoomFacts]
 ) -> dict[str, RoomFacts]:
-    """Return the facts of these rooms with their names."""
     id_of = {room.room_nid: room.room_id for room in rooms if known[room.room_id].is_known}
     rows = await conn.fetch(SQL_NAMES, list(id_of), row=RoomNameRow)
     names = {
@@ -257,7 +254,6 @@ async def _own(
 
 
 def _with_states(facts: RoomFacts, states: Mapping[Any, Mapping[str, Any]]) -> RoomFacts:
-    """Return the facts with those of these state events."""
     create, name = states.get(("m.room.create", "")), states.get(("m.room.name", ""))
     return facts._replace(
         room_type=facts.room_type if create is None else text_in(create, "type"),
@@ -273,6 +269,5 @@ def _event(room_id: RoomId, row: FactsRow | RoomNameRow | FactThenRow) -> Stored
 
 
 def text_in(content: Mapping[str, Any], key: str) -> str | None:
-    """Return a text of a content. None: there is none."""
     value = content.get(key)
     return value if isinstance(value, str) else None

@@ -74,7 +74,6 @@ class RoomList:
         return None if nid is None else self._rooms.get(nid)
 
     def by_nid(self, room_nid: int) -> ListedRoom | None:
-        """Return a room by its nid, as `get`."""
         return self._rooms.get(room_nid)
 
     def joined(self) -> Iterator[RoomId]:

@@ -29,7 +29,6 @@ class RoomOrder:
         )
 
     def only(self, nids: Container[int]) -> "RoomOrder":
-        """Return the order of these rooms alone."""
         pairs = [pair for pair in zip(self._activities, self._nids, strict=True) if pair[1] in nids]
         return RoomOrder(
             array("q", [activity for activity, _ in pairs]), array("i", [nid for _, nid in pairs])
@@ -44,7 +43,6 @@ class RoomOrder:
     def changed(
         self, gone: Iterable[tuple[int, int]], new: Iterable[tuple[int, int]]
     ) -> "RoomOrder":
-        """Return the order without the ``gone`` rooms that it has, and with the ``new`` ones."""
         copy = RoomOrder(self._activities[:], self._nids[:])
         for activity, nid in gone:
             if (at := copy._index(activity, nid)) is not None:

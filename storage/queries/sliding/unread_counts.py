@@ -12,7 +12,6 @@ from storage.queries.unread import UnreadRequest, unread
 async def add_unread(
     conn: Connection, request: PreparedRequest, shown: dict[RoomId, SlidingRoom]
 ) -> None:
-    """Set the counts in the rooms, if they are requested."""
     joined = [room_id for room_id, room in shown.items() if room.membership == "join"]
     if not request.body.unread or not joined:
         return

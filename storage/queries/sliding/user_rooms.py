@@ -51,13 +51,11 @@ class ListedRoom(NamedTuple):
 
     @property
     def brief(self) -> BriefRoom:
-        """Return the room as one of thousands."""
         kind = self.membership, self.activity, int(self.is_always_listed)
         return self.room_nid, self.room_id, *kind
 
     @property
     def key(self) -> tuple[int, int]:
-        """Return the key of a `RoomOrder`."""
         return self.activity, self.room_nid
 
 
@@ -93,7 +91,6 @@ class Columns:
         return len(self._nids)
 
     def get(self, room_nid: int) -> ListedRoom | None:
-        """Return a room."""
         at = self._at.get(room_nid)
         if at is None:
             return None
@@ -103,7 +100,6 @@ class Columns:
         return ListedRoom(room_nid, RoomId(self._ids[at]), *numbers, *_facts(flags), inviter)
 
     def brief(self) -> Iterator[BriefRoom]:
-        """Yield all rooms."""
         memberships = (flags & MEMBERSHIP for flags in self._flags)
         columns = self._ids, memberships, self._activities, self._flags.translate(LISTED)
         return zip(self._nids, *columns, strict=True)
@@ -176,18 +172,15 @@ class UserRooms:
         return len(self.listed) + len(self.departed)
 
     def nid(self, room_id: str) -> int | None:
-        """Return the nid of a room of the user."""
         nid = self._ids.get(room_id)
         return self._columns.nid_of.get(room_id) if nid is None else nid
 
     def get(self, room_nid: int) -> ListedRoom | None:
-        """Return a room of the user."""
         if room_nid in self._later:
             return self._later[room_nid]
         return self._columns.get(room_nid)
 
     def brief(self) -> Iterator[BriefRoom]:
-        """Yield all rooms, in no order."""
         later = self._later
         for one in self._columns.brief():
             if one[0] not in later:
@@ -197,7 +190,6 @@ class UserRooms:
                 yield room.brief
 
     def invites_of(self, users: Collection[str]) -> list[ListedRoom]:
-        """Return the invites by some users."""
         nids = {*self._columns.inviters, *self._later}
         rooms = (room for nid in nids if (room := self.get(nid)) is not None)
         return [room for room in rooms if room.inviter in users]

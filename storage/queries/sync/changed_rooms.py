@@ -326,7 +326,6 @@ class KnownPositions(NamedTuple):
         return vector(self.seen["events"])
 
     def candidates(self, since: VectorPosition) -> list[int] | None:
-        """Return the candidates as `News.candidates`, if there are no other commits."""
         return News(SyncToken(), self.rooms_of, frozenset(), self.changes).candidates(since)
 
     def confirmed(self, rows: Iterable[WriterRow]) -> News | None:
@@ -357,7 +356,6 @@ async def read(
 
 
 async def rooms_of(conn: Connection, user_id: UserId) -> RoomsOf:
-    """Return the rooms that a local user is in."""
     return _rooms_of(await read(conn, (), user_id))
 
 

@@ -337,7 +337,6 @@ def _with_facts(wanted: Inclusion, response: Sync, facts: Collection[IncludedRow
 
 
 def _add(room: JoinedRoom, row: IncludedRow, *, with_receipts: bool) -> None:
-    """Add a fact to its room."""
     if row.kind == "account_data":
         room.account_data[row.name] = orjson.loads(row.content)
     elif with_receipts:

@@ -24,9 +24,7 @@ class Waited(Protocol):
     """A response that may be empty."""
 
     @property
-    def is_empty(self) -> bool:
-        """Return whether there is nothing new."""
-        ...
+    def is_empty(self) -> bool: ...
 
 
 A = TypeVar("A", bound=Waited)

@@ -119,7 +119,6 @@ def covered(reached: SyncToken, defined: frozenset[str], given: SyncToken | None
 
 
 def positions_in(rows: Iterable[WriterRow], stream_name: str) -> dict[str, int]:
-    """Return the position of each writer in one stream."""
     return {
         row.instance_name or "": row.position
         for row in rows
@@ -133,12 +132,10 @@ async def positions(conn: Connection) -> dict[str, VectorPosition]:
 
 
 def vector(writers: Mapping[str, int]) -> VectorPosition:
-    """Return the position of a stream with these writers."""
     return VectorPosition.of(min(writers.values(), default=0), writers)
 
 
 def events_of(token: SyncToken) -> VectorPosition:
-    """Return the position of a token in the stream "events"."""
     return token.position("events") or VectorPosition()
 
 

@@ -268,7 +268,6 @@ async def rooms_and_writers(
 
 
 def _arguments(user_id: UserId, sync_range: SyncRange) -> tuple[object, ...]:
-    """Return the arguments of the statement."""
     wanted = sync_range.filter
     return (
         user_id,

@@ -339,7 +339,6 @@ async def states(
 
 
 def _columns(rows: Sequence[tuple[Any, ...]], count: int) -> list[list[Any]]:
-    """Return one list for each column."""
     return [[row[place] for row in rows] for place in range(count)]
 
 
@@ -356,7 +355,6 @@ def _add_other(state: RoomState, row: StateRow) -> None:
 
 
 def _add_event(state: RoomState, row: Any) -> None:
-    """Add an event. ``row`` has the columns of `StateRow`."""
     kind = row[0]
     event = event_of_room(state.room.room_id, state.room.room_version, row[EVENT:EVENT_END])
     if kind == "own":

@@ -99,14 +99,10 @@ class TimelineRoom(Protocol):
     """The columns of a room that its events need."""
 
     @property
-    def room_id(self) -> RoomId:
-        """Return the room."""
-        ...
+    def room_id(self) -> RoomId: ...
 
     @property
-    def room_version(self) -> str:
-        """Return its version."""
-        ...
+    def room_version(self) -> str: ...
 
 
 R = TypeVar("R", bound=TimelineRoom)
@@ -125,7 +121,6 @@ class RoomTimeline(Generic[R]):
     events: list[StoredEvent] = field(default_factory=list)
 
     def add(self, columns: Sequence[Any]) -> None:
-        """Add the event of these columns."""
         is_last, event_id, stream, topological, redacted_by, redacted_form, withheld, raw = columns
         self.cut = self.cut or is_last
         event = (event_id, stream, topological, redacted_by, None, False, False, redacted_form, raw)
