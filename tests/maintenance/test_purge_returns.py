@@ -72,6 +72,21 @@ async def test_a_redaction_of_what_was_purged_is_done_again(store: Store) -> Non
     assert await findings(store) == []
 
 
+@pytest.mark.parametrize("number", [0, 3, 14])
+async def test_a_redaction_names_an_event_of_another_room_that_is_purged(
+    store: Store, number: int
+) -> None:
+    """The create event and state stay as outliers, a message goes."""
+    room, other = chat(20), RoomBuilder("11", seed=8)
+    other.start(ALICE)
+    await store.append(room.pdus)
+    other.redact(ALICE, room.events[number].event_id)
+    await store.append(other.pdus)
+    assert await findings(store) == []
+    await purge(store, room, 18, local=True)
+    assert await findings(store) == []
+
+
 async def test_who_saw_what_is_gone_is_forgotten(store: Store) -> None:
     """Audiences and ranges are deleted with their events; all other visibility stays as it was.
 

@@ -21,7 +21,7 @@ ORDER BY event_nid
 """
 
 SQL_TARGETS: Final[LiteralString] = """
-SELECT e.event_id, p.name AS sender, e.room_nid, e.refused IS NOT NULL AS is_refused,
+SELECT e.event_id, p.name AS sender, e.refused IS NOT NULL AS is_refused,
     (e.rejected IS NULL AND NOT e.soft_failed)
         OR (e.encoding = 1 AND NOT e.redacted_form) AS accepted
 FROM unnest($1::text[]) AS one (id)
@@ -29,7 +29,7 @@ CROSS JOIN LATERAL (SELECT * FROM events WHERE event_id = one.id OFFSET 0) AS e
 CROSS JOIN LATERAL (
     SELECT name FROM principals WHERE principal_nid = e.sender_nid OFFSET 0
 ) AS p
-WHERE NOT e.outlier
+WHERE e.room_nid = $2::int AND NOT e.outlier
 """
 
 SQL_REDACTED: Final[LiteralString] = """
@@ -80,14 +80,13 @@ class RedactionRow(NamedTuple):
 
 
 class TargetRow(NamedTuple):
-    """The target of a redaction, if it is in a timeline.
+    """The target of a redaction, if it is in the timeline of the same room.
 
     ``accepted`` is also true if an earlier release redacted it and it was censored since.
     """
 
     event_id: str
     sender: str
-    room_nid: int
     is_refused: bool
     accepted: bool
 
@@ -164,7 +163,9 @@ async def redactions(conn: Connection, room: VerifiedRoom) -> ExpectedRedactions
         batch = rows[start : start + TOGETHER]
         events = await contents.load(conn, (row.event_nid for row in batch))
         targets = await _targets(
-            conn, {held.event.redacts for held in events.values() if held.event.redacts is not None}
+            conn,
+            room,
+            {held.event.redacts for held in events.values() if held.event.redacts is not None},
         )
         for row in batch:
             held = events.get(row.event_nid)
@@ -175,7 +176,6 @@ async def redactions(conn: Connection, room: VerifiedRoom) -> ExpectedRedactions
             target = targets.get(wanted or "")
             applies = (
                 target is not None
-                and target.room_nid == room.nid
                 and target.accepted
                 and redaction_allowed(
                     held.event,
@@ -202,8 +202,9 @@ async def redactions(conn: Connection, room: VerifiedRoom) -> ExpectedRedactions
     return result
 
 
-async def _targets(conn: Connection, ids: set[str]) -> Mapping[str, TargetRow]:
-    return {row.event_id: row for row in await conn.fetch(SQL_TARGETS, list(ids), row=TargetRow)}
+async def _targets(conn: Connection, room: VerifiedRoom, ids: set[str]) -> Mapping[str, TargetRow]:
+    rows = await conn.fetch(SQL_TARGETS, list(ids), room.nid, row=TargetRow)
+    return {row.event_id: row for row in rows}
 
 
 async def _auth_state(

@@ -1,7 +1,8 @@
 """Find the redactions that take effect on an event, whichever of the two arrives first.
 
-A redaction whose target is not in the timeline waits for it. The result is the same in either
-order of arrival.
+A redaction whose target is not in the timeline of its room waits for it. The result is the same in
+either order of arrival. One that names an event of another room waits for good, so that a purge of
+the other room changes nothing here.
 
 Source: room version 3, "Handling redactions".
 """
@@ -25,8 +26,8 @@ class RedactionEffects(NamedTuple):
     - ``ineffective``: the event is a redaction without effect, or without effect so far.
     - ``changed``: new rows of other events. They are the event that it redacts, and the redactions
       that waited for it and take effect now.
-    - ``waits_for``: the id of its target, if that is not in the timeline.
-    - ``settled``: the nids of all redactions that waited for the event.
+    - ``waits_for``: the id of its target, if that is not in the timeline of the room.
+    - ``settled``: the nids of all redactions of the room that waited for the event.
 
     A rejected or soft-failed event is not redacted: both events must be valid, and no client has
     its content. The redactions of an event that the caller refused wait until it is readmitted.
@@ -47,7 +48,11 @@ def find(changes: EventChanges, row: EventRow, event: Event, before: Group) -> R
 
     The event may be the target of waiting redactions, a redaction itself, or both.
     """
-    waiting: tuple[int, ...] = changes.change_set.events.waiting_for(event.event_id)
+    waiting = tuple(
+        nid
+        for nid in changes.change_set.events.waiting_for(event.event_id)
+        if changes.change_set.events.row_of(nid).room_nid == row.room_nid
+    )
     if not waiting and row.type_nid != TYPE_REDACTION:
         return NONE
     applying = [
@@ -68,13 +73,14 @@ def find(changes: EventChanges, row: EventRow, event: Event, before: Group) -> R
     if event.redacts is None or event.redacts == event.event_id:
         return found._replace(ineffective=True)
     target = changes.change_set.events.row(event.redacts)
-    if target is None or target.outlier or target.refused is not None:
-        return found._replace(ineffective=True, waits_for=event.redacts)
     if (
-        target.room_nid != row.room_nid
-        or not target.accepted
-        or not _allowed(changes, row, event, before, target)
+        target is None
+        or target.room_nid != row.room_nid
+        or target.outlier
+        or target.refused is not None
     ):
+        return found._replace(ineffective=True, waits_for=event.redacts)
+    if not target.accepted or not _allowed(changes, row, event, before, target):
         return found._replace(ineffective=True)
     # the two may redact each other: then the target has changed already
     target = next((one for one in changed if one.event_nid == target.event_nid), target)
@@ -109,7 +115,7 @@ def _redacted(changes: EventChanges, row: EventRow, target: EventRow) -> tuple[E
 def _applies(changes: EventChanges, redaction_nid: int, target: EventRow) -> bool:
     """Return whether a redaction that waited may redact its target, which arrives now."""
     redaction = changes.change_set.events.row_of(redaction_nid)
-    if redaction.room_nid != target.room_nid or redaction.state_group_before is None:
+    if redaction.state_group_before is None:
         return False
     event = changes.change_set.events.events_of((redaction_nid,))[redaction_nid]
     return _allowed(changes, redaction, event, changes.group(redaction.state_group_before), target)

@@ -56,7 +56,7 @@ FILLED_GAP: Final = InputRows.own("filled_gap", event_nid="bigint")
 EVENT_INPUTS: Final = (NEW_EVENT, CHANGED_EVENT, NEW_GAP, FILLED_GAP)
 
 NEW_WAITING: Final = WAITING_REDACTIONS.rows("new_waiting")
-TARGET: Final = InputRows.own("target", event_id="text")
+TARGET: Final = InputRows.own("target", event_id="text", room_nid="int")
 SETTLED: Final = InputRows.own("settled", redaction_nid="bigint")
 DROPPED: Final = DROPPED_EXTREMITIES.rows("dropped")
 REDACTION_INPUTS: Final = (NEW_WAITING, TARGET, SETTLED, DROPPED)
@@ -110,9 +110,12 @@ new_waiting AS (
     SELECT * FROM :new_waiting.rows AS i
 ),
 settled AS (
-    DELETE FROM waiting_redactions
-    WHERE target_event_id = ANY(:target.event_id)
-    RETURNING redaction_nid
+    DELETE FROM waiting_redactions w
+    WHERE w.target_event_id = ANY(:target.event_id) AND EXISTS (
+        SELECT FROM :target.rows AS t
+        WHERE t.event_id = w.target_event_id AND t.room_nid = w.room_nid
+    )
+    RETURNING w.redaction_nid
 )"""
 
 PART_DROPPED: Final[LiteralString] = """
@@ -134,7 +137,7 @@ def event_values(change_set: ChangeSet) -> dict[str, ColumnValues]:
             ("redaction_nid", "room_nid", "target_event_id"),
             ((nid, *value) for nid, value in change_set.events.new_waiting.items()),
         ),
-        "target": {"event_id": _targets(change_set)},
+        "target": by_column(("event_id", "room_nid"), _targets(change_set)),
         "settled": {"redaction_nid": list(change_set.events.gone_waiting)},
         "dropped": by_column(("event_nid", "room_nid"), change_set.rooms.dropped.items()),
     }
@@ -160,7 +163,10 @@ def _changed_events(change_set: ChangeSet) -> ColumnValues:
     }
 
 
-def _targets(change_set: ChangeSet) -> list[str]:
-    """Return the events whose redactions wait no longer: those that arrive, unless refused."""
+def _targets(change_set: ChangeSet) -> list[tuple[str, int]]:
+    """Return the events whose redactions wait no longer, each with its room.
+
+    They are those that arrive, unless refused.
+    """
     placed = map(change_set.events.row_of, change_set.events.placed)
-    return [row.event_id for row in placed if row.refused is None]
+    return [(row.event_id, row.room_nid) for row in placed if row.refused is None]

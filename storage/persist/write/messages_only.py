@@ -115,7 +115,10 @@ SELECT e.event_nid, e.stream_ordering,
         WHEN EXISTS (SELECT FROM missing_events WHERE event_id = ANY(:new_message.event_id))
             THEN refuse_stale_plan('missing_events')
         WHEN EXISTS (
-            SELECT FROM waiting_redactions WHERE target_event_id = ANY(:new_message.event_id)
+            SELECT FROM waiting_redactions w
+            WHERE w.target_event_id = ANY(:new_message.event_id)
+                AND EXISTS (SELECT FROM new_event e
+                    WHERE e.event_id = w.target_event_id AND e.room_nid = w.room_nid)
         ) THEN refuse_stale_plan('waiting_redactions')
         WHEN NOT EXISTS (SELECT FROM set_position) THEN refuse_old_writer(:instance_name)
     END AS stale
