@@ -301,7 +301,7 @@ async def test_a_closed_writer_does_not_hold_it_back(dsn: str) -> None:
         for number in range(3):
             said = room.message(LOCAL, f"{number}")
             await deliver(main, room)
-            async with asyncio.timeout(20):  # until Postgres has ended the sessions
+            async with asyncio.timeout(60):  # until Postgres has ended the sessions
                 while said.event_id not in servers_of(await main.outbox(0, EVERYTHING)):  # noqa: ASYNC110
                     await asyncio.sleep(0.01)
 

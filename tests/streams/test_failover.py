@@ -67,7 +67,7 @@ async def test_what_is_new_after_a_lossy_failover_reaches_all(pair: ReplicatedPa
         new = []
         for _ in range(9):
             new += await room.write(a, 1)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             await told_a.reached(new)
             await told_b.reached(new)
         for store in (a, b):
@@ -335,7 +335,7 @@ async def test_a_store_behind_replication_hears_of_it(pair: ReplicatedPair, is_s
             await pair.fail_over()
         room.back_to(before)
         new = [event_id for _ in range(9) for event_id in await room.write(a, 1)]
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             await told.reached(new)
         assert told.ids[-9:] == new
         with pytest.raises(ResyncNeeded):
@@ -383,7 +383,7 @@ async def test_a_failover_that_loses_nothing_is_a_pause(pair: ReplicatedPair) ->
                 async with job.connection():
                     await pause()
         ids = [event.event_id for event in events]
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             await told.reached(ids)
         assert told.ids == kept + ids
         new, _ = await timeline(b, since)

@@ -41,7 +41,7 @@ async def test_a_backup_comes_back_under_open_stores(pair: ReplicatedPair) -> No
         await pair.back_to_the_copy()
         room.back_to(before)
         new = [event_id for _ in range(9) for event_id in await room.write(a, 1)]
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             await told.reached(new)
         for store in (a, b):
             with pytest.raises(ResyncNeeded):

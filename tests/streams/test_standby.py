@@ -150,7 +150,7 @@ async def test_a_resting_standby_is_tried_again_after_an_input_error(
 ) -> None:
     """Its DSN cannot be used for a moment, as while a file of TLS is replaced."""
     config = replace(CONFIG, prepare_ahead=False)  # that would open a session beside
-    async with with_standby(pair, "b", config) as b, asyncio.timeout(20):
+    async with with_standby(pair, "b", config) as b, asyncio.timeout(60):
         standby = b.reads.standby
         assert standby is not None
         async with standby.database.connection() as conn, standby.database.connection() as other:
@@ -178,7 +178,7 @@ async def test_a_lagging_standby_is_left_alone_until_it_has_caught_up(
             for _ in range(5):
                 assert await b.event(written[0]) is not None
             assert outcomes(b) == {BEHIND: 1, RESTING: 4}
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while not outcomes(b)[STANDBY]:
                 await b.event(written[0])
                 await asyncio.sleep(0.01)
