@@ -129,27 +129,12 @@ class Config:
     lock_timeout_ms: Wait = 10_000
     """Longest wait for a row, table or advisory lock before the transaction is repeated."""
 
-    statement_cache_size: Kept = 500
-    """Prepared statements kept per connection.
-
-    The engine has fewer constants than this, so each is planned once.
-    """
-
     prepare_ahead: bool = True
     """Whether each connection of a store prepares the usual statements before their first use.
 
     That takes about 0.1 s of processor time of Postgres per connection. Without it, the first page
     or sync of a connection takes longer.
     """
-
-    transaction_attempts: Annotated[int, AllowedRange(1, 1_000)] = 5
-    """Attempts of `Database.run` before it raises `DatabaseConflict` or `DatabaseUnavailable`."""
-
-    retry_delay_ms_first: Pause = 5
-    """Upper bound of the random pause before the second attempt; it doubles each time."""
-
-    retry_delay_ms_max: Pause = 500
-    """Largest upper bound of that pause."""
 
     # ---------------------------------------------------------------------------------------------
     # writer
@@ -247,15 +232,6 @@ class Config:
     of a pagination token; a token with more raises `InvalidToken`.
     """
 
-    gap_retry_ms_first: Wait = 60_000
-    """Pause before a missing event is requested again after a failure (`Store.gap_failed`).
-
-    It doubles with each further failure.
-    """
-
-    gap_retry_ms_max: Wait = 86_400_000
-    """Largest such pause: a day."""
-
     replica_wait_ms: Wait = 500
     """Longest wait of a read for a standby that has not replayed what the read needs.
 
@@ -297,14 +273,8 @@ class Config:
     # ---------------------------------------------------------------------------------------------
     # purges
 
-    purge_batch_max: Most = 500
-    """Most events that a purge takes in one transaction; fewer if that exceeds `purge_hold_ms`."""
-
-    purge_hold_ms: Wait = 50
-    """Target time that a purge blocks a room's writers at once."""
-
     purge_pause_ms: Pause = 150
-    """Pause between two such transactions, and between two in which state groups are collected."""
+    """Pause of a purge between two transactions, and of `room-storage gc`."""
 
     retention_lifetime_ms_default: Annotated[int, AllowedRange(0, LONGEST_MS)] = 0
     """Lifetime of history in rooms without m.room.retention, for `room-storage purge --retention`.
@@ -317,45 +287,6 @@ class Config:
 
     retention_lifetime_ms_max: Annotated[int, AllowedRange(0, LONGEST_MS)] = 0
     """Largest such lifetime; a larger one is reduced to it. 0: no limit."""
-
-    # ---------------------------------------------------------------------------------------------
-    # replication
-
-    replication_ping_ms: Wait = 5_000
-    """Interval of the PINGs of a replication connection."""
-
-    replication_timeout_ms: Wait = 15_000
-    """A side that has sent a PING and then nothing for this time counts as gone."""
-
-    replication_buffer_max_bytes: Annotated[int, AllowedRange(65_536, 1 << 40)] = 16_777_216
-    """Most unsent data for one peer; beyond it the peer is disconnected."""
-
-    replication_close_ms: Pause = 5_000
-    """Longest wait, at the end of a connection, for the peer to read what was sent to it."""
-
-    replication_connect_timeout_ms: Wait = 10_000
-    """Longest wait for a new replication connection."""
-
-    replication_page_max: Most = 1_000
-    """Rows read from a table at once, where a reader has missed some."""
-
-    replication_batch_max: Most = 10_000
-    """Rows under one token that a reader buffers; larger batches are read from the table."""
-
-    replication_names_max: Most = 100
-    """Worker names per replication connection; above it the oldest are dropped."""
-
-    replication_sessions_max: Most = 50_000
-    """Syncing users and devices per replication connection; above it the oldest are dropped."""
-
-    replication_ack_keep_ms: Pause = 86_400_000
-    """How long an acknowledged position is kept after its connection has ended (a day)."""
-
-    replication_retry_ms_first: Pause = 100
-    """Upper bound of the random pause before a lost connection is retried; it doubles each time."""
-
-    replication_retry_ms_max: Pause = 10_000
-    """Largest upper bound of that pause."""
 
     # ---------------------------------------------------------------------------------------------
     # embedded Postgres
@@ -380,15 +311,6 @@ class Config:
                 f"{_shown('synchronous_commit')} is {self.synchronous_commit!r}: "
                 f"it must be one of {', '.join(COMMITS)}"
             )
-        for small, large in ASCENDING:
-            low, high = getattr(self, small), getattr(self, large)
-            if low > high:
-                raise InputError(
-                    f"{_shown(small)} is {low}: it must not be larger than {large}, which is {high}"
-                )
-        if (silent := self.replication_timeout_ms) <= self.replication_ping_ms:
-            wanted = f"more than replication_ping_ms, which is {self.replication_ping_ms}"
-            raise InputError(f"{_shown('replication_timeout_ms')} is {silent}: it must be {wanted}")
         if 0 < (longest := self.retention_lifetime_ms_max) < self.retention_lifetime_ms_min:
             least = self.retention_lifetime_ms_min
             wanted = f"0, or at least retention_lifetime_ms_min, which is {least}"
@@ -418,13 +340,6 @@ ALLOWED: Final[Mapping[str, tuple[type, AllowedRange | None]]] = {
     for name, hint in get_type_hints(Config, include_extras=True).items()
 }
 """The type of each field, and the range of a number."""
-
-ASCENDING: Final = (
-    ("retry_delay_ms_first", "retry_delay_ms_max"),
-    ("gap_retry_ms_first", "gap_retry_ms_max"),
-    ("replication_retry_ms_first", "replication_retry_ms_max"),
-)
-"""Fields of which the first must not be larger than the second."""
 
 
 def _check(name: str, value: object, kind: type, allowed: AllowedRange | None) -> None:
