@@ -43,6 +43,18 @@ OF_OTHERS: Final[re.Pattern[str]] = re.compile(
 )
 """Variables with our prefix that the package does not read, and that are no mistakes."""
 
+GONE: Final[Mapping[str, re.Pattern[str]]] = {
+    "since 0.3.0 it is a part of STORAGE_CACHE_MB": re.compile(
+        r"STORAGE_(CACHE_\w+|NOTIFIER_KEYS)_MAX"
+    ),
+    "since 0.3.0 its value is fixed": re.compile(
+        r"STORAGE_(REPLICATION_\w+_(MS|MAX|BYTES|FIRST)"
+        r"|(RETRY_DELAY|GAP_RETRY)_MS_(FIRST|MAX)|TRANSACTION_ATTEMPTS|STATEMENT_CACHE_SIZE"
+        r"|PURGE_(BATCH_MAX|HOLD_MS))"
+    ),
+}
+"""Variables of earlier releases, by the advice of the warning."""
+
 BOOLEANS: Final[Mapping[str, bool]] = {
     **dict.fromkeys(("1", "true", "yes", "on"), True),
     **dict.fromkeys(("0", "false", "no", "off"), False),
@@ -63,9 +75,6 @@ class AllowedRange(NamedTuple):
 
 Most = Annotated[int, AllowedRange(1, COUNT_MAX)]
 """A limit; with 0 nothing would ever be done."""
-
-Kept = Annotated[int, AllowedRange(0, COUNT_MAX)]
-"""The size of a cache; 0 disables it."""
 
 Wait = Annotated[int, AllowedRange(1, WAIT_MS_MAX)]
 """A timeout or an interval."""
@@ -175,49 +184,15 @@ class Config:
     after `follow_ms`.
     """
 
-    cache_events_max: Kept = 50_000
-    """Rows of events (about 1 kB each), and contents of state events, that the writer caches."""
+    cache_mb: Annotated[int, AllowedRange(0, 1 << 20)] = 900
+    """Memory for the caches of a process when all of them are full; 0 disables them.
 
-    cache_groups_max: Kept = 2_000
-    """States that the writer caches; they share their common part."""
-
-    cache_state_entries_max: Kept = 2_000_000
-    """Entries of those states (about 200 bytes each), counted once where states share them.
-
-    The default is enough for some forty rooms of 50,000 members. It applies between batches. Within
-    one, a state costs 1.5 to 1.9 kB on top of the one it is derived from (2 MB for 1,000 joins of a
-    room of 50,000), and up to 200 bytes an entry for each room whose state has to be read first.
+    It has fixed shares (storage/cache_sizes.py), and each cache drops what was used least recently.
+    The default is enough for almost forty rooms of 50,000 members. The limits apply between
+    batches. Within one, a state costs 1.5 to 1.9 kB on top of the one it is derived from (2 MB for
+    1,000 joins of a room of 50,000), and up to 200 bytes an entry for each room whose state has to
+    be read first. `cache_reads` caches as many events again, and current states.
     """
-
-    cache_rooms_max: Kept = 10_000
-    """Rooms that the writer caches."""
-
-    cache_memberships_max: Kept = 200_000
-    """Memberships (about 100 bytes each) that a process caches, of the users who synced last.
-
-    They give the rooms to check at a sync.
-    """
-
-    cache_states_entries_max: Kept = 100_000
-    """Entries (about 300 bytes each) of the whole states that a process caches.
-
-    The most recently used states stay; a state counts as at least a hundredth of it. The state
-    group of an event is read from the database each time. It is also the limit for the ids of
-    members, for those of auth chains, and for events with a position in the chain cover.
-    """
-
-    cache_room_lists_max: Kept = 200_000
-    """Rooms (about 250 bytes each) of the room lists of sliding sync that a process caches.
-
-    They are those of the users who synced last. It is also the limit for the rooms whose facts
-    (type, encryption, name) filters look at, about 150 bytes each, and for the children of spaces.
-    """
-
-    cache_sliding_rooms_max: Kept = 500_000
-    """Rooms (about 50 bytes each) of the connections of sliding sync that a process caches."""
-
-    cache_names_max: Kept = 500_000
-    """State keys, users and servers whose nids a process caches."""
 
     # ---------------------------------------------------------------------------------------------
     # reads
@@ -237,12 +212,6 @@ class Config:
 
     After it the primary answers, or a store with ``read_only`` raises `ReplicaBehind`. It should be
     longer than `follow_ms`.
-    """
-
-    notifier_keys_max: Kept = 10_000
-    """Rooms and users whose last change is stored for each stream and writer.
-
-    A sync that starts to wait and is further behind reads once more before it waits.
     """
 
     # ---------------------------------------------------------------------------------------------
@@ -404,11 +373,19 @@ def unknown_variables(environ: Mapping[str, str] = os.environ) -> list[str]:
 
 @functools.cache  # once for each name
 def _warn_of(name: str) -> None:
+    logger.warning(
+        "the environment variable %s is not known, and has no effect%s", name, _advice(name)
+    )
+
+
+def _advice(name: str) -> str:
+    for advice, names in GONE.items():
+        if names.fullmatch(name):
+            return f": {advice}"
     # the prefix alone would make all names similar
     known = {one.removeprefix(ENVIRONMENT_PREFIX): one for one in _known_variables()}
     near = difflib.get_close_matches(name.removeprefix(ENVIRONMENT_PREFIX), known, n=1)
-    advice = f": did you mean {known[near[0]]}?" if near else ""
-    logger.warning("the environment variable %s is not known, and has no effect%s", name, advice)
+    return f": did you mean {known[near[0]]}?" if near else ""
 
 
 def _known_variables() -> frozenset[str]:

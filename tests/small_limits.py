@@ -1,10 +1,12 @@
-"""Small values of constants, so that a test reaches a limit with few rows."""
+"""Small values of constants and cache sizes, so that a test reaches a limit with few rows."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Final
 
 import pytest
 
+from storage.cache_sizes import CacheSizes
 from storage.maintenance.purge import throttle
 
 SMALL_BATCHES: Final = "from storage.maintenance.purge import throttle; throttle.BATCH_MAX = {}\n"
@@ -29,3 +31,13 @@ def purges_in_batches(size: int) -> Callable[..., Iterator[None]]:
             yield
 
     return small_batches
+
+
+def cached_entries(patch: pytest.MonkeyPatch, **entries: int) -> None:
+    """Let the stores that are opened from now on have caches of these sizes."""
+    usual = CacheSizes.of
+
+    def small(cache_mb: int) -> CacheSizes:
+        return replace(usual(cache_mb), **entries)
+
+    patch.setattr(CacheSizes, "of", small)

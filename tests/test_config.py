@@ -65,6 +65,22 @@ def test_a_variable_that_nothing_reads_is_reported_once(
     assert {record.levelname for record in caplog.records} == {"WARNING"}
 
 
+def test_a_variable_of_an_earlier_release_is_reported_with_what_takes_its_place(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    advice = {
+        "STORAGE_CACHE_ROOMS_MAX": "since 0.3.0 it is a part of STORAGE_CACHE_MB",
+        "STORAGE_PURGE_HOLD_MS": "since 0.3.0 its value is fixed",
+        "STORAGE_REPLICATION_PING_MS": "since 0.3.0 its value is fixed",
+    }
+    module._warn_of.cache_clear()
+    assert Config.from_env(dict.fromkeys(advice, "1")) == Config()
+    assert [record.getMessage() for record in caplog.records] == [
+        f"the environment variable {name} is not known, and has no effect: {text}"
+        for name, text in advice.items()
+    ]
+
+
 def test_a_command_reports_such_a_variable(dsn: str) -> None:
     done = room_storage("migrate", "--dsn", dsn, STORAGE_POOL_SIZ_MAX="3")
     assert done.returncode == 0
