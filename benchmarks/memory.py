@@ -20,13 +20,13 @@ SERVER: Final = "s1.test"
 STATE_EVENTS: Final = 8
 EVENTS: Final = 12  # of each room
 COLLECTIONS: Final = 7
-KEPT: Final = 1_000_000  # entries of each cache
+CACHE_MB: Final = 2_400  # for the events of all these rooms
 
 
 async def run(bench: Bench) -> None:
     """Append rooms, and compare the process before and after."""
     first, counted = bench.size(1_000, 50), bench.size(9_000, 100)
-    config = storage.Config(cache_events_max=KEPT, cache_rooms_max=KEPT)
+    config = storage.Config(cache_mb=CACHE_MB)
     async with (
         bench.database() as dsn,
         storage.open(dsn, server_name=SERVER, config=config) as store,

@@ -43,6 +43,18 @@ OF_OTHERS: Final[re.Pattern[str]] = re.compile(
 )
 """Variables with our prefix that the package does not read, and that are no mistakes."""
 
+GONE: Final[Mapping[str, re.Pattern[str]]] = {
+    "since 0.3.0 it is a part of STORAGE_CACHE_MB": re.compile(
+        r"STORAGE_(CACHE_\w+|NOTIFIER_KEYS)_MAX"
+    ),
+    "since 0.3.0 its value is fixed": re.compile(
+        r"STORAGE_(REPLICATION_\w+_(MS|MAX|BYTES|FIRST)"
+        r"|(RETRY_DELAY|GAP_RETRY)_MS_(FIRST|MAX)|TRANSACTION_ATTEMPTS|STATEMENT_CACHE_SIZE"
+        r"|PURGE_(BATCH_MAX|HOLD_MS))"
+    ),
+}
+"""Variables of earlier releases, by the advice of the warning."""
+
 BOOLEANS: Final[Mapping[str, bool]] = {
     **dict.fromkeys(("1", "true", "yes", "on"), True),
     **dict.fromkeys(("0", "false", "no", "off"), False),
@@ -63,9 +75,6 @@ class AllowedRange(NamedTuple):
 
 Most = Annotated[int, AllowedRange(1, COUNT_MAX)]
 """A limit; with 0 nothing would ever be done."""
-
-Kept = Annotated[int, AllowedRange(0, COUNT_MAX)]
-"""The size of a cache; 0 disables it."""
 
 Wait = Annotated[int, AllowedRange(1, WAIT_MS_MAX)]
 """A timeout or an interval."""
@@ -129,27 +138,12 @@ class Config:
     lock_timeout_ms: Wait = 10_000
     """Longest wait for a row, table or advisory lock before the transaction is repeated."""
 
-    statement_cache_size: Kept = 500
-    """Prepared statements kept per connection.
-
-    The engine has fewer constants than this, so each is planned once.
-    """
-
     prepare_ahead: bool = True
     """Whether each connection of a store prepares the usual statements before their first use.
 
     That takes about 0.1 s of processor time of Postgres per connection. Without it, the first page
     or sync of a connection takes longer.
     """
-
-    transaction_attempts: Annotated[int, AllowedRange(1, 1_000)] = 5
-    """Attempts of `Database.run` before it raises `DatabaseConflict` or `DatabaseUnavailable`."""
-
-    retry_delay_ms_first: Pause = 5
-    """Upper bound of the random pause before the second attempt; it doubles each time."""
-
-    retry_delay_ms_max: Pause = 500
-    """Largest upper bound of that pause."""
 
     # ---------------------------------------------------------------------------------------------
     # writer
@@ -190,49 +184,15 @@ class Config:
     after `follow_ms`.
     """
 
-    cache_events_max: Kept = 50_000
-    """Rows of events (about 1 kB each), and contents of state events, that the writer caches."""
+    cache_mb: Annotated[int, AllowedRange(0, 1 << 20)] = 900
+    """Memory for the caches of a process when all of them are full; 0 disables them.
 
-    cache_groups_max: Kept = 2_000
-    """States that the writer caches; they share their common part."""
-
-    cache_state_entries_max: Kept = 2_000_000
-    """Entries of those states (about 200 bytes each), counted once where states share them.
-
-    The default is enough for some forty rooms of 50,000 members. It applies between batches. Within
-    one, a state costs 1.5 to 1.9 kB on top of the one it is derived from (2 MB for 1,000 joins of a
-    room of 50,000), and up to 200 bytes an entry for each room whose state has to be read first.
+    It has fixed shares (storage/cache_sizes.py), and each cache drops what was used least recently.
+    The default is enough for almost forty rooms of 50,000 members. The limits apply between
+    batches. Within one, a state costs 1.5 to 1.9 kB on top of the one it is derived from (2 MB for
+    1,000 joins of a room of 50,000), and up to 200 bytes an entry for each room whose state has to
+    be read first. `cache_reads` caches as many events again, and current states.
     """
-
-    cache_rooms_max: Kept = 10_000
-    """Rooms that the writer caches."""
-
-    cache_memberships_max: Kept = 200_000
-    """Memberships (about 100 bytes each) that a process caches, of the users who synced last.
-
-    They give the rooms to check at a sync.
-    """
-
-    cache_states_entries_max: Kept = 100_000
-    """Entries (about 300 bytes each) of the whole states that a process caches.
-
-    The most recently used states stay; a state counts as at least a hundredth of it. The state
-    group of an event is read from the database each time. It is also the limit for the ids of
-    members, for those of auth chains, and for events with a position in the chain cover.
-    """
-
-    cache_room_lists_max: Kept = 200_000
-    """Rooms (about 250 bytes each) of the room lists of sliding sync that a process caches.
-
-    They are those of the users who synced last. It is also the limit for the rooms whose facts
-    (type, encryption, name) filters look at, about 150 bytes each, and for the children of spaces.
-    """
-
-    cache_sliding_rooms_max: Kept = 500_000
-    """Rooms (about 50 bytes each) of the connections of sliding sync that a process caches."""
-
-    cache_names_max: Kept = 500_000
-    """State keys, users and servers whose nids a process caches."""
 
     # ---------------------------------------------------------------------------------------------
     # reads
@@ -247,26 +207,11 @@ class Config:
     of a pagination token; a token with more raises `InvalidToken`.
     """
 
-    gap_retry_ms_first: Wait = 60_000
-    """Pause before a missing event is requested again after a failure (`Store.gap_failed`).
-
-    It doubles with each further failure.
-    """
-
-    gap_retry_ms_max: Wait = 86_400_000
-    """Largest such pause: a day."""
-
     replica_wait_ms: Wait = 500
     """Longest wait of a read for a standby that has not replayed what the read needs.
 
     After it the primary answers, or a store with ``read_only`` raises `ReplicaBehind`. It should be
     longer than `follow_ms`.
-    """
-
-    notifier_keys_max: Kept = 10_000
-    """Rooms and users whose last change is stored for each stream and writer.
-
-    A sync that starts to wait and is further behind reads once more before it waits.
     """
 
     # ---------------------------------------------------------------------------------------------
@@ -297,14 +242,8 @@ class Config:
     # ---------------------------------------------------------------------------------------------
     # purges
 
-    purge_batch_max: Most = 500
-    """Most events that a purge takes in one transaction; fewer if that exceeds `purge_hold_ms`."""
-
-    purge_hold_ms: Wait = 50
-    """Target time that a purge blocks a room's writers at once."""
-
     purge_pause_ms: Pause = 150
-    """Pause between two such transactions, and between two in which state groups are collected."""
+    """Pause of a purge between two transactions, and of `room-storage gc`."""
 
     retention_lifetime_ms_default: Annotated[int, AllowedRange(0, LONGEST_MS)] = 0
     """Lifetime of history in rooms without m.room.retention, for `room-storage purge --retention`.
@@ -317,45 +256,6 @@ class Config:
 
     retention_lifetime_ms_max: Annotated[int, AllowedRange(0, LONGEST_MS)] = 0
     """Largest such lifetime; a larger one is reduced to it. 0: no limit."""
-
-    # ---------------------------------------------------------------------------------------------
-    # replication
-
-    replication_ping_ms: Wait = 5_000
-    """Interval of the PINGs of a replication connection."""
-
-    replication_timeout_ms: Wait = 15_000
-    """A side that has sent a PING and then nothing for this time counts as gone."""
-
-    replication_buffer_max_bytes: Annotated[int, AllowedRange(65_536, 1 << 40)] = 16_777_216
-    """Most unsent data for one peer; beyond it the peer is disconnected."""
-
-    replication_close_ms: Pause = 5_000
-    """Longest wait, at the end of a connection, for the peer to read what was sent to it."""
-
-    replication_connect_timeout_ms: Wait = 10_000
-    """Longest wait for a new replication connection."""
-
-    replication_page_max: Most = 1_000
-    """Rows read from a table at once, where a reader has missed some."""
-
-    replication_batch_max: Most = 10_000
-    """Rows under one token that a reader buffers; larger batches are read from the table."""
-
-    replication_names_max: Most = 100
-    """Worker names per replication connection; above it the oldest are dropped."""
-
-    replication_sessions_max: Most = 50_000
-    """Syncing users and devices per replication connection; above it the oldest are dropped."""
-
-    replication_ack_keep_ms: Pause = 86_400_000
-    """How long an acknowledged position is kept after its connection has ended (a day)."""
-
-    replication_retry_ms_first: Pause = 100
-    """Upper bound of the random pause before a lost connection is retried; it doubles each time."""
-
-    replication_retry_ms_max: Pause = 10_000
-    """Largest upper bound of that pause."""
 
     # ---------------------------------------------------------------------------------------------
     # embedded Postgres
@@ -380,15 +280,6 @@ class Config:
                 f"{_shown('synchronous_commit')} is {self.synchronous_commit!r}: "
                 f"it must be one of {', '.join(COMMITS)}"
             )
-        for small, large in ASCENDING:
-            low, high = getattr(self, small), getattr(self, large)
-            if low > high:
-                raise InputError(
-                    f"{_shown(small)} is {low}: it must not be larger than {large}, which is {high}"
-                )
-        if (silent := self.replication_timeout_ms) <= self.replication_ping_ms:
-            wanted = f"more than replication_ping_ms, which is {self.replication_ping_ms}"
-            raise InputError(f"{_shown('replication_timeout_ms')} is {silent}: it must be {wanted}")
         if 0 < (longest := self.retention_lifetime_ms_max) < self.retention_lifetime_ms_min:
             least = self.retention_lifetime_ms_min
             wanted = f"0, or at least retention_lifetime_ms_min, which is {least}"
@@ -418,13 +309,6 @@ ALLOWED: Final[Mapping[str, tuple[type, AllowedRange | None]]] = {
     for name, hint in get_type_hints(Config, include_extras=True).items()
 }
 """The type of each field, and the range of a number."""
-
-ASCENDING: Final = (
-    ("retry_delay_ms_first", "retry_delay_ms_max"),
-    ("gap_retry_ms_first", "gap_retry_ms_max"),
-    ("replication_retry_ms_first", "replication_retry_ms_max"),
-)
-"""Fields of which the first must not be larger than the second."""
 
 
 def _check(name: str, value: object, kind: type, allowed: AllowedRange | None) -> None:
@@ -489,11 +373,19 @@ def unknown_variables(environ: Mapping[str, str] = os.environ) -> list[str]:
 
 @functools.cache  # once for each name
 def _warn_of(name: str) -> None:
+    logger.warning(
+        "the environment variable %s is not known, and has no effect%s", name, _advice(name)
+    )
+
+
+def _advice(name: str) -> str:
+    for advice, names in GONE.items():
+        if names.fullmatch(name):
+            return f": {advice}"
     # the prefix alone would make all names similar
     known = {one.removeprefix(ENVIRONMENT_PREFIX): one for one in _known_variables()}
     near = difflib.get_close_matches(name.removeprefix(ENVIRONMENT_PREFIX), known, n=1)
-    advice = f": did you mean {known[near[0]]}?" if near else ""
-    logger.warning("the environment variable %s is not known, and has no effect%s", name, advice)
+    return f": did you mean {known[near[0]]}?" if near else ""
 
 
 def _known_variables() -> frozenset[str]:

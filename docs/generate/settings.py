@@ -4,13 +4,14 @@ import ast
 import inspect
 import re
 from collections.abc import Iterator
-from dataclasses import fields
+from dataclasses import asdict, fields
 from itertools import pairwise
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from docs.generate.markup import code, one_line, page, table
 from storage import config
+from storage.cache_sizes import SHARES, CacheSizes
 from storage.config import ALLOWED, COMMITS, NAME_MAX, Config
 
 INTRODUCTION: Final = """
@@ -59,7 +60,22 @@ def text() -> str:
             page(f"## {section}", *(_described(one) for one in listed if one.section == section))
             for section in sections
         ),
+        _shares(),
         f"## Other variables\n\n{table(['Variable', 'Meaning'], others)}",
+    )
+
+
+def _shares() -> str:
+    sizes = asdict(CacheSizes.of(Config().cache_mb))
+    rows = [
+        [share.contents, f"{share.percent} %", f"{share.entry_bytes:,}", f"{sizes[name]:,}"]
+        for name, share in SHARES.items()
+    ]
+    return page(
+        "## Shares of cache_mb",
+        "A cache is limited by the number of its entries, which follows from the bytes that one "
+        "takes with ordinary ids. The last column is for the default.",
+        table(["Entries", "Share", "Bytes of one", "Most"], rows),
     )
 
 

@@ -25,7 +25,6 @@ from storage.cli.common import (
 from storage.cli.http_endpoints import refused_address, served
 from storage.cli.interrupt import run
 from storage.cli.readiness import Readiness
-from storage.config import Config
 from storage.database.dsn import has_password
 from storage.errors import ExtraMissing, InputError
 from storage.observability.prometheus import expose
@@ -131,7 +130,6 @@ async def _serve(
     http: tuple[str, int] | None,
     as_json: bool,
 ) -> None:
-    config = Config.from_env()
     stopped = stopped_by_signal()
     async with AsyncExitStack() as stack:
         store = await stack.enter_async_context(
@@ -140,7 +138,7 @@ async def _serve(
         places: dict[str, object] = {}
         peer: ReplicationPeer | None = None
         if redis is not None:
-            peer = await stack.enter_async_context(_over_redis(store, redis, config))
+            peer = await stack.enter_async_context(_over_redis(store, redis))
             places["redis"] = _without_password(redis)
         if listen is not None:
             server = await stack.enter_async_context(await _listening(store, *listen))
@@ -175,13 +173,13 @@ async def _over_http(
         REGISTRY.unregister(collector)
 
 
-def _over_redis(store: Store, url: str, config: Config) -> ReplicationPeer:
+def _over_redis(store: Store, url: str) -> ReplicationPeer:
     try:
         # redis-py is an extra
         from storage.replication.redis_transport import RedisTransport  # noqa: PLC0415
     except ImportError:
         raise ExtraMissing("--redis", "redis") from None
-    transport = RedisTransport(url, store.server_name, config)
+    transport = RedisTransport(url, store.server_name)
     return ReplicationPeer(store, transport, announces="all")
 
 

@@ -23,7 +23,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequen
 from contextlib import asynccontextmanager
 from itertools import count
 from time import perf_counter
-from typing import Any, NamedTuple, Protocol, Self, TypeVar
+from typing import Any, Final, NamedTuple, Protocol, Self, TypeVar
 
 import asyncpg
 
@@ -55,6 +55,14 @@ from storage.errors import (
 )
 from storage.observability.counters import Measures
 from storage.turns import mapped
+
+ATTEMPTS_MAX: Final = 5
+"""Most attempts of a transaction that meets conflicts or an unavailable server."""
+
+RETRY_MS_FIRST: Final = (
+    5  # upper bound of the pause before the second attempt; it doubles each time
+)
+RETRY_MS_MAX: Final = 500  # largest upper bound
 
 T = TypeVar("T")
 R = TypeVar("R", bound=NamedTuple)
@@ -417,11 +425,11 @@ class Database:
         """Run `work` in a transaction, and repeat all of it on a conflict or lost connection.
 
         Conflicts are serialization failures, deadlocks and lock timeouts. There are at most
-        `Config.transaction_attempts` attempts, with a random pause that doubles; then the last
-        error is raised. `DatabaseUnavailable` is raised at once after `pool_acquire_timeout_ms`:
-        the server hangs, or a statement is too slow. `work` must have no effects outside the
-        connection. A commit with an unknown outcome is not repeated here (`CommitUnknown`): only
-        the caller knows whether the work can be done twice.
+        `ATTEMPTS_MAX` attempts, with a random pause that doubles; then the last error is raised.
+        `DatabaseUnavailable` is raised at once after `pool_acquire_timeout_ms`: the server hangs,
+        or a statement is too slow. `work` must have no effects outside the connection. A commit
+        with an unknown outcome is not repeated here (`CommitUnknown`): only the caller knows
+        whether the work can be done twice.
         """
         last_repeat = perf_counter() + self._config.pool_acquire_timeout_ms / 1000
         for attempt in count(1):
@@ -430,17 +438,10 @@ class Database:
                     return await work(conn)
             except (DatabaseConflict, DatabaseUnavailable) as error:
                 is_late = isinstance(error, DatabaseUnavailable) and perf_counter() > last_repeat
-                if is_late or attempt >= self._config.transaction_attempts:
+                if is_late or attempt >= ATTEMPTS_MAX:
                     raise
-                await asyncio.sleep(self._pause(attempt))
+                await asyncio.sleep(_pause(attempt))
         raise AssertionError("the last attempt returns or raises")
-
-    def _pause(self, attempt: int) -> float:
-        """Return the seconds to wait after a failed attempt: random, to avoid a second conflict."""
-        ceiling_ms = min(
-            self._config.retry_delay_ms_first * 2 ** (attempt - 1), self._config.retry_delay_ms_max
-        )
-        return random.uniform(0, ceiling_ms) / 1000  # noqa: S311  # no secret
 
     async def acquire(self) -> Connection:
         """Return a connection; raise `DatabaseUnavailable` if none is free in time."""
@@ -498,3 +499,9 @@ class ConnectionUse:
 
     async def __aexit__(self, *_: object) -> None:
         await self._database.release(self._conn)
+
+
+def _pause(attempt: int) -> float:
+    """Return the seconds to wait after a failed attempt: random, to avoid a second conflict."""
+    ceiling_ms = min(RETRY_MS_FIRST * 2 ** (attempt - 1), RETRY_MS_MAX)
+    return random.uniform(0, ceiling_ms) / 1000  # noqa: S311  # no secret

@@ -34,6 +34,9 @@ POOLING: Final = (
     "directly"
 )
 POOLING_TRIALS: Final = 12
+
+# Prepared statements that a session keeps. The engine has fewer, so each is planned once.
+STATEMENTS_MAX: Final = 500
 """With three processes and other clients, one trial in five shows nothing."""
 OTHER_BACKEND: Final = (
     asyncpg.InvalidSQLStatementNameError,
@@ -333,7 +336,7 @@ class Connector:
             _server_settings(self._config, self._mark, read_only=self.read_only),
             timeout=timeout,
             command_timeout=self._config.statement_timeout_ms / 1000,
-            statement_cache_size=self._config.statement_cache_size,
+            statement_cache_size=STATEMENTS_MAX,
             max_cached_statement_lifetime=0,
             max_cacheable_statement_size=0,  # no limit: the write statement is the longest
         )

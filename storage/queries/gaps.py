@@ -10,12 +10,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, LiteralString, NamedTuple
 
-from storage.config import Config
 from storage.database.connection import Connection
 from storage.database.rooms import require_room
 from storage.ids import EventId, RoomId, ServerName
 
 REASON_MAX: Final = 1_000  # characters of a reason
+# The pause before a missing event is requested again; it doubles with each failure.
+RETRY_MS_FIRST: Final = 60_000
+RETRY_MS_MAX: Final = 86_400_000  # a day
 
 SQL_GAPS: Final[LiteralString] = """
 SELECT m.event_id, c.ids AS child_ids, c.lowest, c.depth, c.seen_ts,
@@ -171,10 +173,9 @@ async def gap_failed(
     *,
     servers: Sequence[ServerName],
     now_ms: int,
-    config: Config,
 ) -> None:
     """Store that requests for these events failed. Ids without a gap are skipped. `UnknownRoom`."""
-    pauses = config.gap_retry_ms_first, config.gap_retry_ms_max
+    pauses = RETRY_MS_FIRST, RETRY_MS_MAX
     status = await conn.execute(
         SQL_FAILED, room_id, event_ids, now_ms, reason[:REASON_MAX], servers, *pauses
     )

@@ -7,7 +7,7 @@ import random
 from dataclasses import dataclass, field
 from typing import Self
 
-from storage.config import Config
+from storage.replication.limits import ReplicationLimits
 
 
 @dataclass(slots=True)
@@ -22,9 +22,9 @@ class Backoff:
     _failures: int = field(default=0, init=False)
 
     @classmethod
-    def of(cls, config: Config) -> Self:
-        """Use the values of the configuration."""
-        return cls(config.replication_retry_ms_first / 1000, config.replication_retry_ms_max / 1000)
+    def of(cls, limits: ReplicationLimits) -> Self:
+        """Use the pauses of these limits."""
+        return cls(limits.retry_ms_first / 1000, limits.retry_ms_max / 1000)
 
     def next(self) -> float:
         """Return the seconds to wait after one more failure."""

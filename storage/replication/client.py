@@ -12,9 +12,9 @@ import ssl as tls
 from collections.abc import Callable
 from typing import Self
 
-from storage.config import Config
 from storage.errors import ProtocolError, StorageClosed, StorageError
 from storage.observability.outages import Outage
+from storage.replication import limits
 from storage.replication.backoff import Backoff
 from storage.replication.commands import Command, Error, Name, Ping, ServerCommand
 from storage.replication.connection import CHUNK_BYTES, LineConnection
@@ -40,17 +40,16 @@ class ClientTransport:
         *,
         name: str,
         server_name: str | None,
-        config: Config,
         ssl: tls.SSLContext | None = None,
     ) -> None:
         self._address = (host, port)
         self._name = name
         self._server_name = server_name
-        self._config = config
+        self._limits = limits.LIMITS
         self._ssl = ssl
         self._subscribers = Subscribers()
         self._outage = Outage(logger, f"the connection with {host}:{port}")
-        self._backoff = Backoff.of(config)
+        self._backoff = Backoff.of(self._limits)
         self._connection: LineConnection | None = None
         self._greeted = False
         self._news = asyncio.Event()
@@ -104,7 +103,7 @@ class ClientTransport:
     async def _stay_connected(self) -> None:
         while not self._closed:
             try:
-                async with asyncio.timeout(self._config.replication_connect_timeout_ms / 1000):
+                async with asyncio.timeout(self._limits.connect_timeout_ms / 1000):
                     streams = await asyncio.open_connection(
                         *self._address, ssl=self._ssl, limit=CHUNK_BYTES
                     )
@@ -122,9 +121,7 @@ class ClientTransport:
                 await asyncio.sleep(self._backoff.next())
 
     async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        connection = self._connection = LineConnection(
-            reader, writer, side="client", config=self._config
-        )
+        connection = self._connection = LineConnection(reader, writer, side="client")
         self._greeted = False
         try:
             connection.send(Name(self._name))
@@ -182,24 +179,18 @@ class Client:
         server_name: str | None = None,
         instance_name: str = "client",
         handlers: Handlers | None = None,
-        config: Config | None = None,
     ) -> None:
         if not isinstance(store, Handlers):
-            server_name, instance_name, config = (
-                server_name or store.server_name,
-                store.instance_name,
-                config or store.database.config,
-            )
-        config = config or Config()
+            server_name = server_name or store.server_name
+            instance_name = store.instance_name
         self._transport = ClientTransport(
-            host, port, name=instance_name, server_name=server_name, config=config, ssl=ssl
+            host, port, name=instance_name, server_name=server_name, ssl=ssl
         )
         self.exchange: ReplicationPeer = ReplicationPeer(
             store,
             self._transport,
             handlers=handlers,
             announces="none",
-            config=config,
             instance_name=instance_name,
         )
 

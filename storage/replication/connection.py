@@ -1,10 +1,10 @@
 """One TCP connection of the line protocol, from either side.
 
-PING is sent at once and then every `replication_ping_ms`. The peer counts as gone when nothing was
-received for `replication_timeout_ms`, but only once it has sent a PING: a person with netcat has no
-time limit. Unread data for the peer is buffered up to `replication_buffer_max_bytes`. A connection
+PING is sent at once and then every `ping_ms`. The peer counts as gone when nothing was
+received for `timeout_ms`, but only once it has sent a PING: a person with netcat has no
+time limit. Unread data for the peer is buffered up to `buffer_bytes_max`. A connection
 that ends with an error sends ERROR and the reason. Further input is then discarded until the peer
-hangs up, for at most `replication_close_ms`, so that the reason is not lost with the connection.
+hangs up, for at most `close_ms`, so that the reason is not lost with the connection.
 """
 
 import asyncio
@@ -14,8 +14,8 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from storage.config import Config
 from storage.errors import ProtocolError
+from storage.replication import limits
 from storage.replication.commands import (
     LINE_BYTES_MAX,
     SENT_BY,
@@ -41,7 +41,6 @@ class LineConnection:
         writer: asyncio.StreamWriter,
         *,
         side: Side,
-        config: Config,
     ) -> None:
         self.peer_name: str = "{}:{}".format(
             *(writer.get_extra_info("peername") or ("an unknown peer", 0))
@@ -59,7 +58,7 @@ class LineConnection:
         self._writer = writer
         self._side = side
         self._sent_by_peer = SENT_BY["client" if side == "server" else "server"]
-        self._config = config
+        self._limits = limits.LIMITS
         self._loop = asyncio.get_running_loop()
         self._waiting: list[bytes] = []
         self._waiting_bytes = 0
@@ -87,7 +86,7 @@ class LineConnection:
         """Send lines from `encode`. Disconnect a peer that has too much unread."""
         if self.refused is not None:
             return
-        if self._unsent() + len(lines) > self._config.replication_buffer_max_bytes:
+        if self._unsent() + len(lines) > self._limits.buffer_bytes_max:
             self.refuse(f"too slow: {self._unsent()} bytes wait to be read")
             return
         if not self._waiting:
@@ -112,7 +111,7 @@ class LineConnection:
         self._flush()
         self.refused = reason
         self._abort = self._loop.call_later(
-            self._config.replication_close_ms / 1000, self._writer.transport.abort
+            self._limits.close_ms / 1000, self._writer.transport.abort
         )
         with contextlib.suppress(OSError, RuntimeError):  # the peer was faster
             if self._writer.can_write_eof():
@@ -155,7 +154,7 @@ class LineConnection:
         if not self._writer.is_closing():
             self._writer.close()
         with contextlib.suppress(OSError, TimeoutError):
-            async with asyncio.timeout(self._config.replication_close_ms / 1000):
+            async with asyncio.timeout(self._limits.close_ms / 1000):
                 await self._writer.wait_closed()
                 return
         self._writer.transport.abort()
@@ -205,8 +204,8 @@ class LineConnection:
 
     async def _keep_alive(self) -> None:
         every, timeout = (
-            self._config.replication_ping_ms / 1000,
-            self._config.replication_timeout_ms / 1000,
+            self._limits.ping_ms / 1000,
+            self._limits.timeout_ms / 1000,
         )
         next_ping = self._loop.time()
         while self.refused is None:

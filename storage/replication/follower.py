@@ -24,8 +24,8 @@ import logging
 from dataclasses import dataclass, field
 from typing import Any
 
-from storage.config import Config
 from storage.errors import DatabaseError, ProtocolError
+from storage.replication import limits
 from storage.replication.backoff import Backoff
 from storage.replication.commands import Position, Rdata
 from storage.replication.targets import FollowTarget
@@ -72,10 +72,10 @@ class Follower:
     may send the facts of one writer, and each that learns of a writer announces it, from 0.
     """
 
-    def __init__(self, target: FollowTarget, config: Config, *, is_shared: bool = False) -> None:
+    def __init__(self, target: FollowTarget, *, is_shared: bool = False) -> None:
         self._is_shared = is_shared
         self._target = target
-        self._config = config
+        self._limits = limits.LIMITS
         self._tracks: dict[Link, dict[tuple[str, str], _Track]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._ready: list[_Track] = []
@@ -151,7 +151,7 @@ class Follower:
         return track
 
     def _keep(self, track: _Track, row: Any) -> None:
-        if track.torn or not track.live or len(track.rows) >= self._config.replication_batch_max:
+        if track.torn or not track.live or len(track.rows) >= self._limits.batch_rows_max:
             track.torn = True
             track.rows.clear()
         else:
@@ -220,8 +220,8 @@ class Follower:
 
         Retry an unavailable database until it is back.
         """
-        backoff = Backoff.of(self._config)
-        limit = self._config.replication_page_max
+        backoff = Backoff.of(self._limits)
+        limit = self._limits.page_rows_max
         try:
             while (
                 known := self._target.position(track.stream_name, track.instance_name) or 0
@@ -263,4 +263,4 @@ class Follower:
             self._apply(track, whole[-1].stream_id, whole)
         else:
             return limit * 2
-        return self._config.replication_page_max
+        return self._limits.page_rows_max

@@ -19,9 +19,9 @@ import time
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Final, Literal, Protocol, Self
 
-from storage.config import Config
 from storage.database.connection import Database
 from storage.errors import StorageError
+from storage.replication import limits
 from storage.replication.announcing import advance_commands, positions
 from storage.replication.commands import (
     ClearUserSync,
@@ -97,40 +97,28 @@ class ReplicationPeer:
         handlers: Handlers | None = None,
         announces: Announces = "own",
         follows: bool = True,
-        config: Config | None = None,
         instance_name: str = "client",
     ) -> None:
         self.transport = transport
+        self._limits = limits.LIMITS
         if isinstance(store, Handlers):
-            self.handlers, self.instance_name, self._config = (
-                store,
-                instance_name,
-                config or Config(),
-            )
+            self.handlers, self.instance_name = store, instance_name
             self._streams, self._announces, self._server_up = None, "none", None
             target: FollowTarget = HandlersTarget(store)
         else:
-            self.handlers, self.instance_name, self._config = (
-                handlers or Handlers(),
-                store.instance_name,
-                config or store.database.config,
-            )
+            self.handlers, self.instance_name = handlers or Handlers(), store.instance_name
             self._streams, self._announces, self._server_up = (
                 store.streams,
                 announces,
                 store.server_up,
             )
             target = StreamsTarget(store.streams)
-        self.syncing: Syncing = Syncing(self._config.replication_sessions_max)
-        self.acknowledged: Acknowledgements = Acknowledgements(self._config.replication_ack_keep_ms)
+        self.syncing: Syncing = Syncing(self._limits.sessions_max)
+        self.acknowledged: Acknowledgements = Acknowledgements(self._limits.ack_keep_ms)
         self._is_hub = announces == "all" and not transport.is_shared
         own = self.instance_name if self._is_hub else None
-        self._names = WorkerNames(
-            own, self._config.replication_names_max, self._config.replication_ping_ms, self._forget
-        )
-        self._follower = (
-            Follower(target, self._config, is_shared=transport.is_shared) if follows else None
-        )
+        self._names = WorkerNames(own, self._limits.names_max, self._limits.ping_ms, self._forget)
+        self._follower = Follower(target, is_shared=transport.is_shared) if follows else None
         self._own_syncs: dict[Session, int] = {}
         self._own_acknowledgement: int | None = None
         self._heard: dict[str, float] = {}
@@ -251,9 +239,9 @@ class ReplicationPeer:
         reveal lost commands, and what a writer has not sent that has gone.
         """
         while True:
-            await asyncio.sleep(self._config.replication_ping_ms / 1000)
+            await asyncio.sleep(self._limits.ping_ms / 1000)
             self.transport.publish(*self._positions(own=True))
-            silent_since = time.monotonic() - self._config.replication_timeout_ms / 1000
+            silent_since = time.monotonic() - self._limits.timeout_ms / 1000
             for instance_name in [name for name, at in self._heard.items() if at < silent_since]:
                 del self._heard[instance_name]
                 self.syncing.clear(instance_name)

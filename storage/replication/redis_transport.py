@@ -1,6 +1,6 @@
 """Replication over Redis: lines are published on the channel of the server's name, to all.
 
-    transport = RedisTransport("redis://localhost", store.server_name, config)
+    transport = RedisTransport("redis://localhost", store.server_name)
     async with ReplicationPeer(store, transport):
         …
 
@@ -21,9 +21,9 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
-from storage.config import Config
 from storage.errors import ExtraMissing, InputError, ProtocolError, StorageClosed
 from storage.observability.outages import Outage
+from storage.replication import limits
 from storage.replication.backoff import Backoff
 from storage.replication.commands import Command, Ping, UserIp, encode, is_known, parse
 from storage.replication.transport import Link, Subscriber, Subscribers
@@ -55,22 +55,22 @@ class RedisTransport:
 
     is_shared = True
 
-    def __init__(self, url: str, server_name: str, config: Config) -> None:
-        timeout = config.replication_timeout_ms / 1000
+    def __init__(self, url: str, server_name: str) -> None:
+        self._limits = limits.LIMITS
+        timeout = self._limits.timeout_ms / 1000
         try:
             self._pool = ConnectionPool.from_url(
                 url,
                 retry=Retry(NoBackoff(), 0),
                 protocol=2,
                 socket_timeout=timeout,
-                socket_connect_timeout=config.replication_connect_timeout_ms / 1000,
+                socket_connect_timeout=self._limits.connect_timeout_ms / 1000,
             )
         except ValueError as error:
             raise InputError(f"the address of Redis: {error}") from None
         self._channel = server_name
-        self._config = config
         self._subscribers = Subscribers()
-        self._backoff = Backoff.of(config)
+        self._backoff = Backoff.of(self._limits)
         self._outage = Outage(logger, "Redis")
         self._queue: deque[tuple[str, bytes]] = deque()
         self._queue_bytes = 0
@@ -100,7 +100,7 @@ class RedisTransport:
             self._queue.append((channel, line))
             self._queue_bytes += len(line)
         self._wake.set()
-        if self._queue_bytes > self._config.replication_buffer_max_bytes:
+        if self._queue_bytes > self._limits.buffer_bytes_max:
             logger.warning(
                 "Redis is too slow: %d bytes wait to be published; starting a new session",
                 self._queue_bytes,
@@ -126,7 +126,7 @@ class RedisTransport:
         self._wake.set()
         if self._link is not None:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._config.replication_close_ms / 1000):
+                async with asyncio.timeout(self._limits.close_ms / 1000):
                     await self._sent.wait()
         if self._task is not None:
             self._task.cancel()
@@ -201,7 +201,7 @@ class RedisTransport:
     # lines
 
     async def _speak(self, speaker: AbstractConnection) -> None:
-        every = self._config.replication_ping_ms / 1000
+        every = self._limits.ping_ms / 1000
         while True:
             try:
                 async with asyncio.timeout(every):
@@ -225,7 +225,7 @@ class RedisTransport:
             await speaker.read_response()
 
     async def _listen(self, listener: AbstractConnection) -> None:
-        timeout = self._config.replication_timeout_ms / 1000
+        timeout = self._limits.timeout_ms / 1000
         while True:
             message = await listener.read_response(timeout=timeout)
             if message is None:

@@ -12,7 +12,6 @@ import ssl as tls
 from collections.abc import Callable
 from typing import Final, Self
 
-from storage.config import Config
 from storage.replication import commands
 from storage.replication.commands import (
     CancelTask,
@@ -44,9 +43,8 @@ class ServerTransport:
 
     is_shared = False
 
-    def __init__(self, server_name: str, config: Config) -> None:
+    def __init__(self, server_name: str) -> None:
         self._server_name = server_name
-        self._config = config
         self._subscribers = Subscribers()
         self._connections: dict[LineConnection, None] = {}
         self._server: asyncio.Server | None = None
@@ -114,7 +112,7 @@ class ServerTransport:
                 connection.send_lines(lines)
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        connection = LineConnection(reader, writer, side="server", config=self._config)
+        connection = LineConnection(reader, writer, side="server")
         self._connections[connection] = None
         logger.info("%s has connected", connection.name)
         connection.send(commands.ServerCommand(self._server_name))
@@ -144,7 +142,7 @@ class Server:
     """
 
     def __init__(self, store: ReplicatedStore, *, handlers: Handlers | None = None) -> None:
-        self._transport = ServerTransport(store.server_name, store.database.config)
+        self._transport = ServerTransport(store.server_name)
         self.exchange: ReplicationPeer = ReplicationPeer(
             store, self._transport, handlers=handlers, announces="all", follows=False
         )

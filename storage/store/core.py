@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from signedjson.types import SigningKey
 
 from storage import arguments as args
+from storage.cache_sizes import CacheSizes
 from storage.database.connection import Database
 from storage.event.signatures import OldKey
 from storage.maintenance.size_cache import SizeCache
@@ -57,14 +58,13 @@ class StoreCore:
         self.instance_name: str = identity.instance_name
         self.deployment_id: str = identity.deployment_id
         self.sizes: SizeCache = SizeCache(database)
-        self.notifier: Notifier = Notifier(streams, remembered=database.config.notifier_keys_max)
+        sizes = CacheSizes.of(database.config.cache_mb)
+        self.notifier: Notifier = Notifier(streams, remembered=sizes.notifier_keys)
         self.caches: ReadCaches[StoredEvent, StateMap] = ReadCaches.of(
-            database.config, streams.feed, self._furthest()
+            sizes, streams.feed, self._furthest()
         )
         streams.on_restart(lambda _: self.caches.restart(self._furthest()))
-        lists = RoomLists.following(
-            database.config, streams.feed, lambda name: streams[name].positions()
-        )
+        lists = RoomLists.following(sizes, streams.feed, lambda name: streams[name].positions())
         self.memory: SyncMemory = SyncMemory(
             lambda name: streams[name].positions(),
             self.caches.rooms_of,
@@ -76,7 +76,7 @@ class StoreCore:
         self.sliding: SlidingMemory = SlidingMemory(
             self.memory,
             lists,
-            Connections(database.config.cache_sliding_rooms_max),
+            Connections(sizes.sliding_rooms),
             self.notifier,
         )
         streams.on_restart(lambda _: self.sliding.forget())

@@ -34,12 +34,10 @@ async def gap_failed(
     """
     room, ids, why = args.room(room_id), await args.many(args.events, event_ids), args.text(reason)
     servers = [args.server(name) for name in args.texts(server_names, "server_names")]
-    now_ms, config = time_ns() // 1_000_000, store.database.config
+    now_ms = time_ns() // 1_000_000
 
     async def record(conn: Connection) -> None:
-        await queries.gap_failed(
-            conn, room, ids, why, servers=servers, now_ms=now_ms, config=config
-        )
+        await queries.gap_failed(conn, room, ids, why, servers=servers, now_ms=now_ms)
 
     with store.reads.writing():
         await store.database.run(record)

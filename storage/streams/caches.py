@@ -19,7 +19,7 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Se
 from dataclasses import dataclass
 from typing import Any, Final, Generic, Literal, NamedTuple, Self, TypeVar
 
-from storage.config import Config
+from storage.cache_sizes import CacheSizes
 from storage.ids import UserId
 from storage.streams.chain_memory import ChainMemory
 from storage.streams.feed import Advance, Feed
@@ -288,13 +288,13 @@ class ReadCaches(Generic[E, S]):
         }
 
     @classmethod
-    def of(cls, config: Config, feed: Feed, listening_since: int) -> Self:
-        """Return empty caches of the configured sizes that follow the feed."""
+    def of(cls, sizes: CacheSizes, feed: Feed, listening_since: int) -> Self:
+        """Return empty caches of these sizes that follow the feed."""
         caches = cls(
-            events=config.cache_events_max,
-            rooms=config.cache_rooms_max,
-            memberships=config.cache_memberships_max,
-            state_entries=config.cache_states_entries_max,
+            events=sizes.events,
+            rooms=sizes.rooms,
+            memberships=sizes.memberships,
+            state_entries=sizes.whole_states,
             listening_since=listening_since,
         )
         feed.subscribe(caches.told)

@@ -17,7 +17,12 @@ from contextlib import contextmanager
 from time import perf_counter
 from typing import TYPE_CHECKING, TypeVar
 
-from storage.database.connection import Connection, Database
+from storage.database.connection import (
+    ATTEMPTS_MAX,
+    RETRY_MS_FIRST,
+    Connection,
+    Database,
+)
 from storage.errors import (
     DatabaseConflict,
     DatabaseError,
@@ -118,15 +123,15 @@ class Reads:
         """
         config, measures = self._database.config, self._database.measures
         last_repeat = perf_counter() + config.pool_acquire_timeout_ms / 1000
-        for attempt in range(1, config.transaction_attempts + 1):
+        for attempt in range(1, ATTEMPTS_MAX + 1):
             try:
                 answer = await standby.read(work, need, snapshot=snapshot)
             except (DatabaseConflict, DatabaseUnavailable) as error:
                 is_cancelled = isinstance(error, DatabaseConflict)
                 measures.replica_reads[CANCELLED if is_cancelled else FAILED] += 1
-                if attempt == config.transaction_attempts or perf_counter() > last_repeat:
+                if attempt == ATTEMPTS_MAX or perf_counter() > last_repeat:
                     raise
-                await asyncio.sleep(config.retry_delay_ms_first * 2**attempt / 1000)
+                await asyncio.sleep(RETRY_MS_FIRST * 2**attempt / 1000)
             except ReplicaBehind:
                 measures.replica_reads[BEHIND] += 1
                 raise

@@ -83,10 +83,13 @@ def _command(arguments: Sequence[str], environ: Mapping[str, str], folder: str) 
     sys.exit(main(arguments))
 
 
-def started(*arguments: str, **environ: str) -> "subprocess.Popen[bytes]":
-    """A command that is still running, with pipes: `python -m storage`."""
+def started(*arguments: str, first: str = "", **environ: str) -> "subprocess.Popen[bytes]":
+    """A command that is still running, with pipes: `python -m storage`.
+
+    The process runs the code ``first`` before it.
+    """
     return subprocess.Popen(
-        [sys.executable, "-c", INTERRUPTIBLE, *arguments],
+        [sys.executable, "-c", first + INTERRUPTIBLE, *arguments],
         cwd=ROOT,
         env=environment(**environ),
         stdin=subprocess.PIPE,

@@ -32,7 +32,7 @@ from tests.replication.proxies import Proxy, through, unix_socket_of
 from tests.replication.redis_server import RedisServer
 
 SERVER = "s1.test"
-CONFIG = Config(follow_ms=20, connect_timeout_ms=1_000, replication_retry_ms_max=200)
+CONFIG = Config(follow_ms=20, connect_timeout_ms=1_000)
 
 
 class Response(NamedTuple):
@@ -189,7 +189,7 @@ async def test_the_allowed_age_counts_from_the_due_poll(dsn: str) -> None:
 
 async def test_redis_that_goes_away_and_comes_back(store: Store) -> None:
     async with RedisServer() as redis:
-        transport = RedisTransport(redis.url, SERVER, CONFIG)
+        transport = RedisTransport(redis.url, SERVER)
         async with (
             ReplicationPeer(store, transport) as peer,
             exposed(store, Readiness(store, peer)) as url,

@@ -22,6 +22,7 @@ from tests.cli.running import ROOT, environment, room_storage, started
 from tests.long_run import long_run
 from tests.maintenance.rooms import LIVELY, SERVER
 from tests.pausing import pause
+from tests.small_limits import SMALL_BATCHES
 
 GO_ON = "run the same command again to go on"
 COMMANDS = {
@@ -205,12 +206,11 @@ async def test_a_purge_goes_on_after_an_interrupt(dsn: str, tmp_path: Path) -> N
     room = await filled(dsn, 300)
     command = ["purge", room.room_id, "--before", room.events[250].event_id, "--json", "--quiet"]
     slow = {
-        "STORAGE_PURGE_BATCH_MAX": "10",
         "STORAGE_PURGE_PAUSE_MS": "1000",  # so that the signal comes before the end
         "STORAGE_DSN": dsn,
     }
     watcher = await asyncpg.connect(dsn)
-    running = await asyncio.to_thread(started, *command, **slow)
+    running = await asyncio.to_thread(started, *command, first=SMALL_BATCHES.format(10), **slow)
     await until(watcher, "SELECT COALESCE(sum(deleted_count), 0) FROM purge_jobs", at_least=20)
     running.send_signal(signal.SIGINT)
     output, errors = await asyncio.to_thread(running.communicate, None, 30)

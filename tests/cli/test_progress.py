@@ -27,6 +27,7 @@ from storage.testing import RoomBuilder, build_room, write_ndjson
 from tests.cli.running import ROOT, environment
 from tests.maintenance.rooms import LIVELY, SERVER
 from tests.postgres import no_autovacuum
+from tests.small_limits import AS_COMMAND, SMALL_BATCHES, purge_batches
 
 EVENTS = 300
 
@@ -209,12 +210,11 @@ async def test_each_job_reports_its_phases(dsn: str, database: Database) -> None
 
 
 async def test_a_retention_run_counts_rooms_and_a_resumed_purge_what_was_done(
-    dsn: str, database: Database
+    dsn: str, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, _ = await filled(dsn)
-    database._config = storage.Config(
-        purge_batch_max=10, retention_lifetime_ms_default=1, retention_lifetime_ms_min=0
-    )
+    purge_batches(monkeypatch, 10)
+    database._config = storage.Config(retention_lifetime_ms_default=1, retention_lifetime_ms_min=0)
     reported: list[Progress] = []
 
     class StoppedError(Exception):
@@ -297,14 +297,13 @@ async def test_a_terminal_gets_a_bar_and_standard_output_the_result(dsn: str) ->
     main, terminal = pty.openpty()
     environ = environment(
         STORAGE_DSN=dsn,
-        STORAGE_PURGE_BATCH_MAX="20",
         STORAGE_PURGE_PAUSE_MS="60",
         TERM="xterm-256color",
         COLUMNS="80",
     )
     command = ["purge", room.room_id, "--before", room.events[250].event_id, "--json"]
     process = subprocess.Popen(
-        [sys.executable, "-m", "storage", *command],
+        [sys.executable, "-c", SMALL_BATCHES.format(20) + AS_COMMAND, *command],
         cwd=ROOT,
         env=environ,
         stdout=subprocess.PIPE,

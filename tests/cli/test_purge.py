@@ -11,12 +11,12 @@ import sys
 import pytest
 
 import storage
-from storage.config import Config
 from storage.database import Database
 from storage.maintenance.purge import purge_history
 from storage.testing import RoomBuilder, build_room
 from tests.cli.running import ROOT, room_storage
 from tests.maintenance.rooms import LIVELY, SERVER
+from tests.small_limits import AS_COMMAND, SMALL_BATCHES, purge_batches
 
 
 async def filled(dsn: str, events: int = 120) -> RoomBuilder:
@@ -52,7 +52,7 @@ async def test_nothing_to_do(dsn: str) -> None:
     assert room_storage("purge", "--jobs", "--dsn", dsn).stdout == "no purges\n"
 
 
-async def test_the_list_names_the_state(dsn: str) -> None:
+async def test_the_list_names_the_state(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
     room = await filled(dsn, 300)
 
     def listed() -> tuple[str, str]:
@@ -68,7 +68,8 @@ async def test_the_list_names_the_state(dsn: str) -> None:
         assert await asyncio.to_thread(listed) == ("running", "running: delete events")
         raise StoppedError
 
-    async with await Database.open(dsn, config=Config(purge_batch_max=10)) as database:
+    purge_batches(monkeypatch, 10)
+    async with await Database.open(dsn) as database:
         before = room.events[250].event_id
         with pytest.raises(StoppedError):
             await purge_history(
@@ -111,8 +112,8 @@ async def test_one_that_is_killed_goes_on(dsn: str) -> None:
     room = await filled(dsn, 300)
     command = [
         sys.executable,
-        "-m",
-        "storage",
+        "-c",
+        SMALL_BATCHES.format(10) + AS_COMMAND,
         "purge",
         room.room_id,
         "--before",
@@ -121,7 +122,7 @@ async def test_one_that_is_killed_goes_on(dsn: str) -> None:
         dsn,
     ]
     # The pauses of those that are killed are long: a late kill still comes before the end.
-    environ = os.environ | {"STORAGE_PURGE_BATCH_MAX": "10"}
+    environ = dict(os.environ)
     killed = 0
     async with await Database.open(dsn) as database, database.connection() as conn:
         while True:

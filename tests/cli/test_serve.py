@@ -204,7 +204,6 @@ def test_no_database() -> None:
 
 async def test_it_publishes_over_redis_what_others_commit(dsn: str) -> None:
     """The writer has no connection with Redis; a listener has nothing but Redis."""
-    config = storage.Config(replication_ping_ms=200, replication_timeout_ms=10_000)
     alice = storage.UserId("@alice:example.com")
     async with (
         RedisServer() as redis,
@@ -215,8 +214,8 @@ async def test_it_publishes_over_redis_what_others_commit(dsn: str) -> None:
             advances: asyncio.Queue[Advance] = asyncio.Queue()
             handlers = Handlers()
             handlers.on(Advance, advances.put_nowait)
-            transport = RedisTransport(redis.url, "example.com", config)
-            async with asyncio.timeout(30), ReplicationPeer(handlers, transport, config=config):
+            transport = RedisTransport(redis.url, "example.com")
+            async with asyncio.timeout(30), ReplicationPeer(handlers, transport):
                 await transport.connected()
                 while (await advances.get()).instance_name != "writer":
                     pass  # the answer of the process: it knows this one

@@ -6,6 +6,7 @@ import pytest
 
 from storage.config import Config
 from storage.database import Connection, Database, pool
+from storage.database.connection import ATTEMPTS_MAX
 from storage.errors import DatabaseUnavailable
 from tests.replication.proxies import Proxy, through, unix_socket_of
 
@@ -45,13 +46,11 @@ async def test_a_new_session_without_an_answer_is_no_full_pool(dsn: str) -> None
             await database.acquire()
 
 
-@pytest.mark.parametrize("waits_ms, attempts", [(1_000, 1), (600_000, 3)])
+@pytest.mark.parametrize("waits_ms, attempts", [(1_000, 1), (600_000, ATTEMPTS_MAX)])
 async def test_a_write_that_has_waited_for_long_is_not_repeated(
     dsn: str, waits_ms: int, attempts: int
 ) -> None:
-    config = Config(
-        pool_acquire_timeout_ms=waits_ms, transaction_attempts=3, retry_delay_ms_first=1
-    )
+    config = Config(pool_acquire_timeout_ms=waits_ms)
     made = 0
 
     async def unanswered(_: Connection) -> None:

@@ -15,7 +15,7 @@ import pytest
 import storage
 from storage import Store
 from storage.config import Config
-from storage.database import Database
+from storage.database import Database, session
 from storage.database import prepared as ahead
 from storage.database.prepared import declared
 from storage.queries.unread import SQL_UNREAD
@@ -146,11 +146,11 @@ async def test_a_statement_that_cannot_be_prepared_is_logged(
 
 @pytest.mark.parametrize("size", [0, 1])
 async def test_a_driver_that_keeps_no_statement_keeps_its_session(
-    dsn: str, caplog: pytest.LogCaptureFixture, size: int
+    dsn: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, size: int
 ) -> None:
-    config = replace(ONE, statement_cache_size=size)
+    monkeypatch.setattr(session, "STATEMENTS_MAX", size)
     async with (
-        await Database.open(dsn, config=config) as database,
+        await Database.open(dsn, config=ONE) as database,
         running(database.prepared.run()),
         asyncio.timeout(60),
     ):

@@ -31,8 +31,10 @@ from storage.maintenance.room_lock import lock_room
 from storage.testing import RoomBuilder, build_room
 from tests.maintenance.purging import ALICE, BOB, PurgeKilled, chat, purge, value
 from tests.maintenance.rooms import LIVELY, SERVER, findings
+from tests.small_limits import purges_in_batches
 
-CONFIG = Config(purge_batch_max=5, purge_pause_ms=0)
+CONFIG = Config(purge_pause_ms=0)
+small_batches = purges_in_batches(5)
 
 
 @pytest.fixture

@@ -14,12 +14,14 @@ from storage.maintenance.purge.cut_point import SQL_ROOM, CutPoint, PurgedRoomRo
 from storage.testing import RoomBuilder
 from tests.maintenance.purging import ALICE, chat, value
 from tests.maintenance.rooms import SERVER, findings
+from tests.small_limits import purges_in_batches
 
 DAY = 86_400_000
 TODAY = 20_000
 """The first day of a room, in days since 1970."""
 AHEAD = 4_070_908_800_000  # 2099
-CONFIG = Config(purge_batch_max=20, purge_pause_ms=0)
+CONFIG = Config(purge_pause_ms=0)
+small_batches = purges_in_batches(20)
 
 
 @pytest.fixture

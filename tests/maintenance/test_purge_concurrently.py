@@ -31,9 +31,11 @@ from storage.testing.shapes import ODD_SOME
 from tests.maintenance.purging import ALICE, BOB, Stop, chat, value
 from tests.maintenance.rooms import LIVELY, SERVER, findings
 from tests.pausing import pause
+from tests.small_limits import purge_batches, purges_in_batches
 
 ROOMS = int(os.environ.get("STORAGE_ROOMS", "6"))
-ALONE = Config(purge_batch_max=100, purge_pause_ms=0, follow_ms=3_600_000)
+ALONE = Config(purge_pause_ms=0, follow_ms=3_600_000)
+small_batches = purges_in_batches(100)
 TIMELINE = "SELECT count(*) FROM events WHERE NOT outlier"
 WAITING = (
     "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' "
@@ -313,7 +315,9 @@ class WriterPair:
 
 
 @pytest.mark.parametrize("seed", range(ROOMS))
-async def test_two_writers_beside_a_purge_in_any_order(dsn: str, seed: int) -> None:
+async def test_two_writers_beside_a_purge_in_any_order(
+    dsn: str, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Some events are new, some have parents that go, and some are sent again after they went."""
     rng = random.Random(seed)
     shape = LIVELY.replaced(
@@ -323,10 +327,10 @@ async def test_two_writers_beside_a_purge_in_any_order(dsn: str, seed: int) -> N
     )
     room = build_room(shape, 160, seed=seed, version=str(2 + seed % 11), sign=False)
     old, new = room.events[:110], room.events[110:]
-    config = replace(ALONE, purge_batch_max=rng.choice([5, 20]))
+    purge_batches(monkeypatch, rng.choice([5, 20]))
     async with (
-        storage.open(dsn, server_name=SERVER, config=config) as first,
-        storage.open(dsn, server_name=SERVER, instance_name="two", config=config) as second,
+        storage.open(dsn, server_name=SERVER, config=ALONE) as first,
+        storage.open(dsn, server_name=SERVER, instance_name="two", config=ALONE) as second,
     ):
         await first.append([event.pdu for event in old], room_version=room.version)
         clean = await findings(first)
@@ -359,7 +363,9 @@ async def test_two_writers_beside_a_purge_in_any_order(dsn: str, seed: int) -> N
     assert writers.outcomes["stored"] > len(new) // 2
 
 
-async def test_what_a_purge_has_shown_no_crash_takes_back(tmp_path: Path) -> None:
+async def test_what_a_purge_has_shown_no_crash_takes_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Purged history, once seen as gone, must not come back: clients would lack it for ever."""
     server = EmbeddedPostgres(tmp_path / "server", config=Config(embedded_fsync=False))
     dsn = server.start()
@@ -370,7 +376,8 @@ async def test_what_a_purge_has_shown_no_crash_takes_back(tmp_path: Path) -> Non
             await store.append(room.pdus, room_version=room.version)
         watcher = await asyncpg.connect(dsn)
         before = await watcher.fetchval(TIMELINE)
-        resting = replace(ALONE, purge_batch_max=20, purge_pause_ms=3_600_000)
+        purge_batches(monkeypatch, 20)
+        resting = replace(ALONE, purge_pause_ms=3_600_000)
         async with await Database.open(dsn, config=resting) as database:
             purge = purge_history(
                 database,

@@ -9,8 +9,10 @@ from storage import Config, Store
 from storage.maintenance.purge import PurgeJob, purge_history, purge_room
 from tests.maintenance.purging import PurgeKilled, chat
 from tests.maintenance.rooms import SERVER, findings
+from tests.small_limits import purges_in_batches
 
-UNTOLD = Config(follow_ms=600_000, purge_batch_max=10, purge_pause_ms=0)
+UNTOLD = Config(follow_ms=600_000, purge_pause_ms=0)
+small_batches = purges_in_batches(10)
 """A process that hears of the facts of others after ten minutes."""
 
 

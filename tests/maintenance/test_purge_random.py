@@ -13,12 +13,14 @@ from storage.maintenance.purge import purge_history
 from storage.testing import GeneratedRoom, RoomBuilder, build_room, deliver_late, deliver_with_gap
 from storage.testing.shapes import ODD_SOME, Odd
 from tests.maintenance.rooms import LIVELY, SERVER, deliver, findings
+from tests.small_limits import purges_in_batches
 
 ROOMS = int(os.environ.get("STORAGE_ROOMS", "12"))
 ODD = replace(
     ODD_SOME, depth_lie=0.02, rejected=0.04, soft_failed=0.03, early_redaction=0.04, late=0.1
 )
-CONFIG = Config(purge_batch_max=7, purge_pause_ms=0)
+CONFIG = Config(purge_pause_ms=0)
+small_batches = purges_in_batches(7)
 
 
 def delivery(seed: int) -> tuple[RoomBuilder, GeneratedRoom]:

@@ -6,8 +6,10 @@ from storage import Config, Store
 from storage.testing import RoomBuilder
 from tests.maintenance.purging import ALICE, BOB, chat, purge, value
 from tests.maintenance.rooms import SERVER, findings
+from tests.small_limits import purges_in_batches
 
-CONFIG = Config(purge_batch_max=5, purge_pause_ms=0)
+CONFIG = Config(purge_pause_ms=0)
+small_batches = purges_in_batches(5)
 
 
 @pytest.fixture

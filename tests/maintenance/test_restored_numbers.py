@@ -14,8 +14,10 @@ from storage.maintenance.user_export.facts import sent_by
 from storage.streams.restore_detection import JUMP
 from tests.maintenance.purging import ALICE, PurgeKilled, chat, value
 from tests.maintenance.rooms import SERVER, findings
+from tests.small_limits import purges_in_batches
 
-CONFIG = Config(purge_batch_max=20, purge_pause_ms=0)
+CONFIG = Config(purge_pause_ms=0)
+small_batches = purges_in_batches(20)
 STATEMENTS_MAX = 1_000
 
 

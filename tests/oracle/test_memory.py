@@ -7,7 +7,7 @@ then. `STORAGE_EXAMPLES` says how many rooms.
 
 import os
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from contextlib import AsyncExitStack
 from typing import Any
 
@@ -26,6 +26,7 @@ from tests.oracle.store_subject import StoreSubject
 from tests.oracle.syncing import Answer
 from tests.oracle.test_store import LOCAL, SERVER
 from tests.oracle.worlds import SERVERS
+from tests.small_limits import cached_entries
 
 EXAMPLES = int(os.environ.get("STORAGE_EXAMPLES", "3"))
 NEVER_MS = 3_600_000
@@ -37,14 +38,14 @@ class TwoStores(StoreSubject):
     ``ways``: how often a sync went which way.
     """
 
-    def __init__(self, dsn: str, ways: Counter[str], limits: Mapping[str, Any]) -> None:
-        super().__init__(dsn, server_name=SERVER, follow_ms=NEVER_MS, **limits)
-        self.dsn, self.limits, self.ways, self.turn = dsn, limits, ways, 0
+    def __init__(self, dsn: str, ways: Counter[str]) -> None:
+        super().__init__(dsn, server_name=SERVER, follow_ms=NEVER_MS)
+        self.dsn, self.ways, self.turn = dsn, ways, 0
         self.others = AsyncExitStack()
         self.second = self.run(self._open())
 
     async def _open(self) -> Store:
-        config = storage.Config(pool_size_max=2, follow_ms=NEVER_MS, **self.limits)
+        config = storage.Config(pool_size_max=2, follow_ms=NEVER_MS)
         return await self.others.enter_async_context(
             storage.open(
                 self.dsn, server_name=SERVER, instance_name=f"second{self.turn}", config=config
@@ -143,12 +144,11 @@ async def _hear_of(store: Store, stream_name: str) -> None:
 
 
 @pytest.mark.timeout(0)
-@pytest.mark.parametrize(
-    "limits", [{}, {"cache_memberships_max": 3, "cache_rooms_max": 1}], ids=["large", "tiny"]
-)
+@pytest.mark.parametrize("limits", [{}, {"memberships": 3, "rooms": 1}], ids=["large", "tiny"])
 def test_what_is_remembered_changes_no_answer(
-    databases: ExampleDatabases, limits: dict[str, int]
+    databases: ExampleDatabases, limits: dict[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    cached_entries(monkeypatch, **limits)
     ways: Counter[str] = Counter()
 
     class Machine(RoomMachine):
@@ -157,7 +157,7 @@ def test_what_is_remembered_changes_no_answer(
 
         def open_subject(self) -> StoreSubject:
             dsn = databases.open()
-            return TwoStores(dsn, ways, limits)
+            return TwoStores(dsn, ways)
 
         def close_subject(self, subject: Any) -> None:
             subject.close()

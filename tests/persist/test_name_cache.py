@@ -2,9 +2,12 @@
 
 import asyncio
 
+import pytest
+
 import storage
 from storage import Store
 from storage.testing import RoomBuilder
+from tests.small_limits import cached_entries
 
 SERVER = "s1.test"
 NAMES = 300
@@ -37,10 +40,12 @@ async def _deliver(store: Store, room: RoomBuilder, size: int) -> None:
         assert {result.outcome for result in results} == {"stored"}
 
 
-async def test_concurrent_appends_while_the_names_do_not_fit(dsn: str) -> None:
+async def test_concurrent_appends_while_the_names_do_not_fit(
+    dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rooms = [crowd(seed) for seed in range(1, 9)]
-    config = storage.Config(cache_names_max=NAMES)
-    async with storage.open(dsn, server_name=SERVER, config=config) as store:
+    cached_entries(monkeypatch, names=NAMES)
+    async with storage.open(dsn, server_name=SERVER) as store:
         await asyncio.gather(
             *(_deliver(store, room, 3 + number) for number, room in enumerate(rooms))
         )

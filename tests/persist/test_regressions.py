@@ -10,6 +10,7 @@ from storage.event import sign
 from storage.event.hashes import canonical
 from storage.maintenance.verify import verify
 from storage.testing import BuiltEvent, RoomBuilder, signing_key
+from tests.small_limits import cached_entries
 
 
 @pytest.fixture
@@ -63,14 +64,16 @@ async def test_the_first_membership_of_a_user_beyond_the_last_branch_of_audience
     assert [finding async for finding in verify(store.database, server_name="s1.test")] == []
 
 
-async def test_a_room_whose_row_was_forgotten_takes_nothing_stale_with_it(dsn: str) -> None:
+async def test_a_room_whose_row_was_forgotten_takes_nothing_stale_with_it(
+    dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """More rooms than the cache holds, and two writers.
 
     A version that a writer reads later does not guard what it cached of a room before.
     """
-    config = storage.Config(cache_rooms_max=2)
+    cached_entries(monkeypatch, rooms=2)
     async with (
-        storage.open(dsn, server_name="s1.test", instance_name="one", config=config) as one,
+        storage.open(dsn, server_name="s1.test", instance_name="one") as one,
         storage.open(dsn, server_name="s1.test", instance_name="two") as two,
     ):
         room = RoomBuilder("11", seed=2)

@@ -25,10 +25,12 @@ from tests.long_run import long_run
 from tests.maintenance.rooms import LIVELY, SERVER, deliver
 from tests.maintenance.test_purge_random import ODD
 from tests.pipeline.mirrored import differences, versions
+from tests.small_limits import purges_in_batches
 
 pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.timeout(600)]
 
-CONFIG = Config(purge_batch_max=7, purge_pause_ms=0)
+CONFIG = Config(purge_pause_ms=0)
+small_batches = purges_in_batches(7)
 
 
 def rooms_of(seed: int, number: int, events: int) -> list[GeneratedRoom]:

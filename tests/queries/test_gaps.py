@@ -4,7 +4,6 @@ from typing import Any
 
 import pytest
 
-import storage
 from storage import RoomId, Store
 from storage.errors import InvalidIdentifier, UnknownRoom
 from storage.queries import gaps as gap_queries
@@ -44,7 +43,6 @@ async def fail(store: Store, room: RoomBuilder, event: BuiltEvent, at: int, *ser
             "timeout",
             servers=servers,
             now_ms=at,
-            config=store.database.config,
         )
 
 
@@ -110,10 +108,10 @@ async def test_bad_questions(store: Store) -> None:
     assert [gap.failures for gap in await store.gaps(room.room_id)] == [0, 0]
 
 
-async def test_another_first_pause(dsn: str) -> None:
-    config = storage.Config(gap_retry_ms_first=7, gap_retry_ms_max=20)
-    async with storage.open(dsn, server_name="s1.test", config=config) as store:
-        room, said = await with_gaps(store)
-        for expected in (7, 14, 20, 20):
-            await fail(store, room, said[1], 0)
-            assert (await pauses(store, room, 0))[1][1] == expected
+async def test_the_pause_ends_at_a_bound(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gap_queries, "RETRY_MS_FIRST", 7)
+    monkeypatch.setattr(gap_queries, "RETRY_MS_MAX", 20)
+    room, said = await with_gaps(store)
+    for expected in (7, 14, 20, 20):
+        await fail(store, room, said[1], 0)
+        assert (await pauses(store, room, 0))[1][1] == expected

@@ -19,8 +19,10 @@ from storage.testing import build_room
 from tests.maintenance.rooms import LIVELY, SERVER
 from tests.queries.conftest import StatementLog
 from tests.queries.rooms import ADMIN, LOCAL, deliver, ids, new_room
+from tests.small_limits import purges_in_batches
 
-QUIET = storage.Config(follow_ms=3_600_000, purge_batch_max=20, purge_pause_ms=0)
+QUIET = storage.Config(follow_ms=3_600_000, purge_pause_ms=0)
+small_batches = purges_in_batches(20)
 
 
 @pytest.fixture

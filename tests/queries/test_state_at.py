@@ -8,13 +8,14 @@ import random
 import pytest
 
 import storage
-from storage import Config, Store
+from storage import Store
 from storage.errors import InputError, StateUnknown, UnknownEvent
 from storage.ids import EventId, StateKey
 from storage.queries import state_at, state_entries
 from storage.testing import SHAPES, RoomBuilder, build_room
 from tests.queries.conftest import StatementLog
 from tests.queries.rooms import ADMIN, LOCAL, REMOTE, append, deliver, new_room
+from tests.small_limits import cached_entries
 
 TYPES = ["m.room.member", "m.room.name", "m.room.power_levels", "m.room.create", "m.nobody.sent"]
 
@@ -181,13 +182,15 @@ async def test_a_state_asked_for_again_is_remembered(
     assert (store.caches.states.hits, store.caches.states.misses) == (4, 2)
 
 
-async def test_only_so_many_entries_of_states_are_remembered(dsn: str) -> None:
+async def test_only_so_many_entries_of_states_are_remembered(
+    dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     small, large = (
         new_room(members=[LOCAL]),
         new_room(seed=1, members=[LOCAL, *(f"@{number}:s1.test" for number in range(30))]),
     )
-    config = Config(cache_states_entries_max=30)
-    async with storage.open(dsn, server_name="s1.test", config=config) as store:
+    cached_entries(monkeypatch, whole_states=30)
+    async with storage.open(dsn, server_name="s1.test") as store:
         await deliver(store, small)
         await deliver(store, large)
         for room in (small, large):

@@ -4,7 +4,6 @@ That its answers stay right: tests/oracle/test_memory.py.
 """
 
 from collections.abc import AsyncIterator
-from dataclasses import replace
 
 import pytest
 
@@ -16,6 +15,7 @@ from storage.store import syncing
 from storage.streams import SyncToken, VectorPosition
 from tests.queries.conftest import StatementLog
 from tests.queries.rooms import ADMIN, LOCAL, OTHER, append, deliver, new_room
+from tests.small_limits import cached_entries
 
 ALONE = storage.Config(follow_ms=3_600_000)
 
@@ -281,10 +281,12 @@ async def test_who_is_far_behind_looks_at_all_rooms(
         assert len((await store.sync(LOCAL, since=since)).join[room.room_id].timeline.events) == 3
 
 
-async def test_a_bounded_memory_knows_less_and_answers_the_same(dsn: str) -> None:
+async def test_a_bounded_memory_knows_less_and_answers_the_same(
+    dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rooms = [new_room(seed=seed, members=[LOCAL]) for seed in range(3)]
-    tiny = replace(ALONE, cache_rooms_max=1, cache_memberships_max=2)
-    async with storage.open(dsn, server_name="s1.test", config=tiny) as store:
+    cached_entries(monkeypatch, rooms=1, memberships=2)
+    async with storage.open(dsn, server_name="s1.test", config=ALONE) as store:
         for room in rooms:
             await deliver(store, room)
         since = (await store.sync(LOCAL)).next_batch

@@ -1,28 +1,31 @@
 """Processes on one database."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 
 import pytest
 
 from storage.database.connection import Database
+from storage.replication import limits
 from tests.replication.processes import QUICK, Process
 
 StartProcess = Callable[[str], Awaitable[Process]]
 
 
-@pytest.fixture
-async def quick_database(dsn: str) -> AsyncIterator[Database]:
-    async with await Database.open(dsn, config=QUICK) as opened:
-        yield opened
+@pytest.fixture(autouse=True)
+def quick() -> Iterator[None]:
+    """The limits of each test; `limit` changes them."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(limits, "LIMITS", QUICK)
+        yield
 
 
 @pytest.fixture
-async def main(quick_database: Database) -> Process:
+async def main(database: Database) -> Process:
     """The process that writes."""
-    return await Process.start(quick_database, "main")
+    return await Process.start(database, "main")
 
 
 @pytest.fixture
-async def worker(quick_database: Database, main: Process) -> Process:
+async def worker(database: Database, main: Process) -> Process:
     """A process that reads."""
-    return await Process.start(quick_database, "worker")
+    return await Process.start(database, "worker")

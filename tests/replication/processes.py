@@ -7,24 +7,23 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from typing import Any
+from dataclasses import replace
+from typing import Any, Final
 
-from storage.config import Config
+import pytest
+
 from storage.database.connection import Database
+from storage.replication import limits
 from storage.replication.commands import Command
+from storage.replication.limits import ReplicationLimits
 from storage.replication.transport import Link
 from storage.streams import startup
 from storage.streams.feed import Advance, Fact
 from storage.streams.registry import Streams
 
 SERVER_NAME = "example.com"
-QUICK = Config(
-    replication_retry_ms_first=1,
-    replication_retry_ms_max=20,
-    replication_close_ms=2_000,
-    replication_page_max=7,
-)
-"""Comes back quickly, and reads small pages."""
+QUICK: Final = ReplicationLimits(retry_ms_first=1, retry_ms_max=20, close_ms=2_000, page_rows_max=7)
+"""Comes back quickly, and reads small pages. All tests of this folder have these limits."""
 
 WRITE = """
 WITH
@@ -45,6 +44,11 @@ WRITTEN = """
 SELECT i.stream_id FROM cache_invalidations i JOIN writers w USING (writer_nid)
     WHERE w.instance_name = $1::text ORDER BY i.stream_id
 """
+
+
+def limit(patch: pytest.MonkeyPatch, **changes: int) -> None:
+    """Change the limits of all that a test makes from now on."""
+    patch.setattr(limits, "LIMITS", replace(limits.LIMITS, **changes))
 
 
 class Seen:

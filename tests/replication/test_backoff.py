@@ -2,12 +2,12 @@
 
 import pytest
 
-from storage.config import Config
 from storage.replication.backoff import Backoff
+from storage.replication.limits import ReplicationLimits
 
 
 def test_pauses_double_up_to_a_bound() -> None:
-    backoff = Backoff.of(Config(replication_retry_ms_first=100, replication_retry_ms_max=1_000))
+    backoff = Backoff.of(ReplicationLimits(retry_ms_first=100, retry_ms_max=1_000))
     for bound in (0.1, 0.2, 0.4, 0.8, 1, 1, 1):
         assert bound / 2 <= backoff.next() <= bound
     backoff.reset()

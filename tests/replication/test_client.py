@@ -1,17 +1,14 @@
 """The client: whatever happens to its connection, each fact arrives once, in its writer's order."""
 
 import asyncio
-from dataclasses import replace
 
 import pytest
 
-from storage.config import Config
-from storage.database.connection import Database
 from storage.errors import ProtocolError, StorageClosed
 from storage.replication import Client, Handlers, Server
 from storage.replication.commands import Position, Rdata, RemoteServerUp
 from storage.streams.feed import Advance, Fact
-from tests.replication.processes import QUICK, SERVER_NAME, Process
+from tests.replication.processes import QUICK, SERVER_NAME, Process, limit
 from tests.replication.proxies import Proxy
 from tests.replication.sessions import FakeServer, check_complete, connected
 
@@ -98,13 +95,11 @@ async def test_an_error_is_told_to_handlers_and_a_lost_connection_made_again(
         assert await again.hear("NAME") == "NAME worker"
 
 
-async def test_a_silent_server_counts_as_gone_once_it_has_sent_a_ping(dsn: str) -> None:
-    config = replace(QUICK, replication_ping_ms=20, replication_timeout_ms=60)
-    async with (
-        await Database.open(dsn, config=config) as database,
-        FakeServer() as fake,
-        fake.client(await Process.start(database, "worker")),
-    ):
+async def test_a_silent_server_counts_as_gone_once_it_has_sent_a_ping(
+    worker: Process, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limit(monkeypatch, ping_ms=20, timeout_ms=60)
+    async with FakeServer() as fake, fake.client(worker):
         session = await fake.session()
         session.say(f"SERVER {SERVER_NAME}", "PING 1")
         assert await session.hear("ERROR") == "ERROR nothing has come for 0.06 s"
@@ -172,7 +167,7 @@ async def test_what_was_written_before_the_connection_is_read_in_pages(
         await main.write(count)
     async with await Server(main).serve() as server, connected(worker, server.port):
         await check_complete(worker, main)
-    assert max(len(advance.facts) for advance in worker.seen.advances) <= QUICK.replication_page_max
+    assert max(len(advance.facts) for advance in worker.seen.advances) <= QUICK.page_rows_max
 
 
 async def test_a_server_passes_on_what_it_learns_of_others(main: Process, worker: Process) -> None:
@@ -267,7 +262,7 @@ async def test_handlers_without_a_store(main: Process) -> None:
     async with (
         await Server(main).serve() as server,
         Proxy(server.port) as proxy,
-        Client(handlers, "127.0.0.1", proxy.port, server_name=SERVER_NAME, config=QUICK) as client,
+        Client(handlers, "127.0.0.1", proxy.port, server_name=SERVER_NAME) as client,
     ):
         while (await heard.get()) != Advance("caches", "main", start, start, [], local=False):
             continue
@@ -283,15 +278,13 @@ async def test_handlers_without_a_store(main: Process) -> None:
         advance = await heard.get()
         assert isinstance(advance, Advance)
         assert [fact.stream_id for fact in advance.facts] == [second]
-        assert fetched == [("caches", "main", first, second, QUICK.replication_page_max)]
+        assert fetched == [("caches", "main", first, second, QUICK.page_rows_max)]
 
 
 async def test_a_closed_client_says_so_to_who_waits(worker: Process) -> None:
     async with Proxy(1) as nobody:
         nobody.open = False
-        client = Client(
-            worker, "127.0.0.1", nobody.port, config=Config(replication_retry_ms_first=1)
-        )
+        client = Client(worker, "127.0.0.1", nobody.port)
         client.start()
         waiting = asyncio.create_task(client.connected())
         await asyncio.sleep(0)

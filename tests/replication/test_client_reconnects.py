@@ -3,16 +3,16 @@
 import asyncio
 import random
 from contextlib import AsyncExitStack
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from storage.config import Config
 from storage.database.connection import Database
 from storage.replication import Client, Server
 from storage.replication.follower import Follower
 from storage.streams.feed import Fact
-from tests.replication.processes import QUICK, SERVER_NAME, Process
+from tests.replication.processes import SERVER_NAME, Process, limit
 from tests.replication.proxies import Proxy, through, unix_socket_of
 from tests.replication.sessions import FakeServer, check_complete, connected
 
@@ -52,17 +52,19 @@ async def test_a_reader_that_does_not_fill_holes_loses_facts(
         await check_complete(worker, main)
 
 
-async def test_a_client_that_could_not_read_for_long_gets_everything_in_the_end(dsn: str) -> None:
+async def test_a_client_that_could_not_read_for_long_gets_everything_in_the_end(
+    dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The server has hung up on it; what did not fit into the bound comes from the table."""
-    config = replace(
-        QUICK,
-        replication_buffer_max_bytes=1_000_000,
-        replication_page_max=10_000,
-        replication_close_ms=100,
-        replication_timeout_ms=600_000,
+    limit(
+        monkeypatch,
+        buffer_bytes_max=1_000_000,
+        page_rows_max=10_000,
+        close_ms=100,
+        timeout_ms=600_000,
     )
     async with AsyncExitStack() as stack:
-        database = await stack.enter_async_context(await Database.open(dsn, config=config))
+        database = await stack.enter_async_context(await Database.open(dsn))
         main, worker = [await Process.start(database, name) for name in ("main", "worker")]
         server = await stack.enter_async_context(await Server(main).serve())
         proxy = await stack.enter_async_context(Proxy(server.port))
@@ -131,7 +133,7 @@ async def test_one_that_fetches_holds_up_nobody_else(
 
 
 async def test_a_database_that_goes_away_while_a_hole_is_filled(main: Process, dsn: str) -> None:
-    config = replace(QUICK, pool_acquire_timeout_ms=2_000, connect_timeout_ms=2_000)
+    config = Config(pool_acquire_timeout_ms=2_000, connect_timeout_ms=2_000)
     async with (
         Proxy(unix_socket_of(dsn)) as postgres,
         await Database.open(through(dsn, postgres.port), config=config) as database,
@@ -157,7 +159,7 @@ async def test_connections_that_break_anywhere(dsn: str) -> None:
     Connections break after a random number of bytes.
     """
     chance = random.Random(7)
-    async with await Database.open(dsn, config=QUICK) as database, AsyncExitStack() as stack:
+    async with await Database.open(dsn) as database, AsyncExitStack() as stack:
         writers = [await Process.start(database, f"writer{number}") for number in range(3)]
         reader = await Process.start(database, "reader")
         proxies = []

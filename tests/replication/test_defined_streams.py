@@ -4,7 +4,6 @@ import asyncio
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,13 +15,13 @@ from storage.replication.commands import Rdata
 from storage.replication.redis_transport import RedisTransport
 from storage.streams.position_poller import follow_once
 from tests.queries.rooms import LOCAL, deliver, new_room
-from tests.replication.processes import QUICK, Seen
+from tests.replication.processes import Seen
 from tests.replication.redis_server import RedisServer
 from tests.replication.test_stores import replicating
 
 KINDS = ["in process", "TCP", "Redis"]
 ROOM = "!room:s1.test"
-SELDOM = replace(QUICK, follow_ms=3_600_000)
+SELDOM = storage.Config(follow_ms=3_600_000)
 LARGE = "x" * 40_000  # more than a line
 
 
@@ -97,7 +96,7 @@ async def test_a_process_that_only_relays_sends_rows_of_the_stream(dsn: str) -> 
             lines.append(command)
             arrived.set()
 
-    async with two_stores(dsn, replace(QUICK, follow_ms=20)) as (relay, writer):
+    async with two_stores(dsn, storage.Config(follow_ms=20)) as (relay, writer):
         handlers = Handlers()
         handlers.on(Rdata, note)
         async with (
@@ -137,7 +136,7 @@ asyncio.run(main(*sys.argv[1:]))
 
 async def test_a_killed_writer_leaves_no_gap(dsn: str) -> None:
     """Its facts are followed once each, and its position holds nobody up."""
-    config = replace(QUICK, follow_ms=20)
+    config = storage.Config(follow_ms=20)
     async with storage.open(dsn, server_name="s1.test", config=config) as store:
         typing = await store.define_stream("typing")
         seen = Seen(store.streams)
@@ -167,7 +166,7 @@ async def test_a_redis_that_restarts_loses_nothing(dsn: str) -> None:
         await worker.define_stream("typing")
         await follow_once(main.database, main.streams)
         seen = Seen(worker.streams)
-        transports = [RedisTransport(redis.url, "s1.test", QUICK) for _ in range(2)]
+        transports = [RedisTransport(redis.url, "s1.test") for _ in range(2)]
         async with ReplicationPeer(main, transports[0]), ReplicationPeer(worker, transports[1]):
             ids = [await typing.publish(ROOM, number) for number in range(5)]
             await redis.stop()

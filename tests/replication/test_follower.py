@@ -5,27 +5,33 @@ Cases: random advances, links that break anywhere, batches, holes, pages.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from itertools import groupby
+from typing import Final
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storage.config import Config
 from storage.errors import DatabaseUnavailable, ProtocolError
+from storage.replication import limits
 from storage.replication.announcing import advance_commands, positions
 from storage.replication.commands import Command, Position, Rdata, parse
 from storage.replication.follower import Follower
+from storage.replication.limits import ReplicationLimits
 from storage.streams.feed import Advance, Fact
 
-CONFIG = Config(
-    replication_page_max=3,
-    replication_batch_max=4,
-    replication_retry_ms_first=0,
-    replication_retry_ms_max=0,
+SMALL: Final = ReplicationLimits(
+    page_rows_max=3, batch_rows_max=4, retry_ms_first=0, retry_ms_max=0
 )
 WRITERS = ("a", "b")
+
+
+@pytest.fixture(autouse=True)
+def small_pages(quick: None) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(limits, "LIMITS", SMALL)
+        yield
 
 
 class LinesOnTheirWay:
@@ -133,7 +139,7 @@ class FollowerScene:
 
     def __init__(self) -> None:
         self.log = Log()
-        self.follower = Follower(self.log, CONFIG)
+        self.follower = Follower(self.log)
         self.links = [LinesOnTheirWay(), LinesOnTheirWay()]
         self.lines: list[list[Command]] = [[], []]
 
@@ -175,7 +181,7 @@ class SharedLinkScene(FollowerScene):
 
     def __init__(self) -> None:
         super().__init__()
-        self.follower = Follower(self.log, CONFIG, is_shared=True)
+        self.follower = Follower(self.log, is_shared=True)
         self.links[1] = self.links[0]
         self.lines = [list(positions({"s": self.log})) for _ in self.links]
 
@@ -248,7 +254,7 @@ async def test_who_learns_of_a_writer_does_not_know_how_far_it_is(entered_at: in
 async def test_a_page_may_end_in_the_middle_of_an_id() -> None:
     log, link = Log(), LinesOnTheirWay()
     log.write("a", [2, 9, 1, 0, 2, 2])
-    follower = Follower(log, CONFIG)
+    follower = Follower(log)
     tell(follower, Position("s", "a", 6, 6), link)
     await settle(log)
     log.check_complete()
@@ -256,7 +262,7 @@ async def test_a_page_may_end_in_the_middle_of_an_id() -> None:
 
 async def test_a_position_within_a_batch_means_that_some_of_it_was_lost() -> None:
     log, link = Log(), LinesOnTheirWay()
-    follower = Follower(log, CONFIG)
+    follower = Follower(log)
     tell(follower, Position("s", "a", 0, 0), link)
     first, *_, last = advance_commands(log.write("a", [3]))
     for command in (first, Position("s", "a", 0, 0), last):
@@ -267,7 +273,7 @@ async def test_a_position_within_a_batch_means_that_some_of_it_was_lost() -> Non
 
 async def test_an_old_position_while_a_hole_is_filled() -> None:
     log, link = Log(), LinesOnTheirWay()
-    follower = Follower(log, CONFIG)
+    follower = Follower(log)
     log.write("a", [1] * 9)
     more = advance_commands(log.write("a", [1]))
     for command in (Position("s", "a", 9, 9), Position("s", "a", 0, 0), *more):
@@ -278,7 +284,7 @@ async def test_an_old_position_while_a_hole_is_filled() -> None:
 
 async def test_a_batch_that_is_too_large_to_keep_is_read_from_the_table() -> None:
     log, link = Log(), LinesOnTheirWay()
-    follower = Follower(log, CONFIG)
+    follower = Follower(log)
     tell(follower, Position("s", "a", 0, 0), link)
     for command in advance_commands(log.write("a", [50])):
         tell(follower, command, link)
@@ -295,7 +301,7 @@ async def test_a_failure_that_is_not_the_databases_ends_the_link() -> None:
 
     log, link = Broken(), LinesOnTheirWay()
     log.write("a", [1])
-    follower = Follower(log, CONFIG)
+    follower = Follower(log)
     tell(follower, Position("s", "a", 1, 1), link)
     assert await link.refused.get() == "rows of s by a could not be fetched"
     await follower.close()

@@ -39,7 +39,6 @@ CONFIG = Config(
     pool_acquire_timeout_ms=PATIENCE_MS,
     connect_timeout_ms=PATIENCE_MS,
     follow_ms=3_600_000,
-    replication_retry_ms_max=PATIENCE_MS,
 )
 LOOKING = replace(CONFIG, follow_ms=100)
 
@@ -177,7 +176,7 @@ class Processes:
         self.client = await self._stack.enter_async_context(
             Client(self.tcp, "127.0.0.1", self.proxy.port)
         )
-        self.transports = [RedisTransport(self.redis.url, "s1.test", CONFIG) for _ in range(2)]
+        self.transports = [RedisTransport(self.redis.url, "s1.test") for _ in range(2)]
         await self._stack.enter_async_context(
             ReplicationPeer(self.main, self.transports[0], follows=False)
         )

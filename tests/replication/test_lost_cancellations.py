@@ -2,13 +2,14 @@
 
 import asyncio
 from contextlib import suppress
-from dataclasses import replace
 from typing import Any
+
+import pytest
 
 from storage.replication import ReplicationPeer
 from storage.replication.commands import RemoteServerUp
 from storage.replication.redis_transport import RedisTransport
-from tests.replication.processes import QUICK, SERVER_NAME, Process
+from tests.replication.processes import SERVER_NAME, Process, limit
 from tests.replication.redis_server import RedisServer
 from tests.replication.sessions import check_complete
 
@@ -32,7 +33,7 @@ class Sending:
 async def test_another_session_begins(main: Process, worker: Process) -> None:
     """Without it, this process would hear nothing any more."""
     async with RedisServer() as redis:
-        one, other = (RedisTransport(redis.url, SERVER_NAME, QUICK) for _ in range(2))
+        one, other = (RedisTransport(redis.url, SERVER_NAME) for _ in range(2))
         async with ReplicationPeer(main, one), ReplicationPeer(worker, other):
             await one.connected()
             await other.connected()
@@ -44,10 +45,10 @@ async def test_another_session_begins(main: Process, worker: Process) -> None:
             await check_complete(worker, main)
 
 
-async def test_a_transport_is_closed(worker: Process) -> None:
+async def test_a_transport_is_closed(worker: Process, monkeypatch: pytest.MonkeyPatch) -> None:
+    limit(monkeypatch, close_ms=20)
     async with RedisServer() as redis:
-        config = replace(QUICK, replication_close_ms=20)
-        transport = RedisTransport(redis.url, SERVER_NAME, config)
+        transport = RedisTransport(redis.url, SERVER_NAME)
         async with ReplicationPeer(worker, transport):
             await transport.connected()
             sending = Sending(transport)

@@ -2,12 +2,10 @@
 
 import asyncio
 import tracemalloc
-from dataclasses import replace
 
 import pytest
 
 import storage
-from storage.config import Config
 from storage.errors import ProtocolError
 from storage.replication import Handlers, Server
 from storage.replication.commands import FederationAck, LockReleased, UserSync
@@ -16,7 +14,7 @@ from storage.replication.in_process import Hub
 from storage.replication.peer import ReplicationPeer
 from storage.replication.syncing import Syncing
 from storage.replication.targets import UNKNOWN_MAX, StreamsTarget
-from tests.replication.processes import QUICK, Lines, Process, netcat
+from tests.replication.processes import QUICK, Lines, Process, limit, netcat
 
 LINES = 60_000
 BYTES_MAX = 24_000_000
@@ -113,10 +111,9 @@ async def test_names_that_are_ever_new_do_not_pile_up(main: Process) -> None:
             after, _ = tracemalloc.get_traced_memory()
         finally:
             tracemalloc.stop()
-        limits = Config()
-        assert len(server.exchange.syncing.workers()) <= limits.replication_names_max
-        assert sum(map(len, server.syncing.workers().values())) == limits.replication_sessions_max
-        assert len(server.acknowledged) <= limits.replication_names_max + GONE_MAX
+        assert len(server.exchange.syncing.workers()) <= QUICK.names_max
+        assert sum(map(len, server.syncing.workers().values())) == QUICK.sessions_max
+        assert len(server.acknowledged) <= QUICK.names_max + GONE_MAX
         assert ("@u59999:b.c", "D") in server.syncing.workers()["one"]
         assert after - before < BYTES_MAX, f"{after - before} bytes"
 
@@ -175,17 +172,17 @@ async def test_of_workers_that_have_gone_only_so_many_are_remembered() -> None:
     assert acknowledged.lowest() == 5
 
 
-async def test_a_worker_in_the_same_process_keeps_its_name(main: Process) -> None:
+async def test_a_worker_in_the_same_process_keeps_its_name(
+    main: Process, monkeypatch: pytest.MonkeyPatch
+) -> None:
     hub = Hub()
-    config = replace(QUICK, replication_ping_ms=1, replication_timeout_ms=2)
     async with ReplicationPeer(main, hub.join("main")) as exchange:
-        one = ReplicationPeer(Handlers(), hub.join("one"), config=config, instance_name="w1")
+        limit(monkeypatch, ping_ms=1, timeout_ms=2)
+        one = ReplicationPeer(Handlers(), hub.join("one"), instance_name="w1")
         async with one:
             one.user_syncs("@a:b.c", syncing=True)
             await asyncio.sleep(0.02)
-            other = ReplicationPeer(
-                Handlers(), hub.join("other"), config=config, instance_name="w1"
-            )
+            other = ReplicationPeer(Handlers(), hub.join("other"), instance_name="w1")
             other.start()
             other.user_syncs("@b:b.c", syncing=True)
             await asyncio.sleep(0.02)

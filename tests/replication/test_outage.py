@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 
 import storage
-from storage import CommitUnknown, DatabaseUnavailable, Store
+from storage import CommitUnknown, Config, DatabaseUnavailable, Store
 from storage.replication import Client, Server
 from storage.testing import BuiltEvent, RoomBuilder
 from tests.queries.test_sync_long_poll import Wait
-from tests.replication.processes import QUICK, Seen
+from tests.replication.processes import Seen
 from tests.replication.proxies import Proxy, through, unix_socket_of
 
 ALICE = "@alice:s1.test"
@@ -52,8 +52,8 @@ async def test_a_database_that_goes_away_under_appends_syncs_and_replicas(
     """
     room = RoomBuilder("11")
     room.start(ALICE)
-    config = replace(
-        QUICK, pool_acquire_timeout_ms=LONG_MS, connect_timeout_ms=LONG_MS, follow_ms=follow_ms
+    config = Config(
+        pool_acquire_timeout_ms=LONG_MS, connect_timeout_ms=LONG_MS, follow_ms=follow_ms
     )
     async with asyncio.timeout(60), Proxy(unix_socket_of(dsn)) as postgres:
         proxied = through(dsn, postgres.port)
@@ -107,8 +107,7 @@ async def test_a_database_that_falls_silent(dsn: str) -> None:
     """
     room = RoomBuilder("11")
     room.start(ALICE)
-    config = replace(
-        QUICK,
+    config = Config(
         pool_acquire_timeout_ms=1_000,
         connect_timeout_ms=1_000,
         statement_timeout_ms=1_000,
@@ -149,8 +148,8 @@ async def test_a_sync_that_waits_through_an_outage_is_woken_after_it(
     """Waiting asks nothing of the database, so it does not notice."""
     room = RoomBuilder("11")
     room.start(ALICE)
-    config = replace(
-        QUICK, pool_acquire_timeout_ms=LONG_MS, connect_timeout_ms=LONG_MS, follow_ms=3_600_000
+    config = Config(
+        pool_acquire_timeout_ms=LONG_MS, connect_timeout_ms=LONG_MS, follow_ms=3_600_000
     )
     async with (
         asyncio.timeout(100),

@@ -2,22 +2,15 @@
 
 import asyncio
 import json
-from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 
-from storage.config import Config
-from storage.database.connection import Database
 from storage.replication import Handlers, Server
 from storage.replication.commands import FederationAck, LockReleased, RemoteServerUp, UserIp
+from storage.replication.limits import ReplicationLimits
 from storage.streams.feed import Fact
-from tests.replication.processes import QUICK, SERVER_NAME, Process, netcat
-
-
-async def limited(dsn: str, config: Config) -> tuple[Database, Process]:
-    database = await Database.open(dsn, config=config)
-    return database, await Process.start(database, "main")
+from tests.replication.processes import SERVER_NAME, Process, limit, netcat
 
 
 async def test_a_session_by_hand(main: Process) -> None:
@@ -152,20 +145,21 @@ async def test_a_line_may_come_in_pieces_and_end_as_telnet_ends_it(main: Process
 # keeping alive
 
 
-async def test_pings_come_at_once_and_then_at_intervals(dsn: str) -> None:
-    assert (Config().replication_ping_ms, Config().replication_timeout_ms) == (5_000, 15_000)
-    database, main = await limited(dsn, replace(QUICK, replication_ping_ms=20))
-    async with database, await Server(main).serve() as server, netcat(server.port) as by_hand:
+async def test_pings_come_at_once_and_then_at_intervals(
+    main: Process, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert (ReplicationLimits().ping_ms, ReplicationLimits().timeout_ms) == (5_000, 15_000)
+    limit(monkeypatch, ping_ms=20)
+    async with await Server(main).serve() as server, netcat(server.port) as by_hand:
         times = [int((await by_hand.hear("PING")).removeprefix("PING ")) for _ in range(4)]
         assert all(later - earlier >= 15 for earlier, later in pairwise(times))
 
 
-async def test_only_who_has_sent_a_ping_is_timed(dsn: str) -> None:
-    database, main = await limited(
-        dsn, replace(QUICK, replication_ping_ms=20, replication_timeout_ms=60)
-    )
+async def test_only_who_has_sent_a_ping_is_timed(
+    main: Process, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limit(monkeypatch, ping_ms=20, timeout_ms=60)
     async with (
-        database,
         await Server(main).serve() as server,
         netcat(server.port) as silent,
         netcat(server.port) as timed,
@@ -182,11 +176,11 @@ async def test_only_who_has_sent_a_ping_is_timed(dsn: str) -> None:
         ] == ["patient"]
 
 
-async def test_any_line_keeps_a_connection_alive(dsn: str) -> None:
-    database, main = await limited(
-        dsn, replace(QUICK, replication_ping_ms=20, replication_timeout_ms=2_000)
-    )
-    async with database, await Server(main).serve() as server, netcat(server.port) as by_hand:
+async def test_any_line_keeps_a_connection_alive(
+    main: Process, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limit(monkeypatch, ping_ms=20, timeout_ms=2_000)
+    async with await Server(main).serve() as server, netcat(server.port) as by_hand:
         by_hand.say("PING")
         for _ in range(120):
             await by_hand.hear("PING")
@@ -194,12 +188,11 @@ async def test_any_line_keeps_a_connection_alive(dsn: str) -> None:
         assert len(server.connections) == 1
 
 
-async def test_who_reads_too_slowly_is_disconnected_at_the_bound(dsn: str) -> None:
-    database, main = await limited(
-        dsn, replace(QUICK, replication_buffer_max_bytes=100_000, replication_close_ms=500)
-    )
+async def test_who_reads_too_slowly_is_disconnected_at_the_bound(
+    main: Process, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limit(monkeypatch, buffer_bytes_max=100_000, close_ms=500)
     async with (
-        database,
         await Server(main).serve() as server,
         netcat(server.port) as quick,
         netcat(server.port, limit=1_000) as slow,
@@ -223,12 +216,11 @@ async def test_who_reads_too_slowly_is_disconnected_at_the_bound(dsn: str) -> No
         )
 
 
-async def test_who_never_reads_is_gone_after_a_while(dsn: str) -> None:
-    database, main = await limited(
-        dsn, replace(QUICK, replication_buffer_max_bytes=100_000, replication_close_ms=20)
-    )
+async def test_who_never_reads_is_gone_after_a_while(
+    main: Process, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limit(monkeypatch, buffer_bytes_max=100_000, close_ms=20)
     async with (
-        database,
         await Server(main).serve() as server,
         netcat(server.port, limit=1_000) as slow,
     ):
@@ -284,13 +276,12 @@ async def test_who_syncs_on_which_worker_is_known_until_the_worker_goes(main: Pr
         assert syncing.last_sync_ms("@a:b.c") is None
 
 
-async def test_a_worker_that_comes_back_tells_anew(dsn: str) -> None:
+async def test_a_worker_that_comes_back_tells_anew(
+    main: Process, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its old connection is silent: nobody has ended it."""
-    database, main = await limited(
-        dsn, replace(QUICK, replication_ping_ms=100, replication_timeout_ms=60_000)
-    )
+    limit(monkeypatch, ping_ms=100, timeout_ms=60_000)
     async with (
-        database,
         await Server(main).serve() as server,
         netcat(server.port) as lost,
         netcat(server.port) as back,

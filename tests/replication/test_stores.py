@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import replace
 
 import pytest
 
@@ -13,7 +12,7 @@ from storage.replication import Client, Handlers, Hub, ReplicationPeer, Server
 from storage.replication.commands import RemoteServerUp
 from storage.replication.redis_transport import RedisTransport
 from storage.testing import RoomBuilder
-from tests.replication.processes import QUICK, Seen
+from tests.replication.processes import Seen
 from tests.replication.redis_server import RedisServer
 
 EVENTS = 60
@@ -29,7 +28,7 @@ async def test_events_of_one_store_reach_the_other_once_and_in_order(
     room.start(alice)
     for number in range(EVENTS):
         room.message(alice, f"message {number}")
-    config = replace(QUICK, follow_ms=follow_ms)
+    config = storage.Config(follow_ms=follow_ms)
     async with (
         storage.open(dsn, server_name="s1.test", instance_name="main", config=config) as main,
         storage.open(dsn, server_name="s1.test", instance_name="worker", config=config) as worker,
@@ -55,7 +54,7 @@ async def replicating(kind: str, main: Store, worker: Store) -> AsyncIterator[No
             yield
     elif kind == "Redis":
         async with RedisServer() as redis:
-            transports = [RedisTransport(redis.url, "s1.test", QUICK) for _ in range(2)]
+            transports = [RedisTransport(redis.url, "s1.test") for _ in range(2)]
             async with ReplicationPeer(main, transports[0]), ReplicationPeer(worker, transports[1]):
                 yield
     else:
@@ -73,7 +72,7 @@ async def test_a_sync_on_one_store_is_woken_by_an_append_on_another(dsn: str, ki
     room = RoomBuilder("11")
     alice = "@alice:s1.test"
     room.start(alice)
-    config = replace(QUICK, follow_ms=3_600_000)
+    config = storage.Config(follow_ms=3_600_000)
     async with (
         storage.open(dsn, server_name="s1.test", instance_name="main", config=config) as main,
         storage.open(dsn, server_name="s1.test", instance_name="worker", config=config) as worker,
@@ -95,7 +94,7 @@ async def test_a_server_that_is_up_again_ends_the_pauses_of_gaps(dsn: str) -> No
     room.start(alice)
     missing, last = room.message(alice), room.message(alice)
     async with (
-        storage.open(dsn, server_name="s1.test", config=QUICK) as store,
+        storage.open(dsn, server_name="s1.test") as store,
         await Server(store).serve() as server,
         Client(Handlers(), "127.0.0.1", server.port) as client,
     ):
@@ -113,7 +112,7 @@ async def test_a_server_that_is_up_again_ends_the_pauses_of_gaps(dsn: str) -> No
         client.publish(RemoteServerUp("s2.test"))
         await heard.wait()
     async with storage.open(
-        dsn, server_name="s1.test", config=QUICK
+        dsn, server_name="s1.test"
     ) as store:  # what was begun is ended when the server closes
         [gap] = await store.gaps(room.room_id)
         assert (gap.failures, gap.retry_after_ms, gap.reason) == (0, 0, "timeout")

@@ -4,7 +4,6 @@ import asyncio
 import re
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import replace
 from math import inf
 from typing import Any, Protocol
 
@@ -29,7 +28,7 @@ from storage.replication.commands import (
 )
 from storage.replication.redis_transport import RedisTransport
 from storage.replication.server import ServerTransport
-from tests.replication.processes import QUICK, SERVER_NAME, FailsOnce, Process
+from tests.replication.processes import SERVER_NAME, FailsOnce, Process, limit
 from tests.replication.proxies import Proxy
 from tests.replication.redis_server import RedisServer
 
@@ -103,7 +102,7 @@ class RedisNet:
     async def main(self, process: Process) -> ReplicationPeer:
         if self.redis is None:
             self.redis = await self._stack.enter_async_context(RedisServer())
-        transport = RedisTransport(self.redis.url, SERVER_NAME, QUICK)
+        transport = RedisTransport(self.redis.url, SERVER_NAME)
         exchange = await self._stack.enter_async_context(ReplicationPeer(process, transport))
         async with asyncio.timeout(30):
             await transport.connected()
@@ -405,16 +404,18 @@ async def test_addresses_of_users_go_to_a_channel_of_their_own(main: Process) ->
         writer.close()
 
 
-async def test_the_users_of_a_worker_that_fell_silent_are_gone(dsn: str) -> None:
-    config = replace(QUICK, replication_ping_ms=20, replication_timeout_ms=200)
+async def test_the_users_of_a_worker_that_fell_silent_are_gone(
+    dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limit(monkeypatch, ping_ms=20, timeout_ms=200)
     async with (
-        await Database.open(dsn, config=config) as database,
+        await Database.open(dsn) as database,
         RedisServer() as redis,
         AsyncExitStack() as stack,
     ):
         exchanges = []
         for name in ("main", "worker", "clock"):
-            transport = RedisTransport(redis.url, SERVER_NAME, config)
+            transport = RedisTransport(redis.url, SERVER_NAME)
             exchanges.append(
                 await stack.enter_async_context(
                     ReplicationPeer(await Process.start(database, name), transport)
@@ -431,19 +432,21 @@ async def test_the_users_of_a_worker_that_fell_silent_are_gone(dsn: str) -> None
             await positions.next()
 
 
-async def test_facts_of_a_participant_are_left_to_it_until_it_falls_silent(dsn: str) -> None:
+async def test_facts_of_a_participant_are_left_to_it_until_it_falls_silent(
+    dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As in `serve --redis`, which reads them from the tables and may be behind or ahead."""
-    config = replace(QUICK, replication_ping_ms=20, replication_timeout_ms=600_000)
+    limit(monkeypatch, ping_ms=20, timeout_ms=600_000)
     async with (
-        await Database.open(dsn, config=config) as database,
+        await Database.open(dsn) as database,
         RedisServer() as redis,
         AsyncExitStack() as stack,
     ):
         hub, writer = [await Process.start(database, name) for name in ("hub", "writer")]
         peers = [
-            ReplicationPeer(hub, RedisTransport(redis.url, SERVER_NAME, config), announces="all"),
-            ReplicationPeer(writer, RedisTransport(redis.url, SERVER_NAME, config)),
-            ReplicationPeer(handlers := Handlers(), RedisTransport(redis.url, SERVER_NAME, config)),
+            ReplicationPeer(hub, RedisTransport(redis.url, SERVER_NAME), announces="all"),
+            ReplicationPeer(writer, RedisTransport(redis.url, SERVER_NAME)),
+            ReplicationPeer(handlers := Handlers(), RedisTransport(redis.url, SERVER_NAME)),
         ]
         heard: list[Command] = []
         for kind in (Rdata, Position):
@@ -485,23 +488,27 @@ async def test_facts_of_a_participant_are_left_to_it_until_it_falls_silent(dsn: 
     ],
 )
 async def test_a_redis_that_takes_nothing_is_given_up_and_nothing_is_lost(
-    dsn: str, caplog: pytest.LogCaptureFixture, timeout_ms: int, reason: str
+    dsn: str,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    timeout_ms: int,
+    reason: str,
 ) -> None:
     """After a while, or before it, when more waits than may."""
-    config = replace(
-        QUICK,
-        replication_ping_ms=50,
-        replication_timeout_ms=timeout_ms,
-        replication_buffer_max_bytes=1_000_000 if timeout_ms > 1_000 else 1_000_000_000,
-        replication_page_max=10_000,
+    limit(
+        monkeypatch,
+        ping_ms=50,
+        timeout_ms=timeout_ms,
+        buffer_bytes_max=1_000_000 if timeout_ms > 1_000 else 1_000_000_000,
+        page_rows_max=10_000,
     )
     async with (
-        await Database.open(dsn, config=config) as database,
+        await Database.open(dsn) as database,
         RedisServer() as redis,
         AsyncExitStack() as stack,
     ):
         main, worker = [await Process.start(database, name) for name in ("main", "worker")]
-        transports = [RedisTransport(redis.url, SERVER_NAME, config) for _ in range(2)]
+        transports = [RedisTransport(redis.url, SERVER_NAME) for _ in range(2)]
         for process, transport in zip((main, worker), transports, strict=True):
             await stack.enter_async_context(ReplicationPeer(process, transport))
             await transport.connected()
@@ -517,11 +524,11 @@ async def test_a_redis_that_takes_nothing_is_given_up_and_nothing_is_lost(
 
 async def test_the_address_of_redis_must_be_one() -> None:
     with pytest.raises(InputError, match="the address of Redis"):
-        RedisTransport("redis.example.org", SERVER_NAME, QUICK)
+        RedisTransport("redis.example.org", SERVER_NAME)
 
 
 async def test_who_waits_for_redis_is_told_that_it_was_closed() -> None:
-    transport = RedisTransport("redis://127.0.0.1:1", SERVER_NAME, QUICK)
+    transport = RedisTransport("redis://127.0.0.1:1", SERVER_NAME)
     async with ReplicationPeer(Handlers(), transport):
         waiting = asyncio.create_task(transport.connected())
         await asyncio.sleep(0)
@@ -530,6 +537,6 @@ async def test_who_waits_for_redis_is_told_that_it_was_closed() -> None:
 
 
 async def test_a_transport_has_links_only_while_it_is_connected() -> None:
-    assert RedisTransport("redis://127.0.0.1:1", SERVER_NAME, QUICK).links == []
-    assert ServerTransport(SERVER_NAME, QUICK).links == []
+    assert RedisTransport("redis://127.0.0.1:1", SERVER_NAME).links == []
+    assert ServerTransport(SERVER_NAME).links == []
     assert Hub().join("alone").links == []

@@ -9,6 +9,7 @@ import pytest
 
 import storage
 from storage import Store
+from storage.database.connection import ATTEMPTS_MAX
 from storage.event import sign
 from storage.ids import RoomId
 from storage.persist.commit.retry import SQL_LOCK_ROOMS
@@ -19,8 +20,7 @@ from tests.sending.stores import opened, say
 
 pytestmark = pytest.mark.every_postgres
 
-ATTEMPTS: Final = 4
-ALONE: Final = storage.Config(follow_ms=3_600_000, transaction_attempts=ATTEMPTS)
+ALONE: Final = storage.Config(follow_ms=3_600_000)
 NAMES: Final = {SQL_LOCK_ROOMS: "lock", SQL_WRITE_ONE_MESSAGE: "write"}
 
 
@@ -97,7 +97,7 @@ async def test_the_last_attempt_signs_under_the_locks(
         del steps.seen[:]
         sent = await say(one, room.room_id, sender=room.user(1))
         assert sent.outcome == "stored"
-        assert steps.seen == ["sign", "write"] * (ATTEMPTS - 1) + ["lock", "sign", "write"]
+        assert steps.seen == ["sign", "write"] * (ATTEMPTS_MAX - 1) + ["lock", "sign", "write"]
 
 
 class Rival:

@@ -26,19 +26,20 @@ from storage.streams.position_poller import follow_once
 from storage.testing import BuiltEvent, RoomBuilder
 from tests.oracle.test_memory import _hear_of
 from tests.sliding.dumb_list import DumbList
+from tests.small_limits import cached_entries
 
 EXAMPLES = int(os.environ.get("STORAGE_EXAMPLES", "2"))
 STEPS = 60
 ADMIN, READER, OTHER = "@user1:s1.test", "@user4:s1.test", "@user7:s1.test"
 USERS = (ADMIN, READER, OTHER)
-SMALL = {"cache_room_lists_max": 6, "cache_rooms_max": 3}
+SMALL = {"room_lists": 6, "rooms": 3}
 
 
 class Worlds:
     """Rooms on their branches, written by two stores."""
 
-    def __init__(self, dsn: str, rng: random.Random, limits: dict[str, Any]) -> None:
-        self.dsn, self.rng, self.limits = dsn, rng, limits
+    def __init__(self, dsn: str, rng: random.Random) -> None:
+        self.dsn, self.rng = dsn, rng
         self.rooms: list[RoomBuilder] = []
         self.stores: list[Store] = []
         self.snapshots: list[tuple[AsyncExitStack, Store, Connection, str, News]] = []
@@ -46,7 +47,7 @@ class Worlds:
         self.stack = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
-        config = storage.Config(follow_ms=3_600_000, **self.limits)
+        config = storage.Config(follow_ms=3_600_000)
         for name in ("one", "two"):
             self.stores.append(
                 await self.stack.enter_async_context(
@@ -251,9 +252,10 @@ class Worlds:
 @pytest.mark.parametrize("limits", [{}, SMALL], ids=["large", "small"])
 @pytest.mark.parametrize("seed", range(EXAMPLES))
 async def test_remembered_lists_are_those_of_a_full_read(
-    dsn: str, seed: int, limits: dict[str, Any]
+    dsn: str, seed: int, limits: dict[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with Worlds(dsn, random.Random(seed), limits) as worlds, asyncio.timeout(60):
+    cached_entries(monkeypatch, **limits)
+    async with Worlds(dsn, random.Random(seed)) as worlds, asyncio.timeout(60):
         for _ in range(STEPS):
             await worlds.step()
             await worlds.hear()

@@ -172,7 +172,7 @@ async def _listen(
     proxy = await stack.enter_async_context(Proxy(server.port))
     proxy.cut_after = lambda: rng.randint(1, 3_000)
     await stack.enter_async_context(Client(tcp, "127.0.0.1", proxy.port))
-    transport = RedisTransport(redis.url, "s1.test", CONFIG)
+    transport = RedisTransport(redis.url, "s1.test")
     await stack.enter_async_context(ReplicationPeer(over_redis, transport))
     await transport.connected()
     return tcp, over_redis, proxy
@@ -234,7 +234,7 @@ async def test_every_fact_is_seen_exactly_once(dsn: str) -> None:
         ]
         for store in stores:
             await stack.enter_async_context(
-                ReplicationPeer(store, RedisTransport(redis.url, "s1.test", CONFIG), follows=False)
+                ReplicationPeer(store, RedisTransport(redis.url, "s1.test"), follows=False)
             )
         work = asyncio.gather(
             *(_write(store, sent, random.Random(number)) for number, store in enumerate(stores)),

@@ -7,20 +7,16 @@ import asyncio
 import itertools
 import sys
 from contextlib import AsyncExitStack, suppress
+from typing import Final
 
 import storage
 from storage import Store
-from storage.replication import ReplicationPeer
+from storage.replication import ReplicationPeer, limits
+from storage.replication.limits import ReplicationLimits
 from storage.replication.redis_transport import RedisTransport
 
-CONFIG = storage.Config(
-    follow_ms=50,
-    pool_size_max=2,
-    replication_ping_ms=200,
-    replication_retry_ms_first=1,
-    replication_retry_ms_max=20,
-)
-
+CONFIG = storage.Config(follow_ms=50, pool_size_max=2)
+LIMITS: Final = ReplicationLimits(ping_ms=200, retry_ms_first=1, retry_ms_max=20)
 
 OPENINGS_MAX = 20
 
@@ -37,7 +33,7 @@ async def opened(stack: AsyncExitStack, dsn: str, instance_name: str) -> Store:
 
 async def main(dsn: str, instance_name: str, redis: str, first: int, count: int) -> None:
     user = storage.UserId(f"@{instance_name}:s1.test")
-    transport = RedisTransport(redis, "s1.test", CONFIG)
+    transport = RedisTransport(redis, "s1.test")
     async with AsyncExitStack() as stack:
         store = await opened(stack, dsn, instance_name)
         await stack.enter_async_context(ReplicationPeer(store, transport, follows=False))
@@ -50,4 +46,5 @@ async def main(dsn: str, instance_name: str, redis: str, first: int, count: int)
 
 
 if __name__ == "__main__":
+    limits.LIMITS = LIMITS
     asyncio.run(main(sys.argv[1], sys.argv[2], sys.argv[3], int(sys.argv[4]), int(sys.argv[5])))

@@ -11,12 +11,14 @@ from storage.maintenance.purge.job import PurgeJob
 from storage.observability.progress import Progress, Report, silent
 
 BATCH_MIN: Final = 20
+BATCH_MAX: Final = 500
+HOLD_MS: Final = 50  # the time that a transaction should block the room's writers
 
 Watcher = Callable[[PurgeJob], Awaitable[None]]
 
 
 class PurgeThrottle:
-    """Batches as large as fit into `Config.purge_hold_ms`, and `Config.purge_pause_ms` after each.
+    """Batches as large as fit into `HOLD_MS`, and `Config.purge_pause_ms` after each.
 
     ``watcher`` is awaited with the job after each commit.
     """
@@ -27,13 +29,10 @@ class PurgeThrottle:
         self.report = report
         self.expected: int | None = None
         """The number of events that the job takes, if it was counted."""
-        self.batch: int = max(config.purge_batch_max // 4, BATCH_MIN)
-        self._most = max(config.purge_batch_max, 1)
-        self._hold_ms = config.purge_hold_ms
+        self.batch: int = min(max(BATCH_MAX // 4, BATCH_MIN), BATCH_MAX)
         self._pause_ms = config.purge_pause_ms
         self._watcher = watcher
         self._start = self._waited_s = 0.0
-        self.batch = min(self.batch, self._most)
 
     @contextmanager
     def measured(self) -> Iterator[None]:
@@ -42,10 +41,10 @@ class PurgeThrottle:
         yield
         took_ms = (perf_counter() - self._start) * 1000
         self._waited_s = self._start - start
-        if took_ms > self._hold_ms:
-            self.batch = max(self.batch // 2, min(BATCH_MIN, self._most))
-        elif took_ms < self._hold_ms / 2:
-            self.batch = min(self.batch * 2, self._most)
+        if took_ms > HOLD_MS:
+            self.batch = max(self.batch // 2, min(BATCH_MIN, BATCH_MAX))
+        elif took_ms < HOLD_MS / 2:
+            self.batch = min(self.batch * 2, BATCH_MAX)
 
     def held(self) -> None:
         """Start the clock: the room is locked from now on, and the wait for it does not count."""

@@ -21,6 +21,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from storage.cache_sizes import CacheSizes
 from storage.database.connection import Database
 from storage.errors import CommitUnknown, DatabaseReplaced, StorageClosed
 from storage.observability.opentelemetry import tracing
@@ -60,12 +61,13 @@ class Writer:
         self, database: Database, streams: Streams, *, server_name: str, writer_nid: int
     ) -> None:
         config = database.config
+        sizes = CacheSizes.of(config.cache_mb)
         self.caches: WriterCaches = WriterCaches(
-            events=config.cache_events_max,
-            groups=config.cache_groups_max,
-            state_entries=config.cache_state_entries_max,
-            rooms=config.cache_rooms_max,
-            names=config.cache_names_max,
+            events=sizes.events,
+            groups=sizes.groups,
+            state_entries=sizes.state_entries,
+            rooms=sizes.rooms,
+            names=sizes.names,
         )
         self.looking_up: asyncio.Lock = asyncio.Lock()
         """Lock around the look-up of room versions, before appends are queued."""

@@ -23,7 +23,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, Final, LiteralString, NamedTuple, Protocol
 
-from storage.database.connection import Connection, Database
+from storage.database.connection import ATTEMPTS_MAX, Connection, Database
 from storage.errors import ConstraintViolated, DatabaseConflict, DatabaseError, StorageCorrupt
 from storage.observability.opentelemetry import some, tracing
 from storage.persist.commit.arrival_clock import arrival_ms
@@ -114,8 +114,8 @@ class WriteAttempts:
         self._blocks = NidBlocks()
         streams.on_restart(self._restart)
         self._in_flight = InFlight(database, streams, ("events", "backfill", "caches"), writer_nid)
-        # At least three: optimistic, under the locks, and with empty caches.
-        self._most = max(database.config.transaction_attempts, 3)
+        # Three of them differ: optimistic, under the locks, and with empty caches.
+        self._most = ATTEMPTS_MAX
         self._extremities_max = max(database.config.forward_extremities_max, 1)
 
     def plan(self, *, after: WriteBatch | None = None) -> WriteBatch:

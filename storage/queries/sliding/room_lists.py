@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, Final, LiteralString, NamedTuple, Self
 
-from storage.config import Config
+from storage.cache_sizes import CacheSizes
 from storage.database.connection import Connection
 from storage.database.names import JOIN
 from storage.database.sql_template import fill
@@ -140,14 +140,14 @@ class RoomLists:
 
     @classmethod
     def following(
-        cls, config: Config, feed: Feed, seen: Callable[[str], Mapping[str, int]]
+        cls, sizes: CacheSizes, feed: Feed, seen: Callable[[str], Mapping[str, int]]
     ) -> Self:
-        """Return empty lists of the configured sizes that follow the feed."""
+        """Return empty lists of these sizes that follow the feed."""
         lists = cls(
             seen,
-            rooms_max=config.cache_room_lists_max,
-            facts_max=config.cache_room_lists_max,
-            changes_max=config.cache_rooms_max,
+            rooms_max=sizes.room_lists,
+            facts_max=sizes.room_lists,
+            changes_max=sizes.rooms,
         )
         feed.subscribe(lists.changes.told)
         return lists
