@@ -64,7 +64,7 @@ def read_pdu(pdu: Pdu) -> dict[str, Any]:
 
 def said_version(read: Mapping[str, Any]) -> str | None:
     """The room version that a create event says."""
-    if read["type"] != CREATE[0] or "state_key" not in read:
+    if (read["type"], read.get("state_key")) != CREATE:
         return None
     return str(read["content"].get("room_version", "1"))
 
