@@ -11,8 +11,17 @@ from typing import Final
 
 import pytest
 
+RAISED: Final = (
+    "STORAGE_EXAMPLES",
+    "STORAGE_FUZZ",
+    "STORAGE_DAMAGES",
+    "STORAGE_PLAN_EVENTS",
+)
+"""Variables that raise a number: who sets one wants the long tests."""
+
 long_run: Final = pytest.mark.skipif(
-    "STORAGE_EXAMPLES" not in os.environ, reason="a long test: `make soak`, or STORAGE_EXAMPLES"
+    not any(name in os.environ for name in RAISED),
+    reason="a long test: `make soak`, or STORAGE_EXAMPLES",
 )
 
 
