@@ -15,11 +15,14 @@ MKDOCS := NO_MKDOCS_2_WARNING=true $(BIN)/mkdocs build --strict
 
 BENCH  ?= --quick
 
+# The folders of tests of the core (docs/internals/core.md).
+CORE   := event codec auth graph state visibility database streams persist queries sending sliding
+
 # Each of hundreds of processes would compile what it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-spark homeserver test soak lint docs pictures screenshots mutants bench sbom lock format
+.PHONY: help demo demo-spark homeserver test test-core soak lint docs pictures screenshots mutants bench sbom lock format
 
 help: ## show this text
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -40,6 +43,9 @@ test: .venv/.dev ## run all tests on the embedded Postgres, and some on Debian's
 	else echo "Postgres 15 is not installed: skipped the tests for the oldest version"; fi
 	@command -v chromium chromedriver > /dev/null || \
 	echo "chromium and chromium-driver are not installed: skipped the tests of the inspector in a browser"
+
+test-core: .venv/.dev ## run the tests of the core alone, but those that are marked slow
+	$(BIN)/python -m pytest -n 3 --dist loadgroup -m "not slow" $(CORE:%=tests/%)
 
 soak: .venv/.dev ## run the long tests, too, then MINUTES= of kills and restarts; takes hours
 	STORAGE_EXAMPLES=200 STORAGE_FUZZ=100000 $(BIN)/python -m pytest -n 2 --timeout 0 tests/oracle tests/persist/test_fuzz.py tests/queries/test_sharing.py tests/homeserver/test_client_events.py

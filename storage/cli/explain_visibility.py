@@ -10,8 +10,8 @@ from storage.cli.common import DsnOption, JsonOption, print_json
 from storage.cli.interrupt import run
 from storage.cli.maintaining import maintained
 from storage.ids import EventId
-from storage.maintenance.explain import Explanation, explain_visibility
 from storage.maintenance.local_server import local_server_name
+from storage.queries.explain_visibility import Explanation, explain_visibility
 
 
 def command(

@@ -11,9 +11,9 @@ from storage.cli.progress import ProgressDisplay, QuietOption
 from storage.cli.verify import RoomsOption
 from storage.maintenance.old_connections import delete_old_connections
 from storage.maintenance.old_transactions import delete_old_transactions
-from storage.maintenance.partial_state import drop_lost_marks
 from storage.maintenance.state_group_gc import Collected, collect_all, collect_rooms
 from storage.observability.progress import Report
+from storage.persist.partial_marks import drop_lost_marks
 
 
 def command(

@@ -12,6 +12,7 @@ from storage.cli.maintaining import maintained
 from storage.cli.places import described
 from storage.config import Config
 from storage.database.connection import Connection
+from storage.database.sizes import TableSize, table_sizes
 from storage.maintenance.cold_archive.sizes import DAYS, ArchiveSizes, archive_sizes
 from storage.maintenance.growth import (
     EVENTS_MIN,
@@ -22,15 +23,8 @@ from storage.maintenance.growth import (
     growth,
     received_days,
 )
-from storage.maintenance.sizes import (
-    LargeState,
-    StoreCounts,
-    TableSize,
-    counts,
-    largest_states,
-    table_sizes,
-)
 from storage.maintenance.stored_forms import StoredForms, stored_forms
+from storage.maintenance.totals import LargeState, StoreCounts, counts, largest_states
 
 GROWTH_METHOD: Final = """\
 Growth is the events received in a period, times the bytes of all tables and indexes by event.
@@ -96,7 +90,7 @@ def bytes_per_event(found: StoreCounts, tables: list[TableSize]) -> float:
 
 
 def as_document(stats: Stats) -> dict[str, Any]:
-    """Return the document for programs, with the names of `storage.maintenance.sizes`."""
+    """Return the document for programs, with the names of the row types."""
     events = stats.counts.events
     return {
         "counts": stats.counts._asdict()

@@ -21,8 +21,9 @@ from storage.federation.room_task import RoomTask
 from storage.federation.state_fetch import state_before
 from storage.ids import EventId, ServerName, StateKey
 from storage.maintenance import partial_state
-from storage.persist import AppendResult
+from storage.persist import AppendResult, partial_marks
 from storage.persist.plan.partial_state import MARK_IS_GONE
+from storage.queries import partial_rooms
 from storage.queries.partial_rooms import PartialRoom
 from storage.streams.position_poller import follow_once
 
@@ -64,7 +65,7 @@ def cited_members(join: Event, events: Mapping[EventId, Event]) -> dict[StateKey
 async def left_before(task: RoomTask) -> dict[StateKey, EventId]:
     """Return the memberships of local users from an earlier stay: the state before the join."""
     async with task.store.database.connection() as conn:
-        return await partial_state.own_members(conn, task.room_id, task.own_name)
+        return await partial_rooms.own_members(conn, task.room_id, task.own_name)
 
 
 class MarkLost(Exception):  # noqa: N818  # control flow, not an error
@@ -106,7 +107,7 @@ async def marked(
         return
     database = task.store.database
     async with database.transaction() as conn:
-        is_marked = await partial_state.begin(conn, task.room_id, join.event_id, *mark)
+        is_marked = await partial_marks.begin(conn, task.room_id, join.event_id, *mark)
     made = JoinMark(is_marked)
     try:
         yield made
@@ -114,7 +115,7 @@ async def marked(
         if made.appending is not None:
             await asyncio.wait([made.appending])
         async with database.transaction() as conn:
-            await partial_state.abandon(conn, task.room_id, join.event_id)
+            await partial_marks.abandon(conn, task.room_id, join.event_id)
         raise
 
 

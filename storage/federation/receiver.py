@@ -48,8 +48,7 @@ from storage.federation.requests import TaskRequests
 from storage.federation.room_task import RoomTask
 from storage.federation.signed_requests import claim_of, read_authorization
 from storage.ids import EventId, RoomId, ServerName
-from storage.maintenance import partial_state
-from storage.persist import AppendResult, receive
+from storage.persist import AppendResult, partial_marks, receive
 from storage.persist.receive import Pdu
 from storage.queries.partial_rooms import PartialRoom
 from storage.queries.receiving import KnownRoom, known_rooms
@@ -292,7 +291,7 @@ class Receiver:
 
     async def _join(self, origin: ServerName, join: Event, response: Any) -> JoinResult:
         task = self._task(join.room_id, join.room_version.identifier)
-        await partial_state.drop_lost_marks(self.store.database)
+        await partial_marks.drop_lost_marks(self.store.database)
         known = (await self._known_rooms([join.room_id])).get(join.room_id)
         await joining.refuse_other_version(task, known)
         read = joining.read_response(response, self.limits.state_events_max)
@@ -355,7 +354,7 @@ class Receiver:
         Call it at start, and from time to time: it goes on where a process has ended. One room is
         fetched at a time. An error of a room is logged, and the next room follows. `StorageClosed`.
         """
-        await partial_state.drop_lost_marks(self.store.database)
+        await partial_marks.drop_lost_marks(self.store.database)
         rooms = [room.room_id for room in await self.store.partial_rooms()]
         return [room_id for room_id in rooms if await self._could_complete(room_id)]
 

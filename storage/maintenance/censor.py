@@ -43,9 +43,9 @@ from storage.event.reading import read_trusted
 from storage.event.room_description import describes_room
 from storage.event.versions import RoomVersion, version_of
 from storage.maintenance.indexes import prove_indexes
-from storage.maintenance.invalidate_caches import invalidate_caches, register_writer
 from storage.observability.progress import Counted, Report, silent
 from storage.persist.write.stored_form import writers_dictionary
+from storage.streams.invalidate_caches import invalidate_caches, register_writer
 
 logger: logging.Logger = logging.getLogger(__name__)
 

@@ -70,7 +70,7 @@ async def make_roots(conn: Connection, state_groups: Collection[int]) -> None:
     """Make each of these groups a root.
 
     All states stay as they are; their former ancestors may be garbage afterwards. Call it in a
-    transaction that locks their room (`storage.maintenance.room_lock`). Raise `StorageCorrupt` for
+    transaction that locks their room (`storage.persist.room_lock`). Raise `StorageCorrupt` for
     a missing group.
     """
     for state_group in state_groups:

@@ -33,11 +33,11 @@ from storage.ids import UserId
 from storage.maintenance.censor import CensoredEventRow, censored_form, keep_redacted_form
 from storage.maintenance.event_ranges import end_of_nids
 from storage.maintenance.indexes import prove_indexes
-from storage.maintenance.invalidate_caches import invalidate_caches, register_writer
-from storage.maintenance.room_lock import lock_room
 from storage.observability.progress import Counted, Report, silent
+from storage.persist.room_lock import lock_room
 from storage.persist.user_erasure import erase_user
 from storage.persist.write.stored_form import writers_dictionary
+from storage.streams.invalidate_caches import invalidate_caches, register_writer
 
 logger: logging.Logger = logging.getLogger(__name__)
 

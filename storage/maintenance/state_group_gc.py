@@ -3,7 +3,7 @@
 A group is needed if it is the state before or after an event or a room's current state. It is also
 needed if it is on the path of a needed group. The empty state of a room is always kept. Unneeded
 groups are looked up in a snapshot, without a lock. Then they are deleted in bounded batches under
-the room's lock (`storage.maintenance.room_lock`), after a second lookup of references made since.
+the room's lock (`storage.persist.room_lock`), after a second lookup of references made since.
 Positions are taken under the same lock, so new events have larger stream orderings. A plan that
 would refer to a deleted group in a writer's cache is refused
 (storage/persist/write/dependencies.py). One row per batch tells writers what to forget.
@@ -22,12 +22,12 @@ from typing import Final, LiteralString, NamedTuple
 from storage.database.connection import Connection, Database
 from storage.errors import UnknownRoom
 from storage.maintenance.indexes import prove_indexes
-from storage.maintenance.invalidate_caches import publish_removed, register_writer
-from storage.maintenance.room_lock import lock_room_keeping_plans
 from storage.maintenance.totals import room_total
 from storage.maintenance.verify.run import all_rooms
 from storage.maintenance.xmin_horizon import xmin_horizon
 from storage.observability.progress import Counted, Report, silent
+from storage.persist.room_lock import lock_room_keeping_plans
+from storage.streams.invalidate_caches import publish_removed, register_writer
 
 SQL_GARBAGE: Final[LiteralString] = """
 WITH

@@ -1,4 +1,8 @@
-"""Totals for the progress of a job: cheap counts, and the estimate of Postgres."""
+"""Count the contents of the store: cheap totals for the progress of a job, and exact counts.
+
+`counts` and `largest_states` read whole tables: open the database with a long
+`statement_timeout_ms`.
+"""
 
 from collections.abc import Collection
 from typing import Final, LiteralString, NamedTuple
@@ -29,12 +33,75 @@ SELECT count(*)
 FROM rooms
 """
 
+SQL_COUNTS: Final[LiteralString] = """
+SELECT
+    (SELECT count(*) FROM rooms) AS rooms,
+    count(*) AS events,
+    count(*) FILTER (WHERE e.state_key_nid IS NOT NULL) AS state_events,
+    count(*) FILTER (WHERE e.outlier) AS outliers,
+    count(*) FILTER (WHERE e.rejected IS NOT NULL) AS rejected,
+    count(*) FILTER (WHERE e.soft_failed) AS soft_failed,
+    count(*) FILTER (WHERE e.redacted_by IS NOT NULL OR e.redacted_form) AS redacted,
+    (SELECT count(*) FROM missing_events) AS missing_events,
+    (SELECT count(*) FROM state_groups) AS state_groups,
+    COALESCE(sum(octet_length(e.json)), 0)::bigint AS json_bytes,
+    pg_database_size(current_database()) AS database_bytes
+FROM events e
+"""
+
+SQL_LARGEST_STATES: Final[LiteralString] = """
+SELECT
+    r.room_id,
+    r.room_version,
+    g.entry_count AS state_entries,
+    (SELECT count(*) FROM current_state c
+        WHERE c.room_nid = r.room_nid AND c.membership = 5) AS joined,
+    (SELECT count(*) FROM state_groups s WHERE s.room_nid = r.room_nid) AS state_groups
+FROM rooms r
+JOIN state_groups g ON g.state_group = r.current_state_group
+ORDER BY g.entry_count DESC, r.room_id
+LIMIT $1::bigint
+"""
+
 
 class Total(NamedTuple):
     """A number of rows, exact or estimated."""
 
     rows: int
     is_estimate: bool
+
+
+class StoreCounts(NamedTuple):
+    """The contents of the store.
+
+    ``json_bytes`` are the bytes of events alone, as they are stored; ``database_bytes`` everything
+    on disk.
+    """
+
+    rooms: int
+    events: int
+    state_events: int
+    outliers: int
+    rejected: int
+    soft_failed: int
+    redacted: int
+    missing_events: int
+    state_groups: int
+    json_bytes: int
+    database_bytes: int
+
+
+class LargeState(NamedTuple):
+    """A room with its current state.
+
+    ``joined`` counts users of all servers, ``state_groups`` all stored states of the room.
+    """
+
+    room_id: str
+    room_version: str
+    state_entries: int
+    joined: int
+    state_groups: int
 
 
 async def event_total(conn: Connection, room_ids: Collection[str] | None = None) -> Total:
@@ -53,3 +120,15 @@ async def event_total(conn: Connection, room_ids: Collection[str] | None = None)
 
 async def room_total(conn: Connection) -> int:
     return int(await conn.fetchval(SQL_ROOMS))
+
+
+async def counts(conn: Connection) -> StoreCounts:
+    """Count rooms, events, state groups and bytes."""
+    row = await conn.fetchrow(SQL_COUNTS, row=StoreCounts)
+    assert row is not None, "an aggregate has a row"  # noqa: S101  # for the types
+    return row
+
+
+async def largest_states(conn: Connection, limit: int = 10) -> list[LargeState]:
+    """Return the rooms whose current states have most entries."""
+    return await conn.fetch(SQL_LARGEST_STATES, limit, row=LargeState)

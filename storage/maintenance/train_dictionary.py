@@ -19,10 +19,10 @@ from storage.codec import Dictionary, encode, shipped_dictionary, train
 from storage.database.connection import Database
 from storage.errors import InputError
 from storage.maintenance.event_sample import SampledEvent, sample_events
-from storage.maintenance.invalidate_caches import invalidate_caches, register_writer
 from storage.observability.progress import Counted, Report, silent
 from storage.persist.write.stored_form import writers_dictionary
 from storage.streams.caches import DICTIONARIES
+from storage.streams.invalidate_caches import invalidate_caches, register_writer
 
 EVENTS: Final = 20_000
 EVENTS_MIN: Final = 200

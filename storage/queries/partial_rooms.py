@@ -16,7 +16,7 @@ from typing import Final, LiteralString, NamedTuple
 
 from storage.database.connection import Connection
 from storage.errors import PartialState, UnknownRoom
-from storage.ids import EventId, RoomId, ServerName
+from storage.ids import EventId, RoomId, ServerName, StateKey
 
 SQL_PARTIAL_ROOMS: Final[LiteralString] = """
 SELECT r.room_id, p.join_event_id, p.origin, p.servers, p.began_ts
@@ -43,6 +43,16 @@ SELECT EXISTS (
         WHERE k.type_nid = 2 AND k.state_key = $2::text AND c.room_nid = r.room_nid
     )
 )
+"""
+
+SQL_OWN_MEMBERS: Final[LiteralString] = """
+SELECT k.state_key, e.event_id
+FROM rooms r
+JOIN current_state c USING (room_nid)
+JOIN state_keys k USING (state_key_nid)
+JOIN events e ON e.event_nid = c.event_nid
+WHERE r.room_id = $1::text AND c.membership <> 5
+    AND right(k.state_key, length($2::text) + 1) = ':' || $2::text
 """
 
 
@@ -72,6 +82,13 @@ class PartialRoomRow(NamedTuple):
     began_ts: int
 
 
+class OwnMemberRow(NamedTuple):
+    """A local user and the event of their membership."""
+
+    state_key: str
+    event_id: str
+
+
 async def partial_rooms(conn: Connection) -> list[PartialRoom]:
     """Return the rooms with a partial state, the one that waits longest first."""
     return [
@@ -84,6 +101,18 @@ async def partial_rooms(conn: Connection) -> list[PartialRoom]:
         )
         for row in await conn.fetch(SQL_PARTIAL_ROOMS, row=PartialRoomRow)
     ]
+
+
+async def own_members(
+    conn: Connection, room_id: RoomId, server_name: str
+) -> dict[StateKey, EventId]:
+    """Return the memberships of local users who have left a room, from an earlier stay.
+
+    Give them as part of the state before the join, unless the answer has others. Without them, an
+    old fork in which these users are joined would let them in again.
+    """
+    rows = await conn.fetch(SQL_OWN_MEMBERS, room_id, server_name, row=OwnMemberRow)
+    return {("m.room.member", row.state_key): EventId(row.event_id) for row in rows}
 
 
 async def refuse_partial(conn: Connection, room_id: RoomId) -> None:

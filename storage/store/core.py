@@ -11,8 +11,8 @@ from signedjson.types import SigningKey
 from storage import arguments as args
 from storage.cache_sizes import CacheSizes
 from storage.database.connection import Database
+from storage.database.sizes import SizeCache
 from storage.event.signatures import OldKey
-from storage.maintenance.size_cache import SizeCache
 from storage.observability.counters import Measures
 from storage.persist import Writer
 from storage.queries.events import StoredEvent

@@ -5,7 +5,6 @@ from collections.abc import Iterable
 from storage import arguments as args
 from storage.database.names import MEMBERSHIPS
 from storage.ids import RoomId, ServerName, UserId, server_name_of
-from storage.maintenance.invalidate_caches import INSTANCE_NAME, invalidate_caches, register_writer
 from storage.observability.instrument import measured
 from storage.queries import joined_servers as server_queries
 from storage.queries import member_ids as id_queries
@@ -19,6 +18,7 @@ from storage.queries.sharing import SharingChanges
 from storage.queries.sync.positions import events_of
 from storage.store.core import StoreCore
 from storage.streams.caches import FORGOTTEN, Ticket
+from storage.streams.invalidate_caches import INSTANCE_NAME, invalidate_caches, register_writer
 from storage.streams.position_poller import follow_writer
 from storage.streams.tokens import is_sync_token, read_positions
 

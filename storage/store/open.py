@@ -24,10 +24,10 @@ from storage.database.embedded import embedded_postgres, naming_folder
 from storage.database.migrate import MigrationOptions, check_schema, migrate
 from storage.errors import InputError
 from storage.event.signatures import OldKey, read_old_keys
-from storage.maintenance.partial_state import drop_lost_marks
 from storage.persist import Writer
 from storage.persist.commit.arrival_clock import last_received_ms
 from storage.persist.commit.group_commit import WRITER_READS
+from storage.persist.partial_marks import drop_lost_marks
 from storage.store.background import running
 from storage.store.facade import Store
 from storage.store.open_standby import open_reader, reads_beside

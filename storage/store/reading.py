@@ -4,9 +4,9 @@ from collections.abc import Iterable
 
 from storage import arguments as args
 from storage.ids import EventId
-from storage.maintenance import explain
 from storage.observability.instrument import measured
 from storage.queries import events as event_queries
+from storage.queries import explain_visibility as explanations
 from storage.queries import visible_events
 from storage.queries.events import StoredEvent
 from storage.store.core import StoreCore
@@ -60,7 +60,7 @@ async def visible_to_server(
 
 async def explain_visibility(
     store: StoreCore, event_id: str, user_or_server: str
-) -> explain.Explanation:
+) -> explanations.Explanation:
     """Return why a local user, or a server, may see an event or may not.
 
     `Explanation.sentence` is the answer in words. `InvalidIdentifier`, `UnknownEvent`.
@@ -72,5 +72,5 @@ async def explain_visibility(
         else args.server(user_or_server)
     )
     return await store.reads.run(
-        lambda conn: explain.explain_visibility(conn, wanted, reader), snapshot=True
+        lambda conn: explanations.explain_visibility(conn, wanted, reader), snapshot=True
     )

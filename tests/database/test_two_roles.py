@@ -6,6 +6,7 @@ import pytest
 import storage
 from storage import PermissionRefused, ServerName
 from storage.maintenance import partial_state
+from storage.persist import partial_marks
 from storage.testing import RoomBuilder
 from tests.database.test_roles import ALICE, QUICK, Logins, logins, role_of
 from tests.maintenance.rooms import SERVER
@@ -23,7 +24,7 @@ async def test_both_roles_together_complete_a_partial_room(logins: Logins) -> No
     async with storage.open(logins.runtime, server_name=SERVER, config=QUICK) as store:
         await store.append(room.pdus[:-1], room_version="12", origin="outlier")
         async with store.database.transaction() as conn:
-            assert await partial_state.begin(
+            assert await partial_marks.begin(
                 conn, room.room_id, join.event_id, ServerName("s2.test"), [ServerName("s2.test")]
             )
         given = {join.event_id: [one for one in state if one != room.events[-2].event_id]}

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from storage import AuthDenied, EventId, PartialState, ServerName, Store, UserId
 from storage.federation import Receiver
-from storage.maintenance.partial_state import begin
+from storage.persist.partial_marks import begin
 from storage.testing import BuiltEvent, RoomBuilder
 from tests.federation.built_remote import BuiltRemote, adopt
 from tests.federation.partial import omitted

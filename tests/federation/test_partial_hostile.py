@@ -10,7 +10,7 @@ import storage
 from storage import EventId, ServerName
 from storage.event import parse, sign
 from storage.federation import JoinResult, Receiver
-from storage.maintenance import partial_state
+from storage.persist import partial_marks
 from storage.testing import RoomBuilder, signing_key
 from tests.federation.built_remote import BuiltRemote, fail
 from tests.federation.hanging import hang
@@ -224,12 +224,12 @@ async def test_the_mark_of_a_join_that_was_stored_as_rejected_is_taken_back(
     event_id, room_id = parse(join, "11").event_id, here.room.room_id
     await store.append(here.room.pdus, origin="outlier")
     async with store.database.transaction() as conn:
-        assert await partial_state.begin(conn, room_id, event_id, ServerName(ORIGIN), ())
+        assert await partial_marks.begin(conn, room_id, event_id, ServerName(ORIGIN), ())
     state = {event_id: here.join.state_before.values()}
     [result] = await store.append([join], room_version="11", state_before=state)
     assert result.outcome == "rejected"
     async with store.database.transaction() as conn:
-        await partial_state.abandon(conn, room_id, event_id)
+        await partial_marks.abandon(conn, room_id, event_id)
     assert (await here.joined()).is_partial
     assert await here.receiver.complete(here.room.room_id)
     assert await here.members() == here.everybody

@@ -7,7 +7,7 @@ import pytest
 import storage
 from storage import RoomId, ServerName, Store
 from storage.event import Event, parse
-from storage.maintenance.partial_state import begin
+from storage.persist.partial_marks import begin
 from storage.persist.plan.partial_state import MARK_IS_GONE
 from tests.cli.running import room_storage_beside
 from tests.federation.partial import join_partially

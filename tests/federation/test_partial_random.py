@@ -37,7 +37,7 @@ import pytest
 import storage
 from storage import EventId, RoomId
 from storage.database.connection import Database
-from storage.maintenance import partial_state
+from storage.persist import partial_marks
 from storage.testing import signing_key
 from tests.federation.partial_worlds import READERS, SERVER, PartialWorld, Replica
 from tests.maintenance.rooms import findings
@@ -212,7 +212,7 @@ async def test_the_worlds_notice_the_mark_of_a_killed_join(
     async def nothing(_: Database) -> list[RoomId]:
         return []
 
-    monkeypatch.setattr(partial_state, "drop_lost_marks", nothing)
+    monkeypatch.setattr(partial_marks, "drop_lost_marks", nothing)
     with pytest.raises(AssertionError):
         await agreeing(WITH_A_KILLED_JOIN, dsn, another_dsn)
 

@@ -15,7 +15,7 @@ from storage.database.connection import Connection
 from storage.database.explained import ExplainingConnection
 from storage.database.placeholders import compose
 from storage.ids import EventId, RoomId
-from storage.maintenance.explain import explain_visibility
+from storage.queries.explain_visibility import explain_visibility
 from storage.queries.inspect import (
     activity,
     audiences,

@@ -27,7 +27,7 @@ from storage.maintenance.purge import (
     resume,
     run,
 )
-from storage.maintenance.room_lock import lock_room
+from storage.persist.room_lock import lock_room
 from storage.testing import RoomBuilder, build_room
 from tests.maintenance.purging import ALICE, BOB, PurgeKilled, chat, purge, value
 from tests.maintenance.rooms import LIVELY, SERVER, findings

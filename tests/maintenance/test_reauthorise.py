@@ -14,13 +14,13 @@ import storage
 from storage import Store
 from storage.database import Database
 from storage.event import Event, content_hash, event_id
-from storage.maintenance.invalidate_caches import register_writer
 from storage.maintenance.repair import repair
 from storage.maintenance.verify import Finding
 from storage.persist.model.change_set import ChangeSet
 from storage.persist.model.row_changes import RoomChanges
 from storage.persist.plan import event as plan_event
 from storage.persist.plan.auth_checks import AuthResult, auth_result
+from storage.streams.invalidate_caches import register_writer
 from storage.testing import RoomBuilder
 from tests.maintenance.damaging import rows_of_all_tables
 from tests.maintenance.older_release import append_before, earlier_release, opened

@@ -18,7 +18,7 @@ from pyspark.sql import SparkSession
 import storage
 from storage.database import Database
 from storage.errors import InputError
-from storage.maintenance.sizes import counts, largest_states
+from storage.maintenance.totals import counts, largest_states
 from storage.pipeline import statistics
 from storage.pipeline.source.options import Options
 from storage.pipeline.source.reader import EventReader, ReadRange

@@ -185,6 +185,35 @@ def test_attributes_are_lines_of_a_pattern_and_attributes() -> None:
 
 
 # --------------------------------------------------------------------------------------------------
+# the core
+
+
+def layers() -> tuple[set[str], set[str]]:
+    """Return the packages above the wall, and the core: the store and all below it."""
+    contract = PROJECT["tool"]["importlinter"]["contracts"][0]
+    names = [set(re.findall(r"\w+", layer)) for layer in contract["layers"]]
+    wall = names.index({"store"})
+    return set().union(*names[:wall]), set().union(*names[wall:])
+
+
+def test_the_tests_of_the_core_are_those_of_its_packages() -> None:
+    around, core = layers()
+    (line,) = re.findall(r"^CORE +:= (.+)$", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE)
+    folders = set(line.split())
+    assert [name for name in folders if not (ROOT / "tests" / name).is_dir()] == []
+    assert {name for name in core if (ROOT / "tests" / name).is_dir()} <= folders
+    assert not folders & around
+
+
+def test_the_page_of_the_core_names_each_package_around_it() -> None:
+    page = (ROOT / "docs/internals/core.md").read_text("utf-8")
+    wall = page.partition("\n## The wall\n")[2].partition("\n## ")[0]
+    rows = "".join(line.split("|")[1] for line in wall.splitlines() if line.startswith("|"))
+    around, _ = layers()
+    assert set(re.findall(r"storage/(\w+)", rows)) == around - {"__main__"}
+
+
+# --------------------------------------------------------------------------------------------------
 # pages
 
 
@@ -192,7 +221,7 @@ def names_of(text: str) -> tuple[set[str], set[str], set[str]]:
     """Return the links, the paths and the targets of make that a page names."""
     links = set(re.findall(r"\]\(([^)#]+)\)", text))
     paths = set(re.findall(r"`([\w.]+(?:/[\w.-]+)+/?|[A-Z]+\.md)(?: [^`]*)?`", text))
-    targets = set(re.findall(r"(?:`|^)make ([a-z]+)", text, re.MULTILINE))
+    targets = set(re.findall(r"(?:`|^)make ([a-z-]+)", text, re.MULTILINE))
     return links, paths, targets
 
 
@@ -214,4 +243,15 @@ def test_contributing_names_each_recipe_and_each_target() -> None:
     links, _, targets = names_of((ROOT / "CONTRIBUTING.md").read_text("utf-8"))
     recipes = {path.name for path in (ROOT / "docs/how-to").glob("add-a-*.md")}
     assert {Path(link).name for link in links} == recipes
-    assert {"demo", "lint", "test", "format", "docs", "bench", "soak", "mutants", "lock"} <= targets
+    assert {
+        "demo",
+        "lint",
+        "test",
+        "test-core",
+        "format",
+        "docs",
+        "bench",
+        "soak",
+        "mutants",
+        "lock",
+    } <= targets

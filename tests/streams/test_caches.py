@@ -7,9 +7,9 @@ import pytest
 
 import storage
 from storage import Store
-from storage.maintenance.invalidate_caches import invalidate_caches, register_writer
 from storage.streams.caches import Cache, LastChange, RoomsOf, Ticket
 from storage.streams.feed import Advance, Fact
+from storage.streams.invalidate_caches import invalidate_caches, register_writer
 from storage.streams.position_poller import follow_once
 from storage.testing import RoomBuilder
 

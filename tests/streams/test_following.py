@@ -10,10 +10,10 @@ import pytest
 import storage
 from storage import EventId, Store
 from storage.config import Config
-from storage.maintenance.invalidate_caches import register_writer
 from storage.maintenance.repair.reauthorise import SQL_AUTHOR
 from storage.store.background import running
 from storage.streams.feed import Advance
+from storage.streams.invalidate_caches import register_writer
 from storage.streams.position_poller import SQL_POSITIONS, FollowedPositionRow, follow_once
 from storage.testing import signing_key
 

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Final
 from storage import arguments as args
 from storage.database.background import run_jobs
 from storage.inspector.actions.tasks import Work
-from storage.maintenance.invalidate_caches import (
+from storage.maintenance.known_jobs import known_jobs
+from storage.maintenance.verify.run import verify_room
+from storage.store.facade import Store
+from storage.streams.invalidate_caches import (
     INSTANCE_NAME,
     invalidate_caches,
     register_writer,
 )
-from storage.maintenance.known_jobs import known_jobs
-from storage.maintenance.verify.run import verify_room
-from storage.store.facade import Store
 from storage.streams.position_poller import follow_writer
 
 if TYPE_CHECKING:

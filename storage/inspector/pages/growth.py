@@ -1,6 +1,6 @@
 """Growth: the rooms with most new events this week, and the weeks of the whole store.
 
-Reads: `storage.queries.inspect.growth`; sizes from `storage.maintenance.sizes`.
+Reads: `storage.queries.inspect.growth`; sizes from `storage.database.sizes`.
 """
 
 import time
@@ -8,8 +8,8 @@ from typing import Final
 
 from starlette.responses import Response
 
+from storage.database.sizes import database_bytes
 from storage.inspector.visit import Visit
-from storage.maintenance.sizes import database_bytes
 from storage.queries.inspect.growth import WEEK_MS, positions_at, room_growth, week_begins
 
 WEEKS: Final = 8

@@ -1,6 +1,6 @@
 """Operations: jobs, purges, sizes, running statements, and the caches and calls of this process.
 
-Reads: `storage.database.background`, `storage.maintenance.purge.job`, `storage.maintenance.sizes`,
+Reads: `storage.database.background`, `storage.maintenance.purge.job`, `storage.database.sizes`,
 `storage.queries.inspect.activity`, `Store.partial_rooms`; the counters of the store.
 """
 
@@ -9,9 +9,9 @@ from typing import Any, Final
 from starlette.responses import Response
 
 from storage.database.background import jobs
+from storage.database.sizes import database_bytes, table_sizes
 from storage.inspector.visit import Visit
 from storage.maintenance.purge import job as purges
-from storage.maintenance.sizes import database_bytes, table_sizes
 from storage.observability.counters import Distribution
 from storage.queries.catalogue import QUESTIONS
 from storage.queries.inspect.activity import running

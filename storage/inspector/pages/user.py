@@ -11,8 +11,8 @@ from starlette.responses import Response
 from storage import arguments as args
 from storage.ids import RoomId, UserId, server_name_of
 from storage.inspector.visit import Visit
+from storage.queries.explain_visibility import is_known
 from storage.queries.inspect.audiences import PrincipalRangeRow, audience_ranges
-from storage.queries.inspect.search import is_known
 from storage.queries.sync.types import JoinedRoom
 
 ROOMS_SHOWN: Final = 100

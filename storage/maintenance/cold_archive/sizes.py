@@ -48,7 +48,7 @@ class ArchiveSizes(NamedTuple):
 
 
 async def archive_sizes(conn: Connection, *, now_ms: int | None = None) -> ArchiveSizes:
-    """Count. It reads the whole table, as `storage.maintenance.sizes`."""
+    """Count. It reads the whole table, as `storage.maintenance.totals.counts`."""
     now = time.time_ns() // 1_000_000 if now_ms is None else now_ms
     row = await conn.fetchrow(SQL_SIZES, now - DAYS * DAY_MS, row=ArchiveSizes)
     assert row is not None, "an aggregate has a row"  # noqa: S101  # for the types

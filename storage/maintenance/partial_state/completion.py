@@ -20,7 +20,6 @@ from storage.database.columns import OWN_ENTRIES
 from storage.database.connection import Connection, Database
 from storage.database.placeholders import compose
 from storage.ids import EventId, RoomId
-from storage.maintenance.invalidate_caches import invalidate_caches, register_writer
 from storage.maintenance.partial_state.positions import known_to_readers, publish, put_back
 from storage.maintenance.partial_state.replayed import EventsToReplay, replayed
 from storage.maintenance.purge.removal import SQL_SET_ASIDE, delete
@@ -35,11 +34,12 @@ from storage.maintenance.repair.redactions import repair_redactions
 from storage.maintenance.repair.replay import replay
 from storage.maintenance.repair.room_planner import RepairPlanner
 from storage.maintenance.repair.verdicts import repair_superseded
-from storage.maintenance.room_lock import lock_room
 from storage.maintenance.room_states import RoomStates
 from storage.maintenance.verify.room import VerifiedRoom
 from storage.maintenance.verify.version import read_room
+from storage.persist.room_lock import lock_room
 from storage.streams.caches import CURRENT_STATE
+from storage.streams.invalidate_caches import invalidate_caches, register_writer
 
 SQL_MARK: Final[LiteralString] = """
 SELECT e.event_nid, e.state_group_before

@@ -16,7 +16,7 @@ from storage.database.connection import Connection
 from storage.database.placeholders import compose
 from storage.errors import StorageCorrupt
 from storage.ids import UserId
-from storage.maintenance.invalidate_caches import INSTANCE_NAME
+from storage.streams.invalidate_caches import INSTANCE_NAME
 
 SQL_TIMELINE: Final[LiteralString] = """
 SELECT event_nid, stream_ordering, arrival_ordering, in_order_ts, topological_ordering, writer_nid,

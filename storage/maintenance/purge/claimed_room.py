@@ -9,10 +9,10 @@ from typing import Final, LiteralString
 from storage.database.connection import Connection, Database
 from storage.errors import UnknownRoom
 from storage.ids import RoomId
-from storage.maintenance.invalidate_caches import invalidate_caches, register_writer
 from storage.maintenance.purge.room import SQL_EVENTS, SQL_LAST, hide
-from storage.maintenance.room_lock import lock_room
+from storage.persist.room_lock import lock_room
 from storage.streams.caches import CURRENT_STATE
+from storage.streams.invalidate_caches import invalidate_caches, register_writer
 
 SQL_IS_CLAIMED: Final[LiteralString] = """
 SELECT NOT EXISTS (

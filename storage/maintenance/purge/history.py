@@ -27,7 +27,6 @@ from storage.database.connection import Connection, Database
 from storage.database.names import TYPE_REDACTION
 from storage.database.placeholders import compose
 from storage.errors import DatabaseConflict, DatabaseUnavailable
-from storage.maintenance.invalidate_caches import publish_removed
 from storage.maintenance.purge.cut_point import CutPoint, PurgedRoomRow
 from storage.maintenance.purge.job import PurgeJob, count
 from storage.maintenance.purge.references import (
@@ -39,7 +38,8 @@ from storage.maintenance.purge.references import (
 )
 from storage.maintenance.purge.removal import PurgedEventRow, Removal, follow, take
 from storage.maintenance.purge.throttle import PurgeThrottle
-from storage.maintenance.room_lock import lock_room_keeping_plans
+from storage.persist.room_lock import lock_room_keeping_plans
+from storage.streams.invalidate_caches import publish_removed
 
 SQL_BELOW: Final[LiteralString] = compose(
     """

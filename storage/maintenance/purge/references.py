@@ -17,7 +17,7 @@ from storage.database.placeholders import compose
 from storage.event import load
 from storage.maintenance.event_ranges import end_of_positions
 from storage.maintenance.purge.cut_point import CutPoint
-from storage.maintenance.room_lock import lock_room_keeping_plans
+from storage.persist.room_lock import lock_room_keeping_plans
 
 PAGE: Final = 2_000
 EVENTS: Final = 50_000  # of the stream that all rooms share, read by one statement

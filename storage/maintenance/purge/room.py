@@ -12,11 +12,11 @@ from typing import Final, LiteralString
 
 from storage.database.connection import Connection
 from storage.errors import PurgeRefused
-from storage.maintenance.invalidate_caches import invalidate_caches
 from storage.maintenance.purge.history import PurgeContext
 from storage.maintenance.purge.job import PurgeJob, count
-from storage.maintenance.room_lock import lock_room
+from storage.persist.room_lock import lock_room
 from storage.streams.caches import AUTH_CHAIN_IDS, CURRENT_STATE
+from storage.streams.invalidate_caches import invalidate_caches
 
 SQL_JOINED: Final[LiteralString] = """
 SELECT p.name

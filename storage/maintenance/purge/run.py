@@ -8,7 +8,6 @@ from storage.database.connection import Connection, Database
 from storage.errors import InputError, PartialState, PurgeRunning, StorageError, UnknownRoom
 from storage.ids import RoomId
 from storage.maintenance.indexes import prove_indexes
-from storage.maintenance.invalidate_caches import invalidate_caches, register_writer
 from storage.maintenance.purge import job as job_rows
 from storage.maintenance.purge.cut_point import (
     SQL_ROOM,
@@ -25,11 +24,12 @@ from storage.maintenance.purge.room import hide, purge_tables, refuse_joined
 from storage.maintenance.purge.sweep import sweep
 from storage.maintenance.purge.throttle import PurgeThrottle, Watcher
 from storage.maintenance.purge.visibility_cleanup import remove_unused_visibility
-from storage.maintenance.room_lock import lock_room, lock_room_keeping_plans
 from storage.maintenance.state_group_gc import collect
 from storage.maintenance.totals import room_total
 from storage.observability.progress import Counted, Progress, Report, silent
+from storage.persist.room_lock import lock_room, lock_room_keeping_plans
 from storage.queries.partial_rooms import refuse_partial
+from storage.streams.invalidate_caches import invalidate_caches, register_writer
 
 WORK: Final = "a purge"
 DELTAS: Final = 1_000

@@ -16,7 +16,7 @@ from typing import Final, LiteralString, NamedTuple
 from storage.database.connection import Connection
 from storage.maintenance.purge.history import PurgeContext
 from storage.maintenance.purge.job import PurgeJob
-from storage.maintenance.room_lock import lock_room_keeping_plans
+from storage.persist.room_lock import lock_room_keeping_plans
 
 PAGE: Final = 1_000
 

@@ -10,9 +10,9 @@ from typing import Final, LiteralString
 
 from storage.database.array_text import transposed
 from storage.database.connection import Connection
-from storage.maintenance.invalidate_caches import INSTANCE_NAME
 from storage.maintenance.verify.deltas import SQL_STREAM_CUT, check_deltas, strange_deltas
 from storage.maintenance.verify.room import VerifiedRoom
+from storage.streams.invalidate_caches import INSTANCE_NAME
 
 SQL_DROP: Final[LiteralString] = """
 DELETE FROM state_deltas d

@@ -32,7 +32,6 @@ from storage.errors import InvalidEvent, StorageCorrupt
 from storage.event import Event, load, parse
 from storage.event.references import auth_ids_of
 from storage.ids import EventId
-from storage.maintenance.invalidate_caches import INSTANCE_NAME
 from storage.maintenance.purge.removal import delete
 from storage.maintenance.repair.room_planner import new_caches
 from storage.maintenance.room_events import PART_AUTHORISED_EVENTS
@@ -50,6 +49,7 @@ from storage.persist.plan.event import plan_event
 from storage.persist.write.all_tables import write
 from storage.queries.state_at import states_at
 from storage.streams.in_flight import Author
+from storage.streams.invalidate_caches import INSTANCE_NAME
 
 SQL_SET_VERSION: Final[LiteralString] = """
 UPDATE rooms

@@ -8,7 +8,6 @@ from storage.database.connection import Connection, Database
 from storage.database.sql_template import fill
 from storage.errors import PermissionRefused, StorageCorrupt
 from storage.maintenance.indexes import prove_indexes
-from storage.maintenance.invalidate_caches import invalidate_caches, register_writer
 from storage.maintenance.repair.chain_cover import rebuild_cover
 from storage.maintenance.repair.current import (
     repair_current,
@@ -36,11 +35,12 @@ from storage.maintenance.repair.room_planner import RepairPlanner
 from storage.maintenance.repair.time_order import repair_time_order
 from storage.maintenance.repair.verdicts import repair_superseded
 from storage.maintenance.room_events import PART_ROOM_EVENTS
-from storage.maintenance.room_lock import lock_room
 from storage.maintenance.room_states import RoomStates
 from storage.maintenance.verify.version import read_room
 from storage.observability.progress import Report, silent
+from storage.persist.room_lock import lock_room
 from storage.streams.caches import CURRENT_STATE
+from storage.streams.invalidate_caches import invalidate_caches, register_writer
 
 logger: logging.Logger = logging.getLogger(__name__)
 

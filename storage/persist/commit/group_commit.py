@@ -10,7 +10,7 @@ wait for it (`storage.persist.commit.slow_rooms`).
 
 Writes by other processes are detected when the database refuses a plan. Deletions may not be
 detected that way: a purged event that comes back would count as a duplicate. Each deletion is
-therefore published in the stream "caches" (`storage.maintenance.invalidate_caches`). The writer
+therefore published in the stream "caches" (`storage.streams.invalidate_caches`). The writer
 removes the deleted rows from its caches before the next plan. It may hear of them late, so it
 compares the rooms of duplicates before it answers (`storage.persist.commit.remembered`).
 """

@@ -6,7 +6,7 @@ forward extremities, which a purge never deletes, so they need not fail. The pur
 (`dependencies_purged` in schema.sql), and fails if one is gone.
 
 So a purge may delete only what is listed here, or what the version protects. To delete anything
-else, lock the room by `storage.maintenance.room_lock.lock_room`.
+else, lock the room by `storage.persist.room_lock.lock_room`.
 
     in the timeline    parents; events that the write changes; the targets of redactions, and
                        redactions that waited; the children of missing events

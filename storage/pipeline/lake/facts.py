@@ -15,9 +15,9 @@ from typing import Final, LiteralString
 import orjson
 
 from storage.database.arrow_results import ArrowConnection
-from storage.maintenance.invalidate_caches import INSTANCE_NAME
 from storage.pipeline.lake.positions import CacheBounds
 from storage.streams.caches import CURRENT_STATE, REMOVED, Removed
+from storage.streams.invalidate_caches import INSTANCE_NAME
 
 SQL_CHANGE_FACTS: Final[LiteralString] = """
 SELECT i.cache_name, array_to_json(i.keys)::text AS keys, w.instance_name

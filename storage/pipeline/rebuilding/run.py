@@ -15,10 +15,9 @@ from storage.database.names import InternedNames
 from storage.database.transaction import begun
 from storage.errors import DatabaseConflict, StorageCorrupt, UnknownRoom
 from storage.ids import RoomId
-from storage.maintenance.invalidate_caches import register_writer
-from storage.maintenance.room_lock import lock_room
 from storage.maintenance.verify.groups import check_groups
 from storage.maintenance.verify.room import SQL_ROOM, VerifiedRoom, VerifiedRoomRow
+from storage.persist.room_lock import lock_room
 from storage.pipeline.imports.append_events import PART
 from storage.pipeline.imports.bulk_write import write_planned
 from storage.pipeline.imports.plan_rooms import NAMES_REMEMBERED, PlannedRoom
@@ -36,6 +35,7 @@ from storage.pipeline.rebuilding.shadow_tables import ShadowTables
 from storage.pipeline.rebuilding.swap import swap
 from storage.queries.partial_rooms import refuse_partial
 from storage.streams.in_flight import Author
+from storage.streams.invalidate_caches import register_writer
 
 SQL_ROOM_NID: Final[LiteralString] = """
 SELECT room_nid

@@ -53,11 +53,6 @@ ORDER BY found.user_id
 LIMIT $2::bigint
 """
 
-SQL_KNOWN: Final[LiteralString] = """
-SELECT EXISTS (SELECT FROM principals WHERE name = $1::text)
-    OR EXISTS (SELECT FROM state_keys WHERE type_nid = 2 AND state_key = $1::text)
-"""
-
 SQL_ALIASES: Final[LiteralString] = """
 SELECT r.room_id, r.room_version, e.event_id,
     e.redacted_by IS NOT NULL OR e.redacted_form AS hidden, e.json
@@ -104,11 +99,6 @@ async def rooms_like(conn: Connection, beginning: str, limit: int = FOUND_MAX) -
 async def users_like(conn: Connection, beginning: str, limit: int = FOUND_MAX) -> list[str]:
     """Return ids of known users of any server with a beginning, in their order."""
     return await conn.fetchvals(SQL_USERS, beginning, limit)
-
-
-async def is_known(conn: Connection, name: str) -> bool:
-    """Return whether a stored event is by or about a user, or a server was in a stored room."""
-    return bool(await conn.fetchval(SQL_KNOWN, name))
 
 
 async def rooms_by_alias(conn: Connection, alias: str, limit: int = FOUND_MAX) -> list[RoomId]:

@@ -9,8 +9,7 @@ from prometheus_client import CollectorRegistry
 import storage
 from storage import Config, Store
 from storage.database import Database
-from storage.maintenance.size_cache import FRESH_SECONDS, SizeCache
-from storage.maintenance.sizes import SQL_TABLES, table_sizes
+from storage.database.sizes import FRESH_SECONDS, SQL_TABLES, SizeCache, table_sizes
 from storage.observability.prometheus import expose
 from tests.maintenance.rooms import SERVER
 from tests.operating.exposition import scrape

@@ -1,23 +1,54 @@
-"""The sizes of tables for metrics: read from the database at most once a minute, and on request.
+"""The size of the database and of each table on disk, as Postgres reports it.
 
-A scrape gets the sizes that are known, and starts a new measurement where they are old. So it never
-waits for the database, and a store that nobody scrapes measures nothing.
+`SizeCache` keeps them for metrics. It reads them on request, at most once a minute: a scrape gets
+the sizes that are known, and starts a new measurement where they are old. So it never waits for the
+database, and a store that nobody scrapes measures nothing.
 """
 
 import asyncio
 import logging
 import time
 from collections.abc import Callable
-from typing import Final, NamedTuple
+from typing import Final, LiteralString, NamedTuple
 
-from storage.database.connection import Database
+from storage.database.connection import Connection, Database
 from storage.errors import StorageError
-from storage.maintenance.sizes import TableSize, database_bytes, table_sizes
 from storage.observability.outages import Outage
 
 logger: logging.Logger = logging.getLogger(__name__)
 
+SQL_DATABASE: Final[LiteralString] = "SELECT pg_database_size(current_database())"
+
+SQL_TABLES: Final[LiteralString] = """
+SELECT
+    c.relname::text AS table_name,
+    GREATEST(c.reltuples, 0)::bigint AS rows_estimate,
+    pg_table_size(c.oid) - COALESCE(pg_total_relation_size(NULLIF(c.reltoastrelid, 0)),
+        0) AS table_bytes,
+    COALESCE(pg_total_relation_size(NULLIF(c.reltoastrelid, 0)), 0)::bigint AS toast_bytes,
+    pg_indexes_size(c.oid) AS index_bytes,
+    pg_total_relation_size(c.oid) AS total_bytes
+FROM pg_class c
+JOIN pg_namespace n ON n.oid = c.relnamespace
+WHERE c.relkind = 'r' AND n.nspname = current_schema()
+ORDER BY pg_total_relation_size(c.oid) DESC, c.relname
+"""
+
 FRESH_SECONDS: Final = 60.0
+
+
+class TableSize(NamedTuple):
+    """One table on disk, in bytes.
+
+    ``rows_estimate`` is Postgres' last estimate; 0 before the first.
+    """
+
+    table_name: str
+    rows_estimate: int
+    table_bytes: int
+    toast_bytes: int
+    index_bytes: int
+    total_bytes: int
 
 
 class Sizes(NamedTuple):
@@ -25,6 +56,15 @@ class Sizes(NamedTuple):
 
     database_bytes: int
     tables: list[TableSize]
+
+
+async def database_bytes(conn: Connection) -> int:
+    return int(await conn.fetchval(SQL_DATABASE))
+
+
+async def table_sizes(conn: Connection) -> list[TableSize]:
+    """Return every table, the largest first."""
+    return await conn.fetch(SQL_TABLES, row=TableSize)
 
 
 class SizeCache:

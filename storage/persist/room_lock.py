@@ -7,7 +7,7 @@ A writer plans against `rooms.write_version` from its caches and locks the room 
                             writers drop their pending plans and caches and plan again.
   lock_room_keeping_plans   delete the things that storage/persist/write/dependencies.py lists, and
                             publish them
-                            (`storage.maintenance.invalidate_caches.publish_removed`); pending
+                            (`storage.streams.invalidate_caches.publish_removed`); pending
                             plans are written unless they depend on them. Or change only what no
                             plan depends on.
 """

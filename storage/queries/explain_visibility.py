@@ -21,9 +21,13 @@ from storage.database.placeholders import compose
 from storage.errors import InvalidIdentifier, UnknownEvent
 from storage.event import load
 from storage.ids import EventId, ServerName, UserId
-from storage.queries.inspect.search import is_known
 from storage.queries.visible_events import visible_to_server, visible_to_user
 from storage.visibility import server_may_see, user_may_see
+
+SQL_KNOWN: Final[LiteralString] = """
+SELECT EXISTS (SELECT FROM principals WHERE name = $1::text)
+    OR EXISTS (SELECT FROM state_keys WHERE type_nid = 2 AND state_key = $1::text)
+"""
 
 SQL_EXPLAINED: Final[LiteralString] = """
 SELECT e.event_nid, e.room_nid, e.outlier, e.rejected, e.soft_failed, e.refused, e.ineffective,
@@ -249,6 +253,11 @@ class RuleInputs(NamedTuple):
     """For a user: they have forgotten the room."""
     is_ignored: bool = False
     """For a user: they ignore the sender, and the event is no state event."""
+
+
+async def is_known(conn: Connection, name: str) -> bool:
+    """Return whether a stored event is by or about a user, or a server was in a stored room."""
+    return bool(await conn.fetchval(SQL_KNOWN, name))
 
 
 async def explain_visibility(conn: Connection, event_id: EventId, principal: str) -> Explanation:

@@ -7,11 +7,11 @@ is never stored without the mark.
 """
 
 from collections.abc import Iterable
-from typing import Final, LiteralString, NamedTuple
+from typing import Final, LiteralString
 
 from storage.database.connection import Connection, Database
-from storage.ids import EventId, RoomId, ServerName, StateKey
-from storage.maintenance.room_lock import lock_room
+from storage.ids import EventId, RoomId, ServerName
+from storage.persist.room_lock import lock_room
 
 SQL_BEGIN: Final[LiteralString] = """
 WITH
@@ -61,35 +61,6 @@ WHERE NOT EXISTS (
 )
 ORDER BY r.room_nid
 """
-
-SQL_OWN_MEMBERS: Final[LiteralString] = """
-SELECT k.state_key, e.event_id
-FROM rooms r
-JOIN current_state c USING (room_nid)
-JOIN state_keys k USING (state_key_nid)
-JOIN events e ON e.event_nid = c.event_nid
-WHERE r.room_id = $1::text AND c.membership <> 5
-    AND right(k.state_key, length($2::text) + 1) = ':' || $2::text
-"""
-
-
-class OwnMemberRow(NamedTuple):
-    """A local user and the event of their membership."""
-
-    state_key: str
-    event_id: str
-
-
-async def own_members(
-    conn: Connection, room_id: RoomId, server_name: str
-) -> dict[StateKey, EventId]:
-    """Return the memberships of local users who have left a room, from an earlier stay.
-
-    Give them as part of the state before the join, unless the answer has others. Without them, an
-    old fork in which these users are joined would let them in again.
-    """
-    rows = await conn.fetch(SQL_OWN_MEMBERS, room_id, server_name, row=OwnMemberRow)
-    return {("m.room.member", row.state_key): EventId(row.event_id) for row in rows}
 
 
 async def begin(
