@@ -1,4 +1,4 @@
-"""A storage engine for the rooms of a Matrix homeserver, on Postgres."""
+"""The public names. `storage` imports this module with the first of them that is used."""
 
 from storage import auth, event, federation, replication, responses, streams, visibility
 from storage.config import Config
