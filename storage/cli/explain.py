@@ -7,9 +7,10 @@ from typing import Annotated, Any, Final
 import typer
 
 from storage import arguments as args
-from storage.cli.common import DsnOption, JsonOption, print_json
+from storage.cli.common import DsnOption, JsonOption
 from storage.cli.interrupt import run
 from storage.cli.maintaining import maintained
+from storage.cli.output import print_json
 from storage.database.connection import Connection
 from storage.database.explained import ExplainingConnection, QueryPlan
 from storage.database.transaction import BEGIN
