@@ -22,9 +22,9 @@ from benchmarks.crowd_build import build
 from benchmarks.harness import Bench, percentiles, show
 from storage import Store
 from storage.config import Config
-from storage.database.explained import ExplainingConnection, QueryPlan
+from storage.database.explained import QueryPlan
 from storage.ids import RoomId
-from storage.queries.catalogue import QueryArguments, ask
+from storage.store.catalogue import QueryArguments, prepared
 
 LARGE: Final = (Crowd(10_000, 5_000_000, 50_000), Crowd(1_000, 500_000, 5_000))
 SMALL: Final = (Crowd(80, 8_000, 200), Crowd(40, 4_000, 100))
@@ -118,15 +118,13 @@ class AskedEngine:
         return self.pens[number]
 
     async def plans(self, name: str, given: QueryArguments) -> list[QueryPlan]:
-        """Return the plans of a query (storage.queries.catalogue), when it is warm."""
+        """Return the plans of a query (storage.store.catalogue), when it is warm."""
         plans: list[QueryPlan] = []
         for _ in range(2):
             async with self.store.database.transaction(
                 isolation="repeatable_read", readonly=True
             ) as conn:
-                explaining = ExplainingConnection.over(conn)
-                await ask(explaining, name, given)
-                plans = explaining.plans
+                plans = await (await prepared(self.store.database, conn, name, given)).plans()
         return plans
 
 

@@ -17,7 +17,7 @@ from benchmarks.asking import (
 from benchmarks.harness import Bench, show
 from benchmarks.messages import Places
 from storage.ids import EventId
-from storage.queries.catalogue import QueryArguments
+from storage.store.catalogue import QueryArguments
 
 BACKFILLED: Final = 100
 MISSED: Final = 20
@@ -97,7 +97,6 @@ async def _look(bench: Bench, side: AskedEngine, places: Places) -> None:
         room=places.room,
         event=places.events[0],
         server=places.server,
-        deployment=side.store.deployment_id,
     )
     given = {
         "backfill of 100": ("backfill", replace(mine, limit=BACKFILLED)),

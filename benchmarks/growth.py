@@ -17,8 +17,7 @@ from benchmarks.crowd import EVERYWHERE, SERVER
 from benchmarks.harness import Bench, note, show
 from benchmarks.statistics_states import MEMBER, STATES, BigRoom, StatesServer
 from storage.database.connection import Connection
-from storage.database.explained import ExplainingConnection
-from storage.queries.catalogue import QUESTIONS, QueryArguments, ask, deployment_of, token_behind
+from storage.store.catalogue import QUESTIONS, QueryArguments, prepared, token_behind
 
 SIZES: Final = (1_000, 16_000)
 QUICK_SIZES: Final = (1_000, 2_000)
@@ -64,32 +63,28 @@ async def _measured(room: BigRoom, rounds: int) -> dict[str, dict[str, Any]]:
         backend = Path(f"/proc/{conn.backend_pid}/schedstat")
         found = {}
         for name in QUESTIONS:
-            call = _call(conn, name, given)
-            times = [await _cpu_ms(backend, call) for _ in range(WARM + rounds)]
-            explaining = ExplainingConnection.over(conn, generic=True)
-            await ask(explaining, name, given)
+            times = []
+            for _ in range(WARM + rounds):
+                call = await prepared(store.database, conn, name, given)
+                times.append(await _cpu_ms(backend, call.run))
+            call = await prepared(store.database, conn, name, given)
+            plans = await call.plans(generic=True)
             found[name] = {
                 "cpu_ms": round(statistics.median(times[WARM:]), 3),
-                "rows": sum(plan.rows for plan in explaining.plans),
+                "rows": sum(plan.rows for plan in plans),
             }
         return found
 
 
-def _call(conn: Connection, name: str, given: QueryArguments) -> Callable[[], Awaitable[object]]:
-    return lambda: ask(conn, name, given)
-
-
 async def _arguments(conn: Connection, room: BigRoom) -> QueryArguments:
-    deployment = await deployment_of(conn)
     return QueryArguments(
         room=room.room_id,
         user=MEMBER if room.state.others else EVERYWHERE,
         event=room.root_id,
         server=REMOTE,
-        since=await token_behind(conn, BEHIND, deployment),
+        since=await token_behind(conn, BEHIND),
         timestamp=room.middle_ts,
         limit=LIMIT,
-        deployment=deployment,
     )
 
 

@@ -22,7 +22,7 @@ from benchmarks.asking import (
 from benchmarks.crowd import DEPTH_MS, FIRST_MS, MANY, MEMBERS_MIN, STEP_MS, room_id
 from benchmarks.harness import Bench, show
 from storage.ids import EventId, RoomId, server_name_of
-from storage.queries.catalogue import QueryArguments
+from storage.store.catalogue import QueryArguments
 
 PAGE: Final = 100
 PLACES: Final = 15  # pages of the hall that are read to find positions
@@ -139,9 +139,7 @@ def _quiet(side: AskedEngine, number: int) -> int:
 
 
 async def _look(bench: Bench, side: AskedEngine, places: Places) -> None:
-    mine = QueryArguments(
-        room=places.room, user=places.user, deployment=side.store.deployment_id, limit=PAGE
-    )
+    mine = QueryArguments(room=places.room, user=places.user, limit=PAGE)
     given = {
         "hall, the end, 100": ("messages", mine),
         "hall, forwards, 100": ("messages-forwards", mine),

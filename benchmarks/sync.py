@@ -21,7 +21,7 @@ from benchmarks.asking import (
 )
 from benchmarks.crowd import EVERYWHERE, FEW, HUNDRED, MANY, MEMBERS_MIN
 from benchmarks.harness import Bench, show
-from storage.queries.catalogue import QueryArguments
+from storage.store.catalogue import QueryArguments
 
 CHANGED: Final = 10
 OTHERS: Final = 90
@@ -136,11 +136,11 @@ async def _look(bench: Bench, side: AskedEngine) -> None:
         await side.say(_rooms(side, user, 0, small=small))
         given[name] = (
             "sync",
-            QueryArguments(user=user, since=since, deployment=side.store.deployment_id),
+            QueryArguments(user=user, since=since),
         )
     given["initial, 100 rooms, 20 events each"] = (
         "initial-sync",
-        QueryArguments(user=HUNDRED, limit=20, deployment=side.store.deployment_id),
+        QueryArguments(user=HUNDRED, limit=20),
     )
     for name, (question, told) in given.items():
         bench.results[name]["looked_at"] = touched(await side.plans(question, told))

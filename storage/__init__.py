@@ -1,177 +1,38 @@
-"""A storage engine for the rooms of a Matrix homeserver, on Postgres."""
+"""A storage engine for the rooms of a Matrix homeserver, on Postgres.
 
-from storage import auth, event, federation, replication, responses, streams, visibility
-from storage.config import Config
-from storage.errors import (
-    ArchiveNotOwned,
-    ArchiveRunning,
-    ArchiveUnavailable,
-    AuthDenied,
-    CommitUnknown,
-    ConstraintViolated,
-    DatabaseConflict,
-    DatabaseError,
-    DatabaseFull,
-    DatabaseReplaced,
-    DatabaseUnavailable,
-    ExtraMissing,
-    InputError,
-    InstanceNameTaken,
-    InvalidEvent,
-    InvalidIdentifier,
-    InvalidSignature,
-    InvalidToken,
-    MigrationBlocked,
-    PartialState,
-    PermissionRefused,
-    ProtocolError,
-    PurgeRefused,
-    PurgeRunning,
-    ReadOnly,
-    ReplicaBehind,
-    ResyncNeeded,
-    SchemaOutOfDate,
-    SchemaTooNew,
-    StateUnknown,
-    StorageClosed,
-    StorageCorrupt,
-    StorageError,
-    UnknownEvent,
-    UnknownPos,
-    UnknownRoom,
-    UnknownRoomVersion,
-    UnknownStream,
-    UnknownUser,
-    WrongServerName,
-)
-from storage.ids import EventId, RoomId, ServerName, StateKey, UserId
-from storage.persist import AppendResult, SendResult
-from storage.queries.context import Context
-from storage.queries.event_auth import StateIds
-from storage.queries.events import Aggregations, StoredEvent, ThreadSummary
-from storage.queries.filters import EventFilter, SyncFilter
-from storage.queries.gaps import OpenGap
-from storage.queries.outbox import Outbox, Outgoing
-from storage.queries.pagination.page import Gap, Page
-from storage.queries.partial_rooms import PartialRoom
-from storage.queries.relations import RelationsPage
-from storage.queries.room_info import RoomInfo
-from storage.queries.sharing import SharingChanges
-from storage.queries.sliding.types import (
-    Hero,
-    RoomSubscription,
-    SlidingFilter,
-    SlidingList,
-    SlidingListResult,
-    SlidingRoom,
-    SlidingSync,
-    SlidingSyncRequest,
-)
-from storage.queries.space_children import SpaceChild
-from storage.queries.sync import (
-    InvitedRoom,
-    JoinedRoom,
-    KnockedRoom,
-    LeftRoom,
-    RoomSummary,
-    Sync,
-    Timeline,
-)
-from storage.queries.unread import Unread
-from storage.store.facade import Store
-from storage.store.open import open_store as open  # noqa: A004  # storage.open is the public name
-from storage.version import __version__
+`import storage` alone loads nothing more, for programs that start often. The first use of a public
+name loads them all, which takes a second; `storage.public` lists them.
+"""
 
-__all__ = [
-    "Aggregations",
-    "AppendResult",
-    "ArchiveNotOwned",
-    "ArchiveRunning",
-    "ArchiveUnavailable",
-    "AuthDenied",
-    "CommitUnknown",
-    "Config",
-    "ConstraintViolated",
-    "Context",
-    "DatabaseConflict",
-    "DatabaseError",
-    "DatabaseFull",
-    "DatabaseReplaced",
-    "DatabaseUnavailable",
-    "EventFilter",
-    "EventId",
-    "ExtraMissing",
-    "Gap",
-    "Hero",
-    "InputError",
-    "InstanceNameTaken",
-    "InvalidEvent",
-    "InvalidIdentifier",
-    "InvalidSignature",
-    "InvalidToken",
-    "InvitedRoom",
-    "JoinedRoom",
-    "KnockedRoom",
-    "LeftRoom",
-    "MigrationBlocked",
-    "OpenGap",
-    "Outbox",
-    "Outgoing",
-    "Page",
-    "PartialRoom",
-    "PartialState",
-    "PermissionRefused",
-    "ProtocolError",
-    "PurgeRefused",
-    "PurgeRunning",
-    "ReadOnly",
-    "RelationsPage",
-    "ReplicaBehind",
-    "ResyncNeeded",
-    "RoomId",
-    "RoomInfo",
-    "RoomSubscription",
-    "RoomSummary",
-    "SchemaOutOfDate",
-    "SchemaTooNew",
-    "SendResult",
-    "ServerName",
-    "SharingChanges",
-    "SlidingFilter",
-    "SlidingList",
-    "SlidingListResult",
-    "SlidingRoom",
-    "SlidingSync",
-    "SlidingSyncRequest",
-    "SpaceChild",
-    "StateIds",
-    "StateKey",
-    "StateUnknown",
-    "StorageClosed",
-    "StorageCorrupt",
-    "StorageError",
-    "Store",
-    "StoredEvent",
-    "Sync",
-    "SyncFilter",
-    "ThreadSummary",
-    "Timeline",
-    "UnknownEvent",
-    "UnknownPos",
-    "UnknownRoom",
-    "UnknownRoomVersion",
-    "UnknownStream",
-    "UnknownUser",
-    "Unread",
-    "UserId",
-    "WrongServerName",
-    "__version__",
-    "auth",
-    "event",
-    "federation",
-    "open",
-    "replication",
-    "responses",
-    "streams",
-    "visibility",
-]
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from storage.public import *  # noqa: F403  # the names are listed there only
+    from storage.public import __all__ as __all__
+else:  # a type checker would accept any name because of this function
+
+    def __getattr__(name: str) -> object:
+        """Load a public name, or the module that `from storage import errors` names."""
+        value = globals()[name] = _found(name)
+        return value
+
+    def __dir__() -> list[str]:
+        """Return the public names, for completion in a shell and for `help`."""
+        return sorted({*globals(), *__getattr__("__all__")})
+
+    def _found(name: str) -> object:
+        if name == "__version__":
+            return importlib.import_module("storage.version").__version__
+        if not name.startswith("_"):
+            try:
+                return importlib.import_module(f"{__name__}.{name}")
+            except ModuleNotFoundError as error:
+                if error.name != f"{__name__}.{name}":
+                    raise
+        elif name != "__all__":
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        public = importlib.import_module("storage.public")
+        if not hasattr(public, name):
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return getattr(public, name)

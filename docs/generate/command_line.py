@@ -9,7 +9,7 @@ from typer.core import TyperGroup
 
 from docs.generate.markup import code, one_line, page, table
 from storage.cli.app import app
-from storage.cli.common import ExitCode
+from storage.cli.output import ExitCode
 
 INTRODUCTION: Final = """
 # Command line

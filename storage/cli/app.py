@@ -1,46 +1,26 @@
 """The list of commands, and how an error ends: one sentence on standard error and an exit code.
 
 A traceback is never shown. To add a command, add a module of this package with a function `command`
-(typer's options), and an entry of COMMANDS.
+(typer's options), and an entry of COMMANDS. The module is imported when its command is needed: that
+takes a second, and `--version` imports none.
 """
 
 import errno
+import importlib
 import logging
 import os
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Final, NamedTuple
+from typing import Annotated, Any, Final, NamedTuple
 
 import typer
 
-from storage.cli import (
-    archive,
-    censor,
-    demo,
-    explain,
-    explain_visibility,
-    export_file,
-    export_user,
-    forget_user,
-    gc,
-    import_files,
-    inspect_rooms,
-    jobs,
-    logs,
-    migrate,
-    purge,
-    rebuild_visibility,
-    serve,
-    spark,
-    stats,
-    train_dictionary,
-    verify,
-)
-from storage.cli.common import ExitCode, PlainCommand, PlainGroup, print_json
-from storage.cli.interrupt import Interrupted, ignore_signals, interruptible
+from storage.cli import end_at_once, logs
+from storage.cli.interrupt import Interrupted, handled, ignore_signals, interruptible
 from storage.cli.logs import LogFormat, LogLevel
+from storage.cli.output import ExitCode, PlainCommand, PlainGroup, print_json
 from storage.errors import (
     ArchiveUnavailable,
     DatabaseError,
@@ -50,7 +30,6 @@ from storage.errors import (
     StorageCorrupt,
     StorageError,
 )
-from storage.version import __version__
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -58,9 +37,165 @@ CLOSED_PIPE: Final = 128 + signal.SIGPIPE
 FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """Errors of a write to standard output, as into a file on a full disk."""
 
+
+class CliCommand(NamedTuple):
+    """A command, its module, the panel of `--help` that lists it, and examples to copy."""
+
+    name: str
+    module: str
+    panel: str
+    examples: tuple[str, ...]
+
+
+ROOM: Final = "'!room:example.org'"
+BEGIN, SERVE, MOVE, LOOK, CLEAN = "Begin", "Run", "Rooms in and out", "Look", "Clean up and repair"
+COMMANDS: Final = (
+    CliCommand("demo", "demo", BEGIN, ("demo", "demo --dsn postgresql://localhost/test")),
+    CliCommand("migrate", "migrate", BEGIN, ("migrate --list", "migrate --pre", "migrate")),
+    CliCommand("jobs", "jobs", BEGIN, ("jobs --list", "jobs", "jobs --re-encode")),
+    CliCommand(
+        "serve",
+        "serve",
+        SERVE,
+        ("serve --http-port 9193", "serve --no-tcp --redis redis://localhost"),
+    ),
+    CliCommand(
+        "import",
+        "import_files",
+        MOVE,
+        (
+            "import rooms.ndjson --server-name example.org --rejects rejects.ndjson",
+            "gunzip -c rooms.ndjson.gz | room-storage import -",
+        ),
+    ),
+    CliCommand(
+        "export",
+        "export_file",
+        MOVE,
+        (f"export room.ndjson --room {ROOM}", "export - | gzip > rooms.ndjson.gz"),
+    ),
+    CliCommand("stats", "stats", LOOK, ("stats", "stats --json | jq .counts")),
+    CliCommand("inspect", "inspect_rooms", LOOK, ("inspect", "inspect --port 0 --read-write")),
+    CliCommand("verify", "verify", LOOK, ("verify", f"verify --repair --room {ROOM}")),
+    CliCommand(
+        "explain",
+        "explain",
+        LOOK,
+        ("explain sync --user @alice:example.org", f"explain messages --room {ROOM} --generic"),
+    ),
+    CliCommand(
+        "explain-visibility",
+        "explain_visibility",
+        LOOK,
+        (
+            "explain-visibility '$event' @alice:example.org",
+            "explain-visibility '$event' matrix.org",
+        ),
+    ),
+    CliCommand("gc", "gc", CLEAN, ("gc", f"gc --room {ROOM}")),
+    CliCommand("censor", "censor", CLEAN, ("censor --dry-run", "censor --older-than 30")),
+    CliCommand(
+        "archive",
+        "archive",
+        CLEAN,
+        (
+            "archive --older-than 90 --to /srv/room-archive --dry-run",
+            "archive --older-than 90 --to s3://bucket/rooms",
+            f"archive --back --room {ROOM}",
+        ),
+    ),
+    CliCommand(
+        "train-dictionary",
+        "train_dictionary",
+        CLEAN,
+        ("train-dictionary --dry-run", "train-dictionary --events 50000"),
+    ),
+    CliCommand(
+        "forget-user",
+        "forget_user",
+        CLEAN,
+        (
+            "forget-user @alice:example.org",
+            "forget-user @alice:example.org --undo",
+            "forget-user @alice:example.org --remove",
+        ),
+    ),
+    CliCommand(
+        "export-user",
+        "export_user",
+        CLEAN,
+        ("export-user @alice:example.org alice",),
+    ),
+    CliCommand(
+        "purge",
+        "purge",
+        CLEAN,
+        (
+            f"purge {ROOM} --before-date 2026-01-31 --dry-run",
+            f"purge {ROOM} --all",
+            "purge --retention --quiet",
+            "purge --resume",
+        ),
+    ),
+    CliCommand("rebuild-visibility", "rebuild_visibility", CLEAN, (f"rebuild-visibility {ROOM}",)),
+)
+SPARK: Final = CliCommand("spark", "spark", MOVE, ())
+
+
+def _epilog(examples: Sequence[str]) -> str:
+    lines = [one if "room-storage" in one else f"room-storage {one}" for one in examples]
+    return "\n\n".join(["Examples:", *(f"  {line}" for line in lines)])
+
+
+class CommandModules(Mapping[str, Any]):
+    """The commands by name; a command is imported when it is looked up."""
+
+    def __init__(self) -> None:
+        self._listed = {one.name: one for one in (*COMMANDS, SPARK)}
+        self._loaded: dict[str, Any] = {}
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self._loaded:
+            self._loaded[name] = _loaded(self._listed[name])
+        return self._loaded[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._listed)
+
+    def __len__(self) -> int:
+        return len(self._listed)
+
+
+def _loaded(one: CliCommand) -> Any:
+    """Import a command, and make of it what typer would make of it in `app`."""
+    with handled(end_at_once):
+        module = importlib.import_module(f"storage.cli.{one.module}")
+    alone = typer.Typer(callback=lambda: None)  # with a callback it is a group of one command
+    if one is SPARK:
+        alone.add_typer(module.app, name=one.name, rich_help_panel=one.panel)
+    else:
+        alone.command(
+            one.name, cls=PlainCommand, rich_help_panel=one.panel, epilog=_epilog(one.examples)
+        )(module.command)
+    group: Any = typer.main.get_command(alone)
+    return group.commands[one.name]
+
+
+class ProgramGroup(PlainGroup):
+    """The program: its commands are imported one at a time."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.commands = CommandModules()  # type: ignore[assignment]  # nobody adds to it
+
+    def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002  # typer passes it
+        """Return the names, in the order of the help."""
+        return list(self.commands)
+
+
 app: typer.Typer = typer.Typer(
     name="room-storage",
-    cls=PlainGroup,
+    cls=ProgramGroup,
     help=(
         "The rooms of a Matrix homeserver, on Postgres."
         " Exit codes: 0 done, 1 findings or damaged data, 2 bad usage, input or role,"
@@ -74,6 +209,8 @@ app: typer.Typer = typer.Typer(
 
 def _print_version(wanted: bool) -> None:
     if wanted:
+        from storage.version import __version__  # noqa: PLC0415  # reading metadata takes time
+
         typer.echo(f"room-storage {__version__}")
         raise typer.Exit
 
@@ -110,125 +247,6 @@ def room_storage(
     is_serving = context.invoked_subcommand in {"serve", "inspect"}
     default = LogLevel.INFO if is_serving else LogLevel.WARNING
     logs.begin(log_level or default, log_format)
-
-
-class CliCommand(NamedTuple):
-    """A command, the panel of `--help` that lists it, and examples to copy."""
-
-    name: str
-    function: Callable[..., None]
-    panel: str
-    examples: tuple[str, ...]
-
-
-ROOM: Final = "'!room:example.org'"
-BEGIN, SERVE, MOVE, LOOK, CLEAN = "Begin", "Run", "Rooms in and out", "Look", "Clean up and repair"
-COMMANDS: Final = (
-    CliCommand("demo", demo.command, BEGIN, ("demo", "demo --dsn postgresql://localhost/test")),
-    CliCommand("migrate", migrate.command, BEGIN, ("migrate --list", "migrate --pre", "migrate")),
-    CliCommand("jobs", jobs.command, BEGIN, ("jobs --list", "jobs", "jobs --re-encode")),
-    CliCommand(
-        "serve",
-        serve.command,
-        SERVE,
-        ("serve --http-port 9193", "serve --no-tcp --redis redis://localhost"),
-    ),
-    CliCommand(
-        "import",
-        import_files.command,
-        MOVE,
-        (
-            "import rooms.ndjson --server-name example.org --rejects rejects.ndjson",
-            "gunzip -c rooms.ndjson.gz | room-storage import -",
-        ),
-    ),
-    CliCommand(
-        "export",
-        export_file.command,
-        MOVE,
-        (f"export room.ndjson --room {ROOM}", "export - | gzip > rooms.ndjson.gz"),
-    ),
-    CliCommand("stats", stats.command, LOOK, ("stats", "stats --json | jq .counts")),
-    CliCommand(
-        "inspect", inspect_rooms.command, LOOK, ("inspect", "inspect --port 0 --read-write")
-    ),
-    CliCommand("verify", verify.command, LOOK, ("verify", f"verify --repair --room {ROOM}")),
-    CliCommand(
-        "explain",
-        explain.command,
-        LOOK,
-        ("explain sync --user @alice:example.org", f"explain messages --room {ROOM} --generic"),
-    ),
-    CliCommand(
-        "explain-visibility",
-        explain_visibility.command,
-        LOOK,
-        (
-            "explain-visibility '$event' @alice:example.org",
-            "explain-visibility '$event' matrix.org",
-        ),
-    ),
-    CliCommand("gc", gc.command, CLEAN, ("gc", f"gc --room {ROOM}")),
-    CliCommand("censor", censor.command, CLEAN, ("censor --dry-run", "censor --older-than 30")),
-    CliCommand(
-        "archive",
-        archive.command,
-        CLEAN,
-        (
-            "archive --older-than 90 --to /srv/room-archive --dry-run",
-            "archive --older-than 90 --to s3://bucket/rooms",
-            f"archive --back --room {ROOM}",
-        ),
-    ),
-    CliCommand(
-        "train-dictionary",
-        train_dictionary.command,
-        CLEAN,
-        ("train-dictionary --dry-run", "train-dictionary --events 50000"),
-    ),
-    CliCommand(
-        "forget-user",
-        forget_user.command,
-        CLEAN,
-        (
-            "forget-user @alice:example.org",
-            "forget-user @alice:example.org --undo",
-            "forget-user @alice:example.org --remove",
-        ),
-    ),
-    CliCommand(
-        "export-user",
-        export_user.command,
-        CLEAN,
-        ("export-user @alice:example.org alice",),
-    ),
-    CliCommand(
-        "purge",
-        purge.command,
-        CLEAN,
-        (
-            f"purge {ROOM} --before-date 2026-01-31 --dry-run",
-            f"purge {ROOM} --all",
-            "purge --retention --quiet",
-            "purge --resume",
-        ),
-    ),
-    CliCommand(
-        "rebuild-visibility", rebuild_visibility.command, CLEAN, (f"rebuild-visibility {ROOM}",)
-    ),
-)
-
-
-def _epilog(examples: Sequence[str]) -> str:
-    lines = [one if "room-storage" in one else f"room-storage {one}" for one in examples]
-    return "\n\n".join(["Examples:", *(f"  {line}" for line in lines)])
-
-
-for one in COMMANDS:
-    app.command(
-        one.name, cls=PlainCommand, rich_help_panel=one.panel, epilog=_epilog(one.examples)
-    )(one.function)
-app.add_typer(spark.app, name="spark", rich_help_panel=MOVE)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

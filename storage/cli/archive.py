@@ -5,9 +5,10 @@ from typing import Annotated, Any, Final, NamedTuple
 
 import typer
 
-from storage.cli.common import DsnOption, JsonOption, amount, print_json
+from storage.cli.common import DsnOption, JsonOption
 from storage.cli.interrupt import AGAIN, UNCHANGED, run
 from storage.cli.maintaining import maintained
+from storage.cli.output import amount, print_json
 from storage.cli.progress import ProgressDisplay, QuietOption
 from storage.errors import InputError
 from storage.maintenance.cold_archive import (

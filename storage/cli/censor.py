@@ -5,9 +5,10 @@ from typing import Annotated, Final
 import typer
 
 from storage.cli.archive import DAYS_MAX, print_swept
-from storage.cli.common import DsnOption, JsonOption, amount, print_json
+from storage.cli.common import DsnOption, JsonOption
 from storage.cli.interrupt import AGAIN, UNCHANGED, run
 from storage.cli.maintaining import maintained
+from storage.cli.output import amount, print_json
 from storage.cli.progress import ProgressDisplay, QuietOption
 from storage.maintenance.censor import Censored, censor
 from storage.maintenance.cold_archive import Swept, sweep_if_free

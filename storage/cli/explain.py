@@ -6,16 +6,15 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from storage import arguments as args
-from storage.cli.common import DsnOption, JsonOption, print_json
+from storage.cli.common import DsnOption, JsonOption
 from storage.cli.interrupt import run
 from storage.cli.maintaining import maintained
-from storage.database.connection import Connection
-from storage.database.explained import ExplainingConnection, QueryPlan
+from storage.cli.output import print_json
+from storage.database.connection import Connection, Database
+from storage.database.explained import QueryPlan
 from storage.database.transaction import BEGIN
 from storage.errors import InputError
-from storage.maintenance.local_server import local_server_name
-from storage.queries.catalogue import QUESTIONS, QueryArguments, ask, deployment_of, token_behind
+from storage.store.catalogue import QUESTIONS, QueryArguments, ask, prepared, token_behind
 
 QUERIES: Final = "\n\n".join(
     [
@@ -110,33 +109,31 @@ async def _explain(
 ) -> Sequence[QueryPlan]:
     if query not in QUESTIONS:
         raise InputError(f"no query is named {query!r}: {', '.join(QUESTIONS)}")
-    async with maintained(dsn) as database:
-        if given.user is not None:
-            args.local_user(given.user, await local_server_name(database))
-        async with database.connection() as conn:
-            await conn.execute(BEGIN["repeatable_read", True])
-            try:
-                return await _plans(
-                    conn, query, replace(given, config=database.config), behind, generic=generic
-                )
-            finally:
-                await conn.execute("ROLLBACK")
+    async with maintained(dsn) as database, database.connection() as conn:
+        await conn.execute(BEGIN["repeatable_read", True])
+        try:
+            return await _plans(database, conn, query, given, behind, generic=generic)
+        finally:
+            await conn.execute("ROLLBACK")
 
 
 async def _plans(
-    conn: Connection, query: str, given: QueryArguments, behind: int, *, generic: bool
+    database: Database,
+    conn: Connection,
+    query: str,
+    given: QueryArguments,
+    behind: int,
+    *,
+    generic: bool,
 ) -> Sequence[QueryPlan]:
-    given = replace(given, deployment=await deployment_of(conn))
     takes_since = "since" in QUESTIONS[query].needs
     if takes_since and given.since is None:
-        given = replace(given, since=await token_behind(conn, behind, given.deployment))
+        given = replace(given, since=await token_behind(conn, behind))
     if not takes_since and given.since is not None:
         raise InputError(f"{query} takes no --since")
     for _ in range(WARM):
-        await ask(conn, query, given)
-    explaining = ExplainingConnection.over(conn, generic=generic)
-    await ask(explaining, query, given)
-    return explaining.plans
+        await ask(database, conn, query, given)
+    return await (await prepared(database, conn, query, given)).plans(generic=generic)
 
 
 def _document(plan: QueryPlan) -> dict[str, Any]:

@@ -6,9 +6,10 @@ from typing import Annotated
 import typer
 
 from storage import arguments as args
-from storage.cli.common import DsnOption, JsonOption, print_json
+from storage.cli.common import DsnOption, JsonOption
 from storage.cli.interrupt import run
 from storage.cli.maintaining import maintained
+from storage.cli.output import print_json
 from storage.ids import EventId
 from storage.maintenance.local_server import local_server_name
 from storage.queries.explain_visibility import Explanation, explain_visibility

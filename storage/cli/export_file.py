@@ -9,9 +9,10 @@ from typing import IO, Annotated, Final, NamedTuple
 
 import typer
 
-from storage.cli.common import DsnOption, JsonOption, print_values
+from storage.cli.common import DsnOption, JsonOption
 from storage.cli.interrupt import run
 from storage.cli.maintaining import maintained
+from storage.cli.output import print_values
 from storage.cli.progress import ProgressDisplay, QuietOption
 from storage.errors import InputError
 from storage.ids import RoomId

@@ -8,9 +8,10 @@ import typer
 
 from storage import arguments as args
 from storage.cli.archive import print_swept
-from storage.cli.common import DsnOption, JsonOption, amount, print_json
+from storage.cli.common import DsnOption, JsonOption
 from storage.cli.interrupt import AGAIN, run
 from storage.cli.maintaining import maintained
+from storage.cli.output import amount, print_json
 from storage.cli.progress import ProgressDisplay, QuietOption
 from storage.errors import InputError
 from storage.maintenance.cold_archive import Swept, sweep_if_free

@@ -4,9 +4,10 @@ from typing import NamedTuple
 
 import typer
 
-from storage.cli.common import DsnOption, JsonOption, amount, print_json, print_rows
+from storage.cli.common import DsnOption, JsonOption
 from storage.cli.interrupt import AGAIN, run
 from storage.cli.maintaining import maintained
+from storage.cli.output import amount, print_json, print_rows
 from storage.cli.progress import ProgressDisplay, QuietOption
 from storage.cli.verify import RoomsOption
 from storage.maintenance.old_connections import delete_old_connections

@@ -9,14 +9,13 @@ import typer
 
 from storage.cli.common import (
     DsnOption,
-    ExitCode,
     JsonOption,
     ServerNameOption,
     instance_name_option,
     opened_store,
-    print_values,
 )
 from storage.cli.interrupt import AGAIN, run
+from storage.cli.output import ExitCode, print_values
 from storage.cli.progress import ProgressDisplay, QuietOption
 from storage.database.deployment import NO_SERVER
 from storage.errors import InputError

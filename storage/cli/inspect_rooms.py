@@ -15,9 +15,9 @@ from storage.cli.common import (
     database_dsn,
     instance_name_option,
     opened_store,
-    print_json,
 )
 from storage.cli.interrupt import run
+from storage.cli.output import print_json
 from storage.cli.serve import is_loopback, stopped_by_signal
 from storage.config import Config
 from storage.errors import ExtraMissing

@@ -6,18 +6,18 @@ second signal interrupts this cleaning up, except for threads. A third ends the 
 then Postgres cleans up when it sees that the connection is closed.
 """
 
-import asyncio
 import os
 import signal
 import threading
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any, Final, TypeVar
-
-import uvloop
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from storage.errors import StorageError
+
+if TYPE_CHECKING:
+    import asyncio  # only commands that run need it, so it is imported late
 
 T = TypeVar("T")
 
@@ -52,6 +52,8 @@ class SignalStop:
 
     async def watched(self, work: Coroutine[Any, Any, T]) -> T:
         """Run the work as the task that a signal cancels."""
+        import asyncio  # noqa: PLC0415
+
         self._loop, self._task = asyncio.get_running_loop(), asyncio.current_task()
         return await work
 
@@ -68,6 +70,10 @@ class SignalStop:
 
 def run(work: Coroutine[Any, Any, T], advice: str = "") -> T:
     """Run the coroutine of a command; a signal cancels it and raises `Interrupted`."""
+    import asyncio  # noqa: PLC0415
+
+    import uvloop  # noqa: PLC0415
+
     stop = SignalStop()
     with handled(stop):
         try:

@@ -6,9 +6,10 @@ from typing import Annotated
 
 import typer
 
-from storage.cli.common import DsnOption, JsonOption, print_json, print_rows
+from storage.cli.common import DsnOption, JsonOption
 from storage.cli.interrupt import AGAIN, run
 from storage.cli.maintaining import maintained
+from storage.cli.output import print_json, print_rows
 from storage.cli.progress import ProgressDisplay, QuietOption
 from storage.database.background import JobRow, jobs, register_again, run_jobs
 from storage.database.migrate import HEAD_REVISION

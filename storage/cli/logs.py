@@ -14,8 +14,6 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Final
 
-import orjson
-
 LIMIT_SECONDS: Final = 60.0
 """A warning with the same text passes once in this time."""
 
@@ -106,6 +104,8 @@ class JsonLines(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the line."""
+        import orjson  # noqa: PLC0415  # for this format only
+
         own: dict[str, object] = {
             "time": time_of(record),
             "level": record.levelname.lower(),

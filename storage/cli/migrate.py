@@ -5,8 +5,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from storage.cli.common import DsnOption, JsonOption, database_dsn, print_rows, print_values
+from storage.cli.common import DsnOption, JsonOption, database_dsn
 from storage.cli.interrupt import AGAIN, run
+from storage.cli.output import print_rows, print_values
 from storage.config import Config
 from storage.database.migrate import (
     HEAD_REVISION,

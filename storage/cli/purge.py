@@ -6,16 +6,10 @@ from typing import Annotated, Any, Final, NamedTuple
 import typer
 
 from storage.cli.archive import print_swept
-from storage.cli.common import (
-    DsnOption,
-    JsonOption,
-    ServerNameOption,
-    amount,
-    print_json,
-    print_rows,
-)
+from storage.cli.common import DsnOption, JsonOption, ServerNameOption
 from storage.cli.interrupt import AGAIN, UNCHANGED, run
 from storage.cli.maintaining import maintained
+from storage.cli.output import amount, print_json, print_rows
 from storage.cli.progress import ProgressDisplay, QuietOption
 from storage.database.connection import Database
 from storage.errors import InputError

@@ -20,10 +20,10 @@ from storage.cli.common import (
     ServerNameOption,
     instance_name_option,
     opened_store,
-    print_json,
 )
 from storage.cli.http_endpoints import refused_address, served
 from storage.cli.interrupt import run
+from storage.cli.output import print_json
 from storage.cli.readiness import Readiness
 from storage.database.dsn import has_password
 from storage.errors import ExtraMissing, InputError

@@ -12,20 +12,17 @@ from typing import Annotated, Any, Final
 import typer
 
 from storage.cli import spark_answer, spark_demo, spark_mirror
-from storage.cli.common import (
-    DsnOption,
+from storage.cli.common import DsnOption, JsonOption, ServerNameOption, synapse_dsn_of
+from storage.cli.interrupt import UNCHANGED, interruptible
+from storage.cli.output import (
     ExitCode,
-    JsonOption,
     PlainCommand,
     PlainGroup,
-    ServerNameOption,
     amount,
     print_json,
     print_rows,
     print_values,
-    synapse_dsn_of,
 )
-from storage.cli.interrupt import UNCHANGED, interruptible
 from storage.cli.progress import QuietOption
 from storage.cli.spark_session import (
     LOCAL,

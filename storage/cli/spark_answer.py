@@ -5,8 +5,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from storage.cli.common import JsonOption, amount, print_json, print_rows
+from storage.cli.common import JsonOption
 from storage.cli.interrupt import AGAIN
+from storage.cli.output import amount, print_json, print_rows
 from storage.cli.spark_session import (
     KEPT_HOURS,
     LOCAL,

@@ -6,8 +6,9 @@ from typing import Annotated, Any
 
 import typer
 
-from storage.cli.common import DsnOption, JsonOption, print_json, print_values
+from storage.cli.common import DsnOption, JsonOption
 from storage.cli.interrupt import AGAIN
+from storage.cli.output import print_json, print_values
 from storage.cli.spark_session import (
     KEPT_HOURS,
     LOCAL,

@@ -6,9 +6,10 @@ from typing import Annotated, Any, Final, NamedTuple
 
 import typer
 
-from storage.cli.common import DsnOption, JsonOption, amount, print_json, print_rows, print_values
+from storage.cli.common import DsnOption, JsonOption
 from storage.cli.interrupt import run
 from storage.cli.maintaining import maintained
+from storage.cli.output import amount, print_json, print_rows, print_values
 from storage.cli.places import described
 from storage.config import Config
 from storage.database.connection import Connection

@@ -5,9 +5,10 @@ from typing import Annotated
 
 import typer
 
-from storage.cli.common import DsnOption, JsonOption, amount, print_json
+from storage.cli.common import DsnOption, JsonOption
 from storage.cli.interrupt import UNCHANGED, run
 from storage.cli.maintaining import maintained
+from storage.cli.output import amount, print_json
 from storage.cli.progress import ProgressDisplay, QuietOption
 from storage.maintenance.train_dictionary import EVENTS, Trained, train_dictionary
 from storage.observability.progress import Report

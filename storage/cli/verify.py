@@ -4,17 +4,10 @@ from typing import Annotated, Any, NamedTuple
 
 import typer
 
-from storage.cli.common import (
-    DsnOption,
-    ExitCode,
-    JsonOption,
-    ServerNameOption,
-    amount,
-    print_json,
-    print_rows,
-)
+from storage.cli.common import DsnOption, JsonOption, ServerNameOption
 from storage.cli.interrupt import AGAIN, UNCHANGED, run
 from storage.cli.maintaining import maintained
+from storage.cli.output import ExitCode, amount, print_json, print_rows
 from storage.cli.progress import ProgressDisplay, QuietOption
 from storage.database.connection import Database
 from storage.maintenance.indexes import prove_indexes

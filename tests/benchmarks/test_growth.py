@@ -10,7 +10,7 @@ from benchmarks import growth, readme
 from benchmarks.figures import read
 from benchmarks.harness import RESULTS, Bench, bench_server
 from benchmarks.statistics_states import STATES
-from storage.queries.catalogue import QUESTIONS
+from storage.store.catalogue import QUESTIONS
 
 
 def test_each_read_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,8 +11,15 @@ from collections.abc import Mapping, Sequence
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
 
+from storage.cli.app import COMMANDS, SPARK
+
 ROOT = Path(__file__).resolve().parents[2]
 NOBODY = "postgresql://postgres@127.0.0.1:1/nowhere"
+PRELOADED = [
+    "storage.database.migrate",
+    "storage.public",
+    *(f"storage.cli.{one.module}" for one in (*COMMANDS, SPARK)),
+]
 STREAMS = ("stdin", "stdout", "stderr")
 INTERRUPTIBLE = """
 import runpy, signal
@@ -63,7 +70,7 @@ async def room_storage_beside(
 def _server() -> ForkServerContext:
     """Forks processes that have imported the command."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["storage.cli", "storage.database.migrate", __name__])
+    context.set_forkserver_preload([*PRELOADED, __name__])
     return context
 
 

@@ -16,7 +16,7 @@ from typer.main import get_command
 from storage.cli import main
 from storage.cli import migrate as cli_migrate
 from storage.cli.app import COMMANDS, CliCommand, app
-from storage.cli.common import print_rows
+from storage.cli.output import print_rows
 from storage.database import migrate as migrating
 from storage.database.migrate import HEAD_REVISION, migration_sql
 from tests.cli.running import NOBODY, ROOT, environment, room_storage, started
@@ -212,7 +212,7 @@ def test_a_table_is_not_cut_off_at_80_columns(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The sizes of tables of a small database: together one column wider than the terminal."""
-    monkeypatch.setattr("storage.cli.common.FILE_WIDTH", 80)
+    monkeypatch.setattr("storage.cli.output.FILE_WIDTH", 80)
     columns = ["table", "heap", "large values", "indexes", "together", "an event"]
     row = ("auth_chain_links", "3,817,472", "106,496", "1,245,184", "5,169,152", "2,020.0")
     print_rows("On disk", columns, [row], as_json=False)

@@ -10,7 +10,7 @@ import pytest
 
 import storage
 from storage.cli.app import main
-from storage.queries.catalogue import QUESTIONS
+from storage.store.catalogue import QUESTIONS
 from storage.testing import RoomBuilder
 from tests.cli.running import room_storage
 from tests.queries.rooms import ADMIN, LOCAL, REMOTE, deliver, new_room

@@ -16,7 +16,8 @@ import asyncpg
 import pytest
 
 import storage
-from storage.cli.app import app
+from storage.cli.app import COMMANDS as COMMANDS_OF_APP
+from storage.cli.app import SPARK
 from storage.testing import RoomBuilder, build_room, ndjson_line
 from tests.cli.running import ROOT, environment, room_storage, started
 from tests.long_run import long_run
@@ -78,8 +79,7 @@ SELECT (SELECT count(*) FROM pg_stat_activity
 
 
 def test_no_command_is_left_out() -> None:
-    named = {command.name for command in app.registered_commands}
-    named |= {group.name for group in app.registered_groups}
+    named = {command.name for command in (*COMMANDS_OF_APP, SPARK)}
     assert {line.split()[0] for line in COMMANDS} | set(OTHERS) == named
 
 
@@ -244,22 +244,28 @@ async def test_the_embedded_postgres_stops(tmp_path: Path) -> None:
     assert not status.exists()
 
 
+ENDLESS = "print('importing', flush=True)\nwhile True: pass  # no signal is lost\n"
+IMPORTING = """
+import signal, sys
+import storage.cli
+
+signal.signal(signal.SIGINT, signal.default_int_handler)
+storage.cli.__path__.insert(0, sys.argv.pop(1))
+sys.exit(storage.cli.main())
+"""
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_while_the_package_is_imported(tmp_path: Path, number: signal.Signals) -> None:
-    """A package of the same name that takes for ever stands for the imports."""
-    package = tmp_path / "storage"
-    package.mkdir()
-    (package / "__init__.py").write_text(
-        "print('importing', flush=True)\nwhile True: pass  # no signal is lost\n"
-    )
-    program = (
-        "import signal, sys, room_storage;"
-        " signal.signal(signal.SIGINT, signal.default_int_handler); sys.exit(room_storage.main())"
-    )
+@pytest.mark.parametrize("module", ["app", "stats"])
+def test_a_signal_while_a_module_is_imported(
+    tmp_path: Path, module: str, number: signal.Signals
+) -> None:
+    """A module that takes for ever stands for the imports, of all commands or of one."""
+    (tmp_path / f"{module}.py").write_text(ENDLESS)
     running = subprocess.Popen(
-        [sys.executable, "-c", program],
-        cwd=tmp_path,  # the first entry of the path
-        env=environment(PYTHONPATH=str(ROOT)),
+        [sys.executable, "-c", IMPORTING, str(tmp_path), "stats"],
+        cwd=ROOT,
+        env=environment(),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     )
@@ -267,7 +273,27 @@ def test_a_signal_while_the_package_is_imported(tmp_path: Path, number: signal.S
     assert running.stdout.readline() == b"importing\n"
     running.send_signal(number)
     _, errors = running.communicate(timeout=60)
-    if number is signal.SIGINT:
-        assert (running.returncode, errors) == (130, b"interrupted\n")
-    else:
+    if number is signal.SIGTERM and module == "app":  # before a handler
         assert (running.returncode, errors) == (-signal.SIGTERM, b"")
+    else:
+        assert (running.returncode, errors) == (128 + number, b"interrupted\n")
+
+
+@pytest.mark.parametrize(
+    "program,too_much",
+    [
+        ("import storage", {"storage.errors", "asyncio", "dataclasses"}),
+        ("from storage.cli import main; main(['--version'])", {"asyncio", "asyncpg", "rich"}),
+    ],
+)
+def test_a_start_imports_little(program: str, too_much: set[str]) -> None:
+    """So `import storage` takes 0.1 s in place of a second, and the version 0.4 s."""
+    done = subprocess.run(
+        [sys.executable, "-c", f"import sys; {program}; print(*sys.modules)"],
+        cwd=ROOT,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert too_much & set(done.stdout.split()) == set()

@@ -19,6 +19,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+from tests.cli.running import PRELOADED
+
 PROGRAM: Final = """#!{python} -SE
 import json, os, signal, socket, sys
 server = socket.socket(socket.AF_UNIX)
@@ -60,7 +62,7 @@ def quick_command(folder: Path) -> Iterator[Path]:
 
 def serve(listening: socket.socket) -> None:
     """Fork for each program that connects."""
-    for module in ("storage.cli", "storage.database.migrate", "asyncpg", "uvloop"):
+    for module in (*PRELOADED, "asyncpg", "uvloop"):
         importlib.import_module(module)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     while True:

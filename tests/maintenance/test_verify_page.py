@@ -3,8 +3,8 @@
 import re
 from pathlib import Path
 
-import storage.maintenance.cold_archive.check
 import storage.maintenance.verify
+import storage.maintenance.verify.archive
 from storage.maintenance.verify.finding import REMEDIES, REPAIRABLE
 
 ROOT = Path(__file__).parents[2]
@@ -15,7 +15,7 @@ MADE = re.compile(r'(?:room\.finding|Finding)\(\s*"(\w+)"')
 def checks() -> set[str]:
     folder = ROOT / "storage" / "maintenance" / "verify"
     found = {name for path in folder.glob("*.py") for name in MADE.findall(path.read_text())}
-    return found | {storage.maintenance.cold_archive.check.CHECK}
+    return found | {storage.maintenance.verify.archive.CHECK}
 
 
 def rows() -> dict[str, str]:

@@ -32,7 +32,7 @@ NEEDED_BY_MAKE: Final = {
     "mkdocs.yml",
     "pyproject.toml",
 }
-OUR_OWN: Final = ("storage/", "room_storage.py", f"room_storage-{PROJECT['version']}.dist-info/")
+OUR_OWN: Final = ("storage/", f"room_storage-{PROJECT['version']}.dist-info/")
 
 
 def built(target: str, folder: Path) -> Path:

@@ -41,7 +41,7 @@ def test_the_changelog_has_the_release_with_its_date() -> None:
 
 def test_distribution_and_command_have_one_name() -> None:
     assert PROJECT["name"] == "room-storage"
-    assert PROJECT["scripts"] == {"room-storage": "room_storage:main"}
+    assert PROJECT["scripts"] == {"room-storage": "storage.cli:main"}
 
 
 def test_the_former_name_is_gone() -> None:

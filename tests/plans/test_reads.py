@@ -23,11 +23,12 @@ from benchmarks.statistics_states import (
     StatisticsState,
 )
 from storage.database import Connection, Database
+from storage.database.deployment import deployment
 from storage.ids import EventId, RoomId, UserId
 from storage.queries import context, messages, relations, threads
-from storage.queries.catalogue import QUESTIONS, QueryArguments, ask, deployment_of, token_behind
 from storage.queries.filters import ANY_EVENT, EventFilter
 from storage.queries.pagination.page import END, Direction, between
+from storage.store.catalogue import QUESTIONS, QueryArguments, ask, token_behind
 from storage.streams import PaginationToken
 from tests.plans.chosen import states_of
 from tests.plans.recording import PlanRecorder, Touched
@@ -112,8 +113,17 @@ class PlaceRow(NamedTuple):
 class PlanReader:
     """The reads of the test, each by its name."""
 
-    def __init__(self, conn: Connection, room: BigRoom, given: QueryArguments) -> None:
+    def __init__(
+        self,
+        database: Database,
+        conn: Connection,
+        room: BigRoom,
+        given: QueryArguments,
+        deployment: str,
+    ) -> None:
+        self.database = database
         self.conn = conn
+        self.deployment = deployment
         self.room = room
         self.given = given
 
@@ -124,7 +134,7 @@ class PlanReader:
     async def token(self, *, moves: int = 0) -> str:
         place = await self.conn.fetchrow(SQL_PLACE, self.room.middle_id, row=PlaceRow)
         assert place is not None
-        return PaginationToken(*place, moves=moves).print(self.given.deployment)
+        return PaginationToken(*place, moves=moves).print(self.deployment)
 
     async def page(
         self,
@@ -135,8 +145,8 @@ class PlanReader:
         page = await messages.messages(
             self.conn,
             *self.ids,
-            between(start, None, direction, LIMIT, self.given.deployment),
-            self.given.deployment,
+            between(start, None, direction, LIMIT, self.deployment),
+            self.deployment,
             rows_max=20_000,
             wanted=wanted,
         )
@@ -148,8 +158,8 @@ class PlanReader:
             EventId(self.room.root_id),
             UserId(MEMBER),
             relations.RelationFilter(recurse=recurse),
-            between(await self.token(moves=moves), None, direction, LIMIT, self.given.deployment),
-            deployment=self.given.deployment,
+            between(await self.token(moves=moves), None, direction, LIMIT, self.deployment),
+            deployment=self.deployment,
             rows_max=20_000,
         )
 
@@ -178,7 +188,7 @@ class PlanReader:
 
     async def context_of_the_last_event(self) -> None:
         ids = EventId(str(self.room.pen.tip)), UserId(MEMBER)
-        deployment = self.given.deployment
+        deployment = self.deployment
         await context.context(self.conn, *ids, limit=LIMIT, deployment=deployment)
 
     async def threads_of_the_user(self) -> None:
@@ -190,7 +200,7 @@ class PlanReader:
             limit=THREADS,
             rows_max=20_000,
         )
-        await threads.threads(self.conn, request, self.given.deployment)
+        await threads.threads(self.conn, request, self.deployment)
 
 
 Read = Callable[[PlanReader], Awaitable[object]]
@@ -201,7 +211,10 @@ def catalogued(name: str, **changes: Any) -> Read:
         given = replace(reader.given, **changes)
         needs = QUESTIONS[name].needs
         return await ask(
-            reader.conn, name, given if "since" in needs else replace(given, since=None)
+            reader.database,
+            reader.conn,
+            name,
+            given if "since" in needs else replace(given, since=None),
         )
 
     return read
@@ -228,16 +241,14 @@ READS: Final[Mapping[str, Read]] = {
 
 
 async def arguments(conn: Connection, room: BigRoom) -> QueryArguments:
-    deployment = await deployment_of(conn)
     return QueryArguments(
         room=room.room_id,
         user=MEMBER,
         event=room.root_id,
         server="h0.test",
-        since=await token_behind(conn, BEHIND, deployment),
+        since=await token_behind(conn, BEHIND),
         timestamp=room.middle_ts,
         limit=LIMIT,
-        deployment=deployment,
     )
 
 
@@ -260,14 +271,15 @@ async def read_all(
     """Yield what each read touches. Its transaction is undone."""
     room = await states.create(BY_NAME[name], events)
     async with await Database.open(room.dsn) as database, database.connection() as conn:
-        given = await arguments(conn, room)
+        given, found = await arguments(conn, room), await deployment(conn)
+        assert found is not None
         for what, read in READS.items():
             await conn.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
             await conn.execute(SQL_READ, room.room_id, room.root_id, MEMBER)
             if read is PlanReader.reordered:
                 await conn.execute(SQL_MOVED, room.room_id, MOVED)
             with recorder.recording() as plans:
-                await read(PlanReader(conn, room, given))
+                await read(PlanReader(database, conn, room, given, found.deployment_id))
             await conn.execute("ROLLBACK")
             indexes = set[str]().union(*(plan.indexes for plan in plans))
             answered = sum(plan.answer_rows for plan in plans)
@@ -318,7 +330,7 @@ async def test_a_plan_that_reads_the_room_is_found(
             await conn.execute("DISCARD PLANS")
             await conn.execute("SET cpu_index_tuple_cost = 0.005; SET random_page_cost = 1.1")
             with recorder.recording() as plans:
-                await ask(conn, "messages", given)
+                await ask(database, conn, "messages", given)
             touched.append(Touched.of(plans))
     await states.drop(room)
     assert touched[1].grown(touched[0], "messages")

@@ -3,7 +3,7 @@
 `STORAGE_PLAN_EVENTS` sets another number; `make soak` sets a million.
 
 benchmarks/crowd_build.py makes the database once. The test adds the names of many more rooms and
-users, because no plan may depend on these. Each query of `storage.queries.catalogue` has
+users, because no plan may depend on these. Each query of `storage.store.catalogue` has
 a line in `EXPECTED`. Both plans must do: the one for the given arguments, and the generic one that
 a session may keep. The size of the answer bounds the rows read: in a database with fewer
 events the same queries read as many rows.
@@ -21,9 +21,9 @@ import pytest
 
 from benchmarks.crowd import DEPTH_MS, EVERYWHERE, FEW, FIRST_MS, STEP_MS, Crowd, room_id
 from benchmarks.crowd_build import build
-from storage.database.connection import Connection
+from storage.database.connection import Connection, Database
 from storage.database.explained import ExplainingConnection, QueryPlan
-from storage.queries.catalogue import QUESTIONS, QueryArguments, ask, deployment_of, token_behind
+from storage.store.catalogue import QUESTIONS, QueryArguments, prepared, token_behind
 from tests.conftest import _fresh_database
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("crowd"), pytest.mark.timeout(900)]
@@ -174,7 +174,6 @@ async def _place(dsn: str, crowd: Crowd) -> CrowdedDatabase:
     driver = await asyncpg.connect(dsn)
     try:
         conn = Connection(driver)
-        deployment = await deployment_of(conn)
         hall = room_id(crowd.hall)
         event_id = await conn.fetchval(SQL_ROOT, hall)
         if crowd == LARGE:
@@ -187,10 +186,9 @@ async def _place(dsn: str, crowd: Crowd) -> CrowdedDatabase:
             server=next(
                 name for name in crowd.members(crowd.hall) if name.startswith("@r")
             ).partition(":")[2],
-            since=await token_behind(conn, BEHIND, deployment),
+            since=await token_behind(conn, BEHIND),
             timestamp=FIRST_MS + DEPTH_MS + STEP_MS * crowd.events // 2,
             limit=LIMIT,
-            deployment=deployment,
         )
         return CrowdedDatabase(dsn, given, set(await conn.fetchvals(SQL_BIG_TABLES)))
     finally:
@@ -210,14 +208,11 @@ def small(server_dsn: str, template_name: str, worker_id: str) -> Iterator[Crowd
 async def plans_of(
     place: CrowdedDatabase, name: str, given: QueryArguments, *, generic: bool
 ) -> list[QueryPlan]:
-    driver = await asyncpg.connect(place.dsn)
-    try:
-        async with driver.transaction(isolation="repeatable_read", readonly=True):
-            explaining = ExplainingConnection(driver, generic=generic)
-            await ask(explaining, name, given)
-            return explaining.plans
-    finally:
-        await driver.close()
+    async with (
+        await Database.open(place.dsn) as database,
+        database.transaction(isolation="repeatable_read", readonly=True) as conn,
+    ):
+        return await (await prepared(database, conn, name, given)).plans(generic=generic)
 
 
 def told_of(name: str, given: QueryArguments) -> QueryArguments:
@@ -295,10 +290,6 @@ answer, and there more events have relations.
 """
 
 
-OURS = {"sync-timelines": 2}
-"""How many statements only make the question."""
-
-
 @pytest.mark.parametrize("name", sorted(EXPECTED.keys() - GROWING))
 async def test_rows_do_not_grow_with_the_database(
     large: CrowdedDatabase, small: CrowdedDatabase, name: str
@@ -307,7 +298,7 @@ async def test_rows_do_not_grow_with_the_database(
         await plans_of(place, name, told_of(name, place.given), generic=False)
         for place in (large, small)
     ]
-    sums = [sum(plan.rows for plan in of_one[OURS.get(name, 0) :]) for of_one in plans]
+    sums = [sum(plan.rows for plan in of_one) for of_one in plans]
     assert sums[0] <= 1.5 * sums[1] + 20
 
 

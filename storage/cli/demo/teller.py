@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import typer
 
-from storage.cli.common import print_json, print_rows
+from storage.cli.output import print_json, print_rows
 
 
 @dataclass(slots=True)

@@ -1,6 +1,6 @@
 """The plans of a latency-critical query on this database, as `room-storage explain` prints them.
 
-Reads: `storage.queries.catalogue`, on a connection that explains each statement before it runs. All
+Reads: `storage.store.catalogue`, on a connection that explains each statement before it runs. All
 of them are reads, in a read-only transaction.
 """
 
@@ -9,12 +9,11 @@ from typing import Final
 
 from starlette.responses import Response
 
-from storage import arguments as args
 from storage.database.connection import Connection
-from storage.database.explained import ExplainingConnection, QueryPlan
+from storage.database.explained import QueryPlan
 from storage.errors import InputError
 from storage.inspector.visit import Visit
-from storage.queries.catalogue import QUESTIONS, QueryArguments, ask, token_behind
+from storage.store.catalogue import QUESTIONS, QueryArguments, prepared, token_behind
 
 BEHIND: Final = 100
 FIELDS: Final = ("room", "user", "event", "server", "since", "timestamp")
@@ -30,8 +29,6 @@ async def page(visit: Visit) -> Response:
         **{field: visit.text(field) for field in FIELDS if field != "timestamp"},
         timestamp=visit.whole("timestamp"),
         limit=min(visit.whole("limit") or 10, 1_000),
-        deployment=visit.store.deployment_id,
-        config=visit.store.database.config,
     )
     wanted = [need for need in query.needs if need != "since"]
     is_complete = all(getattr(given, need) is not None for need in wanted)
@@ -48,17 +45,11 @@ async def page(visit: Visit) -> Response:
 
 
 async def _plans(visit: Visit, name: str, given: QueryArguments) -> list[QueryPlan]:
-    if given.user is not None:
-        args.local_user(given.user, visit.store.server_name)
-
     async def explained(conn: Connection) -> list[QueryPlan]:
         complete = given
         if "since" in QUESTIONS[name].needs and given.since is None:
-            since = await token_behind(conn, BEHIND, given.deployment)
-            complete = replace(given, since=since)
-        explaining = ExplainingConnection.over(conn)
-        await ask(explaining, name, complete)
-        return explaining.plans
+            complete = replace(given, since=await token_behind(conn, BEHIND))
+        return await (await prepared(visit.store.database, conn, name, complete)).plans()
 
     return await visit.store.reads.run(explained, snapshot=True)
 

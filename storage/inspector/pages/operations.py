@@ -13,8 +13,8 @@ from storage.database.sizes import database_bytes, table_sizes
 from storage.inspector.visit import Visit
 from storage.maintenance.purge import job as purges
 from storage.observability.counters import Distribution
-from storage.queries.catalogue import QUESTIONS
 from storage.queries.inspect.activity import running
+from storage.store.catalogue import QUESTIONS
 from storage.store.facade import Store
 
 PURGES_SHOWN: Final = 20

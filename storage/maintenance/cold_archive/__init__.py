@@ -3,7 +3,6 @@
     run     archive events: write packs, then change the events to refer to them
     back    return events to the table
     sweep   remove what purges and censoring have left in packs, and packs that are empty
-    check   compare packs with the tables
     owner   the one database that may change the files of a folder
 
 Readers need none of these (`storage.database.archived_bytes`). One process at a time changes the

@@ -19,6 +19,7 @@ It only reads, one room after the other.
   audience_numbers   the lines of numbers of audiences
   names              names whose numbers the code knows; rows of unknown rooms
   indexes            indexes that do not agree with their tables, before everything else
+  archive            packs of the cold archive, against the tables
   positions          stream positions and sequences of the whole database
 """
 

@@ -4,9 +4,9 @@ from collections.abc import AsyncIterator, Callable, Collection
 from typing import Final, LiteralString
 
 from storage.database.connection import Connection, Database
-from storage.maintenance.cold_archive.check import check_archive
 from storage.maintenance.indexes import Lie, lies
 from storage.maintenance.totals import event_total
+from storage.maintenance.verify.archive import check_archive
 from storage.maintenance.verify.audience_numbers import check_audience_numbers
 from storage.maintenance.verify.auth_results import check_auth_results
 from storage.maintenance.verify.chain_cover import check_cover
