@@ -141,6 +141,8 @@ def test_it_works_with_a_postgres_of_the_user(plain: Path, empty_dsn: str) -> No
     ).stdout.splitlines()
     assert len(lines) > 4
     assert run(plain / "room-storage", "verify", "--dsn", empty_dsn, "--json", cwd=plain).stdout
+    shown = run(plain / "room-storage", "demo", "--dsn", empty_dsn, "--json", cwd=plain).stdout
+    assert json.loads(shown)["Mallory now"] == "ban"  # its program travels in the wheel
 
 
 def test_alembic_works_with_the_installed_wheel(plain: Path, empty_dsn: str) -> None:

@@ -24,6 +24,9 @@ EXPECTED: Final = {
         "next sync: [{'body': 'And the cellar is locked.', 'msgtype': 'm.text'}]",
         "the last three: ['m.room.message', 'm.room.message', 'm.room.member']",
         "before them: ['m.room.name', 'm.room.history_visibility', 'm.room.join_rules']",
+        "a join, a ban, a late message: ['stored', 'stored', 'soft_failed']",
+        "Mallory now: ban",
+        "Bob sees: 11 of 12 events, the late one: False",
     ],
     "join_over_federation.py": [
         "B stores the invite: stored",

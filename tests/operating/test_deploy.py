@@ -158,10 +158,11 @@ async def test_the_healthcheck_follows_readyz(dsn: str, compose: dict[str, Any])
 def test_the_image_has_what_the_wheel_needs(tmp_path: Path) -> None:
     """The files that the build stage copies give the wheel that the checkout gives."""
     copied = [line.split()[1:-1] for line in IMAGE.splitlines() if line.startswith("COPY p")] + [
-        line.split()[1:-1] for line in IMAGE.splitlines() if re.match(r"COPY (storage|migr)", line)
+        line.split()[1:-1] for line in IMAGE.splitlines() if re.match(r"COPY [sme]", line)
     ]
     for name in [name for names in copied for name in names]:
         source = ROOT / name
+        (tmp_path / name).parent.mkdir(exist_ok=True)
         if source.is_dir():
             shutil.copytree(source, tmp_path / name)
         else:

@@ -76,7 +76,8 @@ def test_the_wheel_has_the_package_and_its_migrations(wheel: Path) -> None:
         names = set(archive.namelist())
     assert [name for name in names if not name.startswith(OUR_OWN)] == []
     inside = {name for name in names if name.startswith("storage/")}
-    assert inside == files_in("storage") | {f"storage/{one}" for one in files_in("migrations")}
+    carried = files_in("migrations") | {"examples/first_room.py"}
+    assert inside == files_in("storage") | {f"storage/{one}" for one in carried}
     assert {"storage/py.typed", "storage/migrations/env.py", "storage/database/schema.sql"} < inside
     assert any(name.endswith("licenses/LICENSE") for name in names)
 
