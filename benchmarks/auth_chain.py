@@ -16,7 +16,7 @@ import storage
 from benchmarks.harness import Bench, Trips, percentiles, show, spent
 from storage import Store
 from storage.ids import EventId
-from storage.streams.chain_memory import ChainMemory
+from storage.streams.caches import ChainMemory
 from storage.testing import BuiltEvent, RoomBuilder
 
 SIZES: Final = (50, 500, 5_000)

@@ -16,11 +16,27 @@ from typing import Any, Final, NamedTuple
 
 from storage import Store
 from storage.database.connection import Connection
-from storage.graph.chain_rows import ChainColumns, all_columns
-from storage.graph.chains import Chain, ChainEntry, ChainParent, ChainPosition, enter, extended
+from storage.graph.chains import (
+    Chain,
+    ChainColumns,
+    ChainEntry,
+    ChainParent,
+    ChainPosition,
+    all_columns,
+    enter,
+    extended,
+)
 from storage.persistent_map import Map
-from storage.state.groups import REMOVED, Group, changed_keys, derive, root_group
-from storage.state.rows import GROUP_COLUMNS, GroupRow, row_of
+from storage.state.groups import (
+    GROUP_COLUMNS,
+    REMOVED,
+    Group,
+    GroupRow,
+    changed_keys,
+    derive,
+    root_group,
+    row_of,
+)
 from storage.testing import RoomBuilder
 
 FIRST_USER_KEY: Final = 1000

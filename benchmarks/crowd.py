@@ -11,10 +11,9 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Any, Final
 
-from storage.event.hashes import canonical
-from storage.event.redaction import redacted_content
+from storage.event.hashes import canonical, redacted_content
 from storage.event.versions import version_of
-from storage.testing import contents
+from storage.testing import assembly
 
 VERSION: Final = "11"
 SERVER: Final = "s1.test"
@@ -140,12 +139,12 @@ class Pen:
     def begun(self, creator: str) -> list[bytes]:
         """Return the events with which the room begins."""
         return [
-            self.state(creator, "m.room.create", contents.create(VERSION, creator, {})),
+            self.state(creator, "m.room.create", assembly.create(VERSION, creator, {})),
             self.join(creator),
             self.state(
-                creator, "m.room.power_levels", contents.power_levels(VERSION, [creator], None)
+                creator, "m.room.power_levels", assembly.power_levels(VERSION, [creator], None)
             ),
-            self.state(creator, "m.room.join_rules", contents.join_rules("public", ())),
+            self.state(creator, "m.room.join_rules", assembly.join_rules("public", ())),
             self.state(
                 creator,
                 "m.room.history_visibility",

@@ -22,9 +22,9 @@ import storage
 from benchmarks.crowd import DEPTH_MS, FIRST_MS, SERVER, SPEAKERS, STEP_MS, VERSION, Crowd, Pen
 from storage import Store
 from storage.config import Config
-from storage.database.clocks import now_ms
 from storage.database.connection import Connection, Database
-from storage.event.relation import target_key
+from storage.database.deployment import now_ms
+from storage.event.model import target_key
 
 TOGETHER: Final = 1_000
 COPIED: Final = 100_000

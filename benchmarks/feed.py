@@ -15,8 +15,7 @@ from typing import Final, NamedTuple
 from storage.database.connection import Connection
 from storage.errors import ResyncNeeded
 from storage.ids import UserId
-from storage.queries.sync.changed_rooms import News, SyncMemory
-from storage.queries.sync.positions import STREAMS, vector
+from storage.queries.sync.changed_rooms import STREAMS, News, SyncMemory, vector
 from storage.store.facade import Store
 from storage.streams import SyncToken, VectorPosition
 from storage.streams.caches import LastChange, RoomsOf

@@ -18,17 +18,17 @@ from benchmarks.harness import Bench, show
 from storage.database import Connection
 from storage.event import Event
 from storage.persist import receive
-from storage.persist.load.names import fill_blocks
+from storage.persist.load.lookups import fill_blocks
 from storage.persist.load.on_demand import load
 from storage.persist.load.prefetch import prefetch
+from storage.persist.model.caches import NidBlocks
 from storage.persist.model.change_set import ChangeSet
 from storage.persist.model.incoming import IncomingEvent
 from storage.persist.model.missing_data import MissingData
-from storage.persist.model.nid_blocks import NidBlocks
 from storage.persist.plan.event import plan_event
 from storage.persist.write import all_tables, messages_only
-from storage.persist.write.invalidations import invalidations
-from storage.streams.in_flight import Author
+from storage.persist.write.dependencies import invalidations
+from storage.streams.stream_writer import Author
 from storage.testing import SHAPES, generate_room
 
 SERVER: Final = "s1.test"

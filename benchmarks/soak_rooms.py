@@ -19,7 +19,7 @@ from storage.testing import (
     build_room,
     deliver_with_gap,
 )
-from storage.testing.shapes import ALL_ACTIONS
+from storage.testing.world import ALL_ACTIONS
 
 SERVER: Final = "s1.test"
 EVENTS: Final = 240  # per room

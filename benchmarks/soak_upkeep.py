@@ -15,10 +15,9 @@ from benchmarks.soak_rooms import SERVER
 from storage import RoomId, UserId
 from storage.config import Config
 from storage.database import Database
-from storage.maintenance.censor import censor
+from storage.maintenance.censor import censor, remove_content
 from storage.maintenance.cold_archive import archive_events
 from storage.maintenance.purge import purge_history
-from storage.maintenance.remove_content import remove_content
 from storage.maintenance.state_group_gc import collect
 from storage.maintenance.verify import verify
 

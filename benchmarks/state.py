@@ -2,7 +2,7 @@
 
 Rooms come from benchmarks/big_rooms.py. One of them is also appended by ``store.append``, which
 must have written the same rows. The rules for new roots are compared by computed rows alone.
-`FACTOR` and `RADIX` of storage/state/delta_levels.py are the best values of this table:
+`FACTOR` and `RADIX` of storage/state/paths.py are the best values of this table:
 
   (entries per change, bytes on disk per change, rows folded by a read on average, entries folded
   over the state's size)
@@ -29,7 +29,7 @@ from benchmarks.big_rooms import (
 )
 from benchmarks.harness import Bench, Trips, percentiles, show, spent
 from storage import Store
-from storage.state import delta_levels
+from storage.state import paths
 
 SIZES: Final = {
     "500 members": BigRoomHistory(500, 5_500),
@@ -199,12 +199,12 @@ async def _timed(
 @contextmanager
 def _rule(radix: int, factor: float) -> Iterator[None]:
     """Use levels with another radix and another factor for roots."""
-    before = delta_levels.RADIX, delta_levels.FACTOR
-    delta_levels.RADIX, delta_levels.FACTOR = radix, factor  # type: ignore[misc]
+    before = paths.RADIX, paths.FACTOR
+    paths.RADIX, paths.FACTOR = radix, factor  # type: ignore[misc]
     try:
         yield
     finally:
-        delta_levels.RADIX, delta_levels.FACTOR = before  # type: ignore[misc]
+        paths.RADIX, paths.FACTOR = before  # type: ignore[misc]
 
 
 def _rules(bench: Bench) -> dict[str, Any]:

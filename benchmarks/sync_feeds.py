@@ -22,7 +22,7 @@ from storage import Store, Sync
 from storage.config import Config
 from storage.errors import ResyncNeeded
 from storage.queries.sync import SyncMemory, SyncRequest, is_quiet, quiet, sync
-from storage.queries.sync.positions import events_of
+from storage.queries.sync.changed_rooms import events_of
 from storage.streams.caches import Cache
 
 CHANGED: Final = 10

@@ -1,7 +1,7 @@
 """A room of a million events and many principals, with its visibility, as nids.
 
 It is too large to be appended for every run. Its history is computed with the engine's pure
-functions (`storage.visibility.multirange`, `storage.visibility.audience_numbering`) and loaded by
+functions (`storage.visibility.multirange`, `storage.visibility.multirange`) and loaded by
 COPY. `built` returns the same history as events, for ``store.append``. For a small room,
 benchmarks/visibility.py checks that both write the same rows of `visibility` and `audiences`.
 """
@@ -17,7 +17,7 @@ from storage.database.connection import Connection
 from storage.ids import server_name_of
 from storage.persist.model.rows import UNSEEN, AudienceRow, PrincipalStanding, VisibilityRow
 from storage.testing import RoomBuilder
-from storage.visibility import audience_numbering, multirange
+from storage.visibility import multirange
 
 SERVER: Final = "s1.test"
 ADMIN: Final = "@admin:s1.test"
@@ -128,7 +128,7 @@ class VisibilityTables:
             self.written += 1
 
     def _open(self) -> int:
-        self.current += audience_numbering.UNIT[0]
+        self.current += multirange.UNIT[0]
         self.audiences[self.current] = AudienceRow(
             0, continued=False, opened_topological=self.order
         )
@@ -219,7 +219,7 @@ async def copy(conn: Connection, history: VisibleRoomHistory) -> VisibilityTable
     room = (
         1,
         1,
-        sheet.current + audience_numbering.UNIT[0],
+        sheet.current + multirange.UNIT[0],
         1,
         sheet.order + 1,
         sheet.order,

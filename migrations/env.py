@@ -25,8 +25,15 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.pool import NullPool
 
 from storage.config import Config
+from storage.database.deployment import checked_prefix, with_prefix
 from storage.database.dsn import IN_PROCESS_LIST, DsnServer, environment_dsn, has_password
-from storage.database.migrate import current_revision, is_later, later_sentence, translated
+from storage.database.migrate import (
+    current_revision,
+    differences,
+    is_later,
+    later_sentence,
+    translated,
+)
 from storage.database.migration_steps import (
     applied,
     lock_timeout_ms,
@@ -34,8 +41,6 @@ from storage.database.migration_steps import (
     steps_between,
     upgrade_steps,
 )
-from storage.database.roles import checked_prefix, with_prefix
-from storage.database.schema_check import differences
 from storage.database.session import check_pooling, migration_settings, open_driver
 from storage.database.translate import CONNECTING_ERRORS, translate_connecting
 from storage.errors import MigrationBlocked, StorageError

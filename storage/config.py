@@ -170,7 +170,7 @@ class Config:
     """Most forward extremities of a room.
 
     Above it, those are dropped whose state the others supersede
-    (storage/persist/plan/extremity_limit.py). An event may have 20 parents, so the next event that
+    (storage/persist/plan/topology.py). An event may have 20 parents, so the next event that
     the homeserver sends can name them all.
     """
 

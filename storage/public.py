@@ -47,13 +47,12 @@ from storage.errors import (
 from storage.ids import EventId, RoomId, ServerName, StateKey, UserId
 from storage.persist import AppendResult, SendResult
 from storage.queries.context import Context
-from storage.queries.event_auth import StateIds
 from storage.queries.events import Aggregations, StoredEvent, ThreadSummary
+from storage.queries.federation import StateIds
 from storage.queries.filters import EventFilter, SyncFilter
-from storage.queries.gaps import OpenGap
+from storage.queries.gaps import OpenGap, PartialRoom
 from storage.queries.outbox import Outbox, Outgoing
 from storage.queries.pagination.page import Gap, Page
-from storage.queries.partial_rooms import PartialRoom
 from storage.queries.relations import RelationsPage
 from storage.queries.room_info import RoomInfo
 from storage.queries.sharing import SharingChanges
@@ -67,7 +66,7 @@ from storage.queries.sliding.types import (
     SlidingSync,
     SlidingSyncRequest,
 )
-from storage.queries.space_children import SpaceChild
+from storage.queries.space_walk import SpaceChild
 from storage.queries.sync import (
     InvitedRoom,
     JoinedRoom,

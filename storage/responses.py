@@ -44,8 +44,7 @@ from storage.queries.sliding.types import (
     SlidingSync,
     SlidingSyncRequest,
 )
-from storage.queries.space_children import SpaceChild
-from storage.queries.space_walk import WalkRequest, space_walk
+from storage.queries.space_walk import SpaceChild, WalkRequest, space_walk
 from storage.queries.sync.types import JoinedRoom, Sync
 from storage.store.facade import Store
 from storage.streams import VectorPosition

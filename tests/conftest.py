@@ -33,7 +33,8 @@ import hypothesis  # also before `gc.freeze`: trio's plugin looks for referrers
 import pytest
 
 from storage.config import Config
-from storage.database import Connection, Database, schema_check
+from storage.database import Connection, Database
+from storage.database import migrate as schema_check
 from storage.database.embedded import EmbeddedPostgres
 from storage.database.migrate import MigrationOptions, migrate, migrate_before, scripts_directory
 from storage.testing import builder
@@ -280,7 +281,7 @@ def no_stray_exceptions(request: pytest.FixtureRequest) -> Iterator[None]:
     it, what it leaves behind would fail a later test.
     """
     stray = _Stray()
-    loggers = [logging.getLogger(name) for name in ("asyncio", "storage.store.background")]
+    loggers = [logging.getLogger(name) for name in ("asyncio", "storage.store.open")]
     for logger in loggers:
         logger.addHandler(stray)
     try:

@@ -20,8 +20,7 @@ from typing import Any, Self
 import asyncpg
 
 from storage.config import Config
-from storage.database.binaries import Account
-from storage.database.embedded import EmbeddedPostgres
+from storage.database.embedded import Account, EmbeddedPostgres
 from storage.database.migrate import migrate
 from tests.pausing import pause
 from tests.postgres import chosen_binaries, client_programs, with_database

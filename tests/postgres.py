@@ -9,7 +9,7 @@ from urllib.parse import urlsplit, urlunsplit
 import pytest
 
 from storage.database import Database
-from storage.database.binaries import WHEEL, Binaries
+from storage.database.embedded import WHEEL, Binaries
 from tests.pausing import pause
 
 DEBIAN_BINARIES: Final = Path("/usr/lib/postgresql/15/bin")
@@ -77,7 +77,7 @@ async def others_ended(database: Database) -> None:
     """Wait for all transactions that run now, in every database: other tests write, too.
 
     Rows that were written while another transaction ran count as new
-    (`storage.maintenance.xmin_horizon`), and are not collected.
+    (`storage.maintenance.expiry`), and are not collected.
     """
     async with database.connection() as conn:
         now = await conn.fetchval("SELECT pg_current_xact_id()::text::bigint")

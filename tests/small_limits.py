@@ -7,7 +7,7 @@ from typing import Final
 import pytest
 
 from storage.cache_sizes import CacheSizes
-from storage.maintenance.purge import throttle
+from storage.maintenance.purge import job
 
 SMALL_BATCHES: Final = "from storage.maintenance.purge import throttle; throttle.BATCH_MAX = {}\n"
 """The first line of a program whose purges take at most so many events at once."""
@@ -18,7 +18,7 @@ AS_COMMAND: Final = 'import runpy; runpy.run_module("storage", run_name="__main_
 
 def purge_batches(patch: pytest.MonkeyPatch, size: int) -> None:
     """Let purges take at most so many events at once."""
-    patch.setattr(throttle, "BATCH_MAX", size)
+    patch.setattr(job, "BATCH_MAX", size)
 
 
 def purges_in_batches(size: int) -> Callable[..., Iterator[None]]:

@@ -15,15 +15,12 @@ from storage import Config
 from storage.cache_sizes import MEGABYTE, SHARES, CacheSizes
 from storage.database.names import InternedNames
 from storage.ids import EventId, UserId, intern
-from storage.persist.model.bounded_cache import BoundedCache
-from storage.persist.model.caches import StateGroupCache
+from storage.persist.model.caches import BoundedCache, StateGroupCache
 from storage.persist.model.rows import RoomRow
 from storage.persistent_map import IntMap, changed
 from storage.queries.sliding.connection import NO_ROOMS, ClientRoom, Connections
-from storage.queries.sliding.list_changes import ListChanges
-from storage.queries.sliding.required_state import NOTHING
-from storage.queries.sliding.room_facts import RoomFacts
-from storage.queries.sliding.user_rooms import Columns
+from storage.queries.sliding.room_state import NOTHING, RoomFacts
+from storage.queries.sliding.user_rooms import Columns, ListChanges
 from storage.state.groups import DeltaRow, Group
 from storage.streams.caches import Cache, LastChange, MemberIds, ReadCaches, RoomsOf
 from storage.testing import RoomBuilder

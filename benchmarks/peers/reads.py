@@ -24,8 +24,8 @@ from benchmarks.peers import limits, whole
 from benchmarks.peers.writes import BATCH, Sides, still, stored
 from storage import StoredEvent
 from storage.ids import EventId, RoomId
-from storage.queries.event_auth import StateIds
-from storage.streams.chain_memory import ChainMemory
+from storage.queries.federation import StateIds
+from storage.streams.caches import ChainMemory
 from storage.testing import RoomBuilder
 
 SERVER: Final = "s1.test"

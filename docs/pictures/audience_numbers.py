@@ -3,8 +3,8 @@
 from typing import Final, NamedTuple
 
 from docs.pictures.canvas import AMBER, BLUE, MUTED, TEAL, VIOLET, Canvas, Tone
-from storage.visibility import audience_numbering
-from storage.visibility.audience_numbering import FIRST, AudienceNumber, branching, following
+from storage.visibility import multirange
+from storage.visibility.multirange import FIRST, AudienceNumber, branching, following
 
 
 class Numbers(NamedTuple):
@@ -81,8 +81,8 @@ def _number(  # noqa: PLR0917  # a point with its text
 
 def written(number: int) -> str:
     """Return a number as its parts: main, branch, step."""
-    unit, step = audience_numbering.UNIT[:2]
-    length = audience_numbering.LINE[1]
+    unit, step = multirange.UNIT[:2]
+    length = multirange.LINE[1]
     assert length is not None  # noqa: S101
     main, rest = divmod(number, unit)
     branch, rest = divmod(rest, length)

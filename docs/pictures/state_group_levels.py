@@ -1,10 +1,10 @@
-"""State groups on levels: the worked example of storage/state/delta_levels.py, computed by it."""
+"""State groups on levels: the worked example of storage/state/paths.py, computed by it."""
 
 from typing import Final, NamedTuple
 from unittest.mock import patch
 
 from docs.pictures.canvas import AMBER, BLUE, TEAL, Canvas
-from storage.state import delta_levels
+from storage.state import paths
 
 RADIX: Final = 3
 ENTRIES: Final = 9
@@ -22,8 +22,8 @@ class Placed(NamedTuple):
 
 def groups() -> list[Placed]:
     """Return a root and one group for each change, placed with the radix 3."""
-    with patch.object(delta_levels, "RADIX", RADIX):
-        placed = [Placed(delta_levels.root(ENTRIES).runs, ("R",))]
+    with patch.object(paths, "RADIX", RADIX):
+        placed = [Placed(paths.root(ENTRIES).runs, ("R",))]
         for change in CHANGES:
             placed.append(_child(placed[-1], change))
     return placed
@@ -31,7 +31,7 @@ def groups() -> list[Placed]:
 
 def _child(parent: Placed, change: str) -> Placed:
     """Return the group after a change: it keeps rows of its parent, and writes the rest anew."""
-    place = delta_levels.candidates(parent.runs, ENTRIES)[0]
+    place = paths.candidates(parent.runs, ENTRIES)[0]
     if place.keep == 0:
         return Placed(place.runs, ("R'",))
     return Placed(

@@ -11,10 +11,9 @@ from typing import Final
 
 from alembic import op
 
-from storage.database.migrate import BASELINE
+from storage.database.deployment import grants_script
+from storage.database.migrate import BASELINE, schema_script
 from storage.database.migration_steps import Phase, run_script
-from storage.database.roles import grants_script
-from storage.database.schema_check import schema_script
 
 revision: Final = "0001"
 down_revision: Final = None

@@ -9,9 +9,7 @@ level_lookup.py       which JSON values are power levels
 resolution/     state resolution
 """
 
-from storage.auth.auth_event_selection import auth_event_keys, keys_needed
-from storage.auth.auth_events import check_auth_events
-from storage.auth.redaction import redaction_allowed
+from storage.auth.auth_events import auth_event_keys, check_auth_events, keys_needed
 from storage.auth.resolution import (
     Change,
     EventSource,
@@ -27,7 +25,7 @@ from storage.auth.resolution import (
     resolve_conflicts,
     split_conflicts,
 )
-from storage.auth.rules import CONTENT_MATTERS, check
+from storage.auth.rules import CONTENT_MATTERS, check, redaction_allowed
 from storage.errors import AuthDenied
 
 __all__ = [

@@ -10,11 +10,8 @@ Source: room versions 1 to 12, authorization rules.
 from collections.abc import Mapping
 from typing import Final
 
-from storage.auth.create import check_create
-from storage.auth.level_lookup import PowerLevels
 from storage.auth.membership import check_member, require_joined
-from storage.auth.power_levels import check_power_levels
-from storage.auth.redaction import check_redaction
+from storage.auth.power_levels import PowerLevels, check_power_levels
 from storage.auth.state_keys import (
     CREATE,
     MEMBER,
@@ -22,11 +19,107 @@ from storage.auth.state_keys import (
     THIRD_PARTY_INVITE,
     denied,
     domain_of,
+    is_user_id,
 )
-from storage.event import Event, RoomVersion
-from storage.event.references import create_id_of
+from storage.event import ROOM_VERSIONS, Event, RoomVersion
+from storage.event.model import create_id_of
 from storage.event.versions import version_of
 from storage.ids import StateKey
+
+# --------------------------------------------------------------------------------------------------
+# Rule 1: the checks on a create event.
+#
+# The state key is not checked. The specification's rules do not check it (gomatrixserverlib does),
+# and a create event under another key is never found as the room's create event.
+#
+# Source: room versions 1 to 12, authorization rules, rule 1.
+
+
+def check_create(event: Event, version: RoomVersion) -> None:
+    """Raise AuthDenied where the create event breaks rule 1. It needs no state."""
+    if event.prev_event_ids:
+        raise denied(event, "create.prev_events", f"cites {len(event.prev_event_ids)} events")
+    if version.create_room_id:
+        if "room_id" in event.json:
+            raise denied(event, "create.room_id", f"has the room id {event.json['room_id']!r}")
+    else:
+        _check_domain(event)
+    recognised = event.content.get("room_version", "1")
+    if not isinstance(recognised, str) or recognised not in ROOM_VERSIONS:
+        raise denied(event, "create.room_version", f"room version {recognised!r}")
+    if not version.creator_is_sender and "creator" not in event.content:
+        raise denied(event, "create.creator", "no creator in the content")
+    if version.privileged_creators:
+        _check_additional_creators(event)
+
+
+def _check_domain(event: Event) -> None:
+    room, sender = domain_of(event.room_id), domain_of(event.sender)
+    if room is None or room != sender:
+        raise denied(
+            event,
+            "create.domain",
+            f"room {event.room_id} is of another server than sender {event.sender}",
+        )
+
+
+def _check_additional_creators(event: Event) -> None:
+    if "additional_creators" not in event.content:
+        return
+    additional = event.content["additional_creators"]
+    if not isinstance(additional, list):
+        raise denied(
+            event, "create.additional_creators", f"not a list but {type(additional).__name__}"
+        )
+    for user_id in additional:
+        if not is_user_id(user_id):
+            raise denied(event, "create.additional_creators", f"not a user id: {user_id!r}")
+
+
+# --------------------------------------------------------------------------------------------------
+# The condition under which a redaction applies to its target.
+#
+# Source: room versions 1 and 2, authorization rule 11; room version 3, "Handling redactions".
+
+
+def redaction_allowed(
+    redaction: Event,
+    target_sender: str,
+    auth_state: Mapping[StateKey, Event],
+    room_version: str | RoomVersion,
+) -> bool:
+    """Return whether an accepted redaction takes effect on a target sent by `target_sender`.
+
+    `auth_state` is the state before the redaction: its power levels and create event. A redaction
+    takes effect if the redactor has the redact level, or is on the server of the target's sender.
+    In versions 1 and 2 the servers are those in the two event ids, and the same rule has already
+    refused the redaction as an event.
+    """
+    version = version_of(room_version)
+    levels = PowerLevels.of(auth_state, version)
+    if levels.user(redaction.sender) >= levels.named("redact"):
+        return True
+    if version.redaction_by_auth_rule:
+        return _same_origin(redaction)
+    own = domain_of(redaction.sender)
+    return own is not None and own == domain_of(target_sender)
+
+
+def check_redaction(event: Event, levels: PowerLevels) -> None:
+    """Raise AuthDenied where rule 11 of versions 1 and 2 refuses a redaction."""
+    has, needs = levels.user(event.sender), levels.named("redact")
+    if has < needs and not _same_origin(event):
+        raise denied(
+            event,
+            "redaction.level",
+            f"{event.sender} has level {has}, redacting {event.redacts!r} takes {needs}",
+        )
+
+
+def _same_origin(redaction: Event) -> bool:
+    own = domain_of(redaction.event_id)
+    return own is not None and redaction.redacts is not None and own == domain_of(redaction.redacts)
+
 
 CONTENT_MATTERS: Final = frozenset({CREATE[0], MEMBER, POWER_LEVELS[0], "m.room.redaction"})
 """The types of events whose content, or whose target, the rules read.

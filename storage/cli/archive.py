@@ -5,11 +5,9 @@ from typing import Annotated, Any, Final, NamedTuple
 
 import typer
 
-from storage.cli.common import DsnOption, JsonOption
+from storage.cli.common import DsnOption, JsonOption, ProgressDisplay, QuietOption, maintained
 from storage.cli.interrupt import AGAIN, UNCHANGED, run
-from storage.cli.maintaining import maintained
 from storage.cli.output import amount, print_json
-from storage.cli.progress import ProgressDisplay, QuietOption
 from storage.errors import InputError
 from storage.maintenance.cold_archive import (
     Archived,
@@ -19,7 +17,7 @@ from storage.maintenance.cold_archive import (
     return_events,
     sweep,
 )
-from storage.observability.progress import Report
+from storage.observability.counters import Report
 
 DAY_MS: Final = 86_400_000
 DAYS_MAX: Final = 1_000_000

@@ -5,14 +5,12 @@ from typing import Annotated, Final
 import typer
 
 from storage.cli.archive import DAYS_MAX, print_swept
-from storage.cli.common import DsnOption, JsonOption
+from storage.cli.common import DsnOption, JsonOption, ProgressDisplay, QuietOption, maintained
 from storage.cli.interrupt import AGAIN, UNCHANGED, run
-from storage.cli.maintaining import maintained
 from storage.cli.output import amount, print_json
-from storage.cli.progress import ProgressDisplay, QuietOption
 from storage.maintenance.censor import Censored, censor
 from storage.maintenance.cold_archive import Swept, sweep_if_free
-from storage.observability.progress import Report
+from storage.observability.counters import Report
 
 DAY_MS: Final = 86_400_000
 

@@ -21,15 +21,14 @@ from urllib.parse import urlsplit
 
 import typer
 
-from storage.cli.common import DsnOption, JsonOption
+from storage.cli.common import DsnOption, JsonOption, described
 from storage.cli.interrupt import run
 from storage.cli.output import print_json
-from storage.cli.places import described
 from storage.config import Config
 from storage.database.connection import Database
 from storage.database.embedded import data_directory, embedded_postgres
+from storage.database.sizes import counts
 from storage.errors import StorageCorrupt
-from storage.maintenance.sizes import counts
 from storage.maintenance.verify import verify
 from storage.store.facade import Store
 from storage.store.open import open_store

@@ -6,13 +6,12 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from storage.cli.common import DsnOption, JsonOption
+from storage.cli.common import DsnOption, JsonOption, maintained
 from storage.cli.interrupt import run
-from storage.cli.maintaining import maintained
 from storage.cli.output import print_json
 from storage.database.connection import Connection, Database
 from storage.database.explained import QueryPlan
-from storage.database.transaction import BEGIN
+from storage.database.pool import BEGIN
 from storage.errors import InputError
 from storage.store.catalogue import QUESTIONS, QueryArguments, ask, prepared, token_behind
 

@@ -6,9 +6,8 @@ from typing import Annotated
 import typer
 
 from storage import arguments as args
-from storage.cli.common import DsnOption, JsonOption
+from storage.cli.common import DsnOption, JsonOption, maintained
 from storage.cli.interrupt import run
-from storage.cli.maintaining import maintained
 from storage.cli.output import print_json
 from storage.ids import EventId
 from storage.maintenance.local_server import local_server_name

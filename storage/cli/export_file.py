@@ -9,17 +9,15 @@ from typing import IO, Annotated, Final, NamedTuple
 
 import typer
 
-from storage.cli.common import DsnOption, JsonOption
+from storage.cli.common import DsnOption, JsonOption, ProgressDisplay, QuietOption, maintained
 from storage.cli.interrupt import run
-from storage.cli.maintaining import maintained
 from storage.cli.output import print_values
-from storage.cli.progress import ProgressDisplay, QuietOption
 from storage.errors import InputError
 from storage.ids import RoomId
 from storage.importing.reading import STANDARD_INPUT
 from storage.maintenance.archive import archive, rooms_to_archive
 from storage.maintenance.totals import event_total
-from storage.observability.progress import Counted, Report
+from storage.observability.counters import Counted, Report
 
 STANDARD_OUTPUT: Final = STANDARD_INPUT
 

@@ -6,14 +6,19 @@ from typing import Annotated
 
 import typer
 
-from storage.cli.common import DsnOption, JsonOption, ServerNameOption
+from storage.cli.common import (
+    DsnOption,
+    JsonOption,
+    ProgressDisplay,
+    QuietOption,
+    ServerNameOption,
+    maintained,
+)
 from storage.cli.interrupt import run
-from storage.cli.maintaining import maintained
 from storage.cli.output import print_values
-from storage.cli.progress import ProgressDisplay, QuietOption
 from storage.maintenance.local_server import local_server_name
 from storage.maintenance.user_export import UserExport, export_user
-from storage.observability.progress import Report
+from storage.observability.counters import Report
 
 
 def command(

@@ -8,16 +8,14 @@ import typer
 
 from storage import arguments as args
 from storage.cli.archive import print_swept
-from storage.cli.common import DsnOption, JsonOption
+from storage.cli.common import DsnOption, JsonOption, ProgressDisplay, QuietOption, maintained
 from storage.cli.interrupt import AGAIN, run
-from storage.cli.maintaining import maintained
 from storage.cli.output import amount, print_json
-from storage.cli.progress import ProgressDisplay, QuietOption
 from storage.errors import InputError
+from storage.maintenance.censor import RemovedContent, remove_content
 from storage.maintenance.cold_archive import Swept, sweep_if_free
-from storage.maintenance.remove_content import RemovedContent, remove_content
-from storage.observability.progress import Report
-from storage.persist.user_erasure import erase_user, is_known, restore_user
+from storage.observability.counters import Report
+from storage.persist.readmit import erase_user, is_known, restore_user
 
 
 def command(

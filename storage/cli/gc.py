@@ -4,16 +4,13 @@ from typing import NamedTuple
 
 import typer
 
-from storage.cli.common import DsnOption, JsonOption
+from storage.cli.common import DsnOption, JsonOption, ProgressDisplay, QuietOption, maintained
 from storage.cli.interrupt import AGAIN, run
-from storage.cli.maintaining import maintained
 from storage.cli.output import amount, print_json, print_rows
-from storage.cli.progress import ProgressDisplay, QuietOption
 from storage.cli.verify import RoomsOption
-from storage.maintenance.old_connections import delete_old_connections
-from storage.maintenance.old_transactions import delete_old_transactions
+from storage.maintenance.expiry import delete_old_connections, delete_old_transactions
 from storage.maintenance.state_group_gc import Collected, collect_all, collect_rooms
-from storage.observability.progress import Report
+from storage.observability.counters import Report
 from storage.persist.partial_marks import drop_lost_marks
 
 

@@ -10,18 +10,19 @@ import typer
 from storage.cli.common import (
     DsnOption,
     JsonOption,
+    ProgressDisplay,
+    QuietOption,
     ServerNameOption,
     instance_name_option,
     opened_store,
 )
 from storage.cli.interrupt import AGAIN, run
 from storage.cli.output import ExitCode, print_values
-from storage.cli.progress import ProgressDisplay, QuietOption
 from storage.database.deployment import NO_SERVER
 from storage.errors import InputError
 from storage.importing import Import, Rejects, Summary
 from storage.importing.reading import check_readable
-from storage.observability.progress import Report
+from storage.observability.counters import Report
 
 INSTANCE_NAME = "import"
 STORED = f"stored events stay; {AGAIN}"

@@ -79,8 +79,12 @@ async def _inspect(
     try:
         # starlette, uvicorn and jinja2 are an extra
         from storage.inspector.access import TokenAccess, Viewer  # noqa: PLC0415
-        from storage.inspector.application import application  # noqa: PLC0415
-        from storage.inspector.serving import bound, hosts_of, serving  # noqa: PLC0415
+        from storage.inspector.application import (  # noqa: PLC0415
+            application,
+            bound,
+            hosts_of,
+            serving,
+        )
     except ImportError:
         raise ExtraMissing("the inspector", "inspector") from None
     listening = bound(*listen)

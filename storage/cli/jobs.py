@@ -6,16 +6,14 @@ from typing import Annotated
 
 import typer
 
-from storage.cli.common import DsnOption, JsonOption
+from storage.cli.common import DsnOption, JsonOption, ProgressDisplay, QuietOption, maintained
 from storage.cli.interrupt import AGAIN, run
-from storage.cli.maintaining import maintained
 from storage.cli.output import print_json, print_rows
-from storage.cli.progress import ProgressDisplay, QuietOption
 from storage.database.background import JobRow, jobs, register_again, run_jobs
 from storage.database.migrate import HEAD_REVISION
 from storage.maintenance.known_jobs import known_jobs
 from storage.maintenance.reencode import JOB_NAME
-from storage.observability.progress import Progress, Report
+from storage.observability.counters import Progress, Report
 
 
 def command(

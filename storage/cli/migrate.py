@@ -9,6 +9,7 @@ from storage.cli.common import DsnOption, JsonOption, database_dsn
 from storage.cli.interrupt import AGAIN, run
 from storage.cli.output import print_rows, print_values
 from storage.config import Config
+from storage.database.deployment import grant, grants_sql
 from storage.database.migrate import (
     HEAD_REVISION,
     MigrationOptions,
@@ -21,7 +22,6 @@ from storage.database.migrate import (
     migration_sql,
     scripts_directory,
 )
-from storage.database.roles import grant, grants_sql
 
 if TYPE_CHECKING:
     from storage.database.migration_steps import MigrationStep

@@ -6,11 +6,16 @@ from typing import Annotated, Any, Final, NamedTuple
 import typer
 
 from storage.cli.archive import print_swept
-from storage.cli.common import DsnOption, JsonOption, ServerNameOption
+from storage.cli.common import (
+    DsnOption,
+    JsonOption,
+    ProgressDisplay,
+    QuietOption,
+    ServerNameOption,
+    maintained,
+)
 from storage.cli.interrupt import AGAIN, UNCHANGED, run
-from storage.cli.maintaining import maintained
 from storage.cli.output import amount, print_json, print_rows
-from storage.cli.progress import ProgressDisplay, QuietOption
 from storage.database.connection import Database
 from storage.errors import InputError
 from storage.maintenance.cold_archive import Swept, sweep_if_free
@@ -25,7 +30,7 @@ from storage.maintenance.purge import (
     resume,
     running,
 )
-from storage.observability.progress import Report
+from storage.observability.counters import Report
 
 RoomArgument = Annotated[
     str | None, typer.Argument(metavar="ROOM_ID", help="The room.", show_default=False)

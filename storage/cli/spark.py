@@ -4,7 +4,10 @@ It needs the extra `spark` and Java 17, and checks for both first.
 """
 
 import importlib
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -12,7 +15,14 @@ from typing import Annotated, Any, Final
 import typer
 
 from storage.cli import spark_answer, spark_demo, spark_mirror
-from storage.cli.common import DsnOption, JsonOption, ServerNameOption, synapse_dsn_of
+from storage.cli.common import (
+    DsnOption,
+    JsonOption,
+    ProgressDisplay,
+    QuietOption,
+    ServerNameOption,
+    synapse_dsn_of,
+)
 from storage.cli.interrupt import UNCHANGED, interruptible
 from storage.cli.output import (
     ExitCode,
@@ -23,7 +33,6 @@ from storage.cli.output import (
     print_rows,
     print_values,
 )
-from storage.cli.progress import QuietOption
 from storage.cli.spark_session import (
     LOCAL,
     ConfOption,
@@ -33,8 +42,41 @@ from storage.cli.spark_session import (
     pipeline,
     setting,
 )
-from storage.cli.spark_tasks import tasks_shown
 from storage.errors import InputError
+from storage.observability.counters import Progress
+
+# --------------------------------------------------------------------------------------------------
+# Progress of Spark's jobs: the tasks that are done, of those of the running stages.
+
+LOOK_SECONDS: Final = 1.0
+
+
+@contextmanager
+def tasks_shown(spark: Any, *, quiet: bool) -> Iterator[None]:
+    """Show during the block how many tasks are done. A task takes several rooms."""
+    if quiet:
+        yield
+        return
+    ended = threading.Event()
+    with ProgressDisplay() as show:
+        thread = threading.Thread(target=_watch, args=(spark, show, ended), daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join()
+
+
+def _watch(spark: Any, show: ProgressDisplay, ended: threading.Event) -> None:
+    tracker = spark.sparkContext.statusTracker()
+    while not ended.wait(LOOK_SECONDS):
+        stages = [tracker.getStageInfo(stage) for stage in tracker.getActiveStageIds()]
+        running = [stage for stage in stages if stage is not None]
+        if total := sum(stage.numTasks for stage in running):
+            done = sum(stage.numCompletedTasks for stage in running)
+            show(Progress("spark", done, total, "tasks"))
+
 
 app: typer.Typer = typer.Typer(
     cls=PlainGroup,
@@ -378,12 +420,10 @@ def stream(
 def demo(master: MasterOption = "local[2]", conf: ConfOption = None) -> None:
     """Import, export, stream and verify generated rooms, in a separate Postgres."""
     package = pipeline()
-    sessions, failures = (
-        importlib.import_module(f"storage.pipeline.{name}") for name in ("session", "failures")
-    )
+    sessions = importlib.import_module("storage.pipeline.session")
     sessions.check_java()
     settings = {"spark.ui.showConsoleProgress": "false"} | dict(setting(one) for one in conf or ())
-    with interruptible(), failures.executor_errors():
+    with interruptible(), sessions.executor_errors():
         spark_demo.show(package, lambda: sessions.session(master, settings))
 
 

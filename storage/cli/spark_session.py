@@ -93,16 +93,14 @@ def session_alone(master: str, conf: list[str] | None, advice: str = AGAIN) -> I
 def _starter(master: str, conf: list[str] | None) -> Callable[[], AbstractContextManager[Any]]:
     """Return what opens the session. Raise where Java, the extra or a setting is missing."""
     pipeline()
-    sessions, failures = (
-        importlib.import_module(f"storage.pipeline.{name}") for name in ("session", "failures")
-    )
+    sessions = importlib.import_module("storage.pipeline.session")
     settings = dict(setting(one) for one in conf or ())
     sessions.check_master(master)
     sessions.check_java()
 
     @contextmanager
     def start() -> Iterator[Any]:
-        with failures.executor_errors(), sessions.session(master, settings) as spark:
+        with sessions.executor_errors(), sessions.session(master, settings) as spark:
             yield spark
 
     return start

@@ -6,15 +6,13 @@ from typing import Annotated, Any, Final, NamedTuple
 
 import typer
 
-from storage.cli.common import DsnOption, JsonOption
+from storage.cli.common import DsnOption, JsonOption, described, maintained
 from storage.cli.interrupt import run
-from storage.cli.maintaining import maintained
 from storage.cli.output import amount, print_json, print_rows, print_values
-from storage.cli.places import described
 from storage.config import Config
 from storage.database.connection import Connection
 from storage.database.sizes import TableSize, table_sizes
-from storage.maintenance.cold_archive.sizes import DAYS, ArchiveSizes, archive_sizes
+from storage.maintenance.cold_archive.sweep import DAYS, ArchiveSizes, archive_sizes
 from storage.maintenance.growth import (
     EVENTS_MIN,
     Forecast,
@@ -24,7 +22,7 @@ from storage.maintenance.growth import (
     growth,
     received_days,
 )
-from storage.maintenance.stored_forms import StoredForms, stored_forms
+from storage.maintenance.reencode import StoredForms, stored_forms
 from storage.maintenance.totals import LargeState, StoreCounts, counts, largest_states
 
 GROWTH_METHOD: Final = """\

@@ -5,13 +5,11 @@ from typing import Annotated
 
 import typer
 
-from storage.cli.common import DsnOption, JsonOption
+from storage.cli.common import DsnOption, JsonOption, ProgressDisplay, QuietOption, maintained
 from storage.cli.interrupt import UNCHANGED, run
-from storage.cli.maintaining import maintained
 from storage.cli.output import amount, print_json
-from storage.cli.progress import ProgressDisplay, QuietOption
-from storage.maintenance.train_dictionary import EVENTS, Trained, train_dictionary
-from storage.observability.progress import Report
+from storage.maintenance.reencode import EVENTS, Trained, train_dictionary
+from storage.observability.counters import Report
 
 
 def command(

@@ -4,18 +4,23 @@ from typing import Annotated, Any, NamedTuple
 
 import typer
 
-from storage.cli.common import DsnOption, JsonOption, ServerNameOption
+from storage.cli.common import (
+    DsnOption,
+    JsonOption,
+    ProgressDisplay,
+    QuietOption,
+    ServerNameOption,
+    maintained,
+)
 from storage.cli.interrupt import AGAIN, UNCHANGED, run
-from storage.cli.maintaining import maintained
 from storage.cli.output import ExitCode, amount, print_json, print_rows
-from storage.cli.progress import ProgressDisplay, QuietOption
 from storage.database.connection import Database
 from storage.maintenance.indexes import prove_indexes
 from storage.maintenance.local_server import local_server_name
 from storage.maintenance.repair import repair, repair_positions
 from storage.maintenance.verify import Finding, verify
 from storage.maintenance.verify.run import verify_database
-from storage.observability.progress import Counted, Report
+from storage.observability.counters import Counted, Report
 
 RoomsOption = Annotated[
     list[str] | None,

@@ -6,7 +6,10 @@ Read in this order: codec, format_zstd, format_compact, dictionaries, training, 
 """
 
 from storage.codec.codec import (
+    REFERENCE_BYTES,
+    LostBytes,
     MissingDictionary,
+    Reference,
     StoredBytes,
     decode,
     decode_recent,
@@ -22,8 +25,7 @@ from storage.codec.codec import (
     unknown_headers,
 )
 from storage.codec.dictionaries import Dictionary, shipped_dictionary
-from storage.codec.reference import REFERENCE_BYTES, LostBytes, Reference
-from storage.codec.training import train
+from storage.codec.pack import train
 
 __all__ = [
     "REFERENCE_BYTES",

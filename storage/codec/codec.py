@@ -1,4 +1,4 @@
-r"""Encode and decode the bytes of an event, in a form that names itself.
+"""Encode and decode the bytes of an event, in a form that names itself.
 
 The first byte of `events.json` is the format:
 
@@ -13,17 +13,74 @@ Decoding needs the event id and the room id, which each reader has, and the dict
 are known by their contents, so one registry serves all databases of a process.
 """
 
+import struct
 from collections.abc import Callable, Iterable
 from functools import lru_cache, partial
-from typing import Any, Final, NewType
+from typing import Any, Final, NamedTuple, NewType, Self
 
 from zstandard import ZstdError
 
-from storage.codec import format_compact, format_zstd, reference
+from storage.codec import format_compact, format_zstd
 from storage.codec.dictionaries import Dictionary, shipped_dictionary
 from storage.codec.format_zstd import HEADER_BYTES
-from storage.codec.reference import LostBytes
 from storage.errors import StorageCorrupt
+
+# --------------------------------------------------------------------------------------------------
+# Format 0xA1: a reference to the stored form of an event, which is in a pack of the archive.
+#
+#     1 byte     0xA1
+#     4 bytes    the number of the pack
+#     4 bytes    offset of the record in the pack
+#     3 bytes    length of the stored form
+#
+# A single flipped bit turns 0xA1 into no other format. `storage.database.archived_bytes` replaces
+# references by what they refer to, before anybody decodes. `storage.codec.pack` has the records.
+#
+#     Reference(7, 8, 270).to_bytes()  # a1 00000007 00000008 00010e
+
+FORMAT: Final = b"\xa1"
+REFERENCE_BYTES: Final = 12
+LENGTH_MAX: Final = (1 << 24) - 1
+
+_NUMBERS: Final = struct.Struct(">II")
+_LENGTH_BYTES: Final = 3
+
+
+class Reference(NamedTuple):
+    """Where the stored form of an event is. ``length``: without the checksum of the record."""
+
+    pack: int
+    offset: int
+    length: int
+
+    def to_bytes(self) -> bytes:
+        """Return what `events.json` holds."""
+        numbers = _NUMBERS.pack(self.pack, self.offset)
+        return b"".join((FORMAT, numbers, self.length.to_bytes(_LENGTH_BYTES)))
+
+    @classmethod
+    def parse(cls, stored: Any) -> Self | None:
+        """Return the reference in a value of `events.json`; None: it is no reference."""
+        if len(stored) != REFERENCE_BYTES or stored[:1] != FORMAT:
+            return None
+        pack, offset = _NUMBERS.unpack_from(stored, 1)
+        return cls(pack, offset, int.from_bytes(stored[-_LENGTH_BYTES:]))
+
+
+class LostBytes(bytes):
+    """A reference whose bytes could not be found. `decode` raises its ``reason``."""
+
+    reason: str
+    pack: int
+    url: str | None
+
+    @classmethod
+    def of(cls, reference: Reference, reason: str, url: str | None) -> Self:
+        """Return the value that stands for the bytes."""
+        lost = cls(reference.to_bytes())
+        lost.reason, lost.pack, lost.url = reason, reference.pack, url
+        return lost
+
 
 StoredBytes = NewType("StoredBytes", object)
 """A value of `events.json`: bytes that only `decode` can read. To a type checker they are none."""
@@ -37,7 +94,7 @@ LONG: Final = 4_096
 
 _ZSTD: Final = format_zstd.FORMAT
 _COMPACT: Final = format_compact.FORMAT
-_REFERENCE: Final = reference.FORMAT
+_REFERENCE: Final = FORMAT
 
 _PLAIN: Final = frozenset((b"{", b" ", b"\t", b"\r", b"\n"))
 

@@ -4,6 +4,6 @@ No driver exception leaves this package.
 """
 
 from storage.database.connection import Connection, Database, Observer
-from storage.database.transaction import Isolation
+from storage.database.pool import Isolation
 
 __all__ = ["Connection", "Database", "Isolation", "Observer"]

@@ -145,7 +145,7 @@ AUTH_NIDS: Final = ColumnList(
 )
 """The functions of the schema that read the edges of an event, and the columns that they take.
 
-A statement calls them by `:prev_nids.call(e)`. `storage.persist.write.event_edges` writes these
+A statement calls them by `:prev_nids.call(e)`. `storage.persist.write.events` writes these
 columns."""
 
 COMPUTED: Final = {"depth": CLAIMED_DEPTH, "prev_events": PREV_NIDS, "auth_events": AUTH_NIDS}

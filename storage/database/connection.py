@@ -28,15 +28,13 @@ from typing import Any, Final, NamedTuple, Protocol, Self, TypeVar
 import asyncpg
 
 from storage.config import Config
-from storage.database.archive_limits import ArchiveAccess, open_access
-from storage.database.array_text import long_lists_as_text
+from storage.database.archived_bytes import ArchiveAccess, open_access
 from storage.database.dictionaries import load_for, stored_fields
 from storage.database.dsn import DsnServer
-from storage.database.pool import Pool
+from storage.database.placeholders import long_lists_as_text
+from storage.database.pool import Isolation, Pool, begun
 from storage.database.prepared import PreparedAhead
-from storage.database.replaced_database import Guard
-from storage.database.session import Connector, Session
-from storage.database.transaction import Isolation, begun
+from storage.database.session import Connector, Guard, Session
 from storage.database.translate import (
     CONNECTING_ERRORS,
     DRIVER_ERRORS,

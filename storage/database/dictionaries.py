@@ -25,8 +25,7 @@ from storage.codec import (
     register,
     unknown_headers,
 )
-from storage.database.archive_limits import ArchiveAccess
-from storage.database.archived_bytes import resolve
+from storage.database.archived_bytes import ArchiveAccess, resolve
 from storage.database.prepared import prepare_ahead
 
 logger: logging.Logger = logging.getLogger(__name__)

@@ -5,7 +5,11 @@ first use, inside the write that uses them first (storage/persist), and never ch
 """
 
 from collections.abc import Iterable
-from typing import Final
+from typing import Final, LiteralString
+
+from storage.database.connection import Connection
+from storage.errors import UnknownRoom
+from storage.ids import RoomId
 
 TYPE_CREATE: Final = 1
 TYPE_MEMBER: Final = 2
@@ -116,3 +120,17 @@ class InternedNames:
         for name, nid in principals:
             self.principals[name] = nid
             self.principal_names[nid] = name
+
+
+# --------------------------------------------------------------------------------------------------
+# The check whether the store has a room, for reads without a result.
+
+SQL_ROOM_EXISTS: Final[LiteralString] = """
+SELECT EXISTS (SELECT FROM rooms WHERE room_id = $1::text)
+"""
+
+
+async def require_room(conn: Connection, room_id: RoomId) -> None:
+    """Raise `UnknownRoom` if the store does not have the room."""
+    if not await conn.fetchval(SQL_ROOM_EXISTS, room_id):
+        raise UnknownRoom(room_id)

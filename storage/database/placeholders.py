@@ -32,11 +32,100 @@ the same declaration, so nobody keeps a number or an order by hand.
 """
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, LiteralString
 
-from storage.database.array_text import array_of_int_arrays, array_text
+import orjson
+
+from storage.turns import has_long_list, parts
+
+# --------------------------------------------------------------------------------------------------
+# Rows as the parameters of a bulk statement: one array per column.
+#
+# The driver inspects each element of a list to find its shape. That takes four times as long as
+# Postgres needs to read the text of the array. So statements of the hot path take texts,
+# `$1::text::bigint[]`.
+
+EMPTY_ARRAY: Final = "{}"
+
+
+def transposed(rows: Iterable[Iterable[object]], width: int) -> list[list[object]]:
+    """Return rows as columns for unnest; without rows, ``width`` empty ones."""
+    return [list(column) for column in zip(*rows, strict=True)] or [[] for _ in range(width)]
+
+
+def column_texts(rows: Iterable[Iterable[object]], width: int) -> list[str]:
+    return [array_text(column) for column in zip(*rows, strict=True)] or [EMPTY_ARRAY] * width
+
+
+def array_text(values: Sequence[object]) -> str:
+    """Return the text of an array of numbers, booleans, texts and None."""
+    json = orjson.dumps(values).decode()
+    if "\\" in json:  # JSON and Postgres quote alike, but for what they write after a backslash
+        json = f"[{','.join(map(_quoted, values))}]"
+    return "{" + json[1:-1] + "}"
+
+
+async def long_lists_as_text(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return a statement and its values (``arguments``), each long list as text.
+
+    `SELECT` has Postgres read the text once; a filter would read it for each row. The text is made
+    in parts (`storage.turns`). A list whose every use names its type, `$1::text[]`, can be sent so.
+    """
+    if not has_long_list(arguments):
+        return arguments
+    sql, *given = arguments
+    for number, values in enumerate(arguments[1:], 1):
+        if not has_long_list([values]):
+            continue
+        typed = re.compile(rf"\${number}::(text|bigint|int)\[\]")
+        uses = len(re.findall(rf"\${number}(?!\d)", sql))
+        if uses and len(typed.findall(sql)) == uses:
+            sql = typed.sub(rf"(SELECT ${number}::text::\1[])::\1[]", sql)
+            texts = [array_text(part)[1:-1] async for part in parts(values)]
+            given[number - 1] = f"{{{','.join(texts)}}}"
+    return sql, *given
+
+
+def _quoted(value: object) -> str:
+    if isinstance(value, str):
+        return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
+    return orjson.dumps(value).decode()
+
+
+def int_array(numbers: Iterable[int]) -> str:
+    """Return one array as text.
+
+    unnest cannot take arrays of different lengths apart, so a statement casts them row by row.
+    """
+    return "{" + ",".join(map(str, numbers)) + "}"
+
+
+def array_of_int_arrays(rows: Sequence[Sequence[int] | None]) -> str:
+    """Return the text of an array of such texts; None stays NULL."""
+    if None in rows:
+        return array_text([None if row is None else int_array(row) for row in rows])
+    return (
+        '{"{' + orjson.dumps(rows)[2:-2].decode().replace("],[", '}","{') + '}"}'
+        if rows
+        else EMPTY_ARRAY
+    )
+
+
+def long_int_array(numbers: Sequence[int]) -> str:
+    """Return the same for a long list: faster for thousands of numbers."""
+    return "{" + orjson.dumps(numbers)[1:-1].decode() + "}"
+
+
+def text_array(texts: Collection[str]) -> str:
+    if not texts:
+        return EMPTY_ARRAY
+    joined = '","'.join(texts)
+    if "\\" in joined or joined.count('"') != 2 * len(texts) - 2:
+        joined = '","'.join(one.replace("\\", "\\\\").replace('"', '\\"') for one in texts)
+    return f'{{"{joined}"}}'
+
 
 ColumnValues = Mapping[str, Sequence[Any]]
 """The values of each column of input rows; empty if there are no rows."""
@@ -358,3 +447,36 @@ def _encoder(kind: str) -> Callable[[Sequence[Any]], object]:
 def _differs(what: str, given: Mapping[str, Any], declared: Mapping[str, Any]) -> ValueError:
     missing, surplus = declared.keys() - given.keys(), given.keys() - declared.keys()
     return ValueError(f"{what} lacks {sorted(missing)}, and does not take {sorted(surplus)}")
+
+
+# --------------------------------------------------------------------------------------------------
+# SQL templates: one text for statements that differ in a few parts, such as the direction.
+#
+# A template is a module constant with `{name}` placeholders. `fill` puts a part into each of them:
+#
+#     TEMPLATE_PAGE: Final[LiteralString] = "SELECT event_id FROM events ORDER BY depth {order}"
+#     SQL_NEWEST: Final[LiteralString] = fill(TEMPLATE_PAGE, order="DESC")
+#
+# Call `fill` at module level only, with constants only. Values of a request are parameters of the
+# statement (`$1::text`), never parts. `tests/source/test_tidy.py` checks both.
+
+PLACEHOLDER: Final = re.compile(r"\{([a-z][a-z_]*)\}")
+
+
+def fill(template: LiteralString, /, **parts: LiteralString) -> LiteralString:
+    """Return the template with each `{name}` replaced by the part of that name.
+
+    Blank space around a part is dropped. Other braces, such as those of `'{}'`, stay as they are.
+    Raise ValueError for a placeholder without a part, a part without a placeholder, and a part that
+    has a placeholder itself.
+    """
+    named, given = set(PLACEHOLDER.findall(template)), set(parts)
+    if named != given:
+        raise ValueError(f"no part for {sorted(named - given)}, no use of {sorted(given - named)}")
+    unfilled = [name for name, part in parts.items() if PLACEHOLDER.search(part)]
+    if unfilled:
+        raise ValueError(f"fill these parts first: {unfilled}")
+    filled = template
+    for name, part in parts.items():
+        filled = filled.replace("{" + name + "}", part.strip())
+    return filled

@@ -340,7 +340,7 @@ COMMENT ON COLUMN events.relates_to IS
 COMMENT ON COLUMN events.rel_type_nid IS 'The type of the relation, of event_types.';
 COMMENT ON COLUMN events.replaces IS
     'Of m.replace: whether the event itself allows it to replace another '
-    '(storage/event/relation.py).';
+    '(storage/event/model.py).';
 COMMENT ON COLUMN events.has_url IS
     'Its content has a key "url", even if redacted since, but not if censored. NULL: it has none. '
     'Serves: filters with contains_url.';
@@ -487,7 +487,7 @@ CREATE INDEX events_relation_idx
     WHERE relates_to IS NOT NULL AND NOT outlier;
 COMMENT ON INDEX events_relation_idx IS
     'Serves: the relations of an event, in order (storage/queries/relations.py), and their '
-    'aggregation (storage/queries/aggregations.py). Events without a relation are not in it.';
+    'aggregation (storage/queries/relations.py). Events without a relation are not in it.';
 CREATE INDEX events_thread_idx
     ON events (room_nid, topological_ordering, stream_ordering) INCLUDE (relates_to)
     WHERE rel_type_nid = 22 AND NOT outlier;
@@ -641,7 +641,7 @@ CREATE TABLE dropped_extremities (
 );
 COMMENT ON TABLE dropped_extremities IS
     'Events that would be forward extremities but were dropped. Either they exceeded the limit '
-    'and the others superseded their state (storage/persist/plan/extremity_limit.py), or the '
+    'and the others superseded their state (storage/persist/plan/topology.py), or the '
     'events that named them were purged. A dropped event is never an extremity again.';
 COMMENT ON CONSTRAINT dropped_extremities_pkey ON dropped_extremities IS
     'Serves: the forward extremities of a room from its events, for verification.';
@@ -719,7 +719,7 @@ COMMENT ON COLUMN state_groups.back IS
     'The whole path, the groups to fold: the difference of this group''s number to each of theirs. '
     'Root first, this group (0) last. NULL: see path.';
 COMMENT ON COLUMN state_groups.runs IS
-    'The number of rows of the path at each level (pack in storage/state/delta_levels.py).';
+    'The number of rows of the path at each level (pack in storage/state/paths.py).';
 COMMENT ON COLUMN state_groups.key_nids IS 'NULL: member keys only, or a single entry.';
 COMMENT ON COLUMN state_groups.event_nids IS '0 removes the key.';
 COMMENT ON COLUMN state_groups.member_key_nids IS 'NULL: no member, or a single entry.';
@@ -969,7 +969,7 @@ END
 $$;
 COMMENT ON FUNCTION note_archive_garbage IS
     'Notes that an event refers no more to its record in the archive. The reference has 1 byte '
-    '0xA1, 4 of the pack, 4 of the offset, 3 of the length (storage/codec/reference.py).';
+    '0xA1, 4 of the pack, 4 of the offset, 3 of the length (storage/codec/codec.py).';
 CREATE TRIGGER events_archive_update
     AFTER UPDATE OF json ON events
     FOR EACH ROW
@@ -1121,7 +1121,7 @@ COMMENT ON CONSTRAINT visibility_pkey ON visibility IS
     'Serves: the join of every read that filters.';
 CREATE INDEX visibility_servers_idx ON visibility (room_nid) WHERE last_join_topological IS NULL;
 COMMENT ON INDEX visibility_servers_idx IS
-    'Serves: the servers in a room (storage/queries/joined_servers.py). It lacks the local users '
+    'Serves: the servers in a room (storage/queries/members.py). It lacks the local users '
     'who have joined, of whom a room may have many thousands.';
 
 CREATE TABLE past_visibility (
@@ -1136,7 +1136,7 @@ CREATE TABLE past_visibility (
 );
 COMMENT ON TABLE past_visibility IS
     'The older ranges of a principal that has joined and left often, a few per row '
-    '(storage/visibility/past_visibility.py). A row covers the audiences from first_audience up to the next '
+    '(storage/visibility/rule.py). A row covers the audiences from first_audience up to the next '
     'row''s, the last one up to visibility.first_audience.';
 COMMENT ON COLUMN past_visibility.opened_topological IS
     'The maximum of the topological order when first_audience was opened. It grows with '
@@ -1187,7 +1187,7 @@ CREATE TABLE audiences (
 COMMENT ON TABLE audiences IS
     'The numbers in use. They are on lines: the main line follows the current state in steps of '
     '2^40, and the numbers between two steps are for lines that branch off there '
-    '(storage/visibility/audience_numbering.py).';
+    '(storage/visibility/multirange.py).';
 COMMENT ON COLUMN audiences.branches IS 'The number of lines that branch off this number.';
 COMMENT ON COLUMN audiences.continued IS
     'The line has further numbers after this one. NULL: it has none.';
@@ -1878,7 +1878,7 @@ CREATE FUNCTION order_slack() RETURNS bigint
 LANGUAGE sql IMMUTABLE AS $$ SELECT 100::bigint $$;
 COMMENT ON FUNCTION order_slack IS
     'How far an event may be outside of its audience''s topological range before it is out of '
-    'range (storage/visibility/audience_ranges.py). Concurrent events of several servers cross '
+    'range (storage/visibility/multirange.py). Concurrent events of several servers cross '
     'the bound by a little.';
 
 CREATE FUNCTION disjoint_topological_ranges(

@@ -13,7 +13,7 @@ from typing import Final, LiteralString, NamedTuple
 
 from storage.database.connection import Connection, Database
 from storage.errors import StorageError
-from storage.observability.outages import Outage
+from storage.observability.counters import Outage
 
 logger: logging.Logger = logging.getLogger(__name__)
 

@@ -58,7 +58,7 @@ OLD_WRITER: Final = "RS002"
 TOO_MANY_MOVES: Final = "RS004"
 """SQLSTATE of `reordered_across` (schema.sql): a pagination token is too old to be read.
 
-`storage.queries.pagination.fetch` turns it into `InvalidToken`.
+`storage.queries.pagination.page` turns it into `InvalidToken`.
 """
 
 READ_ONLY: Final = "25006"

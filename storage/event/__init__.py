@@ -6,12 +6,10 @@ Read in this order: versions (the table), model (Event), parsing, reading (numbe
 hashes, redaction, signatures, references, relation.
 """
 
-from storage.event.hashes import content_hash, event_id, reference_hash
-from storage.event.model import Event
+from storage.event.hashes import content_hash, event_id, redact, reference_hash
+from storage.event.model import Event, Relation, relation_of
 from storage.event.parsing import load, parse
 from storage.event.reading import glance
-from storage.event.redaction import redact
-from storage.event.relation import Relation, relation_of
 from storage.event.signatures import required_signers, sign, verify, verify_event
 from storage.event.versions import ROOM_VERSIONS, RoomVersion
 

@@ -1,6 +1,6 @@
 """Build a new event: from its parts to the PDU, before it is hashed and signed.
 
-The caller chooses the parents and the auth events (`storage.persist.plan.local_event`). This module
+The caller chooses the parents and the auth events (`storage.persist.plan.event`). This module
 knows how each room version writes them down. Source: room versions 1 to 12, "Event format".
 """
 

@@ -1,4 +1,4 @@
-r"""PDUs in lines of text: one per line, alone or in an envelope, cut out byte for byte.
+"""PDUs in lines of text: one per line, alone or in an envelope, cut out byte for byte.
 
 A line is a PDU, or an envelope ``{"pdu": {…}, "room_version": "11", "origin": "live",
 "state_before": ["$…", …]}``. Only ``pdu`` is required; unknown keys are ignored. The last of
@@ -28,6 +28,7 @@ from typing import Any, Final, Literal, TypeGuard, cast
 import orjson
 
 from storage.errors import InvalidEvent
+from storage.event.model import Event
 from storage.event.reading import without_unsigned
 
 Origin = Literal["live", "backfill", "outlier", "out_of_band"]
@@ -280,3 +281,35 @@ def _skip(text: str, at: int) -> int:
     while at < len(text) and text[at] in WHITESPACE:
         at += 1
     return at
+
+
+# --------------------------------------------------------------------------------------------------
+# Whether an event has the name, the alias or the type of its room: a column of `events`.
+#
+# Statements read it for all rooms of a user, without the bytes of the events.
+
+DESCRIBING: Final[Mapping[str, str]] = {
+    "m.room.canonical_alias": "alias",
+    "m.room.create": "type",
+    "m.room.name": "name",
+}
+"""The key of the content, by event type."""
+
+
+def describes_room(event: Event) -> bool | None:
+    """Return whether it does; None for an event of another type, or with a state key."""
+    if event.state_key != "":
+        return None
+    return describes(event.type, event.content)
+
+
+def describes(event_type: str, content: Mapping[str, Any]) -> bool | None:
+    """Return whether this content does; None for another type.
+
+    An empty text is no name and no alias, but it is a type.
+    """
+    key = DESCRIBING.get(event_type)
+    if key is None:
+        return None
+    value = content.get(key)
+    return isinstance(value, str) and (value != "" or event_type == "m.room.create")

@@ -22,10 +22,9 @@ versions, "Event format"; client-server API, "Size limits".
 from typing import Any, Final, NoReturn
 
 from storage.errors import InvalidEvent
-from storage.event.hashes import canonical, event_id, hashed
+from storage.event.hashes import canonical, event_id, hashed, redact
 from storage.event.model import Event, make_event
 from storage.event.reading import read, read_trusted
-from storage.event.redaction import redact
 from storage.event.versions import RoomVersion, version_of
 from storage.ids import EventId, RoomId, UserId, server_name_of
 

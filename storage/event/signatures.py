@@ -16,9 +16,8 @@ from unpaddedbase64 import decode_base64
 
 from storage import arguments as args
 from storage.errors import InputError, InvalidEvent, InvalidSignature
-from storage.event.hashes import canonical, content_hash, event_id
+from storage.event.hashes import canonical, content_hash, event_id, redact
 from storage.event.model import Event
-from storage.event.redaction import redact
 from storage.event.versions import RoomVersion, version_of
 from storage.ids import ServerName, server_name_of
 

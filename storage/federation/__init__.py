@@ -21,16 +21,21 @@ signed_requests.py   signatures of requests, and the published keys
 """
 
 from storage.federation.answering import IncompatibleRoomVersion, Responder
-from storage.federation.backfilling import BackfillResult
+from storage.federation.gap import BackfillResult
 from storage.federation.http_remote import HttpRemote, HttpRequest
 from storage.federation.invites import InviteResult, ShownState
 from storage.federation.joining import JoinFault, JoinResult
-from storage.federation.limits import ReceiverLimits
 from storage.federation.memberships import Memberships
 from storage.federation.receiver import Receiver
-from storage.federation.remote import JsonObject, MembershipRemote, Remote, RemoteError
+from storage.federation.remote import (
+    JsonObject,
+    MembershipRemote,
+    ReceiverLimits,
+    Remote,
+    RemoteError,
+)
+from storage.federation.requests import published_keys
 from storage.federation.sender import Sender, SenderLimits
-from storage.federation.signed_requests import published_keys
 
 __all__ = [
     "BackfillResult",

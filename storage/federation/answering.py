@@ -13,17 +13,15 @@ from typing import Any, Final
 from storage import arguments as args
 from storage.errors import AuthDenied, InputError, PartialState, UnknownEvent, UnknownRoom
 from storage.event import ROOM_VERSIONS, Event, parse, sign
-from storage.federation.join_through import AUTHORISER
-from storage.federation.memberships import MEMBER, state_to_show
+from storage.federation.memberships import AUTHORISER, MEMBER, state_to_show
 from storage.federation.receiver import Receiver
 from storage.federation.sender import Sender
 from storage.ids import EventId, RoomId, server_name_of
-from storage.queries.event_auth import StateIds
-from storage.queries.events import StoredEvent, size_of
+from storage.queries.events import StoredEvent, size_of, visible_after_leaving
+from storage.queries.federation import StateIds
 from storage.queries.pagination.page import Direction
-from storage.queries.reduced_state import reduced_state
-from storage.queries.visible_events import visible_after_leaving
-from storage.store.sending import signer_of
+from storage.queries.state_at import reduced_state
+from storage.store.writing import signer_of
 from storage.turns import in_turns
 
 Json = dict[str, Any]

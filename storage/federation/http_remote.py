@@ -12,7 +12,7 @@ from signedjson.types import SigningKey
 
 from storage import arguments as args
 from storage.federation.remote import JsonObject, RemoteError
-from storage.federation.signed_requests import authorization, claim_of
+from storage.federation.requests import authorization, claim_of
 from storage.ids import ServerName
 from storage.queries.events import StoredEvent
 

@@ -20,12 +20,11 @@ from storage.event.versions import version_of
 from storage.federation.room_task import RoomTask
 from storage.ids import EventId, StateKey, UserId, server_name_of
 from storage.persist import AppendResult, receive
-from storage.persist.model.local_event import Signer
-from storage.persist.receive import Pdu
+from storage.persist.model.incoming import Signer
+from storage.persist.receive import BYTES_MAX, Pdu, read_stripped_state
 from storage.persist.send import OPAQUE_BYTES
-from storage.persist.stripped_state import BYTES_MAX, read_stripped_state
 from storage.queries.events import StoredEvent
-from storage.queries.sync.stripped_state import strip
+from storage.queries.sync.state import strip
 from storage.store.facade import Store
 from storage.turns import in_turns
 

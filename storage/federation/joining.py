@@ -7,27 +7,311 @@ leaves outliers, which no client sees; the same call completes the join.
 Source: server-server API, "Joining rooms".
 """
 
-from collections.abc import Iterable, Mapping
-from contextlib import suppress
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal, NamedTuple
 
+from storage import arguments as args
 from storage.auth import check, check_auth_events, keys_needed
-from storage.errors import AuthDenied
+from storage.errors import AuthDenied, InvalidIdentifier
 from storage.event import ROOM_VERSIONS, Event, required_signers
-from storage.event.references import auth_ids_of
-from storage.federation import partial_joins
+from storage.event.model import auth_ids_of
 from storage.federation.remote import RemoteError
 from storage.federation.requests import pdus_in
 from storage.federation.room_task import ReadEvents, RoomTask
 from storage.ids import EventId, RoomId, ServerName, StateKey, UserId, server_name_of
-from storage.maintenance.purge.claimed_room import forget_claimed_room, is_claimed
-from storage.persist import AppendResult, receive
+from storage.maintenance import partial_state
+from storage.maintenance.purge.room import forget_claimed_room, is_claimed
+from storage.persist import AppendResult, partial_marks, receive
+from storage.persist.plan.partial_state import MARK_IS_GONE
 from storage.persist.receive import Pdu
-from storage.queries.receiving import KnownRoom, StoredKey, known_rooms
+from storage.queries import gaps
+from storage.queries.federation import KnownRoom, StoredKey, known_rooms
+from storage.queries.gaps import PartialRoom
 from storage.streams.position_poller import follow_once
 
+# --------------------------------------------------------------------------------------------------
+# Request the state before an event whose parents are missing.
+#
+# The answer is not believed as it is:
+#
+# - Each event must be a state event of this room, signed, and allowed by its own auth events.
+# - A state with two events of one key, or without the create event, is refused as a whole.
+# - A state of which an event is not returned is refused as well. The next server then returns the
+#   rest: the events that were returned are stored.
+# - An event that is returned, but not signed or not allowed, is left out, unless another event of
+#   the state depends on it.
+#
+# A server can still return an older state of the same room, or leave out entries. So a state that
+# does not allow the event itself is used only if no other server returns one that does.
+
+logger: Final = logging.getLogger(__name__)
+
 CREATE: Final = ("m.room.create", "")
+
+
+class FetchedState(NamedTuple):
+    """The state before an event: its stored events, and why others of the answer are left out."""
+
+    ids: tuple[EventId, ...]
+    left_out: dict[EventId, str]
+    allows: bool
+    """Whether the event is allowed in this state."""
+
+
+async def state_before(
+    task: RoomTask, servers: Sequence[ServerName], event: Event
+) -> FetchedState | None:
+    """Return the state before an event; None if no server returns a usable one.
+
+    The events of the state, and their auth chains, are stored as outliers.
+    """
+    second: FetchedState | None = None
+    for server in servers:
+        try:
+            found = await _from_server(task, server, event)
+        except RemoteError as error:
+            task.requests.failures.setdefault(server, str(error))
+            continue
+        if found.allows:
+            return found
+        second = second or found
+    return second
+
+
+async def _from_server(task: RoomTask, server: ServerName, event: Event) -> FetchedState:
+    state_ids, chain_ids = await task.requests.state_ids(server, task.room_id, event.event_id)
+    wanted = dict.fromkeys([*state_ids, *chain_ids, *auth_ids_of(event)])
+    stored = await task.stored(wanted)
+    lacking = [one for one in wanted if one not in stored or stored[one].out_of_band]
+    fetched, left_out = await _fetched(task, server, event, lacking)
+    stored = await task.stored(wanted)
+    if unreturned := wanted.keys() - stored.keys() - left_out.keys():
+        reason = f"it did not return {len(unreturned)} of {len(lacking)} events of its state"
+        raise refused(task, server, reason)
+    lost = {one for one in wanted if one not in stored or not stored[one].is_authorised}
+    # an auth event that is stored as rejected decides on the event itself: it is rejected, too
+    needed = {one for other in fetched for one in lost.intersection(auth_ids_of(other))}
+    if needed := needed | (set(auth_ids_of(event)) & lost - stored.keys()):
+        raise refused(task, server, f"its state lacks {min(needed)}, which others cite")
+    entries = _fetched_entries(task, server, state_ids, stored, left_out)
+    if left_out:
+        logger.info("%d events of the state before %s are left out", len(left_out), event.event_id)
+    return FetchedState(tuple(entries.values()), left_out, await _allows(task, entries, event))
+
+
+async def _fetched(
+    task: RoomTask, server: ServerName, event: Event, lacking: Sequence[EventId]
+) -> tuple[list[Event], dict[EventId, str]]:
+    """Store the lacking events that the server returns. Return those that are accepted.
+
+    Also return why others are left out.
+    """
+    pdus = await _pdus(task, server, event, lacking)
+    read = await task.read(pdus, only=frozenset(lacking))
+    if read.foreign:
+        raise refused(task, server, f"its state holds {min(read.foreign)} of another room")
+    results = await task.append_chain(read.events, event)
+    left_out = {one: refusal.reason or "" for one, refusal in read.refused.items()}
+    for one in read.events:
+        result = results.get(one)
+        if result is None or not result.is_stored or result.outcome == "rejected":
+            left_out[one] = "the auth rules refuse it" if result is None else str(result.reason)
+    return [one for key, one in read.events.items() if key not in left_out], left_out
+
+
+async def _pdus(
+    task: RoomTask, server: ServerName, event: Event, lacking: Sequence[EventId]
+) -> list[Pdu]:
+    if not lacking:
+        return []
+    if len(lacking) > task.limits.single_events_max:
+        return await task.requests.state(server, task.room_id, event.event_id)
+    return await single_events(task, server, lacking)
+
+
+async def single_events(
+    task: RoomTask, server: ServerName, event_ids: Iterable[EventId]
+) -> list[Pdu]:
+    """Request events one by one, a few at the same time; those that fail are left out."""
+    turns = asyncio.Semaphore(task.limits.requests_at_once)
+
+    async def one(event_id: EventId) -> list[Pdu]:
+        async with turns:
+            try:
+                return await task.requests.event(server, event_id)
+            except RemoteError:  # recorded in task.requests.failures
+                return []
+
+    return [pdu for found in await asyncio.gather(*map(one, event_ids)) for pdu in found]
+
+
+def _fetched_entries(
+    task: RoomTask,
+    server: ServerName,
+    state_ids: Iterable[EventId],
+    stored: Mapping[EventId, StoredKey],
+    left_out: dict[EventId, str],
+) -> dict[StateKey, EventId]:
+    """Return the state by key; raise `RemoteError` for one that no room can have."""
+    entries: dict[StateKey, EventId] = {}
+    for event_id in state_ids:
+        key = stored.get(event_id)
+        if key is None or not key.is_authorised:
+            left_out.setdefault(event_id, "it is rejected")
+            continue
+        if key.room_id != task.room_id or key.state_key is None:
+            raise refused(task, server, f"its state holds {event_id}, no state of this room")
+        first = entries.setdefault((key.type, key.state_key), event_id)
+        if first != event_id:
+            raise refused(task, server, f"its state holds {first} and {event_id} for one key")
+    if CREATE not in entries:
+        raise refused(task, server, "its state has no create event")
+    return entries
+
+
+def refused(task: RoomTask, server: ServerName, reason: str) -> RemoteError:
+    """Return the error for an answer that cannot be used, and record it."""
+    task.requests.failures[server] = reason
+    return RemoteError(reason)
+
+
+async def _allows(task: RoomTask, entries: Mapping[StateKey, EventId], event: Event) -> bool:
+    keys = {CREATE, *keys_needed(event)} & entries.keys()
+    events = await task.loaded(entries[key] for key in keys)
+    state = {key: events[entries[key]] for key in keys if entries[key] in events}
+    try:
+        check(event, state, event.room_version)
+    except AuthDenied:
+        return False
+    return True
+
+
+# --------------------------------------------------------------------------------------------------
+# Joins with the members omitted (MSC3706), and the request for the rest.
+#
+# The answer to send_join has the state without most members, and the servers in the room. The room
+# can be used at once; its state is partial until the members are fetched from another server.
+#
+# Source: server-server API, `PUT /_matrix/federation/v2/send_join`.
+
+MEMBER: Final = "m.room.member"
+SERVERS_MAX: Final = 100_000
+
+
+class OmittedMembers(NamedTuple):
+    """The server that answered without the members, and the servers in the room."""
+
+    origin: ServerName
+    servers: Collection[ServerName]
+
+
+def servers_of(response: Mapping[str, Any]) -> frozenset[ServerName] | None:
+    """Return the servers in the room if the members are omitted, else None. `RemoteError`."""
+    if not response.get("members_omitted"):
+        return None
+    found = response.get("servers_in_room")
+    if not isinstance(found, list) or len(found) > SERVERS_MAX:
+        raise RemoteError("the members are omitted, and the response has no list servers_in_room")
+    try:
+        return frozenset(map(args.server, found))
+    except InvalidIdentifier as error:
+        raise RemoteError(f"servers_in_room: {error}") from error
+
+
+def cited_members(join: Event, events: Mapping[EventId, Event]) -> dict[StateKey, EventId]:
+    """Return the memberships that a join names as auth events: the state before it has them."""
+    return {
+        events[one].key: one
+        for one in join.auth_event_ids
+        if one in events and events[one].type == MEMBER and events[one].state_key is not None
+    }
+
+
+async def left_before(task: RoomTask) -> dict[StateKey, EventId]:
+    """Return the memberships of local users from an earlier stay: the state before the join."""
+    async with task.store.database.connection() as conn:
+        return await gaps.own_members(conn, task.room_id, task.own_name)
+
+
+class MarkLost(Exception):  # noqa: N818  # control flow, not an error
+    """The mark of a join was dropped before the join was stored. Make it again."""
+
+
+@dataclass(slots=True)
+class JoinMark:
+    """Whether a room is marked as partial for a join, and the append of that join."""
+
+    is_set: bool
+    appending: asyncio.Task[AppendResult] | None = None
+
+    async def append(self, task: RoomTask, join: Event, state: Iterable[EventId]) -> AppendResult:
+        """Store the join. If it is marked, a cancelled caller does not cancel it: see `marked`.
+
+        `MarkLost` if another process has dropped the mark.
+        """
+        if not self.is_set:
+            return (await task.append([join], state_before={join.event_id: state}))[join.event_id]
+        self.appending = asyncio.create_task(task.append_partial(join, state))
+        result = await asyncio.shield(self.appending)
+        if result.reason == MARK_IS_GONE:
+            raise MarkLost
+        return result
+
+
+@asynccontextmanager
+async def marked(
+    task: RoomTask, join: Event, mark: OmittedMembers | None
+) -> AsyncIterator[JoinMark]:
+    """Mark the room as partial while a join is stored; take it back if that fails.
+
+    A cancelled append may still be written, so the mark stays until the append has ended. It also
+    stays if a second cancellation ends that wait. Without ``mark``, the room is not marked.
+    """
+    if mark is None:
+        yield JoinMark(is_set=False)
+        return
+    database = task.store.database
+    async with database.transaction() as conn:
+        is_marked = await partial_marks.begin(conn, task.room_id, join.event_id, *mark)
+    made = JoinMark(is_marked)
+    try:
+        yield made
+    except BaseException:
+        if made.appending is not None:
+            await asyncio.wait([made.appending])
+        async with database.transaction() as conn:
+            await partial_marks.abandon(conn, task.room_id, join.event_id)
+        raise
+
+
+async def complete(task: RoomTask, room: PartialRoom) -> bool:
+    """Fetch the members of a partial room, and complete it; return whether that was possible.
+
+    Its origin is asked first, then the other servers in the room.
+    """
+    join = (await task.loaded([room.join_event_id])).get(room.join_event_id)
+    if join is None:
+        return False
+    found = await state_before(task, await task.servers(room.origin), join)
+    if found is None or not found.allows:
+        logger.info(
+            "the members of a room are still missing: %s",
+            task.requests.reason(),
+            extra={"room_id": task.room_id},
+        )
+        return False
+    store = task.store
+    is_complete = await partial_state.complete(
+        store.database, task.room_id, found.ids, server_name=task.own_name
+    )
+    await follow_once(store.database, store.streams)  # wakes the syncs of this process now
+    return is_complete
+
+
 MARKS_MAX: Final = 5
 """So often the mark of a join is made. Another process drops it only when it opens or joins."""
 DECISIVE: Final = frozenset({CREATE, ("m.room.power_levels", ""), ("m.room.join_rules", "")})
@@ -137,7 +421,7 @@ def read_response(response: Any, limit: int) -> JoinResponse:
             pdus_in(response, "state", limit),
             pdus_in(response, "auth_chain", limit),
             event if isinstance(event, bytes | dict) else None,
-            partial_joins.servers_of(response),
+            servers_of(response),
         )
     except RemoteError as error:
         raise Refused("malformed_response", str(error)) from error
@@ -173,8 +457,8 @@ async def checked_join(task: RoomTask, join: Event, response: JoinResponse) -> C
     if response.servers is not None:
         known = {one for one, key in stored.items() if key.is_authorised}
         usable = {one: parsed.events[one] for one in known} | authorised.events
-        cited = partial_joins.cited_members(signed, usable)
-        entries = await partial_joins.left_before(task) | cited | entries
+        cited = cited_members(signed, usable)
+        entries = await left_before(task) | cited | entries
     _refuse_if_incomplete(signed, parsed.events, entries, left_out)
     await _refuse_if_not_allowed(task, signed, entries, authorised.events)
     return CheckedJoin(signed, entries, authorised.events, left_out)
@@ -295,7 +579,7 @@ async def _refuse_if_not_allowed(
 
 
 async def store_join(
-    task: RoomTask, checked: CheckedJoin, mark: partial_joins.OmittedMembers | None = None
+    task: RoomTask, checked: CheckedJoin, mark: OmittedMembers | None = None
 ) -> JoinResult:
     """Store the state as outliers, then the join. ``mark``: the members are omitted."""
     join, left_out = checked.join, dict(checked.left_out)
@@ -309,8 +593,8 @@ async def store_join(
             raise Refused("state_incomplete", f"{event_id} cannot be used: {left_out[event_id]}")
     state = [one for one in checked.entries.values() if one not in left_out]
     for _ in range(MARKS_MAX):
-        with suppress(partial_joins.MarkLost):
-            async with partial_joins.marked(task, join, mark) as made:
+        with suppress(MarkLost):
+            async with marked(task, join, mark) as made:
                 if mark is not None and not made.is_set:
                     await _refuse_unless_stored(task, join)
                 result = await made.append(task, join, state)

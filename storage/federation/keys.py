@@ -14,8 +14,10 @@ import asyncio
 import time
 from collections import OrderedDict
 from collections.abc import Collection, Iterable
+from contextlib import suppress
 from itertools import islice
 from typing import Any, Final, NamedTuple
+from weakref import WeakValueDictionary
 
 from signedjson.key import (
     decode_verify_key_bytes,
@@ -28,15 +30,40 @@ from unpaddedbase64 import decode_base64
 
 from storage.errors import InvalidSignature
 from storage.event import Event, required_signers
-from storage.federation.keyed_locks import KeyedLocks
-from storage.federation.limits import ReceiverLimits
-from storage.federation.remote import JsonObject, Remote, RemoteError
+from storage.federation.remote import JsonObject, ReceiverLimits, Remote, RemoteError
 from storage.federation.requests import answer_of
 from storage.ids import EventId, ServerName
 from storage.persist.model.results import AppendResult
 from storage.persist.receive import check_signatures
 from storage.store.facade import Store
 from storage.turns import in_turns
+
+# --------------------------------------------------------------------------------------------------
+# Locks by name within this process; a lock that nobody uses takes no memory.
+
+
+class KeyedLocks:
+    """One `asyncio.Lock` for each name in use."""
+
+    def __init__(self) -> None:
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+
+    def lock(self, name: str) -> asyncio.Lock:
+        """Return the lock of a name; the caller holds the reference while it uses the lock."""
+        found = self._locks.get(name)
+        if found is None:
+            found = self._locks[name] = asyncio.Lock()
+        return found
+
+    async def released(self, names: Iterable[str], seconds: float) -> None:
+        """Wait until those who have the locks of these names now release them, for so long."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                for name in names:
+                    if (lock := self._locks.get(name)) is not None:
+                        async with lock:
+                            pass
+
 
 VALIDITY_MS_MAX: Final = 7 * 24 * 3_600_000
 FOREVER: Final = 1 << 62

@@ -7,6 +7,7 @@ servers, and a lock for each room with a gap.
 import asyncio
 import contextlib
 import logging
+import time
 from collections.abc import Awaitable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final, TypeVar
@@ -21,9 +22,8 @@ from storage.errors import (
     UnknownRoom,
 )
 from storage.event import Event, parse
-from storage.federation import joining, partial_joins
-from storage.federation.backfilling import BackfillResult, backfill_room
-from storage.federation.gap import Results, fill_gap
+from storage.federation import joining
+from storage.federation.gap import BackfillResult, Results, backfill_room, fill_gap
 from storage.federation.invites import (
     ENDS,
     InviteResult,
@@ -37,23 +37,55 @@ from storage.federation.invites import (
     store_in_room,
     store_out_of_band,
 )
-from storage.federation.joining import JoinResult
-from storage.federation.keyed_locks import KeyedLocks
-from storage.federation.keys import KeyRing, own_keys
-from storage.federation.left_gaps import LeftGaps
-from storage.federation.limits import ReceiverLimits
-from storage.federation.partial_joins import OmittedMembers
-from storage.federation.remote import JsonObject, Remote
-from storage.federation.requests import TaskRequests
+from storage.federation.joining import JoinResult, OmittedMembers
+from storage.federation.keys import KeyedLocks, KeyRing, own_keys
+from storage.federation.remote import JsonObject, ReceiverLimits, Remote
+from storage.federation.requests import TaskRequests, claim_of, read_authorization
 from storage.federation.room_task import RoomTask
-from storage.federation.signed_requests import claim_of, read_authorization
 from storage.ids import EventId, RoomId, ServerName
 from storage.persist import AppendResult, partial_marks, receive
 from storage.persist.receive import Pdu
-from storage.queries.partial_rooms import PartialRoom
-from storage.queries.receiving import KnownRoom, known_rooms
+from storage.queries.federation import KnownRoom, known_rooms
+from storage.queries.gaps import PartialRoom, unfilled
 from storage.store.facade import Store
 from storage.turns import in_turns
+
+# --------------------------------------------------------------------------------------------------
+# Fill the gaps that earlier transactions of a room have left open.
+#
+# The gap before an event may be too large to be filled at once, or its server may fail meanwhile.
+# The event is then stored with a missing parent. Later transactions of the room fill the gap with
+# backfill, so that nobody has to page back for events that other servers have sent.
+
+ROOMS_MAX: Final = 10_000
+
+
+class LeftGaps:
+    """The rooms that have none, as far as this process knows. Every other room is looked at."""
+
+    def __init__(self) -> None:
+        self._whole: set[RoomId] = set()
+
+    def may_have(self, room_id: RoomId) -> bool:
+        return room_id not in self._whole
+
+    def left(self, room_id: RoomId) -> None:
+        """Note that a gap of the room may have stayed open."""
+        self._whole.discard(room_id)
+
+    async def fill(self, task: RoomTask, origin: ServerName) -> None:
+        """Request a page of what the room lacks, of this server first."""
+        since_ms = time.time_ns() // 1_000_000 - int(task.limits.left_gap_seconds * 1_000)
+        async with task.store.database.connection() as conn:
+            missing = await unfilled(conn, task.room_id, task.own_name, since_ms)
+        if missing:
+            limit = task.limits.backfill_max
+            await backfill_room(task, limit, only=missing, first=[origin])
+            return
+        if len(self._whole) >= ROOMS_MAX:
+            self._whole.clear()
+        self._whole.add(task.room_id)
+
 
 T = TypeVar("T")
 
@@ -345,7 +377,7 @@ class Receiver:
         async with self._completing.lock(room_id):
             if await self.partial_room(room_id) is None:
                 return True
-            return await partial_joins.complete(self._task(room_id, known.room_version), room)
+            return await joining.complete(self._task(room_id, known.room_version), room)
 
     async def complete_partial_rooms(self) -> list[RoomId]:
         """Complete every room of which members are missing; return those that are complete now.

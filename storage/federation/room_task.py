@@ -9,16 +9,16 @@ from typing import NamedTuple
 from storage.auth import check_auth_events
 from storage.errors import AuthDenied
 from storage.event import Event, parse
-from storage.event.references import auth_ids_of
+from storage.event.model import auth_ids_of
 from storage.federation.keys import KeyRing
-from storage.federation.limits import ReceiverLimits
+from storage.federation.remote import ReceiverLimits
 from storage.federation.requests import TaskRequests
 from storage.ids import EventId, RoomId, ServerName
 from storage.persist import AppendResult, Origin, receive
 from storage.persist.append import AppendOptions, append
 from storage.persist.receive import Pdu
 from storage.queries.events import size_of
-from storage.queries.receiving import StoredKey, servers_by_size, stored_keys
+from storage.queries.federation import StoredKey, servers_by_size, stored_keys
 from storage.store.facade import Store
 from storage.turns import Turns, in_turns
 

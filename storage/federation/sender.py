@@ -26,8 +26,7 @@ from typing import Final, NamedTuple
 
 from storage import arguments as args
 from storage.errors import StorageClosed, StorageCorrupt, StorageError
-from storage.federation.limits import check_limits
-from storage.federation.remote import RemoteError
+from storage.federation.remote import RemoteError, check_limits
 from storage.ids import EventId, RoomId, ServerName
 from storage.queries.events import StoredEvent
 from storage.store.facade import Store

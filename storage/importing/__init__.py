@@ -11,7 +11,7 @@ run.py           the import: once through the files, then the waiting lines agai
                  are stored
 """
 
-from storage.importing.rejects import Reject, Rejects
+from storage.importing.reading import Reject, Rejects
 from storage.importing.run import Import, Summary
 
 __all__ = ["Import", "Reject", "Rejects", "Summary"]

@@ -5,12 +5,24 @@ An append is idempotent, so you can run an interrupted import again: stored even
 """
 
 import asyncio
-from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
+import heapq
+import struct
+import tempfile
+from collections import Counter, deque
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Generator,
+    Hashable,
+    Iterable,
+    Iterator,
+    Sequence,
+)
 from contextlib import aclosing, asynccontextmanager, closing, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Final, TypeVar
+from typing import IO, Any, Final, NamedTuple, Self, TypeVar
 
 from storage.errors import (
     CommitUnknown,
@@ -21,16 +33,217 @@ from storage.errors import (
     UnknownRoomVersion,
 )
 from storage.event import ROOM_VERSIONS, glance, parse
-from storage.event.ndjson import Line, read_line
+from storage.event.ndjson import Line, Origin, read_line
 from storage.event.reading import without_stray_keys
 from storage.ids import EventId
-from storage.importing.reading import LINE_BYTES_MAX, FilePiece, RawLine, read_pieces
-from storage.importing.rejects import Reject, RejectOutcome, Rejects
-from storage.importing.retry_queue import IN_MEMORY_MAX, RetryLine, RetryQueue
-from storage.importing.room_queues import BATCH_MAX, QueuedLine, RoomQueues
-from storage.observability.progress import Counted, Report, silent
+from storage.importing.reading import (
+    LINE_BYTES_MAX,
+    FilePiece,
+    RawLine,
+    Reject,
+    RejectOutcome,
+    Rejects,
+    read_pieces,
+)
+from storage.observability.counters import Counted, Report, silent
 from storage.persist import AppendResult
 from storage.store.facade import Store
+
+# --------------------------------------------------------------------------------------------------
+# Queue each room's lines in order, and append different rooms concurrently.
+#
+# The result of a live event depends on the earlier events of its room. So a room's next batch waits
+# for the result of the last. Batches of different rooms are appended at the same time, and the
+# store's writer commits them together.
+
+BATCH_MAX: Final = 1_000
+WAITING_MAX: Final = 4_000
+WAITING_BYTES_MAX: Final = 16 << 20
+SIDE_BY_SIDE_MAX: Final = 256
+
+
+class QueuedLine(NamedTuple):
+    """A queued line: its position, its bytes, its content."""
+
+    source: int
+    number: int
+    size: int
+    raw: bytes
+    line: Line
+
+    @property
+    def origin(self) -> Origin:
+        """Return the line's origin; live by default."""
+        return self.line.origin or "live"
+
+
+class RoomQueues:
+    """Takes lines, calls ``work`` with runs of them.
+
+    Bounded: `put` waits while too many lines are queued.
+    """
+
+    def __init__(
+        self,
+        group: asyncio.TaskGroup,
+        work: Callable[[list[QueuedLine]], Awaitable[None]],
+        *,
+        batch_max: int = BATCH_MAX,
+    ) -> None:
+        self._group = group
+        self._work = work
+        self._batch_max = batch_max
+        self._lanes: dict[Hashable, deque[QueuedLine]] = {}
+        self._side_by_side = asyncio.Semaphore(SIDE_BY_SIDE_MAX)
+        self._waiting = 0
+        self._waiting_bytes = 0
+        self._progress = asyncio.Condition()
+
+    async def put(self, room: Hashable, entry: QueuedLine) -> None:
+        """Queue a line of a room, once there is space."""
+        if self._waiting >= WAITING_MAX or self._waiting_bytes >= WAITING_BYTES_MAX:
+            async with self._progress:
+                await self._progress.wait_for(
+                    lambda: self._waiting < WAITING_MAX and self._waiting_bytes < WAITING_BYTES_MAX
+                )
+        self._waiting += 1
+        self._waiting_bytes += len(entry.raw)
+        lane = self._lanes.get(room)
+        if lane is None:
+            self._lanes[room] = deque([entry])
+            self._group.create_task(self._drive(room))
+        else:
+            lane.append(entry)
+
+    async def drain(self) -> None:
+        """Wait until all queued lines are processed."""
+        async with self._progress:
+            await self._progress.wait_for(lambda: not self._lanes)
+
+    async def _drive(self, room: Hashable) -> None:
+        lane = self._lanes[room]
+        while lane:
+            async with self._side_by_side:
+                run = take_run(lane, self._batch_max)
+                await self._work(run)
+            self._waiting -= len(run)
+            self._waiting_bytes -= sum(len(entry.raw) for entry in run)
+            if not lane:
+                del self._lanes[room]
+            async with self._progress:
+                self._progress.notify_all()
+
+
+def take_run(lane: deque[QueuedLine], most: int) -> list[QueuedLine]:
+    """Take the next lines that can be appended in one call: of one origin and room version.
+
+    Readmissions are not appended, so they make a run of their own.
+    """
+    run = [lane.popleft()]
+    while lane and len(run) < most and _kind(lane[0]) == _kind(run[0]):
+        run.append(lane.popleft())
+    return run
+
+
+def _kind(entry: QueuedLine) -> tuple[Origin, str | None, bool]:
+    return entry.origin, entry.line.room_version, entry.line.readmit
+
+
+# --------------------------------------------------------------------------------------------------
+# Lines that wait for events they depend on, by depth: the order in which to retry them.
+#
+# The depth is a claim of the sender, so it is a hint: mostly parents come before children, and one
+# more round stores the rest. Memory is bounded: beyond a number of lines they go to disk, sorted,
+# and are merged when they are read back.
+
+IN_MEMORY_MAX: Final = 10_000
+RUNS_MAX: Final = 64
+
+_HEADER: Final = struct.Struct("<dqqqq")
+
+
+class RetryLine(NamedTuple):
+    """A waiting line; sorts by depth, then by position.
+
+    ``raw`` is the line; ``note`` the reject to report if it is never stored.
+    """
+
+    depth: float
+    source: int
+    number: int
+    raw: bytes
+    note: bytes
+
+
+class RetryQueue:
+    """A queue that is emptied in order of depth.
+
+    Use it as a context manager; its files are deleted at the end.
+    """
+
+    def __init__(self, *, in_memory_max: int = IN_MEMORY_MAX, runs_max: int = RUNS_MAX) -> None:
+        self._in_memory_max = in_memory_max
+        self._runs_max = runs_max
+        self._lines: list[RetryLine] = []
+        self._runs: list[IO[bytes]] = []
+        self._count = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        _close(self._runs)
+
+    def __len__(self) -> int:
+        return self._count
+
+    def add(self, line: RetryLine) -> None:
+        self._lines.append(line)
+        self._count += 1
+        if len(self._lines) >= self._in_memory_max:
+            self._runs.append(_written(sorted(self._lines)))
+            self._lines = []
+            if len(self._runs) > self._runs_max:
+                self._merge_runs()
+
+    def drain(self) -> Generator[RetryLine, None, None]:
+        """Yield all current lines, by depth; lines added from now on are for the next time.
+
+        Close it if you do not read it to its end.
+        """
+        lines, runs = sorted(self._lines), self._runs
+        self._lines, self._runs, self._count = [], [], 0
+        try:
+            yield from heapq.merge(*map(_read_back, runs), lines)
+        finally:
+            _close(runs)
+
+    def _merge_runs(self) -> None:
+        """Merge all runs into one, because open files are limited, too."""
+        merged = _written(heapq.merge(*map(_read_back, self._runs)))
+        _close(self._runs)
+        self._runs = [merged]
+
+
+def _close(runs: Iterable[IO[bytes]]) -> None:
+    for run in runs:
+        run.close()
+
+
+def _written(lines: Iterable[RetryLine]) -> IO[bytes]:
+    # closed with the queue
+    run = tempfile.TemporaryFile(prefix="room-storage-held-")  # noqa: SIM115
+    for line in lines:
+        run.write(_HEADER.pack(*line[:3], len(line.raw), len(line.note)) + line.raw + line.note)
+    return run
+
+
+def _read_back(run: IO[bytes]) -> Iterator[RetryLine]:
+    run.seek(0)
+    while header := run.read(_HEADER.size):
+        depth, source, number, raw_bytes, note_bytes = _HEADER.unpack(header)
+        yield RetryLine(depth, source, number, run.read(raw_bytes), run.read(note_bytes))
+
 
 COMMIT_ATTEMPTS: Final = 3
 NO_ROOM: Final = ""

@@ -9,27 +9,107 @@ Without ``read_write`` there is no route that accepts another method than GET an
 """
 
 import asyncio
+import contextlib
+import logging
 import secrets
-from collections.abc import Awaitable, Callable
-from typing import Final
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
+from typing import Final, NamedTuple
 
+import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from storage.errors import InputError
-from storage.inspector import failures, looks
-from storage.inspector.access import Access, TokenAccess
+from storage.errors import (
+    DatabaseError,
+    InputError,
+    PermissionRefused,
+    StorageClosed,
+    StorageCorrupt,
+    StorageError,
+    UnknownEvent,
+    UnknownRoom,
+    UnknownUser,
+)
+from storage.inspector import rendering
+from storage.inspector.access import Access, TokenAccess, data_headers, static_headers
 from storage.inspector.actions import ACTION_ROUTES, POST_ROUTES
-from storage.inspector.actions.tasks import Tasks
-from storage.inspector.headers import data_headers, static_headers
-from storage.inspector.live import LIVE
+from storage.inspector.actions.catalogue import Tasks
 from storage.inspector.pages import PAGES
 from storage.inspector.rendering import static_file
-from storage.inspector.visit import Page, Visit
+from storage.inspector.visit import LIVE, ContentRefusedError, Page, Visit
 from storage.store.facade import Store
+
+# --------------------------------------------------------------------------------------------------
+# An error as a page: its cause, the next step, and the form with what was entered.
+#
+# While the database does not answer, the page is loaded again by itself. So it recovers without a
+# click, also without JavaScript.
+
+logger: logging.Logger = logging.getLogger(__name__)
+
+AGAIN_SECONDS: Final = 2
+"""After so many seconds a browser loads the page again while the database is down."""
+
+
+class Failure(NamedTuple):
+    """The text of the page of an error. ``again``: the page is loaded again by itself."""
+
+    status: int
+    title: str
+    next_step: str
+    again: bool = False
+
+
+NOT_STORED: Final = Failure(
+    404, "It is not stored here", "Check the id. A purge, or a room that was left, removes events."
+)
+INPUT: Final = Failure(400, "This cannot be shown", "Correct the entry, and try again.")
+DOWN: Final = Failure(
+    503,
+    "The database does not answer",
+    "This page tries again by itself. Nothing is lost.",
+    again=True,
+)
+REFUSED_BY_ROLE: Final = Failure(
+    403, "The role of the database lacks a privilege", "See the how-to on roles."
+)
+CORRUPT: Final = Failure(500, "The store contradicts itself", "Run `room-storage verify`.")
+NO_CONTENT: Final = Failure(
+    403, "You may not see the content of events", "The homeserver decides who may."
+)
+DEFECT: Final = Failure(500, "This page has failed", "The log of the process has the reason.")
+
+
+def failure_of(error: Exception) -> Failure:
+    """Return what to say of an error."""
+    if isinstance(error, UnknownEvent | UnknownRoom | UnknownUser):
+        return NOT_STORED
+    if isinstance(error, InputError):
+        return INPUT
+    if isinstance(error, PermissionRefused):
+        return REFUSED_BY_ROLE
+    if isinstance(error, DatabaseError | StorageClosed):
+        return DOWN
+    if isinstance(error, StorageCorrupt):
+        return CORRUPT
+    return NO_CONTENT if isinstance(error, ContentRefusedError) else DEFECT
+
+
+def failed(visit: Visit, error: Exception) -> Response:
+    failure = failure_of(error)
+    if failure is DEFECT:
+        logger.error("%s failed", visit.request.url.path, exc_info=error)
+    reason = str(error) if isinstance(error, StorageError) else ""
+    answer = visit.render("failure.html", status=failure.status, failure=failure, reason=reason)
+    if failure.again:
+        answer.headers["Refresh"] = str(AGAIN_SECONDS)
+    return answer
+
 
 REFUSED: Final = (
     "You have no access to the inspector.\n"
@@ -84,14 +164,14 @@ class Inspector:
             viewer = await self._access(request)
             if viewer is None:
                 client = request.client.host if request.client else "?"
-                looks.log_refusal(request.url.path, client)
+                rendering.log_refusal(request.url.path, client)
                 return Response(REFUSED, 403, data_headers(), "text/plain; charset=utf-8")
             visit = Visit(self, request, viewer)
-            looks.log_page(viewer, request.url.path, visit.parameters)
+            rendering.log_page(viewer, request.url.path, visit.parameters)
             try:
                 return await page(visit)
             except Exception as error:  # noqa: BLE001  # every error is a page
-                return failures.failed(visit, error)
+                return failed(visit, error)
 
         return answer
 
@@ -115,3 +195,61 @@ def application(store: Store, *, access: Access, read_write: bool = False) -> In
     if read_write and store.reads.read_only:
         raise InputError("read_write needs a store that was opened to write")
     return Inspector(store, access, read_write=read_write)
+
+
+# --------------------------------------------------------------------------------------------------
+# Serve one application on a port of this machine, until told to stop.
+
+LOOPBACK: Final = ("127.0.0.1", "localhost", "[::1]")
+CLOSE_SECONDS: Final = 2
+
+
+class QuietServer(uvicorn.Server):
+    """A server that leaves signals to the command."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def bound(host: str, port: int) -> socket.socket:
+    """Listen on an address. `InputError` if that is impossible."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM
+        )[0]
+        made = socket.socket(family, kind, protocol)
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        made.bind(address)
+        made.listen()
+    except OSError as error:
+        raise InputError(f"cannot listen on {host}:{port}: {error.strerror or error}") from None
+    return made
+
+
+def hosts_of(host: str, port: int) -> frozenset[str]:
+    """Return the values of the header Host that lead to a loopback address."""
+    return frozenset(f"{name}:{port}" for name in {*LOOPBACK, host})
+
+
+@asynccontextmanager
+async def serving(inspector: Inspector, listening: socket.socket) -> AsyncIterator[None]:
+    """Serve an application during the block."""
+    config = uvicorn.Config(
+        inspector,
+        access_log=False,
+        log_config=None,
+        lifespan="off",
+        server_header=False,
+        date_header=False,
+        timeout_graceful_shutdown=CLOSE_SECONDS,
+        timeout_keep_alive=30,
+    )
+    server = QuietServer(config)
+    task = asyncio.create_task(server.serve(sockets=[listening]), name="inspector")
+    try:
+        yield
+    finally:
+        await inspector.close()
+        server.should_exit = True
+        await task

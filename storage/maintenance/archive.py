@@ -18,10 +18,9 @@ from typing import Final, LiteralString, NamedTuple
 import orjson
 
 from storage.codec import StoredBytes, decode
-from storage.database.array_text import transposed
 from storage.database.columns import PREV_NIDS
 from storage.database.connection import Connection
-from storage.database.placeholders import compose
+from storage.database.placeholders import compose, transposed
 from storage.errors import PartialState, UnknownRoom
 from storage.event.ndjson import envelope
 from storage.ids import EventId, RoomId

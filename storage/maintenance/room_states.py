@@ -1,19 +1,27 @@
 """Read many states of a room, sharing their common parts: for jobs that read all of them.
 
-`storage.state.read` builds each state by itself, which suits a few. Here a state is built from the
-longest prefix of its path that was built before. So reading all groups of a room costs their
+`storage.state.groups` builds each state by itself, which suits a few. Here a state is built from
+the longest prefix of its path that was built before. So reading all groups of a room costs their
 deltas, not their sizes. A group with a missing row is omitted, and the caller decides what that
 means.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Final, LiteralString, NamedTuple
 
 from storage.database.connection import Connection
 from storage.persistent_map import IntMap, Map
-from storage.state import delta_levels
-from storage.state.groups import DeltaRow, Group, applied, digest_of, entry_digest, signed
-from storage.state.rows import GroupRow, entries_of
+from storage.state import paths as delta_levels
+from storage.state.groups import (
+    DeltaRow,
+    Group,
+    GroupRow,
+    applied,
+    digest_of,
+    entries_of,
+    entry_digest,
+    signed,
+)
 
 SQL_PATHS: Final[LiteralString] = """
 SELECT state_group, path_of(state_group) AS path
@@ -127,3 +135,86 @@ def _changed(folded: FoldedPath, delta: dict[int, int]) -> FoldedPath:
             0 if before is None else entry_digest(key, before)
         )
     return FoldedPath(applied(folded.entries, delta), signed(digest))
+
+
+# --------------------------------------------------------------------------------------------------
+# Find the states that make the current state of a partial room, from the tables.
+#
+# The planner has the same rule (`storage.persist.plan.partial_state.keeping_the_join`).
+
+SQL_JOIN: Final[LiteralString] = """
+SELECT e.event_nid, e.state_key_nid, claimed_depth(e.depth, e.topological_ordering) AS depth
+FROM partial_rooms p
+JOIN rooms r ON r.room_nid = p.room_nid AND r.is_partial
+JOIN events e ON e.event_id = p.join_event_id AND NOT e.outlier
+WHERE p.room_nid = $1::int
+"""
+
+SQL_DEPTHS: Final[LiteralString] = """
+SELECT event_nid, claimed_depth(depth, topological_ordering) AS depth
+FROM events
+WHERE event_nid = ANY($1::bigint[])
+"""
+
+
+class PartialJoinRow(NamedTuple):
+    """The join of a partial room."""
+
+    event_nid: int
+    state_key_nid: int
+    depth: int
+
+
+class MembershipDepthRow(NamedTuple):
+    """The depth of a membership."""
+
+    event_nid: int
+    depth: int
+
+
+async def following(conn: Connection, room_nid: int, states: Sequence[Group]) -> Sequence[Group]:
+    """Return those of the states after the extremities that make the current state.
+
+    In a partial room they are those that follow its join, if there is any.
+    """
+    join = await conn.fetchrow(SQL_JOIN, room_nid, row=PartialJoinRow)
+    if join is None:
+        return states
+    entries = [state.entries.get(join.state_key_nid, 0) for state in states]
+    depths = dict(await conn.fetch(SQL_DEPTHS, entries, row=MembershipDepthRow))
+    found = [
+        state
+        for state, nid in zip(states, entries, strict=True)
+        if nid == join.event_nid or depths.get(nid, join.depth) > join.depth
+    ]
+    return found or states
+
+
+# --------------------------------------------------------------------------------------------------
+# All events of a room, outliers and others, as the source of a statement.
+#
+# Each index by room has either the outliers or the others. Postgres combines both only by a bitmap.
+# Without statistics, a plan with bitmaps reads too much elsewhere, so a session has none
+# (`storage.database.session`). A condition for both would then read the events of all rooms.
+#
+# OFFSET 0 keeps the order of the outer statement away: else Postgres could read the events of all
+# rooms in that order, by another index.
+
+PART_ROOM_EVENTS: Final[LiteralString] = """
+(
+    SELECT * FROM events WHERE room_nid = $1::int AND NOT outlier
+    UNION ALL
+    SELECT * FROM events WHERE room_nid = $1::int AND outlier
+    OFFSET 0
+)
+"""
+
+PART_AUTHORISED_EVENTS: Final[LiteralString] = """
+(
+    SELECT * FROM events WHERE room_nid = $1::int AND NOT outlier
+    UNION ALL
+    SELECT * FROM events WHERE room_nid = $1::int AND outlier AND NOT is_out_of_band(events)
+    OFFSET 0
+)
+"""
+"""Without memberships that arrived out of band, which are not authorised yet."""

@@ -6,11 +6,13 @@ loop adds to them. Other threads may read them at any time, and may find a value
 not yet in the sum.
 """
 
+import logging
 import time
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple
 
 SECONDS: Final = (
     0.0005,
@@ -109,3 +111,112 @@ class Measures:
         if name not in self.calls:
             self.calls[name] = Distribution()
         return self.calls[name]
+
+
+# --------------------------------------------------------------------------------------------------
+# How far a long job is. The job reports it; the command line shows it.
+#
+#     counted = Counted(report, "verify", total=3_500, unit="rooms")
+#     counted.within(0.5)  # half of the first room
+#     counted.add(1)
+#
+# A job has one or more phases, one after the other. Totals are cheap to find: a count by an index,
+# or an estimate of Postgres.
+
+
+class Progress(NamedTuple):
+    """``done`` of ``total`` units in a phase; ``total`` None: unknown."""
+
+    phase: str
+    done: float
+    total: float | None
+    unit: str
+    is_estimate: bool = False
+    """The total is an estimate; more may be done in the end."""
+
+    @property
+    def share(self) -> float:
+        """Return the part that is done, from 0 to 1."""
+        return min(self.done / self.total, 1.0) if self.total else 0.0
+
+
+Report = Callable[[Progress], None]
+"""Called after each part of a job. It must return soon."""
+
+
+def silent(_: Progress) -> None:
+    """Report nothing."""
+
+
+@dataclass(slots=True)
+class Counted:
+    """Counts what is done in one phase, and reports it from the beginning."""
+
+    report: Report
+    phase: str
+    total: float | None
+    unit: str
+    is_estimate: bool = False
+    done: float = 0
+
+    def __post_init__(self) -> None:
+        self.within(0)
+
+    def add(self, more: float = 1) -> None:
+        """Report that so many units more are done."""
+        self.done += more
+        self.within(0)
+
+    def within(self, part: float) -> None:
+        """Report a part of the next unit, or units, which `add` has not counted yet."""
+        self.report(Progress(self.phase, self.done + part, self.total, self.unit, self.is_estimate))
+
+
+# --------------------------------------------------------------------------------------------------
+# Outages in the log: the first failure, each further reason once, and the recovery.
+#
+#     outage = Outage(logger, "the database")
+#     outage.failed("no connection")  # WARNING, the first time
+#     outage.recovered()  # WARNING: "the database is back after 12.3 s (48 failed attempts)"
+#
+# A loop that tries again four times a second reports both outcomes of every attempt here. So an
+# outage of any length takes a few lines of the log.
+
+REASONS_MAX: Final = 5
+"""Most reasons that are logged in one outage: a reason may contain a number that changes."""
+
+
+class Outage:
+    """The outages of one thing, of which at most one is current."""
+
+    def __init__(
+        self, logger: logging.Logger, name: str, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._logger = logger
+        self._name = name
+        self._clock = clock
+        self._began = 0.0
+        self._failures = 0
+        self._reasons: set[str] = set()
+
+    def failed(self, reason: str) -> None:
+        """Count a failure; log its reason if this outage did not have it before."""
+        if not self._failures:
+            self._began = self._clock()
+        self._failures += 1
+        if reason not in self._reasons and len(self._reasons) < REASONS_MAX:
+            self._reasons.add(reason)
+            self._logger.warning("%s", reason)
+
+    def recovered(self) -> None:
+        """Log the end of the outage, if there was one."""
+        if not self._failures:
+            return
+        self._logger.warning(
+            "%s is back after %.1f s (%d failed attempts)",
+            self._name,
+            self._clock() - self._began,
+            self._failures,
+        )
+        self._failures = 0
+        self._reasons.clear()

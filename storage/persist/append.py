@@ -9,16 +9,15 @@ from storage.database.connection import Database
 from storage.database.prepared import prepare_ahead
 from storage.errors import InputError
 from storage.event import Event
-from storage.event.kept import as_written
+from storage.event.reading import as_written
 from storage.ids import EventId
 from storage.observability.opentelemetry import tracing
-from storage.persist import given_states, receive, verdicts
-from storage.persist import stripped_state as stripped
+from storage.persist import receive
+from storage.persist import receive as stripped
 from storage.persist.commit.group_commit import Writer
 from storage.persist.model.incoming import IncomingEvent
 from storage.persist.model.results import ORIGINS, AppendResult, Origin
-from storage.persist.receive import Pdu, VerifyKeys
-from storage.persist.stripped_state import StrippedState
+from storage.persist.receive import Pdu, StrippedState, VerifyKeys
 from storage.turns import TURN_BYTES, Turns, in_turns, pause_if_long
 
 logger: logging.Logger = logging.getLogger(__name__)
@@ -63,10 +62,10 @@ class AppendOptions(NamedTuple):
 
     room_version: str | None
     origin: Origin
-    state_before: given_states.GivenStates | None
+    state_before: receive.GivenStates | None
     stripped_state: StrippedState | None
     verify_keys: VerifyKeys | None
-    refused: verdicts.Refused | None = None
+    refused: receive.Refused | None = None
     room_versions: Mapping[str, str] | None = None
     partial_join: EventId | None = None
 
@@ -85,8 +84,8 @@ async def append(
         raise InputError(f"origin is {said.origin!r}: it must be one of {', '.join(ORIGINS)}")
     receive.check_keys(said.verify_keys)
     shown = stripped.read_stripped_state(said.stripped_state, said.origin)
-    states = given_states.read(said.state_before)
-    refused = verdicts.read_refused(said.refused, said.origin)
+    states = receive.read_given_states(said.state_before)
+    refused = receive.read_refused(said.refused, said.origin)
     place = _Place(writer)
     if sum(map(receive.size_of, pdus)) > TURN_BYTES and not callable(said.verify_keys):
         await place.take()
@@ -129,7 +128,7 @@ async def _append(
     place: _Place,
     pdus: Sequence[Pdu],
     said: AppendOptions,
-    given: tuple[given_states.States, Mapping[EventId, str], verdicts.Refused],
+    given: tuple[receive.States, Mapping[EventId, str], receive.Refused],
 ) -> list[AppendResult]:
     writer, (states, shown, refused) = place.writer, given
     named = args.room_versions(said.room_versions)
@@ -155,8 +154,8 @@ async def _append(
         await turns.took(receive.work_of(pdus[index], read))
     if refused:
         ids = [event.event_id for event in events.values()]
-        verdicts.check_named(refused, [*ids, *(one.event_id for one in results.values())])
-    await given_states.check(database, states, events.values())
+        receive.check_named(refused, [*ids, *(one.event_id for one in results.values())])
+    await receive.check(database, states, events.values())
     indexes = list(events)
     await pause_if_long(indexes)
     ordered = [indexes[at] for at in receive.in_order(list(events.values()))]
@@ -193,9 +192,9 @@ async def _created(
 
 def _with_given(
     one: IncomingEvent,
-    states: given_states.States,
+    states: receive.States,
     shown: Mapping[EventId, str],
-    refused: verdicts.Refused,
+    refused: receive.Refused,
 ) -> IncomingEvent:
     event_id = one.event.event_id
     return one._replace(
@@ -206,7 +205,7 @@ def _with_given(
 
 
 def _note(
-    answers: Sequence[AppendResult], rooms: Sequence[str | None], refused: verdicts.Refused
+    answers: Sequence[AppendResult], rooms: Sequence[str | None], refused: receive.Refused
 ) -> None:
     """Log results other than stored and duplicate.
 

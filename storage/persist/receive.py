@@ -5,15 +5,19 @@ Otherwise it comes from the room's create event in the batch, or else from the c
 """
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from typing import Any, Final, TypeGuard
+from typing import Any, Final, LiteralString, NamedTuple, TypeGuard
 
+import orjson
+
+from storage import arguments as args
 from storage.arguments import is_text
+from storage.database.connection import Database
 from storage.errors import InputError, InvalidEvent, InvalidSignature, UnknownRoomVersion
 from storage.event import ROOM_VERSIONS, Event, glance, parse, required_signers, verify_event
+from storage.event.model import references_of
 from storage.event.reading import MAX_PDU_BYTES
-from storage.event.references import references_of
-from storage.graph.topological_sort import topological_sort
-from storage.ids import EventId
+from storage.graph.topological_ordering import topological_sort
+from storage.ids import EventId, StateKey
 from storage.persist.model.results import AppendResult, invalid
 
 Pdu = bytes | dict[str, Any]
@@ -213,3 +217,177 @@ def _within(event: Event, places: Mapping[EventId, Sequence[int]]) -> set[int]:
     """Return the indexes of the events in the batch that an event refers to."""
     named = {*references_of(event)} - {event.event_id}
     return {place for one in named for place in places.get(one, ())}
+
+
+# --------------------------------------------------------------------------------------------------
+# Check the states that a caller of `append` gives as `state_before`.
+#
+# A state has at most one event per key and no rejected event. Ids of events that are not stored are
+# no error: the result `missing_parents` lists them. An event of the same batch is checked by its
+# key only, because it is not authorised yet.
+
+States = Mapping[EventId, tuple[EventId, ...]]
+
+SQL_GIVEN: Final[LiteralString] = """
+SELECT e.event_id, t.type, k.state_key, e.rejected
+FROM unnest($1::text[]) AS wanted (id)
+CROSS JOIN LATERAL (SELECT * FROM events WHERE event_id = wanted.id OFFSET 0) AS e
+CROSS JOIN LATERAL (
+    SELECT * FROM state_keys WHERE state_key_nid = e.state_key_nid OFFSET 0
+) AS k
+CROSS JOIN LATERAL (SELECT type FROM event_types WHERE type_nid = k.type_nid OFFSET 0) AS t
+"""
+
+
+GivenStates = Mapping[EventId, Iterable[EventId]] | Mapping[str, Iterable[str]]
+"""The ids of the state before an event, by its id."""
+
+
+class GivenRow(NamedTuple):
+    """A stored state event."""
+
+    event_id: str
+    type: str
+    state_key: str
+    rejected: str | None
+
+
+def read_given_states(state_before: GivenStates | None) -> States:
+    """Return the states as tuples of distinct event ids.
+
+    Raise `InputError` if it is not a mapping of lists, and `InvalidIdentifier` for a malformed id.
+    """
+    if state_before is None:
+        return {}
+    return {
+        EventId(event_id): tuple(args.events(ids))
+        for event_id, ids in args.mapping(state_before, "state_before").items()
+    }
+
+
+async def check(database: Database, states: States, batch: Iterable[Event]) -> None:
+    """Raise `InputError` for a state with two events of one key, or with a rejected event."""
+    if not states:
+        return
+    keys = {event.event_id: event.key for event in batch if event.state_key is not None}
+    ids = list({event_id for state in states.values() for event_id in state})
+    async with database.connection() as conn:
+        held = {row.event_id: row for row in await conn.fetch(SQL_GIVEN, ids, row=GivenRow)}
+    keys.update((EventId(row.event_id), (row.type, row.state_key)) for row in held.values())
+    for event_id, state in states.items():
+        _check_state(event_id, state, keys, held)
+
+
+def _check_state(
+    event_id: EventId,
+    state: Iterable[EventId],
+    keys: Mapping[EventId, StateKey],
+    held: Mapping[str, GivenRow],
+) -> None:
+    found: dict[StateKey, EventId] = {}
+    for one in state:
+        if one in held and held[one].rejected is not None:
+            raise InputError(
+                f"state_before of {event_id} holds {one}, which is rejected: {held[one].rejected}"
+            )
+        if one not in keys:
+            continue
+        first = found.setdefault(keys[one], one)
+        if first != one:
+            raise InputError(
+                f"state_before of {event_id} holds two events of {keys[one]}: {first} and {one}"
+            )
+
+
+# --------------------------------------------------------------------------------------------------
+# Check the stripped state that a caller of `append` gives with out-of-band events.
+#
+# It is the part of a room's state that another server shares with an invite or knock.
+
+Stripped = Iterable[Mapping[str, Any]]
+StrippedState = Mapping[EventId, Stripped] | Mapping[str, Stripped]
+
+BYTES_MAX: Final = 262_144
+"""Maximum size of the stripped state of one event, as JSON.
+
+A room shares some ten state events. Each has at most 65,536 bytes, and most are far smaller.
+"""
+
+TEXTS: Final = ("type", "state_key", "sender")
+
+
+def read_stripped_state(stripped_state: StrippedState | None, origin: str) -> dict[EventId, str]:
+    """Return the stripped states as JSON, by event.
+
+    Raise `InputError` if one is malformed, too large, or given with another origin.
+    """
+    given = {} if stripped_state is None else args.mapping(stripped_state, "stripped_state")
+    if given and origin != "out_of_band":
+        raise InputError(f'stripped_state goes with origin="out_of_band", not with {origin!r}')
+    return {args.event(event_id): _json(event_id, events) for event_id, events in given.items()}
+
+
+def _json(event_id: EventId, events: Iterable[Mapping[str, Any]]) -> str:
+    name = f"stripped_state of {event_id}"
+    written = [
+        _event(event, f"{name}, event {number},")
+        for number, event in enumerate(args.listed(events, name))
+    ]
+    if (size := sum(map(len, written))) > BYTES_MAX:
+        raise InputError(f"{name} has {size} bytes: at most {BYTES_MAX} can be stored")
+    return (b"[" + b",".join(written) + b"]").decode()
+
+
+def _event(event: Mapping[str, Any], name: str) -> bytes:
+    packed = args.content(event, name)
+    found = orjson.loads(packed)
+    for key in TEXTS:
+        if not isinstance(found.get(key), str):
+            raise InputError(f"{name} has no text as {key}")
+    if not isinstance(found.get("content"), dict):
+        raise InputError(f"{name} has no object as content")
+    return packed
+
+
+# --------------------------------------------------------------------------------------------------
+# Verdicts of the caller on events, such as those of a policy server.
+#
+# `append` stores an event that the caller refuses as soft-failed, with the reason of the caller.
+# The verdict counts only for an event that the auth rules accept. `storage.persist.readmit` lifts
+# it.
+
+Refused = Mapping[EventId, str] | Mapping[str, str]
+TIMELINE_ORIGINS: Final = ("live", "backfill")
+REASON_MAX: Final = 500
+
+
+def read_refused(refused: Refused | None, origin: str) -> dict[EventId, str]:
+    """Return the reasons by event.
+
+    Raise `InputError` for a malformed reason, or for an origin whose events have no verdict.
+    """
+    given = {} if refused is None else args.mapping(refused, "refused")
+    if given and origin not in TIMELINE_ORIGINS:
+        raise InputError(f"refused goes with live or backfilled events, not with {origin!r}")
+    return {args.event(event_id): reason_of(one) for event_id, one in given.items()}
+
+
+def reason_of(reason: object) -> str:
+    """Return the reason of a verdict; raise `InputError` for what is none."""
+    if not args.is_text(reason) or not 1 <= len(reason) <= REASON_MAX:
+        raise InputError(
+            f"the reason of a verdict is {reason!r}: "
+            f"a text of 1 to {REASON_MAX} characters is wanted, without NUL and half surrogates"
+        )
+    return reason
+
+
+def check_named(refused: Refused, event_ids: Iterable[EventId | None]) -> None:
+    """Raise `InputError` if a refused event is not in the batch.
+
+    ``event_ids`` are those of the batch, None for an unreadable PDU. It may have any id, so then
+    nothing is raised: a bad PDU never fails its batch.
+    """
+    known = set(event_ids)
+    if None not in known and (strange := refused.keys() - known):
+        raise InputError(f"refused has {min(strange)}, which is not among the PDUs")

@@ -34,8 +34,8 @@ from pyspark.sql import SparkSession
 from storage.config import Config
 from storage.database.arrow_results import ArrowConnection, arrow_snapshot
 from storage.errors import InputError, StorageCorrupt
-from storage.pipeline.failures import executor_errors
 from storage.pipeline.file_systems import opened
+from storage.pipeline.session import executor_errors
 from storage.pipeline.source.filters import Chosen, by_position, outliers_of, room_numbers, split
 from storage.pipeline.source.rows import ARROW_SCHEMA, COLUMNS, read_rows, spark_ddl
 from storage.pipeline.source.token_bounds import Bounds, between, current, deployment_of, token_of

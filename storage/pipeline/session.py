@@ -9,15 +9,31 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, cast
 
-from pyspark.sql import SparkSession
+import orjson
+import pyarrow as pa
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession, is_remote
+from pyspark.sql import functions as f
 
+from storage import errors
 from storage.config import Config
-from storage.errors import InputError
+from storage.errors import (
+    CommitUnknown,
+    DatabaseConflict,
+    DatabaseError,
+    DatabaseFull,
+    DatabaseUnavailable,
+    InputError,
+    InstanceNameTaken,
+    PermissionRefused,
+    StorageError,
+)
 from storage.pipeline.source.reader import RoomEvents
 
 MASTERS: Final = ("local", "spark://", "yarn", "k8s://")
@@ -108,3 +124,90 @@ def check_java(environ: Mapping[str, str] = os.environ) -> None:
     found = re.search(r'version "(?:1\.)?(\d+)', ran.stderr)
     if found is None or int(found[1]) < JAVA_OLDEST:
         raise InputError(f"{wanted}; {java} is {found[1] if found else 'of an unknown version'}")
+
+
+# --------------------------------------------------------------------------------------------------
+# Turn failures in executors into our errors. Spark returns them as text, a trace in a trace.
+
+RAISED: Final = re.compile(r"^(?:E?\s*)storage\.errors\.(\w+): (.+)$", re.MULTILINE)
+CAUSED: Final = re.compile(r"^(?:Caused by: )(?:[\w$]+\.)*([\w$]+: .+)$", re.MULTILINE)
+LENGTH_MAX: Final = 500
+OF_THE_DATABASE: Final = (
+    DatabaseUnavailable,
+    DatabaseFull,
+    DatabaseConflict,
+    CommitUnknown,
+    InstanceNameTaken,
+    PermissionRefused,
+)
+
+
+@contextmanager
+def executor_errors() -> Iterator[None]:
+    """Raise our error instead of Spark's: the executor's, or a `StorageError` with its cause."""
+    try:
+        yield
+    except (PySparkException, Py4JError) as error:
+        raise of_text(str(error)) from error
+
+
+def of_text(text: str) -> StorageError:
+    """Return the error at the end of a trace, in its own class if that takes a text."""
+    found = RAISED.findall(text)
+    if not found:
+        causes: list[str] = CAUSED.findall(text)
+        return StorageError(
+            f"Spark: {(causes[-1] if causes else text.strip().partition(chr(10))[0])[:LENGTH_MAX]}"
+        )
+    name, reason = found[-1]
+    message = f"{name} in an executor: {reason[:LENGTH_MAX]}"
+    kind = getattr(errors, name, StorageError)
+    if kind in OF_THE_DATABASE:
+        return cast("StorageError", kind(message))
+    if issubclass(kind, DatabaseError):
+        return DatabaseError(message)
+    return (InputError if issubclass(kind, InputError) else StorageError)(message)
+
+
+# --------------------------------------------------------------------------------------------------
+# Distribute work to tasks, only with calls that Spark Connect has, too.
+#
+# Work travels as rows, one partition for each task. A closure would be sent to every task as a
+# whole, and Spark Connect has no broadcasts.
+
+PROBED: Final = 1 << 16
+"""Rows of the frame that Spark splits by its own measure; more than any cluster has cores."""
+
+WORK: Final = pa.schema([("task", pa.int32()), ("work", pa.binary())])
+
+Batches = Iterator[pa.RecordBatch]
+MapBatches = Callable[[Batches], Batches]
+
+
+def parallelism(spark: SparkSession) -> int:
+    """Return how many tasks Spark runs at once, as far as it knows its executors now.
+
+    Spark Connect does not say it: a small job shows into how many partitions Spark splits a frame.
+    """
+    if not is_remote():
+        return int(spark.sparkContext.defaultParallelism)  # without a job, which takes 0.1 s
+    return spark.range(PROBED).select(f.spark_partition_id()).distinct().count()
+
+
+def dealt_work(spark: SparkSession, tasks: Sequence[Sequence[Any]]) -> DataFrame:
+    """Return a frame with a partition for each task; `taken_work` reads its items there.
+
+    An item is anything that JSON can express, or a named tuple of such; it comes back as a list.
+    """
+    rows = [
+        (task, orjson.dumps(one, default=list)) for task, items in enumerate(tasks) for one in items
+    ]
+    columns = [pa.array([row[at] for row in rows], field.type) for at, field in enumerate(WORK)]
+    frame = spark.createDataFrame(pa.Table.from_arrays(columns, schema=WORK))
+    return frame.repartitionById(max(len(tasks), 1), "task")
+
+
+def taken_work(batches: Batches) -> Iterator[Any]:
+    """Yield the items of a task, in order."""
+    for batch in batches:
+        yield from map(orjson.loads, batch.column("work").to_pylist())

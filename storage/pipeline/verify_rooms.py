@@ -21,20 +21,19 @@ import uvloop
 from pyspark.sql import DataFrame, SparkSession
 
 from storage.config import Config
-from storage.database.archive_limits import MAINTENANCE_MS
+from storage.database.archived_bytes import MAINTENANCE_MS
 from storage.database.arrow_results import arrow_snapshot
 from storage.database.connection import Database
 from storage.errors import PartialState, StorageCorrupt, UnknownRoom
 from storage.maintenance.indexes import Lie, lies, prove_indexes
 from storage.maintenance.local_server import local_server_name
 from storage.maintenance.verify import Finding, verify_database, verify_room
-from storage.maintenance.verify.indexes import finding_of, hide_facts
-from storage.pipeline.failures import executor_errors
+from storage.maintenance.verify.graph import finding_of, hide_facts
 from storage.pipeline.imports.run import LARGE_SHARE, deal
 from storage.pipeline.rebuilding import Rebuilder
+from storage.pipeline.session import Batches, dealt_work, executor_errors, parallelism, taken_work
 from storage.pipeline.source.filters import split
 from storage.pipeline.source.rows import spark_ddl
-from storage.pipeline.task_frames import Batches, dealt_work, parallelism, taken_work
 
 T = TypeVar("T")
 

@@ -9,7 +9,7 @@ from typing import Final, LiteralString, NamedTuple
 
 from storage.codec import StoredBytes
 from storage.database.connection import Connection
-from storage.database.sql_template import fill
+from storage.database.placeholders import fill
 from storage.errors import UnknownEvent
 from storage.ids import EventId, RoomId, UserId
 from storage.queries.events import StoredEvent, StoredEventRow, served_at_once, stored, stored_of

@@ -21,7 +21,7 @@ from storage.database.placeholders import compose
 from storage.errors import InvalidIdentifier, UnknownEvent
 from storage.event import load
 from storage.ids import EventId, ServerName, UserId
-from storage.queries.visible_events import visible_to_server, visible_to_user
+from storage.queries.events import visible_to_server, visible_to_user
 from storage.visibility import server_may_see, user_may_see
 
 SQL_KNOWN: Final[LiteralString] = """

@@ -13,13 +13,13 @@ from storage.codec import StoredBytes
 from storage.database.columns import OWN_ENTRIES
 from storage.database.connection import Connection
 from storage.database.names import MEMBERSHIP_NAMES, MEMBERSHIPS
-from storage.database.placeholders import compose
-from storage.database.sql_template import fill
-from storage.errors import InputError, UnknownRoom
-from storage.ids import RoomId, UserId
+from storage.database.placeholders import compose, fill
+from storage.errors import InputError, StateUnknown, UnknownEvent, UnknownRoom
+from storage.ids import EventId, RoomId, ServerName, UserId
 from storage.queries.events import StoredEvent, event_of_room
-from storage.queries.room_position import RoomPosition
+from storage.queries.room_info import RoomPosition
 from storage.streams import VectorPosition
+from storage.streams.caches import MemberIds
 from storage.turns import parts
 
 PART_COVERED: Final[LiteralString] = """
@@ -428,3 +428,163 @@ async def forget(conn: Connection, user_id: UserId, room_id: RoomId) -> None:
     if row.membership > MEMBERSHIPS["leave"] and not row.is_forgotten:
         name = MEMBERSHIP_NAMES[row.membership]
         raise InputError(f"the membership of {user_id} in {room_id} is {name}: leave it first")
+
+
+# --------------------------------------------------------------------------------------------------
+# The servers that are joined to a room: now, and in the state before an event.
+#
+# `visibility` has a row for each server with users in the room. Its `joined_count` is of the
+# current state. For another state the ranges of its audiences say whether a user of it was joined:
+# an audience is a set of principals, and that of a state group is the set at this state.
+#
+# Of a room with a partial state these servers are too few. So the servers that were in the room
+# before the join are added: an event must reach all of them.
+
+SQL_JOINED_SERVERS: Final[LiteralString] = """
+SELECT ARRAY(
+    SELECT p.name
+    FROM visibility v
+    JOIN principals p USING (principal_nid)
+    -- no local user: theirs is the topological ordering of a join, and a name with @
+    WHERE v.room_nid = r.room_nid AND v.last_join_topological IS NULL AND v.joined_count > 0
+        AND left(p.name, 1) <> '@'
+    UNION
+    SELECT unnest(p.servers)
+    FROM partial_rooms p
+    WHERE r.is_partial AND p.room_nid = r.room_nid
+) AS servers
+FROM rooms r
+WHERE r.room_id = $1::text
+"""
+
+SQL_JOINED_SERVERS_AT: Final[LiteralString] = """
+WITH at AS MATERIALIZED (
+    SELECT r.room_nid, r.is_partial, e.event_nid, e.outlier, g.audience
+    FROM rooms r
+    LEFT JOIN events e ON e.room_nid + 0 = r.room_nid AND e.event_id = $2::text
+    LEFT JOIN state_groups g ON g.state_group = e.state_group_before
+    WHERE r.room_id = $1::text
+)
+SELECT at.event_nid IS NOT NULL AS is_stored, at.audience IS NOT NULL AS has_state, ARRAY(
+    SELECT p.name
+    FROM visibility v
+    JOIN principals p USING (principal_nid)
+    WHERE v.room_nid = at.room_nid AND v.last_join_topological IS NULL AND left(p.name, 1) <> '@'
+        -- not everybody, not the shared audiences; + 0: the primary key leads over all members
+        AND v.principal_nid + 0 > 2
+        AND CASE
+            WHEN at.audience < v.first_audience
+                THEN joined_before(v.room_nid, v.principal_nid, at.audience)
+            ELSE v.audiences @> at.audience
+                AND NOT COALESCE(v.invited_audiences @> at.audience, false)
+        END
+    UNION
+    SELECT unnest(p.servers)
+    FROM partial_rooms p
+    WHERE at.is_partial AND p.room_nid = at.room_nid
+) AS servers
+FROM at
+"""
+
+
+class ServersRow(NamedTuple):
+    """The servers of a room."""
+
+    servers: list[str]
+
+
+class ServersAtRow(NamedTuple):
+    """The servers in the state before an event, if it is stored with its state."""
+
+    is_stored: bool
+    has_state: bool
+    servers: list[str]
+
+
+async def joined_servers(conn: Connection, room_id: RoomId) -> set[ServerName]:
+    """Return the servers with a user who is joined in the room's current state. `UnknownRoom`."""
+    row = await conn.fetchrow(SQL_JOINED_SERVERS, room_id, row=ServersRow)
+    if row is None:
+        raise UnknownRoom(room_id)
+    return set(map(ServerName, row.servers))
+
+
+async def joined_servers_at(
+    conn: Connection, room_id: RoomId, event_id: EventId
+) -> set[ServerName]:
+    """Return the servers with a user who is joined in the state before an event of the room.
+
+    `UnknownRoom`; `UnknownEvent`, also for an event of another room; `StateUnknown` for an outlier.
+    """
+    row = await conn.fetchrow(SQL_JOINED_SERVERS_AT, room_id, event_id, row=ServersAtRow)
+    if row is None:
+        raise UnknownRoom(room_id)
+    if not row.is_stored:
+        raise UnknownEvent(event_id)
+    if not row.has_state:
+        raise StateUnknown(event_id)
+    return set(map(ServerName, row.servers))
+
+
+# --------------------------------------------------------------------------------------------------
+# The ids of the members of a room with one membership.
+#
+# A room may have 50,000 of them, and their names are in another table. So the statement looks the
+# names up by an array of their numbers, which reads each page of the index once. It returns them as
+# one text, because the driver takes as long for a row of each as the look-up.
+#
+# The current state of a room has a state group, and the content of a group never changes. A process
+# remembers the ids with their group, and gets no names as long as the room has the same group.
+
+SQL_MEMBER_IDS: Final[LiteralString] = """
+SELECT r.current_state_group AS state_group, member.id_count, member.user_ids
+FROM rooms r
+CROSS JOIN LATERAL (
+    SELECT count(*) AS id_count, string_agg(k.state_key, E'\\n') AS user_ids
+    FROM state_keys k
+    WHERE r.current_state_group IS DISTINCT FROM $3::bigint AND k.state_key_nid = ANY(ARRAY(
+        SELECT c.state_key_nid
+        FROM current_state c
+        WHERE c.room_nid = r.room_nid AND c.membership = $2::smallint
+    ))
+) AS member
+WHERE r.room_id = $1::text
+"""
+
+SQL_MEMBER_IDS_APART: Final[LiteralString] = """
+SELECT k.state_key
+FROM rooms r
+JOIN current_state c USING (room_nid)
+JOIN state_keys k USING (state_key_nid)
+WHERE r.room_id = $1::text AND c.membership = $2::smallint
+"""
+
+
+class MemberIdsRow(NamedTuple):
+    """The state group of the current state, and the ids, one a line.
+
+    There are none if the group is the one that the caller knows.
+    """
+
+    state_group: int | None
+    id_count: int
+    user_ids: str | None
+
+
+async def member_ids(
+    conn: Connection, room_id: RoomId, membership: int, known: MemberIds | None
+) -> MemberIds:
+    """Return the users with this membership in the room's current state, in no order.
+
+    The result is ``known`` where that is still right. `UnknownRoom`.
+    """
+    group = None if known is None else known.state_group
+    row = await conn.fetchrow(SQL_MEMBER_IDS, room_id, membership, group, row=MemberIdsRow)
+    if row is None:
+        raise UnknownRoom(room_id)
+    if known is not None and row.state_group == known.state_group:
+        return known
+    ids: list[Any] = row.user_ids.split("\n") if row.user_ids else []
+    if len(ids) != row.id_count:  # an id has a line break
+        return MemberIds(None, await conn.fetchvals(SQL_MEMBER_IDS_APART, room_id, membership))
+    return MemberIds(row.state_group, ids)

@@ -11,20 +11,27 @@ from typing import Final, LiteralString, NamedTuple
 
 from storage.codec import StoredBytes
 from storage.database.connection import Connection
+from storage.database.placeholders import fill
 from storage.database.prepared import prepare_ahead
-from storage.database.sql_template import fill
 from storage.errors import UnknownRoom
 from storage.ids import EventId, RoomId, UserId
 from storage.queries.events import StoredEvent, stored_of
 from storage.queries.filters import ANY_EVENT, TEMPLATE_IGNORED, EventFilter
-from storage.queries.pagination.fetch import fetch_page
 from storage.queries.pagination.page import (
     END,
+    PART_LEFT_OUT,
+    PART_NONE_LEFT_OUT,
+    PART_NOT_LEFT_OUT,
+    PART_OR_BROUGHT,
+    TEMPLATE_NOT_LEFT_OUT_LIVE,
+    TEMPLATE_REORDERED,
     Direction,
     Gap,
     Page,
     PageRange,
     end_of_page,
+    exact,
+    fetch_page,
     page_of,
 )
 from storage.queries.pagination.reordering import (
@@ -36,15 +43,6 @@ from storage.queries.pagination.reordering import (
     numbers,
     upper_end,
 )
-from storage.queries.pagination.sql_parts import (
-    PART_LEFT_OUT,
-    PART_NONE_LEFT_OUT,
-    PART_NOT_LEFT_OUT,
-    PART_OR_BROUGHT,
-    TEMPLATE_NOT_LEFT_OUT_LIVE,
-    TEMPLATE_REORDERED,
-)
-from storage.queries.pagination.sync_tokens import exact
 from storage.streams import PaginationToken
 
 TEMPLATE_PAGE: Final[LiteralString] = """

@@ -1,6 +1,6 @@
 """The state before or after events: whole, or of some types or keys; any number of events at once.
 
-A state is read by folding the rows of its group's path (storage/state/delta_levels.py). The request
+A state is read by folding the rows of its group's path (storage/state/paths.py). The request
 decides how:
 
 * For types without members, or a few keys, Postgres returns the entries. Without a member key it
@@ -17,11 +17,15 @@ statement. It checks each time that the event has this group.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Final, LiteralString, NamedTuple, TypeVar
+from itertools import chain, repeat
+from typing import Final, LiteralString, NamedTuple, TypeVar, cast
 
-from storage.database.columns import OWN_ENTRIES, OWN_OTHERS
+import orjson
+
+from storage.database.columns import AUTH_NIDS, OWN_ENTRIES, OWN_OTHERS
 from storage.database.connection import Connection
-from storage.database.placeholders import compose
+from storage.database.names import require_room
+from storage.database.placeholders import compose, long_int_array
 from storage.errors import (
     InputError,
     PartialState,
@@ -29,11 +33,158 @@ from storage.errors import (
     StorageCorrupt,
     UnknownEvent,
 )
-from storage.ids import EventId, RoomId, StateKey
-from storage.queries.state_entries import MEMBER, FoldedState, StateMap, state_entries
+from storage.ids import EventId, RoomId, StateKey, UserId
 from storage.state.groups import REMOVED
 from storage.state.paths import path_of
 from storage.streams.caches import Cache, Ticket
+from storage.turns import parts
+
+# --------------------------------------------------------------------------------------------------
+# The texts of state events: types, keys and ids for the numbers of a folded state (state_at.py).
+#
+# The rows of the chain cover have the id and the state key of an event. So one ordered pass over an
+# index and dense rows reads both. They are requested in parts of a thousand, and each part returns
+# the lines of one text. One row for each event would cost more to send than to find. One text of
+# all events would be over a megabyte. Both sides would allocate that again each time, which takes a
+# third of the time at 20,000 events. If a part has an event without a chain position, or a line
+# break in an id or a user, it is requested again, by rows.
+
+StateMap = dict[StateKey, EventId]
+Items = Iterable[tuple[StateKey, EventId]]
+
+MEMBER: Final = "m.room.member"
+PART: Final = 1_000  # memberships in one text
+
+SQL_TEXTS: Final[LiteralString] = """
+SELECT part.number, lines.*, NULL AS others
+FROM unnest($1::text[]) WITH ORDINALITY AS part (event_nids, number)
+CROSS JOIN LATERAL (
+    SELECT count(*) AS found, string_agg(event_id, E'\\n' ORDER BY event_nid) AS event_ids,
+        string_agg(state_key, E'\\n' ORDER BY event_nid) AS users
+    FROM auth_chains
+    WHERE event_nid = ANY(part.event_nids::bigint[])
+) AS lines
+UNION ALL
+SELECT NULL, count(*), NULL, NULL, json_agg(json_build_array(t.type, k.state_key, e.event_id)
+    ORDER BY e.event_nid)::text
+FROM events e
+JOIN state_keys k USING (state_key_nid)
+JOIN event_types t ON t.type_nid = k.type_nid
+-- a subselect, so that the planner does not estimate each of the numbers
+WHERE e.event_nid = ANY((SELECT $2::text::bigint[])::bigint[])
+"""
+
+SQL_TEXTS_OF_ANY: Final[LiteralString] = """
+SELECT e.event_nid, e.event_id, t.type, k.state_key
+FROM events e
+JOIN state_keys k USING (state_key_nid)
+JOIN event_types t ON t.type_nid = k.type_nid
+WHERE e.event_nid = ANY($1::bigint[])
+"""
+
+
+class EntryColumnsRow(NamedTuple):
+    """How many state events were found, and their texts in the order of their numbers.
+
+    ``number`` of a part: the ids and users of its memberships that have a chain position, a line
+    each. None: all ``others``, as a JSON list of [type, state key, id]. Texts are None for no
+    events.
+    """
+
+    number: int | None
+    found: int
+    event_ids: str | None
+    users: str | None
+    others: str | None
+
+    def lines(self, size: int) -> tuple[list[str], list[EventId]] | None:
+        """Return users and ids if there are ``size`` events, each of one line."""
+        users, event_ids = (self.users or "").split("\n"), (self.event_ids or "").split("\n")
+        return (
+            (users, cast("list[EventId]", event_ids))
+            if self.found == len(users) == len(event_ids) == size
+            else None
+        )
+
+
+class EntryTextRow(NamedTuple):
+    """The texts of a state event."""
+
+    event_nid: int
+    event_id: str
+    type: str
+    state_key: str
+
+
+class FoldedState(NamedTuple):
+    """A state as the numbers of its events, in order: memberships, and all others."""
+
+    members: list[int]
+    others: list[int]
+
+
+async def state_entries(conn: Connection, states: Sequence[FoldedState]) -> list[StateMap]:
+    """Return the entries of these states, by one statement for all of their events."""
+    members = _distinct([state.members for state in states])
+    others = _distinct([state.others for state in states])
+    parts = [members[at : at + PART] for at in range(0, len(members), PART)]
+    arguments = list(map(long_int_array, parts)), long_int_array(others)
+    found = await conn.fetch(SQL_TEXTS, *arguments, row=EntryColumnsRow)
+    rest, *rows = sorted(found, key=lambda row: row.number or 0)
+    if rest.found != len(others):
+        raise StorageCorrupt(
+            "a state refers to events that are not there", wanted=len(others), found=rest.found
+        )
+    lines = [row.lines(len(part)) for row, part in zip(rows, parts, strict=True)]
+    odd = [nid for one, part in zip(lines, parts, strict=True) if one is None for nid in part]
+    texts = await texts_of_any(conn, odd) if odd else {}
+    named = (_members(one, part, texts) for one, part in zip(lines, parts, strict=True))
+    items = chain(_others(rest), chain.from_iterable(named))
+    if len(states) == 1:
+        return [dict(items)]
+    by_nid = dict(zip(chain(others, members), items, strict=True))
+    return [dict(map(by_nid.__getitem__, chain(state.others, state.members))) for state in states]
+
+
+def _distinct(numbers: Sequence[list[int]]) -> list[int]:
+    """Return all these numbers in order, each once."""
+    return numbers[0] if len(numbers) == 1 else sorted(set[int]().union(*numbers))
+
+
+def _others(row: EntryColumnsRow) -> Items:
+    return (
+        ((kind, state_key), event_id)
+        for kind, state_key, event_id in orjson.loads(row.others or "[]")
+    )
+
+
+def _members(
+    lines: tuple[list[str], list[EventId]] | None,
+    part: Sequence[int],
+    texts: Mapping[int, EntryTextRow],
+) -> Items:
+    if lines is None:
+        return (((MEMBER, texts[nid].state_key), EventId(texts[nid].event_id)) for nid in part)
+    return zip(
+        zip(repeat(MEMBER), lines[0], strict=False), lines[1], strict=True
+    )  # repeat has no end
+
+
+async def texts_of_any(conn: Connection, nids: Sequence[int]) -> dict[int, EntryTextRow]:
+    """Return the texts of any state events.
+
+    A state that came with an event may have rejected events, which have no chain position.
+    """
+    texts = {
+        row.event_nid: row
+        for row in await conn.fetch(SQL_TEXTS_OF_ANY, list(nids), row=EntryTextRow)
+    }
+    if len(texts) != len(nids):
+        raise StorageCorrupt(
+            "a state refers to events that are not there", wanted=len(nids), found=len(texts)
+        )
+    return texts
+
 
 T = TypeVar("T")
 States = Cache[StateMap]
@@ -410,3 +561,162 @@ def _folded(state_group: int, rows: Mapping[int, StatePathRow]) -> FoldedState:
 def _events(entries: dict[int, int]) -> list[int]:
     nids = sorted(entries.values())
     return nids if not nids or nids[0] != REMOVED else [nid for nid in nids if nid != REMOVED]
+
+
+# --------------------------------------------------------------------------------------------------
+# The current state of a room, its extremities, and the rooms that a user is in.
+#
+# state_at.py has the state at events.
+
+SQL_CURRENT_STATE: Final[LiteralString] = """
+SELECT t.type, k.state_key, e.event_id
+FROM rooms r
+JOIN current_state c USING (room_nid)
+JOIN state_keys k USING (state_key_nid)
+JOIN event_types t USING (type_nid)
+JOIN events e ON e.event_nid = c.event_nid
+WHERE r.room_id = $1::text AND ($2::text[] IS NULL OR t.type = ANY($2::text[]))
+"""
+
+SQL_FORWARD_EXTREMITIES: Final[LiteralString] = """
+SELECT e.event_id
+FROM rooms r
+JOIN events e ON e.event_nid = ANY(r.forward_extremities)
+WHERE r.room_id = $1::text
+"""
+
+SQL_BACKWARD_EXTREMITIES: Final[LiteralString] = """
+SELECT m.event_id
+FROM rooms r
+JOIN missing_events m USING (room_nid)
+WHERE r.room_id = $1::text
+"""
+
+SQL_ROOMS_OF: Final[LiteralString] = """
+SELECT r.room_id
+FROM principals p
+JOIN memberships m USING (principal_nid)
+JOIN rooms r USING (room_nid)
+WHERE p.name = $1::text AND m.membership = 5
+ORDER BY r.room_id
+"""
+
+
+class CurrentStateRow(NamedTuple):
+    """One entry of a current state."""
+
+    type: str
+    state_key: str
+    event_id: str
+
+
+async def current_state(
+    conn: Connection, room_id: RoomId, *, types: Iterable[str] | None = None
+) -> StateMap:
+    """Return the resolved current state of a room.
+
+    `UnknownRoom`; {} for a room that is only known by outliers.
+    """
+    rows = await conn.fetch(
+        SQL_CURRENT_STATE, room_id, None if types is None else list(types), row=CurrentStateRow
+    )
+    if not rows:
+        await require_room(conn, room_id)
+    found: StateMap = {}
+    async for part in parts(rows):
+        found |= {(row.type, row.state_key): EventId(row.event_id) for row in part}
+    return found
+
+
+async def forward_extremities(conn: Connection, room_id: RoomId) -> set[EventId]:
+    """Return the forward extremities: the prev_events of the next event."""
+    ids = await conn.fetchvals(SQL_FORWARD_EXTREMITIES, room_id)
+    if not ids:
+        await require_room(conn, room_id)
+    return set(ids)
+
+
+async def backward_extremities(conn: Connection, room_id: RoomId) -> set[EventId]:
+    """Return the ids of missing events: stored events name them as parent."""
+    ids = await conn.fetchvals(SQL_BACKWARD_EXTREMITIES, room_id)
+    if not ids:
+        await require_room(conn, room_id)
+    return set(ids)
+
+
+async def rooms_of(conn: Connection, user_id: UserId) -> list[RoomId]:
+    """Return the rooms that a local user is joined to, by id."""
+    return await conn.fetchvals(SQL_ROOMS_OF, user_id)
+
+
+# --------------------------------------------------------------------------------------------------
+# The state before a join, without most members: the response to send_join may omit them (MSC3706).
+#
+# The members that stay are those that the join cites, and the heroes of a room without a name and
+# an alias. The other entries come from the rows of the state group, whose members are not read.
+#
+# Source: server-server API, `PUT /_matrix/federation/v2/send_join`, `omit_members`.
+
+SQL_STATE_BEFORE_JOIN: Final[LiteralString] = compose(
+    """
+WITH
+joined AS MATERIALIZED (
+    SELECT e.room_nid, e.stream_ordering, e.state_group_before,
+        :auth_nids.call AS auth_nids, k.state_key AS user_id
+    FROM events e
+    JOIN state_keys k USING (state_key_nid)
+    WHERE e.event_id = $1::text
+),
+entry AS MATERIALIZED (
+    SELECT s.state_key_nid, e.event_nid, e.event_id
+    FROM joined
+    CROSS JOIN LATERAL state_but_members(joined.state_group_before) AS s
+    LEFT JOIN events e USING (event_nid)
+)
+SELECT COALESCE(j.state_group_before, 0) AS state_group,
+    ARRAY(SELECT event_id FROM entry) AS event_ids,
+    EXISTS (SELECT FROM entry WHERE event_nid IS NULL) AS is_lost,
+    ARRAY(
+        SELECT k.state_key
+        FROM events e
+        JOIN state_keys k USING (state_key_nid)
+        WHERE e.event_nid = ANY(j.auth_nids) AND k.type_nid = 2
+    ) AS cited,
+    CASE WHEN EXISTS (SELECT FROM entry WHERE state_key_nid IN (9, 11)) THEN '{}'
+        ELSE heroes_of(j.room_nid, j.stream_ordering - 1, '{4,5}', j.user_id) END AS heroes
+FROM joined j
+""",
+    AUTH_NIDS,
+).sql
+
+
+class StateBeforeJoinRow(NamedTuple):
+    """The entries of a state without members, and the users whose membership is wanted as well.
+
+    ``state_group`` is 0 for an outlier.
+    """
+
+    state_group: int
+    event_ids: list[str]
+    is_lost: bool
+    cited: list[str]
+    heroes: list[str]
+
+
+async def reduced_state(conn: Connection, join: EventId) -> frozenset[EventId]:
+    """Return the ids of the state before a join, with the members that a server needs first.
+
+    `UnknownEvent`, `StateUnknown` for an outlier, `StorageCorrupt`.
+
+    A state never changes, so two statements need no common snapshot.
+    """
+    row = await conn.fetchrow(SQL_STATE_BEFORE_JOIN, join, row=StateBeforeJoinRow)
+    if row is None:
+        raise UnknownEvent(join)
+    if not row.state_group:
+        raise StateUnknown(join)
+    if row.is_lost:
+        raise lost(row.state_group, join)
+    keys = [(MEMBER, user) for user in {*row.cited, *row.heroes}]
+    members = (await states_at(conn, [join], after=False, keys=keys))[join]
+    return frozenset({*map(EventId, row.event_ids), *members.values()})

@@ -17,10 +17,10 @@ from typing import Final, Literal, LiteralString, NamedTuple
 
 from storage.codec import StoredBytes
 from storage.database.connection import Connection
-from storage.database.sql_template import fill
+from storage.database.placeholders import fill
 from storage.errors import UnknownRoom
 from storage.ids import EventId, RoomId, UserId
-from storage.queries import aggregations
+from storage.queries import relations
 from storage.queries.events import StoredEvent, related_id, served_at_once, stored_of
 from storage.queries.filters import TEMPLATE_IGNORED
 from storage.queries.pagination.page import Page
@@ -255,7 +255,7 @@ async def threads(conn: Connection, request: ThreadsRequest, deployment: str) ->
         None if below is None else below.print(deployment),
         [],
     )
-    return await aggregations.of_page(conn, request.user_id, page, ignored=request.ignored)
+    return await relations.of_page(conn, request.user_id, page, ignored=request.ignored)
 
 
 class Step(NamedTuple):

@@ -2,7 +2,7 @@
 
 Client-server API, "Get the closest event ID to the given timestamp".
 
-The events in time order (storage/persist/plan/time_order.py) are sorted by their stream positions
+The events in time order (storage/persist/plan/fast_path.py) are sorted by their stream positions
 as well. So the search finds the first one by bisection (in_order_positions in the schema). The
 others are in an index by time. The nearer one of the two first visible events is the answer:
 
@@ -12,20 +12,20 @@ others are in an index by time. The nearer one of the two first visible events i
 The search reads at most `Config.traversal_rows_max` events of the index, and as many of the stream.
 All of them may be hidden from a user who was away. Then it returns the next visible event in
 topological order. It does not read the hidden events between
-(storage/visibility/audience_ranges.py). The search for another server ends at the bound.
+(storage/visibility/multirange.py). The search for another server ends at the bound.
 """
 
 from typing import Final, LiteralString
 
 from storage.database.connection import Connection
-from storage.database.rooms import require_room
-from storage.database.sql_template import fill
+from storage.database.names import require_room
+from storage.database.placeholders import fill
 from storage.errors import InputError
 from storage.ids import RoomId, ServerName, UserId
 from storage.queries.events import StoredEvent, stored_of
 from storage.queries.federation import EVENT, TraversalRow
+from storage.queries.gaps import refuse_partial
 from storage.queries.pagination.page import Direction
-from storage.queries.partial_rooms import refuse_partial
 
 PART_ROOM: Final[LiteralString] = """
 reader AS MATERIALIZED (

@@ -28,11 +28,10 @@ from typing import Final, LiteralString, NamedTuple
 from storage.codec import StoredBytes
 from storage.database.columns import AUTH_NIDS
 from storage.database.connection import Connection
-from storage.database.placeholders import compose
+from storage.database.placeholders import compose, fill
 from storage.database.prepared import prepare_ahead
-from storage.database.sql_template import fill
 from storage.errors import StorageCorrupt
-from storage.event.relation import target_key
+from storage.event.model import target_key
 from storage.ids import EventId, RoomId, UserId
 from storage.queries.events import related_id
 from storage.queries.filters import TEMPLATE_IGNORED

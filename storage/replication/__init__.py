@@ -13,9 +13,9 @@ handlers.py, syncing.py, federation_ack.py   the commands that are not about str
 """
 
 from storage.replication.client import Client
-from storage.replication.handlers import Handlers
 from storage.replication.in_process import Hub
 from storage.replication.peer import ReplicationPeer
 from storage.replication.server import Server
+from storage.replication.transport import Handlers
 
 __all__ = ["Client", "Handlers", "Hub", "ReplicationPeer", "Server"]

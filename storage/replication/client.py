@@ -13,14 +13,13 @@ from collections.abc import Callable
 from typing import Self
 
 from storage.errors import ProtocolError, StorageClosed, StorageError
-from storage.observability.outages import Outage
-from storage.replication import limits
-from storage.replication.backoff import Backoff
+from storage.observability.counters import Outage
+from storage.replication import transport
 from storage.replication.commands import Command, Error, Name, Ping, ServerCommand
 from storage.replication.connection import CHUNK_BYTES, LineConnection
-from storage.replication.handlers import Handlers
+from storage.replication.follower import Backoff
 from storage.replication.peer import ReplicatedStore, ReplicationPeer
-from storage.replication.transport import Link, Subscriber, Subscribers
+from storage.replication.transport import Handlers, Link, Subscriber, Subscribers
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -45,7 +44,7 @@ class ClientTransport:
         self._address = (host, port)
         self._name = name
         self._server_name = server_name
-        self._limits = limits.LIMITS
+        self._limits = transport.LIMITS
         self._ssl = ssl
         self._subscribers = Subscribers()
         self._outage = Outage(logger, f"the connection with {host}:{port}")

@@ -21,12 +21,84 @@ Every command object can be sent: its constructor raises ProtocolError for value
 survive the line. `encode` checks the length (LINE_BYTES_MAX, without the line feed).
 """
 
+import json
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, ClassVar, Final, Literal, Self
 
+import orjson
+
 from storage.errors import ProtocolError
-from storage.replication import command_fields as fields
+
+# --------------------------------------------------------------------------------------------------
+# The fields of replication commands: reading and checking single arguments.
+
+LARGEST_TOKEN: Final = 2**63 - 1
+LINE_BREAK: Final = re.compile(r"[\r\n]")
+SHOWN_MAX: Final = 200
+"""Characters of a wrong argument in an error."""
+
+_INTEGER: Final = re.compile(r"0|-?[1-9][0-9]{0,18}")
+_SPACE: Final = re.compile(r"[ \r\n]")
+
+
+def split(text: str, count: int) -> list[str]:
+    """Split the arguments at spaces; the last one may contain spaces."""
+    parts = text.split(" ", count - 1)
+    if len(parts) != count:
+        raise ProtocolError(f"{len(parts) if text else 0} of {count} arguments")
+    return parts
+
+
+def integer(text: str) -> int:
+    """Read an integer in its only form."""
+    if not _INTEGER.fullmatch(text) or abs(int(text)) > LARGEST_TOKEN:
+        raise ProtocolError(f"not a number: {text[:SHOWN_MAX]!r}")
+    return int(text)
+
+
+@lru_cache(maxsize=4096)
+def check_word(text: str, what: str) -> None:
+    """Raise `ProtocolError` for a text that is empty or contains a space or line break."""
+    if not text or _SPACE.search(text):
+        raise ProtocolError(f"the {what} {text[:SHOWN_MAX]!r} is empty or holds a space")
+
+
+def check_text(text: str, what: str) -> None:
+    """Raise `ProtocolError` for a text that is blank or contains a line break."""
+    if not text.strip():
+        raise ProtocolError(f"the {what} is empty")
+    check_one_line(text, what)
+
+
+def check_one_line(text: str, what: str) -> None:
+    """Raise `ProtocolError` for a text with a line break."""
+    if LINE_BREAK.search(text):
+        raise ProtocolError(f"the {what} holds a line break")
+
+
+def load_json(text: str) -> Any:
+    """Read JSON; raise `ProtocolError` for other text."""
+    try:
+        return orjson.loads(text)
+    except orjson.JSONDecodeError as error:
+        raise ProtocolError(f"not JSON: {error}") from None
+
+
+def dump_json(value: Any) -> str:
+    """Return JSON without spaces, in ASCII."""
+    try:
+        text = orjson.dumps(value).decode()
+        return (
+            text
+            if text.isascii() and "\x7f" not in text
+            else json.dumps(value, separators=(",", ":"), allow_nan=False)
+        )
+    except (TypeError, ValueError) as error:
+        raise ProtocolError(f"not a JSON value: {error}") from None
+
 
 LINE_BYTES_MAX: Final = 16_384
 BATCH: Final = "batch"
@@ -56,7 +128,7 @@ class ServerCommand(Command):
     server_name: str
 
     def __post_init__(self) -> None:
-        fields.check_word(self.server_name, "server name")
+        check_word(self.server_name, "server name")
 
     def arguments(self) -> str:
         return self.server_name
@@ -83,24 +155,24 @@ class Rdata(Command):
     """The row in its wire form, as received or as written once."""
 
     def __post_init__(self) -> None:
-        fields.check_word(self.stream_name, "stream name")
-        fields.check_word(self.instance_name, "instance name")
+        check_word(self.stream_name, "stream name")
+        check_word(self.instance_name, "instance name")
 
     def arguments(self) -> str:
         if self.text is None:
-            object.__setattr__(self, "text", fields.dump_json(self.row))
+            object.__setattr__(self, "text", dump_json(self.row))
         token = BATCH if self.token is None else self.token
         return f"{self.stream_name} {self.instance_name} {token} {self.text}"
 
     @classmethod
     def read(cls, text: str) -> Self:
         """Read the part after the name."""
-        stream_name, instance_name, token, row = fields.split(text, 4)
+        stream_name, instance_name, token, row = split(text, 4)
         return cls(
             stream_name,
             instance_name,
-            None if token == BATCH else fields.integer(token),
-            fields.load_json(row),
+            None if token == BATCH else integer(token),
+            load_json(row),
             row,
         )
 
@@ -119,8 +191,8 @@ class Position(Command):
     new_token: int
 
     def __post_init__(self) -> None:
-        fields.check_word(self.stream_name, "stream name")
-        fields.check_word(self.instance_name, "instance name")
+        check_word(self.stream_name, "stream name")
+        check_word(self.instance_name, "instance name")
 
     def arguments(self) -> str:
         return f"{self.stream_name} {self.instance_name} {self.prev_token} {self.new_token}"
@@ -128,10 +200,8 @@ class Position(Command):
     @classmethod
     def read(cls, text: str) -> Self:
         """Read the part after the name."""
-        stream_name, instance_name, prev_token, new_token = fields.split(text, 4)
-        return cls(
-            stream_name, instance_name, fields.integer(prev_token), fields.integer(new_token)
-        )
+        stream_name, instance_name, prev_token, new_token = split(text, 4)
+        return cls(stream_name, instance_name, integer(prev_token), integer(new_token))
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +212,7 @@ class Error(Command):
     reason: str = ""
 
     def __post_init__(self) -> None:
-        fields.check_one_line(self.reason, "reason")
+        check_one_line(self.reason, "reason")
 
     def arguments(self) -> str:
         return self.reason
@@ -155,7 +225,7 @@ class Error(Command):
     @classmethod
     def of(cls, reason: str) -> Self:
         """Accept any text: replace line breaks by spaces, and cut it to fit a line."""
-        return cls(fields.LINE_BREAK.sub(" ", reason)[: LINE_BYTES_MAX // 8])
+        return cls(LINE_BREAK.sub(" ", reason)[: LINE_BYTES_MAX // 8])
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +236,7 @@ class Ping(Command):
     data: str = ""
 
     def __post_init__(self) -> None:
-        fields.check_one_line(self.data, "data")
+        check_one_line(self.data, "data")
 
     def arguments(self) -> str:
         return self.data
@@ -185,7 +255,7 @@ class Name(Command):
     name: str
 
     def __post_init__(self) -> None:
-        fields.check_text(self.name, "name")
+        check_text(self.name, "name")
 
     def arguments(self) -> str:
         return self.name
@@ -224,10 +294,10 @@ class UserSync(Command):
     """Whether the line has a field for the device; older workers have none."""
 
     def __post_init__(self) -> None:
-        fields.check_word(self.instance_name, "instance name")
-        fields.check_word(self.user_id, "user id")
+        check_word(self.instance_name, "instance name")
+        check_word(self.user_id, "user id")
         if self.device_id is not None:
-            fields.check_one_line(self.device_id, "device id")
+            check_one_line(self.device_id, "device id")
         if self.device_id == NO_DEVICE or (self.device_id is not None and not self.has_device):
             raise ProtocolError(
                 f"a device id {self.device_id!r} cannot be written in this form of USER_SYNC"
@@ -246,17 +316,17 @@ class UserSync(Command):
 
         A device id may contain spaces: it is the text between the user and the state.
         """
-        instance_name, user_id, rest = fields.split(text, 3)
+        instance_name, user_id, rest = split(text, 3)
         *device, state, last_sync_ms = rest.rsplit(" ", 2) if " " in rest else ("", rest)
         if state not in {"start", "end"}:
-            raise ProtocolError(f"neither start nor end: {state[: fields.SHOWN_MAX]!r}")
+            raise ProtocolError(f"neither start nor end: {state[:SHOWN_MAX]!r}")
         device_id = None if not device or device[0] == NO_DEVICE else device[0]
         return cls(
             instance_name,
             user_id,
             device_id,
             state == "start",
-            fields.integer(last_sync_ms),
+            integer(last_sync_ms),
             bool(device),
         )
 
@@ -269,7 +339,7 @@ class ClearUserSync(Command):
     instance_name: str
 
     def __post_init__(self) -> None:
-        fields.check_word(self.instance_name, "instance name")
+        check_word(self.instance_name, "instance name")
 
     def arguments(self) -> str:
         return self.instance_name
@@ -289,7 +359,7 @@ class FederationAck(Command):
     token: int
 
     def __post_init__(self) -> None:
-        fields.check_word(self.instance_name, "instance name")
+        check_word(self.instance_name, "instance name")
 
     def arguments(self) -> str:
         return f"{self.instance_name} {self.token}"
@@ -297,8 +367,8 @@ class FederationAck(Command):
     @classmethod
     def read(cls, text: str) -> Self:
         """Read the part after the name."""
-        instance_name, token = fields.split(text, 2)
-        return cls(instance_name, fields.integer(token))
+        instance_name, token = split(text, 2)
+        return cls(instance_name, integer(token))
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,7 +379,7 @@ class RemoteServerUp(Command):
     server_name: str
 
     def __post_init__(self) -> None:
-        fields.check_word(self.server_name, "server name")
+        check_word(self.server_name, "server name")
 
     def arguments(self) -> str:
         return self.server_name
@@ -335,17 +405,17 @@ class UserIp(Command):
     """The JSON part as received."""
 
     def __post_init__(self) -> None:
-        fields.check_word(self.user_id, "user id")
+        check_word(self.user_id, "user id")
 
     def arguments(self) -> str:
         values = [self.access_token, self.ip, self.user_agent, self.device_id, self.last_seen_ms]
-        return f"{self.user_id} {fields.dump_json(values) if self.text is None else self.text}"
+        return f"{self.user_id} {dump_json(values) if self.text is None else self.text}"
 
     @classmethod
     def read(cls, text: str) -> Self:
         """Read the part after the name."""
-        user_id, rest = fields.split(text, 2)
-        match fields.load_json(rest):
+        user_id, rest = split(text, 2)
+        match load_json(rest):
             case [
                 str(access_token),
                 str(ip),
@@ -370,7 +440,7 @@ class LockReleased(Command):
 
     def arguments(self) -> str:
         return (
-            fields.dump_json([self.instance_name, self.lock_name, self.lock_key])
+            dump_json([self.instance_name, self.lock_name, self.lock_key])
             if self.text is None
             else self.text
         )
@@ -378,7 +448,7 @@ class LockReleased(Command):
     @classmethod
     def read(cls, text: str) -> Self:
         """Read the part after the name."""
-        match fields.load_json(text):
+        match load_json(text):
             case [str(instance_name), str(lock_name), str(lock_key)]:
                 return cls(instance_name, lock_name, lock_key, text)
         raise ProtocolError("not [worker, lock name, lock key]")
@@ -392,7 +462,7 @@ class NewActiveTask(Command):
     task_id: str
 
     def __post_init__(self) -> None:
-        fields.check_text(self.task_id, "task id")
+        check_text(self.task_id, "task id")
 
     def arguments(self) -> str:
         return self.task_id
@@ -411,7 +481,7 @@ class CancelTask(Command):
     task_id: str
 
     def __post_init__(self) -> None:
-        fields.check_text(self.task_id, "task id")
+        check_text(self.task_id, "task id")
 
     def arguments(self) -> str:
         return self.task_id
@@ -448,23 +518,21 @@ def parse(line: str) -> Command:
     """
     line = line.rstrip("\r\n")
     if "\n" in line:
-        raise ProtocolError("more than one line", line=line[: fields.SHOWN_MAX])
+        raise ProtocolError("more than one line", line=line[:SHOWN_MAX])
     if len(line) > LINE_BYTES_MAX or (
         len(line) * 4 > LINE_BYTES_MAX and len(line.encode(errors="replace")) > LINE_BYTES_MAX
     ):
-        raise ProtocolError(
-            f"a line of more than {LINE_BYTES_MAX} bytes", line=line[: fields.SHOWN_MAX]
-        )
+        raise ProtocolError(f"a line of more than {LINE_BYTES_MAX} bytes", line=line[:SHOWN_MAX])
     name, _, rest = line.partition(" ")
     read = _READ.get(name)
     if read is None:
         raise ProtocolError(
-            "unknown command" if line.strip() else "a blank line", line=line[: fields.SHOWN_MAX]
+            "unknown command" if line.strip() else "a blank line", line=line[:SHOWN_MAX]
         )
     try:
         return read(rest)
     except ProtocolError as error:
-        raise ProtocolError(f"{name}: {error.reason}", line=line[: fields.SHOWN_MAX]) from None
+        raise ProtocolError(f"{name}: {error.reason}", line=line[:SHOWN_MAX]) from None
 
 
 def is_known(line: str) -> bool:

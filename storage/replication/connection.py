@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Final
 
 from storage.errors import ProtocolError
-from storage.replication import limits
+from storage.replication import transport
 from storage.replication.commands import (
     LINE_BYTES_MAX,
     SENT_BY,
@@ -58,7 +58,7 @@ class LineConnection:
         self._writer = writer
         self._side = side
         self._sent_by_peer = SENT_BY["client" if side == "server" else "server"]
-        self._limits = limits.LIMITS
+        self._limits = transport.LIMITS
         self._loop = asyncio.get_running_loop()
         self._waiting: list[bytes] = []
         self._waiting_bytes = 0

@@ -22,10 +22,10 @@ from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 from storage.errors import ExtraMissing, InputError, ProtocolError, StorageClosed
-from storage.observability.outages import Outage
-from storage.replication import limits
-from storage.replication.backoff import Backoff
+from storage.observability.counters import Outage
+from storage.replication import transport as limits
 from storage.replication.commands import Command, Ping, UserIp, encode, is_known, parse
+from storage.replication.follower import Backoff
 from storage.replication.transport import Link, Subscriber, Subscribers
 
 try:

@@ -8,10 +8,14 @@ You can also use it by hand: `nc localhost 9092`, then type REPLICATE.
 
 import asyncio
 import logging
+import re
+import ssl
 import ssl as tls
 from collections.abc import Callable
+from pathlib import Path
 from typing import Final, Self
 
+from storage.errors import InputError
 from storage.replication import commands
 from storage.replication.commands import (
     CancelTask,
@@ -26,11 +30,9 @@ from storage.replication.commands import (
     encode,
 )
 from storage.replication.connection import CHUNK_BYTES, LineConnection
-from storage.replication.federation_ack import Acknowledgements
-from storage.replication.handlers import Handlers
 from storage.replication.peer import ReplicatedStore, ReplicationPeer
-from storage.replication.syncing import Syncing
-from storage.replication.transport import Link, Subscriber, Subscribers
+from storage.replication.syncing import Acknowledgements, Syncing
+from storage.replication.transport import Handlers, Link, Subscriber, Subscribers
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -152,7 +154,7 @@ class Server:
     ) -> Self:
         """Listen, and return at once; `address` has the host and port.
 
-        Port 0 is a free one. `storage.replication.tls` creates the context.
+        Port 0 is a free one. `storage.replication.server` creates the context.
         """
         await self._transport.listen(host, port, ssl)
         self.exchange.start()
@@ -203,3 +205,70 @@ class Server:
     def publish(self, *some: Command) -> None:
         """Send these to every client."""
         self.exchange.publish(*some)
+
+
+# --------------------------------------------------------------------------------------------------
+# TLS for replication, with client certificates if wanted.
+#
+# Rows name rooms and users: use it on any network but loopback.
+
+OF_OPENSSL: Final = re.compile(r"^\[.*?\] | \(_ssl\.c:\d+\)$")
+"""The parts of an error that name the library and its line of source."""
+
+
+def server_context(
+    certificate: Path, key: Path, *, client_authorities: Path | None = None
+) -> ssl.SSLContext:
+    """Build the context of a server, from PEM files.
+
+    With ``client_authorities`` only clients with a certificate signed by them may connect.
+
+    Raise `InputError` for files that cannot be read or do not match.
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    _load(context, certificate, key, client_authorities)
+    if client_authorities is not None:
+        context.verify_mode = ssl.CERT_REQUIRED
+    return context
+
+
+def client_context(
+    authorities: Path | None = None, *, certificate: Path | None = None, key: Path | None = None
+) -> ssl.SSLContext:
+    """Build the context of a client, from PEM files.
+
+    ``authorities`` may sign the server's certificate (None: the system's list); ``certificate`` and
+    ``key`` are the client's own. Raise `InputError` for files that cannot be read or do not match.
+    """
+    context = ssl.create_default_context()
+    _load(context, certificate, key, authorities)
+    return context
+
+
+def _load(
+    context: ssl.SSLContext, certificate: Path | None, key: Path | None, authorities: Path | None
+) -> None:
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    try:
+        if certificate is not None:
+            context.load_cert_chain(certificate, key)
+        if authorities is not None:
+            context.load_verify_locations(authorities)
+    except OSError as error:  # TLS errors are subclasses
+        given = [path for path in (certificate, key, authorities) if path is not None]
+        for path in given:
+            _check_readable(path)
+        names = ", ".join(map(str, given))
+        reason = OF_OPENSSL.sub("", str(error)).lower()
+        raise InputError(
+            f"TLS with {names}: {reason}: each file must be PEM, "
+            "and the key that of the certificate"
+        ) from None
+
+
+def _check_readable(path: Path) -> None:
+    """Raise `InputError` with the name of a file that cannot be read."""
+    try:
+        path.open("rb").close()
+    except OSError as error:
+        raise InputError(f"the file {path} for TLS cannot be read: {error.strerror}") from None

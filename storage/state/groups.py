@@ -4,17 +4,20 @@ A `Group` has its whole state as a persistent map (a change costs O(log n)) and 
 path. So a child can be written as a delta. Two groups are compared by the rows after their common
 ancestor, not by their size.
 
-Keys are state key nids and values event nids; see `storage.state.delta_levels`.
+Keys are state key nids and values event nids; see `storage.state.paths`.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import product
 from operator import attrgetter, eq
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final, LiteralString, NamedTuple, TypeAlias
 
-from storage.persistent_map import IntMap, changed
-from storage.state import delta_levels
+from storage.database.connection import Connection
+from storage.errors import StorageCorrupt
+from storage.persistent_map import IntMap, Map, changed
+from storage.state import paths
+from storage.state.paths import path_columns, path_of
 
 REMOVED: Final = 0  # the value that removes a key in a delta
 # largest distance to a row of the path: the table stores the difference in four bytes
@@ -95,7 +98,7 @@ def root_group(state_group: int, room_nid: int, entries: State, audience: int) -
         room_nid,
         entries,
         (step,),
-        delta_levels.root(len(entries)).runs,
+        paths.root(len(entries)).runs,
         digest_of(entries),
         audience,
     )
@@ -105,7 +108,7 @@ def derive(parent: Group, change: Mapping[int, int], state_group: int, audience:
     """Return the group of the parent's state with a change applied, at the level that fits."""
     entries = applied(parent.entries, change)
     digest = digest_after(parent.digest, parent.entries, change)
-    for place in delta_levels.candidates(parent.runs, len(entries)):
+    for place in paths.candidates(parent.runs, len(entries)):
         kept = parent.steps[: place.keep]
         if not kept:
             break
@@ -113,9 +116,7 @@ def derive(parent: Group, change: Mapping[int, int], state_group: int, audience:
         delta.update(change)
         if any(abs(state_group - step.state_group) > FARTHEST for step in kept):
             break
-        if delta_levels.affordable(
-            sum(len(step.delta) for step in kept[1:]), len(delta), len(entries)
-        ):
+        if paths.affordable(sum(len(step.delta) for step in kept[1:]), len(delta), len(entries)):
             return Group(
                 state_group,
                 parent.room_nid,
@@ -136,7 +137,7 @@ def derive(parent: Group, change: Mapping[int, int], state_group: int, audience:
         parent.room_nid,
         entries,
         (step,),
-        delta_levels.root(len(entries)).runs,
+        paths.root(len(entries)).runs,
         digest,
         audience,
     )
@@ -219,3 +220,184 @@ def _behind(group: Group) -> tuple[DeltaRow, ...]:
 def difference(base: Group, other: Group) -> dict[int, int]:
     """Return the change that turns the base's state into the other's."""
     return {key: other.entries.get(key, REMOVED) for key in changed_keys(base, other)}
+
+
+# --------------------------------------------------------------------------------------------------
+# A state group as a row of its table.
+#
+# The row is narrow, because there is one for every state change. Nearly every row has one entry, on
+# the low level of its path, and takes 84 bytes:
+#
+# * its path in bytes (`storage.state.paths`);
+# * its entry as a key and an event, where arrays of one element take 54 bytes;
+# * no digest: it follows from that of the last row before the low level. Only a state that a later
+#   merge may look for has one (`keeps_digest`).
+#
+# Other rows have arrays.
+
+
+class GroupRow(NamedTuple):
+    """A row of `state_groups`."""
+
+    state_group: int
+    digest: int | None
+    audience: int
+    room_nid: int
+    entry_count: int
+    runs: int
+    back: list[int] | None
+    key_nids: list[int] | None
+    event_nids: list[int] | None
+    member_key_nids: list[int] | None
+    member_event_nids: list[int] | None
+    key_nid: int | None = None
+    member_key_nid: int | None = None
+    event_nid: int | None = None
+    path: bytes | None = None
+
+    def path_in(self, rows: "Mapping[int, GroupRow]") -> list[int]:
+        """Return the groups to fold: root first, this group last (`storage.state.paths`)."""
+        return path_of(self.state_group, self, rows)
+
+
+GROUP_COLUMNS: Final = GroupRow._fields
+
+
+def row_of(group: Group, is_member: Callable[[int], bool]) -> GroupRow:
+    """Build the row of a group.
+
+    ``is_member`` returns for a state key nid whether its type is m.room.member.
+    """
+    path = [step.state_group for step in group.steps]
+    columns = path_columns(path, group.runs[-1])
+    row = GroupRow(
+        group.state_group,
+        group.digest if columns.path is None or keeps_digest(group) else None,
+        group.audience,
+        group.room_nid,
+        len(group.entries),
+        paths.pack(group.runs),
+        columns.back,
+        None,
+        None,
+        None,
+        None,
+        path=columns.path,
+    )
+    delta = group.steps[-1].delta
+    if len(delta) == 1:
+        [(key, event)] = delta.items()
+        if is_member(key):
+            return row._replace(member_key_nid=key, event_nid=event)
+        return row._replace(key_nid=key, event_nid=event)
+    # sorted, which makes reading thousands of rows faster
+    entries = sorted(delta.items())
+    members = {key: event for key, event in entries if is_member(key)}
+    others = {key: event for key, event in entries if key not in members}
+    return row._replace(
+        key_nids=list(others) or None,
+        event_nids=list(others.values()) or None,
+        member_key_nids=list(members) or None,
+        member_event_nids=list(members.values()) or None,
+    )
+
+
+def entries_of(row: GroupRow) -> dict[int, int]:
+    if row.event_nid is not None:
+        return {row.key_nid or row.member_key_nid or 0: row.event_nid}
+    entries = dict(zip(row.key_nids or (), row.event_nids or (), strict=True))
+    entries.update(zip(row.member_key_nids or (), row.member_event_nids or (), strict=True))
+    return entries
+
+
+# --------------------------------------------------------------------------------------------------
+# Reading state groups: one index scan over the rows of their paths, folded by position.
+
+SQL_GROUPS: Final[LiteralString] = """
+SELECT state_group, digest, audience, room_nid, entry_count, runs, back, key_nids, event_nids,
+    member_key_nids, member_event_nids, key_nid, member_key_nid, event_nid, path
+FROM state_groups
+WHERE state_group = ANY(ARRAY(
+    SELECT DISTINCT step.part
+    FROM unnest($1::bigint[]) AS wanted (state_group)
+    CROSS JOIN LATERAL state_path(wanted.state_group) AS step
+))
+"""
+
+Prefixes: TypeAlias = dict[tuple[int, ...], tuple[tuple[DeltaRow, ...], State, int]]
+"""Beginnings of paths: their rows, the state that they fold to, and its digest."""
+
+
+async def read_groups(conn: Connection, state_groups: Collection[int]) -> dict[int, Group]:
+    """Read these groups with their whole states.
+
+    Raise `StorageCorrupt` if one, or a row of its path, is missing.
+    """
+    rows = {
+        row.state_group: row
+        for row in await conn.fetch(SQL_GROUPS, list(state_groups), row=GroupRow)
+    }
+    absent = [wanted for wanted in state_groups if wanted not in rows]
+    if absent:
+        raise StorageCorrupt("a referenced state group is missing", state_groups=absent)
+    return groups_of(state_groups, rows)
+
+
+def groups_of(state_groups: Iterable[int], rows: Mapping[int, GroupRow]) -> dict[int, Group]:
+    """Build these groups with their whole states; raise `StorageCorrupt` as `group_of`.
+
+    The common part of their paths is in memory once.
+    """
+    known: Prefixes = {}
+    return {wanted: group_of(wanted, rows, known) for wanted in state_groups}
+
+
+def group_of(
+    state_group: int, rows: Mapping[int, GroupRow], known: Prefixes | None = None
+) -> Group:
+    """Build a group with its whole state, from its row and those of its path.
+
+    Raise `StorageCorrupt` if a row of the path is missing. ``known`` has the folded rows of other
+    paths; it is used and extended.
+    """
+    row = rows[state_group]
+    path = row.path_in(rows)
+    lost = [part for part in path if part not in rows]
+    if lost:
+        raise StorageCorrupt(
+            "a state group misses rows of its path", state_group=row.state_group, lost=lost
+        )
+    known = {} if known is None else known
+    steps, entries, digest = _folded(path, rows, known)
+    return Group(
+        row.state_group,
+        row.room_nid,
+        entries,
+        steps,
+        paths.unpack(row.runs),
+        digest,
+        row.audience,
+    )
+
+
+def _folded(
+    path: list[int], rows: Mapping[int, GroupRow], known: Prefixes
+) -> tuple[tuple[DeltaRow, ...], State, int]:
+    """Fold the rows of a path; a row without a digest changes that of the row before it."""
+    entries: State = Map()
+    steps: tuple[DeltaRow, ...] = ()
+    digest = 0
+    for end in range(1, len(path) + 1):
+        prefix = tuple(path[:end])
+        if prefix not in known:
+            row = rows[path[end - 1]]
+            step = DeltaRow(row.state_group, entries_of(row))
+            known_digest = row.digest
+            digest = (
+                digest_after(digest, entries, step.delta) if known_digest is None else known_digest
+            )
+            entries = applied(entries, step.delta) if steps else Map(step.delta)
+            steps = (*steps, step)
+            known[prefix] = (steps, entries, digest)
+        steps, entries, digest = known[prefix]
+    return steps, entries, digest

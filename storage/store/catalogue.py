@@ -21,16 +21,16 @@ from storage.ids import server_name_of
 from storage.persist import Writer
 from storage.queries.filters import SyncFilter
 from storage.queries.pagination.page import Direction
-from storage.queries.sliding.prepared import PreparedRequest
+from storage.queries.sliding.choice import PreparedRequest
 from storage.queries.sliding.response import look
 from storage.queries.sliding.types import SlidingList, SlidingSyncRequest
-from storage.queries.sync.positions import positions
+from storage.queries.sync.changed_rooms import positions
 from storage.store.facade import Store
-from storage.store.open_standby import NO_WRITER
+from storage.store.open import NO_WRITER
 from storage.streams import SyncToken, VectorPosition, startup
-from storage.streams.identity import Identity
 from storage.streams.reads import Reads
 from storage.streams.registry import Streams
+from storage.streams.restore_detection import Identity
 
 T = TypeVar("T")
 

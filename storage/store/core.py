@@ -19,18 +19,18 @@ from storage.queries.events import StoredEvent
 from storage.queries.sliding.connection import Connections
 from storage.queries.sliding.memory import SlidingMemory
 from storage.queries.sliding.room_lists import RoomLists
-from storage.queries.state_entries import StateMap
+from storage.queries.state_at import StateMap
 from storage.queries.sync import SyncMemory
-from storage.queries.sync.sent_members import SentMembers
+from storage.queries.sync.state import SentMembers
 from storage.streams.account_data import AccountData
 from storage.streams.caches import ReadCaches
 from storage.streams.cursors import Cursors
 from storage.streams.defined_streams import DefinedStreams
-from storage.streams.identity import Identity
 from storage.streams.notifier import Notifier
 from storage.streams.reads import Reads
 from storage.streams.receipts import Receipts
 from storage.streams.registry import Streams
+from storage.streams.restore_detection import Identity
 from storage.streams.stream_writer import StreamWriter
 from storage.streams.to_device import ToDevice
 

@@ -6,22 +6,9 @@ or a snapshot, and calls one function of a layer below.
 
 from typing import Final
 
-from storage.store import (
-    federation,
-    outgoing,
-    own_facts,
-    pages,
-    reading,
-    room_info,
-    sending,
-    serving,
-    sliding,
-    states,
-    syncing,
-    writing,
-)
-from storage.store import membership as membership_calls
-from storage.store import missing_events as missing
+from storage.store import federation, pages, states, syncing, writing
+from storage.store import federation as missing
+from storage.store import states as membership_calls
 from storage.store.core import StoreCore
 
 
@@ -30,17 +17,17 @@ class Store(StoreCore):
 
     append: Final = writing.append
     readmit: Final = writing.readmit
-    create_room: Final = sending.create_room
-    send: Final = sending.send
-    template: Final = sending.template
+    create_room: Final = writing.create_room
+    send: Final = writing.send
+    template: Final = writing.template
     erase_user: Final = writing.erase_user
     restore_user: Final = writing.restore_user
 
-    event: Final = reading.event
-    events: Final = reading.events
-    visible_to_user: Final = reading.visible_to_user
-    visible_to_server: Final = reading.visible_to_server
-    explain_visibility: Final = reading.explain_visibility
+    event: Final = pages.event
+    events: Final = pages.events
+    visible_to_user: Final = pages.visible_to_user
+    visible_to_server: Final = pages.visible_to_server
+    explain_visibility: Final = pages.explain_visibility
 
     state_before: Final = states.state_before
     state_after: Final = states.state_after
@@ -51,12 +38,12 @@ class Store(StoreCore):
     backward_extremities: Final = states.backward_extremities
     rooms_of: Final = states.rooms_of
 
-    rooms: Final = room_info.rooms
-    space_children: Final = room_info.space_children
+    rooms: Final = states.rooms
+    space_children: Final = states.space_children
 
     sync: Final = syncing.sync
     unread: Final = syncing.unread
-    sliding_sync: Final = sliding.sliding_sync
+    sliding_sync: Final = syncing.sliding_sync
     positions_of: Final = syncing.positions_of
 
     messages: Final = pages.messages
@@ -66,7 +53,7 @@ class Store(StoreCore):
     threads: Final = pages.threads
     event_near: Final = pages.event_near
 
-    client_events: Final = serving.client_events
+    client_events: Final = pages.client_events
 
     membership: Final = membership_calls.membership
     member_ids: Final = membership_calls.member_ids
@@ -89,9 +76,9 @@ class Store(StoreCore):
     auth_chain_ids: Final = federation.auth_chain_ids
     auth_chain_difference: Final = federation.auth_chain_difference
 
-    define_stream: Final = own_facts.define_stream
-    stream: Final = own_facts.stream
-    outbox: Final = outgoing.outbox
+    define_stream: Final = writing.define_stream
+    stream: Final = writing.stream
+    outbox: Final = federation.outbox
 
     gaps: Final = missing.gaps
     gap_failed: Final = missing.gap_failed

@@ -1,18 +1,25 @@
 """Calls that answer other servers: backfill, missing events, state, and auth chains."""
 
 from collections.abc import Iterable
+from time import time_ns
 
 from storage import arguments as args
+from storage.database.connection import Connection
 from storage.ids import EventId, ServerName
 from storage.observability.instrument import measured
-from storage.queries import auth_chain, auth_difference
-from storage.queries import event_auth as auth_queries
+from storage.queries import auth_chain
+from storage.queries import federation as auth_queries
 from storage.queries import federation as queries
+from storage.queries import gaps as gap_queries
+from storage.queries import outbox as outbox_queries
 from storage.queries import timestamp_to_event as timestamps
-from storage.queries.event_auth import StateIds
 from storage.queries.events import StoredEvent
+from storage.queries.federation import StateIds
+from storage.queries.gaps import OpenGap
+from storage.queries.outbox import Outbox, OutboxRead
 from storage.queries.pagination.page import Direction
 from storage.store.core import StoreCore, page_limit
+from storage.streams.position_poller import move_idle
 
 
 async def is_resident(store: StoreCore, server_name: str, room_id: str) -> bool:
@@ -149,6 +156,89 @@ async def auth_chain_difference(store: StoreCore, sets: Iterable[Iterable[str]])
     """
     ids = [await args.many(args.events, one) for one in args.listed(sets, "sets")]
     memory = store.caches.chains
-    return await store.reads.run(
-        lambda conn: auth_difference.auth_chain_difference(conn, ids, memory)
+    return await store.reads.run(lambda conn: auth_chain.auth_chain_difference(conn, ids, memory))
+
+
+# --------------------------------------------------------------------------------------------------
+# Calls about missing events: which ones are missing, and when to request them again.
+
+
+async def gaps(store: StoreCore, room_id: str) -> list[OpenGap]:
+    """Return the missing parents of stored events, the latest first. `UnknownRoom`.
+
+    Each says what is known of it, and when to request it again.
+    """
+    room = args.room(room_id)
+    return await store.reads.run(lambda conn: gap_queries.gaps(conn, room, time_ns() // 1_000_000))
+
+
+async def gap_failed(
+    store: StoreCore,
+    room_id: str,
+    event_ids: Iterable[str],
+    reason: str,
+    *,
+    server_names: Iterable[str] = (),
+) -> None:
+    """Record that other servers did not return these missing events. `UnknownRoom`.
+
+    Each failure doubles `OpenGap.retry_after_ms`. The pause ends when one of the ``server_names``
+    that were tried is up again (`server_up`). Ids that are no gaps are ignored.
+    """
+    room, ids, why = args.room(room_id), await args.many(args.events, event_ids), args.text(reason)
+    servers = [args.server(name) for name in args.texts(server_names, "server_names")]
+    now_ms = time_ns() // 1_000_000
+
+    async def record(conn: Connection) -> None:
+        await gap_queries.gap_failed(conn, room, ids, why, servers=servers, now_ms=now_ms)
+
+    with store.reads.writing():
+        await store.database.run(record)
+
+
+async def server_up(store: StoreCore, server_name: str) -> None:
+    """Record that a server can be reached again, which ends the pauses of its failed gaps.
+
+    Replication calls this for REMOTE_SERVER_UP.
+    """
+    server = args.server(server_name)
+    with store.reads.writing():
+        async with store.database.connection() as conn:
+            await gap_queries.server_up(conn, server)
+
+
+# --------------------------------------------------------------------------------------------------
+# Calls of the sender to other servers: what to send, and to whom.
+
+
+@measured("outbox")
+async def outbox(store: StoreCore, after: int, limit: int = 100) -> Outbox:
+    """Return events of local users after a position, oldest first, with the servers to send to.
+
+    These are the other servers that are joined at the event, and the server of the target of an
+    invite, a kick or a ban. Rejected and soft-failed events, history and out-of-band memberships
+    are left out. The result is a list of `Outgoing`, and its ``upto`` is the position to go on
+    from, also when it is empty. No later event appears at or below ``upto``: it waits for other
+    open stores that are idle, for at most their `Config.follow_ms`. `InputError`.
+    """
+    position, most = args.position(after, "after"), page_limit(store, limit)
+
+    async def read(conn: Connection) -> Outbox:
+        events, is_held = await _read(store, conn, position, most)
+        if is_held and not store.reads.read_only:
+            await move_idle(conn, store.streams)
+            events, _ = await _read(store, conn, position, most)
+        return events
+
+    return await store.reads.of_primary(read)
+
+
+async def _read(store: StoreCore, conn: Connection, after: int, limit: int) -> OutboxRead:
+    return await outbox_queries.outbox(
+        conn,
+        after,
+        limit,
+        server_name=store.server_name,
+        instance_name=store.instance_name,
+        rows_max=store.database.config.traversal_rows_max,
     )

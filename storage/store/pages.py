@@ -1,15 +1,21 @@
 """Calls that page through events: history, context, relations, and the event near a time."""
 
+import time
 from collections.abc import Iterable
+from typing import Any
 
 from storage import arguments as args
 from storage.database.connection import Connection
 from storage.errors import InputError
 from storage.ids import EventId
 from storage.observability.instrument import measured
-from storage.queries import aggregations as aggregation_queries
+from storage.queries import client_page as queries
 from storage.queries import context as context_queries
+from storage.queries import events as event_queries
+from storage.queries import events as visible_events
+from storage.queries import explain_visibility as explanations
 from storage.queries import messages as message_queries
+from storage.queries import relations as aggregation_queries
 from storage.queries import relations as relation_queries
 from storage.queries import threads as thread_queries
 from storage.queries import timestamp_to_event
@@ -243,3 +249,119 @@ async def event_near(
             conn, room, user, at, direction, rows_max=rows_max
         )
     )
+
+
+# --------------------------------------------------------------------------------------------------
+# Calls that read events by their ids, and who may see them.
+
+
+async def event(store: StoreCore, event_id: str, *, redact: bool = True) -> StoredEvent | None:
+    """Return one event, or None if it is not stored.
+
+    With ``redact`` False its content is returned even where a redaction took effect.
+    """
+    found = await events(store, [event_id], redact=redact)
+    return next(iter(found.values()), None)
+
+
+@measured("events")
+async def events(
+    store: StoreCore, event_ids: Iterable[str], *, redact: bool = True
+) -> dict[EventId, StoredEvent]:
+    """Return those of the events that are stored, by id."""
+    wanted = await args.many(args.possible, event_ids)
+    if args.flag(redact, "redact") and store.database.config.cache_reads:
+        return await store.caches.events.many(wanted, lambda ids: _load(store, ids))
+    return await store.reads.run(lambda conn: event_queries.events(conn, wanted, redacted=redact))
+
+
+async def _load(store: StoreCore, event_ids: list[EventId]) -> dict[EventId, StoredEvent]:
+    return await store.reads.run(lambda conn: event_queries.events(conn, event_ids))
+
+
+async def visible_to_user(store: StoreCore, user_id: str, event_ids: Iterable[str]) -> set[EventId]:
+    """Return those of the events that a local user may see.
+
+    `InvalidIdentifier`, also for a user of another server.
+    """
+    user, ids = args.local_user(user_id, store.server_name), await args.many(args.events, event_ids)
+    return await store.reads.run(lambda conn: visible_events.visible_to_user(conn, user, ids))
+
+
+async def visible_to_server(
+    store: StoreCore, server_name: str, event_ids: Iterable[str]
+) -> set[EventId]:
+    """Return those of the events that a server may have unredacted.
+
+    A server that was never joined to a room gets its world-readable events only. While members of
+    a room are missing, no server gets any of its events.
+    `InvalidIdentifier`.
+    """
+    server, ids = args.server(server_name), await args.many(args.events, event_ids)
+    return await store.reads.run(lambda conn: visible_events.visible_to_server(conn, server, ids))
+
+
+async def explain_visibility(
+    store: StoreCore, event_id: str, user_or_server: str
+) -> explanations.Explanation:
+    """Return why a local user, or a server, may see an event or may not.
+
+    `Explanation.sentence` is the answer in words. `InvalidIdentifier`, `UnknownEvent`.
+    """
+    is_user, wanted = args.text(user_or_server).startswith("@"), args.event(event_id)
+    reader = (
+        args.local_user(user_or_server, store.server_name)
+        if is_user
+        else args.server(user_or_server)
+    )
+    return await store.reads.run(
+        lambda conn: explanations.explain_visibility(conn, wanted, reader), snapshot=True
+    )
+
+
+# --------------------------------------------------------------------------------------------------
+# Calls that make what clients get of events.
+
+
+@measured("client_events")
+async def client_events(
+    store: StoreCore,
+    user_id: str,
+    events: Iterable[StoredEvent],
+    *,
+    device_id: str | None = None,
+    with_room_id: bool = True,
+    as_state: bool = False,
+    ignored: args.Ignored = args.ACCOUNT_DATA,
+) -> list[dict[str, Any]]:
+    """Return events of any reads and rooms in the form of the client-server API, in their order.
+
+    Each is a dict of its own with the known keys, pruned where it is redacted, and with an
+    ``unsigned`` built here: ``age``, ``membership``, ``prev_content``, ``replaces_state``,
+    ``prev_sender``, ``redacted_because``, ``m.relations``, and ``transaction_id`` for the device
+    ``device_id`` that sent it. Treat the contents as immutable. Without ``with_room_id`` the room
+    id is left out, as /sync does. Events of ``ignored`` users are in no ``m.relations``.
+
+    An event that the user may not see is left out, and so is one that is not stored any more. The
+    user's own memberships are always returned, unless they were rejected or soft-failed.
+
+    ``as_state`` is for events of a state that the user may have, however large it is. State is not
+    always visible as history, so nothing is checked: all events are returned. Give it only what a
+    read of a state returned. The events have no ``membership``, ``prev_content`` and
+    ``m.relations``.
+
+    `InvalidIdentifier`, `InputError`.
+    """
+    user = args.local_user(user_id, store.server_name)
+    listed = [args.instance(one, StoredEvent, "events") for one in args.listed(events, "events")]
+    request = queries.ClientRequest(
+        user,
+        None if device_id is None else args.text(device_id),
+        args.ignored(ignored),
+        with_room_id=args.flag(with_room_id, "with_room_id"),
+        now_ms=time.time_ns() // 1_000_000,
+    )
+    read = queries.client_state if args.flag(as_state, "as_state") else queries.client_events
+    if not listed:
+        return []
+    return await store.reads.run(lambda conn: read(conn, request, listed))

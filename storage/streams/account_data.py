@@ -10,7 +10,7 @@ import orjson
 
 from storage import arguments as args
 from storage.database.connection import Connection
-from storage.database.rooms import require_room
+from storage.database.names import require_room
 from storage.errors import UnknownRoom
 from storage.streams.feed import Fact
 from storage.streams.stream_writer import StreamWriter, WrittenFactRow, WrittenFacts

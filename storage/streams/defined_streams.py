@@ -17,14 +17,14 @@ import orjson
 
 from storage import arguments as args
 from storage.database.connection import Connection, Database
-from storage.database.sql_template import fill
+from storage.database.placeholders import fill
 from storage.errors import InputError, ReadOnly, UnknownStream
 from storage.streams.feed import Fact
-from storage.streams.joining import join
-from storage.streams.position_arguments import parts, vector
 from storage.streams.positions import LARGEST_POSITION, VectorPosition
 from storage.streams.published_facts import PublishedFact, PublishedRow
+from storage.streams.reads import parts, vector
 from storage.streams.registry import STREAMS, Restart, Streams
+from storage.streams.startup import join
 from storage.streams.stream_writer import StreamWriter, WrittenFactRow, WrittenFacts
 
 NAME: Final = re.compile(r"[a-z][a-z0-9_.-]{0,39}")

@@ -37,8 +37,7 @@ from types import TracebackType
 from typing import Final
 
 from storage.errors import StorageCorrupt
-from storage.streams.interval_set import IntervalSet
-from storage.streams.positions import VectorPosition
+from storage.streams.positions import IntervalSet, VectorPosition
 
 Allocate = Callable[[int], Awaitable[Sequence[int]]]
 

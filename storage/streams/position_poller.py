@@ -15,10 +15,10 @@ from typing import Final, LiteralString, NamedTuple
 
 from storage.database.connection import Connection, Database
 from storage.errors import StorageError
-from storage.observability.outages import Outage
+from storage.observability.counters import Outage
 from storage.streams.feed import Fact, whole_ids
-from storage.streams.joining import join
 from storage.streams.registry import Streams
+from storage.streams.startup import join
 
 logger: logging.Logger = logging.getLogger(__name__)
 

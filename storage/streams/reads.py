@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from time import perf_counter
 from typing import TYPE_CHECKING, TypeVar
 
+from storage import arguments as args
 from storage.database.connection import (
     ATTEMPTS_MAX,
     RETRY_MS_FIRST,
@@ -31,7 +32,8 @@ from storage.errors import (
     ReplicaBehind,
 )
 from storage.observability.counters import READ_OUTCOMES
-from storage.streams.replayed import NOTHING, Need
+from storage.streams.feed import NOTHING, Need
+from storage.streams.positions import VectorPosition
 
 if TYPE_CHECKING:
     from storage.streams.standby import Standby
@@ -156,3 +158,25 @@ async def _tried(
     except DatabaseError as error:
         standby.rest(str(error))
         return FAILED, None
+
+
+# --------------------------------------------------------------------------------------------------
+# Positions as arguments of reads: a number, or a vector position, which is exact per writer.
+
+
+def vector(position: int | VectorPosition, name: str) -> VectorPosition:
+    """Return the position as a vector. Raise `InputError` for another value."""
+    return (
+        position
+        if isinstance(position, VectorPosition)
+        else VectorPosition(args.position(position, name))
+    )
+
+
+def parts(position: VectorPosition) -> tuple[int, list[str], list[int]]:
+    """Return the arguments of a statement: ``min``, and the writers that are further."""
+    return (
+        position.min,
+        [writer for writer, _ in position.items],
+        [number for _, number in position.items],
+    )

@@ -15,8 +15,8 @@ import orjson
 
 from storage import arguments as args
 from storage.database.connection import Connection
-from storage.database.rooms import require_room
-from storage.database.sql_template import fill
+from storage.database.names import require_room
+from storage.database.placeholders import fill
 from storage.errors import InputError, StorageError, UnknownEvent, UnknownRoom
 from storage.ids import EventId, RoomId, UserId
 from storage.streams.feed import Fact

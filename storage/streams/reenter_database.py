@@ -19,7 +19,7 @@ from typing import Final
 from storage.database.connection import Connection, Database
 from storage.database.deployment import deployment
 from storage.database.migrate import check_schema
-from storage.database.transaction import begun
+from storage.database.pool import begun
 from storage.errors import StorageError, WrongServerName
 from storage.streams.feed import Fact
 from storage.streams.position_poller import EVERYTHING, follow_once

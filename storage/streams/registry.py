@@ -12,7 +12,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, LiteralString, NamedTuple
 
 from storage import arguments as args
 from storage.database.connection import Connection, Database
@@ -23,8 +23,26 @@ from storage.streams.id_generator import IdGenerator
 from storage.streams.positions import VectorPosition
 from storage.streams.reads import Reads
 from storage.streams.restore_detection import JUMP, LostPositions
-from storage.streams.sequences import allocator
 from storage.streams.tokens import SyncToken
+
+# --------------------------------------------------------------------------------------------------
+# Stream ids from the sequences of Postgres.
+
+SQL_ALLOCATE: Final[LiteralString] = """
+SELECT nextval($1::text::regclass)
+FROM generate_series(1, $2::int)
+"""
+
+
+def allocator(database: Database, sequence: str) -> Callable[[int], Awaitable[Sequence[int]]]:
+    """Return the function that takes n ids from a sequence, for `IdGenerator`."""
+
+    async def allocate(count: int) -> Sequence[int]:
+        async with database.connection() as conn:
+            return await conn.fetchvals(SQL_ALLOCATE, sequence, count)
+
+    return allocate
+
 
 Read = Callable[[Connection, int, int, str | None, int], Awaitable[list[Fact]]]
 
@@ -164,11 +182,11 @@ class Streams(Mapping[str, Stream]):
         self.instance_name = instance_name
         # this process writes nothing, so it is not among the writers
         self.read_only: bool = read_only
-        # of this writer, by stream (`storage.streams.in_flight`)
+        # of this writer, by stream (`storage.streams.stream_writer`)
         self.epochs: dict[str, int] = dict(epochs or {})
         self.feed: Feed = Feed()
         # names of streams that the homeserver defines, and that are not entered yet
-        # (`storage.streams.joining`)
+        # (`storage.streams.startup`)
         self.wanted: set[str] = set()
         self.joining: asyncio.Lock = asyncio.Lock()
         # settle a write with a lost response

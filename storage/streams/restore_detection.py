@@ -299,3 +299,17 @@ async def lost(conn: Connection) -> Mapping[str, LostPositions]:
     for row in await conn.fetch(SQL_LOST, row=LostRow):
         gaps.setdefault(row.stream_name, []).append(RestoreGap.of(*row[1:]))
     return {name: LostPositions(tuple(found)) for name, found in gaps.items()}
+
+
+# --------------------------------------------------------------------------------------------------
+# Identity of the writer: server name, instance name, writer nid and deployment id.
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """The homeserver, the process, its writer nid, and the database."""
+
+    server_name: str
+    instance_name: str
+    writer_nid: int
+    deployment_id: str

@@ -15,12 +15,17 @@ import time
 from collections.abc import Collection, Mapping
 from typing import Final, LiteralString, NamedTuple
 
-from storage.database.connection import Connection
+from storage.database.connection import Connection, Database
 from storage.database.migrate import HEAD_REVISION
-from storage.errors import InstanceNameTaken, InvalidIdentifier
-from storage.streams.positions_lock import lock_positions
-from storage.streams.published_facts import SEQUENCE, SQL_DEFINE, sequences
-from storage.streams.registry import STREAMS
+from storage.errors import DatabaseConflict, InstanceNameTaken, InvalidIdentifier
+from storage.streams.published_facts import (
+    SEQUENCE,
+    SQL_DEFINE,
+    SQL_DEFINED,
+    declaration,
+    sequences,
+)
+from storage.streams.registry import STREAMS, Streams
 from storage.streams.restore_detection import (
     Known,
     LostPositions,
@@ -30,6 +35,63 @@ from storage.streams.restore_detection import (
     mark,
     notice,
 )
+
+# --------------------------------------------------------------------------------------------------
+# The lock under which a writer enters: running writes end, and none begins.
+#
+# A write that waits for a table lock waits behind every request for it that came earlier. So a
+# process that enters while a long transaction writes would stop all other writers until its end. It
+# therefore waits for a short time only, and lets the others pass before it tries again.
+
+PAUSE_SECONDS: Final = 0.2
+"""Pause between two tries, in which the writes that have queued up can run."""
+
+SQL_LOCK: Final[LiteralString] = """
+LOCK TABLE stream_positions IN SHARE ROW EXCLUSIVE MODE
+"""
+
+SQL_LOCK_TIMEOUT: Final[LiteralString] = """
+SELECT setting::bigint FROM pg_settings WHERE name = 'lock_timeout'
+"""
+
+SQL_SET_LOCK_TIMEOUT: Final[LiteralString] = """
+SELECT set_config('lock_timeout', $1::text, true)
+"""
+
+SQL_BEGIN_TRY: Final[LiteralString] = "SAVEPOINT lock_positions"
+SQL_END_TRY: Final[LiteralString] = "RELEASE SAVEPOINT lock_positions"
+SQL_UNDO_TRY: Final[LiteralString] = "ROLLBACK TO SAVEPOINT lock_positions"
+
+LOCK_TRY_MS: Final = 200
+"""Longest time for which one try keeps other writers waiting."""
+
+
+async def lock_positions(conn: Connection) -> None:
+    """Lock `stream_positions` until the end of the transaction.
+
+    Raise `DatabaseConflict` if a write has kept it locked for `Config.lock_timeout_ms`, 0 for ever.
+    """
+    most = int(await conn.fetchval(SQL_LOCK_TIMEOUT))
+    deadline = time.monotonic() + most / 1000
+    while True:
+        left = int((deadline - time.monotonic()) * 1000) if most else LOCK_TRY_MS
+        try:
+            return await _try(conn, max(1, min(LOCK_TRY_MS, left)), most)
+        except DatabaseConflict:
+            if most and time.monotonic() + PAUSE_SECONDS >= deadline:
+                raise
+            await conn.execute(SQL_UNDO_TRY)
+            await asyncio.sleep(PAUSE_SECONDS)
+
+
+async def _try(conn: Connection, wait_ms: int, then_ms: int) -> None:
+    """Lock within a time limit; ``then_ms`` is the one of later statements."""
+    await conn.execute(SQL_BEGIN_TRY)
+    await conn.execute(SQL_SET_LOCK_TIMEOUT, str(wait_ms))
+    await conn.execute(SQL_LOCK)
+    await conn.execute(SQL_SET_LOCK_TIMEOUT, str(then_ms))
+    await conn.execute(SQL_END_TRY)
+
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -281,7 +343,7 @@ async def enter(
     ``known`` is that of a process that enters again (`storage.streams.restore_detection.notice`),
     and ``defined`` are its streams beside the built-in ones.
 
-    A new name waits for running writes, and lets none begin (`storage.streams.positions_lock`). So
+    A new name waits for running writes, and lets none begin (`storage.streams.startup`). So
     each write sees every writer that may have taken a smaller id than its own.
     """
     if known is None and not defined and await _is_continued(conn, instance_name):
@@ -369,3 +431,42 @@ async def positions(conn: Connection) -> Mapping[str, Mapping[str, int]]:
     for row in await conn.fetch(SQL_POSITIONS, row=StartPositionRow):
         found.setdefault(row.stream_name, {})[row.instance_name] = row.stream_id
     return found
+
+
+# --------------------------------------------------------------------------------------------------
+# Joining defined streams: a process follows every stream of the database, whoever defines it.
+#
+# A stream that this process defines is entered before its first use. One that another process has
+# defined is met in `stream_positions`, and is entered, too. So a process that only relays, such as
+# `room-storage serve`, relays all streams, and each restore leaves a gap in all of them.
+
+
+async def join(database: Database, streams: Streams) -> None:
+    """Enter the streams that were defined here or elsewhere since this process entered.
+
+    A process that does not write follows those that writers have entered.
+    """
+    if streams.read_only:
+        await _follow_defined(database, streams)
+        return
+    async with streams.joining:
+        async with database.connection() as conn:
+            defined = await conn.fetchvals(SQL_DEFINED)
+        if names := sorted({*defined, *streams.wanted} - streams.keys()):
+            epoch = new_epoch()
+
+            async def enter(conn: Connection) -> Mapping[str, Mapping[str, int]]:
+                return await enter_defined(conn, streams.instance_name, names, epoch=epoch)
+
+            for name, entered in (await database.run(enter)).items():
+                streams.add(declaration(name), entered, epoch)
+        streams.wanted -= streams.keys()
+
+
+async def _follow_defined(database: Database, streams: Streams) -> None:
+    async with database.connection() as conn:
+        found = await positions(conn)
+    for name in found.keys() - streams.keys():
+        streams.add(declaration(name), found[name], 0)
+    streams.keep_up()
+    streams.wanted -= streams.keys()

@@ -10,8 +10,8 @@ from storage import arguments as args
 from storage.database.connection import Connection
 from storage.ids import UserId
 from storage.streams.feed import Fact
-from storage.streams.position_arguments import parts, vector
 from storage.streams.positions import LARGEST_POSITION, VectorPosition
+from storage.streams.reads import parts, vector
 from storage.streams.stream_writer import StreamWriter, WrittenFacts
 
 SQL_SEND: Final[LiteralString] = """

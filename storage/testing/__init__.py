@@ -5,11 +5,17 @@ a `Shape`, from a direct chat to a million events. `deliver_*` deliver a built r
 shuffled or with a gap. All servers are under ``.test`` and all users are numbers.
 """
 
-from storage.testing.assembly import EventOptions, Reference
+from storage.testing.assembly import (
+    KEY_ID,
+    EventOptions,
+    Reference,
+    signing_key,
+    verify_key,
+    verify_keys,
+)
 from storage.testing.builder import RoomBuilder
 from storage.testing.delivery import deliver_late, deliver_shuffled, deliver_with_gap, respell
 from storage.testing.generate import RoomStream, build_room, generate_room, stream_room
-from storage.testing.keys import KEY_ID, signing_key, verify_key, verify_keys
 from storage.testing.model import (
     BuiltEvent,
     Expected,
@@ -20,7 +26,7 @@ from storage.testing.model import (
     ndjson_line,
     write_ndjson,
 )
-from storage.testing.shapes import ODD_SOME, SHAPES, Odd, Shape
+from storage.testing.world import ODD_SOME, SHAPES, Odd, Shape
 
 __all__ = [
     "KEY_ID",

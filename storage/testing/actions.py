@@ -6,8 +6,9 @@ Each action does one thing that the state of its side allows, or returns None.
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from storage.testing import contents, population
-from storage.testing.drafting import number_of, server_of
+from storage.testing import assembly
+from storage.testing import world as population
+from storage.testing.assembly import number_of, server_of
 from storage.testing.model import BuiltEvent
 from storage.testing.world import MODERATORS_MAX, GeneratedWorld, PartitionSide, Said
 
@@ -54,7 +55,7 @@ def reply(world: GeneratedWorld) -> BuiltEvent | None:
         return None
     sender, said = pair
     return world.say(
-        sender, "m.room.message", contents.reply(said.event_id, population.text(world.rng))
+        sender, "m.room.message", assembly.reply(said.event_id, population.text(world.rng))
     )
 
 
@@ -68,7 +69,7 @@ def thread(world: GeneratedWorld) -> BuiltEvent | None:
     return world.say(
         sender,
         "m.room.message",
-        contents.threaded(root, said.event_id, population.text(world.rng)),
+        assembly.threaded(root, said.event_id, population.text(world.rng)),
         thread=root,
     )
 
@@ -80,7 +81,7 @@ def reaction(world: GeneratedWorld) -> BuiltEvent | None:
         return None
     sender, said = pair
     return world.send(
-        sender, "m.reaction", contents.reaction(said.event_id, world.rng.choice(REACTIONS))
+        sender, "m.reaction", assembly.reaction(said.event_id, world.rng.choice(REACTIONS))
     )
 
 
@@ -91,7 +92,7 @@ def edit(world: GeneratedWorld) -> BuiltEvent | None:
         return None
     said = pair[1]
     return world.send(
-        said.sender, "m.room.message", contents.edit(said.event_id, population.text(world.rng))
+        said.sender, "m.room.message", assembly.edit(said.event_id, population.text(world.rng))
     )
 
 
@@ -267,7 +268,7 @@ def join_rule(world: GeneratedWorld) -> BuiltEvent | None:
     )
     rule = world.rng.choice(rules) if world.rng.random() < 0.5 else world.shape.join_rule
     allowed = [f"!space:{server_of(world.creator)}"] if "restricted" in rule else []
-    return _setting(world, 50, "m.room.join_rules", contents.join_rules(rule, allowed))
+    return _setting(world, 50, "m.room.join_rules", assembly.join_rules(rule, allowed))
 
 
 ACTIONS: Final[Mapping[str, Action]] = {

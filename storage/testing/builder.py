@@ -29,12 +29,19 @@ from typing import Any, Final, Unpack
 from signedjson.types import VerifyKey
 
 from storage.ids import EventId, RoomId
-from storage.testing import contents
-from storage.testing.assembly import EventOptions, Reference, Request, Settings, build, id_of
-from storage.testing.drafting import number_of, server_of
-from storage.testing.graph import RoomGraph
-from storage.testing.keys import verify_keys
-from storage.testing.merging import merge
+from storage.testing import assembly
+from storage.testing.assembly import (
+    EventOptions,
+    Reference,
+    Request,
+    Settings,
+    build,
+    id_of,
+    number_of,
+    server_of,
+    verify_keys,
+)
+from storage.testing.graph import RoomGraph, merge
 from storage.testing.model import BuiltEvent, GeneratedRoom, State
 
 PREV_EVENTS_MAX: Final = 20
@@ -63,7 +70,7 @@ class RoomBuilder:
 
         `servers` are those of `user`; others may take part. Without `sign` events are hashed only,
         and have a placeholder for a signature. `exact` resolves merges over the whole state; see
-        `storage.testing.merging`.
+        `storage.testing.graph`.
         """
         number = next(_unseeded) if seed is None else seed
         self.settings: Settings = Settings(version, tuple(servers), number, sign, checked, exact)
@@ -217,7 +224,7 @@ class RoomBuilder:
         created = self.send(
             creator,
             "m.room.create",
-            contents.create(self.version, creator, content or {}),
+            assembly.create(self.version, creator, content or {}),
             state_key="",
             **how,
         )
@@ -242,7 +249,7 @@ class RoomBuilder:
         created = self.create(creator, content)
         self.join(creator)
         self.state_event(
-            creator, "m.room.power_levels", contents.power_levels(self.version, [creator], users)
+            creator, "m.room.power_levels", assembly.power_levels(self.version, [creator], users)
         )
         self.join_rules(creator, join_rule)
         self.history_visibility(creator, history_visibility)
@@ -264,7 +271,7 @@ class RoomBuilder:
         return self.send(
             sender,
             "m.room.member",
-            contents.member(membership, more or {}),
+            assembly.member(membership, more or {}),
             state_key=target,
             **how,
         )
@@ -302,7 +309,7 @@ class RoomBuilder:
     ) -> BuiltEvent:
         """Invite somebody of whom only an address is known."""
         return self.state_event(
-            sender, "m.room.third_party_invite", contents.third_party_invite(name), token, **how
+            sender, "m.room.third_party_invite", assembly.third_party_invite(name), token, **how
         )
 
     def third_party_member(
@@ -316,7 +323,7 @@ class RoomBuilder:
     ) -> BuiltEvent:
         """Invite the user `target` whom the address turned out to be."""
         return self.member(
-            sender, target, "invite", contents.third_party_member(token, target, name), **how
+            sender, target, "invite", assembly.third_party_member(token, target, name), **how
         )
 
     def knock(
@@ -355,7 +362,7 @@ class RoomBuilder:
 
         `changes` replace top-level keys; `users` are added to the present ones.
         """
-        present = self.content("m.room.power_levels") or contents.power_levels(
+        present = self.content("m.room.power_levels") or assembly.power_levels(
             self.version, [], None
         )
         content = {**present, **(changes or {})}
@@ -367,7 +374,7 @@ class RoomBuilder:
     ) -> BuiltEvent:
         """Set the join rule; `allow` names the rooms of a restricted one."""
         return self.state_event(
-            sender, "m.room.join_rules", contents.join_rules(rule, allow), **how
+            sender, "m.room.join_rules", assembly.join_rules(rule, allow), **how
         )
 
     def history_visibility(
@@ -390,7 +397,7 @@ class RoomBuilder:
 
     def message(self, sender: str, body: str = "hello", **how: Unpack[EventOptions]) -> BuiltEvent:
         """Send a text message."""
-        return self.send(sender, "m.room.message", contents.text(body), **how)
+        return self.send(sender, "m.room.message", assembly.text(body), **how)
 
     def redact(
         self,
@@ -413,19 +420,19 @@ class RoomBuilder:
         self, sender: str, target: Reference, key: str = "👍", **how: Unpack[EventOptions]
     ) -> BuiltEvent:
         """Send an annotation."""
-        return self.send(sender, "m.reaction", contents.reaction(id_of(target), key), **how)
+        return self.send(sender, "m.reaction", assembly.reaction(id_of(target), key), **how)
 
     def edit(
         self, sender: str, target: Reference, body: str, **how: Unpack[EventOptions]
     ) -> BuiltEvent:
         """Replace a message."""
-        return self.send(sender, "m.room.message", contents.edit(id_of(target), body), **how)
+        return self.send(sender, "m.room.message", assembly.edit(id_of(target), body), **how)
 
     def reply(
         self, sender: str, target: Reference, body: str, **how: Unpack[EventOptions]
     ) -> BuiltEvent:
         """Send a rich reply."""
-        return self.send(sender, "m.room.message", contents.reply(id_of(target), body), **how)
+        return self.send(sender, "m.room.message", assembly.reply(id_of(target), body), **how)
 
     def threaded(
         self,
@@ -440,6 +447,6 @@ class RoomBuilder:
         return self.send(
             sender,
             "m.room.message",
-            contents.threaded(id_of(root), id_of(latest or root), body),
+            assembly.threaded(id_of(root), id_of(latest or root), body),
             **how,
         )

@@ -12,15 +12,15 @@ from typing import Final
 from signedjson.types import VerifyKey
 
 from storage.ids import EventId, RoomId
-from storage.testing import contents, population
+from storage.testing import assembly
+from storage.testing import world as population
 from storage.testing.actions import ACTIONS, message
+from storage.testing.assembly import verify_keys
 from storage.testing.builder import RoomBuilder
 from storage.testing.delivery import respell
-from storage.testing.keys import verify_keys
 from storage.testing.model import BuiltEvent, GeneratedEvent, GeneratedRoom
 from storage.testing.oddities import ODDITIES
-from storage.testing.shapes import Shape
-from storage.testing.world import GeneratedWorld
+from storage.testing.world import GeneratedWorld, Shape
 
 LATE_MOST: Final = 50
 """At most so many others overtake a late event."""
@@ -91,7 +91,7 @@ def build_room(
     """Return a builder with a room of `count` events and all their states.
 
     With `exact` the states at merges are those of `storage.auth.resolve`; else see
-    `storage.testing.merging`.
+    `storage.testing.graph`.
     """
     world = GeneratedWorld(shape, seed, sign=sign, version=version, exact=exact)
     for _ in itertools.islice(_endless(world, trim=False), count):
@@ -126,11 +126,11 @@ def _beginning(world: GeneratedWorld) -> Iterator[BuiltEvent]:
     yield world.send(
         creator,
         "m.room.power_levels",
-        contents.power_levels(room.version, [creator], None),
+        assembly.power_levels(room.version, [creator], None),
         state_key="",
     )
     yield world.send(
-        creator, "m.room.join_rules", contents.join_rules(shape.join_rule, []), state_key=""
+        creator, "m.room.join_rules", assembly.join_rules(shape.join_rule, []), state_key=""
     )
     visibility = {"history_visibility": shape.history_visibility}
     yield world.send(creator, "m.room.history_visibility", visibility, state_key="")

@@ -6,8 +6,9 @@ Each function returns the events in order of delivery, or none.
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from storage.testing import contents, population
-from storage.testing.drafting import DEPTH_MAX, depth_max, number_of
+from storage.testing import assembly
+from storage.testing import world as population
+from storage.testing.assembly import DEPTH_MAX, depth_max, number_of
 from storage.testing.model import BuiltEvent
 from storage.testing.world import GeneratedWorld
 
@@ -116,7 +117,7 @@ def early_redaction(world: GeneratedWorld) -> list[BuiltEvent]:
     if not world.is_whole or sender is None or host is None:
         return []
     parents = world.room.heads
-    target = world.send(sender, "m.room.message", contents.text(population.text(world.rng)))
+    target = world.send(sender, "m.room.message", assembly.text(population.text(world.rng)))
     content = {"redacts": target.event_id} if number_of(world.room.version) >= 11 else {}
     redaction = world.send(host, "m.room.redaction", content, redacts=target.event_id, prev=parents)
     return [redaction, target]

@@ -8,17 +8,329 @@ parents.
 import math
 import random
 from collections import deque
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, NamedTuple, Unpack
 
 from storage.ids import EventId
-from storage.testing.assembly import EventOptions, first_ms
+from storage.testing.assembly import EventOptions, first_ms, number_of, server_of
 from storage.testing.builder import RoomBuilder
-from storage.testing.drafting import number_of, server_of
 from storage.testing.model import BuiltEvent
-from storage.testing.population import Roster, profile, server_names
-from storage.testing.shapes import Shape
+
+# --------------------------------------------------------------------------------------------------
+# Kinds of rooms: members, servers, rates of actions, and rates of partitions.
+
+
+@dataclass(frozen=True, slots=True)
+class Odd:
+    """Rates per event of odd things. All are 0 in an ordinary room."""
+
+    late: float = 0.0
+    """A delivery is late, though never after an event that cites it: only forks can be late."""
+    content_hash: float = 0.0
+    """A message whose content hash is wrong: stored as redacted."""
+    depth_lie: float = 0.0
+    """A message that claims any depth; servers carry the largest one on."""
+    rejected: float = 0.0
+    """An event that its own state does not allow: by banned users, strangers, or without power."""
+    soft_failed: float = 0.0
+    """A ban, and a message by the banned user with a parent before it."""
+    bad_signature: float = 0.0
+    oversized: float = 0.0
+    early_redaction: float = 0.0
+    """A redaction on another branch than its target, delivered before it."""
+    respelled: float = 0.0
+    """The same JSON in other bytes: key order, spaces, escapes. Hashes and ids stay."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """A kind of room. `replaced` makes a variant."""
+
+    name: str
+    version: str = "11"
+    servers: int = 3
+    members: int = 12
+    """How many users join before the mix below takes over."""
+    rush: float = 0.5
+    """Until then: the share of joins among the events."""
+    newcomers: float = 0.6
+    """The share of joins by new users; the others return, while there are any."""
+    skew: float = 3.0
+    """Inequality of the speakers; 1 is equal."""
+    mix: Mapping[str, float] = field(default_factory=dict)
+    """Weights of the actions, by name (`storage.testing.actions`)."""
+    join_rule: str = "public"
+    history_visibility: str = "shared"
+    fork_rate: float = 0.0
+    """New partitions, per event."""
+    fork_depth: float = 3.0
+    """Mean number of events of one side of a partition."""
+    fork_width: int = 2
+    """Sides of a partition, at most."""
+    odd: Odd = Odd()
+
+    def replaced(self, **changes: Any) -> "Shape":
+        """Return the shape with other values."""
+        return replace(self, **changes)
+
+
+TALK: Final[Mapping[str, float]] = {
+    "message": 62,
+    "reply": 8,
+    "thread": 5,
+    "reaction": 12,
+    "edit": 4,
+    "redaction": 1.5,
+}
+COMING_AND_GOING: Final[Mapping[str, float]] = {
+    "join": 2,
+    "leave": 1.5,
+    "profile": 1.5,
+    "invite": 0.5,
+    "reject": 0.1,
+    "knock": 0.2,
+    "kick": 0.1,
+    "ban": 0.15,
+    "unban": 0.08,
+}
+HOUSEKEEPING: Final[Mapping[str, float]] = {
+    "power": 0.15,
+    "topic": 0.2,
+    "name": 0.1,
+    "visibility": 0.05,
+    "join_rule": 0.05,
+}
+ALL_ACTIONS: Final[Mapping[str, float]] = {**TALK, **COMING_AND_GOING, **HOUSEKEEPING}
+
+SMALL_CHAT: Final = Shape("small_chat", mix=ALL_ACTIONS, fork_rate=0.01)
+DIRECT_CHAT: Final = Shape(
+    "direct_chat",
+    servers=2,
+    members=2,
+    rush=1.0,
+    skew=1.0,
+    mix={"encrypted": 85, "reaction": 10, "redaction": 2, "profile": 1},
+    join_rule="invite",
+    history_visibility="invited",
+    fork_rate=0.02,
+    fork_depth=2,
+)
+BIG_ROOM: Final = Shape("big_room", servers=40, members=5_000, mix=ALL_ACTIONS, fork_rate=0.005)
+HUGE_ROOM: Final = Shape("huge_room", servers=200, members=50_000, mix=ALL_ACTIONS, fork_rate=0.002)
+JOIN_LEAVE_STORM: Final = Shape(
+    "join_leave_storm",
+    servers=20,
+    members=200,
+    newcomers=0.1,
+    skew=1.0,
+    mix={
+        "message": 10,
+        "join": 50,
+        "leave": 45,
+        "profile": 5,
+        "kick": 0.5,
+        "ban": 0.5,
+        "unban": 0.2,
+        "visibility": 0.1,
+    },
+    fork_rate=0.01,
+)
+FORK_HEAVY: Final = Shape(
+    "fork_heavy",
+    servers=6,
+    members=30,
+    skew=1.5,
+    mix={
+        **TALK,
+        **{key: 4 * weight for key, weight in (*COMING_AND_GOING.items(), *HOUSEKEEPING.items())},
+    },
+    fork_rate=0.5,
+    fork_depth=3,
+    fork_width=4,
+)
+BUSY_FEDERATION: Final = Shape(
+    "busy_federation",
+    servers=100,
+    members=1_000,
+    mix=ALL_ACTIONS,
+    fork_rate=0.08,
+    fork_depth=1.5,
+    fork_width=3,
+)
+
+SHAPES: Final[Mapping[str, Shape]] = {
+    shape.name: shape
+    for shape in (
+        SMALL_CHAT,
+        DIRECT_CHAT,
+        BIG_ROOM,
+        HUGE_ROOM,
+        JOIN_LEAVE_STORM,
+        FORK_HEAVY,
+        BUSY_FEDERATION,
+    )
+}
+
+ODD_SOME: Final = Odd(
+    late=0.05,
+    content_hash=0.005,
+    depth_lie=0.001,
+    rejected=0.01,
+    soft_failed=0.005,
+    bad_signature=0.003,
+    oversized=0.001,
+    early_redaction=0.005,
+    respelled=0.02,
+)
+"""A little of everything odd."""
+
+
+# --------------------------------------------------------------------------------------------------
+# Users and texts: seeded choice of users, neutral text, lengths like those of real rooms.
+
+_SYLLABLES: Final = (
+    "ka",
+    "lo",
+    "mi",
+    "ren",
+    "tu",
+    "sol",
+    "vé",
+    "dan",
+    "piü",
+    "ost",
+    "ra",
+    "nim",
+    "ße",
+    "gor",
+    "ell",
+    "日",
+    "wy",
+    "三",
+    "fe",
+    "qua",
+)
+_TEXT_WORDS: Final = 4_000
+_MEAN_LOG_LENGTH: Final = 4.7
+_SPREAD_LOG_LENGTH: Final = 0.9
+_LENGTH_MAX: Final = 4_000
+
+
+class Roster:
+    """A set of users with a random draw at constant cost, in a reproducible order."""
+
+    def __init__(self, users: Iterable[str] = ()) -> None:
+        self._users = list(users)
+        self._places = {user: place for place, user in enumerate(self._users)}
+
+    def __len__(self) -> int:
+        return len(self._users)
+
+    def __contains__(self, user: object) -> bool:
+        return user in self._places
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._users)
+
+    def add(self, user: str) -> None:
+        """Add a user; one who is in stays in place."""
+        if user not in self._places:
+            self._places[user] = len(self._users)
+            self._users.append(user)
+
+    def discard(self, user: str) -> None:
+        """Remove a user, if in; the last one moves to the free position."""
+        place = self._places.pop(user, None)
+        if place is None:
+            return
+        last = self._users.pop()
+        if last != user:
+            self._users[place] = last
+            self._places[last] = place
+
+    def draw(self, rng: random.Random, *, skew: float = 1.0) -> str | None:
+        """Return a user, None if there is none; a `skew` above 1 prefers a few of them."""
+        if not self._users:
+            return None
+        return self._users[int(len(self._users) * rng.random() ** skew)]
+
+
+def server_names(count: int) -> tuple[str, ...]:
+    """Return ``s1.test`` to ``s<count>.test``."""
+    return tuple(f"s{number}.test" for number in range(1, count + 1))
+
+
+def _made_text() -> str:
+    rng = random.Random(0)  # noqa: S311  (text, not secrets)
+    return " ".join(
+        "".join(rng.choices(_SYLLABLES, k=rng.randint(1, 4))) for _ in range(_TEXT_WORDS)
+    )
+
+
+_TEXT: Final = _made_text()
+
+
+def text(rng: random.Random) -> str:
+    """Return a message body: mostly a line, rarely some thousand characters.
+
+    The length is log-normal, 165 characters on average.
+    """
+    length = min(
+        _LENGTH_MAX, int(math.exp(_MEAN_LOG_LENGTH + _SPREAD_LOG_LENGTH * rng.gauss(0, 1))) + 1
+    )
+    start = int(rng.random() * (len(_TEXT) - length))
+    return _TEXT[start : start + length].strip() or "ok"
+
+
+def letters(rng: random.Random, length: int) -> str:
+    """Return random letters and digits, like those of media ids and ciphertexts."""
+    return f"{rng.getrandbits(length * 5):x}".ljust(length, "0")[:length]
+
+
+def profile(rng: random.Random, user_id: str) -> dict[str, Any]:
+    """Return the display name and avatar of a member event."""
+    name, server = user_id[1:].split(":", 1)
+    return {"avatar_url": f"mxc://{server}/{letters(rng, 24)}", "displayname": name.capitalize()}
+
+
+def message(rng: random.Random) -> dict[str, Any]:
+    """Return the content of a message: text, formatted text, or an image."""
+    kind = rng.random()
+    body = text(rng)
+    if kind < 0.85:
+        return {"body": body, "msgtype": "m.text"}
+    if kind < 0.94:
+        return {
+            "body": body,
+            "format": "org.matrix.custom.html",
+            "formatted_body": f"<p>{body}</p>",
+            "msgtype": "m.text",
+        }
+    info = {
+        "h": rng.randint(100, 2_000),
+        "mimetype": "image/png",
+        "size": rng.randint(10_000, 5_000_000),
+        "w": rng.randint(100, 2_000),
+    }
+    return {
+        "body": "image.png",
+        "info": info,
+        "msgtype": "m.image",
+        "url": f"mxc://s1.test/{letters(rng, 24)}",
+    }
+
+
+def encrypted(rng: random.Random) -> dict[str, Any]:
+    """Return the content of m.room.encrypted, with noise for a ciphertext."""
+    return {
+        "algorithm": "m.megolm.v1.aes-sha2",
+        "ciphertext": letters(rng, rng.randint(200, 500)),
+        "device_id": letters(rng, 10).upper(),
+        "sender_key": letters(rng, 43),
+        "session_id": letters(rng, 43),
+    }
+
 
 RECENT_MAX: Final = 64
 PARTIAL_HEAL_RATE: Final = 0.1

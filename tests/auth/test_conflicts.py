@@ -6,8 +6,7 @@ Also the conflicted set of each version.
 import pytest
 
 from storage.auth import resolve, resolve_conflicts
-from storage.auth.resolution.iterate import iterate
-from storage.auth.resolution.v2 import ConflictedEvents, conflict_of, is_power_event
+from storage.auth.resolution.v2 import ConflictedEvents, conflict_of, is_power_event, iterate
 from storage.event import ROOM_VERSIONS, Event
 from storage.ids import EventId, StateKey
 from tests.auth.events import CREATOR, make_create, make_event, member

@@ -15,7 +15,7 @@ from storage.auth import (
     resolve_conflicts,
     split_conflicts,
 )
-from storage.auth.resolution.mainline import Mainline
+from storage.auth.resolution.v2 import Mainline
 from storage.event import Event
 from storage.ids import EventId, StateKey
 from tests.auth.events import CREATOR, ROOM, make_create, make_event

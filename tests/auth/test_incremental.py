@@ -20,8 +20,12 @@ from storage.auth import (
     split_conflicts,
 )
 from storage.auth.resolution.incremental import MAINLINE, POWER
-from storage.auth.resolution.power_order import reverse_topological_power_order
-from storage.auth.resolution.v2 import ConflictedEvents, power_phase, remaining_order
+from storage.auth.resolution.v2 import (
+    ConflictedEvents,
+    power_phase,
+    remaining_order,
+    reverse_topological_power_order,
+)
 from storage.event import Event
 from storage.event.versions import version_of
 from storage.ids import EventId, StateKey

@@ -10,8 +10,8 @@ from typing import Any, cast
 
 import pytest
 
-from storage.auth.resolution import incremental_checks as module
-from storage.auth.resolution.incremental_checks import Ledger
+from storage.auth.resolution import incremental as module
+from storage.auth.resolution.incremental import Ledger
 from storage.event import Event
 from storage.ids import EventId, StateKey
 

@@ -3,7 +3,7 @@
 import pytest
 
 from storage.auth import check, redaction_allowed
-from storage.auth.level_lookup import CREATOR_LEVEL, PowerLevels, read_level
+from storage.auth.power_levels import CREATOR_LEVEL, PowerLevels, read_level
 from storage.errors import AuthDenied, UnknownRoomVersion
 from storage.event import ROOM_VERSIONS, Event
 from storage.ids import StateKey

@@ -4,10 +4,11 @@ from math import inf
 
 import pytest
 
-from storage.auth.resolution.mainline import Mainline, mainline_order
-from storage.auth.resolution.power_order import (
+from storage.auth.resolution.v2 import (
+    Mainline,
     PowerKey,
     in_power_order,
+    mainline_order,
     power_key,
     reverse_topological_power_order,
 )

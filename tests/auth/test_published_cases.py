@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from storage.auth import auth_chain, check, conflicted_subgraph
-from storage.auth.resolution.power_order import reverse_topological_power_order
+from storage.auth.resolution.v2 import reverse_topological_power_order
 from storage.errors import AuthDenied
 from storage.event import Event
 from storage.ids import EventId, StateKey

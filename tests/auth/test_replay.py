@@ -15,7 +15,7 @@ from storage.auth import (
     split_conflicts,
 )
 from storage.auth.resolution import Replay
-from storage.auth.resolution.mainline import mainline_order
+from storage.auth.resolution.v2 import mainline_order
 from storage.auth.state_keys import POWER_LEVELS
 from tests.auth.random_rooms import RandomConflict, build_conflict
 from tests.auth.settings import EXAMPLES, thorough

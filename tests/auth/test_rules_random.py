@@ -7,7 +7,7 @@ from hypothesis import given
 from storage.auth import check, keys_needed
 from storage.errors import AuthDenied
 from storage.event import Event
-from storage.event.kept import for_auth_checks
+from storage.event.reading import for_auth_checks
 from storage.ids import StateKey
 from tests.auth.random_cases import build_case, cases
 from tests.auth.rule_table import ALLOW, RuleCase, verdict

@@ -3,7 +3,7 @@
 import pytest
 
 from storage.auth import auth_event_keys, keys_needed
-from storage.auth.auth_event_selection import third_party_token
+from storage.auth.auth_events import third_party_token
 from storage.auth.state_keys import domain_of, is_user_id
 from tests.auth.events import make_create, make_event
 

@@ -8,7 +8,7 @@ from signedjson.sign import sign_json
 from unpaddedbase64 import encode_base64
 
 from storage.auth import check
-from storage.auth.third_party import VERIFICATIONS_MAX
+from storage.auth.membership import VERIFICATIONS_MAX
 from storage.errors import AuthDenied
 from storage.event import Event
 from tests.auth.events import CREATOR, make_create, make_event, state_of

@@ -19,9 +19,8 @@ from prometheus_client.registry import Collector
 
 import storage
 from storage import Config, Store
-from storage.cli import http_endpoints, readiness
-from storage.cli.http_endpoints import served
-from storage.cli.readiness import Readiness
+from storage.cli import serve
+from storage.cli.serve import Readiness, served
 from storage.database import Database
 from storage.observability.prometheus import expose
 from storage.replication import ReplicationPeer
@@ -79,9 +78,9 @@ async def exposed(store: Store, ready: Readiness | None = None) -> AsyncIterator
 @pytest.fixture(autouse=True)
 def a_busy_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """Give the parts more time than a load balancer would: other tests run meanwhile."""
-    monkeypatch.setattr(readiness, "PROBE_SECONDS", 20)
-    monkeypatch.setattr(readiness, "STREAM_SECONDS", 30)
-    monkeypatch.setattr(http_endpoints, "LOOP_SECONDS", 25)
+    monkeypatch.setattr(serve, "PROBE_SECONDS", 20)
+    monkeypatch.setattr(serve, "STREAM_SECONDS", 30)
+    monkeypatch.setattr(serve, "LOOP_SECONDS", 25)
 
 
 @pytest.fixture
@@ -142,7 +141,7 @@ async def test_a_database_that_goes_away_and_comes_back(dsn: str) -> None:
 
 
 async def test_a_database_that_is_silent(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(readiness, "PROBE_SECONDS", 0.3)
+    monkeypatch.setattr(serve, "PROBE_SECONDS", 0.3)
     async with (
         Proxy(unix_socket_of(dsn)) as postgres,
         storage.open(through(dsn, postgres.port), server_name=SERVER, config=CONFIG) as store,
@@ -162,7 +161,7 @@ async def test_a_database_that_is_silent(dsn: str, monkeypatch: pytest.MonkeyPat
 
 async def test_streams_that_cannot_be_followed(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The database answers on open sessions, but a lock on the table of positions stops polls."""
-    monkeypatch.setattr(readiness, "STREAM_SECONDS", 0.2)
+    monkeypatch.setattr(serve, "STREAM_SECONDS", 0.2)
     # one for the poll, one for the sizes of the tables, one for the probe
     config = replace(CONFIG, pool_size_min=3, prepare_ahead=False)
     async with (
@@ -204,7 +203,7 @@ async def test_redis_that_goes_away_and_comes_back(store: Store) -> None:
 
 
 async def test_an_event_loop_that_is_stuck(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_endpoints, "LOOP_SECONDS", 0.2)
+    monkeypatch.setattr(serve, "LOOP_SECONDS", 0.2)
     found: list[Response] = []
     async with exposed(store) as url:
         thread = threading.Thread(
@@ -214,7 +213,7 @@ async def test_an_event_loop_that_is_stuck(store: Store, monkeypatch: pytest.Mon
         )
         thread.start()
         thread.join()  # this event loop does nothing else meanwhile
-        monkeypatch.setattr(http_endpoints, "LOOP_SECONDS", 25)
+        monkeypatch.setattr(serve, "LOOP_SECONDS", 25)
         assert [answer.status for answer in found] == [503, 503, 200]
         assert [answer.json for answer in found[:2]] == [
             {"alive": False},

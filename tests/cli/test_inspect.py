@@ -73,7 +73,7 @@ async def test_it_serves_a_reader_until_a_signal(dsn: str, how: signal.Signals) 
         _, errors = process.communicate(timeout=60)
     assert process.returncode == 0
     assert "a signal has ended inspect" in errors.decode()
-    assert "storage.inspector.looks: token looks at /" in errors.decode()
+    assert "storage.inspector.rendering: token looks at /" in errors.decode()
 
 
 async def test_with_read_write_it_offers_actions(dsn: str) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import storage
-from storage.cli.progress import LINE_SECONDS, ProgressDisplay, amounts, time_left
+from storage.cli.common import LINE_SECONDS, ProgressDisplay, amounts, time_left
 from storage.database import Database
 from storage.importing import Import, Rejects
 from storage.maintenance.censor import censor
@@ -22,7 +22,7 @@ from storage.maintenance.repair import rebuild_visibility, repair
 from storage.maintenance.state_group_gc import collect_all
 from storage.maintenance.totals import Total, event_total
 from storage.maintenance.verify import verify
-from storage.observability.progress import Progress, Report
+from storage.observability.counters import Progress, Report
 from storage.testing import RoomBuilder, build_room, write_ndjson
 from tests.cli.running import ROOT, environment
 from tests.maintenance.rooms import LIVELY, SERVER

@@ -14,11 +14,11 @@ import pytest
 from unpaddedbase64 import encode_base64
 
 from storage.cli import spark as commands
+from storage.cli.spark import tasks_shown
 from storage.cli.spark_answer import newest_and_forecast
 from storage.cli.spark_session import setting
-from storage.cli.spark_tasks import tasks_shown
 from storage.errors import DatabaseUnavailable, InputError
-from storage.observability.progress import Progress
+from storage.observability.counters import Progress
 from tests.cli.running import NOBODY, room_storage, started
 from tests.cli.test_interrupts import LEFT, WAITING, filled, locked, until
 from tests.long_run import long_run
@@ -26,8 +26,7 @@ from tests.pipeline.java import COMMAND
 
 pytest.importorskip("pyspark")
 
-from storage.pipeline.failures import of_text
-from storage.pipeline.session import check_java, check_master
+from storage.pipeline.session import check_java, check_master, of_text
 
 
 def test_java_that_is_missing_is_named() -> None:
@@ -155,8 +154,8 @@ async def test_tasks_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
         getActiveStageIds=lambda: [1, 2], getStageInfo=lambda one: stage if one == 1 else None
     )
     context = SimpleNamespace(statusTracker=lambda: tracker)
-    monkeypatch.setattr("storage.cli.progress.ProgressDisplay.__call__", show)
-    monkeypatch.setattr("storage.cli.spark_tasks.LOOK_SECONDS", 0.01)
+    monkeypatch.setattr("storage.cli.common.ProgressDisplay.__call__", show)
+    monkeypatch.setattr("storage.cli.spark.LOOK_SECONDS", 0.01)
     with tasks_shown(SimpleNamespace(sparkContext=context), quiet=False):
         assert seen.wait(10)
     assert shown[0] == Progress("spark", 3, 8, "tasks")

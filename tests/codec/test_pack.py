@@ -3,6 +3,7 @@
 import pytest
 
 from storage.codec import LostBytes, Reference, StoredBytes, decode
+from storage.codec.codec import FORMAT, LENGTH_MAX, REFERENCE_BYTES
 from storage.codec.pack import (
     END,
     START,
@@ -14,7 +15,6 @@ from storage.codec.pack import (
     record_range,
     stored_form,
 )
-from storage.codec.reference import FORMAT, LENGTH_MAX, REFERENCE_BYTES
 from storage.errors import StorageCorrupt
 
 FORMS = [b"{}", b'{"a":1}', b"\xc2" + bytes(40), b'{"long":"' + b"x" * 300 + b'"}']

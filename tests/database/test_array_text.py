@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import pytest
 
 from storage.database import Database
-from storage.database.array_text import array_of_int_arrays, array_text, column_texts
+from storage.database.placeholders import array_of_int_arrays, array_text, column_texts
 
 TEXTS = (
     "",

@@ -5,10 +5,17 @@ import pytest
 
 from storage.database import columns
 from storage.database.columns import AUTH_NIDS, EVENTS, PREV_NIDS, STATE_GROUPS, VISIBILITY, Table
-from storage.persist.model.event_view import StoredColumns
-from storage.persist.model.row_changes import MembershipChange, StateDelta
-from storage.persist.model.rows import AudienceRow, EventRow, MissingRow, RoomRow, VisibilityRow
-from storage.state.rows import GroupRow
+from storage.persist.model.cache_view import StoredColumns
+from storage.persist.model.rows import (
+    AudienceRow,
+    EventRow,
+    MembershipChange,
+    MissingRow,
+    RoomRow,
+    StateDelta,
+    VisibilityRow,
+)
+from storage.state.groups import GroupRow
 
 TABLES = [value for value in vars(columns).values() if isinstance(value, Table)]
 COLUMNS = (

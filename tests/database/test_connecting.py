@@ -15,10 +15,10 @@ import pytest
 import storage
 from storage.config import Config
 from storage.database import Database
+from storage.database.deployment import grant
 from storage.database.dsn import DsnServer, environment_dsn, has_password
 from storage.database.embedded import EmbeddedPostgres
 from storage.database.migrate import migrate
-from storage.database.roles import grant
 from storage.errors import DatabaseUnavailable, InputError, StorageError
 from tests.cli.running import NOBODY, ROOT, room_storage
 from tests.conftest import SERVER_CONFIG

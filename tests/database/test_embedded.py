@@ -18,9 +18,14 @@ import psutil
 import pytest
 
 from storage.config import Config
-from storage.database import binaries as programs
-from storage.database.binaries import Account, Binaries
-from storage.database.embedded import EmbeddedPostgres, data_directory, embedded_postgres
+from storage.database import embedded as programs
+from storage.database.embedded import (
+    Account,
+    Binaries,
+    EmbeddedPostgres,
+    data_directory,
+    embedded_postgres,
+)
 from storage.errors import DatabaseUnavailable, InputError
 from tests.postgres import chosen_binaries
 
@@ -33,7 +38,7 @@ USER = """
 import json, os, sys
 from pathlib import Path
 from storage.config import Config
-from storage.database.binaries import Binaries
+from storage.database.embedded import Binaries
 from storage.database.embedded import EmbeddedPostgres
 import asyncio, asyncpg
 

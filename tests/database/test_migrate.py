@@ -16,6 +16,7 @@ from alembic.script import ScriptDirectory
 import storage
 from storage.database import Database, migration_steps
 from storage.database.background import run_jobs
+from storage.database.deployment import grants_sql
 from storage.database.migrate import (
     HEAD_REVISION,
     MigrationOptions,
@@ -31,7 +32,6 @@ from storage.database.migrate import (
     scripts_directory,
 )
 from storage.database.migration_steps import jobs_of
-from storage.database.roles import grants_sql
 from storage.errors import InputError, SchemaOutOfDate, SchemaTooNew
 from storage.ids import UserId, server_name_of
 from storage.testing import RoomBuilder

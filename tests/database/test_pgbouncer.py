@@ -21,9 +21,9 @@ import pytest
 import storage
 from storage.config import Config
 from storage.database import Database
+from storage.database.deployment import grant
 from storage.database.dsn import DsnServer
 from storage.database.migrate import HEAD_REVISION, migrate
-from storage.database.roles import grant
 from storage.database.session import PINNED, POOLING, open_driver, pinned
 from storage.database.translate import translate
 from storage.errors import DatabaseUnavailable, InputError, InstanceNameTaken

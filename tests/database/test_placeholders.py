@@ -6,13 +6,7 @@ import pytest
 
 from storage.database import Database
 from storage.database.columns import Table
-from storage.database.placeholders import (
-    ColumnList,
-    InputRows,
-    InputValue,
-    by_column,
-    compose,
-)
+from storage.database.placeholders import ColumnList, InputRows, InputValue, by_column, compose
 
 PEOPLE = Table("people", ("person_nid",), person_nid="bigint", friends="int[]", name="text")
 PERSON = PEOPLE.rows("person", age="int")

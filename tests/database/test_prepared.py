@@ -19,7 +19,7 @@ from storage.database import Database, session
 from storage.database import prepared as ahead
 from storage.database.prepared import declared
 from storage.queries.unread import SQL_UNREAD
-from storage.store.background import running
+from storage.store.open import running
 from storage.streams import position_poller
 from storage.testing import RoomBuilder
 from tests.pausing import pause

@@ -14,8 +14,8 @@ import pytest
 import storage
 from storage import InputError, PermissionRefused, Store, UserId
 from storage.database import Database
+from storage.database.deployment import checked_prefix, grant, grants_sql
 from storage.database.migrate import MigrationOptions, current_revision, migrate
-from storage.database.roles import checked_prefix, grant, grants_sql
 from storage.maintenance.censor import Censored, censor
 from storage.maintenance.purge import purge_history, purge_room
 from storage.maintenance.repair import rebuild_visibility, repair, repair_positions

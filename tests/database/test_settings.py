@@ -19,10 +19,10 @@ import storage
 from storage import InputError, UserId
 from storage.config import Config
 from storage.database import Connection, Database
+from storage.database.deployment import grant
 from storage.database.dsn import DsnServer
 from storage.database.embedded import EmbeddedPostgres
 from storage.database.migrate import HEAD_REVISION, migrate, migration_sql
-from storage.database.roles import grant
 from storage.database.session import PINNED, PLANNER, migration_settings, open_driver, pinned
 from storage.errors import DatabaseError
 from storage.testing import RoomBuilder

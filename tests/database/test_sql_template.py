@@ -2,7 +2,7 @@
 
 import pytest
 
-from storage.database.sql_template import fill
+from storage.database.placeholders import fill
 
 
 def test_each_placeholder_gets_its_part() -> None:

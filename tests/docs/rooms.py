@@ -5,7 +5,7 @@ from typing import Final
 
 import storage
 from storage.ids import EventId, RoomId
-from storage.testing import RoomBuilder, contents, write_ndjson
+from storage.testing import RoomBuilder, assembly, write_ndjson
 
 SERVER: Final = "example.org"
 ALICE, BOB, REMOTE = "@alice:example.org", "@bob:example.org", "@carol:matrix.test"
@@ -17,9 +17,9 @@ def build(room_id: str, *, seed: int) -> RoomBuilder:
     """Make a room with two local users and one of another server, redactions and a thread."""
     room = RoomBuilder("11", servers=(SERVER, "matrix.test"), seed=seed)
     room.graph.room_id = RoomId(room_id)
-    room.send(ALICE, "m.room.create", contents.create("11", ALICE, {}), state_key="")
+    room.send(ALICE, "m.room.create", assembly.create("11", ALICE, {}), state_key="")
     room.join(ALICE)
-    room.state_event(ALICE, "m.room.power_levels", contents.power_levels("11", [ALICE], None))
+    room.state_event(ALICE, "m.room.power_levels", assembly.power_levels("11", [ALICE], None))
     room.join_rules(ALICE, "public")
     room.history_visibility(ALICE, "shared")
     room.name(ALICE, "The pantry")

@@ -11,7 +11,7 @@ from docs.pictures.all_pictures import PICTURES
 from docs.pictures.chain_cover import EVENTS
 from docs.pictures.state_group_levels import groups
 from storage.graph import chains
-from storage.visibility import audience_numbering
+from storage.visibility import multirange
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "docs" / "pictures"
@@ -82,7 +82,7 @@ def test_the_chain_cover_reaches_what_the_auth_events_reach() -> None:
 def test_the_fork_lies_between_two_numbers_of_the_main_line() -> None:
     numbers = audience_numbers.numbers()
     assert numbers.main[1] < numbers.fork[0].number < numbers.fork[1].number < numbers.main[2]
-    assert [audience_numbering.depth(one.number) for one in numbers.fork] == [1, 1]
+    assert [multirange.depth(one.number) for one in numbers.fork] == [1, 1]
     assert audience_numbers.written(numbers.fork[1].number) == "2 · 1 · 1"
 
 

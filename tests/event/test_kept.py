@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from storage.event import Event, parse
-from storage.event.kept import WORD_MAX, as_written, for_auth_checks, without_json
-from storage.event.relation import relation_of
+from storage.event.model import relation_of
+from storage.event.reading import WORD_MAX, as_written, for_auth_checks, without_json
 from storage.ids import EventId, interning
 from tests.event.building import PAIRED, VERSIONS, signed_pdu
 

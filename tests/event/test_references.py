@@ -3,12 +3,7 @@
 import pytest
 
 from storage.event import ROOM_VERSIONS, parse
-from storage.event.references import (
-    auth_ids_of,
-    create_id_of,
-    implied_auth_ids,
-    references_of,
-)
+from storage.event.model import auth_ids_of, create_id_of, implied_auth_ids, references_of
 from tests.event.building import PAIRED, VERSIONS, signed_pdu
 
 ROOM_ID = "!" + "r" * 43

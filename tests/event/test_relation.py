@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from storage.event import Relation, load, relation_of
 from storage.event.hashes import canonical
-from storage.event.relation import target_key
+from storage.event.model import target_key
 
 JSON = st.recursive(
     st.none()

@@ -9,8 +9,8 @@ from storage import EventId
 from storage.event import parse
 from storage.federation import RemoteError
 from storage.testing import BuiltEvent, RoomBuilder
-from storage.testing.drafting import reference_hash_text
-from storage.testing.merging import merge
+from storage.testing.assembly import reference_hash_text
+from storage.testing.graph import merge
 from storage.testing.model import State
 from tests.federation.peers import published_keys
 

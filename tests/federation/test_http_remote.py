@@ -8,7 +8,7 @@ import pytest
 
 from storage import EventId, InvalidSignature, RoomId, ServerName, UserId
 from storage.federation import HttpRemote, JsonObject, RemoteError, published_keys
-from storage.federation.signed_requests import read_authorization
+from storage.federation.requests import read_authorization
 from storage.testing import KEY_ID, signing_key
 from tests.federation.peers import Homeserver
 

@@ -9,7 +9,7 @@ from storage import EventId, InputError, RoomId, responses
 from storage.event import event_id, parse, sign, verify
 from storage.federation import RemoteError
 from storage.testing import signing_key, verify_key
-from storage.testing.keys import foreign_signing_key
+from storage.testing.assembly import foreign_signing_key
 from tests.federation.peers import Homeserver, fail
 from tests.federation.rooms import PUBLIC, agree, outcomes, shared_room, state_pdus
 

@@ -11,7 +11,7 @@ import storage
 from storage import RoomId
 from storage.event import sign
 from storage.federation import Receiver
-from storage.federation.keyed_locks import KeyedLocks
+from storage.federation.keys import KeyedLocks
 from storage.testing import signing_key
 from tests.federation.peers import QUICK, Homeserver, fail
 from tests.federation.rooms import PUBLIC, agree, outcomes, shared_room

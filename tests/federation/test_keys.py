@@ -25,7 +25,7 @@ from storage.federation.keys import (
 )
 from storage.ids import ServerName
 from storage.testing import KEY_ID, RoomBuilder, signing_key, verify_key
-from storage.testing.keys import foreign_signing_key
+from storage.testing.assembly import foreign_signing_key
 from tests.federation.hanging import hang
 from tests.federation.peers import Homeserver, Json, NetworkRemote, fail, published_keys
 from tests.federation.rooms import agree, outcomes, shared_room

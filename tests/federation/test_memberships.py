@@ -19,7 +19,7 @@ from storage import (
 from storage.event import sign
 from storage.federation import RemoteError
 from storage.testing import KEY_ID, signing_key
-from storage.testing.keys import foreign_signing_key
+from storage.testing.assembly import foreign_signing_key
 from tests.federation.hanging import hang
 from tests.federation.partial import omitted
 from tests.federation.peers import Homeserver, as_json, fail

@@ -14,7 +14,7 @@ from storage import InvalidSignature, ServerName, responses
 from storage.event import event_id, sign
 from storage.event.hashes import canonical
 from storage.federation import HttpRemote, JsonObject, Receiver, RemoteError
-from storage.federation.signed_requests import authorization, claim_of
+from storage.federation.requests import authorization, claim_of
 from storage.ids import EventId, RoomId
 from storage.testing import signing_key
 from tests.federation.peers import QUICK, Homeserver, published_keys

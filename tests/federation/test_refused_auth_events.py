@@ -7,8 +7,7 @@ import pytest
 from storage.event import event_id, sign
 from storage.ids import EventId, RoomId
 from storage.testing import signing_key
-from storage.testing.drafting import reference_hash_text
-from storage.testing.keys import foreign_signing_key
+from storage.testing.assembly import foreign_signing_key, reference_hash_text
 from tests.federation.peers import Homeserver
 from tests.federation.rooms import agree, outcomes, shared_room
 from tests.maintenance.rooms import findings

@@ -1,7 +1,6 @@
 """A position in the chain cover as a row, by hand."""
 
-from storage.graph.chain_rows import ChainColumns, chain_columns, links_of
-from storage.graph.chains import ChainEntry, ChainPosition
+from storage.graph.chains import ChainColumns, ChainEntry, ChainPosition, chain_columns, links_of
 
 JOIN = ChainEntry(ChainPosition(-900, 1), {-870: 2})
 

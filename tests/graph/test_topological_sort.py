@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storage.graph.topological_sort import topological_sort
+from storage.graph.topological_ordering import topological_sort
 
 
 @st.composite

@@ -19,7 +19,7 @@ from benchmarks.peers.process import SynapseProcess, synapse_on_sqlite
 from storage import Store
 from storage.ids import EventId
 from storage.testing import SHAPES, GeneratedRoom, generate_room
-from storage.testing.shapes import Odd, Shape
+from storage.testing.world import Odd, Shape
 from tests.homeserver import environment
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storage.importing.retry_queue import RetryLine, RetryQueue
+from storage.importing.run import RetryLine, RetryQueue
 
 LINES = st.builds(
     RetryLine,

@@ -15,7 +15,7 @@ from starlette.routing import Mount
 
 from storage import Store
 from storage.inspector import Access, Inspector, Viewer, application
-from storage.inspector.serving import QuietServer, bound, serving
+from storage.inspector.application import QuietServer, bound, serving
 
 LOOKER = Viewer("tester", write=True)
 

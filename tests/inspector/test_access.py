@@ -12,14 +12,14 @@ import storage
 from storage import InputError, Store
 from storage.inspector import Viewer, application
 from storage.inspector.access import TokenAccess
+from storage.inspector.application import bound, hosts_of
 from storage.inspector.pages import PAGES
-from storage.inspector.serving import bound, hosts_of
 from storage.testing import RoomBuilder
 from tests.inspector.served import Served, mounted, served
 from tests.maintenance.rooms import SERVER
 
 ALICE = f"@alice:{SERVER}"
-LOOKS = "storage.inspector.looks"
+LOOKS = "storage.inspector.rendering"
 
 
 @pytest.fixture

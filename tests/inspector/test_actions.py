@@ -21,7 +21,7 @@ from tests.inspector.served import HttpAnswer, Served, served
 from tests.maintenance.rooms import SERVER
 
 ALICE = f"@alice:{SERVER}"
-LOOKS = "storage.inspector.looks"
+LOOKS = "storage.inspector.rendering"
 __all__ = ["logins"]  # a fixture
 
 

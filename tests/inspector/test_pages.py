@@ -10,7 +10,7 @@ import pytest
 from storage import Store
 from storage.ids import EventId, RoomId
 from storage.maintenance.purge import purge_history
-from storage.queries.inspect import growth as growth_query
+from storage.queries.inspect import rooms as growth_query
 from storage.testing import BuiltEvent, Odd, RoomBuilder, build_room, deliver_with_gap
 from tests.inspector.browser import Browser, needs_browser
 from tests.inspector.served import Served, served

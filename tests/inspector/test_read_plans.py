@@ -16,20 +16,7 @@ from storage.database.explained import ExplainingConnection
 from storage.database.placeholders import compose
 from storage.ids import EventId, RoomId
 from storage.queries.explain_visibility import explain_visibility
-from storage.queries.inspect import (
-    activity,
-    audiences,
-    edges,
-    growth,
-    key_history,
-    lines,
-    merges,
-    readers,
-    rooms,
-    search,
-    state_path,
-    writers,
-)
+from storage.queries.inspect import lines, resolution, rooms
 from storage.queries.inspect.resolution import resolution_at, resolution_now
 from storage.testing import RoomBuilder
 from tests.maintenance.rooms import SERVER
@@ -130,33 +117,33 @@ def reads_of(ids: LargeRoomIds, weeks: list[int]) -> dict[str, tuple[Read, ReadB
         "jump": (partial(lines.window, room_id=room_id, place=(MANY // 2, 0)), ReadBound(1, 500)),
         "line": (partial(lines.lines_by_id, event_ids=[last]), ReadBound(1, 10)),
         "outliers": (partial(lines.outliers, room_id=room_id), ReadBound(2, 10)),
-        "merges": (partial(merges.merges, room_id=room_id), ReadBound(1, 2_100)),
-        "edges": (partial(edges.edges, event_id=last), ReadBound(4, 2_100)),
-        "early edges": (partial(edges.edges, event_id=early), ReadBound(4, 2_100)),
-        "path": (partial(state_path.state_path, state_group=1), ReadBound(1, 30)),
-        "groups": (partial(state_path.groups_of, event_id=last), ReadBound(1, 2)),
-        "history": (partial(key_history.key_history, room_id=room_id), ReadBound(1, 100)),
-        "readers": (partial(readers.readers, event_id=last), ReadBound(1, 20)),
+        "merges": (partial(lines.merges, room_id=room_id), ReadBound(1, 2_100)),
+        "edges": (partial(lines.edges, event_id=last), ReadBound(4, 2_100)),
+        "early edges": (partial(lines.edges, event_id=early), ReadBound(4, 2_100)),
+        "path": (partial(resolution.state_path, state_group=1), ReadBound(1, 30)),
+        "groups": (partial(resolution.groups_of, event_id=last), ReadBound(1, 2)),
+        "history": (partial(lines.key_history, room_id=room_id), ReadBound(1, 100)),
+        "readers": (partial(lines.readers, event_id=last), ReadBound(1, 20)),
         "audiences": (
-            partial(audiences.audience_ranges, principal=ADMIN, room_ids=[room_id]),
+            partial(lines.audience_ranges, principal=ADMIN, room_ids=[room_id]),
             ReadBound(1, 20),
         ),
         "recent": (rooms.recent_rooms, ReadBound(1, 7_000)),
         "by id": (rooms.rooms_after, ReadBound(1, 2_000)),
         "largest": (partial(rooms.largest_rooms, size="depth"), ReadBound(1, 2_000)),
-        "positions": (partial(growth.positions_at, times_ms=[0, 2**60]), ReadBound(1, 600)),
-        "growth": (partial(growth.room_growth, first=1, end=MANY), ReadBound(1, 21_000)),
+        "positions": (partial(rooms.positions_at, times_ms=[0, 2**60]), ReadBound(1, 600)),
+        "growth": (partial(rooms.room_growth, first=1, end=MANY), ReadBound(1, 21_000)),
         "weeks": (
-            partial(growth.room_weeks, room_id=room_id, boundaries=weeks, limit=500),
+            partial(rooms.room_weeks, room_id=room_id, boundaries=weeks, limit=500),
             ReadBound(1, 510),
         ),
-        "events": (partial(search.events_called, event_id=merge_id), ReadBound(1, 1)),
-        "rooms": (partial(search.rooms_like, beginning="!"), ReadBound(1, 30)),
-        "users": (partial(search.users_like, beginning="@a"), ReadBound(1, 30)),
-        "alias": (partial(search.rooms_by_alias, alias="#a:b"), ReadBound(1, 30)),
+        "events": (partial(rooms.events_called, event_id=merge_id), ReadBound(1, 1)),
+        "rooms": (partial(rooms.rooms_like, beginning="!"), ReadBound(1, 30)),
+        "users": (partial(rooms.users_like, beginning="@a"), ReadBound(1, 30)),
+        "alias": (partial(rooms.rooms_by_alias, alias="#a:b"), ReadBound(1, 30)),
         # these also read the connections of the server, which other tests share
-        "writers": (writers.writers, ReadBound(1, 1_000)),
-        "running": (activity.running, ReadBound(1, 1_000)),
+        "writers": (rooms.writers, ReadBound(1, 1_000)),
+        "running": (rooms.running, ReadBound(1, 1_000)),
         "resolution": (partial(resolution_at, event_id=merge_id), ReadBound(15, 400)),
         "current": (partial(resolution_now, room_id=room_id), ReadBound(3, 20)),
         "visible": (
@@ -176,7 +163,7 @@ def reads_of(ids: LargeRoomIds, weeks: list[int]) -> dict[str, tuple[Read, ReadB
 
 async def test_no_read_grows_with_the_room(store: Store) -> None:
     ids = await large_room(store)
-    weeks = await store.reads.run(lambda conn: growth.positions_at(conn, [0] * 9))
+    weeks = await store.reads.run(lambda conn: rooms.positions_at(conn, [0] * 9))
     over = {}
     for name, (read, bound) in reads_of(ids, weeks).items():
         used = await plans(store, read)

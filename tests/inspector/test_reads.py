@@ -14,20 +14,12 @@ from storage.database.columns import OWN_ENTRIES
 from storage.database.connection import Connection
 from storage.database.placeholders import compose
 from storage.ids import EventId, RoomId
-from storage.queries.inspect import (
-    audiences,
-    edges,
-    growth,
-    key_history,
-    lines,
-    merges,
-    readers,
-    search,
-    state_path,
-    writers,
-)
+from storage.queries.inspect import lines, resolution
+from storage.queries.inspect import rooms as growth
 from storage.queries.inspect import rooms as room_lists
-from storage.queries.inspect.activity import running
+from storage.queries.inspect import rooms as search
+from storage.queries.inspect import rooms as writers
+from storage.queries.inspect.rooms import running
 from storage.state.groups import REMOVED
 from storage.testing import Odd, RoomBuilder, build_room, deliver_with_gap
 from tests.maintenance.rooms import LIVELY, SERVER, deliver
@@ -153,7 +145,7 @@ async def test_a_line_says_what_the_store_says(store: Store, delivered: Delivere
 
 
 async def test_merges_are_those_of_the_room(store: Store, delivered: Delivered) -> None:
-    found = await ask(store, merges.merges, delivered.room_id)
+    found = await ask(store, lines.merges, delivered.room_id)
     built = {event.event_id: event for event in delivered.room.events}
     stored = await store.events(delivered.ids)
     expected = [
@@ -178,7 +170,7 @@ async def test_edges_are_those_of_the_pdu(store: Store, delivered: Delivered) ->
             if event.event_id in stored and not stored[event.event_id].outlier:
                 children.setdefault(parent, set()).add(event.event_id)
     for event_id in delivered.ids[::9]:
-        found = await ask(store, edges.edges, event_id)
+        found = await ask(store, lines.edges, event_id)
         json = stored[event_id].json
         assert [edge.event_id for edge in found.parents] == json["prev_events"]
         assert [edge.event_id for edge in found.auth_events] == json["auth_events"]
@@ -204,7 +196,7 @@ async def test_a_redaction_and_a_relation(store: Store) -> None:
     room.edit(ALICE, message, "better")
     redaction = room.redact(ALICE, message)
     await store.append(room.pdus)
-    found = await ask(store, edges.edges, message.event_id)
+    found = await ask(store, lines.edges, message.event_id)
     assert found.related == [("m.annotation", 2), ("m.replace", 1)]
     assert found.redactions == [(redaction.event_id, True)]
     assert found.children
@@ -212,12 +204,12 @@ async def test_a_redaction_and_a_relation(store: Store) -> None:
 
 async def test_a_path_folds_to_the_state(store: Store, delivered: Delivered) -> None:
     for event_id in delivered.ids[::5]:
-        groups = await ask(store, state_path.groups_of, event_id)
+        groups = await ask(store, resolution.groups_of, event_id)
         assert groups is not None
         if groups.state_group_before is None:
             continue
         group = groups.state_group_before
-        path = await ask(store, state_path.state_path, group)
+        path = await ask(store, resolution.state_path, group)
         assert path[0].level is None
         levels = [step.level for step in path[1:]]
         assert levels == sorted(levels, key=lambda level: -(level or 0))
@@ -229,14 +221,14 @@ async def test_a_path_folds_to_the_state(store: Store, delivered: Delivered) -> 
                 assert step.entries == len(own)
                 entries |= own
         assert sum(nid != REMOVED for nid in entries.values()) == path[-1].entry_count
-    assert await ask(store, state_path.state_path, 2**40) == []
-    assert await ask(store, state_path.groups_of, "$nothing") is None
+    assert await ask(store, resolution.state_path, 2**40) == []
+    assert await ask(store, resolution.groups_of, "$nothing") is None
 
 
 async def test_the_history_of_a_key_ends_at_the_current_state(
     store: Store, delivered: Delivered
 ) -> None:
-    changes = await ask(store, key_history.key_history, delivered.room_id, limit=1_000)
+    changes = await ask(store, lines.key_history, delivered.room_id, limit=1_000)
     state: dict[tuple[str, str], str] = {}
     for change in reversed(changes):
         assert state.get((change.type, change.state_key)) == change.replaced
@@ -245,7 +237,7 @@ async def test_the_history_of_a_key_ends_at_the_current_state(
         else:
             state[change.type, change.state_key] = change.event_id
     assert state == await store.current_state(delivered.room_id)
-    one = await ask(store, key_history.key_history, delivered.room_id, "m.room.topic", "")
+    one = await ask(store, lines.key_history, delivered.room_id, "m.room.topic", "")
     assert one == [change for change in changes if change.type == "m.room.topic"]
 
 
@@ -261,7 +253,7 @@ async def test_a_topic_that_went_back(store: Store) -> None:
     ban = right.ban(ALICE, mod)
     for event in room.events:
         await store.append([event.pdu])
-    changes = await ask(store, key_history.key_history, room.room_id, "m.room.topic", "")
+    changes = await ask(store, lines.key_history, room.room_id, "m.room.topic", "")
     assert [
         (one.event_id, one.replaced, one.caused_by, one.is_by_resolution) for one in changes
     ] == [
@@ -278,7 +270,7 @@ async def test_readers_are_those_of_the_table(store: Store, delivered: Delivered
         if event.type == "m.room.member" and str(event.state_key).endswith(f":{SERVER}")
     }
     for event_id in delivered.ids[::11]:
-        found = await ask(store, readers.readers, event_id)
+        found = await ask(store, lines.readers, event_id)
         assert {row.user_id for row in found} <= local
         for user_id, is_visible in found:
             assert is_visible == (event_id in await store.visible_to_user(user_id, [event_id]))
@@ -293,7 +285,7 @@ async def test_audience_ranges_cover_what_is_visible(store: Store, delivered: De
             )
         )
     user = next(e.sender for e in delivered.room.events if e.sender.endswith(f":{SERVER}"))
-    found = await ask(store, audiences.audience_ranges, user, [delivered.room_id])
+    found = await ask(store, lines.audience_ranges, user, [delivered.room_id])
     assert found
     assert all(row.room_id == delivered.room_id for row in found)
     ranges = [(row.first_audience or 0, row.end_audience or 2**63) for row in found]
@@ -351,7 +343,7 @@ async def test_lists_of_rooms(store: Store) -> None:
 async def test_large_rooms_are_estimated(
     store: Store, delivered: Delivered, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(room_lists, "COUNTED_MAX", 10)
+    monkeypatch.setattr(room_lists, "ROOMS_COUNTED_MAX", 10)
     async with store.database.connection() as conn:
         await conn.execute("ANALYZE events")
     [one] = await ask(store, room_lists.rooms_by_id, [delivered.room_id])

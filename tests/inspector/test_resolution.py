@@ -5,15 +5,16 @@ import pytest
 import storage
 from storage import Store
 from storage.ids import EventId, RoomId
-from storage.queries.inspect.reasons import Verdict, verdict
 from storage.queries.inspect.resolution import (
     ReplayedResolution,
+    Verdict,
     current_values,
     resolution_at,
     resolution_now,
+    verdict,
 )
 from storage.testing import Odd, RoomBuilder, Shape, build_room
-from storage.testing.shapes import ALL_ACTIONS
+from storage.testing.world import ALL_ACTIONS
 from tests.maintenance.rooms import SERVER, deliver
 
 ADMIN, MOD, OTHER = (f"@{name}:{SERVER}" for name in ("admin", "mod", "other"))

@@ -12,7 +12,7 @@ from storage import Store
 from storage.ids import RoomId
 from storage.inspector.rendering import compact
 from storage.inspector.text import day, moment, percent
-from storage.queries.inspect import growth
+from storage.queries.inspect import rooms
 from storage.queries.inspect.lines import lines_by_id
 from storage.testing import RoomBuilder, build_room, deliver_with_gap
 from tests.inspector.browser import Browser, needs_browser
@@ -49,7 +49,7 @@ async def test_growth_splits_new_events_and_history(store: Store, site: Served) 
     assert f'data-value="{new}"' in of_room.text
     assert '<td class="n" data-label="Share of this week">100.0 %</td>' in of_all.text
     assert 'width="100.0"' in of_all.text
-    other = await ask(store, growth.room_growth, 1, 10_000, room_id=RoomId("!other:s1.test"))
+    other = await ask(store, rooms.room_growth, 1, 10_000, room_id=RoomId("!other:s1.test"))
     assert other.rooms == []
 
 
@@ -135,11 +135,11 @@ async def test_a_resolution_explains_itself(store: Store, site: Served) -> None:
 
 async def test_weeks_begin_with_a_day_and_the_latest_is_first(site: Served) -> None:
     today = int(datetime(2026, 3, 5, 23, 59, 59, tzinfo=UTC).timestamp() * 1000)
-    begins = [moment(begin) for begin in growth.week_begins(today, 3)]
+    begins = [moment(begin) for begin in rooms.week_begins(today, 3)]
     assert begins == ["2026-02-13 00:00:00", "2026-02-20 00:00:00", "2026-02-27 00:00:00"]
-    before = growth.week_begins(time.time_ns() // 10**6, 8)
+    before = rooms.week_begins(time.time_ns() // 10**6, 8)
     shown = re.findall(r'<th scope="row">(.*?)</th>', (await site.get("/growth")).text)
-    after = growth.week_begins(time.time_ns() // 10**6, 8)
+    after = rooms.week_begins(time.time_ns() // 10**6, 8)
     assert shown in ([day(begin) for begin in begins[::-1]] for begins in (before, after))
 
 
@@ -151,7 +151,7 @@ async def test_a_share_is_that_of_the_week(store: Store, site: Served) -> None:
             room.message(ALICE)
         await store.append(room.pdus)
     page = (await site.get("/growth")).text
-    found = await ask(store, growth.room_growth, 1, 10_000)
+    found = await ask(store, rooms.room_growth, 1, 10_000)
     total = sum(row.events for row in found.rooms)
     positions = int(re.findall(r"of (\d+) since", words(page))[0])
     assert positions >= total

@@ -8,7 +8,7 @@ import pytest
 
 from storage import Store
 from storage.codec import Reference, StoredBytes, decode
-from storage.database.pack_store import PREFIX
+from storage.database.archived_bytes import PREFIX
 from storage.maintenance.cold_archive import archive_events, back, run, sweep
 from storage.testing import RoomBuilder
 from tests.maintenance.rooms import SERVER

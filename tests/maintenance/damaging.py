@@ -9,7 +9,7 @@ from typing import Final
 import asyncpg
 
 from storage.database.connection import Connection
-from storage.database.transaction import begun
+from storage.database.pool import begun
 
 SCHEMA: Final = (files("storage.database") / "schema.sql").read_text()
 INDEXES: Final = sorted(

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from storage import Store
 from storage.maintenance.verify import Finding, verify
 from storage.testing import GeneratedRoom, RoomBuilder, Shape
-from storage.testing.shapes import ALL_ACTIONS
+from storage.testing.world import ALL_ACTIONS
 
 SERVER = "s1.test"
 LIVELY = Shape(

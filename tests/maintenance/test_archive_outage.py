@@ -14,7 +14,7 @@ import pytest
 
 import storage
 from storage import ArchiveUnavailable, Config, Store
-from storage.database import archive_limits
+from storage.database import archived_bytes
 from storage.testing import RoomBuilder
 from tests.maintenance.archived import (
     USER,
@@ -46,7 +46,7 @@ class StoppedClock:
 
 @pytest.fixture
 async def store(dsn: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Store]:
-    monkeypatch.setattr(archive_limits, "PAUSE_S", 0)
+    monkeypatch.setattr(archived_bytes, "PAUSE_S", 0)
     config = Config(pool_size_max=POOL, archive_timeout_ms=PATIENT_MS, prepare_ahead=False)
     async with storage.open(dsn, server_name=SERVER, config=config) as opened:
         yield opened
@@ -65,7 +65,7 @@ def hanging(store: Store, folder: str, timeout_ms: int = 300) -> Iterator[Path]:
         os.mkfifo(path)
     try:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(archive_limits, "SLOW_MS", 100)
+            patch.setattr(archived_bytes, "SLOW_MS", 100)
             patch.setattr(store.database._connect._limits, "_timeout_ms", timeout_ms)
             yield paths[0]
     finally:
@@ -105,7 +105,7 @@ async def test_half_of_the_connections_wait(
 ) -> None:
     """Of many reads at once, half of the connections wait on; writes and other reads go on."""
     clock = StoppedClock()
-    monkeypatch.setattr(archive_limits, "time", clock)
+    monkeypatch.setattr(archived_bytes, "time", clock)
     with hanging(store, folder, PATIENT_MS):
         reads = [asyncio.create_task(outcome(store, event_id)) for event_id in archived[:20]]
         for one in reads:  # once the first has ended, the time of others is over
@@ -129,24 +129,24 @@ async def test_reads_fail_at_once_during_an_outage(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(archive_limits, "PAUSE_S", 3_600)
+    monkeypatch.setattr(archived_bytes, "PAUSE_S", 3_600)
     with hanging(store, folder):
         assert await outcome(store, archived[0]) == "no answer within 300 ms"
         for event_id in archived[:20]:
             assert await outcome(store, event_id) == "it did not answer a moment ago"
-        monkeypatch.setattr(archive_limits, "PAUSE_S", 0)
+        monkeypatch.setattr(archived_bytes, "PAUSE_S", 0)
         state = store.database._connect._limits._folders
         [resting] = state.values()
         resting._rests_until = 0.0  # the pause is over: one read tries it for all
         with monkeypatch.context() as patch:  # all come before the end of the first
-            patch.setattr(archive_limits, "time", StoppedClock())
-            patch.setattr(archive_limits, "SLOW_MS", 0)
+            patch.setattr(archived_bytes, "time", StoppedClock())
+            patch.setattr(archived_bytes, "SLOW_MS", 0)
             found = Counter(await asyncio.gather(*(outcome(store, one) for one in archived[:4])))
         assert found == {"no answer within 300 ms": 1, "it did not answer a moment ago": 3}
         assert await outcome(store, archived[0]) == "no answer within 300 ms"
     assert await outcome(store, archived[0]) == "read"
     assert {await outcome(store, one) for one in archived} == {"read"}
-    logged = [one.message for one in caplog.records if one.name == archive_limits.__name__]
+    logged = [one.message for one in caplog.records if one.name == archived_bytes.__name__]
     assert len(logged) == 2
     assert "no answer within 300 ms" in logged[0]
     assert "is back after" in logged[1]

@@ -11,7 +11,7 @@ import pytest
 
 import storage
 from storage import Store
-from storage.database.pack_store import OWNER_FILE
+from storage.database.archived_bytes import OWNER_FILE
 from storage.errors import ArchiveNotOwned, ArchiveUnavailable
 from storage.maintenance.cold_archive import return_events, sweep, sweep_if_free
 from storage.maintenance.purge import purge_room

@@ -9,7 +9,7 @@ from storage import PermissionRefused
 from storage.codec import Dictionary, decode, train
 from storage.database import Database
 from storage.maintenance.cold_archive import archive_events, return_events, sweep
-from storage.maintenance.train_dictionary import store_dictionary
+from storage.maintenance.reencode import store_dictionary
 from storage.testing import RoomBuilder
 from tests.cli.running import room_storage
 from tests.database.test_roles import Logins, logins

@@ -9,17 +9,17 @@ from functools import partial
 import pytest
 
 from storage import Store
-from storage.codec.reference import REFERENCE_BYTES
+from storage.codec.codec import REFERENCE_BYTES
+from storage.database.archived_bytes import list_files, local_path
 from storage.database.arrow_results import arrow_snapshot
-from storage.database.pack_store import list_files, local_path
 from storage.errors import InputError
 from storage.maintenance.archive import archive as export_room
 from storage.maintenance.archive import rooms_to_archive
 from storage.maintenance.cold_archive import return_events
-from storage.maintenance.cold_archive.sizes import DAY_MS, DAYS, archive_sizes
+from storage.maintenance.cold_archive.sweep import DAY_MS, DAYS, archive_sizes
 from storage.maintenance.reencode import encode_batch
 from storage.pipeline.rebuilding import Rebuilder
-from storage.pipeline.source.decoding import decoded
+from storage.pipeline.source.rows import decoded
 from storage.testing import RoomBuilder, build_room
 from tests.cli.running import room_storage
 from tests.maintenance.archived import (

@@ -18,8 +18,7 @@ import pytest
 import storage
 from storage import EventId, ResyncNeeded, Store, UserId
 from storage.config import Config
-from storage.database.binaries import Account
-from storage.database.embedded import EmbeddedPostgres
+from storage.database.embedded import Account, EmbeddedPostgres
 from storage.database.migrate import migrate
 from storage.streams.restore_detection import JUMP
 from storage.testing import BuiltEvent, RoomBuilder

@@ -21,7 +21,7 @@ from storage.maintenance.archive import archive, rooms_to_archive
 from storage.maintenance.censor import SQL_REDACTED, Censored, CensoredEventRow, censor
 from storage.maintenance.repair import repair
 from storage.testing import Odd, RoomBuilder, build_room
-from storage.testing.contents import text
+from storage.testing.assembly import text
 from tests.maintenance.rooms import LIVELY, SERVER, deliver, findings
 from tests.persist.tables import logical_tables
 from tests.stored_bytes import bytes_of, form, forms_of, store_plainly

@@ -14,8 +14,8 @@ import pytest
 import storage
 from storage import Store
 from storage.codec import decode
-from storage.codec.reference import REFERENCE_BYTES
-from storage.database.pack_store import OWNER_FILE
+from storage.codec.codec import REFERENCE_BYTES
+from storage.database.archived_bytes import OWNER_FILE
 from storage.errors import ArchiveRunning, ArchiveUnavailable, InputError, StorageCorrupt
 from storage.maintenance.censor import censor
 from storage.maintenance.cold_archive import return_events, sweep, sweep_if_free

@@ -20,13 +20,7 @@ from storage import (
 )
 from storage.database import Database
 from storage.errors import InputError
-from storage.maintenance.purge import (
-    PurgeJob,
-    jobs,
-    purge_history,
-    resume,
-    run,
-)
+from storage.maintenance.purge import PurgeJob, jobs, purge_history, resume, run
 from storage.persist.room_lock import lock_room
 from storage.testing import RoomBuilder, build_room
 from tests.maintenance.purging import ALICE, BOB, PurgeKilled, chat, purge, value

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from storage import Config, Store
-from storage.database import clocks
+from storage.database import deployment
 from storage.errors import PurgeRefused
 from storage.maintenance.purge import cut_point, purge_history, purge_retention
 from storage.maintenance.purge.cut_point import SQL_ROOM, CutPoint, PurgedRoomRow, before_time
@@ -96,7 +96,7 @@ async def test_the_cut_where_clocks_were_wrong(
 async def test_clocks_of_several_processes_differ_a_little(store: Store) -> None:
     """An event may be older than the one before it by less than the tolerance."""
     times = [at(number) - (number % 2) * 2_000 for number in range(1, 12)]
-    times[7] = times[6] - clocks.TOLERANCE_MS
+    times[7] = times[6] - deployment.TOLERANCE_MS
     room, row = await arrived(store, times)
     async with store.database.connection() as conn:
         cut = await before_time(conn, room.room_id, row, times[7] + 1, at(30))
@@ -205,7 +205,7 @@ async def test_a_clock_that_is_ahead_purges_nothing(
     if clock == "time":
         monkeypatch.setattr(time, "time_ns", lambda: AHEAD * 1_000_000)
     else:
-        monkeypatch.setattr(clocks, clock, f"SELECT {AHEAD}::bigint")
+        monkeypatch.setattr(deployment, clock, f"SELECT {AHEAD}::bigint")
     assert [one async for one in purge_retention(store.database, server_name=SERVER)] == []
     with pytest.raises(PurgeRefused, match="future"):
         await purge_history(

@@ -27,7 +27,7 @@ from storage.maintenance.purge import history, purge_history
 from storage.persist.model.caches import WriterCaches
 from storage.streams.position_poller import follow_once
 from storage.testing import BuiltEvent, RoomBuilder, build_room
-from storage.testing.shapes import ODD_SOME
+from storage.testing.world import ODD_SOME
 from tests.maintenance.purging import ALICE, BOB, Stop, chat, value
 from tests.maintenance.rooms import LIVELY, SERVER, findings
 from tests.pausing import pause

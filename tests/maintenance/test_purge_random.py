@@ -11,7 +11,7 @@ from storage import Config, Store
 from storage.ids import EventId
 from storage.maintenance.purge import purge_history
 from storage.testing import GeneratedRoom, RoomBuilder, build_room, deliver_late, deliver_with_gap
-from storage.testing.shapes import ODD_SOME, Odd
+from storage.testing.world import ODD_SOME, Odd
 from tests.maintenance.rooms import LIVELY, SERVER, deliver, findings
 from tests.small_limits import purges_in_batches
 

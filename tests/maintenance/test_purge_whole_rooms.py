@@ -20,7 +20,7 @@ from storage.maintenance.purge import (
     purge_retention,
     purge_room,
 )
-from storage.maintenance.purge.retention import lifetime_ms
+from storage.maintenance.purge.run import lifetime_ms
 from storage.streams.position_poller import follow_once
 from storage.testing import RoomBuilder, build_room
 from tests.maintenance.purging import ALICE, BOB, FOLLOWED, PurgeKilled, chat, value

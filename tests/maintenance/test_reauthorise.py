@@ -17,7 +17,7 @@ from storage.event import Event, content_hash, event_id
 from storage.maintenance.repair import repair
 from storage.maintenance.verify import Finding
 from storage.persist.model.change_set import ChangeSet
-from storage.persist.model.row_changes import RoomChanges
+from storage.persist.model.rows import RoomChanges
 from storage.persist.plan import event as plan_event
 from storage.persist.plan.auth_checks import AuthResult, auth_result
 from storage.streams.invalidate_caches import register_writer

@@ -18,8 +18,7 @@ from storage.database.migrate import HEAD_REVISION
 from storage.errors import DatabaseUnavailable
 from storage.maintenance.censor import censor
 from storage.maintenance.known_jobs import known_jobs
-from storage.maintenance.reencode import JOB_NAME
-from storage.maintenance.train_dictionary import store_dictionary
+from storage.maintenance.reencode import JOB_NAME, store_dictionary
 from storage.testing import RoomBuilder, build_room
 from tests.cli.running import ROOT
 from tests.maintenance.rooms import LIVELY, SERVER, findings

@@ -8,9 +8,9 @@ import storage
 from storage import Config, Store
 from storage.database.connection import Database
 from storage.ids import UserId
+from storage.maintenance.censor import remove_content
 from storage.maintenance.purge import PurgeJob, purge_history, resume
-from storage.maintenance.remove_content import remove_content
-from storage.maintenance.user_export.facts import sent_by
+from storage.maintenance.user_export.run import sent_by
 from storage.streams.restore_detection import JUMP
 from tests.maintenance.purging import ALICE, PurgeKilled, chat, value
 from tests.maintenance.rooms import SERVER, findings

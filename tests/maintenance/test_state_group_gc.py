@@ -6,8 +6,14 @@ import pytest
 
 import storage
 from storage import Store
-from storage.maintenance.flatten_state_groups import make_roots, runs_after
-from storage.maintenance.state_group_gc import _delete, collect, collect_all, find
+from storage.maintenance.state_group_gc import (
+    _delete,
+    collect,
+    collect_all,
+    find,
+    make_roots,
+    runs_after,
+)
 from storage.persist.room_lock import lock_room
 from storage.testing import RoomBuilder, build_room
 from tests.maintenance.rooms import LIVELY, SERVER, deliver, everything_seen, findings

@@ -9,9 +9,8 @@ import pytest
 import storage
 from storage import InputError, Store
 from storage.codec import shipped_dictionary, train
-from storage.codec.training import COMMON_ROOMS, common_words
-from storage.maintenance.event_sample import sample_events
-from storage.maintenance.train_dictionary import train_dictionary
+from storage.codec.pack import COMMON_ROOMS, common_words
+from storage.maintenance.reencode import sample_events, train_dictionary
 from storage.testing import RoomBuilder
 from tests.cli.running import room_storage_beside
 from tests.maintenance.rooms import SERVER, findings

@@ -4,8 +4,8 @@ import re
 from pathlib import Path
 
 import storage.maintenance.verify
-import storage.maintenance.verify.archive
-from storage.maintenance.verify.finding import REMEDIES, REPAIRABLE
+import storage.maintenance.verify.run
+from storage.maintenance.verify.event_loader import REMEDIES, REPAIRABLE
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "how-to" / "verify.md"
@@ -15,7 +15,7 @@ MADE = re.compile(r'(?:room\.finding|Finding)\(\s*"(\w+)"')
 def checks() -> set[str]:
     folder = ROOT / "storage" / "maintenance" / "verify"
     found = {name for path in folder.glob("*.py") for name in MADE.findall(path.read_text())}
-    return found | {storage.maintenance.verify.archive.CHECK}
+    return found | {storage.maintenance.verify.run.CHECK}
 
 
 def rows() -> dict[str, str]:

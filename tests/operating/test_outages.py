@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from storage.observability.outages import REASONS_MAX, Outage
+from storage.observability.counters import REASONS_MAX, Outage
 
 LOGGER = logging.getLogger("test_outages")
 

@@ -24,7 +24,7 @@ Where the rules leave a choice, the oracle takes the first of these:
 * A refused event is a soft-failed one, until it is readmitted. Then it arrives again, at its old
   place in the graph.
 * With a limit of extremities, those beyond it are dropped as
-  storage/persist/plan/extremity_limit.py says.
+  storage/persist/plan/topology.py says.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

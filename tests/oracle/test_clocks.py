@@ -15,7 +15,7 @@ from hypothesis import Phase
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize
 
-from storage.database import clocks
+from storage.database import deployment
 from storage.database.connection import Connection, Database
 from storage.ids import EventId, RoomId
 from storage.maintenance.purge import cut_point, purge_history
@@ -181,7 +181,7 @@ def run(
         def open_subject(self) -> ClockedSubject:
             opened = ClockedSubject(databases.open(), server_name=SERVER)
             clock = SimpleNamespace(time_ns=lambda: self.clock_day * DAY * 1_000_000 + 1)
-            monkeypatch.setattr(clocks, "time", clock)
+            monkeypatch.setattr(deployment, "time", clock)
             return opened
 
         def close_at_last(self, subject: Any) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from storage.visibility import audience_ranges, past_visibility
+from storage.visibility import multirange, rule
 from tests.oracle.example_databases import ExampleDatabases
 from tests.oracle.facts import Audience
 from tests.oracle.machine import AbsenceMachine, run_machine
@@ -36,9 +36,9 @@ def test_the_store_agrees_with_the_oracle(
     This holds in small rooms too. Ranges are cut into rows early then.
     """
     if not slack:
-        monkeypatch.setattr(audience_ranges, "SLACK", 0)
-        monkeypatch.setattr(audience_ranges, "AROUND", 1)
-        monkeypatch.setattr(past_visibility, "RANGES_MAX", 1)
+        monkeypatch.setattr(multirange, "SLACK", 0)
+        monkeypatch.setattr(multirange, "AROUND", 1)
+        monkeypatch.setattr(rule, "RANGES_MAX", 1)
 
     class Machine(AbsenceMachine):
         audience = Audience(LOCAL, SERVERS)

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import strategies as st
 
 from storage.ids import EventId, RoomId, UserId, server_name_of
-from storage.visibility import audience_ranges, past_visibility
+from storage.visibility import multirange, rule
 from tests.conftest import _fresh_database
 from tests.oracle.example_databases import execute
 from tests.oracle.facts import Audience, Facts, near
@@ -247,9 +247,9 @@ def with_slack(dsn: str, monkeypatch: pytest.MonkeyPatch, slack: int) -> None:
 
     Ranges are cut into rows as soon as can be.
     """
-    monkeypatch.setattr(audience_ranges, "SLACK", slack)
-    monkeypatch.setattr(audience_ranges, "AROUND", 1)
-    monkeypatch.setattr(past_visibility, "RANGES_MAX", 1)
+    monkeypatch.setattr(multirange, "SLACK", slack)
+    monkeypatch.setattr(multirange, "AROUND", 1)
+    monkeypatch.setattr(rule, "RANGES_MAX", 1)
     asyncio.run(execute(dsn, SQL_NO_SLACK.replace("0::", f"{slack}::")))
 
 

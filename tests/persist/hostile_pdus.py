@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from storage.event import content_hash
-from storage.testing.drafting import number_of
+from storage.testing.assembly import number_of
 
 Json = dict[str, Any]
 Form = Callable[[random.Random, Json, str, Sequence[str]], bytes | Json]

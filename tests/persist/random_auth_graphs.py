@@ -3,12 +3,11 @@
 from collections.abc import Collection, Mapping, Sequence
 from random import Random
 
-from storage.persist.model.caches import WriterCaches
+from storage.persist.model.cache_view import NewEvent
+from storage.persist.model.caches import NidBlocks, WriterCaches
 from storage.persist.model.change_set import ChangeSet
-from storage.persist.model.event_view import NewEvent
-from storage.persist.model.nid_blocks import NidBlocks
 from storage.persist.model.rows import EventRow
-from storage.persist.plan.chain_cover import cover_event
+from storage.persist.plan.auth_difference import cover_event
 from storage.pipeline.imports.plan_rooms import NewRoomAnswers
 
 SERVER = "s1.test"

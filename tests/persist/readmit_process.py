@@ -10,7 +10,7 @@ import sys
 import storage
 from storage import EventId, Store
 from storage.testing import RoomBuilder, build_room
-from storage.testing.shapes import ALL_ACTIONS, Odd, Shape
+from storage.testing.world import ALL_ACTIONS, Odd, Shape
 from tests.federation.partial_process import Killer
 from tests.persist.planning import SERVER
 

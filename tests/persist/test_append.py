@@ -8,6 +8,7 @@ import pytest
 
 import storage
 from storage import Store
+from storage.database.migrate import migrate
 from storage.errors import CommitUnknown, DatabaseUnavailable
 from storage.ids import server_name_of
 from storage.testing import (
@@ -131,7 +132,7 @@ async def _another(dsn: str, store: Store) -> str:
             f"CREATE DATABASE {name}_b TEMPLATE template0 ENCODING 'UTF8' LOCALE 'C'"
         )
     second = dsn.replace(name, f"{name}_b")
-    await storage.database.migrate.migrate(second)
+    await migrate(second)
     return second
 
 

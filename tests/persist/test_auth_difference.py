@@ -18,23 +18,20 @@ from storage.database import Connection
 from storage.errors import StorageCorrupt
 from storage.event import Event, parse
 from storage.persist.commit.publish import absorb
-from storage.persist.load.lookups import AuthGraphRow
-from storage.persist.load.names import fill_blocks
+from storage.persist.load.lookups import AuthGraphRow, fill_blocks
 from storage.persist.load.on_demand import load
+from storage.persist.model.caches import NidBlocks
 from storage.persist.model.change_set import ChangeSet
 from storage.persist.model.incoming import IncomingEvent
 from storage.persist.model.missing_data import MissingData
-from storage.persist.model.nid_blocks import NidBlocks
 from storage.persist.model.rows import EventRow
 from storage.persist.plan import auth_difference as auth_differences
-from storage.persist.plan.auth_difference import auth_difference
-from storage.persist.plan.auth_walk import AuthChains, auth_graph, walked
+from storage.persist.plan.auth_difference import AuthChains, auth_difference, auth_graph, walked
 from storage.persist.plan.event import plan_event
 from storage.persistent_map import Map
-from storage.state.groups import Group, root_group
-from storage.state.read import read_groups
+from storage.state.groups import Group, read_groups, root_group
 from storage.testing import SHAPES, RoomBuilder, generate_room
-from storage.visibility.audience_numbering import NOTHING
+from storage.visibility.multirange import NOTHING
 from tests.persist.random_auth_graphs import SERVER, AuthGraphWorld, Graph, caches, chain, world_of
 
 EXAMPLES = int(os.environ.get("STORAGE_EXAMPLES", "0"))

@@ -11,7 +11,7 @@ import pytest
 import storage
 from storage.persist.commit.group_commit import BATCH_EVENTS_MAX
 from storage.persist.load.lookups import SQL_DIGEST
-from storage.persist.load.prefetch_statements import SQL_LOAD_BATCH, SQL_LOAD_NAMES
+from storage.persist.load.prefetch import SQL_LOAD_BATCH, SQL_LOAD_NAMES
 from storage.testing import SHAPES, RoomBuilder, generate_room
 from tests.persist.writing import (
     HOLD,

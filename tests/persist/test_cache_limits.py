@@ -9,9 +9,7 @@ from storage.database.names import InternedNames
 from storage.event import parse
 from storage.persist.model.caches import StateGroupCache
 from storage.persistent_map import Map
-from storage.state.groups import Group, derive, root_group
-from storage.state.read import groups_of
-from storage.state.rows import row_of
+from storage.state.groups import Group, derive, groups_of, root_group, row_of
 from storage.testing import SHAPES, RoomBuilder, build_room
 
 

@@ -10,7 +10,7 @@ import storage
 from storage import Store
 from storage.database.columns import AUTH_NIDS, PREV_NIDS
 from storage.errors import ConstraintViolated
-from storage.persist.write.event_edges import AUTH_DISTANCES, edge_columns
+from storage.persist.write.events import AUTH_DISTANCES, edge_columns
 from storage.testing import build_room
 from tests.maintenance.rooms import LIVELY, SERVER
 

@@ -1,6 +1,6 @@
 """Rooms above the limit of forward extremities: which are dropped, and that nothing is lost by it.
 
-The limit is in storage/persist/plan/extremity_limit.py.
+The limit is in storage/persist/plan/topology.py.
 """
 
 import asyncio

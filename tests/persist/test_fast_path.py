@@ -16,16 +16,16 @@ from storage.database import Connection
 from storage.event import parse
 from storage.persist.load.on_demand import load
 from storage.persist.load.prefetch import prefetch
+from storage.persist.model.caches import NidBlocks
 from storage.persist.model.change_set import ChangeSet
 from storage.persist.model.incoming import IncomingEvent
 from storage.persist.model.missing_data import MissingData
-from storage.persist.model.nid_blocks import NidBlocks
 from storage.persist.model.rows import EventRow
 from storage.persist.plan import fast_path
 from storage.persist.plan.event import plan_whole
 from storage.persist.receive import in_order
 from storage.testing import SHAPES, RoomBuilder, generate_room
-from storage.testing.shapes import Odd
+from storage.testing.world import Odd
 
 T = TypeVar("T")
 SERVER = "s1.test"

@@ -17,15 +17,14 @@ from storage.database.explained import ExplainingConnection
 from storage.errors import DatabaseConflict
 from storage.event import parse
 from storage.maintenance.repair import repair
-from storage.maintenance.repair.room_planner import new_caches
+from storage.maintenance.repair.replay import new_caches
+from storage.persist.model.cache_view import StateView
+from storage.persist.model.caches import NidBlocks
 from storage.persist.model.change_set import ChangeSet
 from storage.persist.model.incoming import IncomingEvent
-from storage.persist.model.nid_blocks import NidBlocks
-from storage.persist.model.row_changes import StateDelta
-from storage.persist.model.rows import UNSEEN, VisibilityRow
-from storage.persist.model.state_view import StateView
+from storage.persist.model.rows import UNSEEN, StateDelta, VisibilityRow
 from storage.persist.write import all_tables
-from storage.streams.in_flight import Author
+from storage.streams.stream_writer import Author
 from storage.testing import BuiltEvent, RoomBuilder
 from storage.visibility import multirange
 from tests.maintenance.rooms import findings

@@ -8,9 +8,9 @@ import storage
 from storage import Store
 from storage.database.names import JOIN, MEMBERSHIPS
 from storage.event import parse
+from storage.persist.model.caches import NidBlocks
 from storage.persist.model.change_set import ChangeSet
 from storage.persist.model.incoming import IncomingEvent
-from storage.persist.model.nid_blocks import NidBlocks
 from storage.persist.model.results import AppendResult
 from storage.testing import RoomBuilder
 from tests.persist.planning import SERVER, SQL_MEMBERSHIPS, begun, fetch, planned, rows, take

@@ -9,8 +9,7 @@ import pytest
 
 from storage.database.names import MEMBERSHIPS
 from storage.persist.model.results import AppendResult
-from storage.persist.model.row_changes import RoomChanges
-from storage.persist.model.rows import EventRow, RoomRow
+from storage.persist.model.rows import EventRow, RoomChanges, RoomRow
 from storage.persist.plan.event import INT8_MAX, _goes_on, _int8, _unfit
 from tests.auth.events import make_create, make_event
 

@@ -2,7 +2,7 @@
 
 import gc
 
-from storage.persist.model.bounded_cache import RowCache
+from storage.persist.model.caches import RowCache
 from storage.persist.model.rows import VisibilityRow
 
 ROW = VisibilityRow(((1, 5), (7, None)), 12, 1, 0)

@@ -19,11 +19,10 @@ from storage import Store
 from storage.event.versions import version_of
 from storage.maintenance.verify import verify
 from storage.persist.commit import retry
+from storage.persist.commit.group_commit import SlowRooms
 from storage.persist.commit.requests import AppendRequest, WriteBatch
-from storage.persist.commit.slow_rooms import SlowRooms
-from storage.persist.model import planning_time
-from storage.persist.model.change_set import ChangeSet
-from storage.persist.model.planning_time import TimeSlice
+from storage.persist.model import change_set as planning_time
+from storage.persist.model.change_set import ChangeSet, TimeSlice
 from storage.persist.model.resolution_records import ResolutionRecord
 from storage.persist.plan import state_resolution
 from storage.testing import BuiltEvent, RoomBuilder

@@ -9,7 +9,7 @@ import pytest
 import storage
 from storage import StorageCorrupt, Store
 from storage.codec import Dictionary, codec, shipped_dictionary, train
-from storage.maintenance.train_dictionary import store_dictionary
+from storage.maintenance.reencode import store_dictionary
 from storage.pipeline.rebuilding import Rebuilder
 from storage.streams.position_poller import follow_once
 from storage.testing import (

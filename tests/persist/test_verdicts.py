@@ -14,7 +14,7 @@ from storage.ids import EventId, RoomId
 from storage.maintenance.verify import verify
 from storage.testing import BuiltEvent
 from storage.testing.generate import build_room
-from storage.testing.shapes import ALL_ACTIONS, Odd, Shape
+from storage.testing.world import ALL_ACTIONS, Odd, Shape
 from tests.persist.planning import SERVER, begun, take
 from tests.persist.tables import logical_tables
 from tests.persist.writing import WRITES, listen, lossy

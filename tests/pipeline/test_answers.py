@@ -13,8 +13,7 @@ from pyspark.sql import SparkSession
 from storage.errors import InputError
 from storage.pipeline import import_archive
 from storage.pipeline.imports import lines as archive_lines
-from storage.pipeline.imports.archive_files import found, together
-from storage.pipeline.imports.lines import LineContent, answered, placed, read
+from storage.pipeline.imports.lines import LineContent, answered, found, placed, read, together
 from storage.testing import SHAPES, GeneratedEvent, GeneratedRoom, generate_room
 from tests.pipeline.stores import SERVER, fill, tables
 from tests.pipeline.test_import import append_patiently

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from storage.pipeline.imports.archive_files import found
+from storage.pipeline.imports.lines import found
 from storage.pipeline.imports.validate import looked_over
 from storage.testing import RoomBuilder
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from storage.errors import DatabaseFull, StorageError
-from storage.pipeline.imports import bundle_files
-from storage.pipeline.imports.bundle_files import (
+from storage.pipeline.imports import intern_names
+from storage.pipeline.imports.intern_names import (
     FOLDER,
     BundleLocation,
     BundleReader,
@@ -22,7 +22,7 @@ from storage.pipeline.imports.bundle_files import (
 
 def test_bundles_of_many_files_come_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Files are read in turns, more of them than are kept open."""
-    monkeypatch.setattr(bundle_files, "OPEN_MAX", 2)
+    monkeypatch.setattr(intern_names, "OPEN_MAX", 2)
     cleared(str(tmp_path))
     places: list[tuple[BundleLocation, bytes]] = []
     for number in range(5):
@@ -37,8 +37,8 @@ def test_bundles_of_many_files_come_back(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_small_bundles_are_read_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neighbours share a request; one that is large, or beyond the bound, has one of its own."""
-    monkeypatch.setattr(bundle_files, "UNWANTED_BYTES_MAX", 9)
-    monkeypatch.setattr(bundle_files, "SMALL_BYTES_MAX", 50)
+    monkeypatch.setattr(intern_names, "UNWANTED_BYTES_MAX", 9)
+    monkeypatch.setattr(intern_names, "SMALL_BYTES_MAX", 50)
     cleared(str(tmp_path))
     with BundleWriter(str(tmp_path)) as writer:
         made = [bytes([number]) * 10 for number in range(100)]
@@ -53,7 +53,7 @@ def test_small_bundles_are_read_at_once(tmp_path: Path, monkeypatch: pytest.Monk
         assert reader.requests == 3
         assert [reader.get(place) for place in places] == list(data_of.values())
         assert reader.requests == 3 + 61
-        monkeypatch.setattr(bundle_files, "FETCHED_BYTES_MAX", 399)
+        monkeypatch.setattr(intern_names, "FETCHED_BYTES_MAX", 399)
         reader.fetch(wanted)
         assert reader.requests == 64 + 1
 
@@ -71,7 +71,7 @@ def test_requests_are_bounded() -> None:
     for some in requests:
         assert len({place.file for place in some}) == 1
         length = some[-1].start + some[-1].length - some[0].start
-        assert length <= bundle_files.REQUEST_BYTES_MAX
+        assert length <= intern_names.REQUEST_BYTES_MAX
         for before, after in itertools.pairwise(some):
             assert 0 <= after.start - before.start - before.length <= 64 << 10
     assert len(requests) < len(places) / 2

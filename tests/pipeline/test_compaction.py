@@ -16,11 +16,17 @@ from pyspark.sql import SparkSession
 
 from storage.config import Config
 from storage.errors import StorageError
-from storage.pipeline.lake import bulk, compaction, delta_table, files
+from storage.pipeline.lake import bulk, delta_table
 from storage.pipeline.lake.bulk import MirrorTasks
-from storage.pipeline.lake.compaction import COMPACT_BYTES, groups_to_merge
-from storage.pipeline.lake.delta_table import LakeTable, MirrorState
-from storage.pipeline.lake.files import FILE_ROWS, MirrorFile, gathered
+from storage.pipeline.lake.delta_table import (
+    COMPACT_BYTES,
+    FILE_ROWS,
+    LakeTable,
+    MirrorFile,
+    MirrorState,
+    gathered,
+    groups_to_merge,
+)
 from storage.pipeline.lake.tables import EVENTS, MirrorTable
 
 pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.timeout(300)]
@@ -109,7 +115,7 @@ def test_a_compaction_changes_no_row(
     tasks = in_process()
     if by_tasks:
         monkeypatch.setattr(bulk, "FEW_ROWS", 0)
-        monkeypatch.setattr(files, "opened", unreachable)
+        monkeypatch.setattr(delta_table, "opened", unreachable)
         tasks = MirrorTasks(spark, "", 2, Config())
     lake.compact(tasks.merged, always=True)
     monkeypatch.undo()
@@ -142,7 +148,7 @@ def log(folder: Path, version: int) -> list[dict[str, dict[str, object]]]:
 
 def test_files_that_are_full_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Files hold 20 rows here: those of 20 stay, and pairs of 10 neighbours become one."""
-    monkeypatch.setattr(compaction, "FILE_ROWS", 20)
+    monkeypatch.setattr(delta_table, "FILE_ROWS", 20)
     lake = LakeTable.open(str(tmp_path), EVENTS, "here", 1)
     for first, count in ((0, 20), (40, 10), (20, 20), (60, 10), (50, 10), (70, 11)):
         lake.commit([rows(list(range(first, first + count)), DAYS[0])], STATE)
@@ -231,6 +237,6 @@ def test_gathered_tables_are_about_a_file(sizes: list[int]) -> None:
 
 
 def test_large_rows_are_gathered_by_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files, "FILE_BYTES", 1_000)
+    monkeypatch.setattr(delta_table, "FILE_BYTES", 1_000)
     tables = [pa.table({"n": ["x" * 400]})] * 7
     assert [one.num_rows for one in gathered(tables)] == [3, 3, 1]

@@ -15,12 +15,18 @@ from storage.database.arrow_results import arrow_snapshot
 from storage.ids import UserId
 from storage.maintenance.purge import purge_room
 from storage.pipeline import mirror
-from storage.pipeline.lake import comparison, event_pass, event_rows, files, room_pass, sweep
-from storage.pipeline.lake.comparison import MirrorChanges, compare_all, compare_rooms
+from storage.pipeline.lake import bulk, delta_table, event_pass, event_rows
+from storage.pipeline.lake.bulk import MirrorChanges, compare_all, compare_rooms
 from storage.pipeline.lake.delta_table import LakeTable, MirrorState
-from storage.pipeline.lake.positions import current_position
-from storage.pipeline.lake.room_sums import RoomSums
-from storage.pipeline.lake.tables import EVENTS, MEMBERSHIPS, ROOMS, STATE_CHANGES, VISIBILITY
+from storage.pipeline.lake.room_rows import RoomSums
+from storage.pipeline.lake.tables import (
+    EVENTS,
+    MEMBERSHIPS,
+    ROOMS,
+    STATE_CHANGES,
+    VISIBILITY,
+    current_position,
+)
 from storage.pipeline.source.token_bounds import between, deployment_of
 from storage.streams import SyncToken
 from storage.testing import SHAPES, RoomBuilder, generate_room
@@ -95,7 +101,7 @@ def expected(
 async def test_what_differs_is_found(
     dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
-    monkeypatch.setattr(comparison, "PIECE", PIECE + seed)
+    monkeypatch.setattr(bulk, "PIECE", PIECE + seed)
     monkeypatch.setattr(event_rows, "ROOMS_PER_STATEMENT", 1 + seed)
     await filled(dsn)
     mirror(None, dsn, str(tmp_path), once=True)
@@ -122,14 +128,14 @@ async def test_an_equal_mirror_has_no_difference(
 ) -> None:
     """No piece is large, however many events there are."""
     sizes: list[int] = []
-    differing = comparison._differing
+    differing = bulk._differing
 
     def measured(stored: pa.Table, ours: pa.Table) -> pa.Table:
         sizes.extend([stored.num_rows, ours.num_rows])
         return differing(stored, ours)
 
-    monkeypatch.setattr(comparison, "PIECE", PIECE)
-    monkeypatch.setattr(comparison, "_differing", measured)
+    monkeypatch.setattr(bulk, "PIECE", PIECE)
+    monkeypatch.setattr(bulk, "_differing", measured)
     await filled(dsn)
     mirror(None, dsn, str(tmp_path), once=True)
     lake = events_of(tmp_path, dsn)
@@ -146,8 +152,8 @@ async def test_gone_and_changed_rooms_are_compared(
 ) -> None:
     """After a purge: the changed rooms, or all events where the rooms are too many."""
     monkeypatch.setattr(event_pass, "MANY_ROOMS", many)
-    monkeypatch.setattr(comparison, "PIECE", PIECE)
-    monkeypatch.setattr(sweep, "PIECE", 2)
+    monkeypatch.setattr(bulk, "PIECE", PIECE)
+    monkeypatch.setattr(bulk, "SWEPT_PIECE", 2)
     await filled(dsn)
     mirror(None, dsn, str(tmp_path), once=True)
     lake = events_of(tmp_path, dsn)
@@ -161,7 +167,7 @@ async def test_gone_and_changed_rooms_are_compared(
                 for table in (EVENTS, STATE_CHANGES, MEMBERSHIPS, VISIBILITY, ROOMS)
             ]
             for table in tables:
-                assert len(sweep.gone_rooms(conn, table)) == 1, table.table.name
+                assert len(bulk.gone_rooms(conn, table)) == 1, table.table.name
         mirror(None, dsn, str(tmp_path), once=True)
         assert await differences(dsn, tmp_path) == {}
     assert events_of(tmp_path, dsn).rows(["arrived"]).num_rows < before
@@ -190,7 +196,7 @@ async def test_a_comparison_mends_the_other_tables(
     dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, together: int
 ) -> None:
     """One pass over the files finds the same as a comparison of their rows."""
-    monkeypatch.setattr(room_pass, "TOGETHER", together)
+    monkeypatch.setattr(event_pass, "TOGETHER", together)
     await filled(dsn)
     mirror(None, dsn, str(tmp_path), once=True)
     rng = random.Random(1)
@@ -239,12 +245,12 @@ def test_sums_differ_where_rows_do() -> None:
 async def test_an_erasure_reaches_every_part_of_a_file(
     dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(files, "PART_ROWS", 4)
+    monkeypatch.setattr(delta_table, "PART_ROWS", 4)
     await filled(dsn)
     mirror(None, dsn, str(tmp_path), once=True)
     senders = Counter(events_of(tmp_path, dsn).rows(["sender"]).column("sender").to_pylist())
     [(most, count)] = senders.most_common(1)
-    assert count > 2 * files.PART_ROWS
+    assert count > 2 * delta_table.PART_ROWS
     async with storage.open(dsn, server_name=SERVER) as store:
         await store.erase_user(UserId(most))
     mirror(None, dsn, str(tmp_path), once=True)

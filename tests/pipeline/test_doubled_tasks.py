@@ -9,17 +9,19 @@ import pyarrow as pa
 from storage.database import Database
 from storage.database.arrow_results import arrow_session
 from storage.pipeline.imports.append_events import StoreTarget, TaskAttempt
-from storage.pipeline.imports.archive_files import found, numbered
-from storage.pipeline.imports.bundle_files import cleared
+from storage.pipeline.imports.intern_names import cleared
+from storage.pipeline.imports.lines import found, numbered
 from storage.pipeline.imports.load_rooms import load_rooms
-from storage.pipeline.imports.room_versions import (
+from storage.pipeline.imports.stage import staging
+from storage.pipeline.imports.validate import (
     CreatedRoom,
+    LineValidator,
     RoomVersions,
+    TaskValidation,
     first_place,
+    looked_over,
     stage_versions,
 )
-from storage.pipeline.imports.stage import staging
-from storage.pipeline.imports.validate import LineValidator, TaskValidation, looked_over
 from storage.testing import SHAPES, generate_room, write_ndjson
 from tests.pipeline.stores import SERVER
 

@@ -13,7 +13,7 @@ import storage
 from storage.database.arrow_results import arrow_snapshot
 from storage.pipeline import export_parquet, import_archive, verify
 from storage.pipeline.export import last_export
-from storage.pipeline.imports.archive_files import literal
+from storage.pipeline.imports.lines import literal
 from storage.pipeline.source.rows import read_rows
 from storage.testing import (
     ODD_SOME,

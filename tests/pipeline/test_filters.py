@@ -28,8 +28,7 @@ import storage
 from storage.config import Config
 from storage.database.session import pinned
 from storage.pipeline.source import filters as filters_module
-from storage.pipeline.source.filters import HIGHEST, LOWEST, Chosen, Range, taken
-from storage.pipeline.source.options import Options
+from storage.pipeline.source.filters import HIGHEST, LOWEST, Chosen, Options, Range, taken
 from storage.pipeline.source.reader import FilteringReader
 from storage.pipeline.source.token_bounds import Bound, Bounds
 from storage.testing import SHAPES, GeneratedRoom, generate_room

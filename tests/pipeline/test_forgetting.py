@@ -12,8 +12,8 @@ import storage
 from storage.codec import Reference
 from storage.errors import InputError
 from storage.ids import UserId
+from storage.maintenance.censor import RemovedContent, remove_content
 from storage.maintenance.cold_archive import sweep
-from storage.maintenance.remove_content import RemovedContent, remove_content
 from storage.maintenance.user_export import UserExport, export_user
 from storage.pipeline import mirror
 from storage.testing import RoomBuilder

@@ -52,7 +52,7 @@ ROOMS_EACH = 5
 async def append_patiently(dsn: str, events: Sequence[GeneratedEvent]) -> None:
     """One by one; again and again the first that does not lack anything.
 
-    The naive form of `storage.pipeline.imports.line_order`.
+    The naive form of `storage.pipeline.imports.lines`.
     """
     async with storage.open(dsn, server_name=SERVER) as store:
         waiting = list(events)

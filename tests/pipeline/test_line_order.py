@@ -8,8 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from storage.pipeline.imports import lines as archive_lines
-from storage.pipeline.imports.line_order import LineWithoutPdu, order
-from storage.pipeline.imports.lines import LINE_BYTES_MAX, FileRange, lines_of, lines_with
+from storage.pipeline.imports.lines import (
+    LINE_BYTES_MAX,
+    FileRange,
+    LineWithoutPdu,
+    lines_of,
+    lines_with,
+    order,
+)
 
 
 def test_causal_lines_stay_as_they_are() -> None:

@@ -11,8 +11,8 @@ import pytest
 import storage
 from storage.errors import StorageError
 from storage.pipeline.imports.append_events import StoreTarget, TaskAttempt
-from storage.pipeline.imports.archive_files import found, numbered
-from storage.pipeline.imports.bundle_files import FOLDER, cleared
+from storage.pipeline.imports.intern_names import FOLDER, cleared
+from storage.pipeline.imports.lines import found, numbered
 from storage.pipeline.imports.load_rooms import load_rooms
 from storage.pipeline.imports.stage import staging
 from storage.pipeline.imports.validate import LineValidator, TaskValidation, looked_over

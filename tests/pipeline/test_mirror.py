@@ -19,7 +19,7 @@ from storage.ids import UserId
 from storage.maintenance.censor import censor
 from storage.maintenance.purge import purge_history, purge_room
 from storage.pipeline import mirror
-from storage.pipeline.lake import comparison, event_pass, files, room_pass, sweep
+from storage.pipeline.lake import bulk, delta_table, event_pass
 from storage.testing import GeneratedRoom, build_room, deliver_late, deliver_with_gap
 from tests.long_run import long_run
 from tests.maintenance.rooms import LIVELY, SERVER, deliver
@@ -87,11 +87,11 @@ async def change(store: Store, rooms: list[GeneratedRoom], rng: random.Random) -
 async def test_a_mirror_equals_its_store(
     spark: SparkSession, dsn: str, tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sweep, "PIECE", 1 + seed % 4)
-    monkeypatch.setattr(comparison, "PIECE", 5 + seed)
+    monkeypatch.setattr(bulk, "SWEPT_PIECE", 1 + seed % 4)
+    monkeypatch.setattr(bulk, "PIECE", 5 + seed)
     monkeypatch.setattr(event_pass, "MANY_ROOMS", seed % 3)
-    monkeypatch.setattr(room_pass, "TOGETHER", 1 + seed % 2)
-    monkeypatch.setattr(files, "PART_ROWS", 10 + seed)
+    monkeypatch.setattr(event_pass, "TOGETHER", 1 + seed % 2)
+    monkeypatch.setattr(delta_table, "PART_ROWS", 10 + seed)
     rng = random.Random(seed)
     rooms = rooms_of(seed, 3, 90 if seed else 60)
     folder = tmp_path / "mirror"

@@ -17,7 +17,7 @@ from storage.pipeline.export import ExportTask
 from storage.pipeline.imports.append_events import StoreTarget
 from storage.pipeline.imports.lines import FileRange
 from storage.pipeline.session import check_java
-from storage.pipeline.source.options import Options
+from storage.pipeline.source.filters import Options
 from storage.pipeline.synapse.source import Synapse
 from storage.testing import RoomBuilder
 from tests.cli.running import ROOT, environment

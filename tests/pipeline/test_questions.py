@@ -16,7 +16,7 @@ from storage import Store
 from storage.errors import InputError, StorageError
 from storage.pipeline import QUESTIONS, answers, mirror
 from storage.pipeline.lake import answering
-from storage.pipeline.lake.day_table import DayTable
+from storage.pipeline.lake.event_rows import DayTable
 from storage.pipeline.lake.questions import DAILY
 from storage.testing import RoomBuilder
 from tests.long_run import long_run

@@ -17,7 +17,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 import storage
 from storage.database.arrow_results import ArrowConnection
 from storage.errors import ResyncNeeded
-from storage.pipeline.source.options import Options
+from storage.pipeline.source.filters import Options
 from storage.pipeline.source.reader import EventReader
 from storage.pipeline.source.stream import EventStream
 from storage.streams.restore_detection import JUMP

@@ -19,15 +19,10 @@ from pyspark.sql.functions import expr
 import storage
 from storage.pipeline import answers, export_parquet, import_archive, mirror
 from storage.pipeline.export import FILE_ROWS, _gathered
-from storage.pipeline.imports.archive_files import found, numbered
-from storage.pipeline.imports.bundle_files import (
-    BundleLocation,
-    cleared,
-    neighbours,
-    spread_number,
-)
+from storage.pipeline.imports.intern_names import BundleLocation, cleared, neighbours, spread_number
+from storage.pipeline.imports.lines import found, numbered
 from storage.pipeline.imports.load_rooms import grouped
-from storage.pipeline.imports.room_bundles import BundledRoom, rooms_of
+from storage.pipeline.imports.plan_rooms import BundledRoom, rooms_of
 from storage.pipeline.imports.run import EVENTS_EACH, SPREAD, _task, loading_tasks
 from storage.pipeline.imports.stage import staging
 from storage.pipeline.imports.validate import LineValidator, TaskValidation, looked_over

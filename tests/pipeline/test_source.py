@@ -12,8 +12,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import EqualTo, GreaterThan, In
 
 import storage
-from storage.pipeline.source.filters import Chosen, taken
-from storage.pipeline.source.options import Options
+from storage.pipeline.source.filters import Chosen, Options, taken
 from storage.pipeline.source.rows import COLUMNS
 from storage.testing import (
     ODD_SOME,

@@ -16,7 +16,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
 import storage
-from storage.pipeline.source.options import Options
+from storage.pipeline.source.filters import Options
 from storage.pipeline.source.stream import EventStream
 from storage.testing import SHAPES, GeneratedRoom, generate_room
 from tests.cli.running import room_storage

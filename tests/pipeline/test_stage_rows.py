@@ -8,13 +8,18 @@ import pytest
 import storage
 from storage.database.arrow_results import arrow_session
 from storage.pipeline.imports.append_events import Loader, TaskAttempt
-from storage.pipeline.imports.bulk_write import BulkWriter, LoadedLines
-from storage.pipeline.imports.data_frame_writer import EventWriter, StagedByTask
+from storage.pipeline.imports.load_rooms import BulkWriter, LoadedLines
 from storage.pipeline.imports.plan_rooms import CannotPlan
-from storage.pipeline.imports.stage_rows import RowStager, StagedBundles, StagingTask, gathered
+from storage.pipeline.imports.stage_rows import (
+    EventWriter,
+    RowStager,
+    StagedBundles,
+    StagedByTask,
+    StagingTask,
+    gathered,
+)
 from storage.pipeline.imports.validate import LineValidator
-from storage.pipeline.source.filters import split
-from storage.pipeline.source.options import Options
+from storage.pipeline.source.filters import Options, split
 from storage.pipeline.source.reader import EventReader
 from storage.pipeline.source.rows import COLUMNS
 from storage.testing import ODD_SOME, SHAPES, build_room, deliver_with_gap, generate_room

@@ -20,7 +20,7 @@ from storage.database import Database
 from storage.errors import InputError
 from storage.maintenance.totals import counts, largest_states
 from storage.pipeline import statistics
-from storage.pipeline.source.options import Options
+from storage.pipeline.source.filters import Options
 from storage.pipeline.source.reader import EventReader, ReadRange
 from storage.pipeline.stats import aggregate
 from storage.pipeline.stats.html import text

@@ -14,7 +14,7 @@ from storage.database.arrow_results import arrow_snapshot
 from storage.errors import InvalidEvent
 from storage.event.ndjson import envelope, read_line
 from storage.ids import EventId
-from storage.importing.rejects import Rejects
+from storage.importing.reading import Rejects
 from storage.importing.run import Import
 from storage.maintenance.archive import archive, rooms_to_archive
 from storage.maintenance.repair import repair
@@ -22,7 +22,7 @@ from storage.pipeline.imports.lines import given_of, given_of_row
 from storage.pipeline.rebuilding import Rebuilder
 from storage.pipeline.source.rows import COLUMNS, read_rows
 from storage.testing import RoomBuilder, build_room
-from storage.testing.shapes import ALL_ACTIONS, Odd, Shape
+from storage.testing.world import ALL_ACTIONS, Odd, Shape
 from tests.maintenance.rooms import SERVER, findings
 from tests.pipeline.stores import tables
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from storage import Store
 from storage.ids import EventId, RoomId, server_name_of
-from storage.queries.sync.positions import positions
+from storage.queries.sync.changed_rooms import positions
 from storage.streams import SyncToken
 from storage.testing import BuiltEvent, RoomBuilder
 

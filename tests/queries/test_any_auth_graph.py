@@ -12,14 +12,13 @@ import pytest
 import storage
 from storage.database import Connection
 from storage.database.columns import AUTH_NIDS
-from storage.graph.chain_rows import ChainColumns, all_columns
+from storage.graph.chains import ChainColumns, all_columns
 from storage.ids import EventId
-from storage.persist.load.auth_closures import load_closures
+from storage.persist.load.chain_ancestors import load_closures
+from storage.persist.model.caches import NidBlocks
 from storage.persist.model.change_set import ChangeSet
-from storage.persist.model.nid_blocks import NidBlocks
-from storage.persist.write.event_edges import edge_columns
-from storage.queries.auth_chain import auth_chain_ids
-from storage.queries.auth_difference import auth_chain_difference
+from storage.persist.write.events import edge_columns
+from storage.queries.auth_chain import auth_chain_difference, auth_chain_ids
 from tests.persist.random_auth_graphs import SERVER, AuthGraphWorld, caches, chain, world_of
 
 EXAMPLES = int(os.environ.get("STORAGE_EXAMPLES", "0"))

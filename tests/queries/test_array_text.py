@@ -3,7 +3,7 @@
 import pytest
 
 from storage import Store
-from storage.database.array_text import long_int_array, text_array
+from storage.database.placeholders import long_int_array, text_array
 
 TEXTS = [
     "$plain",

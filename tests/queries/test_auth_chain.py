@@ -11,7 +11,7 @@ import pytest
 
 from storage import Store
 from storage.ids import EventId
-from storage.queries import auth_difference
+from storage.queries import auth_chain
 from storage.testing import SHAPES, Odd, RoomBuilder, build_room, deliver_late, deliver_with_gap
 from tests.queries.conftest import StatementLog
 from tests.queries.rooms import ADMIN, LOCAL, REMOTE, deliver, new_room
@@ -100,7 +100,7 @@ async def test_differences_of_states(
     store: Store, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
     """The range that a read looks at is so small that several reads are needed."""
-    monkeypatch.setattr(auth_difference, "LATER_MAX", 1 + seed % 2)
+    monkeypatch.setattr(auth_chain, "LATER_MAX", 1 + seed % 2)
     _, walk = await stored(store, seed, "11")
     rng = random.Random(seed)
     timeline = [

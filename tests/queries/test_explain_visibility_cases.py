@@ -4,7 +4,7 @@ import pytest
 
 import storage
 from storage import Store, UserId
-from storage.queries.partial_rooms import PartialRoom
+from storage.queries.gaps import PartialRoom
 from storage.testing import BuiltEvent, RoomBuilder
 from tests.maintenance.rooms import SERVER
 

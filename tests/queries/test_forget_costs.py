@@ -7,7 +7,7 @@ import pytest
 import storage
 from storage import SlidingList, SlidingSyncRequest, Store
 from storage.ids import UserId
-from storage.queries.sync.positions import events_of
+from storage.queries.sync.changed_rooms import events_of
 from storage.streams import SyncToken
 from storage.streams.caches import RoomsOf
 from storage.streams.position_poller import follow_once

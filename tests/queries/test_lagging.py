@@ -11,8 +11,7 @@ import pytest
 import storage
 from storage import Store
 from storage.ids import EventId, RoomId
-from storage.queries.pagination.page import Direction, between
-from storage.queries.pagination.sync_tokens import exact
+from storage.queries.pagination.page import Direction, between, exact
 from storage.streams import SyncToken, VectorPosition
 from tests.queries.conftest import StatementLog
 from tests.queries.rooms import ADMIN, LOCAL, append, deliver, ids, new_room

@@ -11,7 +11,7 @@ from storage.queries import messages
 from storage.queries.filters import ANY_EVENT
 from storage.streams.positions import LARGEST_POSITION
 from storage.testing import BuiltEvent, RoomBuilder
-from storage.visibility import audience_ranges
+from storage.visibility import multirange
 from tests.queries.rooms import ADMIN, LOCAL, OTHER, REMOTE, append, new_room
 from tests.queries.test_plans import ALL, EDGE, NONE, plan_of
 
@@ -26,8 +26,8 @@ async def paged(store: Store) -> tuple[set[str], set[str]]:
     room = new_room(visibility="joined", members=[LOCAL])
     main, cut_off = room.fork(2)
     main.leave(LOCAL)
-    late = [cut_off.message(ADMIN) for _ in range(2 * audience_ranges.SLACK)]
-    for _ in range(3 * audience_ranges.SLACK):
+    late = [cut_off.message(ADMIN) for _ in range(2 * multirange.SLACK)]
+    for _ in range(3 * multirange.SLACK):
         main.message(ADMIN)
     held = [event for event in room.events if event not in late]
     await append(store, *held)
@@ -47,7 +47,7 @@ async def paged(store: Store) -> tuple[set[str], set[str]]:
 async def test_a_server_that_was_cut_off(store: Store) -> None:
     pages, visible = await paged(store)
     assert pages == visible
-    assert len(visible) > 2 * audience_ranges.SLACK
+    assert len(visible) > 2 * multirange.SLACK
 
 
 async def test_the_comparison_sees_strays_that_were_forgotten(
@@ -69,7 +69,7 @@ async def joined_over_a_gap(store: Store, visibility: str) -> tuple[RoomBuilder,
     """Return a room and its history, which is backfilled after a local user has joined."""
     room = RoomBuilder("11", sign=False)
     room.start(REMOTE, history_visibility=visibility)
-    history = [room.message(REMOTE) for _ in range(3 * audience_ranges.AROUND)]
+    history = [room.message(REMOTE) for _ in range(3 * multirange.AROUND)]
     for number in range(10):
         history += [
             room.join(f"@passing{number}:s2.test"),
@@ -97,7 +97,7 @@ async def test_history_that_no_local_user_may_see_costs_no_reader_anything(
     page = await store.messages(room.room_id, LOCAL, limit=100)
     assert [event.type for event in page.chunk[:4]] == ["m.room.message"] * 3 + ["m.room.member"]
     async with store.database.connection() as conn:
-        assert await conn.fetchval(SQL_STRAYS, room.room_id) <= audience_ranges.AROUND
+        assert await conn.fetchval(SQL_STRAYS, room.room_id) <= multirange.AROUND
     plan = await plan_of(store, messages.SQL_BACKWARDS, room.room_id, LOCAL, *HOW)
     assert plan.event_rows < len(history) / 2
 

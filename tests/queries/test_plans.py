@@ -13,14 +13,14 @@ import pytest_asyncio
 
 from storage import Store
 from storage.queries import context, federation, messages
+from storage.queries import events as visibility_queries
 from storage.queries import timestamp_to_event as timestamps
-from storage.queries import visible_events as visibility_queries
 from storage.queries.filters import ANY_EVENT
-from storage.queries.pagination import sync_tokens
+from storage.queries.pagination import page as sync_tokens
 from storage.queries.sync import rooms, state
 from storage.streams import fact_rows
 from storage.streams.positions import LARGEST_POSITION
-from storage.visibility import audience_ranges
+from storage.visibility import multirange
 from tests.queries.rooms import ADMIN, LOCAL, deliver, ids, new_room
 
 pytestmark = [
@@ -207,11 +207,11 @@ async def test_pages_across_what_is_hidden(store: Store) -> None:
             LARGEST_POSITION,
         )
         assert "events_room_topological_idx" in plan.indexes
-        assert plan.event_rows <= 2 * 50 + 4 * audience_ranges.SLACK
+        assert plan.event_rows <= 2 * 50 + 4 * multirange.SLACK
     plan = await plan_of(
         store, context.SQL_CONTEXT, seen[1].event_id, LOCAL, 50, 50, [], *ANY_EVENT.arguments, None
     )
-    assert plan.event_rows <= 2 * 50 + 4 * audience_ranges.SLACK
+    assert plan.event_rows <= 2 * 50 + 4 * multirange.SLACK
     page = await store.messages(room.room_id, LOCAL, limit=100)
     assert set(ids(seen)) <= {event.event_id for event in page.chunk}
     assert page.end is None

@@ -10,7 +10,7 @@ import pytest
 
 from storage import Store
 from storage.errors import InputError, InvalidIdentifier, InvalidToken, UnknownEvent
-from storage.event.relation import target_key
+from storage.event.model import target_key
 from storage.ids import EventId, UserId
 from storage.testing import BuiltEvent, RoomBuilder
 from tests.queries.conftest import StatementLog

@@ -10,7 +10,7 @@ import pytest_asyncio
 
 from storage import Store
 from storage.ids import EventId
-from storage.queries import aggregations, relations
+from storage.queries import relations
 from storage.streams.positions import LARGEST_POSITION
 from tests.queries.rooms import ADMIN, LOCAL, deliver, ids, new_room
 from tests.queries.test_plans import EDGE, is_inlined, plan_of
@@ -125,14 +125,12 @@ async def test_a_walk_stops_at_its_limit(busy: Busy) -> None:
 
 async def test_aggregations_of_a_page(busy: Busy) -> None:
     """Of events that nothing relates to one probe each; a thread is counted event by event."""
-    plan = await plan_of(
-        busy.store, aggregations.SQL_AGGREGATIONS, LOCAL, busy.plain_ids, [], 1_000
-    )
+    plan = await plan_of(busy.store, relations.SQL_AGGREGATIONS, LOCAL, busy.plain_ids, [], 1_000)
     assert "events_relation_idx" in plan.indexes
     assert plan.event_rows <= 100
     assert is_inlined(plan)
     plan = await plan_of(
-        busy.store, aggregations.SQL_AGGREGATIONS, LOCAL, [*busy.plain_ids, busy.root_id], [], 1_000
+        busy.store, relations.SQL_AGGREGATIONS, LOCAL, [*busy.plain_ids, busy.root_id], [], 1_000
     )
     assert plan.event_rows <= 100 + busy.many + 30
     assert is_inlined(plan)

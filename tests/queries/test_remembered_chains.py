@@ -12,9 +12,8 @@ from storage.ids import EventId
 from storage.maintenance.purge import PurgeJob, purge_history, purge_room
 from storage.maintenance.repair import repair
 from storage.pipeline.rebuilding import Rebuilder
-from storage.queries.auth_chain import SQL_AUTH_CHAIN, auth_chain_ids
-from storage.queries.auth_difference import SQL_LOOSE
-from storage.streams.chain_memory import CHAINS_MAX, ChainMemory
+from storage.queries.auth_chain import SQL_AUTH_CHAIN, SQL_LOOSE, auth_chain_ids
+from storage.streams.caches import CHAINS_MAX, ChainMemory
 from storage.testing import build_room
 from tests.maintenance.rooms import LIVELY, SERVER
 from tests.queries.conftest import StatementLog

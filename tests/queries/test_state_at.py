@@ -11,7 +11,7 @@ import storage
 from storage import Store
 from storage.errors import InputError, StateUnknown, UnknownEvent
 from storage.ids import EventId, StateKey
-from storage.queries import state_at, state_entries
+from storage.queries import state_at
 from storage.testing import SHAPES, RoomBuilder, build_room
 from tests.queries.conftest import StatementLog
 from tests.queries.rooms import ADMIN, LOCAL, REMOTE, append, deliver, new_room
@@ -90,7 +90,7 @@ async def test_a_few_keys_or_types_without_members_take_one_statement(
         ("m.room.member", f"@{number}:s1.test") for number in range(state_at.PICKED_MEMBERS_MAX)
     ]
     await store.states_before(ids, keys=[*members, ("m.room.member", LOCAL)])
-    assert statements.take() == [state_at.SQL_PATHS, state_entries.SQL_TEXTS]
+    assert statements.take() == [state_at.SQL_PATHS, state_at.SQL_TEXTS]
 
 
 @pytest.mark.parametrize(
@@ -167,7 +167,7 @@ async def test_a_state_asked_for_again_is_remembered(
     state = dict(topic.state_before)
     statements.take()
     (await store.state_before(one)).clear()
-    assert statements.take() == [state_at.SQL_PATHS, state_entries.SQL_TEXTS]
+    assert statements.take() == [state_at.SQL_PATHS, state_at.SQL_TEXTS]
     assert await store.states_before([one, other]) == {one: state, other: state}
     (await store.state_before(one)).clear()
     assert await store.state_before(topic.event_id) == state
@@ -176,7 +176,7 @@ async def test_a_state_asked_for_again_is_remembered(
         one: state,
         topic.event_id: dict(room.state),
     }
-    assert statements.take() == [state_at.SQL_PATHS, state_entries.SQL_TEXTS], (
+    assert statements.take() == [state_at.SQL_PATHS, state_at.SQL_TEXTS], (
         "one is known, the other stands on it"
     )
     assert (store.caches.states.hits, store.caches.states.misses) == (4, 2)
@@ -215,7 +215,7 @@ async def test_a_given_state_that_holds_a_rejected_event(
     async def taken(*_: object) -> None:
         return None
 
-    monkeypatch.setattr("storage.persist.given_states.check", taken)
+    monkeypatch.setattr("storage.persist.receive.check", taken)
     room = new_room(members=[LOCAL, REMOTE])
     refused = room.topic(REMOTE, "no", expected="rejected")
     await store.append(room.pdus)

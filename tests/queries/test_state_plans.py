@@ -8,9 +8,9 @@ import json
 import pytest
 
 from storage import Store
-from storage.database.array_text import long_int_array, text_array
+from storage.database.placeholders import long_int_array, text_array
 from storage.ids import EventId
-from storage.queries import auth_chain, auth_difference, state_at, state_entries
+from storage.queries import auth_chain, state_at
 from tests.queries.rooms import LOCAL
 from tests.queries.test_plans import Filled, MeasuredPlan, fill, plan_of
 
@@ -77,7 +77,7 @@ async def test_the_state_at_an_event(crowded: Filled) -> None:
     assert [(row.state_group, row.is_stored) for row in rows] == [(group, False)], (
         "of a state that is remembered nothing is sent"
     )
-    plan = await plan_of(crowded.store, state_entries.SQL_TEXTS, [long_int_array(nids)], "{}")
+    plan = await plan_of(crowded.store, state_at.SQL_TEXTS, [long_int_array(nids)], "{}")
     assert {"auth_chains_pkey"} <= plan.indexes
     assert plan.event_rows == 0
     keys = ["m.room.member", "m.room.name"], [LOCAL, ""]
@@ -153,7 +153,7 @@ async def test_auth_chains(crowded: Filled) -> None:
     assert plan.event_rows <= 3 * len(state)
     plan = await plan_of(
         crowded.store,
-        auth_difference.SQL_DIFFERENCE,
+        auth_chain.SQL_DIFFERENCE,
         state,
         [number % 2 for number in range(len(state))],
         2,

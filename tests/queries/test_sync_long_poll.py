@@ -8,8 +8,7 @@ import pytest
 import storage
 from storage import Store, Sync
 from storage.ids import UserId
-from storage.queries.sync.long_poll import Look, until_news
-from storage.queries.sync.positions import BESIDE
+from storage.queries.sync.changed_rooms import BESIDE, Look, until_news
 from storage.streams import SyncToken
 from storage.streams.feed import Fact
 from tests.queries.conftest import StatementLog

@@ -6,7 +6,7 @@ import pytest
 
 from storage import InvalidToken, Store
 from storage.ids import UserId
-from storage.queries.sync.positions import NOT_SYNCED, STREAMS
+from storage.queries.sync.changed_rooms import NOT_SYNCED, STREAMS
 from storage.streams import SyncToken, registry
 from tests.queries.conftest import StatementLog
 from tests.queries.rooms import ADMIN, LOCAL, append, deliver, ids, new_room

@@ -13,14 +13,14 @@ from storage.queries import timestamp_to_event as timestamps
 from storage.queries.filters import ANY_EVENT
 from storage.queries.pagination.page import Direction
 from storage.testing import BuiltEvent, RoomBuilder
-from storage.visibility import audience_ranges
+from storage.visibility import multirange
 from tests.queries.conftest import StatementLog
 from tests.queries.rooms import ADMIN, LOCAL, REMOTE, append, deliver, ids, new_room
 from tests.queries.test_plans import plan_of
 
-HIDDEN = 14 * audience_ranges.SLACK
+HIDDEN = 14 * multirange.SLACK
 DIRECTIONS: list[tuple[Direction, int]] = [("f", 1), ("b", -1)]
-ROWS = 2 * audience_ranges.SLACK
+ROWS = 2 * multirange.SLACK
 SQL_FETCHED: LiteralString = """
 SELECT idx_tup_fetch FROM pg_stat_xact_user_tables WHERE relname = 'events'
 """
@@ -64,7 +64,7 @@ async def test_across_a_long_absence(dsn: str) -> None:
         ]
         for sql in sqls:
             plan = await plan_of(store, sql, room.room_id, LOCAL, time, ROWS)
-            assert plan.event_rows <= 4 * ROWS + 2 * audience_ranges.SLACK, sql
+            assert plan.event_rows <= 4 * ROWS + 2 * multirange.SLACK, sql
 
 
 @pytest.mark.parametrize("visibility", ["joined", "invited", "shared", "world_readable"])

@@ -8,15 +8,15 @@ import orjson
 import pytest
 
 from storage import EventId, RoomId, Store, arguments, responses
-from storage.database.array_text import long_lists_as_text
+from storage.database.placeholders import long_lists_as_text
 from storage.errors import InputError, InvalidIdentifier
 from storage.event import reading
 from storage.federation import Receiver, Responder
 from storage.persist import receive
 from storage.persist.commit.retry import EVENTS_AHEAD
 from storage.persist.load import prefetch
-from storage.persist.load.prefetch_statements import SQL_LOAD_BATCH
-from storage.queries import client_events, events, room_info
+from storage.persist.load.prefetch import SQL_LOAD_BATCH
+from storage.queries import client_page, events, room_info
 from storage.queries.events import VALUES_MAX
 from storage.queries.sync import response as sync_response
 from storage.testing import RoomBuilder
@@ -175,7 +175,7 @@ async def test_a_large_state_is_shown_in_turns(
     await deliver(store, room)
     found = await store.members(RoomId(room.room_id))
     async with LoopTurns() as turns:
-        turns.watch(monkeypatch, client_events, "_form")
+        turns.watch(monkeypatch, client_page, "_form")
         shown = await store.client_events(LOCAL, found, as_state=True)
     assert len(shown) == turns.total == len(found)
     assert turns.most <= ITEMS

@@ -13,16 +13,14 @@ from storage.database.connection import Connection
 from storage.database.explained import ExplainingConnection, QueryPlan
 from storage.event import parse
 from storage.persist.load.on_demand import load
-from storage.persist.load.prefetch import prefetch
-from storage.persist.load.prefetch_statements import SQL_LOAD_BATCH
-from storage.persist.model.caches import WriterCaches
+from storage.persist.load.prefetch import SQL_LOAD_BATCH, prefetch
+from storage.persist.model.caches import NidBlocks, WriterCaches
 from storage.persist.model.change_set import ChangeSet
 from storage.persist.model.incoming import IncomingEvent
 from storage.persist.model.missing_data import MissingData
-from storage.persist.model.nid_blocks import NidBlocks
 from storage.persist.plan.event import plan_event
 from storage.persist.write import all_tables, messages_only
-from storage.streams.in_flight import Author
+from storage.streams.stream_writer import Author
 from storage.testing import RoomBuilder
 from tests.persist.writing import QUIET
 

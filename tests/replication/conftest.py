@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable, Iterator
 import pytest
 
 from storage.database.connection import Database
-from storage.replication import limits
+from storage.replication import transport
 from tests.replication.processes import QUICK, Process
 
 StartProcess = Callable[[str], Awaitable[Process]]
@@ -15,7 +15,7 @@ StartProcess = Callable[[str], Awaitable[Process]]
 def quick() -> Iterator[None]:
     """The limits of each test; `limit` changes them."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(limits, "LIMITS", QUICK)
+        patch.setattr(transport, "LIMITS", QUICK)
         yield
 
 

@@ -13,10 +13,9 @@ from typing import Any, Final
 import pytest
 
 from storage.database.connection import Database
-from storage.replication import limits
+from storage.replication import transport
 from storage.replication.commands import Command
-from storage.replication.limits import ReplicationLimits
-from storage.replication.transport import Link
+from storage.replication.transport import Link, ReplicationLimits
 from storage.streams import startup
 from storage.streams.feed import Advance, Fact
 from storage.streams.registry import Streams
@@ -48,7 +47,7 @@ SELECT i.stream_id FROM cache_invalidations i JOIN writers w USING (writer_nid)
 
 def limit(patch: pytest.MonkeyPatch, **changes: int) -> None:
     """Change the limits of all that a test makes from now on."""
-    patch.setattr(limits, "LIMITS", replace(limits.LIMITS, **changes))
+    patch.setattr(transport, "LIMITS", replace(transport.LIMITS, **changes))
 
 
 class Seen:

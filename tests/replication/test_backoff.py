@@ -2,8 +2,8 @@
 
 import pytest
 
-from storage.replication.backoff import Backoff
-from storage.replication.limits import ReplicationLimits
+from storage.replication.follower import Backoff
+from storage.replication.transport import ReplicationLimits
 
 
 def test_pauses_double_up_to_a_bound() -> None:

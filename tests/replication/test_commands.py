@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from storage.errors import ProtocolError
 from storage.replication import commands
-from storage.replication.command_fields import LARGEST_TOKEN
 from storage.replication.commands import (
+    LARGEST_TOKEN,
     LINE_BYTES_MAX,
     CancelTask,
     ClearUserSync,

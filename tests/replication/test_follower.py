@@ -14,11 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from storage.errors import DatabaseUnavailable, ProtocolError
-from storage.replication import limits
-from storage.replication.announcing import advance_commands, positions
+from storage.replication import transport
 from storage.replication.commands import Command, Position, Rdata, parse
 from storage.replication.follower import Follower
-from storage.replication.limits import ReplicationLimits
+from storage.replication.peer import advance_commands, positions
+from storage.replication.transport import ReplicationLimits
 from storage.streams.feed import Advance, Fact
 
 SMALL: Final = ReplicationLimits(
@@ -30,7 +30,7 @@ WRITERS = ("a", "b")
 @pytest.fixture(autouse=True)
 def small_pages(quick: None) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(limits, "LIMITS", SMALL)
+        patch.setattr(transport, "LIMITS", SMALL)
         yield
 
 

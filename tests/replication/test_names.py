@@ -9,11 +9,10 @@ import storage
 from storage.errors import ProtocolError
 from storage.replication import Handlers, Server
 from storage.replication.commands import FederationAck, LockReleased, UserSync
-from storage.replication.federation_ack import GONE_MAX, Acknowledgements
+from storage.replication.follower import UNKNOWN_MAX, StreamsTarget
 from storage.replication.in_process import Hub
 from storage.replication.peer import ReplicationPeer
-from storage.replication.syncing import Syncing
-from storage.replication.targets import UNKNOWN_MAX, StreamsTarget
+from storage.replication.syncing import GONE_MAX, Acknowledgements, Syncing
 from tests.replication.processes import QUICK, Lines, Process, limit, netcat
 
 LINES = 60_000

@@ -8,7 +8,7 @@ import pytest
 
 from storage.replication import Handlers, Server
 from storage.replication.commands import FederationAck, LockReleased, RemoteServerUp, UserIp
-from storage.replication.limits import ReplicationLimits
+from storage.replication.transport import ReplicationLimits
 from storage.streams.feed import Fact
 from tests.replication.processes import SERVER_NAME, Process, limit, netcat
 

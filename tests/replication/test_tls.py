@@ -10,7 +10,7 @@ import pytest
 
 from storage.errors import InputError
 from storage.replication import Client, Server
-from storage.replication.tls import client_context, server_context
+from storage.replication.server import client_context, server_context
 from tests.replication.processes import Process
 
 

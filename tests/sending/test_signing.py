@@ -36,7 +36,7 @@ class Steps:
                 self.seen.append("sign")
             return sign(*given)
 
-        patch.setattr("storage.persist.plan.local_event.sign", signing)
+        patch.setattr("storage.persist.plan.event.sign", signing)
 
     def before(self, statement: str) -> None:
         if statement in NAMES:

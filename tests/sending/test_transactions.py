@@ -10,7 +10,7 @@ import storage
 from storage import Store
 from storage.errors import InputError
 from storage.ids import EventId, RoomId
-from storage.maintenance.old_transactions import delete_old_transactions
+from storage.maintenance.expiry import delete_old_transactions
 from storage.maintenance.purge.run import purge_history, purge_room
 from storage.maintenance.repair.run import repair
 from tests.maintenance.rooms import findings

@@ -10,11 +10,17 @@ import storage
 from storage import SlidingFilter, SlidingList, SlidingSyncRequest, Store, responses
 from storage.errors import InputError, InvalidToken, UnknownPos
 from storage.ids import UserId
-from storage.maintenance.old_connections import delete_old_connections
-from storage.maintenance.verify.connections import check_connections
-from storage.queries.sliding.connection import ClientRoom, ConnectionColumnsRow, ConnectionState
-from storage.queries.sliding.connection_writes import SQL_LOCK, SQL_WRITE_STATE, write_state
-from storage.queries.sliding.required_state import Required
+from storage.maintenance.expiry import delete_old_connections
+from storage.maintenance.verify.graph import check_connections
+from storage.queries.sliding.connection import (
+    SQL_LOCK,
+    SQL_WRITE_STATE,
+    ClientRoom,
+    ConnectionColumnsRow,
+    ConnectionState,
+    write_state,
+)
+from storage.queries.sliding.room_state import Required
 from storage.streams.tokens import PosToken
 from tests.queries.conftest import StatementLog
 from tests.queries.rooms import ADMIN, LOCAL, append, deliver, ids, new_room

@@ -3,7 +3,7 @@
 from storage import RoomSubscription, SlidingList, SlidingSyncRequest, Store
 from storage.database.explained import ExplainingConnection, QueryPlan
 from storage.ids import StateKey, UserId
-from storage.queries.sliding.prepared import PreparedRequest
+from storage.queries.sliding.choice import PreparedRequest
 from storage.queries.sliding.response import look
 from tests.queries.rooms import ADMIN, LOCAL, append
 from tests.sliding.client import SlidingClient

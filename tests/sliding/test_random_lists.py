@@ -20,7 +20,7 @@ from storage.errors import InputError, UnknownRoom
 from storage.ids import RoomId, UserId
 from storage.maintenance.purge import purge_room
 from storage.persistent_map import Map
-from storage.queries.sliding.room_list import RoomList
+from storage.queries.sliding.room_lists import RoomList
 from storage.queries.sync.changed_rooms import News
 from storage.streams.position_poller import follow_once
 from storage.testing import BuiltEvent, RoomBuilder

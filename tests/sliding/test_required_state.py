@@ -4,7 +4,7 @@ import pytest
 
 from storage import Store
 from storage.ids import StateKey
-from storage.queries.sliding.required_state import Required, beyond, printed, read, union
+from storage.queries.sliding.room_state import Required, beyond, printed, read, union
 from tests.queries.rooms import ADMIN, LOCAL, OTHER, REMOTE, append, deliver, new_room
 from tests.sliding.client import EVERYTHING, SlidingClient, state_of
 

@@ -144,7 +144,7 @@ def long_sql(name: str, tree: ast.Module) -> list[str]:
 def assembled_sql(name: str, tree: ast.Module) -> list[str]:
     """Return SQL that is joined, formatted, or filled from anything but constants at import.
 
-    `fill` (storage/database/sql_template.py) is the one way to put SQL together, and `compose`
+    `fill` (storage/database/placeholders.py) is the one way to put SQL together, and `compose`
     (storage/database/placeholders.py) the one way to number parameters.
     """
     inside = {

@@ -2,8 +2,8 @@
 
 import pytest
 
-from storage.state import delta_levels
-from storage.state.delta_levels import (
+from storage.state import paths
+from storage.state.paths import (
     RADIX,
     DeltaPlacement,
     affordable,
@@ -54,7 +54,7 @@ def test_a_state_that_grew_has_more_levels() -> None:
 
 
 def test_a_delta_pays_while_a_reader_folds_less_than_the_state_itself() -> None:
-    assert delta_levels.FACTOR == 1.0
+    assert paths.FACTOR == 1.0
     assert affordable(5, 4, 10)
     assert not affordable(5, 5, 10)
     assert not affordable(0, 0, 0)

@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 from storage.database.connection import Connection
 from storage.errors import StorageCorrupt
 from storage.persistent_map import Map
-from storage.state import delta_levels
+from storage.state import paths
 from storage.state.groups import (
     FARTHEST,
+    GROUP_COLUMNS,
     REMOVED,
     DeltaRow,
     Group,
@@ -26,10 +27,10 @@ from storage.state.groups import (
     difference,
     digest_of,
     fold,
+    read_groups,
     root_group,
+    row_of,
 )
-from storage.state.read import read_groups
-from storage.state.rows import GROUP_COLUMNS, row_of
 
 KEYS = st.integers(1, 30)
 CHANGE = st.dictionaries(
@@ -59,11 +60,10 @@ def checked(group: Group, expected: Mapping[int, int]) -> None:
     }
     assert group.steps[-1].state_group == group.state_group
     assert len(group.steps) == 1 + sum(group.runs)
-    assert max(group.runs) < delta_levels.RADIX
+    assert max(group.runs) < paths.RADIX
     assert len({step.state_group for step in group.steps}) == len(group.steps)
     assert (
-        sum(len(step.delta) for step in group.steps[1:])
-        < max(len(expected), 1) * delta_levels.FACTOR
+        sum(len(step.delta) for step in group.steps[1:]) < max(len(expected), 1) * paths.FACTOR
         or len(group.steps) == 1
     )
 
@@ -104,7 +104,7 @@ def test_a_long_line_has_a_short_path(length: int, seed: int) -> None:
         assert (
             kept == before.steps[: len(kept)]
         )  # a row of the path is immutable, and stands where it stood
-    assert len(group.steps) <= delta_levels.level_count(600) * (delta_levels.RADIX - 1) + 1
+    assert len(group.steps) <= paths.level_count(600) * (paths.RADIX - 1) + 1
 
 
 class WatchedState(Mapping[int, int]):
@@ -183,19 +183,17 @@ def test_a_row_too_far_back_is_no_part_of_a_path() -> None:
     checked(far, {**dict(base.entries), 1: 2})
 
 
-@given(
-    st.lists(st.integers(0, delta_levels.RADIX - 1), min_size=1, max_size=delta_levels.LEVELS_MAX)
-)
+@given(st.lists(st.integers(0, paths.RADIX - 1), min_size=1, max_size=paths.LEVELS_MAX))
 def test_runs_are_packed_into_four_bytes(runs: list[int]) -> None:
-    packed = delta_levels.pack(tuple(runs))
+    packed = paths.pack(tuple(runs))
     assert 0 < packed < 1 << 31
-    assert delta_levels.unpack(packed) == tuple(runs)
+    assert paths.unpack(packed) == tuple(runs)
 
 
 def test_levels_have_an_end() -> None:
-    assert delta_levels.level_count(1) == 1
-    assert delta_levels.level_count(delta_levels.RADIX**3 + 1) == 4
-    assert delta_levels.level_count(1 << 60) == delta_levels.LEVELS_MAX
+    assert paths.level_count(1) == 1
+    assert paths.level_count(paths.RADIX**3 + 1) == 4
+    assert paths.level_count(1 << 60) == paths.LEVELS_MAX
 
 
 @pytest.mark.parametrize("seed", range(5))

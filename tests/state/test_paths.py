@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 
 from storage.database.connection import Connection
 from storage.persistent_map import Map
-from storage.state.groups import Group, derive, root_group
+from storage.state.groups import GROUP_COLUMNS, Group, derive, root_group, row_of
 from storage.state.paths import FARTHEST, PathColumns, has_base, path_columns, path_of
-from storage.state.rows import GROUP_COLUMNS, row_of
 
 
 class StoredPathRow(NamedTuple):

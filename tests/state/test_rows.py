@@ -4,19 +4,22 @@ import pytest
 
 from storage.errors import StorageCorrupt
 from storage.persistent_map import Map
-from storage.state.delta_levels import pack
 from storage.state.groups import (
     DeltaRow,
+    GroupRow,
     changed_keys,
     derive,
     difference,
     digest_of,
+    entries_of,
     entry_digest,
+    group_of,
+    groups_of,
     root_group,
+    row_of,
     signed,
 )
-from storage.state.read import group_of, groups_of
-from storage.state.rows import GroupRow, entries_of, row_of
+from storage.state.paths import pack
 
 ROOT = root_group(10, 7, Map({1: 101, 2: 102, 3: 103, 50: 150}), 9)
 

@@ -11,7 +11,7 @@ import storage
 from storage import EventId, Store
 from storage.config import Config
 from storage.maintenance.repair.reauthorise import SQL_AUTHOR
-from storage.store.background import running
+from storage.store.open import running
 from storage.streams.feed import Advance
 from storage.streams.invalidate_caches import register_writer
 from storage.streams.position_poller import SQL_POSITIONS, FollowedPositionRow, follow_once
@@ -156,7 +156,7 @@ async def test_the_failure_of_a_background_task_is_logged(
         raise ZeroDivisionError
 
     # or else `no_stray_exceptions` fails this test
-    monkeypatch.setattr(logging.getLogger("storage.store.background"), "handlers", [])
+    monkeypatch.setattr(logging.getLogger("storage.store.open"), "handlers", [])
     async with running(fails()):
         await ended.wait()
         await asyncio.sleep(0)

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storage.streams.interval_set import IntervalSet
+from storage.streams.positions import IntervalSet
 
 numbers = st.integers(0, 30)
 

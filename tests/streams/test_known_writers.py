@@ -11,11 +11,11 @@ import pytest
 import storage
 from storage.config import Config
 from storage.database import Database
-from storage.pipeline.imports import writer_names
-from storage.pipeline.imports.writer_names import register_names
+from storage.pipeline.imports import load_rooms
+from storage.pipeline.imports.load_rooms import register_names
 from storage.streams.feed import Advance
 from storage.streams.position_poller import follow_once
-from storage.streams.positions_lock import lock_positions
+from storage.streams.startup import lock_positions
 from storage.testing import RoomBuilder
 from tests.pausing import pause
 from tests.persist.writing import outcomes
@@ -131,7 +131,7 @@ async def test_registered_names_are_known(dsn: str, monkeypatch: pytest.MonkeyPa
             with pytest.raises(storage.DatabaseConflict):
                 async with opened(dsn, "spark-2", IMPATIENT):
                     pass
-        monkeypatch.setattr(writer_names, "SQL_LOCK", "SELECT 1 / 0")
+        monkeypatch.setattr(load_rooms, "SQL_LOCK", "SELECT 1 / 0")
         with pytest.raises(storage.DatabaseError):
             register_names(dsn, ["spark-3"], config=CONFIG)
         register_names(dsn, ["spark-0", "spark-1"], config=CONFIG)

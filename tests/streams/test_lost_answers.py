@@ -18,8 +18,8 @@ from storage.persist.write.all_tables import SQL_WRITE
 from storage.persist.write.messages_only import SQL_WRITE_MESSAGES, SQL_WRITE_ONE_MESSAGE
 from storage.streams import account_data, to_device
 from storage.streams.feed import Fact
-from storage.streams.in_flight import SQL_NEW_EPOCH
 from storage.streams.position_poller import follow_once
+from storage.streams.stream_writer import SQL_NEW_EPOCH
 from storage.testing import RoomBuilder
 from tests.pausing import pause
 from tests.persist.connection_breaker import AnswerEater

@@ -18,7 +18,7 @@ import storage
 from storage import InputError, ReadOnly, ReplicaBehind, ResyncNeeded, Store
 from storage.database import Connection
 from storage.maintenance.cold_archive import archive_events, return_events
-from storage.streams import standby_watch
+from storage.streams import standby as standby_watch
 from storage.streams.reads import BEHIND, CANCELLED, RESTING, STANDBY
 from storage.testing import build_room
 from tests.failover import ReplicatedPair, ask, value

@@ -13,7 +13,7 @@ import pytest_asyncio
 import storage
 from storage import Config, DatabaseUnavailable, EventId, Store
 from storage.database import Connection
-from storage.streams import standby_watch
+from storage.streams import standby as standby_watch
 from storage.streams.reads import CANCELLED, FAILED, RESTING, STANDBY
 from tests.failover import ReplicatedPair
 from tests.replication.proxies import Proxy, through, unix_socket_of

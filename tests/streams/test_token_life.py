@@ -7,8 +7,7 @@ import asyncio
 
 import storage
 from storage.ids import UserId
-from storage.maintenance.flatten_state_groups import make_roots
-from storage.maintenance.state_group_gc import collect
+from storage.maintenance.state_group_gc import collect, make_roots
 from storage.persist.room_lock import lock_room
 from storage.streams import SyncToken, VectorPosition
 from storage.testing import RoomBuilder

@@ -11,9 +11,10 @@ from typing import Final
 
 import storage
 from storage import Store
-from storage.replication import ReplicationPeer, limits
-from storage.replication.limits import ReplicationLimits
+from storage.replication import ReplicationPeer
+from storage.replication import transport as limits
 from storage.replication.redis_transport import RedisTransport
+from storage.replication.transport import ReplicationLimits
 
 CONFIG = storage.Config(follow_ms=50, pool_size_max=2)
 LIMITS: Final = ReplicationLimits(ping_ms=200, retry_ms_first=1, retry_ms_max=20)

@@ -22,7 +22,7 @@ from storage.testing import (
     respell,
     write_ndjson,
 )
-from storage.testing.shapes import FORK_HEAVY, SMALL_CHAT
+from storage.testing.world import FORK_HEAVY, SMALL_CHAT
 
 
 @pytest.fixture(scope="module")

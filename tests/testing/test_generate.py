@@ -26,8 +26,8 @@ from storage.testing import (
     stream_room,
     world,
 )
-from storage.testing.drafting import auth_keys
-from storage.testing.shapes import ALL_ACTIONS, FORK_HEAVY, HUGE_ROOM, SMALL_CHAT, Shape
+from storage.testing.assembly import auth_keys
+from storage.testing.world import ALL_ACTIONS, FORK_HEAVY, HUGE_ROOM, SMALL_CHAT, Shape
 
 VERSIONS = [str(number) for number in range(1, 13)]
 CREATE: StateKey = ("m.room.create", "")

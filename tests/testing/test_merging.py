@@ -5,9 +5,8 @@ import pytest
 from storage import auth
 from storage.ids import EventId
 from storage.testing import RoomBuilder, build_room
-from storage.testing.graph import ParsedEvents
-from storage.testing.merging import merge
-from storage.testing.shapes import FORK_HEAVY
+from storage.testing.graph import ParsedEvents, merge
+from storage.testing.world import FORK_HEAVY
 
 
 @pytest.mark.parametrize("version", ["1", "2", "9", "11", "12"])

@@ -5,7 +5,7 @@ The main line has no end; a branch and a sub-branch do.
 
 import pytest
 
-from storage.visibility.audience_numbering import (
+from storage.visibility.multirange import (
     FIRST,
     NOTHING,
     AudienceNumber,

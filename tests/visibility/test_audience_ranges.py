@@ -1,6 +1,6 @@
 """The ranges that reads scan for an audience's events, and those around out-of-range events."""
 
-from storage.visibility.audience_ranges import (
+from storage.visibility.multirange import (
     AROUND,
     OUT_OF_RANGE_MAX,
     SLACK,

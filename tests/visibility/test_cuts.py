@@ -1,7 +1,7 @@
 """Where the ranges of a principal are cut into a past row and the row in use."""
 
 from storage.visibility.multirange import Ranges
-from storage.visibility.past_visibility import RANGES_MAX, beginning, below, boundary
+from storage.visibility.rule import RANGES_MAX, beginning, below, boundary
 
 
 def ranges(count: int, first: int = 1) -> Ranges:

@@ -22,7 +22,7 @@ from storage.queries import context as contexts
 from storage.queries import messages
 from storage.queries.pagination.page import Direction, between
 from storage.testing import BuiltEvent, RoomBuilder
-from storage.visibility import audience_ranges, past_visibility
+from storage.visibility import multirange, rule
 from tests.maintenance.rooms import findings
 from tests.oracle.example_databases import execute
 from tests.oracle.test_store import SQL_NO_SLACK
@@ -47,9 +47,9 @@ async def opened(
 
     Its walks by time read few events only.
     """
-    monkeypatch.setattr(past_visibility, "RANGES_MAX", ranges_max)
-    monkeypatch.setattr(audience_ranges, "SLACK", 0)
-    monkeypatch.setattr(audience_ranges, "AROUND", 1)
+    monkeypatch.setattr(rule, "RANGES_MAX", ranges_max)
+    monkeypatch.setattr(multirange, "SLACK", 0)
+    monkeypatch.setattr(multirange, "AROUND", 1)
     await execute(dsn, SQL_NO_SLACK)
     async with storage.open(dsn, server_name=SERVER, config=Config(traversal_rows_max=5)) as store:
         yield store
@@ -273,7 +273,7 @@ async def test_rows_stay_short_and_reads_look_up_no_more(dsn: str) -> None:
                         await conn.fetchval(SQL_PROBES) - before
                     )
         async with store.database.connection() as conn:
-            assert await conn.fetchval(SQL_LONGEST) <= 2 * past_visibility.RANGES_MAX
+            assert await conn.fetchval(SQL_LONGEST) <= 2 * rule.RANGES_MAX
     for few, many in probes.values():
         assert many <= 1.5 * few, probes
 

@@ -14,13 +14,17 @@ incremental  versions 2 and 2.1 incrementally, from an earlier result; increment
 An event whose auth check needs a missing event is skipped; it never stops a resolution.
 """
 
-from storage.auth.resolution.conflicts import split_conflicts
-from storage.auth.resolution.graph import auth_chain, auth_difference, conflicted_subgraph
-from storage.auth.resolution.incremental import Change, Resolution
-from storage.auth.resolution.incremental_checks import EventSource
-from storage.auth.resolution.needed import needed_events
-from storage.auth.resolution.replay import Replay, ReplayStep, replay_conflicts
-from storage.auth.resolution.resolve import resolve, resolve_conflicts
+from storage.auth.resolution.incremental import (
+    Change,
+    EventSource,
+    Replay,
+    ReplayStep,
+    Resolution,
+    replay_conflicts,
+)
+from storage.auth.resolution.lookup import split_conflicts
+from storage.auth.resolution.resolve import needed_events, resolve, resolve_conflicts
+from storage.auth.resolution.v2 import auth_chain, auth_difference, conflicted_subgraph
 
 __all__ = [
     "Change",

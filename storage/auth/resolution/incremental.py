@@ -9,7 +9,7 @@ on the whole new set:
 - If the citations between events change, or events leave, the power events are ordered again.
 - The other events are ordered again along the mainline. It reads each event once, and repeats no
   check of events that stay in order.
-- The checks are those of `storage.auth.resolution.incremental_checks`.
+- The checks are those of `storage.auth.resolution.incremental`.
 
 The work is done in small steps: `change` yields after each, True if something has to be loaded
 before the next.
@@ -17,17 +17,268 @@ before the next.
 Source: room version 2, room version 12, "State resolution".
 """
 
-from collections.abc import Collection, Iterable
-from typing import Final, NamedTuple
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+from heapq import heappop, heappush
+from typing import Final, Literal, NamedTuple, Protocol
 
-from storage.auth.resolution.incremental_checks import EventSource, Ledger
-from storage.auth.resolution.lookup import power_parent
-from storage.auth.resolution.mainline import Mainline
-from storage.auth.resolution.power_order import PowerKey, Steps, in_power_order, power_key
-from storage.auth.resolution.v2 import is_power_event
+from storage.auth.auth_events import keys_needed
+from storage.auth.power_levels import Level
+from storage.auth.resolution import v2
+from storage.auth.resolution.lookup import StateMap, power_parent
+from storage.auth.resolution.resolve import resolve_conflicts
+from storage.auth.resolution.v2 import (
+    ConflictedEvents,
+    Events,
+    Mainline,
+    Position,
+    PowerKey,
+    Steps,
+    allowed,
+    auth_state_for,
+    conflict_of,
+    in_power_order,
+    is_power_event,
+    power_key,
+    power_phase_events,
+    sender_level,
+)
 from storage.auth.state_keys import POWER_LEVELS
-from storage.event import Event
+from storage.errors import AuthDenied
+from storage.event import Event, RoomVersion
+from storage.event.versions import version_of
 from storage.ids import EventId, StateKey
+
+# --------------------------------------------------------------------------------------------------
+# Iterative auth checks with memory: a change repeats only the checks that it affects.
+#
+# The events are in an order. Each sets its key if the state before it allows it. So the value of a
+# key before an event is the last allowed event under that key, or the base's value. A check depends
+# on the values under `keys_needed` alone. If an event gives another value to a key, later events
+# that need the key are checked again, up to the next one that sets it. Checks follow the order, so
+# each uses final values, and the outcome is that of checking all of them.
+#
+# Positions are pairs of a phase and a number between those of the neighbours. Source: room version
+# 2, "Iterative auth checks".
+
+Place = tuple[int, int]
+"""Phase, and a number within it."""
+
+Keys = tuple[StateKey, frozenset[StateKey]]
+"""The key that an event sets, and the keys that it needs."""
+
+GAP: Final = 1 << 40
+SPREAD: Final = 64  # bits by which all numbers grow where two neighbours have no room between them
+
+
+class EventSource(Protocol):
+    """The events that resolution reads, which need not be in memory.
+
+    A read of an event that is not in memory returns None, and `lacking` is true until it was
+    loaded.
+    """
+
+    @property
+    def rejected(self) -> AbstractSet[EventId]:
+        """Return the rejected events, at least those among the events that were read."""
+
+    def event(self, event_id: EventId, /) -> Event | None:
+        """Return an event; None if it is missing."""
+
+    def base(self, key: StateKey, /) -> EventId | None:
+        """Return the value of a key in the state that the checks start from."""
+
+    @property
+    def lacking(self) -> bool:
+        """Return whether a read event has to be loaded first."""
+
+
+class Ledger:
+    """Events in the order of their checks, with the outcomes."""
+
+    def __init__(self) -> None:
+        self.places: dict[EventId, Place] = {}
+        self.checks: int = 0
+        """Auth checks made."""
+        self.changed: set[StateKey] = set()
+        """At least the keys whose final value has changed; a reader of the values may clear it."""
+        self._at: dict[Place, EventId] = {}
+        self._order: list[Place] = []
+        self._setting: dict[StateKey, list[Place]] = {}  # of the allowed events, by what they set
+        self._needing: dict[StateKey, list[Place]] = {}
+        self._keys: dict[EventId, Keys] = {}
+        # each once: in a long chain all events have the same
+        self._known_keys: dict[Keys, Keys] = {}
+        self._allowed: set[EventId] = set()
+        self._unchecked: list[Place] = []  # a heap; may hold former positions of events
+        self._due: set[Place] = set()  # as `_unchecked`
+
+    def order(self, phase: int) -> list[EventId]:
+        return [
+            self._at[place] for place in self._order[self._first(phase) : self._first(phase + 1)]
+        ]
+
+    def after(self, phase: int, place: Place | None) -> list[EventId]:
+        """Return the events of a phase after a position; all of them if it is None."""
+        start = self._first(phase) if place is None else bisect_right(self._order, place)
+        return [self._at[one] for one in self._order[start : self._first(phase + 1)]]
+
+    def value(self, key: StateKey) -> EventId | None:
+        """Return the final value that the events give to a key; None if none of them sets it."""
+        setting = self._setting.get(key)
+        return self._at[setting[-1]] if setting else None
+
+    def values(self) -> dict[StateKey, EventId]:
+        """Return the final values that the events set."""
+        return {key: self._at[setting[-1]] for key, setting in self._setting.items() if setting}
+
+    def get(self, key: StateKey, before: Place) -> EventId | None:
+        """Return the value of a key that the events before a position set."""
+        setting = self._setting.get(key, ())
+        index = bisect_left(setting, before)
+        return self._at[setting[index - 1]] if index else None
+
+    def insert(self, event: Event, phase: int, before: EventId | None) -> None:
+        """Insert an event before another one, or at the end of its phase."""
+        place = self._between(phase, before)
+        self.places[event.event_id] = place
+        self._at[place] = event.event_id
+        insort(self._order, place)
+        # An event without a state key is never allowed: what it would set does not matter.
+        keys = (event.type, event.state_key or ""), frozenset(keys_needed(event))
+        self._keys[event.event_id] = self._known_keys.setdefault(keys, keys)
+        for key in keys[1]:
+            insort(self._needing.setdefault(key, []), place)
+        self._push(place)
+
+    def remove(self, event_id: EventId) -> None:
+        self._set(event_id, allowed_now=False)
+        place = self.places.pop(event_id)
+        del self._at[place]
+        del self._order[bisect_left(self._order, place)]
+        for key in self._keys.pop(event_id)[1]:
+            del self._needing[key][bisect_left(self._needing[key], place)]
+
+    def base_changed(self, keys: Iterable[StateKey]) -> None:
+        """Check the events again that read one of these keys from the base."""
+        for key in keys:
+            self._value_changed(key, (-1, 0))
+
+    def check(self, phase: int, source: EventSource) -> Iterator[bool]:
+        """Run the due checks up to a phase.
+
+        Yield after each check: True if something has to be loaded first.
+        """
+        while self._unchecked and self._unchecked[0][0] <= phase:
+            event_id = self._at.get(self._unchecked[0])
+            while event_id is not None:
+                outcome = self._outcome(event_id, source)
+                yield source.lacking
+                if outcome is not None:
+                    self._set(event_id, allowed_now=outcome)
+                    break
+            self._due.discard(heappop(self._unchecked))
+
+    def _outcome(self, event_id: EventId, source: EventSource) -> bool | None:
+        """Return whether the state before an event allows it.
+
+        None if something has to be loaded first.
+        """
+        event = source.event(event_id)
+        if event is None or event.state_key is None:
+            return None if source.lacking else False
+        before = _Before(self, self.places[event_id])
+        state = auth_state_for(event, before, _Base(source), source.event, source.rejected)
+        if source.lacking:
+            return None
+        self.checks += 1
+        return state is not None and allowed(event, state)
+
+    def _set(self, event_id: EventId, *, allowed_now: bool) -> None:
+        if allowed_now == (event_id in self._allowed):
+            return
+        key, place = self._keys[event_id][0], self.places[event_id]
+        self.changed.add(key)
+        setting = self._setting.setdefault(key, [])
+        if allowed_now:
+            self._allowed.add(event_id)
+            insort(setting, place)
+        else:
+            self._allowed.discard(event_id)
+            del setting[bisect_left(setting, place)]
+        self._value_changed(key, place)
+
+    def _value_changed(self, key: StateKey, place: Place) -> None:
+        """Check the events that need a key again, from a position to the next one that sets it."""
+        needing, setting = self._needing.get(key, ()), self._setting.get(key, ())
+        following = bisect_right(setting, place)
+        end = (
+            bisect_right(needing, setting[following]) if following < len(setting) else len(needing)
+        )
+        for due in needing[bisect_right(needing, place) : end]:
+            self._push(due)
+
+    def _push(self, place: Place) -> None:
+        if place not in self._due:
+            self._due.add(place)
+            heappush(self._unchecked, place)
+
+    def _first(self, phase: int) -> int:
+        return bisect_left(self._order, (phase, 0))
+
+    def _between(self, phase: int, before: EventId | None) -> Place:
+        index = (
+            self._first(phase + 1)
+            if before is None
+            else bisect_left(self._order, self.places[before])
+        )
+        low = self._order[index - 1][1] if index and self._order[index - 1][0] == phase else 0
+        if before is None:
+            return phase, low + GAP
+        high = self._order[index][1]
+        if high - low < 2:  # no number between them
+            self._spread()
+            low, high = low << SPREAD, high << SPREAD
+        return phase, (low + high) // 2
+
+    def _spread(self) -> None:
+        """Multiply all positions to make room between them."""
+
+        def spread(place: Place) -> Place:
+            return place[0], place[1] << SPREAD
+
+        self.places = {event_id: spread(place) for event_id, place in self.places.items()}
+        self._at = {spread(place): event_id for place, event_id in self._at.items()}
+        self._order = [spread(place) for place in self._order]
+        self._unchecked = [spread(place) for place in self._unchecked]
+        self._due = set(self._unchecked)
+        for lists in (self._setting, self._needing):
+            for key, places in lists.items():
+                lists[key] = [spread(place) for place in places]
+
+
+class _Before:
+    """The state after the events before a position, by key."""
+
+    def __init__(self, ledger: Ledger, place: Place) -> None:
+        self._ledger = ledger
+        self._place = place
+
+    def get(self, key: StateKey) -> EventId | None:
+        return self._ledger.get(key, self._place)
+
+
+class _Base:
+    """The state that the checks start from, by key."""
+
+    def __init__(self, source: EventSource) -> None:
+        self._source = source
+
+    def get(self, key: StateKey) -> EventId | None:
+        return self._source.base(key)
+
 
 POWER: Final = 0
 MAINLINE: Final = 1
@@ -297,3 +548,131 @@ class Resolution:
             return found
 
         return Mainline(newest, source.event, parent)
+
+
+# --------------------------------------------------------------------------------------------------
+# Replay a resolution: the events in the order of their checks, each with its result.
+#
+# The steps are observed in `resolve_conflicts` itself, so that a replay cannot differ from it. A
+# step also has the numbers by which its phase orders events, so that the order can be explained.
+#
+# Example: Alice raises Bob's level (P) on one branch, and bans him (B) on the other. Both are power
+# events. P is checked first: the levels are equal, and it is older. Then B is checked, and takes
+# the key of Bob's membership.
+
+Phase = Literal["power", "mainline", "depth"]
+"""Power events, then all others along the mainline. Version 1 orders by depth alone."""
+
+_NOTHING: frozenset[EventId] = frozenset()
+
+
+class ReplayStep(NamedTuple):
+    """One check.
+
+    ``replaced`` is the value that an earlier check gave the key, None for none. ``level`` is the
+    sender's, by the event's own auth events. ``mainline`` is 0 under the newest power levels, and
+    grows with their age; None outside of that phase.
+    """
+
+    event: Event
+    phase: Phase
+    refused: AuthDenied | None
+    replaced: EventId | None
+    level: Level
+    mainline: Position | None
+
+    def cites(self, event_id: EventId) -> bool:
+        """Return whether the event has another one among its auth events."""
+        return event_id in self.event.auth_event_ids
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """A resolution: its input, the checks in their order, and the decided values by key.
+
+    ``full`` is the full conflicted set: in version 1 the conflicted values alone. There the first
+    event of a chain is taken without a check.
+    """
+
+    conflicted: Mapping[StateKey, AbstractSet[EventId]]
+    difference: AbstractSet[EventId]
+    full: AbstractSet[EventId]
+    steps: tuple[ReplayStep, ...]
+    decided: Mapping[StateKey, EventId]
+
+
+def replay_conflicts(
+    room_version: str | RoomVersion,
+    unconflicted: StateMap,
+    conflicted: Mapping[StateKey, AbstractSet[EventId]],
+    auth_difference: AbstractSet[EventId],
+    events: Events,
+    *,
+    rejected: AbstractSet[EventId] = _NOTHING,
+) -> Replay:
+    """Return the steps of `resolve_conflicts` with the same arguments.
+
+    `events` holds all that `needed_events` names.
+    """
+    version = version_of(room_version)
+    values = set[EventId]().union(*conflicted.values())
+    conflict = None
+    if version.state_resolution != "v1":
+        subgraph = (
+            v2.conflicted_subgraph(values, events) if version.state_resolution == "v2.1" else None
+        )
+        conflict = conflict_of(version, unconflicted, conflicted, auth_difference, subgraph)
+    recorder = Recorder(conflict, events)
+    decided = resolve_conflicts(
+        version,
+        unconflicted,
+        conflicted,
+        auth_difference,
+        events,
+        rejected=rejected,
+        observe=recorder,
+    )
+    full = values if conflict is None else conflict.full
+    return Replay(conflicted, auth_difference, full, tuple(recorder.steps), decided)
+
+
+class Recorder:
+    """Records the checks of one resolution; ``conflict`` is None for version 1."""
+
+    def __init__(self, conflict: ConflictedEvents | None, events: Events) -> None:
+        self.steps: list[ReplayStep] = []
+        self._conflict = conflict
+        self._events = events
+        self._power = (
+            _NOTHING if conflict is None else frozenset(power_phase_events(conflict, events.get))
+        )
+        self._values: dict[StateKey, EventId] = {}
+        self._mainline: Mainline | None = None
+
+    def __call__(self, event: Event, refused: AuthDenied | None) -> None:
+        """Record a check."""
+        phase = self._phase(event)
+        step = ReplayStep(
+            event,
+            phase,
+            refused,
+            self._values.get(event.key),
+            sender_level(event, self._events.get),
+            self._position(event) if phase == "mainline" else None,
+        )
+        self.steps.append(step)
+        if refused is None:
+            self._values[event.key] = event.event_id
+
+    def _phase(self, event: Event) -> Phase:
+        if self._conflict is None:
+            return "depth"
+        return "power" if event.event_id in self._power else "mainline"
+
+    def _position(self, event: Event) -> Position:
+        """Return the mainline position. The first call fixes it: power events are done."""
+        if self._mainline is None:
+            base = {} if self._conflict is None else self._conflict.base
+            newest = self._values.get(POWER_LEVELS) or base.get(POWER_LEVELS)
+            self._mainline = Mainline(newest, self._events.get)
+        return self._mainline.position(event)

@@ -4,12 +4,12 @@ Where an event cites two events under one key, the first counts. Such an event i
 should not get this far.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 
 from storage.auth.state_keys import CREATE, POWER_LEVELS
 from storage.event import Event
-from storage.event.references import create_id_of
+from storage.event.model import create_id_of
 from storage.ids import EventId, StateKey
 
 Lookup = Callable[[EventId], Event | None]
@@ -56,3 +56,33 @@ def create_cited(event: Event, lookup: Lookup) -> Event | None:
     if event.room_version.create_room_id:
         return lookup(create_id_of(event.room_id))
     return cited(event, CREATE, lookup)
+
+
+# --------------------------------------------------------------------------------------------------
+# Split state maps into unconflicted and conflicted keys.
+
+StateMap = Mapping[StateKey, EventId]
+Conflicts = dict[StateKey, set[EventId]]
+
+
+def split_conflicts(state_maps: Sequence[StateMap]) -> tuple[dict[StateKey, EventId], Conflicts]:
+    """Return (unconflicted, conflicted): values that all maps share, and all other values by key.
+
+    A key that one map lacks is conflicted, with the values that the others have, as versions 2 and
+    2.1 of the algorithm define it. Version 1 differs; `storage.auth.resolution.v1` handles that. No
+    maps give two empty results.
+    """
+    if not state_maps:
+        return {}, {}
+    first, *others = state_maps
+    unconflicted = {
+        key: value
+        for key, value in first.items()
+        if all(other.get(key) == value for other in others)
+    }
+    conflicted: Conflicts = {}
+    for state_map in state_maps:
+        for key, value in state_map.items():
+            if key not in unconflicted:
+                conflicted.setdefault(key, set()).add(value)
+    return unconflicted, conflicted

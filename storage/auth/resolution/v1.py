@@ -14,10 +14,9 @@ from collections.abc import Set as AbstractSet
 from hashlib import sha1
 from typing import NamedTuple
 
-from storage.auth.auth_event_selection import keys_needed
-from storage.auth.resolution.conflicts import StateMap
-from storage.auth.resolution.iterate import Observe, refusal
-from storage.auth.resolution.lookup import Lookup
+from storage.auth.auth_events import keys_needed
+from storage.auth.resolution.lookup import Lookup, StateMap
+from storage.auth.resolution.v2 import Observe, refusal
 from storage.auth.state_keys import JOIN_RULES, MEMBER, POWER_LEVELS
 from storage.event import Event
 from storage.ids import EventId, StateKey

@@ -5,6 +5,6 @@ forms.py       the pages: list, confirmation, and the request that runs one
 tasks.py       actions that take long, and their results
 """
 
-from storage.inspector.actions.forms import ACTION_ROUTES, POST_ROUTES
+from storage.inspector.actions.catalogue import ACTION_ROUTES, POST_ROUTES
 
 __all__ = ["ACTION_ROUTES", "POST_ROUTES"]

@@ -3,14 +3,25 @@
 An action returns a sentence, or starts a task. To add one, add a function and an entry of ACTIONS.
 """
 
-from collections.abc import Awaitable, Callable, Mapping
+import asyncio
+import hashlib
+import hmac
+import logging
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
+from urllib.parse import parse_qsl
+
+from starlette.responses import RedirectResponse, Response
 
 from storage import arguments as args
 from storage.database.background import run_jobs
-from storage.inspector.actions.tasks import Work
+from storage.errors import InputError, StorageError
+from storage.inspector import rendering
+from storage.inspector.access import data_headers
+from storage.inspector.visit import Page, Visit
 from storage.maintenance.known_jobs import known_jobs
 from storage.maintenance.verify.run import verify_room
 from storage.store.facade import Store
@@ -20,6 +31,75 @@ from storage.streams.invalidate_caches import (
     register_writer,
 )
 from storage.streams.position_poller import follow_writer
+
+# --------------------------------------------------------------------------------------------------
+# Actions that take long: one at a time, in the background, with a result to look at later.
+
+logger: logging.Logger = logging.getLogger(__name__)
+
+LINES_MAX: Final = 200
+TASKS_KEPT: Final = 10
+
+Work = AsyncGenerator[str, None]
+"""Yields lines of a result while it works."""
+
+
+@dataclass(slots=True)
+class BackgroundTask:
+    """A running or finished action: its title, the last lines, and how it ended."""
+
+    title: str
+    started_ms: int
+    lines: list[str] = field(default_factory=list)
+    line_count: int = 0
+    state: str = "running"
+
+
+class Tasks:
+    """The tasks of one inspector."""
+
+    def __init__(self) -> None:
+        self.known: list[BackgroundTask] = []
+        self._running: asyncio.Task[None] | None = None
+
+    def start(self, title: str, work: Work) -> BackgroundTask:
+        """Start a task. `InputError` while another one runs."""
+        if self._running is not None and not self._running.done():
+            raise InputError("another action is running: wait for its end")
+        task = BackgroundTask(title, time.time_ns() // 1_000_000)
+        self.known = [task, *self.known[: TASKS_KEPT - 1]]
+        self._running = asyncio.create_task(_run(task, work), name=f"inspector: {title}")
+        return task
+
+    async def ended(self) -> None:
+        """Wait for the end of the running task, if there is one."""
+        if self._running is not None:
+            await asyncio.wait([self._running])
+
+    async def close(self) -> None:
+        """Cancel the running task and wait for its end."""
+        if self._running is not None:
+            self._running.cancel()
+            await asyncio.wait([self._running])
+
+
+async def _run(task: BackgroundTask, work: Work) -> None:
+    try:
+        async with aclosing(work) as lines:
+            async for line in lines:
+                task.line_count += 1
+                task.lines = [*task.lines[-LINES_MAX + 1 :], line]
+    except StorageError as error:
+        task.state = f"failed: {error}"
+    except asyncio.CancelledError:
+        task.state = "cancelled"
+        raise
+    except Exception:
+        logger.exception("the action %s failed", task.title)
+        task.state = "failed: see the log"
+    else:
+        task.state = "done"
+
 
 if TYPE_CHECKING:
     from storage.inspector.application import Inspector
@@ -123,3 +203,98 @@ ACTIONS: Final[Mapping[str, Action]] = {
         redo_jobs,
     ),
 }
+
+
+# --------------------------------------------------------------------------------------------------
+# The pages of actions: the list, a confirmation, and the request that runs one.
+#
+# A form carries a signature of the viewer, the action and its fields, which only the confirmation
+# page gets. So a form of another site cannot run an action, and no one action can be turned into
+# another. Where the browser says that a request comes from another site, it is refused as well.
+
+if TYPE_CHECKING:
+    from storage.inspector.application import Inspector
+
+BODY_MAX: Final = 16_384
+SIGNATURE: Final = "signature"
+
+
+class ActionRefusedError(InputError):
+    """The request does not come from a confirmation page of this viewer."""
+
+
+def signature_of(inspector: "Inspector", viewer: str, name: str, fields: Fields) -> str:
+    said = "\0".join([viewer, name, *(f"{key}={fields[key]}" for key in sorted(fields))])
+    return hmac.new(inspector.secret, said.encode("utf-8", "replace"), hashlib.sha256).hexdigest()
+
+
+def _check_viewer(visit: Visit) -> None:
+    if not visit.viewer.write:
+        raise ActionRefusedError("you may look, and not change anything")
+
+
+def _action(name: str | None) -> Action:
+    action = ACTIONS.get(name or "")
+    if action is None:
+        raise InputError(f"no action is named {name!r}: {', '.join(ACTIONS)}")
+    return action
+
+
+async def listed(visit: Visit) -> Response:
+    """Show the actions, and the tasks that they have started."""
+    _check_viewer(visit)
+    return visit.render(
+        "actions.html",
+        actions=ACTIONS,
+        tasks=visit.inspector.tasks.known,
+        result=visit.text("result"),
+    )
+
+
+async def confirm(visit: Visit) -> Response:
+    """Ask once more, with the effect in a sentence."""
+    _check_viewer(visit)
+    name = visit.wanted("action")
+    action = _action(name)
+    fields = {field: visit.wanted(field) for field in action.fields}
+    signature = signature_of(visit.inspector, visit.viewer.name, name, fields)
+    return visit.render(
+        "confirm.html", name=name, action=action, fields=fields, signature=signature
+    )
+
+
+async def run(visit: Visit) -> Response:
+    """Run an action, and return to the list."""
+    _check_viewer(visit)
+    given = await _body(visit)
+    name = given.pop("action", "")
+    action, signature = _action(name), given.pop(SIGNATURE, "")
+    fields = {field: given.get(field, "") for field in action.fields}
+    expected = signature_of(visit.inspector, visit.viewer.name, name, fields)
+    if _is_foreign(visit) or not hmac.compare_digest(signature.encode(), expected.encode()):
+        raise ActionRefusedError("the form is not from this page: open the action again")
+    rendering.log_action(visit.viewer, name, fields)
+    result = await action.run(visit.inspector, fields)
+    return RedirectResponse(visit.links("/actions", result=result), 303, data_headers())
+
+
+def _is_foreign(visit: Visit) -> bool:
+    """Return whether the browser says that another site made the request."""
+    headers = visit.request.headers
+    site, origin = headers.get("sec-fetch-site"), headers.get("origin")
+    is_other_origin = origin is not None and origin.partition("://")[2] != headers.get("host")
+    return site not in {None, "same-origin"} or is_other_origin
+
+
+async def _body(visit: Visit) -> dict[str, str]:
+    """Return the fields of a form. `InputError` for a large one."""
+    body = bytearray()
+    async for part in visit.request.stream():
+        body += part
+        if len(body) > BODY_MAX:
+            raise InputError(f"the form has more than {BODY_MAX} bytes")
+    return dict(parse_qsl(body.decode("utf-8", "replace"), keep_blank_values=True))
+
+
+ACTION_ROUTES: Final[Mapping[str, Page]] = {"/actions": listed, "/actions/confirm": confirm}
+POST_ROUTES: Final[Mapping[str, Page]] = {"/actions/run": run}

@@ -3,40 +3,26 @@
 from collections.abc import Mapping
 from typing import Final
 
-from storage.inspector.pages import (
-    event,
-    explain,
-    growth,
-    operations,
-    resolution,
-    room,
-    room_parts,
-    rooms,
-    search,
-    state,
-    streams,
-    user,
-    why,
-)
+from storage.inspector.pages import event, operations, room
 from storage.inspector.visit import Page
 
 PAGES: Final[Mapping[str, Page]] = {
-    "/": rooms.page,
-    "/search": search.page,
-    "/room": room.page,
+    "/": room.rooms_page,
+    "/search": event.search_page,
+    "/room": room.room_page,
     "/room/rows": room.rows,
-    "/room/changes": room_parts.changes,
-    "/room/gaps": room_parts.gaps,
-    "/room/growth": room_parts.weeks,
-    "/room/outliers": room_parts.outliers_page,
-    "/event": event.page,
+    "/room/changes": room.changes,
+    "/room/gaps": room.gaps,
+    "/room/growth": room.weeks,
+    "/room/outliers": room.outliers_page,
+    "/event": event.event_page,
     "/event/raw": event.raw,
-    "/why": why.page,
-    "/state": state.page,
-    "/resolution": resolution.page,
-    "/user": user.page,
-    "/growth": growth.page,
-    "/streams": streams.page,
-    "/operations": operations.page,
-    "/explain": explain.page,
+    "/why": event.why_page,
+    "/state": room.state_page,
+    "/resolution": room.resolution_page,
+    "/user": event.user_page,
+    "/growth": operations.growth_page,
+    "/streams": operations.streams_page,
+    "/operations": operations.operations_page,
+    "/explain": operations.explain_page,
 }

@@ -7,17 +7,28 @@ Reads: `Store.event`, `Store.auth_chain_ids`, `Store.explain_visibility`, and of
 from collections.abc import Sequence
 from typing import Any, Final
 
-from starlette.responses import Response
+from starlette.responses import RedirectResponse, Response
 
+from storage import arguments as args
 from storage.database.names import MEMBERSHIP_NAMES
 from storage.errors import UnknownEvent
-from storage.ids import EventId
-from storage.inspector.headers import data_headers
+from storage.ids import EventId, RoomId, StateKey, UserId, server_name_of
+from storage.inspector.access import data_headers
 from storage.inspector.visit import ContentRefusedError, Visit
-from storage.queries.inspect.edges import edges
-from storage.queries.inspect.lines import EventLine, lines_by_id
-from storage.queries.inspect.readers import READERS_MAX, readers
-from storage.queries.inspect.state_path import EventGroupsRow, PathStep, groups_of, state_path
+from storage.queries.explain_visibility import is_known
+from storage.queries.inspect.lines import (
+    READERS_MAX,
+    EventLine,
+    PrincipalRangeRow,
+    audience_ranges,
+    edges,
+    lines_by_id,
+    readers,
+)
+from storage.queries.inspect.resolution import EventGroupsRow, PathStep, groups_of, state_path
+from storage.queries.inspect.rooms import events_called, rooms_by_alias, rooms_like, users_like
+from storage.queries.state_at import states_at
+from storage.queries.sync.types import JoinedRoom
 
 CHAIN_SHOWN: Final = 100
 
@@ -30,7 +41,7 @@ async def line_of(visit: Visit, event_id: EventId) -> EventLine:
     return line
 
 
-async def page(visit: Visit) -> Response:
+async def event_page(visit: Visit) -> Response:
     event_id, content = visit.event(), visit.content()
     line = await line_of(visit, event_id)
     chain = sorted(await visit.store.auth_chain_ids([event_id]))
@@ -94,3 +105,159 @@ async def raw(visit: Visit) -> Response:
         raise UnknownEvent(event_id)
     headers = data_headers() | {"Content-Disposition": 'attachment; filename="event.json"'}
     return Response(event.raw, 200, headers, "application/octet-stream")
+
+
+# --------------------------------------------------------------------------------------------------
+# A user: rooms, the audiences of each as ranges on a line, and what a sync would return.
+#
+# Reads: `Store.memberships_of`, `Store.sync`; `audiences` and `search` of
+# `storage.queries.inspect`.
+
+ROOMS_SHOWN: Final = 100
+LINE: Final = 1_000
+"""The width of the picture of ranges."""
+
+SYNC_ROOMS_MAX: Final = 20
+TIMELINE: Final = 10
+
+
+async def user_page(visit: Visit) -> Response:
+    """Show a user of any server."""
+    user_id = args.user(visit.wanted("id"))
+    is_local = server_name_of(user_id) == visit.store.server_name
+    memberships = await visit.store.memberships_of(user_id, args.MEMBERSHIPS)
+    rooms = sorted(memberships)[:ROOMS_SHOWN]
+    ranges = await visit.read(audience_ranges, user_id, rooms) if is_local else []
+    return visit.render(
+        "user.html",
+        user_id=user_id,
+        is_local=is_local,
+        is_known=await visit.read(is_known, user_id),
+        rooms=[(room_id, memberships[room_id]) for room_id in rooms],
+        room_count=len(memberships),
+        lines={room_id: _line(room_id, ranges) for room_id in rooms},
+        since=visit.text("since"),
+        sync_rooms_max=SYNC_ROOMS_MAX,
+        sync=await _sync(visit, user_id) if is_local and "sync" in visit.parameters else None,
+    )
+
+
+def _line(room_id: RoomId, ranges: Sequence[PrincipalRangeRow]) -> list[dict[str, Any]]:
+    """Return the ranges of a room as parts of a line: its history from left to right."""
+    own = [row for row in ranges if row.room_id == room_id]
+    return [_part(row) for row in own]
+
+
+def _part(row: PrincipalRangeRow) -> dict[str, Any]:
+    whole = max(row.max_topological_ordering, 1)
+    first = min(row.first_topological or 0, whole)
+    end = whole if row.end_topological is None else min(row.end_topological, whole)
+    x = first * LINE // whole
+    return {
+        "row": row,
+        "first": first,
+        "end": None if row.end_topological is None else end,
+        "x": x,
+        "width": max(end * LINE // whole - x, 4),
+    }
+
+
+async def _sync(visit: Visit, user_id: UserId) -> dict[str, Any]:
+    """Return what a sync from a token has, without content: counts and ids by room."""
+    since = visit.text("since")
+    answer = await visit.store.sync(
+        user_id, since=since, timeline_limit=TIMELINE, rooms_limit=None if since else SYNC_ROOMS_MAX
+    )
+    return {
+        "next_batch": answer.next_batch,
+        "has_more_rooms": answer.next_rooms is not None,
+        "rooms": [
+            _synced(section, room_id, room)
+            for section, rooms in (("join", answer.join), ("leave", answer.leave))
+            for room_id, room in rooms.items()
+        ],
+        "others": {"invited": list(answer.invite), "knocking": list(answer.knock)},
+    }
+
+
+def _synced(section: str, room_id: RoomId, room: JoinedRoom) -> dict[str, Any]:
+    """Return a room of a sync, without content."""
+    return {
+        "section": section,
+        "room_id": room_id,
+        "events": room.timeline.events,
+        "limited": room.timeline.limited,
+        "state": room.state,
+        "removed": room.state_removed,
+    }
+
+
+# --------------------------------------------------------------------------------------------------
+# Why a user or server may see an event, or may not: one sentence, and the facts behind it.
+#
+# Reads: `Store.explain_visibility`; the event that set the visibility, from the state before.
+
+VISIBILITY: Final[StateKey] = ("m.room.history_visibility", "")
+
+
+async def why_page(visit: Visit) -> Response:
+    """Show the sentence of an event and a reader; without a reader, a form."""
+    event_id, reader = visit.text("event"), visit.text("reader")
+    if event_id is None or reader is None:
+        return visit.render(
+            "why.html",
+            event_id=event_id,
+            reader=reader,
+            explanation=None,
+            line=None,
+            set_by=None,
+        )
+    explanation = await visit.store.explain_visibility(event_id, reader)
+    line = await line_of(visit, explanation.event_id)
+    return visit.render(
+        "why.html",
+        event_id=event_id,
+        reader=reader,
+        explanation=explanation,
+        line=line,
+        set_by=await _set_by(visit, line),
+    )
+
+
+async def _set_by(visit: Visit, line: EventLine) -> EventId | None:
+    """Return the event that set the history visibility before an event. None: it was not set."""
+    if line.outlier:
+        return None
+    states = await visit.read(states_at, [line.event_id], after=False, keys=[VISIBILITY])
+    return states[line.event_id].get(VISIBILITY)
+
+
+# --------------------------------------------------------------------------------------------------
+# Search: by event id, room id, alias or user id; a whole one leads to its page.
+#
+# Reads: `storage.queries.inspect.rooms`.
+
+
+async def search_page(visit: Visit) -> Response:
+    """Show what an id or its beginning stands for. Text without a sigil is of any kind."""
+    wanted = visit.text("q") or ""
+    events = rooms = users = []
+    sigil = wanted[:1]
+    if wanted and (sigil == "$" or sigil not in "!@#"):
+        events = await visit.read(events_called, _with("$", wanted))
+    if wanted and (sigil == "!" or sigil not in "$@#"):
+        rooms = await visit.read(rooms_like, _with("!", wanted))
+    if wanted and (sigil == "@" or sigil not in "$!#"):
+        users = await visit.read(users_like, _with("@", wanted))
+    if sigil == "#":
+        rooms = [str(room) for room in await visit.read(rooms_by_alias, wanted)]
+    found = {"/event": events, "/room": rooms, "/user": users}
+    for path, ids in found.items():
+        if wanted in ids or (sigil == "#" and len(ids) == 1):
+            chosen = wanted if wanted in ids else ids[0]
+            return RedirectResponse(visit.links(path, id=chosen), 303, data_headers())
+    return visit.render("search.html", wanted=wanted, found=found)
+
+
+def _with(sigil: str, text: str) -> str:
+    return text if text.startswith(sigil) else f"{sigil}{text}"

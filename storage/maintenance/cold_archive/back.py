@@ -16,8 +16,8 @@ from typing import Final, LiteralString
 from storage.codec import LostBytes
 from storage.codec.pack import PackEntry
 from storage.database.archived_bytes import stored_forms
-from storage.database.array_text import transposed
 from storage.database.connection import Database
+from storage.database.placeholders import transposed
 from storage.errors import InputError, StorageCorrupt
 from storage.maintenance.cold_archive.pack_rows import (
     PackRow,
@@ -30,7 +30,7 @@ from storage.maintenance.cold_archive.pack_rows import (
 from storage.maintenance.cold_archive.run import chosen_rooms
 from storage.maintenance.cold_archive.sweep import GRACE_S, SNAPSHOT_GRACES, still_used, sweep_packs
 from storage.maintenance.indexes import prove_indexes
-from storage.observability.progress import Counted, Report, silent
+from storage.observability.counters import Counted, Report, silent
 
 logger: logging.Logger = logging.getLogger(__name__)
 

@@ -27,17 +27,16 @@ from typing import Final, LiteralString, NamedTuple
 
 from storage.codec import Reference, StoredBytes, decode
 from storage.codec.pack import PackBuilder
-from storage.database.array_text import transposed
-from storage.database.connection import Connection, Database
-from storage.database.pack_store import (
+from storage.database.archived_bytes import (
     checked_folder,
     folder_of,
     pack_url,
     read_file,
     write_file,
 )
+from storage.database.connection import Connection, Database
+from storage.database.placeholders import transposed
 from storage.errors import ArchiveUnavailable, InputError, StorageCorrupt, UnknownRoom
-from storage.maintenance.cold_archive.owner import own_folders
 from storage.maintenance.cold_archive.pack_rows import (
     SQL_SET_STATE,
     alone,
@@ -46,10 +45,11 @@ from storage.maintenance.cold_archive.pack_rows import (
     finish_killed,
     folders_in_use,
     note_unused,
+    own_folders,
 )
 from storage.maintenance.cold_archive.sweep import GRACE_S, SNAPSHOT_GRACES, sweep_packs
 from storage.maintenance.indexes import prove_indexes
-from storage.observability.progress import Counted, Report, silent
+from storage.observability.counters import Counted, Report, silent
 
 logger: logging.Logger = logging.getLogger(__name__)
 

@@ -17,7 +17,6 @@ period. Damage to the inner pages of an index, by which a search fails, is not f
 `bt_index_parent_check` of the extension amcheck.
 """
 
-from storage.maintenance.indexes.compare import Lie, lies, lies_in_snapshot
-from storage.maintenance.indexes.proof import prove_indexes
+from storage.maintenance.indexes.compare import Lie, lies, lies_in_snapshot, prove_indexes
 
 __all__ = ["Lie", "lies", "lies_in_snapshot", "prove_indexes"]

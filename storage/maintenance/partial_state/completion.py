@@ -20,23 +20,21 @@ from storage.database.columns import OWN_ENTRIES
 from storage.database.connection import Connection, Database
 from storage.database.placeholders import compose
 from storage.ids import EventId, RoomId
-from storage.maintenance.partial_state.positions import known_to_readers, publish, put_back
-from storage.maintenance.partial_state.replayed import EventsToReplay, replayed
-from storage.maintenance.purge.removal import SQL_SET_ASIDE, delete
-from storage.maintenance.repair.current import (
-    repair_current,
-    repair_entries,
-    repair_state_tables,
+from storage.maintenance.partial_state.positions import (
+    EventsToReplay,
+    known_to_readers,
+    publish,
+    put_back,
+    replayed,
 )
-from storage.maintenance.repair.graph import repair_extremities, repair_gaps
+from storage.maintenance.purge.removal import SQL_SET_ASIDE, delete
+from storage.maintenance.repair.current import repair_current, repair_entries, repair_state_tables
+from storage.maintenance.repair.graph import repair_extremities, repair_gaps, repair_redactions
 from storage.maintenance.repair.reauthorise import append_again, drop_groups
-from storage.maintenance.repair.redactions import repair_redactions
-from storage.maintenance.repair.replay import replay
-from storage.maintenance.repair.room_planner import RepairPlanner
-from storage.maintenance.repair.verdicts import repair_superseded
+from storage.maintenance.repair.replay import RepairPlanner, replay
+from storage.maintenance.repair.run import repair_superseded
 from storage.maintenance.room_states import RoomStates
-from storage.maintenance.verify.room import VerifiedRoom
-from storage.maintenance.verify.version import read_room
+from storage.maintenance.verify.event_loader import VerifiedRoom, read_room
 from storage.persist.room_lock import lock_room
 from storage.streams.caches import CURRENT_STATE
 from storage.streams.invalidate_caches import invalidate_caches, register_writer

@@ -28,8 +28,8 @@ from datetime import UTC, datetime
 from itertools import chain, repeat
 from typing import Final, LiteralString, NamedTuple
 
-from storage.database.clocks import TOLERANCE_MS
 from storage.database.connection import Connection
+from storage.database.deployment import TOLERANCE_MS
 from storage.errors import PurgeRefused, UnknownEvent
 
 logger: logging.Logger = logging.getLogger(__name__)

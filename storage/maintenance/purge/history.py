@@ -28,7 +28,7 @@ from storage.database.names import TYPE_REDACTION
 from storage.database.placeholders import compose
 from storage.errors import DatabaseConflict, DatabaseUnavailable
 from storage.maintenance.purge.cut_point import CutPoint, PurgedRoomRow
-from storage.maintenance.purge.job import PurgeJob, count
+from storage.maintenance.purge.job import PurgeJob, PurgeThrottle, count
 from storage.maintenance.purge.references import (
     References,
     ReorderedMeanwhile,
@@ -37,7 +37,6 @@ from storage.maintenance.purge.references import (
     stand_of,
 )
 from storage.maintenance.purge.removal import PurgedEventRow, Removal, follow, take
-from storage.maintenance.purge.throttle import PurgeThrottle
 from storage.persist.room_lock import lock_room_keeping_plans
 from storage.streams.invalidate_caches import publish_removed
 

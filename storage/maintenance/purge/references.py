@@ -15,8 +15,8 @@ from storage.database.columns import AUTH_NIDS, PREV_NIDS
 from storage.database.connection import Connection, Database
 from storage.database.placeholders import compose
 from storage.event import load
-from storage.maintenance.event_ranges import end_of_positions
 from storage.maintenance.purge.cut_point import CutPoint
+from storage.maintenance.reencode import end_of_positions
 from storage.persist.room_lock import lock_room_keeping_plans
 
 PAGE: Final = 2_000

@@ -14,11 +14,11 @@ from typing import Final, LiteralString, NamedTuple
 from storage.database.columns import AUTH_NIDS, PREV_NIDS
 from storage.database.connection import Connection, Database
 from storage.database.placeholders import compose
+from storage.maintenance.expiry import xmin_horizon
 from storage.maintenance.purge.history import PurgeContext
 from storage.maintenance.purge.job import PurgeJob, count
 from storage.maintenance.purge.references import References, RoomOrderVersion, stand_of
 from storage.maintenance.purge.removal import PurgedEventRow, Removal, delete, follow, take
-from storage.maintenance.xmin_horizon import xmin_horizon
 from storage.persist.room_lock import lock_room_keeping_plans
 from storage.streams.invalidate_caches import publish_removed
 

@@ -17,7 +17,7 @@ The flags of events, and the states at them, are rebuilt only where an event was
                  separate writes
 """
 
-from storage.maintenance.repair.positions import repair_positions
+from storage.maintenance.repair.graph import repair_positions
 from storage.maintenance.repair.run import rebuild_visibility, repair
 
 __all__ = ["rebuild_visibility", "repair", "repair_positions"]

@@ -23,33 +23,30 @@ from functools import partial
 from typing import Final, LiteralString, NamedTuple
 
 from storage.codec import StoredBytes, decode
-from storage.database.array_text import transposed
 from storage.database.columns import AUTH_NIDS, OWN_ENTRIES, PREV_NIDS
 from storage.database.connection import Connection
-from storage.database.placeholders import compose
-from storage.database.sql_template import fill
+from storage.database.placeholders import compose, fill, transposed
 from storage.errors import InvalidEvent, StorageCorrupt
 from storage.event import Event, load, parse
-from storage.event.references import auth_ids_of
+from storage.event.model import auth_ids_of
 from storage.ids import EventId
 from storage.maintenance.purge.removal import delete
-from storage.maintenance.repair.room_planner import new_caches
-from storage.maintenance.room_events import PART_AUTHORISED_EVENTS
+from storage.maintenance.repair.replay import new_caches
+from storage.maintenance.room_states import PART_AUTHORISED_EVENTS
 from storage.maintenance.verify.auth_results import wrongly_rejected
-from storage.maintenance.verify.room import VerifiedRoom
-from storage.maintenance.verify.version import version_of_id
+from storage.maintenance.verify.event_loader import VerifiedRoom, version_of_id
 from storage.persist.load.on_demand import load as load_needs
 from storage.persist.load.prefetch import prefetch
+from storage.persist.model.caches import NidBlocks
 from storage.persist.model.change_set import ChangeSet
 from storage.persist.model.incoming import IncomingEvent
 from storage.persist.model.missing_data import MissingData
-from storage.persist.model.nid_blocks import NidBlocks
 from storage.persist.model.results import AppendResult, Origin
 from storage.persist.plan.event import plan_event
 from storage.persist.write.all_tables import write
 from storage.queries.state_at import states_at
-from storage.streams.in_flight import Author
 from storage.streams.invalidate_caches import INSTANCE_NAME
+from storage.streams.stream_writer import Author
 
 SQL_SET_VERSION: Final[LiteralString] = """
 UPDATE rooms

@@ -6,32 +6,188 @@ those of the live path. They read what this replay has decided so far (rows of v
 numbers), and not what the tables have.
 """
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from functools import partial
-from typing import Any, Final, LiteralString, NamedTuple
+from typing import Any, Final, LiteralString, NamedTuple, TypeVar
 
-from storage.database.array_text import transposed
+from storage.database.columns import PREV_NIDS
 from storage.database.connection import Connection
-from storage.database.names import JOIN
-from storage.maintenance.repair.audience_main_line import main_line
-from storage.maintenance.repair.room_planner import RepairPlanner, new_caches, stored_room
+from storage.database.names import JOIN, TYPE_MEMBER
+from storage.database.placeholders import compose, transposed
+from storage.errors import StorageCorrupt
 from storage.maintenance.room_states import RoomStates
 from storage.maintenance.totals import event_total
-from storage.observability.progress import Counted, Report, silent
-from storage.persist.model.caches import WriterCaches
+from storage.observability.counters import Counted, Report, silent
+from storage.persist.load.on_demand import load
+from storage.persist.model.cache_view import StateView, VisibilityView
+from storage.persist.model.caches import NidBlocks, WriterCaches
 from storage.persist.model.change_set import ChangeSet
-from storage.persist.model.database_answers import Answers
 from storage.persist.model.event_changes import EventChanges
-from storage.persist.model.missing_data import MissingData
-from storage.persist.model.nid_blocks import NidBlocks
-from storage.persist.model.row_changes import RoomChanges
-from storage.persist.model.rows import UNSEEN, AudienceRow, EventRow, VisibilityRow
-from storage.persist.model.state_view import StateView
-from storage.persist.model.visibility_view import VisibilityView
+from storage.persist.model.missing_data import Answers, MissingData
+from storage.persist.model.rows import (
+    UNSEEN,
+    AudienceRow,
+    EventRow,
+    RoomChanges,
+    RoomRow,
+    VisibilityRow,
+)
 from storage.persist.plan import audience
-from storage.state.groups import Group
-from storage.visibility import audience_numbering, multirange
-from storage.visibility.audience_numbering import FIRST, NOTHING
+from storage.state.groups import GROUP_COLUMNS, Group, row_of
+from storage.visibility import multirange
+from storage.visibility.multirange import FIRST, NOTHING
+
+# --------------------------------------------------------------------------------------------------
+# Plan for a locked room as the live path does: same pure functions and loading, separate writes.
+#
+# Missing data is loaded from the tables (`storage.persist.load.on_demand`). States are the
+# exception: the thousands of a room share their entries (`storage.maintenance.room_states`). None
+# of it enters the caches of a writer.
+
+T = TypeVar("T")
+
+MEMORY: Final = {"events": 20_000, "groups": 1, "state_entries": 1, "rooms": 10, "names": 500_000}
+
+
+class RepairPlanner:
+    """Run functions of `storage.persist` on one room."""
+
+    def __init__(
+        self,
+        row: RoomRow,
+        server_name: str,
+        states: RoomStates,
+        change_set: ChangeSet | None = None,
+    ) -> None:
+        self.row = row
+        self.states = states
+        self.change_set: ChangeSet = change_set or ChangeSet(new_caches(), NidBlocks(), server_name)
+        self.room: RoomChanges = RoomChanges.of(row)
+
+    @classmethod
+    async def of(
+        cls, conn: Connection, room_id: str, server_name: str, states: RoomStates
+    ) -> "RepairPlanner":
+        return cls(await stored_room(conn, room_id), server_name, states)
+
+    async def plan(self, conn: Connection, work: Callable[[EventChanges], T]) -> T:
+        """Run a decision, loading the data that it lacks, and keep its changes."""
+        while True:
+            changes = EventChanges(self.change_set, self.room)
+            try:
+                result = work(changes)
+            except MissingData as needs:
+                lacking = needs
+            else:
+                changes.commit()
+                return result
+            await self.load(conn, lacking)
+
+    async def load(self, conn: Connection, needs: MissingData) -> None:
+        """Load the data that a decision lacks."""
+        if needs.kind != "groups":
+            await load(conn, self.change_set, needs)
+            return
+        wanted = {key for key in needs.keys if isinstance(key, int)}
+        groups = await self.states.load(conn, wanted)
+        lost = wanted - groups.keys()
+        if lost:
+            raise StorageCorrupt(
+                "state groups cannot be read", room_nid=self.row.room_nid, state_groups=sorted(lost)
+            )
+        self.change_set.states.groups.update(groups)
+
+    async def write_groups(self, conn: Connection) -> None:
+        """Insert the planned groups."""
+        groups = list(self.change_set.states.new_groups.values())
+        while True:
+            try:
+                self.change_set.names.ensure_state_key_names(
+                    key for group in groups for key in group.steps[-1].delta
+                )
+            except MissingData as needs:
+                lacking = needs
+            else:
+                break
+            await load(conn, self.change_set, lacking)
+        rows = [row_of(group, self._is_member) for group in groups]
+        await conn.copy_in("state_groups", GROUP_COLUMNS, rows)
+
+    def _is_member(self, key_nid: int) -> bool:
+        return self.change_set.names.state_key_name(key_nid)[0] == TYPE_MEMBER
+
+
+def new_caches() -> WriterCaches:
+    """Return separate, empty caches."""
+    return WriterCaches(**MEMORY)
+
+
+async def stored_room(conn: Connection, room_id: str) -> RoomRow:
+    change_set = ChangeSet(new_caches(), NidBlocks(), "")
+    await load(conn, change_set, MissingData("rooms", [room_id]))
+    row = change_set.rooms.known[room_id]
+    if row is None:
+        raise StorageCorrupt("a locked room is gone", room_id=room_id)
+    return row
+
+
+# --------------------------------------------------------------------------------------------------
+# Find the main line of a room: from its last event back to its first, always to the latest parent.
+#
+# Audiences of the main line are cheap: the range of a principal simply grows. Other events are
+# exceptions to it. While a room is written, the main line is the history of its current state, of
+# which only the end is still known. Any path gives correct answers.
+
+SQL_BACKWARDS: Final[LiteralString] = compose(
+    """
+SELECT event_nid, stream_ordering, topological_ordering, :prev_nids.call AS prev_events
+FROM events
+WHERE room_nid = $1::int
+    AND NOT outlier
+    AND (topological_ordering, stream_ordering) < ($2::bigint, $3::bigint)
+ORDER BY topological_ordering DESC, stream_ordering DESC
+LIMIT $4::bigint
+""",
+    PREV_NIDS,
+).sql
+
+SQL_GAP_NIDS: Final[LiteralString] = """
+SELECT event_nid
+FROM missing_events
+WHERE room_nid = $1::int
+"""
+
+MAIN_LINE_BATCH: Final = 2_000
+AFTER_ALL: Final = (1 << 63) - 1
+
+
+class BackRow(NamedTuple):
+    """An event of the way back."""
+
+    event_nid: int
+    stream_ordering: int
+    topological_ordering: int
+    prev_events: list[int]
+
+
+async def main_line(conn: Connection, room_nid: int, ends: set[int]) -> set[int]:
+    """Return the nids of the events on it.
+
+    ``ends``: the events at which it may end; if empty, it ends at the latest event. Below a gap it
+    continues with the next event.
+    """
+    gaps = set(await conn.fetchvals(SQL_GAP_NIDS, room_nid))
+    line: set[int] = set()
+    wanted = ends
+    at = (AFTER_ALL, AFTER_ALL)
+    while rows := await conn.fetch(SQL_BACKWARDS, room_nid, *at, MAIN_LINE_BATCH, row=BackRow):
+        for row in rows:
+            if not wanted or row.event_nid in wanted:
+                line.add(row.event_nid)
+                wanted = set(row.prev_events) - gaps
+        at = (rows[-1].topological_ordering, rows[-1].stream_ordering)
+    return line
+
 
 SQL_REPLAYED: Final[LiteralString] = """
 SELECT event_nid, topological_ordering, stream_ordering
@@ -313,7 +469,7 @@ def _settled(
     if before == planner.room.current:
         return planner.room.audience
     number = change_set.numbers[before]
-    return None if on_line or audience_numbering.main(number) != planner.room.audience else number
+    return None if on_line or multirange.main(number) != planner.room.audience else number
 
 
 def _decide(

@@ -23,7 +23,7 @@ It only reads, one room after the other.
   positions          stream positions and sequences of the whole database
 """
 
-from storage.maintenance.verify.finding import REPAIRABLE, Finding
+from storage.maintenance.verify.event_loader import REPAIRABLE, Finding
 from storage.maintenance.verify.run import (
     DATABASE_CHECKS,
     ROOM_CHECKS,

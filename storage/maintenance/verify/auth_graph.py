@@ -3,14 +3,15 @@
 It takes about 0.3 kB of memory for each state event; messages are not part of it.
 """
 
-from collections.abc import Collection, Iterable
+from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Mapping
 from typing import Final, LiteralString, NamedTuple
 
 from storage.database.columns import AUTH_NIDS
 from storage.database.connection import Connection
-from storage.database.placeholders import compose
-from storage.database.sql_template import fill
-from storage.maintenance.room_events import PART_ROOM_EVENTS
+from storage.database.placeholders import compose, fill
+from storage.graph.chains import ChainPosition, links_of
+from storage.maintenance.room_states import PART_ROOM_EVENTS
+from storage.maintenance.verify.event_loader import Finding, VerifiedRoom
 
 TEMPLATE_AUTH_EDGES: Final[LiteralString] = """
 SELECT event_nid, event_id, state_key_nid,
@@ -112,3 +113,193 @@ class AuthGraph:
 
 async def read_auth_graph(conn: Connection, room_nid: int) -> AuthGraph:
     return AuthGraph(await conn.fetch(SQL_AUTH_EDGES, room_nid, row=EdgesRow))
+
+
+# --------------------------------------------------------------------------------------------------
+# Check that the chain cover gives the same reachability as the auth events.
+#
+# Every accepted state event has a chain position. The check takes each event after its auth events.
+# For each event it keeps how far it reaches on each chain, until the last event that cites it is
+# checked. The position and links of an event are correct if they lead to its own auth events only,
+# and to all of them. Everything that those reach was checked before.
+
+TEMPLATE_PLACES: Final[LiteralString] = """
+SELECT a.event_nid, COALESCE(a.chain_nid, -a.event_nid) AS chain_nid, a.sequence_number, a.link_1,
+    a.link_2
+FROM {events} AS e
+CROSS JOIN LATERAL (SELECT * FROM auth_chains WHERE event_nid = e.event_nid OFFSET 0) AS a
+"""
+
+SQL_PLACES: Final[LiteralString] = fill(
+    TEMPLATE_PLACES,
+    events=PART_ROOM_EVENTS,
+)
+
+TEMPLATE_MISNAMED: Final[LiteralString] = """
+SELECT e.event_id
+FROM {events} AS e
+CROSS JOIN LATERAL (SELECT * FROM auth_chains WHERE event_nid = e.event_nid OFFSET 0) AS a
+CROSS JOIN LATERAL (
+    SELECT state_key FROM state_keys WHERE state_key_nid = e.state_key_nid OFFSET 0
+) AS k
+WHERE a.event_id <> e.event_id OR a.state_key <> k.state_key
+"""
+
+SQL_MISNAMED: Final[LiteralString] = fill(
+    TEMPLATE_MISNAMED,
+    events=PART_ROOM_EVENTS,
+)
+
+SQL_LINKS: Final[LiteralString] = """
+SELECT chain_nid, sequence_number, target_chain_nid, target_sequence_number
+FROM auth_chain_links
+WHERE chain_nid = ANY($1::bigint[])
+"""
+
+Reach = dict[int, int]  # chain -> highest sequence number reached
+
+
+class CoverPositionRow(NamedTuple):
+    """The chain position of an event."""
+
+    event_nid: int
+    chain_nid: int
+    sequence_number: int
+    link_1: int | None
+    link_2: int | None
+
+
+class LinkRow(NamedTuple):
+    """A link that begins at a chain position."""
+
+    chain_nid: int
+    sequence_number: int
+    target_chain_nid: int
+    target_sequence_number: int
+
+
+class ChainCover(NamedTuple):
+    """The cover of a room: positions of events, events of positions, links by where they begin."""
+
+    places: Mapping[int, ChainPosition]
+    events: Mapping[ChainPosition, int]
+    links: Mapping[ChainPosition, list[ChainPosition]]
+
+
+async def check_cover(conn: Connection, room: VerifiedRoom) -> AsyncIterator[Finding]:
+    """Check that the cover agrees with the auth events ("auth_chains")."""
+    graph = await read_auth_graph(conn, room.nid)
+    cover = await read_cover(conn, room.nid)
+    for finding in (*_out_of_range(room, cover, graph), *_places(room, cover, graph)):
+        yield finding
+    for event_id in await conn.fetchvals(SQL_MISNAMED, room.nid):
+        yield room.finding(
+            "auth_chains", [event_id], "a position under another id or state key", "its own"
+        )
+
+
+def _out_of_range(room: VerifiedRoom, cover: ChainCover, graph: AuthGraph) -> Iterator[Finding]:
+    """Report positions and links of events that are no state events."""
+    for nid, place in cover.places.items():
+        if nid not in graph.rows:
+            yield room.finding(
+                "auth_chains",
+                [f"nid {nid}"],
+                f"{_described(place)} for an event that is no state event",
+                "no position",
+            )
+    for place, targets in cover.links.items():
+        if place not in cover.events or any(target not in cover.events for target in targets):
+            yield room.finding(
+                "auth_chains",
+                [_described(place)],
+                "a link to or from a position without an event",
+                "no link",
+            )
+
+
+def _places(room: VerifiedRoom, cover: ChainCover, graph: AuthGraph) -> Iterator[Finding]:
+    """Check the events in order; keep how far each reaches until its last child is done."""
+    left = {nid: len(graph.citing.get(nid, ())) for nid in graph.rows}
+    reaches: dict[int, Reach] = {}
+    for nid in graph.in_order():
+        row = graph.rows[nid]
+        reaches[nid] = _reach(cover, graph, reaches, nid)
+        if nid in cover.places:
+            for found, wanted in _differences(cover, graph, reaches, nid):
+                yield room.finding("auth_chains", [row.event_id], found, wanted)
+        elif not row.rejected:
+            yield room.finding("auth_chains", [row.event_id], "no position", "a position")
+        for auth in {*row.auth_events} & left.keys():
+            left[auth] -= 1
+        for done in [one for one in {nid, *row.auth_events} & left.keys() if left[one] <= 0]:
+            reaches.pop(done, None)
+
+
+async def read_cover(conn: Connection, room_nid: int) -> ChainCover:
+    places: dict[int, ChainPosition] = {}
+    links: dict[ChainPosition, list[ChainPosition]] = {}
+    for nid, chain_nid, number, *own in await conn.fetch(
+        SQL_PLACES, room_nid, row=CoverPositionRow
+    ):
+        place = places[nid] = ChainPosition(chain_nid, number)
+        if targets := links_of(nid, own):
+            links[place] = targets
+    for row in await conn.fetch(
+        SQL_LINKS, list({place.chain_nid for place in places.values()}), row=LinkRow
+    ):
+        links.setdefault(ChainPosition(*row[:2]), []).append(ChainPosition(*row[2:]))
+    return ChainCover(places, {place: nid for nid, place in places.items()}, links)
+
+
+def _reach(cover: ChainCover, graph: AuthGraph, reaches: Mapping[int, Reach], nid: int) -> Reach:
+    """Return how far the auth events of an event reach, themselves included."""
+    reach: Reach = {}
+    for auth in graph.rows[nid].auth_events:
+        _add(reach, reaches.get(auth, {}))
+        if auth in cover.places:
+            _add(reach, dict([cover.places[auth]]))
+    return reach
+
+
+def _differences(
+    cover: ChainCover, graph: AuthGraph, reaches: Mapping[int, Reach], nid: int
+) -> list[tuple[str, str]]:
+    """Return what the position and the links of an event state wrongly, or omit."""
+    place = cover.places[nid]
+    auth = set(graph.rows[nid].auth_events)
+    before = cover.events.get(ChainPosition(place.chain_nid, place.sequence_number - 1))
+    wrong: list[tuple[str, str]] = []
+    if place.sequence_number < 1:
+        wrong.append((_described(place), "a number from 1 on"))
+    if place.sequence_number > 1 and before not in auth:
+        wrong.append(
+            (
+                f"{_described(place)}, after an event that is none of its auth events",
+                "a chain of auth events",
+            )
+        )
+    said: Reach = {}
+    for one in [before, *(cover.events.get(target) for target in cover.links.get(place, ()))]:
+        if one is None:
+            continue
+        if one in auth:
+            _add(said, reaches.get(one, {}))
+            _add(said, dict([cover.places[one]]))
+        elif one != before:
+            wrong.append((f"a link to {graph.name(one)}", "links to its auth events only"))
+    for one in auth:
+        target = cover.places.get(one)
+        if target is None or target.sequence_number > said.get(target.chain_nid, 0):
+            wrong.append((f"{graph.name(one)} not reached", "every auth event reached"))
+    return wrong
+
+
+def _add(reach: Reach, other: Mapping[int, int]) -> None:
+    for chain, number in other.items():
+        if number > reach.get(chain, 0):
+            reach[chain] = number
+
+
+def _described(place: ChainPosition) -> str:
+    return f"number {place.sequence_number} of chain {place.chain_nid}"

@@ -1,12 +1,21 @@
 """Check the tables that repeat the current state: by key, and by local user."""
 
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from heapq import heappop, heappush
 from typing import Final, LiteralString, NamedTuple
 
+from storage.database.columns import PREV_NIDS
 from storage.database.connection import Connection
 from storage.database.names import JOIN
-from storage.maintenance.verify.finding import Finding
-from storage.maintenance.verify.room import VerifiedRoom, event_ids
+from storage.database.placeholders import compose
+from storage.maintenance.verify.event_loader import (
+    BATCH,
+    BEFORE_ALL,
+    Finding,
+    VerifiedRoom,
+    event_ids,
+)
+from storage.state.groups import Group, digest_of, entry_digest, signed
 
 SQL_CURRENT: Final[LiteralString] = """
 SELECT state_key_nid, event_nid, membership
@@ -239,3 +248,393 @@ def _out_of_band(row: LocalMembershipRow, event: StateEventRow | None) -> bool:
 
 def _described(membership: tuple[int, int]) -> str:
     return f"membership {membership[1]} by event nid {membership[0]}"
+
+
+# --------------------------------------------------------------------------------------------------
+# Replay the forward extremities of a room, to know when one event alone gave its current state.
+#
+# An accepted live event becomes an extremity, and its parents are none any more. Events that can be
+# no extremity are transparent: their parents are superseded, too (`extremities_after` in
+# storage/persist/plan/topology.py). An event that arrives after its children does the same then.
+# Each transparent event is passed once.
+#
+# Where the replay cannot know an extremity that was dropped or purged, it has too many, and yields
+# less. It never yields a state that was not the current one.
+
+SQL_STREAM: Final[LiteralString] = compose(
+    """
+SELECT event_nid, stream_ordering, COALESCE(state_group_after, state_group_before) AS state_group,
+    rejected IS NULL AND NOT soft_failed AND NOT backfilled AS may_end, backfilled, event_id,
+    :prev_nids.call AS prev_events
+FROM events
+WHERE room_nid = $1::int AND NOT outlier AND NOT backfilled AND stream_ordering > $2::bigint
+ORDER BY stream_ordering
+LIMIT $3::bigint
+""",
+    PREV_NIDS,
+).sql
+
+SQL_NAMED: Final[LiteralString] = compose(
+    """
+SELECT e.event_nid, e.stream_ordering,
+    COALESCE(e.state_group_after, e.state_group_before) AS state_group,
+    e.rejected IS NULL AND NOT e.soft_failed AND NOT e.backfilled AS may_end, e.backfilled,
+    e.event_id, :prev_nids.call(e) AS prev_events
+FROM unnest($2::bigint[]) AS n (event_nid)
+CROSS JOIN LATERAL (SELECT * FROM events WHERE event_nid = n.event_nid OFFSET 0) AS e
+WHERE e.room_nid = $1::int AND NOT e.outlier
+""",
+    PREV_NIDS,
+).sql
+
+SQL_LAST_GAP: Final[LiteralString] = """
+SELECT max(e.stream_ordering)
+FROM missing_events m
+CROSS JOIN LATERAL unnest(m.child_nids) AS c (event_nid)
+CROSS JOIN LATERAL (SELECT * FROM events WHERE event_nid = c.event_nid OFFSET 0) AS e
+WHERE m.room_nid = $1::int
+"""
+
+
+class ReplayedEventRow(NamedTuple):
+    """An event of the timeline. ``may_end``: it can be a forward extremity."""
+
+    event_nid: int
+    stream_ordering: int
+    state_group: int
+    may_end: bool
+    backfilled: bool
+    event_id: str
+    prev_events: list[int]
+
+
+class CurrentPoint(NamedTuple):
+    """An event that is the only forward extremity at a position, and the state after it.
+
+    ``is_new``: the state differs from that of the point before.
+    """
+
+    stream_ordering: int
+    event_id: str
+    state_group: int
+    is_new: bool
+
+
+class CurrentReplay:
+    """The extremities at a position, and the events that were named but have not arrived."""
+
+    def __init__(self, conn: Connection, room_nid: int) -> None:
+        self._conn = conn
+        self._room_nid = room_nid
+        self._named: set[int] = set()
+        self._passed: set[int] = set()
+        # named events that arrive as history, by position
+        self._late: list[tuple[int, int]] = []
+        self._known: dict[int, ReplayedEventRow] = {}
+        self.ends: dict[int, ReplayedEventRow] = {}
+
+    async def begin(self, rows: Iterable[ReplayedEventRow]) -> None:
+        """Load what a page of events names, and forget the page before."""
+        self._known = {row.event_nid: row for row in rows}
+        await self._look_up([nid for row in rows for nid in row.prev_events])
+
+    async def arrive(self, row: ReplayedEventRow) -> None:
+        """Store an event, and before it the history that filled gaps."""
+        while self._late and self._late[0][0] < row.stream_ordering:
+            _, nid = heappop(self._late)
+            await self._look_up([nid])
+            await self._store(self._known[nid])
+        await self._store(row)
+
+    async def _store(self, row: ReplayedEventRow) -> None:
+        """Make an event an extremity, unless a descendant of it arrived before."""
+        is_named = row.event_nid in self._named
+        self._named.discard(row.event_nid)
+        if is_named and not row.may_end:
+            self._passed.add(row.event_nid)
+        if is_named or row.may_end:
+            await self._supersede(row.prev_events, row.stream_ordering)
+        if row.may_end and not is_named:
+            self.ends[row.event_nid] = row
+
+    async def _supersede(self, nids: Iterable[int], at: int) -> None:
+        """Take these events, and those below transparent ones, out of the extremities."""
+        front = list(nids)
+        while front:
+            await self._look_up([nid for nid in front if nid not in self.ends])
+            below: list[int] = []
+            for nid in front:
+                row = self.ends.pop(nid, None) or self._known.get(nid)
+                if row is None or row.stream_ordering > at:
+                    if row is not None and row.backfilled and nid not in self._named:
+                        heappush(self._late, (row.stream_ordering, nid))
+                    self._named.add(nid)
+                elif not row.may_end and nid not in self._passed:
+                    self._passed.add(nid)
+                    below += row.prev_events
+            front = below
+
+    async def _look_up(self, nids: Iterable[int]) -> None:
+        """Load these events, as far as they are in the timeline."""
+        lacking = list({nid for nid in nids if nid not in self._known})
+        if lacking:
+            rows = await self._conn.fetch(SQL_NAMED, self._room_nid, lacking, row=ReplayedEventRow)
+            self._known.update((row.event_nid, row) for row in rows)
+
+
+async def replayed_groups(
+    conn: Connection, room: VerifiedRoom, *, after: int, is_cut: bool
+) -> AsyncIterator[CurrentPoint]:
+    """Yield the points above a position at which one event alone gave the current state.
+
+    ``is_cut``: history was purged. Then extremities of the past may be unknown as long as live
+    events name events that are not stored.
+    """
+    if is_cut:
+        after = max(after, await conn.fetchval(SQL_LAST_GAP, room.nid) or 0)
+    replay = CurrentReplay(conn, room.nid)
+    position, group = 0, 0
+    while rows := await conn.fetch(SQL_STREAM, room.nid, position, BATCH, row=ReplayedEventRow):
+        await replay.begin(rows)
+        for row in rows:
+            await replay.arrive(row)
+            if row.stream_ordering > after and len(replay.ends) == 1:
+                [end] = replay.ends.values()
+                is_new = end.state_group != group
+                yield CurrentPoint(row.stream_ordering, end.event_id, end.state_group, is_new)
+                group = end.state_group
+        position = rows[-1].stream_ordering
+
+
+# --------------------------------------------------------------------------------------------------
+# Check `state_deltas`: the changes of the current state, each at its position of the stream.
+#
+# The deltas of a key are a chain: each begins with the value at which the one before it ended, and
+# the last ends at the current state. A chain begins with nothing, unless a purge deleted its
+# beginning. Then the state at the beginning is the current one with all changes undone.
+#
+# From there the check applies the changes in the order of the stream. Wherever one event is the
+# only forward extremity (`current_replay`), the result must be the state after that event. So a
+# change without a delta is found, too. Before the position at which the state of a partial room was
+# completed, or deltas were repaired, only the chains are checked: the states of the events are
+# newer than the deltas.
+#
+# Its memory is that of the current state, and of one page of events.
+
+SQL_DELTAS: Final[LiteralString] = """
+SELECT d.stream_ordering, d.state_key_nid, d.event_nid, d.prev_event_nid,
+    e.room_nid = $1::int AND e.state_key_nid = d.state_key_nid AS is_of_key,
+    cause.room_nid = $1::int AS has_cause, cause.writer_nid = d.writer_nid AS is_of_writer
+FROM (
+    SELECT *
+    FROM state_deltas
+    WHERE room_nid = $1::int AND (stream_ordering, state_key_nid) > ($2::bigint, $3::int)
+    ORDER BY stream_ordering, state_key_nid
+    LIMIT $4::bigint
+) AS d
+LEFT JOIN LATERAL (
+    SELECT room_nid, state_key_nid FROM events WHERE event_nid = d.event_nid OFFSET 0
+) AS e ON true
+LEFT JOIN LATERAL (
+    SELECT room_nid, writer_nid FROM events WHERE stream_ordering = d.stream_ordering OFFSET 0
+) AS cause ON true
+ORDER BY d.stream_ordering, d.state_key_nid
+"""
+
+SQL_ARRIVALS: Final[LiteralString] = """
+SELECT arrival_ordering
+FROM events
+WHERE room_nid = $1::int AND NOT outlier AND arrival_ordering = ANY($2::bigint[])
+"""
+
+# only what was purged of the history: the purge of a whole room ends the room
+SQL_STREAM_CUT: Final[LiteralString] = """
+SELECT max(stream_cut)
+FROM purge_jobs
+WHERE room_nid = $1::int
+"""
+
+SHOWN_MAX: Final = 5  # differing keys that a finding names
+
+
+class StateDeltaRow(NamedTuple):
+    """A delta.
+
+    ``is_of_key``: its event is one of the room with its key, None if there is no such event.
+    ``has_cause`` and ``is_of_writer``: the same of the event at its position.
+    """
+
+    stream_ordering: int
+    state_key_nid: int
+    event_nid: int | None
+    prev_event_nid: int | None
+    is_of_key: bool | None
+    has_cause: bool | None
+    is_of_writer: bool | None
+
+
+class ChangedState(NamedTuple):
+    """The current state at a position, from its changes; ``digest`` as in `Group`."""
+
+    entries: dict[int, int]
+    digest: int
+
+    def changed(self, key: int, nid: int | None) -> "ChangedState":
+        """Return the state with one key set, in the same dict."""
+        before = self.entries.pop(key, None)
+        if nid is not None:
+            self.entries[key] = nid
+        gained = 0 if nid is None else entry_digest(key, nid)
+        lost = 0 if before is None else entry_digest(key, before)
+        return ChangedState(self.entries, signed(self.digest + gained - lost))
+
+
+async def check_deltas(conn: Connection, room: VerifiedRoom) -> AsyncIterator[Finding]:
+    """Check the changes of the current state by their chains and by the states of events."""
+    cut = await conn.fetchval(SQL_STREAM_CUT, room.nid)
+    start: dict[int, int | None] = {}
+    async for finding in _check_chains(conn, room, start, cut):
+        yield finding
+    async for finding in _check_states(conn, room, start, cut):
+        yield finding
+
+
+async def stored_deltas(conn: Connection, room_nid: int) -> AsyncIterator[list[StateDeltaRow]]:
+    """Yield pages of the deltas of a room, in the order of the stream."""
+    at = (BEFORE_ALL, 0)
+    while rows := await conn.fetch(SQL_DELTAS, room_nid, *at, BATCH, row=StateDeltaRow):
+        yield rows
+        at = (rows[-1].stream_ordering, rows[-1].state_key_nid)
+
+
+async def _check_chains(
+    conn: Connection, room: VerifiedRoom, start: dict[int, int | None], cut: int | None
+) -> AsyncIterator[Finding]:
+    """Check each delta and its chain; put the value before each chain into ``start``."""
+    is_cut = cut is not None
+    last: dict[int, int | None] = {}
+    async for rows in stored_deltas(conn, room.nid):
+        strange = await _strange(conn, room, rows, cut)
+        for row in rows:
+            key = row.state_key_nid
+            before = last.get(key, row.prev_event_nid if is_cut else None)
+            start.setdefault(key, before)
+            for found, expected in (*strange.get(row, ()), *_smaller_faults(row)):
+                yield _finding(room, row, found, expected)
+            if before != row.prev_event_nid:
+                ids = await event_ids(conn, [nid for nid in (before, row.prev_event_nid) if nid])
+                yield _finding(
+                    room,
+                    row,
+                    f"changed from {_named(row.prev_event_nid, ids)}",
+                    f"from {_named(before, ids)}, the value before",
+                )
+            last[key] = row.event_nid
+    entries = await current_entries(conn, room)
+    if is_cut:
+        start.update((key, nid) for key, nid in entries.items() if key not in start)
+    keys = last.keys() if is_cut else last.keys() | entries.keys()
+    wrong = {key: (last.get(key) or 0, entries.get(key, 0)) for key in keys}
+    if wrong := {key: pair for key, pair in wrong.items() if pair[0] != pair[1]}:
+        found, expected = await described(conn, wrong)
+        yield room.finding("state_deltas", [room.row.room_id], f"end at {found}", expected)
+
+
+async def strange_deltas(
+    conn: Connection, room: VerifiedRoom, cut: int | None
+) -> list[tuple[int, int]]:
+    """Return the positions and keys of deltas with another event, or without a cause."""
+    return [
+        (row.stream_ordering, row.state_key_nid)
+        async for rows in stored_deltas(conn, room.nid)
+        for row in await _strange(conn, room, rows, cut)
+    ]
+
+
+async def _strange(
+    conn: Connection, room: VerifiedRoom, rows: Iterable[StateDeltaRow], cut: int | None
+) -> dict[StateDeltaRow, list[tuple[str, str]]]:
+    """Return why deltas are of no event of their key, or at no position of an event of the room.
+
+    The event of a delta may be purged; up to the cut, so may the event at its position. A refused
+    event that was readmitted had another position.
+    """
+    upto = max(cut or 0, room.row.completed_at or 0)
+    faults: dict[StateDeltaRow, list[tuple[str, str]]] = {}
+    orphans: list[StateDeltaRow] = []
+    for row in rows:
+        is_purged = cut is not None and row.is_of_key is None
+        if row.event_nid is not None and not row.is_of_key and not is_purged:
+            found = f"event nid {row.event_nid}"
+            faults[row] = [(found, "an event of the room with this state key")]
+        if not row.has_cause and row.stream_ordering > upto:
+            orphans.append(row)
+    positions = [row.stream_ordering for row in orphans]
+    arrivals = set(await conn.fetchvals(SQL_ARRIVALS, room.nid, positions)) if orphans else set()
+    for row in orphans:
+        if row.stream_ordering not in arrivals:
+            fault = "a position without an event", "the position of an event of the room"
+            faults.setdefault(row, []).append(fault)
+    return faults
+
+
+def _smaller_faults(row: StateDeltaRow) -> Iterator[tuple[str, str]]:
+    if row.event_nid == row.prev_event_nid:
+        yield "no change", "a change"
+    if row.has_cause and not row.is_of_writer:
+        yield "another writer", "the writer of the event at this position"
+
+
+async def _check_states(
+    conn: Connection, room: VerifiedRoom, start: Mapping[int, int | None], cut: int | None
+) -> AsyncIterator[Finding]:
+    """Compare the changed state with the state after each event that was the only extremity."""
+    if room.row.is_partial:
+        return
+    entries = {key: nid for key, nid in start.items() if nid is not None}
+    state = ChangedState(entries, digest_of(entries))
+    deltas = (row async for rows in stored_deltas(conn, room.nid) for row in rows)
+    ahead = await anext(deltas, None)
+    upto = max(cut or 0, room.row.completed_at or 0)
+    async for point in replayed_groups(conn, room, after=upto, is_cut=cut is not None):
+        is_changed = point.is_new
+        while ahead is not None and ahead.stream_ordering <= point.stream_ordering:
+            state = state.changed(ahead.state_key_nid, ahead.event_nid)
+            is_changed, ahead = True, await anext(deltas, None)
+        if not is_changed:
+            continue
+        group = (await room.states.load(conn, [point.state_group])).get(point.state_group)
+        if group is not None and group.digest != state.digest:
+            found, expected = await described(conn, _differences(state, group))
+            yield room.finding("state_deltas", [point.event_id], found, expected)
+            state = ChangedState(dict(group.entries), group.digest)
+
+
+def _differences(state: ChangedState, group: Group) -> dict[int, tuple[int, int]]:
+    return {
+        key: (state.entries.get(key, 0), group.entries.get(key, 0))
+        for key in state.entries.keys() | set(group.entries)
+        if state.entries.get(key) != group.entries.get(key)
+    }
+
+
+async def described(conn: Connection, wrong: Mapping[int, tuple[int, int]]) -> tuple[str, str]:
+    """Describe differing keys, each with its found and its expected event."""
+    shown = dict(sorted(wrong.items())[:SHOWN_MAX])
+    ids = await event_ids(conn, (nid for pair in shown.values() for nid in pair if nid))
+    more = [] if len(wrong) <= SHOWN_MAX else [f"{len(wrong) - SHOWN_MAX} more keys"]
+
+    def side(place: int) -> str:
+        named = (f"state key {key}: {_named(pair[place], ids)}" for key, pair in shown.items())
+        return "; ".join([*named, *more])
+
+    return side(0), side(1)
+
+
+def _named(nid: int | None, ids: Mapping[int, str]) -> str:
+    return ids[nid] if nid else "nothing"
+
+
+def _finding(room: VerifiedRoom, row: StateDeltaRow, found: str, expected: str) -> Finding:
+    subject = [f"position {row.stream_ordering}", f"state key {row.state_key_nid}"]
+    return room.finding("state_deltas", subject, found, expected)

@@ -1,51 +1,107 @@
 """Run the checks."""
 
+import asyncio
 from collections.abc import AsyncIterator, Callable, Collection
 from typing import Final, LiteralString
 
+from storage.codec.pack import START, damaged_entries
+from storage.database.archived_bytes import folder_of, list_files, read_file
 from storage.database.connection import Connection, Database
+from storage.maintenance.cold_archive.pack_rows import PackRow, packs, read_index
 from storage.maintenance.indexes import Lie, lies
 from storage.maintenance.totals import event_total
-from storage.maintenance.verify.archive import check_archive
-from storage.maintenance.verify.audience_numbers import check_audience_numbers
-from storage.maintenance.verify.auth_results import check_auth_results
-from storage.maintenance.verify.chain_cover import check_cover
-from storage.maintenance.verify.connections import check_connections
+from storage.maintenance.verify.auth_graph import check_cover
+from storage.maintenance.verify.auth_results import check_auth_results, check_verdicts
 from storage.maintenance.verify.current import (
     check_current_state,
+    check_deltas,
     check_member_counts,
     check_member_positions,
     check_memberships,
     check_partial,
 )
-from storage.maintenance.verify.deltas import check_deltas
-from storage.maintenance.verify.doubled import check_doubled
-from storage.maintenance.verify.event_columns import check_contents
-from storage.maintenance.verify.finding import Finding
+from storage.maintenance.verify.event_columns import check_contents, check_redactions
+from storage.maintenance.verify.event_loader import Finding, VerifiedRoom, check_version, read_room
 from storage.maintenance.verify.graph import (
     check_after_gaps,
+    check_connections,
+    check_doubled,
     check_extremities,
     check_gaps,
+    check_indexes,
     check_order,
+    check_positions,
+    check_reorderings,
+    check_sequences,
+    check_time_order,
+    check_transactions,
+    finding_of,
+    hide_facts,
 )
-from storage.maintenance.verify.groups import broken_paths, check_groups
-from storage.maintenance.verify.indexes import finding_of, hide_facts
-from storage.maintenance.verify.names import check_names, check_orphans
-from storage.maintenance.verify.positions import check_indexes, check_positions, check_sequences
-from storage.maintenance.verify.redactions import check_redactions
-from storage.maintenance.verify.reorderings import check_reorderings
-from storage.maintenance.verify.room import VerifiedRoom
-from storage.maintenance.verify.states import check_current_group, check_states
-from storage.maintenance.verify.time_order import check_time_order
-from storage.maintenance.verify.transactions import check_transactions
-from storage.maintenance.verify.verdicts import check_verdicts
-from storage.maintenance.verify.version import check_version, read_room
+from storage.maintenance.verify.states import (
+    broken_paths,
+    check_current_group,
+    check_groups,
+    check_states,
+)
 from storage.maintenance.verify.visibility import (
+    check_audience_numbers,
     check_audiences,
+    check_names,
+    check_orphans,
     check_visibility,
     check_visibility_counts,
 )
-from storage.observability.progress import Counted, Report, silent
+from storage.observability.counters import Counted, Report, silent
+
+# --------------------------------------------------------------------------------------------------
+# Compare the packs of the archive with the tables, for `verify`.
+#
+# That each event has its bytes, in a pack or not, is checked with the events
+# (`storage.maintenance.verify.event_columns`). This checks the rest: each pack is there and whole,
+# with all records that its index names; and each file in a folder has a row.
+
+CHECK: Final = "archive"
+
+SQL_IS_RUNNING: Final[LiteralString] = """
+SELECT EXISTS (
+    SELECT
+    FROM pg_locks l
+    JOIN pg_database d ON d.oid = l.database
+    WHERE d.datname = current_database() AND l.locktype = 'advisory' AND l.granted
+        AND l.classid = 0 AND l.objid = 1919905650 AND l.objsubid = 1
+)
+"""
+
+
+async def check_archive(conn: Connection) -> AsyncIterator[Finding]:
+    """Yield packs that are missing or damaged, and files without a row."""
+    rows = await packs(conn)
+    for row in rows:
+        if row.state in {"filling", "complete"} and (wrong := await asyncio.to_thread(_wrong, row)):
+            yield Finding(CHECK, None, (f"pack {row.pack}", row.url), wrong, "a whole pack")
+    if await conn.fetchval(SQL_IS_RUNNING):
+        return  # it writes files that this snapshot does not know
+    known = {row.url for row in rows}
+    for folder in sorted({folder_of(url) for url in known}):
+        for url in await asyncio.to_thread(list_files, folder):
+            if url not in known:
+                yield Finding(CHECK, None, (url,), "a file that no pack has", "no file")
+
+
+def _wrong(row: PackRow) -> str | None:
+    """Return what is wrong with a pack; None: nothing."""
+    try:
+        entries, data = read_index(row.url), read_file(row.url)
+    except ValueError as error:
+        return str(error)
+    if len(data) != row.bytes or not data.startswith(START):
+        return f"{len(data)} bytes of another file, not {row.bytes}"
+    damaged = damaged_entries(row.pack, data, entries)
+    if damaged:
+        return f"{len(damaged)} damaged records, of {damaged[0].event_id} first"
+    return None
+
 
 ROOM_CHECKS: Final[tuple[Callable[[Connection, VerifiedRoom], AsyncIterator[Finding]], ...]] = (
     check_version,

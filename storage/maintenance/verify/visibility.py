@@ -5,20 +5,192 @@ boundaries, and the admitted principals by the difference between one state and 
 cost is that of the changes, not events x principals.
 """
 
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, LiteralString, NamedTuple
 
 from storage.database.connection import Connection
-from storage.maintenance.verify.finding import Finding
-from storage.maintenance.verify.room import VerifiedRoom
-from storage.maintenance.verify.visibility_model import (
-    AdmittedPrincipals,
-    by_invitation,
-    read_facts,
+from storage.database.names import (
+    INVITE,
+    JOIN,
+    KEY_HISTORY_VISIBILITY,
+    KNOWN_EMPTY_KEYS,
+    KNOWN_TYPES,
 )
-from storage.state.groups import Group
+from storage.database.placeholders import fill
+from storage.ids import server_name_of
+from storage.maintenance.room_states import PART_ROOM_EVENTS
+from storage.maintenance.verify.event_loader import EventLoader, Finding, VerifiedRoom
+from storage.state.groups import Group, changed_keys
 from storage.visibility import multirange
+from storage.visibility.multirange import LINE, UNIT, depth, following, main
+
+# --------------------------------------------------------------------------------------------------
+# Compute visibility from the states alone: admitted principals, moved from state to state.
+
+TEMPLATE_MEMBERS: Final[LiteralString] = """
+SELECT e.event_nid, e.membership, e.state_key_nid, k.state_key AS user_id
+FROM {events} AS e
+CROSS JOIN LATERAL (
+    SELECT state_key FROM state_keys WHERE state_key_nid = e.state_key_nid OFFSET 0
+) AS k
+WHERE e.type_nid = 2
+"""
+
+SQL_MEMBERS: Final[LiteralString] = fill(
+    TEMPLATE_MEMBERS,
+    events=PART_ROOM_EVENTS,
+)
+
+TEMPLATE_VISIBILITY_EVENTS: Final[LiteralString] = """
+SELECT e.event_nid
+FROM {events} AS e
+WHERE e.state_key_nid = 5
+"""
+
+SQL_VISIBILITY_EVENTS: Final[LiteralString] = fill(
+    TEMPLATE_VISIBILITY_EVENTS,
+    events=PART_ROOM_EVENTS,
+)
+
+EVERYBODY: Final = "*everybody"
+BY_INVITATION: Final = " (by an invitation alone)"
+SHARED: Final = "*shared"
+
+
+class MemberRow(NamedTuple):
+    """A membership event."""
+
+    event_nid: int
+    membership: int
+    state_key_nid: int
+    user_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class VisibilityFacts:
+    """The facts that decide visibility: memberships, history visibilities and principals.
+
+    The first two are by event, principals by state key.
+    """
+
+    memberships: Mapping[int, int]
+    visibilities: Mapping[int, str]
+    principals: Mapping[int, tuple[str, ...]]
+
+
+async def read_facts(conn: Connection, room: VerifiedRoom) -> VisibilityFacts:
+    """Return the facts of a room: one entry for each membership event in it."""
+    rows = await conn.fetch(SQL_MEMBERS, room.nid, row=MemberRow)
+    contents = EventLoader(room)
+    held = await contents.load(conn, await conn.fetchvals(SQL_VISIBILITY_EVENTS, room.nid))
+    return VisibilityFacts(
+        {row.event_nid: row.membership for row in rows},
+        {nid: known(one.event.content.get("history_visibility")) for nid, one in held.items()},
+        {row.state_key_nid: principals_of(row.user_id, room.server_name) for row in rows},
+    )
+
+
+def known(visibility: object) -> str:
+    """Return one of the four values; "shared" for anything else."""
+    return (
+        visibility
+        if isinstance(visibility, str) and visibility in {"world_readable", "invited", "joined"}
+        else "shared"
+    )
+
+
+def by_invitation(principal: str) -> str:
+    """Return the name under which an audience by invitation alone is recorded for a principal."""
+    return principal + BY_INVITATION
+
+
+def principals_of(user_id: str, server_name: str) -> tuple[str, ...]:
+    """Return the principals that a user's membership concerns: the server, and a local user."""
+    server = server_name_of(user_id)
+    names = (server, user_id) if server == server_name else (server,)
+    return tuple(name for name in names if name)
+
+
+@dataclass(slots=True)
+class AdmittedPrincipals:
+    """The principals in the audience of one state.
+
+    `move` goes to another state by the difference.
+    """
+
+    facts: VisibilityFacts
+    group: Group | None = None
+    visibility: str = "shared"
+    joined: dict[str, int] = field(default_factory=dict)
+    invited: dict[str, int] = field(default_factory=dict)
+    # before the last move, of the principals that it touched
+    were_joined: set[str] = field(default_factory=set)
+
+    def __contains__(self, principal: str) -> bool:
+        if self.group is None:
+            return False
+        if principal == EVERYBODY:
+            return self.visibility == "world_readable"
+        if principal == SHARED:
+            return self.visibility in {"world_readable", "shared"}
+        name = principal.removesuffix(BY_INVITATION)
+        joined = self.joined.get(name, 0) > 0
+        invited = self.visibility == "invited" and self.invited.get(name, 0) > 0
+        return joined or invited if name == principal else invited and not joined
+
+    def either(self, principal: str) -> bool:
+        """Return whether one admitted only before or only after the last move is so at the event.
+
+        Joined takes precedence over invited.
+        """
+        name = principal.removesuffix(BY_INVITATION)
+        return name == principal or not (name in self.were_joined or self.joined.get(name, 0) > 0)
+
+    def move(self, target: Group) -> set[str]:
+        """Go to a state; return the principals admitted in only one of the two."""
+        old = self.group
+        gains: list[tuple[dict[str, int], str, int]] = []
+        for key in set(target.entries) if old is None else changed_keys(old, target):
+            gains += self._gains(
+                key, None if old is None else old.entries.get(key), target.entries.get(key)
+            )
+        visibility = self.facts.visibilities.get(
+            target.entries.get(KEY_HISTORY_VISIBILITY, 0), "shared"
+        )
+        touched = {principal for _, principal, _ in gains}
+        if old is None or visibility != self.visibility:
+            touched |= {
+                EVERYBODY,
+                SHARED,
+                *(principal for principal, count in self.invited.items() if count),
+            }
+        self.were_joined = {principal for principal in touched if self.joined.get(principal, 0) > 0}
+        touched |= {by_invitation(principal) for principal in touched}
+        before = {principal for principal in touched if principal in self}
+        for counts, principal, gained in gains:
+            counts[principal] = counts.get(principal, 0) + gained
+        self.visibility = visibility
+        self.group = target
+        return {principal for principal in touched if (principal in self) != (principal in before)}
+
+    def _gains(
+        self, key: int, old: int | None, new: int | None
+    ) -> list[tuple[dict[str, int], str, int]]:
+        """Return the changes of counts by a new event under a key: counter, principal, change."""
+        principals = self.facts.principals.get(key, ())
+        was, becomes = self.facts.memberships.get(old or 0), self.facts.memberships.get(new or 0)
+        gains = [
+            (self.joined, (becomes == JOIN) - (was == JOIN)),
+            (self.invited, (becomes == INVITE) - (was == INVITE)),
+        ]
+        return [
+            (counts, principal, gained)
+            for counts, gained in gains
+            if gained
+            for principal in principals
+        ]
+
 
 SQL_POINTS: Final[LiteralString] = """
 WITH used AS (
@@ -393,3 +565,175 @@ def _boundaries(rows: Sequence[StoredVisibilityRow]) -> list[tuple[int, str]]:
                         yield high, name
 
     return sorted(ends())
+
+
+# --------------------------------------------------------------------------------------------------
+# Check the rows of `audiences`: the lines of numbers, from which new numbers are taken.
+#
+# A number that seems to be free would be given to a second audience, and show events to others.
+
+SQL_NUMBERS: Final[LiteralString] = """
+SELECT audience, opened_topological, branches, COALESCE(continued, false) AS continued
+FROM audiences
+WHERE room_nid = $1::int
+ORDER BY audience
+"""
+
+SQL_HAS_PURGES: Final[LiteralString] = """
+SELECT EXISTS (SELECT FROM purge_jobs WHERE room_nid = $1::int)
+"""
+
+SQL_PAST_WITHOUT_USE: Final[LiteralString] = """
+SELECT COALESCE(p.name, 'principal ' || o.principal_nid) AS name, o.first_audience
+FROM past_visibility o
+LEFT JOIN principals p USING (principal_nid)
+LEFT JOIN visibility v USING (room_nid, principal_nid)
+WHERE o.room_nid = $1::int AND (v.first_audience > o.first_audience) IS NOT TRUE
+ORDER BY 1, 2
+"""
+
+
+class NumberRow(NamedTuple):
+    """A number in use, and what has left from it."""
+
+    audience: int
+    opened_topological: int | None
+    branches: int
+    continued: bool
+
+
+class PastAudienceRow(NamedTuple):
+    """A row of past visibility that no row of visibility refers to."""
+
+    name: str
+    first_audience: int
+
+
+async def check_audience_numbers(conn: Connection, room: VerifiedRoom) -> AsyncIterator[Finding]:
+    """Check lines of audiences, and that past visibility continues a row ("audiences")."""
+    is_cut = await conn.fetchval(SQL_HAS_PURGES, room.nid)
+    rows = {row.audience: row for row in await conn.fetch(SQL_NUMBERS, room.nid, row=NumberRow)}
+    for number, found, expected in _faults(rows, is_cut=is_cut):
+        yield room.finding("audiences", [f"audience {number}"], found, expected)
+    opened = [row.audience for row in rows.values() if row.opened_topological is not None]
+    current = opened[-1] if opened else 0
+    if room.row.current_audience != current:
+        found = f"current_audience {room.row.current_audience}"
+        yield room.finding("audiences", [room.row.room_id], found, current)
+    if room.row.next_audience % UNIT[0]:
+        found = f"next_audience {room.row.next_audience}"
+        yield room.finding("audiences", [room.row.room_id], found, "a number of the main line")
+    for past in await conn.fetch(SQL_PAST_WITHOUT_USE, room.nid, row=PastAudienceRow):
+        subject = [past.name, f"audiences from {past.first_audience} on"]
+        yield room.finding("audiences", subject, "a row of the past", "a row that it continues")
+
+
+def _faults(rows: Mapping[int, NumberRow], *, is_cut: bool) -> Iterator[tuple[int, str, str]]:
+    """Yield number, found and expected value; a purge may have deleted numbers of lines."""
+    branches: dict[int, int] = {}
+    for number in rows:
+        if depth(number):
+            base, place = _origin(number)
+            branches[base] = max(place, branches.get(base, 0))
+            if place < 1:
+                yield number, "a number of no line", "a line that branches off"
+    highest = -1
+    for number, row in rows.items():
+        wanted = branches.get(number, 0)
+        if row.branches < wanted or (row.branches > wanted and not is_cut):
+            yield number, f"{row.branches} branches", str(wanted)
+        after = following(number)
+        continued = depth(number) > 0 and after is not None and after.number in rows
+        if row.continued < continued or (row.continued > continued and not is_cut):
+            yield number, f"continued {row.continued}", str(continued)
+        if row.opened_topological is not None:
+            if depth(number):
+                yield number, f"opened at {row.opened_topological}", "only on the main line"
+            elif row.opened_topological < highest:
+                yield number, f"opened at {row.opened_topological}", f"{highest} or more"
+            highest = max(highest, row.opened_topological)
+
+
+def _origin(number: int) -> tuple[int, int]:
+    """Return the number from which the line of this one leaves, and which line it is, from 1."""
+    level = depth(number)
+    length = LINE[level] or 0
+    base = main(number) if level == 1 else number - number % UNIT[1]
+    return base, (number - base) // length
+
+
+# --------------------------------------------------------------------------------------------------
+# Check interned names that the code knows, and that no row is of a room that is not stored.
+
+SQL_KNOWN_NAMES: Final[LiteralString] = """
+SELECT 'event_types' AS table_name, k.nid, t.type AS found, k.name AS expected
+FROM unnest($1::int[], $2::text[]) AS k (nid, name)
+LEFT JOIN event_types t ON t.type_nid = k.nid
+WHERE t.type IS DISTINCT FROM k.name
+UNION ALL
+SELECT 'state_keys', k.nid, s.type_nid || ' ' || quote_literal(s.state_key), k.nid || ' '''''
+FROM unnest($3::int[]) AS k (nid)
+LEFT JOIN state_keys s ON s.state_key_nid = k.nid
+WHERE (s.type_nid = k.nid AND s.state_key = '') IS NOT TRUE
+UNION ALL
+SELECT 'principals', k.nid, p.name, k.name
+FROM (VALUES (1, '*everybody'), (2, '*shared')) AS k (nid, name)
+LEFT JOIN principals p ON p.principal_nid = k.nid
+WHERE p.name IS DISTINCT FROM k.name
+ORDER BY 1, 2
+"""
+
+SQL_ORPHANS: Final[LiteralString] = """
+SELECT o.table_name, o.room_nid, o.rows
+FROM (
+    SELECT 'events' AS table_name, room_nid, count(*) AS rows FROM events GROUP BY 2
+    UNION ALL SELECT 'missing_events', room_nid, count(*) FROM missing_events GROUP BY 2
+    UNION ALL SELECT 'dropped_extremities', room_nid, count(*) FROM dropped_extremities GROUP BY 2
+    UNION ALL SELECT 'waiting_redactions', room_nid, count(*) FROM waiting_redactions GROUP BY 2
+    UNION ALL SELECT 'reordered_events', room_nid, count(*) FROM reordered_events GROUP BY 2
+    UNION ALL SELECT 'state_groups', room_nid, count(*) FROM state_groups GROUP BY 2
+    UNION ALL SELECT 'current_state', room_nid, count(*) FROM current_state GROUP BY 2
+    UNION ALL SELECT 'state_deltas', room_nid, count(*) FROM state_deltas GROUP BY 2
+    UNION ALL SELECT 'memberships', room_nid, count(*) FROM memberships GROUP BY 2
+    UNION ALL SELECT 'visibility', room_nid, count(*) FROM visibility GROUP BY 2
+    UNION ALL SELECT 'past_visibility', room_nid, count(*) FROM past_visibility GROUP BY 2
+    UNION ALL SELECT 'audiences', room_nid, count(*) FROM audiences GROUP BY 2
+) AS o
+LEFT JOIN rooms r USING (room_nid)
+WHERE r.room_nid IS NULL
+ORDER BY 1, 2
+"""
+
+
+class WrongNameRow(NamedTuple):
+    """A number below 1000 with another name than the code gives it."""
+
+    table_name: str
+    nid: int
+    found: str | None
+    expected: str
+
+
+class OrphansRow(NamedTuple):
+    """Rows of a room that has no row in `rooms`."""
+
+    table_name: str
+    room_nid: int
+    rows: int
+
+
+async def check_names(conn: Connection) -> AsyncIterator[Finding]:
+    """Check the names whose numbers the code knows ("names")."""
+    types, numbers = list(KNOWN_TYPES), list(KNOWN_TYPES.values())
+    for row in await conn.fetch(
+        SQL_KNOWN_NAMES, numbers, types, list(KNOWN_EMPTY_KEYS), row=WrongNameRow
+    ):
+        subject = (row.table_name, str(row.nid))
+        yield Finding("names", None, subject, row.found or "no row", row.expected)
+
+
+async def check_orphans(conn: Connection) -> AsyncIterator[Finding]:
+    """Check that each row of a room has a room ("orphans")."""
+    for row in await conn.fetch(SQL_ORPHANS, row=OrphansRow):
+        subject = (row.table_name, f"room_nid {row.room_nid}")
+        yield Finding("orphans", None, subject, f"{row.rows} rows", "a row of rooms")

@@ -6,44 +6,256 @@ the write fails, the caches are cleared, and all plans based on it are made agai
 this process work at the same time, even on one room.
 
 A room whose state takes long to resolve is planned separately, so that the other rooms need not
-wait for it (`storage.persist.commit.slow_rooms`).
+wait for it (`storage.persist.commit.group_commit`).
 
 Writes by other processes are detected when the database refuses a plan. Deletions may not be
 detected that way: a purged event that comes back would count as a duplicate. Each deletion is
 therefore published in the stream "caches" (`storage.streams.invalidate_caches`). The writer
 removes the deleted rows from its caches before the next plan. It may hear of them late, so it
-compares the rooms of duplicates before it answers (`storage.persist.commit.remembered`).
+compares the rooms of duplicates before it answers (`storage.persist.commit.publish`).
 """
 
 import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Final, Protocol
 
 from storage.cache_sizes import CacheSizes
 from storage.database.connection import Database
-from storage.errors import CommitUnknown, DatabaseReplaced, StorageClosed
+from storage.database.translate import refused_row
+from storage.errors import CommitUnknown, DatabaseFull, DatabaseReplaced, StorageClosed
+from storage.event import Event
 from storage.observability.opentelemetry import tracing
-from storage.persist.commit import apart
 from storage.persist.commit.publish import absorb
 from storage.persist.commit.requests import AppendRequest, WriteBatch
 from storage.persist.commit.retry import EVENTS_AHEAD, OutcomeUnknown, Part, WriteAttempts
-from storage.persist.commit.slow_rooms import SlowRooms, has_known_names, share_new_names
 from storage.persist.load.on_demand import load, tells_of
+from storage.persist.load.prefetch import Load
 from storage.persist.model.caches import WriterCaches
-from storage.persist.model.change_set import ChangeSet
-from storage.persist.model.incoming import AnyEvent
+from storage.persist.model.change_set import ChangeSet, TimeSlice
+from storage.persist.model.incoming import AnyEvent, IncomingEvent
 from storage.persist.model.missing_data import MissingData
 from storage.persist.model.results import AppendResult
 from storage.streams.caches import DICTIONARIES, REMOVED, Removed
 from storage.streams.feed import Advance
 from storage.streams.registry import Restart, Streams
+from storage.streams.stream_writer import LOST
+
+# --------------------------------------------------------------------------------------------------
+# Slow rooms: plan rooms whose state takes long to resolve, while all other rooms go on.
+#
+# The writer plans all rooms together until a room has used `HEAVY_SECONDS` for resolutions. Then
+# the rest of that append comes here, with every later append that shares a room with it. Each part
+# of an append is planned in its own change set, one time slice at a time. A pause as long as the
+# slice follows each slice. The plan is then written like any other, between those of the other
+# rooms.
+#
+# Concurrent change sets share no room, so neither depends on the other. They may both add the same
+# new name. Then the plan made here is dropped and made again.
+#
+# A plan is also made again if a write failed or rows were deleted in the meantime, because it may
+# depend on them. A room leaves with its last append.
+
+SLOW_ROOM_SLICE_SECONDS: Final = 0.005
+# Events planned and written together, or `SLOW_ROOM_EVENTS_MIN` if they are heavy.
+BATCH_EVENTS_MAX: Final = 128
+
+
+class BatchWriter(Protocol):
+    """The methods of the writer that slow rooms use."""
+
+    failures: int
+    """Number of failed writes, deletions and restarts, which make the plans here invalid."""
+
+    def has_to_do_with(self, request: AppendRequest) -> bool:
+        """Return whether the main queue or a batch has an append that shares a room."""
+
+    async def write(self, batch: WriteBatch) -> None:
+        """Write a plan and return once it is written, has failed or was dropped."""
+
+
+class SlowRooms:
+    """Appends of slow rooms, in order of arrival."""
+
+    def __init__(
+        self, attempts: WriteAttempts, load: Load, pipeline: BatchWriter, wake: Callable[[], None]
+    ) -> None:
+        self._attempts = attempts
+        self._load = load
+        self._pipeline = pipeline
+        self._wake = wake
+        self._requests: dict[AppendRequest, None] = {}
+        self._rooms: set[str] = set()
+        self._more = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    def __len__(self) -> int:
+        return len(self._requests)
+
+    def __contains__(self, request: AppendRequest) -> bool:
+        return request in self._requests
+
+    def takes(self, request: AppendRequest) -> bool:
+        """Return whether an append shares a room with one in the queue."""
+        return bool(self._rooms) and not self._rooms.isdisjoint(request.rooms)
+
+    def add(self, request: AppendRequest) -> None:
+        """Queue the remaining events of an append."""
+        self._requests[request] = None
+        self._rooms |= request.rooms
+        self._more.set()
+        if self._task is None:
+            self._task = asyncio.create_task(self._work(), name="storage-writer-lane")
+
+    def stop(self) -> None:
+        """Cancel the task. Appends in the queue get no result here."""
+        if self._task is not None:
+            self._task.cancel()
+
+    async def close(self) -> None:
+        """Stop the task and wait for its end."""
+        self.stop()
+        if self._task is not None:
+            await asyncio.gather(self._task, return_exceptions=True)
+            self._task = None
+
+    async def _work(self) -> None:
+        while True:
+            await self._more.wait()
+            while self._requests:
+                request = next(iter(self._requests))
+                try:
+                    await self._do(request)
+                except Exception as error:  # noqa: BLE001  # any error is the result of the append
+                    request.fail(error)
+                del self._requests[request]
+                self._rooms = set().union(*(other.rooms for other in self._requests))
+            self._more.clear()
+            self._wake()
+
+    async def _do(self, request: AppendRequest) -> None:
+        while not request.is_over:
+            while self._pipeline.has_to_do_with(request):  # noqa: ASYNC110  # the end of any batch may be the awaited one
+                await asyncio.sleep(SLOW_ROOM_SLICE_SECONDS)
+            failures = self._pipeline.failures
+            batch = await self._planned(request, request.rest[:BATCH_EVENTS_MAX])
+            if failures == self._pipeline.failures:
+                await self._pipeline.write(batch)
+
+    # Rows that are read later are guarded by the version of now, even if the caches drop the room.
+    async def _planned(self, request: AppendRequest, part: Sequence[AnyEvent]) -> WriteBatch:
+        batch = self._attempts.plan()
+        batch.is_aside = True
+        batch.change_set.time_slice = TimeSlice(
+            SLOW_ROOM_SLICE_SECONDS, rest=SLOW_ROOM_SLICE_SECONDS
+        )
+        for room_id in request.rooms:
+            room = self._attempts.caches.rooms.get(room_id)
+            if room is not None:
+                batch.change_set.rooms.known[room_id] = room
+        try:
+            await self._attempts.extend(batch, [(request, part)], self._load, assume_new=False)
+        except Exception as error:  # noqa: BLE001  # any error: the slow path finds out which append it belongs to
+            batch.error = error
+        return batch
+
+
+def share_new_names(one: ChangeSet, other: ChangeSet) -> bool:
+    """Return whether both change sets allocate a nid for the same name."""
+    return not (
+        one.names.new_principals.keys().isdisjoint(other.names.new_principals)
+        and one.names.new_types.keys().isdisjoint(other.names.new_types)
+        and one.names.new_state_keys.keys().isdisjoint(other.names.new_state_keys)
+    )
+
+
+def has_known_names(change_set: ChangeSet) -> bool:
+    """Return whether a new name of the change set has received a nid by now."""
+    names = change_set.caches.names
+    return not (
+        names.principals.keys().isdisjoint(change_set.names.new_principals)
+        and names.types.keys().isdisjoint(change_set.names.new_types)
+        and names.state_keys.keys().isdisjoint(change_set.names.new_state_keys)
+    )
+
+
+# --------------------------------------------------------------------------------------------------
+# The slow path: appends together, then each alone, then the parts of one.
+#
+# A constraint refuses a whole write. If one append alone is refused, it is written in halves, and
+# the half that is refused in halves again. So a single event remains, which gets the outcome
+# "invalid", and all others are stored. That takes about 4 * log2(events) writes for such an event.
+#
+# An event that is built here fails its append instead: its sender gets the error.
 
 logger: logging.Logger = logging.getLogger(__name__)
 
+
+async def serve(
+    attempts: WriteAttempts, requests: Sequence[AppendRequest], failed: WriteBatch | None = None
+) -> None:
+    """Serve these appends together. ``failed`` is their last batch, if it failed.
+
+    If one append fails, each is served alone, and only the failing ones get the error. If the
+    connection is lost or the disk is full, all of them fail.
+    """
+    error = await _error(attempts, [(request, request.rest) for request in requests], failed)
+    if error is None:
+        return
+    if isinstance(error, (*LOST, DatabaseFull)):
+        for request in requests:
+            request.fail(error)
+    elif len(requests) == 1:
+        await _serve_parts(attempts, requests[0], len(requests[0].rest), error)
+    else:
+        for request in requests:
+            await serve(attempts, [request])
+
+
+async def _error(
+    attempts: WriteAttempts, parts: Sequence[Part], failed: WriteBatch | None = None
+) -> Exception | None:
+    try:
+        await attempts.serve(parts, failed)
+    except Exception as error:  # noqa: BLE001  # any error is the result of the append
+        return error
+    return None
+
+
+async def _serve_parts(
+    attempts: WriteAttempts, request: AppendRequest, count: int, error: Exception
+) -> None:
+    """Serve the next ``count`` events, which were refused with ``error``, in two halves."""
+    reason = refused_row(error)
+    events = [one.event for one in request.rest[:count] if isinstance(one, IncomingEvent)]
+    if reason is None or len(events) < count:
+        request.fail(error)
+    elif count == 1:
+        attempts.measures.unwritable_events += 1
+        request.answer([_unwritable(events[0], reason)])
+    else:
+        for half in (count // 2, count - count // 2):
+            if request.is_over:
+                return
+            refused = await _error(attempts, [(request, request.rest[:half])])
+            if refused is not None:
+                await _serve_parts(attempts, request, half, refused)
+
+
+def _unwritable(event: Event, reason: str) -> AppendResult:
+    """Log an event that is not stored, without its content, and return its result."""
+    logger.error(
+        "the database refuses the event %s: %s; run `room-storage verify --repair`, and report it "
+        "if that finds nothing",
+        event.event_id,
+        reason,
+        extra={"event_id": event.event_id, "room_id": event.room_id, "constraint": reason},
+    )
+    return AppendResult(event.event_id, "invalid", f"the database refuses it: {reason}")
+
+
 # Events planned before the event loop is yielded. Also the largest target size of a batch.
-BATCH_EVENTS_MAX: Final = 128
 # Smallest target size of a batch: a write costs as much as 20 events.
 BATCH_EVENTS_MIN: Final = 16
 WRITER_READS: Final = ("caches",)
@@ -464,7 +676,7 @@ class Writer:
         if not isinstance(failed.error, OutcomeUnknown):
             self._attempts.forget(failed)
         is_first_attempt = failed.sent or isinstance(failed.error, OutcomeUnknown)
-        await apart.serve(self._attempts, again, failed if is_first_attempt else None)
+        await serve(self._attempts, again, failed if is_first_attempt else None)
         self._mending = None
         self._queue.extendleft(
             request

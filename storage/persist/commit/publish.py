@@ -1,15 +1,23 @@
 """Add a change set to the caches when it is sent, and publish it to the streams once committed."""
 
-from collections.abc import Collection, Hashable, Iterator, Mapping
-from typing import TypeVar
+import logging
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping
+from datetime import UTC, datetime
+from typing import Final, LiteralString, TypeVar
 
-from storage.event.kept import for_auth_checks, interned_ids, without_json
+from storage.database.connection import Connection
+from storage.database.deployment import TOLERANCE_MS, now_ms
+from storage.errors import DatabaseConflict
 from storage.event.model import Event
+from storage.event.reading import for_auth_checks, interned_ids, without_json
 from storage.ids import intern
+from storage.observability.counters import Measures
+from storage.persist.model.cache_view import EventView
 from storage.persist.model.caches import WriterCaches
 from storage.persist.model.change_set import ChangeSet
-from storage.persist.model.event_view import EventView
+from storage.persist.model.incoming import AnyEvent, IncomingEvent
 from storage.persist.model.resolution_records import newest
+from storage.persist.model.results import AppendResult
 from storage.persist.model.rows import CheckedLike, EventRow, RoomRow
 from storage.persist.write.all_tables import WriteResult
 from storage.streams.feed import Fact
@@ -155,3 +163,88 @@ def publish(streams: Streams, change_set: ChangeSet, written: WriteResult) -> No
         if told:
             told.sort(key=lambda fact: fact.stream_id)
             streams.advance(name, streams.instance_name, told[-1].stream_id, told)
+
+
+# --------------------------------------------------------------------------------------------------
+# Answers from memory: check that nothing was deleted in the room since it was remembered.
+#
+# A "duplicate" of a cached row writes nothing, so the database has no write to refuse. Deletions
+# are published in the stream "caches", but a process may hear of one a second later. So each room
+# of such an answer is compared first: by its nid, which a purge of the whole room ends, and by the
+# number of its deletions (`rooms.removals`). The whole batch takes one statement for it.
+#
+# A repeated request of a client is answered without: its event was sent, even if it is purged.
+
+SQL_IS_CHANGED: Final[LiteralString] = """
+SELECT i.room_id
+FROM unnest($1::text[], $2::int[], $3::bigint[]) AS i (room_id, room_nid, removals)
+LEFT JOIN LATERAL (SELECT x.room_nid, x.removals FROM rooms x
+    WHERE x.room_id = i.room_id OFFSET 0) AS r ON true
+WHERE r.room_nid IS DISTINCT FROM i.room_nid OR r.removals <> i.removals
+LIMIT 1
+"""
+
+
+def remembered_rooms(
+    change_set: ChangeSet, answered: Iterable[tuple[AnyEvent, AppendResult]]
+) -> dict[str, RoomRow]:
+    """Return the cached rooms of duplicates that nothing in this batch was loaded for."""
+    return {
+        one.room_id: room
+        for one, answer in answered
+        if answer.outcome == "duplicate"
+        and isinstance(one, IncomingEvent)
+        and answer.event_id not in change_set.events.rows
+        and one.room_id not in change_set.rooms.known
+        and (room := change_set.caches.rooms.get(one.room_id)) is not None
+    }
+
+
+async def check_remembered(conn: Connection, rooms: Iterable[RoomRow]) -> None:
+    """Raise `DatabaseConflict` if rows of one of these rooms were deleted since it was cached."""
+    columns = [(one.room_id, one.room_nid, one.removals) for one in rooms]
+    if not columns:
+        return
+    changed = await conn.fetchval(
+        SQL_IS_CHANGED, *(list(column) for column in zip(*columns, strict=True))
+    )
+    if changed is not None:
+        raise DatabaseConflict(f"rows of {changed} were deleted meanwhile")
+
+
+# --------------------------------------------------------------------------------------------------
+# The time at which events are received, and a watch on the clock that says it.
+#
+# A clock that goes back is noticed at the next write: one line in the log, and a count. The time is
+# stored as the clock says it. A purge recognises such events by those around them
+# (`storage.maintenance.purge.cut_point`).
+
+logger: logging.Logger = logging.getLogger(__name__)
+
+SQL_LAST_RECEIVED: Final[LiteralString] = """
+SELECT received_ts
+FROM events
+WHERE stream_ordering IS NOT NULL
+ORDER BY stream_ordering DESC
+LIMIT 1
+"""
+
+
+def arrival_ms(measures: Measures) -> int:
+    """Return the time for a write; log a warning if the clock went back since the last one."""
+    before, now = measures.last_received_ms, now_ms()
+    measures.last_received_ms = now
+    if before - now > TOLERANCE_MS:
+        measures.clock_steps_back += 1
+        logger.warning(
+            "the clock went back by %d s, to %s: it is wrong now, or was wrong before; "
+            "events keep the time at which they were received, and purges by time allow for it",
+            (before - now) // 1000,
+            datetime.fromtimestamp(now / 1000, UTC).isoformat(timespec="seconds"),
+        )
+    return now
+
+
+async def last_received_ms(conn: Connection) -> int:
+    """Return when the last event was received, by any process; 0 if there is none."""
+    return int(await conn.fetchval(SQL_LAST_RECEIVED) or 0)

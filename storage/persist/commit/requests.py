@@ -80,7 +80,7 @@ class WriteBatch:
     sent: bool = False
     error: Exception | None = None
     is_aside: bool = False
-    """Whether it is a plan of the slow rooms (`storage.persist.commit.slow_rooms`)."""
+    """Whether it is a plan of the slow rooms (`storage.persist.commit.group_commit`)."""
     over: asyncio.Event | None = None
     """Set once the plan is written or dropped. Only for plans of the slow rooms."""
 

@@ -26,30 +26,33 @@ from typing import Any, Final, LiteralString, NamedTuple, Protocol
 from storage.database.connection import ATTEMPTS_MAX, Connection, Database
 from storage.errors import ConstraintViolated, DatabaseConflict, DatabaseError, StorageCorrupt
 from storage.observability.opentelemetry import some, tracing
-from storage.persist.commit.arrival_clock import arrival_ms
-from storage.persist.commit.publish import absorb, place, publish
-from storage.persist.commit.remembered import check_remembered, remembered_rooms
+from storage.persist.commit.publish import (
+    absorb,
+    arrival_ms,
+    check_remembered,
+    place,
+    publish,
+    remembered_rooms,
+)
 from storage.persist.commit.requests import AppendRequest, WriteBatch
 from storage.persist.load.on_demand import load
 from storage.persist.load.prefetch import Load, PendingPrefetch, prefetch
-from storage.persist.model.caches import WriterCaches
-from storage.persist.model.change_set import ChangeSet
-from storage.persist.model.incoming import AnyEvent, IncomingEvent
-from storage.persist.model.local_event import LocalEvent
-from storage.persist.model.missing_data import MissingData, StalePlan, TimeSliceOver
-from storage.persist.model.nid_blocks import NidBlocks
-from storage.persist.model.planning_time import (
+from storage.persist.model.caches import NidBlocks, WriterCaches
+from storage.persist.model.change_set import (
     HEAVY_SECONDS,
     SLICE_SECONDS,
     SLOW_ROOM_EVENTS_MIN,
+    ChangeSet,
     TimeSlice,
 )
+from storage.persist.model.incoming import AnyEvent, IncomingEvent, LocalEvent
+from storage.persist.model.missing_data import MissingData, StalePlan, TimeSliceOver
 from storage.persist.model.results import AppendResult
-from storage.persist.plan.local_event import plan_any
+from storage.persist.plan.event import plan_any
 from storage.persist.write.all_tables import WriteResult, write
-from storage.streams.in_flight import LOST, InFlight
 from storage.streams.position_poller import learn_writers
 from storage.streams.registry import Restart, Streams
+from storage.streams.stream_writer import LOST, InFlight
 
 logger: logging.Logger = logging.getLogger(__name__)
 

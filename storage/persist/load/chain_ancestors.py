@@ -13,6 +13,97 @@ from storage.database.names import TYPE_POWER_LEVELS
 from storage.graph.chains import ChainPosition
 from storage.persist.model.change_set import ChangeSet
 from storage.persist.model.rows import EventRow
+from storage.persistent_map import Map
+
+# --------------------------------------------------------------------------------------------------
+# Load closures of events (`storage.graph.chains`) that are not derived from known ones.
+
+SQL_CLOSURES: Final[LiteralString] = """
+WITH RECURSIVE
+placed AS MATERIALIZED (
+    SELECT event_nid, COALESCE(chain_nid, -event_nid) AS chain_nid, sequence_number
+    FROM auth_chains
+    WHERE event_nid = ANY($1::bigint[])
+),
+first AS MATERIALIZED (  -- what an event reaches by the links of its own chain
+    SELECT p.event_nid, l.chain_nid, l.sequence_number
+    FROM placed p
+    CROSS JOIN LATERAL reached_from(p.chain_nid, p.sequence_number) AS l (chain_nid,
+        sequence_number)
+),
+near AS MATERIALIZED (  -- and by theirs: mostly all that there is
+    SELECT event_nid, chain_nid, max(sequence_number) AS sequence_number
+    FROM (
+        SELECT * FROM placed
+        UNION ALL
+        SELECT * FROM first
+        UNION ALL
+        SELECT f.event_nid, l.chain_nid, l.sequence_number
+        FROM first f
+        CROSS JOIN LATERAL reached_from(f.chain_nid, f.sequence_number) AS l (chain_nid,
+            sequence_number)
+    ) AS reached
+    GROUP BY event_nid, chain_nid
+),
+-- and where that leads, but for what lies before something near: there are as many ways to it as
+-- power levels were set
+reach AS (
+    SELECT n.*
+    FROM near n
+    WHERE NOT EXISTS (SELECT FROM placed p
+        WHERE p.event_nid = n.event_nid AND p.chain_nid = n.chain_nid)
+    UNION
+    SELECT r.event_nid, l.chain_nid, l.sequence_number
+    FROM reach r
+    CROSS JOIN LATERAL reached_from(r.chain_nid, r.sequence_number) AS l (chain_nid,
+        sequence_number)
+    WHERE NOT EXISTS (
+        SELECT
+        FROM near n
+        WHERE n.event_nid = r.event_nid AND n.chain_nid = l.chain_nid
+            AND n.sequence_number >= l.sequence_number
+    )
+),
+farthest AS (
+    SELECT event_nid, chain_nid, max(sequence_number) AS sequence_number
+    FROM reach
+    GROUP BY event_nid, chain_nid
+)
+SELECT p.event_nid, p.chain_nid, p.sequence_number, f.chain_nids, f.sequence_numbers
+FROM placed p
+LEFT JOIN (
+    SELECT event_nid, array_agg(chain_nid) AS chain_nids,
+        array_agg(sequence_number) AS sequence_numbers
+    FROM farthest
+    GROUP BY event_nid
+) AS f USING (event_nid)
+"""
+
+
+class ClosureRow(NamedTuple):
+    """An event's position, and how far it reaches on other chains; None if it reaches none."""
+
+    event_nid: int
+    chain_nid: int
+    sequence_number: int
+    chain_nids: list[int] | None
+    sequence_numbers: list[int] | None
+
+
+async def load_closures(conn: Connection, change_set: ChangeSet, nids: Collection[int]) -> None:
+    """Load positions and closures of committed events; an event without a position is `loose`."""
+    for row in await conn.fetch(SQL_CLOSURES, list(nids), row=ClosureRow):
+        change_set.auth_graph.places[row.event_nid] = ChainPosition(
+            row.chain_nid, row.sequence_number
+        )
+        reached = dict(zip(row.chain_nids or (), row.sequence_numbers or (), strict=True))
+        if row.sequence_number > 1:
+            reached[row.chain_nid] = row.sequence_number - 1
+        change_set.auth_graph.closures[row.event_nid] = Map(reached)
+    change_set.auth_graph.loose.update(
+        nid for nid in nids if nid not in change_set.auth_graph.closures
+    )
+
 
 ANCESTORS_MAX: Final = 256
 

@@ -1,12 +1,20 @@
 """Lookups that only the database can do, one statement each: see `Answers.answer`."""
 
-from collections.abc import Awaitable, Callable, Hashable, Iterable
+from collections.abc import Awaitable, Callable, Collection, Hashable, Iterable, Mapping
 from typing import Any, Final, LiteralString, NamedTuple
 
 from storage.database.columns import AUTH_NIDS, EVENTS
 from storage.database.connection import Connection
-from storage.database.placeholders import compose
+from storage.database.placeholders import compose, transposed
+from storage.ids import EventId, RoomId, UserId
+from storage.persist.model.caches import BLOCK_LENGTHS, NidBlocks
 from storage.persist.model.change_set import ChangeSet
+from storage.persist.model.results import (
+    AppendResult,
+    KnownTransaction,
+    Transaction,
+    TransactionKey,
+)
 from storage.persist.model.rows import EventRow
 
 EVENT_ROW: Final = EVENTS.loaded("event", EventRow._fields)
@@ -285,3 +293,243 @@ LOOKUPS: Final[dict[Hashable, Callable[..., Awaitable[Any]]]] = {
     "inside_any": _inside_any,
     "local_members": _local_members,
 }
+
+
+# --------------------------------------------------------------------------------------------------
+# Load interned names, and take new nids.
+
+SQL_PRINCIPALS: Final[LiteralString] = """
+SELECT name, principal_nid AS nid
+FROM principals
+WHERE name = ANY($1::text[])
+"""
+
+SQL_TYPES: Final[LiteralString] = """
+SELECT type AS name, type_nid AS nid
+FROM event_types
+WHERE type = ANY($1::text[])
+UNION ALL  -- in place of OR, which finds no single index
+SELECT type, type_nid
+FROM event_types
+WHERE type_nid = ANY($2::int[])
+"""
+
+SQL_STATE_KEYS: Final[LiteralString] = """
+SELECT k.type_nid, k.state_key, k.state_key_nid
+FROM unnest($1::int[], $2::text[]) AS wanted (type_nid, state_key)
+CROSS JOIN LATERAL (
+    SELECT * FROM state_keys
+    WHERE type_nid = wanted.type_nid AND state_key = wanted.state_key
+    OFFSET 0
+) AS k
+"""
+
+SQL_STATE_KEY_NAMES: Final[LiteralString] = """
+SELECT type_nid, state_key, state_key_nid
+FROM state_keys
+WHERE state_key_nid = ANY($1::int[])
+"""
+
+SQL_NIDS: Final[LiteralString] = """
+SELECT 'event_nids' AS name, nextval('event_nids') AS nid FROM generate_series(1, $1::int)
+UNION ALL
+SELECT 'state_group_nids', nextval('state_group_nids') FROM generate_series(1, $2::int)
+UNION ALL
+SELECT 'state_key_nids', nextval('state_key_nids') FROM generate_series(1, $3::int)
+UNION ALL
+SELECT 'type_nids', nextval('type_nids') FROM generate_series(1, $4::int)
+UNION ALL
+SELECT 'principal_nids', nextval('principal_nids') FROM generate_series(1, $5::int)
+UNION ALL
+SELECT 'room_nids', nextval('room_nids') FROM generate_series(1, $6::int)
+"""
+
+
+class NameRow(NamedTuple):
+    """A name and its nid."""
+
+    name: str
+    nid: int
+
+
+class StateKeyRow(NamedTuple):
+    """A state key and its nid."""
+
+    type_nid: int
+    state_key: str
+    state_key_nid: int
+
+
+async def fill_blocks(conn: Connection, blocks: NidBlocks, wanted: dict[str, int]) -> None:
+    """Take blocks of nids until each sequence has its ``wanted`` number of them."""
+    lacking = [max(0, wanted.get(name, 0) - blocks.left(name)) for name in BLOCK_LENGTHS]
+    if not any(lacking):
+        return
+    counts = [
+        -(-lack // length) for lack, length in zip(lacking, BLOCK_LENGTHS.values(), strict=True)
+    ]
+    for name, first in await conn.fetch(SQL_NIDS, *counts, row=NameRow):
+        blocks.put(name, first)
+
+
+async def load_nids(conn: Connection, change_set: ChangeSet, keys: Collection[str]) -> None:
+    await fill_blocks(conn, change_set.blocks, dict.fromkeys(keys, 1))
+
+
+async def load_types(conn: Connection, change_set: ChangeSet, keys: Collection[str]) -> None:
+    for key in keys:
+        change_set.names.types.setdefault(key, None)
+    _keep_types(change_set, await conn.fetch(SQL_TYPES, list(keys), [], row=NameRow))
+
+
+async def load_type_names(conn: Connection, change_set: ChangeSet, keys: Collection[int]) -> None:
+    """Load event types by nid."""
+    _keep_types(change_set, await conn.fetch(SQL_TYPES, [], list(keys), row=NameRow))
+
+
+def _keep_types(change_set: ChangeSet, rows: Iterable[NameRow]) -> None:
+    for name, nid in rows:
+        change_set.names.types[name] = nid
+        change_set.names.type_names[nid] = name
+
+
+async def load_state_keys(
+    conn: Connection, change_set: ChangeSet, keys: Collection[tuple[int, str]]
+) -> None:
+    for key in keys:
+        change_set.names.state_keys.setdefault(key, None)
+    _keep_state_keys(
+        change_set,
+        await conn.fetch(
+            SQL_STATE_KEYS, [key[0] for key in keys], [key[1] for key in keys], row=StateKeyRow
+        ),
+    )
+
+
+async def load_state_key_names(
+    conn: Connection, change_set: ChangeSet, keys: Collection[int]
+) -> None:
+    _keep_state_keys(change_set, await conn.fetch(SQL_STATE_KEY_NAMES, list(keys), row=StateKeyRow))
+
+
+def _keep_state_keys(change_set: ChangeSet, rows: Iterable[StateKeyRow]) -> None:
+    for type_nid, state_key, nid in rows:
+        change_set.names.state_keys[type_nid, state_key] = nid
+        change_set.names.state_key_names[nid] = (type_nid, state_key)
+
+
+async def load_principals(conn: Connection, change_set: ChangeSet, keys: Collection[str]) -> None:
+    for key in keys:
+        change_set.names.principals.setdefault(key, None)
+    change_set.names.principals.update(await conn.fetch(SQL_PRINCIPALS, list(keys), row=NameRow))
+
+
+# --------------------------------------------------------------------------------------------------
+# Look up transactions of local users, by the names that a request has.
+
+SQL_TRANSACTIONS: Final[LiteralString] = """
+SELECT r.room_id, p.name AS sender, t.device_id, t.transaction_id, t.event_id,
+    e.stream_ordering, e.topological_ordering, e.type, e.state_key
+FROM unnest($1::text[], $2::text[], $3::text[], $4::text[])
+    AS i (room_id, sender, device_id, transaction_id)
+CROSS JOIN LATERAL (SELECT x.room_nid, x.room_id FROM rooms x
+    WHERE x.room_id = i.room_id OFFSET 0) AS r
+CROSS JOIN LATERAL (SELECT x.principal_nid, x.name FROM principals x
+    WHERE x.name = i.sender OFFSET 0) AS p
+CROSS JOIN LATERAL (
+    SELECT x.device_id, x.transaction_id, x.event_nid, x.event_id
+    FROM local_transactions x
+    WHERE x.room_nid = r.room_nid AND x.sender_nid = p.principal_nid
+        AND x.device_id = i.device_id AND x.transaction_id = i.transaction_id
+    OFFSET 0
+) AS t
+-- a purge may have deleted the event
+LEFT JOIN LATERAL (
+    SELECT x.stream_ordering, x.topological_ordering, y.type, k.state_key
+    FROM events x
+    JOIN event_types y USING (type_nid)
+    LEFT JOIN state_keys k USING (state_key_nid)
+    WHERE x.event_nid = t.event_nid
+    OFFSET 0
+) AS e ON true
+"""
+
+
+class StoredTransactionRow(NamedTuple):
+    """A transaction, with the position, type and state key of its event if that is still stored."""
+
+    room_id: str
+    sender: str
+    device_id: str
+    transaction_id: str
+    event_id: str
+    stream_ordering: int | None
+    topological_ordering: int | None
+    type: str | None
+    state_key: str | None
+
+    @property
+    def key(self) -> TransactionKey:
+        room_id, sender = RoomId(self.room_id), UserId(self.sender)
+        return TransactionKey(room_id, sender, self.device_id, self.transaction_id)
+
+    def is_of(self, transaction: Transaction) -> bool:
+        """Return whether the row under one of the keys of a request is of this request.
+
+        If the key is without the path, the type and the state key of the event are compared. Only
+        earlier releases stored redactions so: their targets are not compared. The event may be
+        purged. Then the row is of any request that is stored so.
+        """
+        path = transaction.path
+        if self.transaction_id != transaction.key.transaction_id:
+            return True
+        if self.type is None:
+            return not transaction.needs_path
+        return (self.type, self.state_key) == (path.type, path.state_key)
+
+    @property
+    def result(self) -> AppendResult:
+        """Return the result of a repeated request."""
+        return AppendResult(
+            EventId(self.event_id),
+            "duplicate",
+            None,
+            self.stream_ordering,
+            self.topological_ordering,
+        )
+
+
+async def first_result(conn: Connection, transaction: Transaction) -> AppendResult | None:
+    """Return the result of the first request, or None if none is stored."""
+    row = _first(transaction, await _rows(conn, transaction.stored_as()))
+    return None if row is None else row.result
+
+
+async def load_transactions(
+    conn: Connection, change_set: ChangeSet, transactions: Collection[Transaction]
+) -> None:
+    """Add the stored ones to the change set, and the keys that other requests have."""
+    rows = await _rows(conn, [key for one in transactions for key in one.stored_as()])
+    view = change_set.transactions
+    for one in transactions:
+        row = _first(one, rows)
+        if row is not None:
+            view.known[row.key] = KnownTransaction(EventId(row.event_id), one.path)
+    view.taken |= rows.keys()
+
+
+def _first(
+    transaction: Transaction, rows: Mapping[TransactionKey, StoredTransactionRow]
+) -> StoredTransactionRow | None:
+    """Return the row of a request. One with the path is certain, so it comes first."""
+    for key in reversed(transaction.stored_as()):
+        if key in rows and rows[key].is_of(transaction):
+            return rows[key]
+    return None
+
+
+async def _rows(
+    conn: Connection, keys: Collection[TransactionKey]
+) -> dict[TransactionKey, StoredTransactionRow]:
+    rows = await conn.fetch(SQL_TRANSACTIONS, *transposed(keys, 4), row=StoredTransactionRow)
+    return {row.key: row for row in rows}

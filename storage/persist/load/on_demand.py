@@ -8,16 +8,14 @@ from collections.abc import Awaitable, Callable, Collection
 from typing import Any, Final, LiteralString, NamedTuple
 
 from storage.database.connection import Connection
-from storage.persist.load import events, names, visibility
-from storage.persist.load.auth_closures import load_closures
-from storage.persist.load.lookups import LOOKUPS
-from storage.persist.load.prefetch import BatchRequest
-from storage.persist.load.prefetch_rows import load_batch
-from storage.persist.load.transactions import load_transactions
+from storage.persist.load import events, lookups
+from storage.persist.load.chain_ancestors import load_closures
+from storage.persist.load.lookups import LOOKUPS, load_transactions
+from storage.persist.load.prefetch import BatchRequest, load_batch
 from storage.persist.model.change_set import ChangeSet
 from storage.persist.model.missing_data import MissingData
 from storage.persist.model.rows import RoomRow
-from storage.state.read import read_groups
+from storage.state.groups import read_groups
 from storage.visibility import multirange
 
 SQL_ROOMS: Final[LiteralString] = """
@@ -113,7 +111,7 @@ async def _questions(
 
 
 LOADERS: Final[dict[str, Callable[[Connection, ChangeSet, Any], Awaitable[None]]]] = {
-    "nids": names.load_nids,
+    "nids": lookups.load_nids,
     "ahead": _ahead,
     "event_ids": events.load_event_ids,
     "event_nids": events.load_event_nids,
@@ -123,14 +121,14 @@ LOADERS: Final[dict[str, Callable[[Connection, ChangeSet, Any], Awaitable[None]]
     "standing": events.load_ancestors,
     "groups": _groups,
     "rooms": _rooms,
-    "types": names.load_types,
-    "type_names": names.load_type_names,
-    "state_keys": names.load_state_keys,
-    "state_key_names": names.load_state_key_names,
-    "principals": names.load_principals,
-    "visibility": visibility.load_visibility,
-    "past": visibility.load_past,
-    "audiences": visibility.load_audiences,
+    "types": lookups.load_types,
+    "type_names": lookups.load_type_names,
+    "state_keys": lookups.load_state_keys,
+    "state_key_names": lookups.load_state_key_names,
+    "principals": lookups.load_principals,
+    "visibility": events.load_visibility,
+    "past": events.load_past,
+    "audiences": events.load_audiences,
     "places": events.load_chain_positions,
     "chains": events.load_chains,
     "closures": load_closures,

@@ -13,25 +13,76 @@ still there.
 """
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
 from storage.event import Event
-from storage.persist.model.auth_graph_view import AuthGraphView
-from storage.persist.model.caches import WriterCaches
-from storage.persist.model.database_answers import Answers
-from storage.persist.model.event_view import EventView
-from storage.persist.model.name_view import NameView
-from storage.persist.model.nid_blocks import NidBlocks
-from storage.persist.model.planning_time import TimeSlice
-from storage.persist.model.room_view import RoomView
-from storage.persist.model.row_changes import MembershipChange, RoomChanges
-from storage.persist.model.rows import (
-    EventRow,
+from storage.persist.model.cache_view import (
+    AuthGraphView,
+    EventView,
+    NameView,
+    RoomView,
+    StateView,
+    TransactionView,
+    VisibilityView,
 )
-from storage.persist.model.state_view import StateView
-from storage.persist.model.transaction_view import TransactionView
-from storage.persist.model.visibility_view import VisibilityView
+from storage.persist.model.caches import NidBlocks, WriterCaches
+from storage.persist.model.missing_data import Answers
+from storage.persist.model.rows import EventRow, MembershipChange, RoomChanges
+
+# --------------------------------------------------------------------------------------------------
+# Time slices of planning: how long it may block the event loop.
+
+SLICE_SECONDS: Final = 0.01
+"""Time after which planning yields the event loop.
+
+The clock is read between events and between steps of a resolution.
+"""
+
+
+HEAVY_SECONDS: Final = 0.01
+"""Processor time for resolutions that makes a room heavy.
+
+A room whose resolutions take longer in one plan moves to `storage.persist.commit.group_commit`.
+Processor time does not grow while a small resolution waits on a busy machine.
+"""
+
+
+SLOW_ROOM_EVENTS_MIN: Final = 16
+"""Minimum events of a heavy room per write. Batches grow while they stay below `HEAVY_SECONDS`."""
+
+
+class TimeSlice:
+    """A restartable time slice. Without a length it never ends."""
+
+    __slots__ = ("_clock", "_seconds", "_until", "rest")
+
+    def __init__(
+        self,
+        seconds: float | None = None,
+        *,
+        rest: float = 0,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        """Start a slice. ``rest`` is the minimum number of seconds to wait after it."""
+        self._seconds = seconds
+        self.rest: float = rest
+        self._clock = clock
+        self.begin()
+
+    def begin(self) -> None:
+        """Start the slice again."""
+        self._until = float("inf") if self._seconds is None else self._clock() + self._seconds
+
+    @property
+    def is_over(self) -> bool:
+        return self._clock() >= self._until
+
+    def is_long(self, seconds: float) -> bool:
+        """Return whether a part took as long as the whole slice should."""
+        return self._seconds is not None and seconds >= self._seconds
+
 
 AHEAD_MS_MAX: Final = 10_000
 """An event is from the future if the clock of its sender is further ahead.

@@ -6,10 +6,15 @@ They reach the change set only when the decision is complete.
 from collections.abc import Iterable, Mapping, Sequence
 
 from storage.persist.model.change_set import ChangeSet
-from storage.persist.model.row_changes import RoomChanges
-from storage.persist.model.rows import AudienceRow, PastRow, PrincipalStanding, VisibilityRow
+from storage.persist.model.rows import (
+    AudienceRow,
+    PastRow,
+    PrincipalStanding,
+    RoomChanges,
+    VisibilityRow,
+)
 from storage.state.groups import Group
-from storage.visibility import audience_numbering, audience_ranges, multirange
+from storage.visibility import multirange
 from storage.visibility.multirange import Range, Ranges
 
 
@@ -80,11 +85,11 @@ class EventChanges:
         closed = None if high is None else self.closed(high)
         return self.opened(
             low
-        ) - audience_ranges.SLACK, None if closed is None else closed + audience_ranges.SLACK + 1
+        ) - multirange.SLACK, None if closed is None else closed + multirange.SLACK + 1
 
     def opened(self, number: int) -> int:
         """Return the highest topological position when the block of an audience was opened."""
-        for block in range(audience_numbering.main(number), 0, -audience_numbering.UNIT[0]):
+        for block in range(multirange.main(number), 0, -multirange.UNIT[0]):
             opened = self.audience(block).opened_topological
             if opened is not None:
                 return opened
@@ -96,9 +101,9 @@ class EventChanges:
         None: one of them has not ended.
         """
         for block in range(
-            audience_numbering.main(number - 1) + audience_numbering.UNIT[0],
+            multirange.main(number - 1) + multirange.UNIT[0],
             self.current_audience + 1,
-            audience_numbering.UNIT[0],
+            multirange.UNIT[0],
         ):
             opened = self.audience(block).opened_topological
             if opened is not None:
@@ -142,9 +147,9 @@ class EventChanges:
         """Set `past_visibility` rows of a principal, and compute their topological ranges."""
         if not rows:
             return
-        blocks = {audience_numbering.main(low) for row in rows for low, _ in row.audiences}
+        blocks = {multirange.main(low) for row in rows for low, _ in row.audiences}
         blocks |= {
-            audience_numbering.main(high - 1) + audience_numbering.UNIT[0]
+            multirange.main(high - 1) + multirange.UNIT[0]
             for row in rows
             for _, high in row.audiences
             if high is not None

@@ -44,3 +44,20 @@ def ensure(
     unknown = [key for key in keys if key not in overlay and key not in cache]
     if unknown:
         raise MissingData(kind, unknown)
+
+
+# --------------------------------------------------------------------------------------------------
+# Answers of the database to questions that no cache can answer.
+
+
+class Answers:
+    """Answers of the database, collected while a batch is planned (`storage.persist.load`)."""
+
+    def __init__(self) -> None:
+        self.known: dict[Hashable, Any] = {}
+
+    def answer(self, question: Hashable) -> Any:
+        """Return the answer to a question; `MissingData` if it was not asked yet."""
+        if question not in self.known:
+            raise MissingData("questions", (question,))
+        return self.known[question]

@@ -1,12 +1,13 @@
 """The rows that the planner uses, as loaded and as written: one NamedTuple per table."""
 
+from dataclasses import dataclass, field
 from enum import Enum
-from typing import Final, NamedTuple, Self, TypeAlias
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, Self, TypeAlias
 
 from storage.database.names import JOIN
 from storage.errors import StorageCorrupt
 from storage.ids import EventId
-from storage.visibility import past_visibility
+from storage.visibility import rule
 from storage.visibility.multirange import EMPTY, Ranges, add, contains, remove, unending
 
 
@@ -164,7 +165,7 @@ class VisibilityRow(NamedTuple):
     def cut(self) -> "tuple[list[PastRow], Self]":
         """Return rows for excess older ranges, and this row with the newer ones.
 
-        See `storage.visibility.past_visibility`.
+        See `storage.visibility.rule`.
         """
         *gone, last = PastRow(
             self.first_audience or 0, None, self.audiences, self.invited_audiences
@@ -207,20 +208,18 @@ class PastRow(NamedTuple):
     def cut(self) -> "list[PastRow]":
         """Return the row, split into several if it has too many ranges."""
         rows, row = [], self
-        while (
-            number := past_visibility.boundary(row.audiences, row.invited_audiences)
-        ) is not None:
+        while (number := rule.boundary(row.audiences, row.invited_audiences)) is not None:
             rows.append(
                 PastRow(
                     row.first_audience,
                     number,
-                    *past_visibility.below(number, row.audiences, row.invited_audiences),
+                    *rule.below(number, row.audiences, row.invited_audiences),
                 )
             )
             row = PastRow(
                 number,
                 row.end,
-                *past_visibility.beginning(number, row.audiences, row.invited_audiences),
+                *rule.beginning(number, row.audiences, row.invited_audiences),
             )
         return [*rows, row]
 
@@ -271,3 +270,90 @@ class AuthorisedBefore(NamedTuple):
     auth_events: tuple[int, ...]
     member_key: int
     state: tuple[int | None, int | None, int | None]
+
+
+# --------------------------------------------------------------------------------------------------
+# The rows and values that a batch adds or changes, one class each.
+
+if TYPE_CHECKING:
+    from storage.persist.model.change_set import ChangeSet
+
+
+class StateDelta(NamedTuple):
+    """A change of a room's current state, at the position of the event that caused it."""
+
+    room_nid: int
+    cause_nid: int
+    state_key_nid: int
+    event_nid: int | None
+    prev_event_nid: int | None
+
+
+class MembershipChange(NamedTuple):
+    """A new membership of a local user in a room.
+
+    ``cause_nid`` is None for an outlier, which has no position of its own. ``entered``: this write
+    has let them in, or invited them, even if they are out again.
+    """
+
+    principal_nid: int
+    room_nid: int
+    membership: int
+    event_nid: int
+    cause_nid: int | None
+    entered: bool = False
+
+
+class Reordering(NamedTuple):
+    """A row of `reordered_events`: the topological position of an event before this write."""
+
+    room_nid: int
+    topological_before: int
+
+
+class PendingResolution(Protocol):
+    """A state resolution, finished or not (`storage.persist.plan.state_resolution`).
+
+    ``seconds`` is the processor time that it took so far.
+    """
+
+    seconds: float
+
+    def run(self, change_set: "ChangeSet") -> dict[int, int]:
+        """Continue until the resolution is finished.
+
+        Raise `MissingData` if data has to be loaded first, and `TimeSliceOver` if the time slice is
+        over.
+        """
+
+
+@dataclass(slots=True)
+class RoomChanges:
+    """The state of a room while a batch is planned."""
+
+    row: RoomRow
+    extremities: dict[int, None]
+    current: int | None
+    next_audience: int
+    max_order: int
+    audience: int
+    out_of_range: Ranges
+    in_order_ts: int
+    changed: bool = False
+    live_nids: list[int] = field(default_factory=list)
+    group_digests: dict[int, list[int]] = field(default_factory=dict)
+    merged: dict[frozenset[int], int] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, row: RoomRow) -> "RoomChanges":
+        extremities = dict.fromkeys(row.forward_extremities)
+        return cls(
+            row,
+            extremities,
+            row.current_state_group,
+            row.next_audience,
+            row.max_topological_ordering,
+            row.current_audience,
+            row.out_of_range,
+            row.in_order_ts,
+        )

@@ -2,7 +2,7 @@
 
 An audience is a set of principals, and a function of a state. Its members are the principals with
 joined users and, if the history visibility is "invited", those with invited users. Two special
-principals stand for "shared" and "world readable". `storage.visibility.audience_numbering` says how
+principals stand for "shared" and "world readable". `storage.visibility.multirange` says how
 numbers are chosen, and why.
 
 There are two ways to a number: `advance` when the current state changes, and `branch` for any other
@@ -16,6 +16,7 @@ from storage.database.names import (
     INVITE,
     JOIN,
     KEY_HISTORY_VISIBILITY,
+    MEMBERSHIPS,
     PRINCIPAL_EVERYBODY,
     PRINCIPAL_SHARED,
     TYPE_MEMBER,
@@ -27,12 +28,17 @@ from storage.persist.model.rows import (
     AudienceRow,
     Counts,
     EventRow,
+    MembershipChange,
     PrincipalStanding,
+    RoomChanges,
+    StateDelta,
     VisibilityRow,
 )
+from storage.persist.plan.out_of_band import OverruledMembership
+from storage.persist.plan.topology import ExtremityChange
 from storage.persistent_map import Map
 from storage.state.groups import Group, changed_keys
-from storage.visibility import audience_numbering, audience_ranges
+from storage.visibility import multirange
 
 RANKS: Final = {"joined": 0, "invited": 1, "shared": 2, "world_readable": 3}
 MISSING: Final = "shared"  # of a room without the event or with an unknown value
@@ -168,12 +174,8 @@ def _off(changes: EventChanges, base: int, differs: dict[int, PrincipalStanding]
     For all other principals it equals ``base``, without a row being written.
     """
     row = changes.audience(base)
-    continues = (
-        None
-        if row.continued or audience_numbering.depth(base) == 0
-        else audience_numbering.following(base)
-    )
-    new = continues or audience_numbering.branching(base, row.branches)
+    continues = None if row.continued or multirange.depth(base) == 0 else multirange.following(base)
+    new = continues or multirange.branching(base, row.branches)
     if new is None:
         return _alone(changes, base, differs)
     changes.audiences[base] = (
@@ -192,7 +194,7 @@ def _alone(changes: EventChanges, base: int, differs: dict[int, PrincipalStandin
     room is compared with ``base``, and a range is written where it differs.
     """
     number = _next_main(changes, None)
-    end = number + audience_numbering.UNIT[0]
+    end = number + multirange.UNIT[0]
     written = {
         principal
         for room, principal in changes.change_set.visibility.new_visibility
@@ -214,7 +216,7 @@ def _next_main(changes: EventChanges, opened: int | None) -> int:
     """Return the next number of the main line; ``opened`` is its ``opened_topological``."""
     number = changes.next_audience
     changes.audiences[number] = AudienceRow(0, continued=False, opened_topological=opened)
-    changes.next_audience = number + audience_numbering.UNIT[0]
+    changes.next_audience = number + multirange.UNIT[0]
     return number
 
 
@@ -422,17 +424,17 @@ def note_place(changes: EventChanges, number: int, order: int) -> None:
     """Record an event with this audience as out of range if reads would not scan its position.
 
     Reads scan the positions that ``opened_topological`` predicts for an audience
-    (`storage.visibility.audience_ranges`). Events that no local user may ever see are not recorded.
+    (`storage.visibility.multirange`). Events that no local user may ever see are not recorded.
     """
-    block = audience_numbering.main(number)
+    block = multirange.main(number)
     if block == changes.current_audience and order > changes.room.max_order:
         return
     opened = changes.audience(block).opened_topological
     closed = None if block >= changes.current_audience else changes.closed(block + 1)
-    if (opened is None or not audience_ranges.expected(order, opened, closed)) and _seen_here(
+    if (opened is None or not multirange.expected(order, opened, closed)) and _seen_here(
         changes, number
     ):
-        changes.out_of_range = audience_ranges.with_out_of_range(changes.out_of_range, order)
+        changes.out_of_range = multirange.with_out_of_range(changes.out_of_range, order)
 
 
 def _seen_here(changes: EventChanges, number: int) -> bool:
@@ -449,3 +451,59 @@ def _seen_here(changes: EventChanges, number: int) -> bool:
     return any(
         changes.standing(principal, number) is not PrincipalStanding.OUT for principal in concerned
     )
+
+
+# --------------------------------------------------------------------------------------------------
+# Write what an accepted event changes of its room: extremities, current state, memberships.
+
+LEAVE = MEMBERSHIPS["leave"]
+
+
+def store_membership(change_set: ChangeSet, one: MembershipChange) -> None:
+    """Set a local user's membership; stripped state that came out of band goes."""
+    key = one.principal_nid, one.room_nid
+    change_set.members.stripped.pop(key, None)
+    earlier = change_set.members.memberships.get(key)
+    entered = one.membership > LEAVE or (earlier is not None and earlier.entered)
+    change_set.members.memberships[key] = one._replace(entered=entered)
+
+
+def store_extremities(change_set: ChangeSet, room: RoomChanges, ends: ExtremityChange) -> None:
+    """Set the forward extremities, and mark what is superseded now: gaps and refused events."""
+    room.extremities = ends.extremities
+    change_set.rooms.dropped.update(dict.fromkeys(ends.dropped, room.row.room_nid))
+    for gap in ends.superseded:
+        change_set.events.add_missing(gap)
+    for row in ends.refused:
+        now = change_set.events.row_of(row.event_nid)
+        change_set.events.change_event(now._replace(superseded=True))
+
+
+def store_overruled(
+    change_set: ChangeSet, row: EventRow, overruled: Iterable[OverruledMembership]
+) -> None:
+    """Replace out-of-band memberships by those of the current state. ``row`` is the cause."""
+    for one in overruled:
+        store_membership(change_set, one.membership)
+        change_set.members.overruled.append((row.room_nid, one.state_key_nid, one.user))
+
+
+def store_current(
+    change_set: ChangeSet, room: RoomChanges, cause_nid: int, old: Group | None, new: Group
+) -> None:
+    """Add the differences of the current state, and with them local users' memberships."""
+    room_nid = room.row.room_nid
+    for key in sorted(set(new.entries) if old is None else changed_keys(old, new)):
+        before = None if old is None else old.entries.get(key)
+        nid = new.entries.get(key)
+        membership = None if nid is None else change_set.events.row_of(nid).membership
+        change_set.states.change_current(
+            StateDelta(room_nid, cause_nid, key, nid, before), membership
+        )
+        type_nid, user = change_set.names.state_key_name(key)
+        if type_nid == TYPE_MEMBER and user.endswith(":" + change_set.server_name):
+            principal = change_set.names.principal_nid(user)
+            store_membership(
+                change_set,
+                MembershipChange(principal, room_nid, membership or 0, nid or 0, cause_nid),
+            )

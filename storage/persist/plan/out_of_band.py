@@ -24,8 +24,7 @@ from storage.event.parsing import MAX_ID_BYTES
 from storage.ids import server_name_of
 from storage.persist.model.change_set import ChangeSet
 from storage.persist.model.event_changes import EventChanges
-from storage.persist.model.row_changes import MembershipChange, RoomChanges
-from storage.persist.model.rows import EventRow
+from storage.persist.model.rows import EventRow, MembershipChange, RoomChanges
 from storage.state.groups import Group
 
 MEMBER = "m.room.member"

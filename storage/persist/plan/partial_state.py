@@ -38,13 +38,12 @@ from storage.persist.model.change_set import ChangeSet
 from storage.persist.model.event_changes import EventChanges
 from storage.persist.model.incoming import IncomingEvent
 from storage.persist.model.results import AppendResult
-from storage.persist.model.row_changes import RoomChanges
-from storage.persist.model.rows import EventRow, PrincipalStanding
+from storage.persist.model.rows import EventRow, PrincipalStanding, RoomChanges
 from storage.persist.plan import audience
-from storage.persist.plan.state_merge import resolution, same_state
+from storage.persist.plan.state_resolution import resolution, same_state
 from storage.persist.plan.topology import ParentEvents
 from storage.state.groups import REMOVED, Group, derive
-from storage.visibility.audience_numbering import NOTHING
+from storage.visibility.multirange import NOTHING
 
 MARK_IS_GONE: Final = "the room is not marked as partial by this join any more"
 

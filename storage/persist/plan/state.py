@@ -14,11 +14,11 @@ from storage.persist.model.missing_data import StalePlan
 from storage.persist.model.rows import EventRow
 from storage.persist.plan import audience
 from storage.persist.plan.partial_state import keeping_the_join
-from storage.persist.plan.state_merge import merged_state, same_state
+from storage.persist.plan.state_resolution import merged_state, same_state
 from storage.persist.plan.topology import ParentEvents
 from storage.persistent_map import Map
 from storage.state.groups import REMOVED, Group, State, root_group
-from storage.visibility.audience_numbering import NOTHING
+from storage.visibility.multirange import NOTHING
 
 
 def before_event(

@@ -18,16 +18,17 @@ one state differs, or the chain cover lacks an event, everything is resolved fro
 """
 
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Final
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final
 
 from storage.auth import Change, needed_events, resolve_conflicts
 from storage.errors import StorageCorrupt
-from storage.event import RoomVersion
+from storage.event import Event, RoomVersion
 from storage.event.versions import version_of
 from storage.ids import EventId, StateKey
 from storage.persist.model.change_set import ChangeSet
-from storage.persist.model.missing_data import TimeSliceOver
+from storage.persist.model.event_changes import EventChanges
+from storage.persist.model.missing_data import MissingData, TimeSliceOver
 from storage.persist.model.resolution_records import ResolutionRecord
 from storage.persist.model.rows import RoomRow
 from storage.persist.plan.auth_difference import (
@@ -40,17 +41,170 @@ from storage.persist.plan.auth_difference import (
     farthest_of,
     lowest_of,
     reached_anew,
+    walked,
 )
-from storage.persist.plan.auth_walk import walked
-from storage.persist.plan.resolution_events import (
-    ResolutionEvents,
-    ResolutionState,
-    UnconflictedState,
-    event_id_of,
-    nid_of,
-    text_key,
-)
-from storage.state.groups import REMOVED, Group, changed_keys
+from storage.state.groups import REMOVED, Group, changed_keys, derive
+
+# --------------------------------------------------------------------------------------------------
+# Give a state resolution its input from a change set.
+#
+# The input is events by id, and the unconflicted state. `storage.auth` knows events by id and
+# states by (type, state_key); the change set knows both by nid.
+
+UNKNOWN: Final = object()
+
+
+class ResolutionEvents(Mapping[EventId, Event]):
+    """The events in memory, by id.
+
+    ``rejected`` are the ids of the events read so far that are rejected. ``absent`` are requested
+    ids that are not stored.
+    """
+
+    def __init__(self, change_set: ChangeSet) -> None:
+        self._change_set = change_set
+        self._events: dict[EventId, Event | None] = {}
+        self.rejected: set[EventId] = set()
+        self.absent: set[EventId] = set()
+
+    def add(self, ids: Iterable[EventId]) -> None:
+        """Raise `MissingData` unless these are in memory; record those not stored as ``absent``."""
+        lacking = []
+        for event_id in ids:
+            if self._change_set.events.rows.get(event_id, UNKNOWN) is None:
+                self.absent.add(event_id)
+            elif self.get(event_id) is None:
+                lacking.append(event_id)
+        if lacking:
+            raise MissingData("cited", lacking)
+
+    def get(self, event_id: EventId, default: Any = None) -> Any:
+        event = self._events.get(event_id)
+        return event or self._look(event_id) or default
+
+    def _look(self, event_id: EventId) -> Event | None:
+        found = self._change_set.events.at_hand(event_id)
+        if found is None:
+            return None
+        row, event = found
+        self._events[event_id] = event
+        if row.rejected is not None:
+            self.rejected.add(event_id)
+        return event
+
+    def __getitem__(self, event_id: EventId) -> Event:
+        event: Event | None = self.get(event_id)
+        if event is None:
+            raise KeyError(event_id)
+        return event
+
+    def __iter__(self) -> Iterator[EventId]:
+        return iter(self._events)
+
+    def __len__(self) -> int:
+        return len(self._events)
+
+
+class UnconflictedState(Mapping[StateKey, EventId]):
+    """A state without the conflicted keys, looked up by (type, state_key)."""
+
+    def __init__(self, change_set: ChangeSet, group: Group, conflicted: set[int]) -> None:
+        self._change_set = change_set
+        self._group = group
+        self._conflicted = conflicted
+
+    def __getitem__(self, key: StateKey) -> EventId:
+        type_nid = self._change_set.names.find_type(key[0])
+        key_nid = (
+            None if type_nid is None else self._change_set.names.find_state_key(type_nid, key[1])
+        )
+        if key_nid is None or key_nid in self._conflicted or key_nid not in self._group.entries:
+            raise KeyError(key)
+        return event_id_of(self._change_set, self._group.entries[key_nid])
+
+    def __iter__(self) -> Iterator[StateKey]:
+        return (
+            text_key(self._change_set, key)
+            for key in self._group.entries
+            if key not in self._conflicted
+        )
+
+    def __len__(self) -> int:
+        return sum(key not in self._conflicted for key in self._group.entries)
+
+
+class ResolutionState:
+    """The `EventSource` of a `storage.auth.Resolution`.
+
+    It notes data that is not in memory instead of raising `MissingData`. The driver checks
+    `lacking`, loads what `needs` returns, and continues the resolution.
+    """
+
+    def __init__(
+        self, change_set: ChangeSet, loaded: ResolutionEvents, base: Mapping[StateKey, EventId]
+    ) -> None:
+        self._change_set = change_set
+        self._loaded = loaded
+        self._base = base
+        self._cited: set[EventId] = set()
+        self._needs: MissingData | None = None
+
+    @property
+    def rejected(self) -> set[EventId]:
+        """Return the ids of the events read so far that are rejected."""
+        return self._loaded.rejected
+
+    @property
+    def lacking(self) -> bool:
+        """Return whether something that was requested is not in memory."""
+        return self._needs is not None or bool(self._cited)
+
+    def event(self, event_id: EventId, /) -> Event | None:
+        """Return an event; None if it is not stored, or not in memory."""
+        event: Event | None = self._loaded.get(event_id)
+        if event is None and event_id not in self._loaded.absent:
+            if self._change_set.events.rows.get(event_id, UNKNOWN) is None:
+                self._loaded.absent.add(event_id)
+            else:
+                self._cited.add(event_id)
+        return event
+
+    def base(self, key: StateKey, /) -> EventId | None:
+        """Return the value of an unconflicted key; None if it has none, or it is not in memory."""
+        try:
+            return self._base.get(key)
+        except MissingData as needs:
+            self._needs = needs
+            return None
+
+    def needs(self) -> MissingData:
+        """Return what has to be loaded, and forget it."""
+        needs, self._needs = self._needs, None
+        if needs is None:
+            needs, self._cited = MissingData("cited", self._cited), set()
+        return needs
+
+
+def text_key(change_set: ChangeSet, key_nid: int) -> StateKey:
+    type_nid, state_key = change_set.names.state_key_name(key_nid)
+    return change_set.names.type_name(type_nid), state_key
+
+
+def event_id_of(change_set: ChangeSet, nid: int) -> EventId:
+    return EventId(change_set.events.row_of(nid).event_id)
+
+
+def nid_of(change_set: ChangeSet, event_id: EventId | None) -> int:
+    """Return the nid of the event that a resolution chose; `REMOVED` if it chose none."""
+    if event_id is None:
+        return REMOVED
+    row = change_set.events.row(event_id)
+    if row is None:
+        raise StorageCorrupt(
+            "state resolution chose an event that is not stored", event_id=event_id
+        )
+    return row.event_nid
+
 
 NEAR: Final = 64  # keys in which a state may differ from the recorded one that it replaces
 
@@ -385,3 +539,112 @@ def _version_1(
             lambda: {key: nid_of(change_set, result.get(name)) for key, name in names.items()}
         )
     )
+
+
+# --------------------------------------------------------------------------------------------------
+# Merge several states: resolve their conflicts and store the smallest difference.
+#
+# The merged state is stored as a difference to the state that it differs least from. Only keys in
+# which the states differ are compared, and only auth events that can matter are loaded. So no work
+# here is proportional to the size of the room's state.
+
+Derive = Callable[[Group, Mapping[int, int]], Group]
+
+
+def merged_state(changes: EventChanges, groups: Sequence[Group], new: Derive) -> Group:
+    """Return the group of the resolution of these states.
+
+    ``new`` makes a group from a base and a change. It is called only if no group has that state.
+    """
+    distinct = {group.state_group: group for group in groups}
+    if len(distinct) == 1:
+        return groups[0]
+    question = frozenset(distinct)
+    known = changes.merged_before(question)
+    if known is not None:
+        return known
+    states = sorted(distinct.values(), key=lambda group: group.state_group)
+    resolved = resolution(changes, states)
+    result = _smallest(changes, states, resolved, new)
+    changes.merged[question] = result.state_group
+    return result
+
+
+def resolution(changes: EventChanges, states: Sequence[Group]) -> dict[int, int]:
+    """Return the resolved event nid of each key in which these states differ.
+
+    It is `REMOVED` if the resolved state lacks the key. No two of the states are equal. The work is
+    kept in the change set, so that it continues after `MissingData` (`StateResolution`).
+    """
+    if len(states) == 1:
+        return {}
+    change_set, question = changes.change_set, frozenset(group.state_group for group in states)
+    work = change_set.states.resolving.get(question)
+    if work is None:
+        work = change_set.states.resolving[question] = StateResolution(
+            change_set, changes.room.row, states
+        )
+    return work.run(change_set)
+
+
+def _smallest(
+    changes: EventChanges, states: Sequence[Group], resolved: Mapping[int, int], new: Derive
+) -> Group:
+    base, change = min(_changes(changes, states, resolved), key=lambda pair: len(pair[1]))
+    if not change:
+        return base
+    return same_state(changes, derive(base, change, 0, 0)) or new(base, change)
+
+
+def _changes(
+    changes: EventChanges, states: Sequence[Group], resolved: Mapping[int, int]
+) -> Iterator[tuple[Group, dict[int, int]]]:
+    """Yield groups to derive the resolved state from, each with the change that leads to it.
+
+    The change with the fewest keys is always among them. The room's current state comes first:
+    while a fork grows, each event of a branch changes it by one key. After a change of at most one
+    key, only states that need no change are yielded: `_has` finds the difference of the others in
+    their first keys.
+    """
+    main = changes.main_group()
+    if main is not None:
+        keys = changed_keys(main, states[0]) - resolved.keys()
+        change = _change(
+            main, {**resolved, **{key: states[0].entries.get(key, REMOVED) for key in keys}}
+        )
+        yield main, change
+        if len(change) <= 1:
+            yield from ((group, {}) for group in states if _has(group, resolved))
+            return
+    for group in states:
+        yield group, _change(group, resolved)
+
+
+def _has(group: Group, target: Mapping[int, int]) -> bool:
+    return all(group.entries.get(key, REMOVED) == value for key, value in target.items())
+
+
+def _change(base: Group, target: Mapping[int, int]) -> dict[int, int]:
+    """Return the part of ``target`` in which it differs from ``base``."""
+    return {key: value for key, value in target.items() if base.entries.get(key, REMOVED) != value}
+
+
+def same_state(changes: EventChanges, wanted: Group) -> Group | None:
+    """Return a group of the room that has exactly this state, or None.
+
+    ``wanted`` carries the state and its digest; it need not be a group that will be stored. The
+    digest finds candidates, which are then compared key by key. States after one event have no
+    digest in the table, mostly (`storage.state.groups.keeps_digest`), and are not found: the
+    caller compares with those nearby. A state may so have two groups, which are read alike.
+    """
+    digest = wanted.digest
+    candidates = [
+        *changes.room.group_digests.get(digest, ()),
+        *(group.state_group for group in changes.groups.values()),
+    ]
+    candidates += changes.change_set.answers.answer(("digest", changes.room_nid, digest))
+    for number in candidates:
+        group = changes.group(number)
+        if group.digest == digest and not changed_keys(group, wanted):
+            return group
+    return None

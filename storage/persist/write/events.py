@@ -1,6 +1,7 @@
 """The parts of the write that insert and change events, gaps and redactions without a target."""
 
-from typing import Final, LiteralString
+from collections.abc import Iterable, Sequence
+from typing import Any, Final, LiteralString
 
 from storage.database.columns import (
     DROPPED_EXTREMITIES,
@@ -9,15 +10,131 @@ from storage.database.columns import (
     WAITING_REDACTIONS,
 )
 from storage.database.placeholders import ColumnValues, InputRows, by_column
+from storage.persist.model.cache_view import StoredColumns
 from storage.persist.model.change_set import ChangeSet
 from storage.persist.model.rows import EventRow, MissingRow
-from storage.persist.write.event_columns import (
-    after_gap_column,
-    depth_column,
-    in_order_column,
-    new_event_columns,
+from storage.persist.write.streams import new_bytes
+
+# --------------------------------------------------------------------------------------------------
+# The columns of `events` for its parents and auth events: how these are written.
+#
+# One parent, and up to four auth events, are stored as distances from the nid of the event; more as
+# an array of nids. In the schema prev_nids and auth_nids read both forms. An event with no parent,
+# as an outlier, has neither form.
+#
+#     event 900 with prev_events [899]          prev_distance 1
+#     event 900 with prev_events [899, 870]     prev_events {899,870}
+#     event 900 with auth_events [1, 2, 880]    auth_distance_1 899, auth_distance_2 898, …_3 20
+
+FARTHEST: Final = 2**31 - 1
+NO_DISTANCES: Final = (None, None, None, None)
+PADDING: Final = tuple(NO_DISTANCES[length:] for length in range(5))
+AUTH_DISTANCES: Final = (
+    "auth_distance_1",
+    "auth_distance_2",
+    "auth_distance_3",
+    "auth_distance_4",
 )
-from storage.persist.write.event_edges import AUTH_DISTANCES, edge_columns
+
+Nids = Sequence[int]
+
+
+def edge_columns(
+    nids: Nids, prev_events: Sequence[Nids], auth_events: Sequence[Nids]
+) -> dict[str, Sequence[object]]:
+    """Return the columns of the edges of events; a column without values is empty."""
+    columns: dict[str, Sequence[object]] = dict.fromkeys(("prev_distance", *AUTH_DISTANCES), ())
+    auth = [_auth_distances(*one) for one in zip(nids, auth_events, strict=True)]
+    columns |= zip(AUTH_DISTANCES, map(sparse, zip(*auth, strict=True)), strict=True)
+    distances = [_prev_distance(*one) for one in zip(nids, prev_events, strict=True)]
+    return {
+        **columns,
+        "prev_distance": distances,
+        "prev_events": _left(prev_events, distances),
+        "auth_events": _left(auth_events, (one[0] for one in auth)),
+    }
+
+
+def _prev_distance(nid: int, parents: Nids) -> int | None:
+    if len(parents) == 1 and -FARTHEST <= (distance := nid - parents[0]) <= FARTHEST:
+        return distance
+    return None
+
+
+def _auth_distances(nid: int, auth: Nids) -> tuple[int | None, ...]:
+    """Return the distances of up to four events; None for all of them if one is too far."""
+    if len(auth) <= len(AUTH_DISTANCES):
+        distances = tuple([nid - one for one in auth])
+        if not auth or (max(distances) <= FARTHEST and min(distances) >= -FARTHEST):
+            return distances + PADDING[len(auth)]
+    return NO_DISTANCES
+
+
+def _left(edges: Sequence[Nids], distances: Iterable[int | None]) -> Sequence[Nids | None]:
+    return sparse(
+        [
+            nids if distance is None and nids else None
+            for nids, distance in zip(edges, distances, strict=True)
+        ]
+    )
+
+
+def sparse(column: Sequence[Any]) -> Sequence[Any]:
+    """Return an empty column for one without values: unnest fills it up with NULLs."""
+    return () if column.count(None) == len(column) else column
+
+
+# --------------------------------------------------------------------------------------------------
+# New events as columns, for the statements that insert them.
+#
+# The columns that the planner knows are the fields of `EventRow`, the others those of
+# `StoredColumns`; so a new one needs no line here. The rows are turned into columns at once: an
+# append binds each column by one call, not each value.
+
+SET_BY_STATEMENT = "stream_ordering"
+"""The field of `EventRow` that has no value before the write."""
+
+
+def new_event_columns(change_set: ChangeSet) -> dict[str, Sequence[Any]]:
+    columns = new_columns_but_bytes(change_set)
+    return columns | {"json": new_bytes(change_set)} if columns else columns
+
+
+def new_columns_but_bytes(change_set: ChangeSet) -> dict[str, Sequence[Any]]:
+    """Return the columns of the new events without `json`; empty if there is none."""
+    new = change_set.events.new_events
+    if not new:
+        return {}
+    rows, _, stored = zip(*new.values(), strict=True)
+    columns: dict[str, Sequence[Any]] = dict(
+        zip(EventRow._fields, zip(*rows, strict=True), strict=True)
+    )
+    del columns[SET_BY_STATEMENT]
+    for name, column in zip(StoredColumns._fields, zip(*stored, strict=True), strict=True):
+        columns[name] = sparse(column)
+    columns |= edge_columns(
+        columns["event_nid"],
+        columns["prev_events"],
+        columns["auth_events"],
+    )
+    columns["depth"] = depth_column(rows)
+    columns["after_gap"] = after_gap_column(change_set, new)
+    columns["in_order_ts"] = in_order_column(change_set, new)
+    return columns
+
+
+def after_gap_column(change_set: ChangeSet, nids: Iterable[int]) -> Sequence[Any]:
+    return sparse([nid in change_set.events.after_gaps or None for nid in nids])
+
+
+def depth_column(rows: Iterable[EventRow]) -> Sequence[Any]:
+    """Return the column `depth` of these events: None where it is the topological ordering."""
+    return sparse([None if row.depth == row.topological_ordering else row.depth for row in rows])
+
+
+def in_order_column(change_set: ChangeSet, nids: Iterable[int]) -> Sequence[Any]:
+    return sparse([change_set.events.out_of_order.get(nid) for nid in nids])
+
 
 NEW_EVENT: Final = EVENTS.rows(
     "new_event",

@@ -8,19 +8,19 @@ in a third of the time.
 from typing import Final, LiteralString, NamedTuple
 
 from storage.database.columns import EVENTS, ROOMS
-from storage.database.placeholders import ColumnValues, NumberedStatement, compose
+from storage.database.placeholders import ColumnValues, NumberedStatement, compose, fill
 from storage.database.prepared import prepare_ahead
-from storage.database.sql_template import fill
 from storage.persist.model.change_set import ChangeSet
 from storage.persist.write.dependencies import DEPENDENCIES, dependencies_of
-from storage.persist.write.event_columns import new_event_columns
-from storage.persist.write.streams import AUTHOR_INPUTS, author_values
-from storage.persist.write.transactions import (
+from storage.persist.write.events import new_event_columns
+from storage.persist.write.streams import (
+    AUTHOR_INPUTS,
     NEW_TRANSACTION,
     PART_TRANSACTIONS,
+    author_values,
     transaction_values,
 )
-from storage.streams.in_flight import Author
+from storage.streams.stream_writer import Author
 
 NEW_MESSAGE: Final = EVENTS.rows(
     "new_message",

@@ -1,21 +1,34 @@
 """The parts of the write for state groups, the current state, its deltas, and the chain cover."""
 
+from collections.abc import Collection, Iterable, Mapping
 from typing import Final, LiteralString
 
 from storage.database.columns import (
+    AUDIENCES,
     AUTH_CHAIN_LINKS,
     AUTH_CHAINS,
     CURRENT_STATE,
+    MEMBERSHIPS,
+    PAST_VISIBILITY,
     STATE_DELTAS,
     STATE_GROUPS,
+    VISIBILITY,
 )
 from storage.database.names import TYPE_MEMBER
 from storage.database.placeholders import ColumnValues, InputRows, by_column
-from storage.graph.chain_rows import ChainColumns, all_columns
+from storage.graph.chains import ChainColumns, all_columns
 from storage.persist.model.change_set import ChangeSet
-from storage.persist.model.row_changes import StateDelta
-from storage.persist.write.event_edges import sparse
-from storage.state.rows import GroupRow, row_of
+from storage.persist.model.rows import (
+    AudienceRow,
+    MembershipChange,
+    PastRow,
+    StateDelta,
+    VisibilityRow,
+)
+from storage.persist.write.events import sparse
+from storage.state.groups import GroupRow, row_of
+from storage.visibility import multirange
+from storage.visibility.multirange import Ranges
 
 NEW_GROUP: Final = STATE_GROUPS.rows("new_group")
 SET_STATE: Final = CURRENT_STATE.rows("set_state", is_new="boolean")
@@ -113,3 +126,165 @@ def _chains(change_set: ChangeSet) -> dict[str, ColumnValues]:
 def _auth_event(change_set: ChangeSet, nid: int) -> tuple[str, str]:
     row = change_set.events.row_of(nid)
     return row.event_id, change_set.names.state_key_name(row.state_key_nid or 0)[1]
+
+
+# --------------------------------------------------------------------------------------------------
+# The part of the write for audiences, and for the principals that belong to them.
+
+SET_VISIBILITY: Final = VISIBILITY.rows("set_visibility", is_new="boolean")
+SET_PAST: Final = PAST_VISIBILITY.rows("set_past")
+SET_AUDIENCE: Final = AUDIENCES.rows("set_audience", is_new="boolean")
+VISIBILITY_INPUTS: Final = (SET_VISIBILITY, SET_PAST, SET_AUDIENCE)
+
+PART_VISIBILITY: Final[LiteralString] = """
+new_visibility AS (
+    INSERT INTO visibility (:set_visibility.columns)
+    SELECT :set_visibility.values
+    FROM :set_visibility.rows AS i
+    WHERE i.is_new
+),
+set_visibility AS (  -- a purge may have deleted the row
+    INSERT INTO visibility (:set_visibility.columns)
+    SELECT :set_visibility.values
+    FROM :set_visibility.rows AS i
+    WHERE NOT i.is_new
+    ON CONFLICT (room_nid, principal_nid) DO UPDATE SET :set_visibility.update(EXCLUDED)
+),
+set_past AS (
+    INSERT INTO past_visibility (:set_past.columns)
+    SELECT :set_past.values
+    FROM :set_past.rows AS i
+    ON CONFLICT (room_nid, principal_nid, first_audience) DO UPDATE
+        SET audiences = EXCLUDED.audiences,
+            invited_audiences = EXCLUDED.invited_audiences,
+            topological_ranges = EXCLUDED.topological_ranges
+),
+new_audience AS (
+    INSERT INTO audiences (:set_audience.columns)
+    SELECT :set_audience.values
+    FROM :set_audience.rows AS i
+    WHERE i.is_new
+),
+set_audience AS (
+    INSERT INTO audiences (:set_audience.columns)
+    SELECT :set_audience.values
+    FROM :set_audience.rows AS i
+    WHERE NOT i.is_new
+    ON CONFLICT (room_nid, audience)
+        DO UPDATE SET branches = EXCLUDED.branches, continued = EXCLUDED.continued
+)"""
+
+
+def visibility_values(change_set: ChangeSet) -> dict[str, ColumnValues]:
+    """Return the rows of audiences, and those of principals, that are new or changed."""
+    view = change_set.visibility
+    return {
+        "set_visibility": _visibility(view.new_visibility, view.absent_visibility),
+        "set_past": _past(view.new_past),
+        "set_audience": _audiences(change_set),
+    }
+
+
+def _audiences(change_set: ChangeSet) -> ColumnValues:
+    """Return the rows of audiences; `continued` is None for those without a next one."""
+    view = change_set.visibility
+    columns = by_column(
+        ("room_nid", "audience", *AudienceRow._fields, "is_new"),
+        ((*key, *row, key in view.absent_audiences) for key, row in view.new_audiences.items()),
+    )
+    return columns and {
+        **columns,
+        "continued": sparse([flag or None for flag in columns["continued"]]),
+    }
+
+
+def _visibility(
+    rows: Mapping[tuple[int, int], VisibilityRow], absent: Collection[tuple[int, int]]
+) -> ColumnValues:
+    keys = by_column(("room_nid", "principal_nid"), rows)
+    return keys and {
+        **keys,
+        **by_column(VisibilityRow._fields, rows.values()),
+        "is_new": [key in absent for key in rows],
+        "audiences": [multirange.to_text(row.audiences) for row in rows.values()],
+        "invited_audiences": _texts_or_none(row.invited_audiences for row in rows.values()),
+    }
+
+
+def _past(rows: Mapping[tuple[int, int, int], PastRow]) -> ColumnValues:
+    keys = by_column(("room_nid", "principal_nid", "first_audience"), rows)
+    return keys and {
+        **keys,
+        "opened_topological": [row.opened_topological for row in rows.values()],
+        "audiences": [multirange.to_text(row.audiences) for row in rows.values()],
+        "invited_audiences": _texts_or_none(row.invited_audiences for row in rows.values()),
+        "topological_ranges": [multirange.to_text(row.topological_ranges) for row in rows.values()],
+    }
+
+
+def _texts_or_none(column: Iterable[Ranges]) -> list[str | None]:
+    """Return multiranges as text; None is stored for an empty one."""
+    return [multirange.to_text(ranges) if ranges else None for ranges in column]
+
+
+# --------------------------------------------------------------------------------------------------
+# The part of the write for the memberships of local users, in the timeline and out of band.
+
+SET_MEMBERSHIP: Final = MEMBERSHIPS.rows(
+    "set_membership",
+    MEMBERSHIPS.but("stream_ordering", "writer_nid", "forgotten"),
+    cause_nid="bigint",
+    stripped_state="text",
+    entered="boolean",
+)
+MEMBERSHIP_INPUTS: Final = (SET_MEMBERSHIP,)
+
+PART_MEMBERSHIPS: Final[LiteralString] = """
+out_of_band AS (
+    INSERT INTO outlier_memberships (stream_id, event_nid, writer_nid)
+    SELECT nextval('events_stream'), i.event_nid, :writer_nid
+    FROM :set_membership.rows(event_nid, cause_nid) AS i
+    WHERE i.cause_nid IS NULL
+    RETURNING stream_id, event_nid
+),
+set_membership AS (
+    INSERT INTO memberships (:set_membership.columns, stream_ordering, writer_nid)
+    SELECT :set_membership.values, COALESCE(p.stream_ordering, o.stream_id), :writer_nid
+    FROM :set_membership.rows(event_nid, principal_nid, room_nid, membership, cause_nid) AS i
+    LEFT JOIN positioned p ON p.event_nid = i.cause_nid
+    LEFT JOIN out_of_band o ON o.event_nid = i.event_nid AND i.cause_nid IS NULL
+    ON CONFLICT (principal_nid, room_nid) DO UPDATE
+        SET :set_membership.update(EXCLUDED),
+            stream_ordering = EXCLUDED.stream_ordering,
+            writer_nid = EXCLUDED.writer_nid,
+            -- until a join, an invite or a knock; code that does not know the column keeps it
+            forgotten = memberships.forgotten AND memberships.membership < 3
+                AND EXCLUDED.membership < 3 AND NOT EXISTS (
+                    SELECT FROM :set_membership.rows(principal_nid, room_nid, entered) AS a
+                    WHERE a.entered AND a.principal_nid = EXCLUDED.principal_nid
+                        AND a.room_nid = EXCLUDED.room_nid
+                )
+),
+set_out_of_band AS (
+    INSERT INTO out_of_band_memberships (room_nid, principal_nid, event_nid, stripped_state)
+    SELECT i.room_nid, i.principal_nid, i.event_nid, i.stripped_state
+    FROM :set_membership.rows(event_nid, principal_nid, room_nid, cause_nid, stripped_state) AS i
+    WHERE i.cause_nid IS NULL
+    ON CONFLICT (room_nid, principal_nid)
+        DO UPDATE SET event_nid = EXCLUDED.event_nid, stripped_state = EXCLUDED.stripped_state
+),
+overruled AS (
+    DELETE FROM out_of_band_memberships o
+    USING :set_membership.rows(principal_nid, room_nid, cause_nid) AS i
+    WHERE o.room_nid = i.room_nid AND o.principal_nid = i.principal_nid AND i.cause_nid IS NOT NULL
+)"""
+
+
+def membership_values(change_set: ChangeSet) -> dict[str, ColumnValues]:
+    """Return the new memberships of local users."""
+    changes = change_set.members.memberships
+    if not changes:
+        return {"set_membership": {}}
+    columns = dict(by_column(MembershipChange._fields, changes.values()))
+    columns["stripped_state"] = [change_set.members.stripped.get(key) for key in changes]
+    return {"set_membership": columns}

@@ -5,10 +5,16 @@ from typing import Final, LiteralString
 
 import orjson
 
-from storage.database.columns import CACHE_INVALIDATIONS
-from storage.database.placeholders import ColumnValues, InputValue
-from storage.persist.write.invalidations import Invalidation
-from storage.streams.in_flight import Author
+from storage.codec import Dictionary, StoredBytes, encode, remember, shipped_dictionary
+from storage.database.columns import CACHE_INVALIDATIONS, LOCAL_TRANSACTIONS
+from storage.database.connection import Connection
+from storage.database.dictionaries import newest_dictionary
+from storage.database.placeholders import ColumnValues, InputValue, by_column
+from storage.persist.model.cache_view import TransactionRow
+from storage.persist.model.caches import WriterCaches
+from storage.persist.model.change_set import ChangeSet
+from storage.persist.write.dependencies import Invalidation
+from storage.streams.stream_writer import Author
 
 NEW_INVALIDATION: Final = CACHE_INVALIDATIONS.rows(
     "new_invalidation", ("cache_name",), keys_json="text"
@@ -66,3 +72,53 @@ def invalidation_values(invalidated: Sequence[Invalidation]) -> dict[str, Column
             "keys_json": [orjson.dumps(one.keys).decode() for one in invalidated],
         }
     }
+
+
+# --------------------------------------------------------------------------------------------------
+# The form in which new events are written.
+#
+# A writer encodes with the dictionary that was trained last, or with the shipped one. It looks it
+# up before its first write. A new one is published in the stream "caches" (`DICTIONARIES`), and the
+# next write looks it up.
+
+
+async def learn_dictionary(conn: Connection, caches: WriterCaches) -> None:
+    """Look up the dictionary, unless it is known."""
+    if not caches.knows_dictionary:
+        caches.dictionary = await writers_dictionary(conn)
+        caches.knows_dictionary = True
+
+
+async def writers_dictionary(conn: Connection) -> Dictionary:
+    return await newest_dictionary(conn) or shipped_dictionary()
+
+
+def new_bytes(change_set: ChangeSet) -> Sequence[StoredBytes]:
+    """Return the column `json` of the new events, which this process need not decode."""
+    dictionary, events = change_set.caches.dictionary, change_set.events
+    column = []
+    for nid, new in events.new_events.items():
+        event_id, room_id = new.row.event_id, events.parsed[nid].room_id
+        stored = encode(new.raw, event_id, room_id, dictionary)
+        remember(stored, event_id, room_id, new.raw)
+        column.append(stored)
+    return column
+
+
+# --------------------------------------------------------------------------------------------------
+# The part of the write that stores the transactions of local users with their events.
+
+NEW_TRANSACTION: Final = LOCAL_TRANSACTIONS.rows(
+    "new_transaction", LOCAL_TRANSACTIONS.but("sent_ts")
+)
+
+PART_TRANSACTIONS: Final[LiteralString] = """
+new_transaction AS (  -- refused by the primary key if another process has stored the request
+    INSERT INTO local_transactions (:new_transaction.columns, sent_ts)
+    SELECT :new_transaction.values, :received_ts
+    FROM :new_transaction.rows AS i
+)"""
+
+
+def transaction_values(change_set: ChangeSet) -> dict[str, ColumnValues]:
+    return {"new_transaction": by_column(TransactionRow._fields, change_set.transactions.new)}

@@ -13,8 +13,7 @@ from pyspark.sql import SparkSession
 
 from storage.errors import InputError
 from storage.pipeline.file_systems import below, emptied, io_errors, moved, opened
-from storage.pipeline.imports.archive_files import ArchiveFiles
-from storage.pipeline.imports.lines import placed
+from storage.pipeline.imports.lines import ArchiveFiles, placed
 from storage.pipeline.imports.task_rows import over_files, rows_in
 from storage.pipeline.synapse.source import Synapse
 

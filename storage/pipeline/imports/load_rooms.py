@@ -6,17 +6,34 @@ that it has may come from an interrupted import, or get events after the first o
 are ordered and appended in batches, as by the live path. So are those of a room with readmissions.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+import sys
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from contextlib import asynccontextmanager, suppress
 from itertools import groupby, islice
-from typing import Any, Final
+from typing import Any, Final, LiteralString
 
 import pyarrow as pa
 
+from storage.config import Config
+from storage.database.arrow_results import ArrowConnection, arrow_session
+from storage.database.columns import EVENTS
+from storage.database.connection import Connection
+from storage.database.migrate import HEAD_REVISION
+from storage.database.names import InternedNames
+from storage.database.placeholders import ColumnValues, InputValue, NumberedStatement, compose
 from storage.errors import CommitUnknown, DatabaseConflict, DatabaseUnavailable
 from storage.event import load
 from storage.event.ndjson import OUTLIERS
 from storage.ids import EventId
+from storage.persist.model.caches import NidBlocks
+from storage.persist.model.change_set import ChangeSet
 from storage.persist.model.incoming import IncomingEvent
+from storage.persist.model.results import AppendResult
+from storage.persist.write.all_tables import WriteResult, write_around
+from storage.persist.write.events import new_columns_but_bytes
+from storage.pipeline.imports import stage as stages
 from storage.pipeline.imports.append_events import (
     BATCH_MAX,
     ArrivedEvent,
@@ -25,15 +42,214 @@ from storage.pipeline.imports.append_events import (
     TaskAttempt,
     spare_collector,
 )
-from storage.pipeline.imports.bulk_write import BulkWriter, LoadedLines
-from storage.pipeline.imports.bundle_files import BundleReader
-from storage.pipeline.imports.line_order import LineWithoutPdu as Line
-from storage.pipeline.imports.line_order import order
-from storage.pipeline.imports.plan_rooms import CannotPlan, FailedLine
-from storage.pipeline.imports.room_bundles import BundledRoom, rooms_of
-from storage.pipeline.imports.slim_event import SlimEvent, needs
-from storage.pipeline.imports.stage import StagedEvent, staged
-from storage.pipeline.imports.validate import SQL_HELD, AlreadyStoredRow
+from storage.pipeline.imports.intern_names import BundleReader
+from storage.pipeline.imports.lines import LineWithoutPdu as Line
+from storage.pipeline.imports.lines import order
+from storage.pipeline.imports.plan_rooms import (
+    NAMES_REMEMBERED,
+    BundledRoom,
+    CannotPlan,
+    FailedLine,
+    RoomLines,
+    RoomPlanner,
+    rooms_of,
+)
+from storage.pipeline.imports.stage import StagedEvent, staged, transaction
+from storage.pipeline.imports.validate import SQL_HELD, AlreadyStoredRow, SlimEvent, needs
+from storage.store.open import OpenWriter
+from storage.streams.position_poller import learn_writers
+from storage.streams.registry import STREAMS
+from storage.streams.startup import SQL_LOCK
+from storage.streams.stream_writer import Author, InFlight
+
+# --------------------------------------------------------------------------------------------------
+# Write planned rooms.
+#
+# The rows of events take their bytes from the table where they are staged. The other rows are
+# written as `append` writes them. A group of rooms, or one large room, is one transaction; so a
+# room is stored whole or not at all. Positions are taken in a block, after everything is planned,
+# and become visible with the commit, as those of any write (`storage.streams.stream_writer`).
+
+LOADED_EVENT: Final = EVENTS.rows(
+    "loaded_event",
+    EVENTS.but("received_ts", "arrival_ordering", "encoding", "writer_nid", "json"),
+    import_place="bigint",  # where the bytes are staged
+)
+
+LOAD_EVENTS: Final[NumberedStatement] = compose(
+    """
+INSERT INTO events (:loaded_event.columns, received_ts, encoding, writer_nid, json)
+SELECT :loaded_event.values, :received_ts, 0, :writer_nid, staged.json
+FROM :loaded_event.rows AS i
+CROSS JOIN LATERAL (
+    SELECT json
+    FROM import_events
+    WHERE import_number = :import_number AND place = i.import_place
+    OFFSET 0
+) AS staged
+""",
+    LOADED_EVENT,
+    InputValue("received_ts", "bigint"),
+    InputValue("writer_nid", "smallint"),
+    InputValue("import_number", "int"),
+)
+SQL_LOAD_EVENTS: Final[LiteralString] = LOAD_EVENTS.sql
+
+SQL_KNOWN: Final[LiteralString] = """
+SELECT room_id
+FROM rooms
+WHERE room_id = ANY($1::text[])
+"""
+
+LINES: Final = 1_000
+WRITTEN_STREAMS: Final = ("events", "backfill", "caches")
+
+
+class LoadedLines:
+    """The outcomes of the lines of some rooms."""
+
+    def __init__(self) -> None:
+        self.outcomes: Counter[str] = Counter()
+        self.failed: list[FailedLine] = []
+
+    def add(self, results: Sequence[AppendResult], failed: Sequence[FailedLine]) -> None:
+        """Add the results of rooms, once they are committed."""
+        self.outcomes.update(result.outcome for result in results)
+        self.failed += failed
+
+
+class BulkWriter:
+    """The writer of rooms that the store does not have.
+
+    ``number``: of the import; ``part``: events that are planned before they are written.
+    """
+
+    def __init__(self, store: OpenWriter, number: int, part: int) -> None:
+        self._store = store
+        self._number = number
+        self._part = part
+        self._names = InternedNames(sys.maxsize)
+        self._blocks = NidBlocks()
+        self._in_flight = InFlight(
+            store.database, store.streams, WRITTEN_STREAMS, store.identity.writer_nid
+        )
+
+    async def load(self, rooms: Sequence[BundledRoom], loaded: LoadedLines) -> None:
+        """Load the rooms in one transaction.
+
+        Raise `CannotPlan` if the store has something of them; `DatabaseConflict`;
+        `DatabaseUnavailable`.
+        """
+        if (
+            len(self._names.principals) > NAMES_REMEMBERED
+            or len(self._names.state_keys) > NAMES_REMEMBERED
+        ):
+            self._names.forget()
+        await self._in_flight.ready()
+        written = WriteResult({}, 0)
+        with self._in_flight.writing():
+            async with self._transaction() as conn:
+                await stages.work(conn, self._number)
+                planner = RoomPlanner(
+                    conn,
+                    self._store.database,
+                    self._names,
+                    self._blocks,
+                    self._store.identity.server_name,
+                )
+                await self._refuse_known(rooms)
+                if len(rooms) == 1:
+                    written = await self._room(planner, rooms[0]) or written
+                else:
+                    await _plan_small(planner, rooms)
+                written = await self._write(planner, is_last=True) or written
+            await learn_writers(
+                self._store.database, self._store.streams, "events", written.writers
+            )
+            self._in_flight.answered()
+        loaded.add(planner.results, planner.failed)
+
+    @asynccontextmanager
+    async def _transaction(self) -> AsyncIterator[Connection]:
+        try:
+            async with self._store.database.transaction() as conn:
+                self._in_flight.sent(conn)
+                yield conn
+        except CannotPlan:
+            self._in_flight.answered()  # rolled back: there is nothing to find out
+            raise
+
+    async def _refuse_known(self, rooms: Sequence[BundledRoom]) -> None:
+        async with self._store.database.connection() as aside:
+            if await aside.fetchvals(SQL_KNOWN, [room.room_id for room in rooms]):
+                raise CannotPlan
+
+    async def _room(self, planner: RoomPlanner, bundled: BundledRoom) -> WriteResult | None:
+        written = None
+        room = planner.begin(bundled.room_id)
+        for version, lines in bundled.lines(LINES):
+            await planner.plan([RoomLines(room, version, lines)])
+            if len(planner.change_set.events.new_events) >= self._part:
+                written = await self._write(planner)
+        planner.end(room)
+        return written
+
+    async def _write(self, planner: RoomPlanner, *, is_last: bool = False) -> WriteResult | None:
+        """Write what is planned into the open transaction; forget it the last time."""
+        return await write_planned(planner, self._in_flight.author, self._number, is_last=is_last)
+
+
+async def _plan_small(planner: RoomPlanner, rooms: Sequence[BundledRoom]) -> None:
+    """Plan rooms that are written together: all of their lines are in memory at once."""
+    begun = [(planner.begin(room.room_id), room) for room in rooms]
+    await planner.plan(
+        [
+            RoomLines(planned, version, lines)
+            for planned, room in begun
+            for version, lines in room.lines(LINES)
+        ]
+    )
+    for planned, _ in begun:
+        planner.end(planned)
+
+
+async def write_planned(
+    planner: RoomPlanner, author: Author, number: int, *, is_last: bool = False
+) -> WriteResult | None:
+    """Write what is planned over the planner's connection; return None if that is nothing.
+
+    ``number``: of the import that staged the bytes.
+    """
+    change_set = planner.change_set
+    if not change_set.has_changes:
+        return None
+    now = time.time_ns() // 1_000_000
+    written = await write_around(planner.connection, change_set, author, now)
+    given = {
+        "received_ts": now,
+        "writer_nid": author.writer_nid,
+        "import_number": number,
+        "loaded_event": _events(change_set, planner, written),
+    }
+    tag = await planner.connection.execute(SQL_LOAD_EVENTS, *LOAD_EVENTS.bind(given))
+    if int(tag.rpartition(" ")[2]) != len(change_set.events.new_events):
+        raise DatabaseConflict(stages.GONE)
+    if not is_last:
+        planner.wrote(written.positions)
+    return written
+
+
+def _events(change_set: ChangeSet, planner: RoomPlanner, written: WriteResult) -> ColumnValues:
+    columns = new_columns_but_bytes(change_set)
+    if not columns:
+        return {}
+    rows = [new.row for new in change_set.events.new_events.values()]
+    columns["stream_ordering"] = [
+        None if row.outlier else written.positions[row.event_nid] for row in rows
+    ]
+    columns["import_place"] = [planner.places[row.event_id] for row in rows]
+    return columns
+
 
 ATTEMPTS: Final = 3
 CREATE: Final = ("m.room.create", "")
@@ -240,3 +456,75 @@ def _arrival(pdu: bytes, version: str, one: SlimEvent) -> ArrivedEvent:
     return ArrivedEvent(
         IncomingEvent(event, one.origin, state_before, refused=one.refused), one.place
     )
+
+
+# --------------------------------------------------------------------------------------------------
+# Names of writers for the tasks of a load, registered before the first of them writes.
+#
+# A process that enters under a new name waits for running writes, and a large room is one write of
+# many seconds. A task that begins beside it would wait, and keep others waiting. Under a name that
+# is known, it enters at once (`storage.streams.startup`).
+
+SQL_UNKNOWN: Final[LiteralString] = """
+SELECT name
+FROM unnest($1::text[]) AS name
+WHERE NOT EXISTS (SELECT FROM writers WHERE instance_name = name)
+    OR EXISTS (
+        SELECT FROM unnest($2::text[]) AS stream
+        WHERE NOT EXISTS (
+            SELECT FROM stream_positions WHERE stream_name = stream AND instance_name = name
+        )
+    )
+"""
+
+SQL_PATIENCE: Final[LiteralString] = """
+SET LOCAL lock_timeout = '1s'
+"""
+
+SQL_WRITERS: Final[LiteralString] = """
+WITH named AS (
+    INSERT INTO writers (instance_name, schema_revision)
+    SELECT name, $2::text
+    FROM unnest($1::text[]) AS name
+    WHERE name NOT IN (SELECT instance_name FROM writers)
+    ON CONFLICT (instance_name) DO NOTHING
+    RETURNING 1
+)
+SELECT count(*) AS writers FROM named
+"""
+
+SQL_POSITIONS: Final[LiteralString] = """
+WITH sequence AS (
+    SELECT stream_name, COALESCE(pg_sequence_last_value(name::regclass), 1) AS last
+    FROM unnest($2::text[], $3::text[]) AS s (stream_name, name)
+),
+entered AS (
+    INSERT INTO stream_positions (stream_name, instance_name, stream_id, entered_at)
+    SELECT s.stream_name, name, s.last, s.last
+    FROM unnest($1::text[]) AS name
+    CROSS JOIN sequence s
+    ON CONFLICT (stream_name, instance_name) DO NOTHING
+    RETURNING 1
+)
+SELECT count(*) AS positions FROM entered
+"""
+
+
+def register_names(dsn: str, names: Sequence[str], *, config: Config) -> None:
+    """Register writers that are not known, if no write runs for longer than a second.
+
+    Otherwise a task does so itself, when it can. Raise `DatabaseError`.
+    """
+    with arrow_session(dsn, config=config) as conn:
+        unknown = [row["name"] for row in conn.rows(SQL_UNKNOWN, list(names), list(STREAMS))]
+        if unknown:  # else there is no reason to lock the table
+            with suppress(DatabaseConflict), transaction(conn):
+                _register(conn, unknown)
+
+
+def _register(conn: ArrowConnection, names: list[str]) -> None:
+    conn.execute(SQL_PATIENCE)
+    conn.execute(SQL_LOCK)
+    conn.rows(SQL_WRITERS, names, HEAD_REVISION)
+    sequences = [one.sequence for one in STREAMS.values()]
+    conn.rows(SQL_POSITIONS, names, list(STREAMS), sequences)

@@ -11,31 +11,32 @@ caches have dropped by then is read from the written parts.
 
 import heapq
 import sys
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import chain
-from typing import Any, Final, LiteralString, NamedTuple
+from itertools import chain, islice, pairwise
+from operator import attrgetter
+from typing import Any, Final, LiteralString, NamedTuple, Protocol
+
+import pyarrow as pa
 
 from storage.database.connection import Connection, Database
 from storage.database.names import InternedNames
 from storage.errors import StorageCorrupt
 from storage.event import Event
-from storage.event.references import references_of
+from storage.event.model import references_of
 from storage.ids import EventId
 from storage.persist.commit.publish import absorb, place
 from storage.persist.load.on_demand import load
-from storage.persist.model.caches import WriterCaches
+from storage.persist.model.caches import NidBlocks, WriterCaches
 from storage.persist.model.change_set import ChangeSet
-from storage.persist.model.database_answers import Answers
 from storage.persist.model.incoming import IncomingEvent
-from storage.persist.model.missing_data import MissingData
-from storage.persist.model.nid_blocks import NidBlocks
+from storage.persist.model.missing_data import Answers, MissingData
 from storage.persist.model.results import AppendResult
-from storage.persist.model.row_changes import RoomChanges
+from storage.persist.model.rows import RoomChanges
 from storage.persist.plan.event import plan_event
-from storage.pipeline.imports.intern_names import intern, members_known
-from storage.pipeline.imports.slim_event import SlimEvent, event_of
+from storage.pipeline.imports.intern_names import BundleLocation, intern, members_known
+from storage.pipeline.imports.validate import SlimEvent, event_of, unpacked
 
 SQL_HELD_IDS: Final[LiteralString] = """
 SELECT event_id
@@ -332,3 +333,97 @@ class RoomPlanner:
             change_set.events.rows[event_id] = None
             change_set.events.missing[event_id] = self._caches.missing.get(event_id)
             change_set.events.waiting[event_id] = self._redactions.get(event_id, ())
+
+
+# --------------------------------------------------------------------------------------------------
+# The bundles of a room, which can be read in order several times.
+
+
+class RoomBundle(NamedTuple):
+    """A bundle: its room version, its path, its ranks, and its location."""
+
+    version: str
+    path_index: int
+    first: int
+    last: int
+    place: BundleLocation
+
+
+class BundleSource(Protocol):
+    """Reads bundles: from files, or from the database."""
+
+    def get(self, place: BundleLocation) -> bytes: ...
+
+
+class BundledRoom:
+    """A room's bundles in order of path and rank. It keeps none of them in memory."""
+
+    def __init__(self, room_id: str, reader: BundleSource) -> None:
+        self.room_id = room_id
+        self.events: Any = 0
+        self._reader = reader
+        self._pieces: list[RoomBundle] = []
+
+    def add(self, bundle: Mapping[str, Any]) -> None:
+        """Add a bundle: a row of `storage.pipeline.imports.validate.EXAMINED`."""
+        place = BundleLocation(bundle["file"], bundle["start"], bundle["length"])
+        self._pieces.append(
+            RoomBundle(
+                bundle["room_version"], bundle["path_index"], bundle["first"], bundle["last"], place
+            )
+        )
+        self.events += bundle["events"]
+
+    @property
+    def places(self) -> Iterator[BundleLocation]:
+        return (piece.place for piece in self._pieces)
+
+    def lines(self, most: int) -> Iterator[tuple[str, list[SlimEvent]]]:
+        """Yield all lines with the room version, ``most`` at a time."""
+        for version, lines in self._ranges():
+            while chunk := list(islice(lines, most)):
+                yield version, chunk
+
+    def _ranges(self) -> Iterator[tuple[str, Iterator[SlimEvent]]]:
+        """Merge bundles with overlapping ranks (parallel files); only these share the memory."""
+        together: list[RoomBundle] = []
+        for piece in sorted(self._pieces, key=lambda one: (one.path_index, one.first)):
+            if together and not (
+                piece.path_index == together[0].path_index
+                and piece.first <= max(one.last for one in together)
+            ):
+                yield together[0].version, self._merged(together)
+                together = []
+            together.append(piece)
+        if together:
+            yield together[0].version, self._merged(together)
+
+    def _merged(self, pieces: Iterable[RoomBundle]) -> Iterator[SlimEvent]:
+        opened = [self._opened(piece) for piece in pieces]
+        return (
+            iter(opened[0])
+            if len(opened) == 1
+            else iter(heapq.merge(*opened, key=attrgetter("rank")))
+        )
+
+    def _opened(self, piece: RoomBundle) -> list[SlimEvent]:
+        lines = list(unpacked(self._reader.get(piece.place)))
+        return (
+            lines
+            if all(a.rank <= b.rank for a, b in pairwise(lines))
+            else sorted(lines, key=attrgetter("rank"))
+        )
+
+
+def rooms_of(batches: Iterable[pa.RecordBatch], reader: BundleSource) -> Iterator[BundledRoom]:
+    """Yield the rooms of sorted bundles (`storage.pipeline.imports.validate.EXAMINED`)."""
+    room: BundledRoom | None = None
+    for batch in batches:
+        for row in batch.to_pylist():
+            if room is not None and row["room_id"] != room.room_id:
+                yield room
+                room = None
+            room = room or BundledRoom(row["room_id"], reader)
+            room.add(row)
+    if room is not None:
+        yield room

@@ -5,8 +5,8 @@
 
 1. Executors read, parse and hash the lines, and check signatures. A bad line goes to the dead
    letters. The bytes leave Spark at this point (`storage.pipeline.imports.stage`). The rest is the
-   data that planning needs, some 300 bytes a message (`storage.pipeline.imports.slim_event`). It
-   waits in files of the folder ``work`` (`storage.pipeline.imports.bundle_files`). Only its
+   data that planning needs, some 300 bytes a message (`storage.pipeline.imports.validate`). It
+   waits in files of the folder ``work`` (`storage.pipeline.imports.intern_names`). Only its
    location passes through Spark.
 2. Each loading task takes whole rooms; large ones are distributed by size, the others by hash. A
    room that the store does not have is planned in memory, by the live path's planner, in the order
@@ -38,7 +38,14 @@ from signedjson.types import VerifyKey
 
 from storage.config import Config
 from storage.database.arrow_results import ArrowConnection, arrow_session
-from storage.pipeline.failures import executor_errors
+from storage.database.deployment import (
+    NEEDS_NAME,
+    NO_SERVER,
+    SQL_DEPLOYMENT,
+    SQL_IS_EMPTY,
+    SQL_WHERE,
+)
+from storage.errors import InputError, WrongServerName
 from storage.pipeline.file_systems import below, emptied
 from storage.pipeline.imports.append_events import (
     NAMES_MIN,
@@ -47,20 +54,18 @@ from storage.pipeline.imports.append_events import (
     TaskAttempt,
     spare_collector,
 )
-from storage.pipeline.imports.archive_files import (
+from storage.pipeline.imports.dead_letters import REJECTED, refuse_others, write_dead_letters
+from storage.pipeline.imports.intern_names import cleared
+from storage.pipeline.imports.lines import (
     ArchiveFiles,
+    FileRange,
     bounded,
     found,
     numbered,
     together,
 )
-from storage.pipeline.imports.bundle_files import cleared
-from storage.pipeline.imports.dead_letters import REJECTED, refuse_others, write_dead_letters
-from storage.pipeline.imports.lines import FileRange
-from storage.pipeline.imports.load_rooms import load_rooms
-from storage.pipeline.imports.room_versions import CreatedRoom, stage_versions
+from storage.pipeline.imports.load_rooms import load_rooms, register_names
 from storage.pipeline.imports.stage import staging
-from storage.pipeline.imports.target_name import check_name
 from storage.pipeline.imports.task_rows import (
     FOLDER,
     TaskResults,
@@ -70,15 +75,39 @@ from storage.pipeline.imports.task_rows import (
 )
 from storage.pipeline.imports.validate import (
     EXAMINED,
+    CreatedRoom,
     LineValidator,
     TaskValidation,
     key_texts,
     looked_over,
+    stage_versions,
 )
-from storage.pipeline.imports.writer_names import register_names
+from storage.pipeline.session import Batches, dealt_work, executor_errors, parallelism, taken_work
 from storage.pipeline.source.rows import spark_ddl
 from storage.pipeline.synapse.source import LACKING_MAX, Synapse
-from storage.pipeline.task_frames import Batches, dealt_work, parallelism, taken_work
+
+# --------------------------------------------------------------------------------------------------
+# Check the server name of an import before anything is read.
+#
+# The tasks that load the events open stores, which check it as well. That is after all lines were
+# read, which takes hours for a large archive.
+
+
+def check_name(dsn: str, server_name: str | None) -> None:
+    """Raise `WrongServerName` for the database of another server.
+
+    Raise `InputError` for a new one without a name.
+    """
+    with arrow_session(dsn) as conn:
+        found = next((one["server_name"] for one in conn.rows(SQL_DEPLOYMENT)), None)
+        if found is None and server_name is None:
+            raise InputError(NEEDS_NAME)
+        if found is None or server_name in {None, NO_SERVER, found}:
+            return
+        if not conn.rows(SQL_IS_EMPTY)[0]["is_empty"]:
+            where = conn.rows(SQL_WHERE)[0]["place"]
+            raise WrongServerName(str(server_name), found=found, where=where)
+
 
 BUNDLES: Final = pa.schema([EXAMINED.field(at) for at in range(EXAMINED.names.index("place"))])
 SPREAD: Final = "crc32(room_id)"

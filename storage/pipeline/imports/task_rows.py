@@ -17,8 +17,8 @@ import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 
 from storage.pipeline.file_systems import below, io_errors, opened
+from storage.pipeline.session import Batches, MapBatches, dealt_work, parallelism, taken_work
 from storage.pipeline.source.rows import spark_ddl
-from storage.pipeline.task_frames import Batches, MapBatches, dealt_work, parallelism, taken_work
 
 FOLDER: Final = "rows"
 ROWS_MAX: Final = 2_000

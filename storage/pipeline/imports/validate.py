@@ -3,37 +3,45 @@
 A line is read once, parsed and hashed; its signatures are checked if keys are given. Lines are
 independent of each other, and the functions are the pure ones of `Store.append`. The bytes of valid
 lines are staged in the database by COPY, one transaction per range. Only the data that planning
-needs goes on (`storage.pipeline.imports.slim_event`), in bundles by room, which wait in files. A
+needs goes on (`storage.pipeline.imports.validate`), in bundles by room, which wait in files. A
 defect of a line becomes a reason. An event that is already stored is a duplicate, and costs one
 lookup of its id.
 """
 
 import asyncio
+import marshal
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
+from hashlib import blake2b
 from itertools import islice
 from typing import Any, Final, LiteralString, NamedTuple
 
+import orjson
 import pyarrow as pa
 import uvloop
 from signedjson.key import decode_verify_key_bytes
 from signedjson.types import VerifyKey
 from unpaddedbase64 import decode_base64, encode_base64
 
+from storage.arguments import is_text
+from storage.auth import CONTENT_MATTERS
 from storage.codec import Dictionary, encode
 from storage.config import Config
+from storage.database.arrow_results import ArrowConnection
 from storage.database.connection import Connection, Database
 from storage.errors import InvalidEvent
-from storage.event import Event
-from storage.event.ndjson import OUTLIERS
+from storage.event import ROOM_VERSIONS, Event, load, relation_of
+from storage.event.model import implied_auth_ids, make_event
+from storage.event.ndjson import OUTLIERS, Origin
 from storage.persist import receive
+from storage.persist.model.cache_view import CONTENT_KEYS
 from storage.persist.model.results import AppendResult
-from storage.persist.write.stored_form import writers_dictionary
+from storage.persist.write.streams import writers_dictionary
 from storage.pipeline.imports import stage as stages
 from storage.pipeline.imports.append_events import BULK_TIMEOUT_MS, spare_collector
-from storage.pipeline.imports.bundle_files import BundleWriter, spread_number
+from storage.pipeline.imports.intern_names import BundleWriter, spread_number
 from storage.pipeline.imports.lines import (
     FileRange,
     LineContent,
@@ -43,9 +51,312 @@ from storage.pipeline.imports.lines import (
     place_of,
     read,
 )
-from storage.pipeline.imports.room_versions import RoomVersions
-from storage.pipeline.imports.slim_event import packed, slim_line
 from storage.pipeline.synapse.source import read_synapse
+
+# --------------------------------------------------------------------------------------------------
+# An event without its bytes: the data that planning needs, packed by the thousand.
+#
+# State events, and events whose content the auth rules read, include their bytes. All others have
+# their identifying fields, their edges, and the content that the tables need: a relation, a URL. So
+# a room of a million messages is planned from some 300 bytes a message. The bytes of each line wait
+# in the table `import_events`, under its place.
+#
+# A list of tuples is packed by `marshal`, which takes a microsecond an event. Packed data never
+# outlives the job, which has one version of Python.
+
+NOTHING: Final[dict[str, Any]] = {}
+
+
+class SlimEvent(NamedTuple):
+    """A valid line.
+
+    ``rank``: its position among the lines of its path; ``place``: where its bytes are staged;
+    ``whole``: its bytes, or None.
+    """
+
+    rank: int
+    place: int
+    event_id: str
+    origin: Origin
+    valid: bool
+    type: str
+    sender: str
+    state_key: str | None
+    depth: int
+    origin_server_ts: int
+    prev_events: tuple[str, ...]
+    auth_events: tuple[str, ...]
+    content: dict[str, Any]
+    whole: bytes | None
+    state_before: tuple[str, ...] | None
+    refused: str | None = None
+    readmit: bool = False
+    """The event is stored and refused: accept it."""
+    second: bool = False
+    """A second create event of the room: store it after the first one."""
+
+
+def slim_line(event: Event, rank: int, place: int, given: LineContent) -> tuple[Any, ...]:
+    return slim(
+        event,
+        rank,
+        place,
+        given.origin,
+        given.state_before,
+        refused=given.refused,
+        readmit=given.readmit,
+        second=given.second,
+    )
+
+
+def slim(
+    event: Event,
+    rank: int,
+    place: int,
+    origin: Origin,
+    state_before: tuple[str, ...] | None,
+    *,
+    refused: str | None = None,
+    readmit: bool = False,
+    second: bool = False,
+) -> tuple[Any, ...]:
+    """Return the fields of a `SlimEvent`, as they are packed."""
+    whole = event.state_key is not None or event.type in CONTENT_MATTERS
+    return (
+        rank,
+        place,
+        event.event_id,
+        origin,
+        event.content_hash_valid,
+        event.type,
+        event.sender,
+        event.state_key,
+        event.depth,
+        event.origin_server_ts,
+        event.prev_event_ids,
+        event.auth_event_ids,
+        NOTHING if whole else _reduced(event),
+        event.raw if whole else None,
+        state_before,
+        refused,
+        readmit,
+        second,
+    )
+
+
+def _reduced(event: Event) -> dict[str, Any]:
+    """Return the part of a content that `EventView.stored_columns` reads."""
+    content = event.content
+    left: dict[str, Any] = {key: None for key in CONTENT_KEYS if key in content}
+    if "m.relates_to" in content and (relation := relation_of(event)) is not None:
+        left["m.relates_to"] = {"rel_type": relation.rel_type, "event_id": relation.event_id}
+        if "m.new_content" in content:
+            left["m.new_content"] = None
+    return left
+
+
+def event_of(one: SlimEvent, room_id: str, version: str) -> Event:
+    """Return the event as planning takes it; without its bytes, unless it is whole."""
+    if one.whole is not None:
+        return load(one.whole, version, one.event_id, redacted=not one.valid)
+    return make_event(
+        one.event_id,
+        room_id,
+        ROOM_VERSIONS[version],
+        one.type,
+        one.sender,
+        None,
+        one.content,
+        one.depth,
+        one.origin_server_ts,
+        one.prev_events,
+        one.auth_events,
+        None,
+        b"",
+        NOTHING,
+        one.valid,
+        None,
+    )
+
+
+def packed(rows: Iterable[Any]) -> bytes:
+    return marshal.dumps(list(rows))
+
+
+def unpacked(data: bytes) -> Iterable[SlimEvent]:
+    """Yield the rows again."""
+    rows = marshal.loads(data)  # noqa: S302  # the result of `packed` in another task of this job
+    return map(SlimEvent._make, rows)
+
+
+def needs(one: SlimEvent, room_id: str, version: str) -> list[str]:
+    """Return the ids that must be stored before this event.
+
+    These are its auth events, and its parents, or the state given instead of them. Parents have a
+    leading ``^``: for them an outlier is not enough. A readmission needs the event.
+    """
+    if one.readmit:
+        return ["^" + one.event_id]
+    if one.origin == "out_of_band":
+        return []
+    needed = [*one.auth_events, *implied_auth_ids(ROOM_VERSIONS[version], one.type, room_id)]
+    if one.origin == "outlier":
+        return needed
+    if one.state_before is not None:
+        return [*needed, *one.state_before]
+    return [*needed, *("^" + parent for parent in one.prev_events)]
+
+
+# --------------------------------------------------------------------------------------------------
+# The versions of rooms, as the tasks of an import look them up.
+#
+# A room that the store has keeps its version. For others the line says it, or else the first create
+# event of the archive, which may be in any file. So a first pass finds the create events, and
+# stages what they say in `import_events`, below the places of lines. Tasks that validate lines look
+# up the rooms of each chunk. No process has the versions of all rooms.
+
+SQL_STAGE_VERSIONS: Final[LiteralString] = """
+WITH staged AS (
+    INSERT INTO import_events (place, import_number, json)
+    SELECT created.place, $1::int, convert_to(created.line, 'UTF8')
+    FROM unnest($2::bigint[], $3::text[]) AS created (place, line)
+    ORDER BY created.place
+    ON CONFLICT DO NOTHING
+    RETURNING place
+)
+SELECT place FROM staged
+"""
+
+SQL_TAKEN_PLACES: Final[LiteralString] = """
+SELECT place, json
+FROM import_events
+WHERE import_number = $1::int AND place = ANY($2::bigint[])
+"""
+
+SQL_STORED_VERSIONS: Final[LiteralString] = """
+SELECT room_id, room_version
+FROM rooms
+WHERE room_id = ANY($1::text[])
+"""
+
+SQL_STAGED_VERSIONS: Final[LiteralString] = """
+SELECT e.json AS created
+FROM unnest($2::bigint[]) AS wanted (first)
+JOIN import_events e ON e.import_number = $1::int AND e.place >= wanted.first
+    AND e.place < wanted.first + $3::bigint
+"""
+
+PLACES: Final = 1 << 20
+"""Places for what create events say of the rooms with one hash."""
+
+REMEMBERED_MAX: Final = 50_000
+"""Rooms in the memory of a task: some 10 MB."""
+
+
+class StoredVersionRow(NamedTuple):
+    """A room that the store has."""
+
+    room_id: str
+    room_version: str
+
+
+class StagedVersionRow(NamedTuple):
+    """A `CreatedRoom`, as JSON."""
+
+    created: bytes
+
+
+class CreatedRoom(NamedTuple):
+    """A create event: the file and the range where it is, so that the first one counts."""
+
+    file: int
+    begin: int
+    room_id: str
+    version: str
+
+
+def first_place(room_id: str) -> int:
+    """Return the first of the `PLACES` below 0 for a room id. Rooms may share them."""
+    return -(1 + _hash(room_id) % (1 << 43)) * PLACES
+
+
+def _hash(text: str) -> int:
+    return int.from_bytes(blake2b(text.encode(), digest_size=8).digest())
+
+
+def stage_versions(conn: ArrowConnection, number: int, rooms: Iterable[CreatedRoom]) -> None:
+    """Stage what create events say. To do it twice changes nothing.
+
+    Raise `DatabaseConflict` if the import ``number`` has ended.
+    """
+    left: dict[int, str] = {}
+    for room in rooms:
+        line = orjson.dumps(list(room)).decode()
+        _put(left, first_place(room.room_id), _hash(line), line)
+    with stages.working(conn, number):
+        while left:
+            left = _not_staged(conn, number, left)
+
+
+def _put(lines: dict[int, str], first: int, offset: int, line: str) -> None:
+    """Add a line at its place, or at the next free one."""
+    while lines.setdefault(first + offset % PLACES, line) != line:
+        offset += 1
+
+
+def _not_staged(conn: ArrowConnection, number: int, lines: dict[int, str]) -> dict[int, str]:
+    """Stage lines; return those whose places have another one, each with its next place."""
+    staged = conn.rows(SQL_STAGE_VERSIONS, number, list(lines), list(lines.values()))
+    others = lines.keys() - {row["place"] for row in staged}
+    found = conn.rows(SQL_TAKEN_PLACES, number, list(others)) if others else []
+    again: dict[int, str] = {}
+    for row in found:
+        place, line = row["place"], lines[row["place"]]
+        if row["json"] != line.encode():
+            _put(again, place - place % PLACES, place % PLACES + 1, line)
+    return again
+
+
+class RoomVersions:
+    """The versions that a task knows, and the rooms that the store has.
+
+    ``given`` is what it knows without the database.
+    """
+
+    def __init__(self, number: int, given: Mapping[str, str]) -> None:
+        self._number = number
+        self._given = given
+        self._asked = set[str]()
+        self.versions: dict[str, str] = dict(given)
+        self.stored: dict[str, str] = {}
+
+    async def learn(self, conn: Connection, room_ids: Iterable[object]) -> None:
+        """Look up those of these rooms that were not looked up before."""
+        wanted = {one for one in room_ids if is_text(one)}
+        new = wanted - self._asked
+        if not new:
+            return
+        if len(self._asked) + len(new) > REMEMBERED_MAX:
+            self._forget()
+            new = wanted
+        self._asked |= new
+        places = sorted({first_place(one) for one in new})
+        staged = await conn.fetch(
+            SQL_STAGED_VERSIONS, self._number, places, PLACES, row=StagedVersionRow
+        )
+        created = sorted(CreatedRoom(*orjson.loads(row.created)) for row in staged)
+        for room in created:
+            if room.room_id in new:
+                self.versions.setdefault(room.room_id, room.version)
+        for row in await conn.fetch(SQL_STORED_VERSIONS, list(new), row=StoredVersionRow):
+            self.stored[row.room_id] = row.room_version
+
+    def _forget(self) -> None:
+        self._asked.clear()
+        self.stored.clear()
+        self.versions.clear()
+        self.versions.update(self._given)
+
 
 SQL_HELD: Final[LiteralString] = """
 SELECT event_id, outlier

@@ -14,14 +14,12 @@ from pyspark.sql import DataFrame, SparkSession
 
 from storage.errors import InputError
 from storage.pipeline.answers import MirrorAnswer
-from storage.pipeline.failures import executor_errors
 from storage.pipeline.lake.bulk import RESULT
-from storage.pipeline.lake.day_table import AnswerState, DayTable, MirroredDays
-from storage.pipeline.lake.delta_table import folder_of, url_of
-from storage.pipeline.lake.files import MirrorFile, gathered, write_rows
-from storage.pipeline.lake.questions import DAILY, Question, chosen_questions, definition
-from storage.pipeline.lake.reading import frame_of
+from storage.pipeline.lake.delta_table import MirrorFile, folder_of, gathered, url_of, write_rows
+from storage.pipeline.lake.event_rows import AnswerState, DayTable, MirroredDays
+from storage.pipeline.lake.questions import DAILY, Question, chosen_questions, definition, frame_of
 from storage.pipeline.lake.tables import EVENTS, MirrorTable
+from storage.pipeline.session import executor_errors
 from storage.pipeline.source.rows import spark_ddl
 
 FEW_EVENTS: Final = 200_000

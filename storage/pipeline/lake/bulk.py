@@ -5,10 +5,12 @@ events after the end of the pass. Later changes are in the facts of the next pas
 files of a table.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
+import numpy as np
+import numpy.typing as npt
 import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -16,17 +18,21 @@ from pyspark.sql import SparkSession
 
 from storage.config import Config
 from storage.database.arrow_results import ArrowConnection, arrow_snapshot
-from storage.pipeline.failures import executor_errors
-from storage.pipeline.lake.compaction import merged
-from storage.pipeline.lake.delta_table import LakeTable
-from storage.pipeline.lake.event_rows import event_rows
-from storage.pipeline.lake.files import MirrorFile, gathered, write_rows
-from storage.pipeline.lake.room_rows import ROOMS_PER_STATEMENT, room_rows
+from storage.pipeline.lake.delta_table import LakeTable, MirrorFile, gathered, merged, write_rows
+from storage.pipeline.lake.event_rows import (
+    MARKS,
+    event_rows,
+    marks_by_position,
+    marks_of_events,
+    marks_of_rooms,
+)
+from storage.pipeline.lake.room_rows import ROOMS_PER_STATEMENT, room_rows, room_versions
 from storage.pipeline.lake.tables import EVENTS, TABLES, MirrorTable
-from storage.pipeline.source.filled_ranges import SQL_FIRST_ROOM, filled
-from storage.pipeline.source.filters import Chosen, by_position, split
+from storage.pipeline.session import executor_errors
+from storage.pipeline.source.filters import Chosen, by_position, room_numbers, split
 from storage.pipeline.source.rows import spark_ddl
-from storage.pipeline.source.token_bounds import Bounds
+from storage.pipeline.source.token_bounds import SQL_FIRST_ROOM, Bounds, deployment_of, filled
+from storage.streams import SyncToken
 
 RESULT: Final = pa.schema([("result", pa.string())])
 FEW_ROOMS: Final = 2_000
@@ -143,3 +149,169 @@ def _results(lines: Iterable[str]) -> tuple[list[MirrorFile], list[int]]:
         else:
             readmitted += found["readmitted"]
     return files, readmitted
+
+
+# --------------------------------------------------------------------------------------------------
+# Compare the mirror's `events` with the store: rows that are gone, and events to read again.
+#
+# Both sides are read piece by piece, so memory depends on what differs, not on the store:
+#
+#   all events   by ranges of stream orderings; the log has the range of `arrived` in each file,
+#   which
+#                is the stream ordering of an event unless it was readmitted
+#   some rooms   as many rooms as have `PIECE` events, and three columns of each file
+
+PIECE: Final = 20_000
+"""Stream orderings, or events of rooms, that are compared at a time."""
+
+
+@dataclass(slots=True)
+class MirrorChanges:
+    """The changes of a pass: ``gone`` are values of `arrived`, ``again`` nids to read again."""
+
+    gone: set[int] = field(default_factory=set)
+    again: set[int] = field(default_factory=set)
+
+    def take(self, marks: pa.Table) -> None:
+        """Read these rows again, in place of those that the table has."""
+        self.gone.update(marks.column("arrived").to_pylist())
+        self.again.update(marks.column("event_nid").to_pylist())
+
+    def drop(self, ours: pa.Table) -> None:
+        """Delete these rows of the table."""
+        self.gone.update(ours.column("arrived").to_pylist())
+
+    def add(self, other: "MirrorChanges") -> None:
+        self.gone |= other.gone
+        self.again |= other.again
+
+
+def compare_all(conn: ArrowConnection, lake: LakeTable, covered: Bounds) -> MirrorChanges:
+    """Compare all events that the position of the table covers."""
+    found = MirrorChanges()
+    for first, last, stored in marks_by_position(conn, covered, PIECE):
+        ours = lake.within(MARKS.names, first, last)
+        arrived = stored.column("arrived")
+        keys = arrived.filter(pc.or_(pc.less(arrived, first), pc.greater(arrived, last)))
+        found.take(
+            _differing(stored, pa.concat_tables([ours, lake.rows(MARKS.names, keys.to_pylist())]))
+        )
+        # The rest of ours is gone, or was readmitted: then it is stored at another position.
+        rest = _missing(ours, stored)
+        moved = marks_of_events(conn, rest.column("event_nid").to_pylist(), covered)
+        moved = moved.filter(_is_in(moved, rest))
+        found.take(_differing(moved, rest))
+        found.drop(_missing(rest, moved))
+    return found
+
+
+def compare_rooms(
+    conn: ArrowConnection, lake: LakeTable, room_nids: Collection[int], covered: Bounds
+) -> MirrorChanges:
+    """Compare the events of these rooms; those of a room that is not stored are gone."""
+    found = MirrorChanges()
+    for rooms, stored in marks_of_rooms(conn, sorted(room_nids), covered, PIECE):
+        wanted = pa.array(rooms, pa.int64())
+        parts = [
+            part.filter(pc.is_in(part.column("room_nid"), value_set=wanted)).select(MARKS.names)
+            for part in lake.parts(["room_nid", *MARKS.names])
+        ]
+        ours = pa.concat_tables([MARKS.empty_table(), *parts])
+        found.take(_differing(stored, ours))
+        found.drop(_missing(ours, stored))
+    return found
+
+
+def _differing(stored: pa.Table, ours: pa.Table) -> pa.Table:
+    """Return the stored events that are not among ours with the same digest."""
+    arrived, digest = (ours.column(name).to_numpy() for name in ("arrived", "digest"))
+    order = np.argsort(arrived)
+    wanted = stored.column("arrived").to_numpy()
+    at = np.searchsorted(arrived, wanted, sorter=order)
+    same = at < len(order)
+    found = order[at[same]]
+    same[same] = (arrived[found] == wanted[same]) & (
+        digest[found] == stored.column("digest").to_numpy()[same]
+    )
+    return stored.filter(pa.array(~same))
+
+
+def _missing(rows: pa.Table, others: pa.Table) -> pa.Table:
+    """Return the rows that arrived where none of the others did."""
+    return rows.filter(pc.invert(_is_in(rows, others)))
+
+
+def _is_in(rows: pa.Table, others: pa.Table) -> pa.ChunkedArray:
+    return pc.is_in(rows.column("arrived"), value_set=others.column("arrived"))
+
+
+# --------------------------------------------------------------------------------------------------
+# Which rooms have changed without a fact that names them.
+#
+# The table `rooms` of the mirror has the numbers of each room when it was read. A table that is at
+# least as far has seen every change up to these numbers. So a room with the same numbers has not
+# changed for it since. A table that is not as far, because it was mirrored less often, compares all
+# rooms.
+#
+# Rooms are compared in pieces by their numbers. Of all rooms, memory has a byte each, no more.
+
+NUMBERS: Final = ["room_nid", "write_version", "removals"]
+RoomNumbers = npt.NDArray[np.int64]
+SWEPT_PIECE: Final = 50_000
+"""Rooms that are compared at a time."""
+
+
+def swept_rooms(
+    conn: ArrowConnection, rooms: LakeTable, start: SyncToken, *, every: bool
+) -> Iterator[RoomNumbers]:
+    """Yield the stored rooms to read again for a table at ``start``, piece by piece.
+
+    ``every``: read all again.
+    """
+    state = rooms.state()
+    all_again = every or state is None or not _token(conn, state.position) <= start
+    for piece, stored in _pieces(conn):
+        if all_again:
+            yield stored.column("room_nid").to_numpy()
+        else:
+            known = rooms.within(NUMBERS, piece.start, piece.stop - 1)
+            yield _swept_differences(stored, known, piece).column("room_nid").to_numpy()
+
+
+def gone_rooms(conn: ArrowConnection, lake: LakeTable) -> set[int]:
+    """Return the rooms of a table that are not stored any more."""
+    first, last = room_numbers(conn)
+    is_stored = np.zeros(last - first + 1, dtype=np.bool_)
+    for _, stored in _pieces(conn):
+        is_stored[stored.column("room_nid").to_numpy() - first] = True
+    found: set[int] = set()
+    for part in lake.parts(["room_nid"]):
+        numbers = np.unique(part.column("room_nid").to_numpy())
+        known = (numbers >= first) & (numbers <= last)
+        known[known] = is_stored[numbers[known] - first]
+        found.update(numbers[~known].tolist())
+    return found
+
+
+def _pieces(conn: ArrowConnection) -> Iterator[tuple[range, pa.Table]]:
+    """Yield ranges of numbers of rooms, with the numbers of their rooms."""
+    first, last = room_numbers(conn)
+    for low, high in filled(conn, SQL_FIRST_ROOM, first, last + 1, SWEPT_PIECE):
+        piece = range(low, high)
+        yield piece, room_versions(conn, piece)
+
+
+def _swept_differences(stored: pa.Table, known: pa.Table, piece: range) -> pa.Table:
+    """Return the stored rooms of a piece that are not known with the same numbers."""
+    ours, theirs = (
+        np.column_stack([column.to_numpy() for column in one.select(NUMBERS).columns])
+        for one in (known, stored)
+    )
+    numbers = np.full((len(piece), 2), -1, dtype=np.int64)  # no number of a room is negative
+    numbers[ours[:, 0] - piece.start] = ours[:, 1:]
+    differing = (numbers[theirs[:, 0] - piece.start] != theirs[:, 1:]).any(axis=1)
+    return stored.filter(pa.array(differing))
+
+
+def _token(conn: ArrowConnection, position: str) -> SyncToken:
+    return SyncToken.parse(position, deployment_of(conn))

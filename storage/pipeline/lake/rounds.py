@@ -17,10 +17,14 @@ from storage.database.arrow_results import ArrowConnection, arrow_snapshot
 from storage.errors import ResyncNeeded
 from storage.pipeline.lake.bulk import MirrorTasks
 from storage.pipeline.lake.delta_table import LakeTable, MirrorState
-from storage.pipeline.lake.event_pass import EventPass, erased_digest
-from storage.pipeline.lake.positions import current_position
-from storage.pipeline.lake.room_pass import RoomPass
-from storage.pipeline.lake.tables import EVENTS, ROOMS, STATE_CHANGES, chosen_tables
+from storage.pipeline.lake.event_pass import EventPass, RoomPass, erased_digest
+from storage.pipeline.lake.tables import (
+    EVENTS,
+    ROOMS,
+    STATE_CHANGES,
+    chosen_tables,
+    current_position,
+)
 from storage.pipeline.source.token_bounds import deployment_of, position_of, token_of
 from storage.streams import SyncToken
 
@@ -58,7 +62,7 @@ class Mirroring:
         """Make a pass over each table; return whether more events wait.
 
         ``whole``: over all tables, not only those that are read often. Then `rooms` is read in a
-        snapshot from before the other passes, and committed last (`storage.pipeline.lake.sweep`).
+        snapshot from before the other passes, and committed last (`storage.pipeline.lake.bulk`).
         """
         if not whole:
             return self._passes([name for name in OFTEN if name in self.tables])

@@ -14,7 +14,7 @@ from storage.errors import InvalidEvent, StorageCorrupt
 from storage.event import parse
 from storage.maintenance.room_states import RoomStates
 from storage.persist.model.results import Origin
-from storage.pipeline.imports.slim_event import SlimEvent, slim
+from storage.pipeline.imports.validate import SlimEvent, slim
 
 SQL_LIVE_ROOM: Final[LiteralString] = """
 SELECT room_nid, room_id, room_version

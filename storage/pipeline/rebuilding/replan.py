@@ -15,14 +15,14 @@ from storage.database.names import InternedNames
 from storage.event import Event
 from storage.ids import EventId, RoomId
 from storage.maintenance.room_states import RoomStates
+from storage.persist.model.caches import NidBlocks
 from storage.persist.model.change_set import ChangeSet
-from storage.persist.model.database_answers import Answers
 from storage.persist.model.incoming import IncomingEvent, Readmission
-from storage.persist.model.nid_blocks import NidBlocks
+from storage.persist.model.missing_data import Answers
 from storage.persist.model.results import AppendResult
-from storage.persist.plan.readmission import plan_readmission
+from storage.persist.plan.redactions import plan_readmission
 from storage.pipeline.imports.plan_rooms import PlannedRoom, RoomLines, RoomPlanner
-from storage.pipeline.imports.slim_event import event_of
+from storage.pipeline.imports.validate import event_of
 from storage.pipeline.rebuilding.arrivals import (
     ArrivalRow,
     LiveRoomRow,

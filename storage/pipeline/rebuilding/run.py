@@ -9,17 +9,17 @@ from operator import attrgetter
 from typing import Final, LiteralString, NamedTuple, Self
 
 from storage.config import Config
-from storage.database.archive_limits import MAINTENANCE_MS
+from storage.database.archived_bytes import MAINTENANCE_MS
 from storage.database.connection import Database
 from storage.database.names import InternedNames
-from storage.database.transaction import begun
+from storage.database.pool import begun
 from storage.errors import DatabaseConflict, StorageCorrupt, UnknownRoom
 from storage.ids import RoomId
-from storage.maintenance.verify.groups import check_groups
-from storage.maintenance.verify.room import SQL_ROOM, VerifiedRoom, VerifiedRoomRow
+from storage.maintenance.verify.event_loader import SQL_ROOM, VerifiedRoom, VerifiedRoomRow
+from storage.maintenance.verify.states import check_groups
 from storage.persist.room_lock import lock_room
 from storage.pipeline.imports.append_events import PART
-from storage.pipeline.imports.bulk_write import write_planned
+from storage.pipeline.imports.load_rooms import write_planned
 from storage.pipeline.imports.plan_rooms import NAMES_REMEMBERED, PlannedRoom
 from storage.pipeline.rebuilding.arrivals import (
     SQL_FIRST_CREATE,
@@ -33,9 +33,9 @@ from storage.pipeline.rebuilding.match import Matching
 from storage.pipeline.rebuilding.replan import CHUNK, RoomReplan
 from storage.pipeline.rebuilding.shadow_tables import ShadowTables
 from storage.pipeline.rebuilding.swap import swap
-from storage.queries.partial_rooms import refuse_partial
-from storage.streams.in_flight import Author
+from storage.queries.gaps import refuse_partial
 from storage.streams.invalidate_caches import register_writer
+from storage.streams.stream_writer import Author
 
 SQL_ROOM_NID: Final[LiteralString] = """
 SELECT room_nid

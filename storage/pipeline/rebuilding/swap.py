@@ -31,8 +31,7 @@ from storage.database.connection import Connection
 from storage.database.placeholders import ColumnList, compose
 from storage.errors import StorageCorrupt
 from storage.maintenance.repair.current import SQL_REPAIR_MEMBERSHIPS
-from storage.maintenance.repair.graph import repair_reorderings
-from storage.maintenance.repair.time_order import repair_time_order
+from storage.maintenance.repair.graph import repair_reorderings, repair_time_order
 from storage.pipeline.rebuilding.arrivals import LiveRoomRow
 from storage.pipeline.rebuilding.match import Matching
 from storage.streams.invalidate_caches import invalidate_caches

@@ -11,14 +11,15 @@ of `storage.pipeline.source.filters.Chosen`. Those on id, room, stream_ordering 
 an index: a task reads only the events that pass them. Set
 ``spark.sql.python.filterPushdown.enabled`` as well: without it Spark refuses a source that takes
 filters. With ``partition_by`` a task has whole rooms, or whole days
-(`storage.pipeline.source.parts`).
+(`storage.pipeline.source.reader`).
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final, Literal
+from typing import Final, Literal, LiteralString
 
 import pyarrow as pa
+from pyspark.sql import SparkSession
 from pyspark.sql.datasource import (
     DataSource,
     DataSourceArrowWriter,
@@ -31,11 +32,12 @@ from pyspark.sql.types import StructType
 
 from storage.config import Config
 from storage.database.arrow_results import ArrowConnection, arrow_snapshot
-from storage.pipeline.imports.data_frame_writer import EventWriter
-from storage.pipeline.source.dsn_redaction import redact_dsns
+from storage.pipeline.imports.stage_rows import EventWriter
 from storage.pipeline.source.filters import (
     ALL,
+    SQL_BY_INDEX,
     Chosen,
+    Options,
     Range,
     Select,
     both,
@@ -51,12 +53,117 @@ from storage.pipeline.source.filters import (
     split,
     taken,
 )
-from storage.pipeline.source.options import Options
-from storage.pipeline.source.parts import DAY_MS, day_parts, received_between, room_parts
 from storage.pipeline.source.rows import ddl, read_rows
 from storage.pipeline.source.stream import EventStream
 from storage.pipeline.source.token_bounds import Bounds, between, current, deployment_of, token_of
 from storage.streams import SyncToken
+
+# --------------------------------------------------------------------------------------------------
+# How a read is divided among tasks by the option ``partition_by``: whole rooms, or whole days.
+#
+#   partition_by=room   task 0: rooms 1 to 7    task 1: room 8    task 2: rooms 9 to 400
+#   partition_by=day    task 0: 1 to 3 May      task 1: 4 May     task 2: 5 to 31 May
+#
+# Tasks get about the same number of events. The number of a room's events is taken from its largest
+# topological position, which costs one pass over `rooms`; that of a day is counted, which costs one
+# pass over `events`, or over the blocks that may have events of the period.
+
+DAY_MS: Final = 86_400_000
+
+SQL_ROOM_PARTS: Final[LiteralString] = """
+WITH sized AS (
+    SELECT room_nid, GREATEST(max_topological_ordering, 1) AS size
+    FROM rooms
+),
+placed AS (
+    SELECT room_nid, sum(size) OVER (ORDER BY room_nid) - size AS before, sum(size) OVER () AS total
+    FROM sized
+)
+SELECT min(room_nid)::bigint AS first, max(room_nid)::bigint AS last
+FROM placed
+GROUP BY floor(before * $1::bigint / total)
+ORDER BY first
+"""
+
+SQL_RECEIPTS: Final[LiteralString] = """
+SELECT COALESCE(min(received_ts), 0)::bigint AS first,
+    COALESCE(max(received_ts), -1)::bigint AS last
+FROM events
+WHERE received_ts BETWEEN $1::bigint AND $2::bigint
+"""
+
+SQL_DAYS: Final[LiteralString] = """
+SELECT floor(received_ts / $3::numeric)::bigint AS day, count(*) AS events,
+    min(received_ts) AS first, max(received_ts) AS last
+FROM events
+WHERE received_ts BETWEEN $1::bigint AND $2::bigint
+GROUP BY day
+ORDER BY day
+"""
+
+
+def received_between(conn: ArrowConnection, period: Range) -> Range:
+    """Return the first and last time of receipt in a period; an empty range if there is none.
+
+    It reads the blocks that may have events of the period.
+    """
+    conn.execute(SQL_BY_INDEX)
+    [row] = conn.rows(SQL_RECEIPTS, *period)
+    return Range(row["first"], row["last"])
+
+
+def room_parts(conn: ArrowConnection, parts: int) -> list[tuple[int, int]]:
+    """Return at most so many ranges of room nids (begin, end); they cover all rooms."""
+    rows = conn.rows(SQL_ROOM_PARTS, parts)
+    return [(row["first"], row["last"] + 1) for row in rows]
+
+
+def day_parts(conn: ArrowConnection, parts: int, within: Range = ALL) -> list[tuple[int, int]]:
+    """Return at most so many ranges of times of receipt (begin, end), in ms.
+
+    They begin at midnight (UTC), or where ``within`` does, and cover all events there.
+    """
+    if within != ALL:
+        conn.execute(SQL_BY_INDEX)
+    days = conn.rows(SQL_DAYS, *within, DAY_MS)
+    if not days:
+        return []
+    total = sum(row["events"] for row in days)
+    begins: dict[int, int] = {}
+    before = 0
+    for row in days:
+        begins.setdefault(before * parts // total, row["day"])
+        before += row["events"]
+    starts = [max(day * DAY_MS, days[0]["first"]) for day in begins.values()]
+    return list(zip(starts, [*starts[1:], days[-1]["last"] + 1], strict=True))
+
+
+# --------------------------------------------------------------------------------------------------
+# Redact DSNs, which may contain passwords, in everything that Spark shows and keeps.
+#
+# That is plans, the event log and the history server. Spark redacts the values of options whose
+# names match one setting, and text of plans that matches another. The options of a view or a table
+# are part of plans, and the event log has a plan for each statement.
+
+NAMES: Final = "spark.sql.redaction.options.regex"
+TEXTS: Final = "spark.sql.redaction.string.regex"
+NAME: Final = "(?i)^dsn$"
+TEXT: Final = r"(?i)postgres(?:ql)?://[^\s'\",)\]}]+"
+
+
+def redact_dsns() -> None:
+    """Make the active session redact DSNs, in addition to its other patterns.
+
+    Without a session, as in an executor, do nothing.
+    """
+    spark = SparkSession.getActiveSession()
+    if spark is None:
+        return
+    for setting, pattern in ((NAMES, NAME), (TEXTS, TEXT)):
+        given = spark.conf.get(setting, None)
+        if given is None or pattern not in given:
+            spark.conf.set(setting, f"{given}|{pattern}" if given else pattern)
+
 
 Kind = Literal["numbers", "positions", "outliers", "receipts", "rooms", "room numbers", "ids"]
 SELECT: Final[Mapping[Kind, Select]] = {
@@ -89,7 +196,7 @@ class ReadRange(InputPartition):
 
 
 class RoomEvents(DataSource):
-    """The data source. Options: `storage.pipeline.source.options.Options`."""
+    """The data source. Options: `storage.pipeline.source.filters.Options`."""
 
     config: Config | None = None
 

@@ -24,8 +24,7 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from storage.database.arrow_results import ArrowConnection, arrow_snapshot
-from storage.pipeline.source.filters import Chosen, by_position, nth_position, split
-from storage.pipeline.source.options import Options
+from storage.pipeline.source.filters import Chosen, Options, by_position, nth_position, split
 from storage.pipeline.source.rows import read_rows
 from storage.pipeline.source.token_bounds import (
     Bounds,

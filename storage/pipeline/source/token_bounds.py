@@ -6,7 +6,7 @@ token covers can be read from then on, and all others come later. Reading the ev
 tokens misses nothing and repeats nothing, however many writers there are.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final, LiteralString, NamedTuple
 
@@ -149,3 +149,48 @@ def cut(
         name: position_of(start, name).merge(position_of(end, name).meet(most)) for name in STREAMS
     }
     return SyncToken.of({name: lost[name].outside(position) for name, position in reached.items()})
+
+
+# --------------------------------------------------------------------------------------------------
+# Ranges of numbers that have rows: of events, of rooms, of stream positions.
+#
+# Numbers have gaps of any length: a restore skips 2^30 stream positions and more.
+
+SQL_FIRST_NUMBER: Final[LiteralString] = """
+SELECT e.event_nid AS first
+FROM events e
+WHERE e.event_nid >= $1::bigint AND e.event_nid < $2::bigint
+ORDER BY e.event_nid
+LIMIT 1
+"""
+
+SQL_FIRST_ROOM: Final[LiteralString] = """
+SELECT r.room_nid::bigint AS first
+FROM rooms r
+WHERE r.room_nid >= $1::bigint AND r.room_nid < $2::bigint
+ORDER BY r.room_nid
+LIMIT 1
+"""
+
+SQL_FIRST_POSITION: Final[LiteralString] = """
+SELECT e.stream_ordering AS first
+FROM events e
+WHERE e.stream_ordering >= $1::bigint AND e.stream_ordering < $2::bigint
+ORDER BY e.stream_ordering
+LIMIT 1
+"""
+
+
+def filled(
+    conn: ArrowConnection, first: LiteralString, begin: int, end: int, size: int
+) -> Iterator[tuple[int, int]]:
+    """Yield ranges (begin, end) of ``size`` numbers that have all rows from ``begin`` to ``end``.
+
+    ``first`` is the statement that finds the first row. A long range without rows costs nothing, as
+    above the positions that a restore skipped.
+    """
+    at = begin
+    while rows := conn.rows(first, at, end):
+        low: int = rows[0]["first"]
+        at = min(low + size, end)
+        yield low, at

@@ -30,15 +30,13 @@ from storage.database.arrow_results import arrow_snapshot
 from storage.database.columns import PREV_NIDS
 from storage.database.placeholders import compose
 from storage.errors import ExtraMissing
-from storage.pipeline.failures import executor_errors
 from storage.pipeline.file_systems import opened
-from storage.pipeline.imports.archive_files import literal
-from storage.pipeline.source.decoding import decoded
-from storage.pipeline.source.filled_ranges import SQL_FIRST_NUMBER, SQL_FIRST_ROOM, filled
-from storage.pipeline.source.filters import room_numbers, split
-from storage.pipeline.source.options import Options
+from storage.pipeline.imports.lines import literal
+from storage.pipeline.session import executor_errors
+from storage.pipeline.source.filters import Options, room_numbers, split
 from storage.pipeline.source.reader import EventReader, ReadRange
-from storage.pipeline.source.rows import spark_ddl
+from storage.pipeline.source.rows import decoded, spark_ddl
+from storage.pipeline.source.token_bounds import SQL_FIRST_NUMBER, SQL_FIRST_ROOM, filled
 
 SQL_COUNTS_OF_RANGE: Final[LiteralString] = compose(
     """

@@ -26,7 +26,7 @@ from storage.errors import InputError, InvalidEvent
 from storage.event import glance
 from storage.event.ndjson import Origin
 from storage.pipeline.imports.lines import FileRange, LineContent, ParsedLine, place_of, placed
-from storage.pipeline.source.filled_ranges import filled
+from storage.pipeline.source.token_bounds import filled
 
 # Statements for another schema than ours: tests/source/sql.py omits them, and
 # tests/pipeline/test_synapse.py runs each.

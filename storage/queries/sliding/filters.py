@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from storage.database.names import INVITE
 from storage.queries.sliding.personal_data import NO_DATA, PersonalData
-from storage.queries.sliding.room_facts import RoomFacts
+from storage.queries.sliding.room_state import RoomFacts
 from storage.queries.sliding.types import SlidingFilter
 from storage.queries.sliding.user_rooms import BriefRoom
 

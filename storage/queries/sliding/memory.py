@@ -5,12 +5,11 @@ from typing import Any, Final, NamedTuple, Protocol
 
 from storage.database.connection import Connection
 from storage.ids import UserId
+from storage.queries.sliding.choice import PreparedRequest
 from storage.queries.sliding.connection import Connections
-from storage.queries.sliding.prepared import PreparedRequest
-from storage.queries.sliding.room_facts import RoomFactsCache
 from storage.queries.sliding.room_lists import RoomLists
-from storage.queries.sync.changed_rooms import News, NewsRow, SyncMemory
-from storage.queries.sync.positions import WRITER, WriterRow
+from storage.queries.sliding.room_state import RoomFactsCache
+from storage.queries.sync.changed_rooms import WRITER, News, NewsRow, SyncMemory, WriterRow
 from storage.streams.caches import Cache
 from storage.streams.positions import VectorPosition
 

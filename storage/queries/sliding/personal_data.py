@@ -14,9 +14,8 @@ import orjson
 from storage import arguments as args
 from storage.database.connection import Connection
 from storage.ids import UserId
-from storage.queries.sliding.list_changes import DIRECT, IGNORED, ListChanges
-from storage.queries.sync.changed_rooms import News
-from storage.queries.sync.positions import vector
+from storage.queries.sliding.user_rooms import DIRECT, IGNORED, ListChanges
+from storage.queries.sync.changed_rooms import News, vector
 from storage.streams import VectorPosition
 
 STREAM: Final = "account_data"

@@ -13,7 +13,14 @@ from typing import Final
 from storage.database.connection import Connection
 from storage.errors import UnknownPos
 from storage.ids import RoomId
-from storage.queries.sliding.choice import Choice, Window, choose, forgotten_rooms, wanted_rooms
+from storage.queries.sliding.choice import (
+    Choice,
+    PreparedRequest,
+    Window,
+    choose,
+    forgotten_rooms,
+    wanted_rooms,
+)
 from storage.queries.sliding.connection import (
     NO_ROOMS,
     ClientRoom,
@@ -21,25 +28,27 @@ from storage.queries.sliding.connection import (
     ConnectionColumnsRow,
     ConnectionState,
 )
-from storage.queries.sliding.extend import (
+from storage.queries.sliding.extensions import (
+    Extensions,
+    add_unread,
     covered_by_extensions,
     extended,
     extension_request,
     marked,
+    read_extensions,
 )
-from storage.queries.sliding.extensions import Extensions, read_extensions
 from storage.queries.sliding.memory import SlidingMemory
-from storage.queries.sliding.prepared import PreparedRequest
-from storage.queries.sliding.read_rooms import ReadRooms, read_rooms
-from storage.queries.sliding.room_list import RoomList
+from storage.queries.sliding.room_lists import RoomList
 from storage.queries.sliding.situation import Situation
+from storage.queries.sliding.timelines import ReadRooms, read_rooms
 from storage.queries.sliding.types import SlidingListResult, SlidingRoom, SlidingSync
-from storage.queries.sliding.unread_counts import add_unread
 from storage.queries.sliding.user_rooms import ListedRoom
-from storage.queries.sync.changed_rooms import CONNECTION, News, NewsRow
-from storage.queries.sync.positions import (
+from storage.queries.sync.changed_rooms import (
     ACCOUNT_DATA,
+    CONNECTION,
     SQL_POSITIONS_OF_CONNECTION,
+    News,
+    NewsRow,
     WriterRow,
     events_of,
 )

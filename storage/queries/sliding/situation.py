@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass
 
+from storage.queries.sliding.choice import PreparedRequest
 from storage.queries.sliding.connection import ClientRooms, ConnectionState
 from storage.queries.sliding.memory import SlidingMemory
-from storage.queries.sliding.prepared import PreparedRequest
-from storage.queries.sliding.room_list import RoomList
+from storage.queries.sliding.room_lists import RoomList
 from storage.queries.sync.changed_rooms import News
 from storage.streams import VectorPosition
 

@@ -2,35 +2,58 @@
 
 `known` is the position up to which the client has the room. For a live room it is where the `pos`
 is in that room: its furthest position, or, if a writer was behind, the one before that writer's
-event (storage/queries/sync/room_ranges.py). The upper end is the snapshot. For a user who is not in
+event (storage/queries/sync/rooms.py). The upper end is the snapshot. For a user who is not in
 the room any more it is the position of the membership. The state of the room ends there as well, or
 where the user left, if the membership changed again after that. If state resolution took the user
 out of the room, or removed a later membership, their own membership is that of the snapshot.
 
-A timeline is that of a sync (storage/queries/sync/timeline.py). It begins at `lower`, or further
+A timeline is that of a sync (storage/queries/sync/rooms.py). It begins at `lower`, or further
 back where the client does not have the room, or its timeline limit has grown.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Final, LiteralString, NamedTuple
 
 from storage.codec import StoredBytes
 from storage.database.connection import Connection
-from storage.database.sql_template import fill
+from storage.database.names import INVITE, JOIN, MEMBERSHIP_NAMES, MEMBERSHIPS
+from storage.database.placeholders import fill
 from storage.ids import RoomId, UserId
-from storage.queries.sync.room_ranges import TEMPLATE_LATE
-from storage.queries.sync.timeline import (
+from storage.queries.events import StoredEvent
+from storage.queries.sliding.choice import Choice, Reason, WantedRoom
+from storage.queries.sliding.connection import ClientRoom
+from storage.queries.sliding.room_state import (
+    ALL_MEMBERS,
+    LAZY_MEMBERS,
+    MEMBER,
+    NO_PAIRS,
+    Pairs,
+    Patterns,
+    Required,
+    RequiredRequest,
+    SlidingState,
+    beyond,
+    sliding_states,
+)
+from storage.queries.sliding.situation import Situation
+from storage.queries.sliding.types import Hero, SlidingRoom
+from storage.queries.sync.response import BESIDE_TIMELINE
+from storage.queries.sync.rooms import (
     PART_EVENT,
     PART_LIVE,
     PART_NO_EVENT,
     TEMPLATE_HAS_STATE,
+    TEMPLATE_LATE,
     TEMPLATE_LATEST,
     TEMPLATE_TIMELINE,
     TEMPLATE_TIMELINE_COLUMNS,
     RoomTimeline,
     timelines_of,
 )
-from storage.streams import VectorPosition
+from storage.queries.sync.state import SyncedRoom, SyncedUser, stripped
+from storage.streams import PaginationToken, VectorPosition
+from storage.turns import in_turns
 
 TEMPLATE_TIMELINES: Final[LiteralString] = """
 WITH
@@ -326,3 +349,417 @@ async def timelines(
 def _timeline(record: Sequence[Any]) -> SlidingTimeline:
     row = SlidingRoomColumns._make(record[1:EVENT_AT])
     return SlidingTimeline(row, bool(row.after_gap))
+
+
+# --------------------------------------------------------------------------------------------------
+# A room that was read for a response, and how it compares with what the client has.
+
+
+@dataclass(slots=True)
+class ReadRoom:
+    """A chosen room, with what was read of it."""
+
+    wanted: WantedRoom
+    reason: Reason
+    known: ClientRoom | None
+    timeline: SlidingTimeline
+
+    @property
+    def room(self) -> SyncedRoom:
+        """Return the columns that all events of the room share."""
+        row = self.timeline.row
+        return SyncedRoom(row.room_nid, row.room_id, row.room_version)
+
+    @property
+    def is_inside(self) -> bool:
+        return self.wanted.is_inside
+
+    @property
+    def is_new(self) -> bool:
+        """Return whether the client does not have the room."""
+        return self.timeline.row.whole if self.is_inside else self.reason.is_new
+
+    @property
+    def events(self) -> list[StoredEvent]:
+        """Return the timeline, oldest first."""
+        limit = self.wanted.timeline_limit
+        return self.timeline.events[-limit:] if limit else []
+
+    @property
+    def limited(self) -> bool:
+        """Return whether there may be more events before the timeline."""
+        return self.timeline.cut or len(self.timeline.events) > self.wanted.timeline_limit
+
+    @property
+    def has_gap(self) -> bool:
+        """Return whether there may be events that the client does not have before these."""
+        events = self.events
+        if not self.reason.expands or self.is_new:
+            return self.limited
+        return self.limited and (
+            not events or (events[0].stream_ordering or 0) > self.timeline.row.lower
+        )
+
+    @property
+    def is_reset(self) -> bool:
+        """Return whether state resolution removed the membership that the client has."""
+        return self.timeline.row.membership == 0 and self.is_member_changed
+
+    @property
+    def has_own_state(self) -> bool:
+        """Return whether the user's own membership is new, beyond the rest of the state."""
+        row = self.timeline.row
+        return row.own_upper > row.state_upper and self.is_member_changed
+
+    @property
+    def is_shown_outside(self) -> bool:
+        """Return whether a room that the user is not in has anything new."""
+        return self.is_new or self.is_member_changed or self.reason.is_direct_changed
+
+    @property
+    def is_member_changed(self) -> bool:
+        """Return whether the membership of the user is new to the client."""
+        row = self.timeline.row
+        upto = self.known.sent_upto if self.known is not None else 0
+        return row.member_ordering > (row.reached if upto is None else upto)
+
+
+# --------------------------------------------------------------------------------------------------
+# One room of a response, from its timeline and its state.
+
+KNOCK: Final = MEMBERSHIPS["knock"]
+
+
+def show_inside(
+    room: ReadRoom,
+    state: SlidingState | None,
+    deployment: str,
+    *,
+    is_direct: bool,
+    is_first: bool,
+) -> SlidingRoom | None:
+    """Return a room that the user is in or was. None: there is nothing new.
+
+    ``is_first``: the connection is new, so no event is live.
+    """
+    row, events = room.timeline.row, room.events
+    found = state or SlidingState(room.room)
+    is_new = room.is_new
+    changed = dict(_summary(found, is_new=is_new))
+    if is_direct if is_new or room.known is None else is_direct != room.known.is_direct:
+        changed["is_dm"] = is_direct
+    if found.counts is not None:
+        changed["joined_count"], changed["invited_count"] = found.counts
+    shows_timeline = is_new or room.reason.expands or bool(events) or room.limited
+    if not (shows_timeline or changed or found.required or found.removed or room.is_member_changed):
+        return None
+    start = (events[0].stream_ordering or 0) - 1 if events else _end(room)
+    live = [event for event in events if (event.stream_ordering or 0) > row.reached]
+    return SlidingRoom(
+        membership=MEMBERSHIP_NAMES.get(row.membership, "leave"),
+        initial=is_new,
+        required_state=found.required,
+        removed_state=found.removed,
+        timeline=events,
+        prev_batch=PaginationToken(BESIDE_TIMELINE, 0, live=start).print(deployment),
+        limited=room.limited,
+        expanded_timeline=not is_new
+        and any((event.stream_ordering or 0) <= row.lower for event in events),
+        num_live=0 if is_first else len(live),
+        bump_stamp=_bump(room),
+        lists=room.wanted.lists,
+        changed=frozenset("counts" if name.endswith("_count") else name for name in changed),
+        **changed,
+    )
+
+
+def _end(room: ReadRoom) -> int:
+    """Return the position where an empty timeline ends."""
+    row = room.timeline.row
+    if row.membership != JOIN:
+        return row.member_ordering
+    return max(room.wanted.listed.activity, row.lower)
+
+
+def _bump(room: ReadRoom) -> int:
+    row = room.timeline.row
+    return (row.bump if row.membership == JOIN else None) or row.member_ordering
+
+
+def _summary(state: SlidingState, is_new: bool) -> dict[str, Any]:
+    """Return the name, the avatar and the heroes, where they are set or have changed."""
+    values: dict[str, Any] = {
+        "name": _text(state.named.get("name"), "name"),
+        "avatar": _text(state.named.get("avatar"), "url"),
+        "heroes": None
+        if state.heroes is None
+        else tuple(_hero(user, state.members.get(user)) for user in state.heroes),
+    }
+    due = state.due if state.heroes is not None else state.due - {"heroes"}
+    return {name: values[name] for name in due if not is_new or values[name] is not None}
+
+
+def _text(event: StoredEvent | None, key: str) -> str | None:
+    value = None if event is None else event.content.get(key)
+    return value if isinstance(value, str) and value else None
+
+
+def _hero(user_id: str, event: StoredEvent | None) -> Hero:
+    return Hero(UserId(user_id), _text(event, "displayname"), _text(event, "avatar_url"))
+
+
+def show_outside(
+    room: ReadRoom,
+    state: SlidingState | None,
+    ignored: Collection[UserId],
+    *,
+    is_direct: bool,
+) -> SlidingRoom | None:
+    """Return a room that the user was never in: an invite, a knock, or how it ended.
+
+    Of a forgotten room it has the leave alone. None: there is nothing new, or the invite is by an
+    ignored user.
+    """
+    row = room.timeline.row
+    if state is None or (state.own is None and not room.is_reset):
+        return None
+    if row.membership == INVITE and state.own is not None and state.own.sender in ignored:
+        return None
+    shown = state.shown if row.membership in (INVITE, KNOCK) else []
+    was_joined = room.wanted.listed.is_forgotten and room.wanted.listed.was_joined
+    return SlidingRoom(
+        membership=MEMBERSHIP_NAMES.get(row.membership, "leave"),
+        initial=True,
+        is_dm=is_direct if is_direct or room.reason.is_direct_changed else None,
+        required_state=[state.own] if was_joined and state.own is not None else (),
+        removed_state=state.removed,
+        bump_stamp=row.member_ordering,
+        stripped_state=None if was_joined else stripped(shown, state.own, state.brought) or None,
+        lists=room.wanted.lists,
+        changed=frozenset({"is_dm"} if is_direct or room.reason.is_direct_changed else ()),
+    )
+
+
+# --------------------------------------------------------------------------------------------------
+# The chosen rooms of a response: their timelines and states, and what the client has then.
+
+ALL_EVENTS: Final = 2**31 - 1
+"""The timeline limit of a client that has all events of the room."""
+REQUIRED_UNION_MAX: Final = 2_000
+
+
+@dataclass(slots=True)
+class ReadRooms:
+    """The rooms of a response, and the changed rows of the connection."""
+
+    shown: dict[RoomId, SlidingRoom] = field(default_factory=dict)
+    changes: dict[int, ClientRoom] = field(default_factory=dict)
+    whole: set[int] = field(default_factory=set)
+    """The rooms that the client did not have."""
+
+
+async def read_rooms(conn: Connection, situation: Situation, choice: Choice) -> ReadRooms:
+    """Return the chosen rooms, by two statements."""
+    request, sent, since = situation.request, situation.sent, situation.since
+    asked = [one async for one in in_turns(_timeline_requests(situation, choice))]
+    found = {}
+    if asked:
+        rows_max = max(request.rows_max, 2)
+        found = await timelines(
+            conn, request.user_id, asked, since, ignored=request.ignored or (), rows_max=rows_max
+        )
+    rooms = [
+        ReadRoom(choice.wanted[nid], reason, sent.get(nid), found[nid])
+        async for nid, reason in in_turns(choice.reasons.items())
+        if nid in found
+    ]
+    states = await _states(conn, request.user_id, rooms)
+    result = ReadRooms()
+    async for room in in_turns(rooms):
+        _add(result, situation, room, states.get(room.room.room_nid))
+    for listed in choice.left_behind:
+        position = found[listed.room_nid].row.reached if listed.room_nid in found else None
+        upto = (0 if since is None else since.furthest()) if position is None else position
+        if listed.activity > upto:
+            result.changes[listed.room_nid] = sent[listed.room_nid]._replace(sent_upto=upto)
+    return result
+
+
+def _timeline_requests(situation: Situation, choice: Choice) -> Iterator[TimelineRequest]:
+    """Yield the chosen rooms; of rooms left behind the position, where the token has several."""
+    for nid, reason in choice.reasons.items():
+        room, known = choice.wanted[nid], situation.sent.get(nid)
+        upto = None if known is None else known.sent_upto
+        expands = reason.expands and not reason.is_new
+        limit = room.timeline_limit
+        yield TimelineRequest(nid, upto, room.is_inside, reason.is_new, expands, limit)
+    since = situation.since
+    if since is not None and since.min < since.furthest():
+        for listed in choice.left_behind:
+            yield TimelineRequest(
+                listed.room_nid,
+                None,
+                is_inside=False,
+                is_new=False,
+                expands=False,
+                timeline_limit=None,
+            )
+
+
+class _Difference(NamedTuple):
+    """How the wanted state of a room differs from the one that the client has."""
+
+    grown: Pairs
+    dropped: Pairs
+
+
+def _difference(room: ReadRoom) -> _Difference:
+    if room.known is None or room.is_new:
+        return _Difference(NO_PAIRS, NO_PAIRS)
+    return _Difference(room.reason.grown, beyond(room.known.required, room.wanted.required))
+
+
+async def _states(
+    conn: Connection, user_id: UserId, rooms: list[ReadRoom]
+) -> dict[int, SlidingState]:
+    patterns = Patterns(user_id)
+    requested: list[RequiredRequest] = []
+    members: list[tuple[int, str]] = []
+    async for room in in_turns(rooms):
+        if not room.is_inside or not room.timeline.row.is_state_shown:
+            continue
+        lazy = LAZY_MEMBERS in room.wanted.required.included
+        found = list(_members(room)) if lazy else []
+        grown, dropped = _difference(room)
+        has_changed = room.timeline.row.has_state or room.has_own_state
+        if room.is_new or has_changed or grown or found:
+            requested.append(_state_request(room, patterns, grown, dropped))
+            members.extend(found)
+    outside = [
+        SyncedUser(room.room, room.timeline.row.member_nid)
+        async for room in in_turns(rooms)
+        if not room.is_inside and room.is_shown_outside and room.timeline.row.member_nid
+    ]
+    found_states = await sliding_states(
+        conn, user_id, requested, members=members, patterns=patterns, shown=outside
+    )
+    async for room in in_turns(rooms):
+        if room.wanted.required.excluded and (state := found_states.get(room.room.room_nid)):
+            _exclude(room, state, user_id)
+    return found_states
+
+
+def _exclude(room: ReadRoom, state: SlidingState, user_id: UserId) -> None:
+    """Leave out the excluded state, but for members that are loaded lazily.
+
+    Removed keys stay: the client may have them from before it excluded them.
+    """
+    wanted = room.wanted.required
+    lazy = LAZY_MEMBERS in wanted.included
+    everyone = lazy and not room.limited and not room.is_new
+    people = {user for _, user in _members(room)} if lazy else set()
+
+    def is_excluded(event: StoredEvent) -> bool:
+        key = event.state_key or ""
+        is_lazy = event.type == MEMBER and (everyone or key in people)
+        return not is_lazy and wanted.excludes((event.type, key), user_id)
+
+    kept = [event for event in state.required if not is_excluded(event)]
+    state.has_dropped |= len(kept) < len(state.required)
+    state.required = kept
+
+
+def _state_request(
+    room: ReadRoom, patterns: Patterns, grown: Pairs, dropped: Pairs
+) -> RequiredRequest:
+    row, wanted = room.timeline.row, room.wanted.required
+    return RequiredRequest(
+        room.room,
+        room.is_new,
+        row.lower,
+        row.state_upper,
+        row.own_upper,
+        row.membership == JOIN,
+        patterns.number(wanted.explicit),
+        patterns.number(grown),
+        patterns.number(dropped),
+        LAZY_MEMBERS in wanted.included and not room.limited,
+    )
+
+
+def _members(room: ReadRoom) -> Iterator[tuple[int, str]]:
+    """Yield the members that the timeline needs: senders, and those whose membership it changes."""
+    nid = room.room.room_nid
+    users: dict[str, None] = {}
+    for event in room.events:
+        users[event.sender] = None
+        if event.type == MEMBER and event.state_key is not None:
+            users[event.state_key] = None
+    return ((nid, user) for user in users)
+
+
+def _add(
+    result: ReadRooms, situation: Situation, room: ReadRoom, state: SlidingState | None
+) -> None:
+    """Add a room to the response, and what the client has then."""
+    nid, request = room.room.room_nid, situation.request
+    is_direct = room.room.room_id in situation.direct
+    if room.is_reset:
+        state = state or SlidingState(room.room)
+        state.remove((MEMBER, request.user_id))
+    if room.is_inside:
+        is_first = situation.since is None
+        shown = show_inside(room, state, request.deployment, is_direct=is_direct, is_first=is_first)
+    else:
+        shown = show_outside(room, state, request.ignored or (), is_direct=is_direct)
+    if shown is not None:
+        result.shown[room.room.room_id] = shown
+        if room.is_new:
+            result.whole.add(nid)
+    elif room.reason.is_new:
+        return
+    after = _sent(room, state, is_direct=is_direct)
+    if after != room.known:
+        result.changes[nid] = after
+
+
+def _sent(room: ReadRoom, state: SlidingState | None, is_direct: bool) -> ClientRoom:
+    """Return what the client has of the room with the response."""
+    known, wanted = room.known, room.wanted
+    if known is None or room.is_new:
+        limit = _coverage(room) if room.is_inside else ALL_EVENTS
+        return ClientRoom(None, None, None, limit, wanted.required, is_direct)
+    if room.has_gap or (room.reason.expands and room.is_inside):
+        limit = _coverage(room)
+    else:
+        limit = known.timeline_limit
+    required = known.required
+    if (state is not None and state.has_dropped) or _forgets_members(room, known):
+        required = wanted.required
+    elif room.reason.grown:
+        required = _with_known(room, known)
+    return ClientRoom(
+        None, known.receipts_upto, known.account_data_upto, limit, required, is_direct
+    )
+
+
+def _with_known(room: ReadRoom, known: ClientRoom) -> Required:
+    """Return the state that the client has after more was sent."""
+    wanted = room.wanted.required
+    both = known.required.included | wanted.included | room.reason.grown
+    has_excluded = known.required.excluded or wanted.excluded
+    return wanted if has_excluded or len(both) > REQUIRED_UNION_MAX else Required(both)
+
+
+def _forgets_members(room: ReadRoom, known: ClientRoom) -> bool:
+    """Return whether the client forgets members that it wanted before.
+
+    With ``$LAZY`` it does, where the timeline is limited.
+    """
+    wanted = room.wanted.required.included
+    forgets = room.limited and LAZY_MEMBERS in wanted and ALL_MEMBERS not in wanted
+    return forgets and ALL_MEMBERS in known.required.explicit
+
+
+def _coverage(room: ReadRoom) -> int:
+    return min(room.wanted.timeline_limit, ALL_EVENTS) if room.limited else ALL_EVENTS

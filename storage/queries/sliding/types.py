@@ -20,7 +20,7 @@ from storage.queries.sliding.checks import (
     room_types,
     set_room_config,
 )
-from storage.queries.sync.positions import BESIDE
+from storage.queries.sync.changed_rooms import BESIDE
 from storage.queries.unread import Unread
 from storage.streams.account_data import AccountDataRow
 from storage.streams.receipts import ReceiptRow

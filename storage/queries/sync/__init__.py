@@ -14,8 +14,7 @@ there are more changes after all, they are read in a snapshot of several stateme
 at most four.
 """
 
-from storage.queries.sync.changed_rooms import SyncMemory
-from storage.queries.sync.long_poll import Look, until_news
+from storage.queries.sync.changed_rooms import Look, SyncMemory, until_news
 from storage.queries.sync.response import SyncRequest, brief, is_brief, is_quiet, look, quiet, sync
 from storage.queries.sync.types import (
     InvitedRoom,

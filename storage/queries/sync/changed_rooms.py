@@ -20,26 +20,156 @@ The rooms of the user were the same from the token to the snapshot. No membershi
 token until they were read. A change since then would have invalidated the cache entry.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import asyncio
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, LiteralString, NamedTuple
+from functools import lru_cache
+from typing import Final, Generic, LiteralString, NamedTuple, Protocol, TypeVar
 
 from storage.database.connection import Connection
+from storage.database.placeholders import fill
 from storage.database.prepared import prepare_ahead
-from storage.database.sql_template import fill
 from storage.ids import RoomId, UserId, intern
-from storage.queries.sync.positions import (
-    PART_STREAMS,
-    PURGED,
-    WRITER,
-    Reached,
-    WriterRow,
-    reached_by,
-    vector,
-    writers,
-)
 from storage.streams import SyncToken, VectorPosition
 from storage.streams.caches import Cache, LastChange, RoomsOf, Ticket
+from storage.streams.notifier import Notifier
+
+# --------------------------------------------------------------------------------------------------
+# The positions of the streams in a snapshot.
+#
+# A position and its facts are written in one transaction (storage/persist/write/all_tables.py), so
+# within one snapshot the positions are those of exactly the facts that can be read.
+
+TEMPLATE_POSITIONS: Final[LiteralString] = """
+SELECT 'writer' AS kind, stream_name, instance_name, stream_id AS position
+FROM stream_positions
+WHERE stream_name <> 'backfill'
+UNION ALL
+SELECT 'purged', stream_name, NULL, purged_upto
+FROM purged_streams
+WHERE stream_name = 'events'
+{others}
+"""
+SQL_POSITIONS: Final[LiteralString] = fill(TEMPLATE_POSITIONS, others="")
+prepare_ahead(SQL_POSITIONS)
+
+SQL_POSITIONS_OF_CONNECTION: Final[LiteralString] = fill(
+    TEMPLATE_POSITIONS,
+    others="""
+UNION ALL
+SELECT 'connection', 'events', NULL, c.used_ts
+FROM sliding_connections c
+JOIN principals u USING (principal_nid)
+WHERE c.connection_nid = $1::bigint AND ($2::bigint = c.base OR $2::bigint = ANY(c.unconfirmed))
+    AND u.name = $3::text AND c.device_id = $4::text AND c.conn_id = $5::text
+""",
+)
+"""Also returns when a connection was in use, if the state of its `pos` is valid."""
+
+ACCOUNT_DATA: Final = "account_data"
+RECEIPTS: Final = "receipts"
+TO_DEVICE: Final = "to_device"
+BESIDE: Final = (ACCOUNT_DATA, RECEIPTS, TO_DEVICE)
+"""Streams of which a sync returns the position alone. The store of each returns its facts."""
+
+STREAMS: Final = ("events", *BESIDE)
+"""The built-in streams of a sync token. Those that the process has defined are also in it."""
+
+NOT_SYNCED: Final = ("backfill", "caches")
+"""Streams that no token has."""
+
+PART_STREAMS: Final[LiteralString] = "stream_name <> 'backfill'"
+"""The streams of tokens, and the caches that a sync reads, for statements with other rows."""
+
+WRITER: Final = "writer"
+PURGED: Final = "purged"
+
+
+class WriterRow(NamedTuple):
+    """A position in a stream: of a writer, or up to which the stream is purged ("purged").
+
+    A purged row has no ``instance_name``. Below its position facts may be missing.
+    """
+
+    kind: str
+    stream_name: str
+    instance_name: str | None
+    position: int
+
+
+class Reached(NamedTuple):
+    """The positions of the streams of a sync token, and up to which the events may be purged."""
+
+    token: SyncToken
+    purged_upto: int
+
+
+async def where(conn: Connection) -> Reached:
+    """Return how far the streams are."""
+    return reached_by(await writers(conn))
+
+
+async def writers(conn: Connection) -> list[WriterRow]:
+    """Return the position of each writer in each stream, and of the purge of the events."""
+    return await conn.fetch(SQL_POSITIONS, row=WriterRow)
+
+
+def reached_by(rows: Iterable[WriterRow]) -> Reached:
+    """Return the positions of the streams for those of their writers. Recent ones are cached."""
+    return _reached_by(tuple(rows))
+
+
+@lru_cache(maxsize=64)
+def _reached_by(rows: tuple[WriterRow, ...]) -> Reached:
+    named = {row.stream_name for row in rows if row.kind == WRITER}.difference(NOT_SYNCED)
+    found = {name: vector(positions_in(rows, name)) for name in named.union(STREAMS)}
+    purged = (row.position for row in rows if row.kind == PURGED)
+    return Reached(SyncToken.of(found), max(purged, default=0))
+
+
+def covered(reached: SyncToken, defined: frozenset[str], given: SyncToken | None) -> SyncToken:
+    """Return the positions that a response covers: of the built-in and of the ``defined`` streams.
+
+    A response has no facts of a stream that only other processes have defined. So the token keeps
+    the position that it has in ``given``, the token of the client, and lacks it without one.
+    """
+    if all(name in STREAMS or name in defined for name, _ in reached.streams):
+        return reached
+    known = {} if given is None else given.positions()
+    return SyncToken(
+        tuple(
+            (name, at if name in STREAMS or name in defined else at.meet(known[name]))
+            for name, at in reached.streams
+            if name in STREAMS or name in defined or name in known
+        )
+    )
+
+
+def positions_in(rows: Iterable[WriterRow], stream_name: str) -> dict[str, int]:
+    return {
+        row.instance_name or "": row.position
+        for row in rows
+        if row.kind == WRITER and row.stream_name == stream_name
+    }
+
+
+async def positions(conn: Connection) -> dict[str, VectorPosition]:
+    """Return the position of each stream of a sync token."""
+    return (await where(conn)).token.positions()
+
+
+def vector(writers: Mapping[str, int]) -> VectorPosition:
+    return VectorPosition.of(min(writers.values(), default=0), writers)
+
+
+def events_of(token: SyncToken) -> VectorPosition:
+    return token.position("events") or VectorPosition()
+
+
+def reached(token: SyncToken) -> int:
+    """Return the stream ordering above which the token covers no event."""
+    return events_of(token).furthest()
+
 
 UNSEEN: Final = "unseen"
 UNRESOLVED: Final = "unresolved"
@@ -405,3 +535,102 @@ def _unseen(rows: Sequence[NewsRow]) -> frozenset[int] | None:
         if row.kind == UNSEEN:
             return None if row.room_nids is None else frozenset(row.room_nids)
     return frozenset()
+
+
+# --------------------------------------------------------------------------------------------------
+# Long polling: look, and while nothing is new wait for a change that concerns the user.
+#
+# The response of a sync follows from events in the user's rooms, and from facts that name the user.
+# So these end the wait. One change is not in the events: state resolution may make a user a member
+# again, or remove a membership. The stream "caches" publishes that.
+#
+# News of the user in a stream beside the events (account data, receipts, to-device, and those that
+# the process has defined) end the wait, too. The response is empty then, and its `next_batch`
+# covers them.
+
+RESOLVED: Final = "caches"
+
+
+class Waited(Protocol):
+    """A response that may be empty."""
+
+    @property
+    def is_empty(self) -> bool: ...
+
+
+A = TypeVar("A", bound=Waited)
+
+
+class Look(NamedTuple, Generic[A]):
+    """A response, and the keys to wait for if it is empty: the user, and the rooms of the user.
+
+    The rooms are those as of the response, or of a later moment.
+    """
+
+    answer: A
+    keys: Iterable[str]
+
+
+async def until_news(
+    look: Callable[[], Awaitable[Look[A]]],
+    notifier: Notifier,
+    reached: Callable[[A], SyncToken],
+    since: SyncToken | None,
+    *,
+    timeout_ms: int,
+    ending: Collection[str],
+    included: Collection[str] = (),
+) -> A:
+    """Return the first response that is not empty, or before which a stream beside had news.
+
+    Return the last one when the time is over. ``reached`` returns the positions of a response.
+    ``ending`` are the streams beside the events whose news end the wait. A response has the news of
+    ``included`` streams, so these only end it where the response is not empty.
+    """
+    if timeout_ms <= 0:
+        return (await look()).answer
+    beside = _beside(since, ending)
+    looked_again = False
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + timeout_ms / 1000
+    while True:
+        resolved = notifier.position(RESOLVED)
+        answer, keys = await look()
+        left_ms = int((deadline - loop.time()) * 1000)
+        if not answer.is_empty or left_ms <= 0:
+            return answer
+        upto = reached(answer)
+        if notifier.was_told(keys, beside):
+            # The news may have come after the snapshot of this response. Look once more then, so
+            # that `next_batch` covers them; only once, as news may never end.
+            if looked_again or not notifier.was_told(keys, _beside(upto, ending)):
+                return answer
+            looked_again = True
+            continue
+        beside = _followed(_beside(upto, ending), notifier)
+        others = _followed(_beside(upto, included), notifier)
+        waited = {"events": events_of(upto), **others, **beside, RESOLVED: resolved}
+        if not await notifier.wait(keys, after=SyncToken.of(waited), timeout_ms=left_ms):
+            return answer
+
+
+def _beside(token: SyncToken | None, names: Iterable[str]) -> dict[str, VectorPosition]:
+    """Return the positions of a token in the streams beside the events.
+
+    A token from before a stream was added or defined does not name it. Then it is at 0.
+    """
+    if token is None:
+        return {}
+    named = token.positions()
+    return {name: named.get(name, VectorPosition()) for name in names}
+
+
+def _followed(
+    positions: Mapping[str, VectorPosition], notifier: Notifier
+) -> dict[str, VectorPosition]:
+    """Return these positions as far as this process has followed the streams.
+
+    A snapshot may have facts of other processes that are published here later. They are not in the
+    response, so they still have to end the wait.
+    """
+    return {name: at.meet(notifier.position(name)) for name, at in positions.items()}

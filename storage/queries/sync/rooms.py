@@ -1,32 +1,396 @@
 """The rooms that have changed for a user, each with its timeline, in one statement.
 
-storage/queries/sync/timeline.py says what a timeline has, and why the statement reads it so.
+storage/queries/sync/rooms.py says what a timeline has, and why the statement reads it so.
 """
 
-from collections.abc import Sequence
-from typing import Any, Final, LiteralString, NamedTuple
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from operator import attrgetter
+from typing import Any, Final, Generic, LiteralString, NamedTuple, Protocol, TypeVar
 
 from storage.codec import StoredBytes
 from storage.database.connection import Connection
 from storage.database.names import JOIN
+from storage.database.placeholders import fill
 from storage.database.prepared import prepare_ahead
-from storage.database.sql_template import fill
 from storage.ids import RoomId, UserId
-from storage.queries.filters import ANY_ROOM, SyncFilter
-from storage.queries.sync.positions import PART_STREAMS, WriterRow
-from storage.queries.sync.room_ranges import PART_CHANGED_ROOMS
-from storage.queries.sync.timeline import (
-    PART_EVENT,
-    PART_LIVE,
-    PART_NO_EVENT,
-    TEMPLATE_HAS_STATE,
-    TEMPLATE_LATEST,
-    TEMPLATE_TIMELINE,
-    TEMPLATE_TIMELINE_COLUMNS,
-    RoomTimeline,
-    timelines_of,
-)
+from storage.queries.events import StoredEvent, event_of_room, served_at_once
+from storage.queries.filters import ANY_ROOM, TEMPLATE_IGNORED, SyncFilter
+from storage.queries.sync.changed_rooms import PART_STREAMS, WriterRow
 from storage.streams import VectorPosition
+from storage.turns import in_turns, parts
+
+# --------------------------------------------------------------------------------------------------
+# Timelines of rooms: the parts that the statements of sync and sliding sync share, and their rows.
+#
+# A timeline is in stream order: the latest visible live events of the room, and one beyond the
+# limit, which shows that there are more. It never has backfilled events. A range of a room's stream
+# is written as a range of (room, position), and ordered so. Then only an index by room fits. The
+# index over all rooms would be slow for a quiet room. `BETWEEN` shows the planner that the range is
+# of one room. It takes a range between two rows for a ninth of the table, and would read the whole
+# room by time.
+#
+# A timeline begins after the last gap: with the last event that arrived before one of its parents.
+# Then it is limited. The missing events come by paging back, also those that are backfilled by
+# then. At most `rows_max` events of a room are read. A timeline that finds too few visible ones
+# among them is limited as well; pages skip the hidden ones.
+
+TEMPLATE_LATEST: Final[LiteralString] = """
+    SELECT {columns}
+    FROM events e
+    WHERE (e.room_nid, e.stream_ordering) > ({room}.room_nid, {after})
+        AND (e.room_nid, e.stream_ordering) <= ({room}.room_nid, {upto})
+        AND e.room_nid BETWEEN {room}.room_nid AND {room}.room_nid
+        AND {which}
+    ORDER BY e.room_nid DESC, e.stream_ordering DESC
+    LIMIT {limit}
+"""
+"""The latest events of a range of a room's stream."""
+
+PART_LIVE: Final[LiteralString] = "NOT e.outlier AND NOT e.backfilled"
+"""Whether the event `e` arrived as new: backfilled history is in no timeline."""
+
+TEMPLATE_TIMELINE_COLUMNS: Final[LiteralString] = """
+    e.room_nid, e.event_id, e.stream_ordering, e.topological_ordering, e.redacted_by,
+    e.redacted_form, e.json, row_number() OVER () AS number,
+    user_sees(e, v.joined_since, v.own_audiences, v.shared_audiences, v.world_audiences,
+        v.shared_before, v.reader_nid, v.unread)
+        AND {is_wanted} AS is_shown,
+    NOT was_there(e, v.joined_since, v.joined_audiences)
+        AND EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid)
+        AND NOT was_there_before(e, v.reader_nid, v.unread) AS withheld
+"""
+
+TEMPLATE_TIMELINE: Final[LiteralString] = """
+    SELECT e.*, e.number = {rows_max} AS is_last
+    FROM visibility_of(r.room_nid, r.principal_nid) AS v
+    {filter}
+    CROSS JOIN LATERAL (
+        SELECT *
+        FROM ({latest}) AS e  -- at most so many are read
+        WHERE e.is_shown OR e.number = {rows_max}
+        ORDER BY e.room_nid DESC, e.stream_ordering DESC
+        LIMIT {limit} + 1
+    ) AS e
+"""
+"""The latest visible events of the room `r`, and one more if there are more.
+
+With all columns of an event: to look it up by number would be three more descents each. `latest` is
+made of `TEMPLATE_TIMELINE_COLUMNS`.
+"""
+
+TEMPLATE_HAS_STATE: Final[LiteralString] = """
+    EXISTS (
+        SELECT
+        FROM state_deltas d
+        WHERE d.room_nid = r.room_nid AND d.stream_ordering > r.lower
+            AND d.stream_ordering <= {upto}
+    )
+"""
+
+PART_NO_EVENT: Final[LiteralString] = """
+    NULL::boolean AS is_last, NULL AS event_id, NULL::bigint AS stream_ordering,
+    NULL::bigint AS topological_ordering, NULL AS redacted_by, NULL::boolean AS redacted_form,
+    NULL::boolean AS withheld, NULL::bytea AS json
+"""
+"""The columns of `PART_EVENT` in a row that has no event."""
+
+PART_EVENT: Final[LiteralString] = """
+    t.is_last, t.event_id, t.stream_ordering, t.topological_ordering,
+    CASE WHEN t.redacted_by IS NOT NULL THEN (SELECT b.event_id FROM events b
+        WHERE b.event_nid = t.redacted_by) END,
+    t.redacted_form, t.withheld, t.json
+"""
+"""The columns of an event of the timeline `t`."""
+
+ROOM: Final = "room"
+EVENT: Final = "event"
+LIMIT: Final = "limit"
+
+
+class TimelineRoom(Protocol):
+    """The columns of a room that its events need."""
+
+    @property
+    def room_id(self) -> RoomId: ...
+
+    @property
+    def room_version(self) -> str: ...
+
+
+R = TypeVar("R", bound=TimelineRoom)
+
+
+@dataclass(slots=True)
+class RoomTimeline(Generic[R]):
+    """A room, and the events of its timeline: oldest first, perhaps one beyond the limit.
+
+    ``cut``: there may be more visible events before the first one. A gap lies there, or those
+    events were not read.
+    """
+
+    row: R
+    cut: bool
+    events: list[StoredEvent] = field(default_factory=list)
+
+    def add(self, columns: Sequence[Any]) -> None:
+        is_last, event_id, stream, topological, redacted_by, redacted_form, withheld, raw = columns
+        self.cut = self.cut or is_last
+        event = (event_id, stream, topological, redacted_by, None, False, False, redacted_form, raw)
+        self.events.append(
+            event_of_room(self.row.room_id, self.row.room_version, event, withheld=withheld)
+        )
+
+    async def shorten(self) -> None:
+        """Leave out the oldest events if all of them have too many values (`served_at_once`)."""
+        served = await served_at_once(self.events[::-1])
+        if served < len(self.events):
+            self.events, self.cut = self.events[-served:], True
+
+
+T = TypeVar("T", bound=RoomTimeline[Any])
+
+
+async def timelines_of(
+    records: Sequence[Any], columns: slice, timeline: Callable[[Any], T]
+) -> dict[int, T]:
+    """Return the rooms of these rows by nid. ``columns`` are those of the event.
+
+    ``timeline`` makes an empty one of a row of kind "room". A row of kind "limit" cuts its room.
+    """
+    found = dict[int, T]()
+    async for part in parts(records):
+        found |= {record[1]: timeline(record) for record in part if record[0] == ROOM}
+    async for part in parts(records):
+        for record in part:
+            if record[0] == EVENT:
+                found[record[1]].add(record[columns])
+            elif record[0] == LIMIT:
+                found[record[1]].cut = True
+    async for one in in_turns(found.values()):
+        one.events.sort(key=attrgetter("stream_ordering"))
+        await one.shorten()
+    return found
+
+
+# --------------------------------------------------------------------------------------------------
+# SQL part of a sync: which rooms have changed for a user, and which range of their stream is new.
+#
+# A token of several writers ends at another position for each of them, and a writer may commit
+# positions below those of another one. But within a room stream orderings are in the order of
+# commits. So of each room a token covers everything up to one position. That is its furthest
+# position, or, for a room with a late commit, the position before that.
+
+TEMPLATE_LATE: Final[LiteralString] = """
+-- rooms with an event at or below the furthest position of the token that the token does not
+-- cover: its writer was behind
+late AS MATERIALIZED (
+    SELECT f.room_nid, min(f.stream_ordering) - 1 AS reached
+    FROM (
+        SELECT e.room_nid, e.stream_ordering, e.writer_nid
+        FROM events e
+        WHERE e.stream_ordering > $9::bigint AND e.stream_ordering <= {furthest}
+            AND NOT e.backfilled AND $9::bigint < {furthest}
+        UNION ALL
+        SELECT m.room_nid, m.stream_ordering, m.writer_nid
+        FROM own m
+        WHERE m.stream_ordering > $9::bigint AND m.stream_ordering <= {furthest}
+            AND $9::bigint < {furthest}
+        UNION ALL  -- a partial state that was completed
+        SELECT e.room_nid, o.stream_id, o.writer_nid
+        FROM outlier_memberships o
+        JOIN events e USING (event_nid)
+        WHERE o.stream_id > $9::bigint AND o.stream_id <= {furthest}
+            AND $9::bigint < {furthest}
+    ) AS f
+    JOIN writers w USING (writer_nid)
+    LEFT JOIN unnest($10::text[], $11::bigint[]) AS p (instance_name, stream_id)
+        USING (instance_name)
+    WHERE f.stream_ordering > COALESCE(p.stream_id, $9::bigint)
+    GROUP BY f.room_nid
+)
+"""
+"""The CTE `late`, made from `own`. Of the token, $9 is the least position of all writers, $10 and
+$11 are the writers that are further, and `furthest` is the position of the furthest one."""
+
+PART_LAST_STAY: Final[LiteralString] = """
+-- where an old leave ended the last stay: a later invite or ban does not show more of the room
+LEFT JOIN LATERAL (
+    SELECT d.stream_ordering AS ended
+    FROM state_deltas d
+    WHERE d.room_nid = mine.room_nid AND d.stream_ordering <= mine.member_stream
+        AND d.state_key_nid = mine.state_key_nid
+        AND (SELECT e.membership = 5 FROM events e WHERE e.event_nid = d.prev_event_nid)
+        AND EXISTS (
+            SELECT
+            FROM visibility v
+            WHERE v.room_nid = mine.room_nid AND v.principal_nid = mine.principal_nid
+                AND v.last_join_topological IS NOT NULL
+        )
+    ORDER BY d.stream_ordering DESC
+    LIMIT 1
+) AS stay ON mine.is_old_leave
+"""
+
+TEMPLATE_CHANGED_ROOMS: Final[LiteralString] = """
+reader AS MATERIALIZED (
+    SELECT p.principal_nid, k.state_key_nid
+    FROM principals p
+    LEFT JOIN state_keys k ON k.type_nid = 2 AND k.state_key = p.name
+    WHERE p.name = $1::text
+),
+filter AS MATERIALIZED (
+    SELECT f.*, {ignored} AS ignored
+    FROM filter_of($17::text[], $18::text[], $19::text[], $20::text[], $21::boolean) AS f
+),
+named AS MATERIALIZED (  -- the rooms to read, by number, by id, or by both; NULL for all
+    SELECT CASE
+        WHEN $14::text[] IS NULL THEN $13::int[]
+        ELSE ARRAY(SELECT room_nid FROM rooms
+            WHERE room_id = ANY($14::text[]) AND ($13::int[] IS NULL OR room_nid = ANY($13::int[])))
+    END AS room_nids
+),
+own AS NOT MATERIALIZED (  -- the memberships of the user: of all rooms, or of the named ones
+    SELECT m.*, u.state_key_nid
+    FROM reader u
+    JOIN memberships m USING (principal_nid)
+    WHERE (SELECT room_nids FROM named) IS NULL
+    UNION ALL
+    SELECT m.*, u.state_key_nid
+    FROM reader u
+    CROSS JOIN unnest((SELECT room_nids FROM named)) AS n (room_nid)
+    -- room by room: otherwise all memberships of the user would be read for a few of them
+    CROSS JOIN LATERAL (
+        SELECT * FROM memberships
+            WHERE principal_nid = u.principal_nid AND room_nid = n.room_nid OFFSET 0
+    ) AS m
+),
+{late},
+-- rooms of the user with new events, and the membership before those (0: none)
+mine AS (
+    SELECT m.room_nid, m.event_nid AS member_nid, m.principal_nid, m.state_key_nid, r.room_id,
+        r.room_version,
+        r.last_stream_ordering, r.completed_at, m.membership,
+        m.forgotten AND m.membership < 3 AS is_forgotten,
+        m.stream_ordering > token.reached AS is_changed,
+        CASE WHEN m.stream_ordering <= token.reached THEN m.membership
+            ELSE COALESCE(old.membership, 0) END AS membership_then,
+        delta.prev_event_nid AS member_nid_then,
+        old_leave.is_wanted AS is_old_leave, m.stream_ordering AS member_stream,
+        CASE WHEN $2::bigint IS NOT NULL THEN token.reached END AS since,
+        CASE WHEN $2::bigint IS NULL THEN token.reached ELSE $3::bigint END AS upto
+    FROM own m
+    JOIN rooms r USING (room_nid)
+    LEFT JOIN late USING (room_nid)
+    CROSS JOIN LATERAL (SELECT COALESCE(late.reached, $2::bigint, $3::bigint)) AS token (reached)
+    -- rooms that were left before the position, on request: of a first sync, or with full_state
+    CROSS JOIN LATERAL (
+        SELECT $22::boolean AND ($2::bigint IS NULL OR $4::boolean) AND NOT m.forgotten
+            AND m.membership IN (1, 2) AND m.stream_ordering <= token.reached
+    ) AS old_leave (is_wanted)
+    LEFT JOIN LATERAL (
+        SELECT COALESCE(d.prev_event_nid, 0) AS prev_event_nid
+        FROM state_deltas d
+        WHERE d.room_nid = m.room_nid AND d.stream_ordering > token.reached
+            AND d.state_key_nid = m.state_key_nid
+        ORDER BY d.stream_ordering
+        LIMIT 1
+    ) delta ON m.stream_ordering > token.reached
+    LEFT JOIN events old ON old.event_nid = delta.prev_event_nid
+    WHERE r.room_id <> ALL($15::text[]) AND CASE
+        WHEN old_leave.is_wanted THEN true
+        WHEN $2::bigint IS NULL THEN m.membership IN (3, 4, 5)
+        ELSE m.stream_ordering > token.reached
+            OR (m.membership = 5 AND (r.last_stream_ordering > token.reached OR $4::boolean)) END
+        -- of a forgotten room the leave alone, for a client that has the room
+        AND NOT (m.forgotten AND m.membership < 3
+            AND COALESCE(delta.prev_event_nid = 0 OR old.membership < 3, $2::bigint IS NULL))
+),
+-- all joined rooms, or the next part of an initial sync: latest activity at its position first
+joined AS (
+    SELECT mine.*, latest.activity
+    FROM mine
+    CROSS JOIN LATERAL (
+        SELECT CASE WHEN mine.last_stream_ordering <= mine.upto THEN mine.last_stream_ordering
+            ELSE ({latest}) END
+    ) AS latest (activity)
+    WHERE mine.membership = 5
+        AND (mine.since IS NOT NULL OR NOT mine.is_changed OR mine.membership_then = 5)
+        AND ($6::bigint IS NULL OR (latest.activity, mine.room_nid) < ($6::bigint, $7::int))
+    ORDER BY latest.activity DESC, mine.room_nid DESC
+    LIMIT $5::bigint
+),
+room AS (  -- for each room, whether it is returned whole, and the range of the stream
+    SELECT joined.*, since IS NULL OR $4::boolean OR membership_then <> 5 AS whole,
+        true AS was_joined,
+        CASE WHEN membership_then = 5 THEN COALESCE(GREATEST(live.after,
+            CASE WHEN completed_at <= since THEN completed_at END), since, 0) ELSE 0 END AS lower,
+            upto AS upper
+    FROM joined
+    -- backfilled history may have changed the state. That is no change by itself: it is returned
+    -- with the next live event
+    LEFT JOIN LATERAL ({live}) AS live (after) ON true
+    UNION ALL
+    SELECT mine.*, mine.last_stream_ordering, visit.whole OR stay.ended IS NOT NULL,
+        -- of a forgotten room the client gets the leave alone, and no state
+        (visit.whole OR stay.ended IS NOT NULL OR membership_then = 5) AND NOT mine.is_forgotten,
+        CASE WHEN visit.whole THEN 0 ELSE COALESCE(mine.since, 0) END,
+        CASE WHEN stay.ended IS NOT NULL THEN stay.ended
+            WHEN mine.is_old_leave THEN mine.member_stream
+            WHEN member.stream_ordering > mine.since THEN member.stream_ordering ELSE mine.upto END
+    FROM mine
+    CROSS JOIN filter
+    LEFT JOIN events member ON member.event_nid = mine.member_nid
+    -- joined and left since the last sync: the client has no state of the room. The same of a user
+    -- who never joined (shared_before), if they could see the room at their last membership
+    CROSS JOIN LATERAL (
+        SELECT membership_then <> 5 AND (EXISTS (
+            SELECT FROM state_deltas d JOIN events e USING (event_nid)
+            WHERE d.room_nid = mine.room_nid AND d.stream_ordering > mine.since
+                AND d.state_key_nid = mine.state_key_nid AND e.membership = 5
+        ) OR (mine.membership < 3 AND NOT mine.is_forgotten AND (
+            SELECT v.shared_before IS NULL AND user_sees(member, v.joined_since, v.own_audiences,
+                v.shared_audiences, v.world_audiences, v.shared_before, v.reader_nid, v.unread)
+            FROM visibility_of(mine.room_nid, mine.principal_nid) AS v
+        ))) AS whole
+        OFFSET 0
+    ) AS visit
+    {last_stay}
+    WHERE mine.membership <> 5 AND mine.member_nid IS DISTINCT FROM mine.member_nid_then
+        AND $6::bigint IS NULL
+        -- a client that was not in the room has no state of it to return in full
+        AND NOT (mine.is_old_leave AND mine.since IS NOT NULL AND stay.ended IS NULL)
+        -- not an invite by an ignored user
+        AND NOT (mine.membership = 4 AND COALESCE(member.sender_nid = ANY(filter.ignored), false))
+),
+"""
+
+PART_CHANGED_ROOMS: Final[LiteralString] = fill(
+    TEMPLATE_CHANGED_ROOMS,
+    ignored=fill(TEMPLATE_IGNORED, reader="$1", named="$12"),
+    late=fill(TEMPLATE_LATE, furthest="COALESCE($2::bigint, $3::bigint)"),
+    latest=fill(
+        TEMPLATE_LATEST,
+        columns="e.stream_ordering",
+        room="mine",
+        after="0",
+        upto="mine.upto",
+        which=PART_LIVE,
+        limit="1",
+    ),
+    live=fill(
+        TEMPLATE_LATEST,
+        columns="e.stream_ordering",
+        room="joined",
+        after="0",
+        upto="joined.since",
+        which=PART_LIVE,
+        limit="1",
+    ),
+    last_stay=PART_LAST_STAY,
+)
+"""The CTEs `reader`, `filter` and `room`, with others that they need."""
+
 
 TEMPLATE_ROOMS: Final[LiteralString] = """
 WITH

@@ -20,31 +20,269 @@ is sent. The same statement reads the stripped state of invites and knocks (stri
 that a sync has a statement to spare.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final, LiteralString, NamedTuple
 
 import orjson
 
+from storage.codec import StoredBytes
 from storage.database.columns import OWN_ENTRIES
 from storage.database.connection import Connection
-from storage.database.placeholders import compose
+from storage.database.placeholders import compose, fill
 from storage.database.prepared import prepare_ahead
-from storage.database.sql_template import fill
-from storage.ids import RoomId, StateKey, UserId
+from storage.errors import StorageCorrupt
+from storage.ids import EventId, RoomId, StateKey, UserId
 from storage.queries.events import StoredEvent, event_of_room
 from storage.queries.filters import ANY_EVENT, EventFilter
-from storage.queries.sync.state_rows import (
-    EVENT,
-    EVENT_END,
-    PART_ENTRY_ROWS,
-    PART_SHOWN,
-    STRIPPED,
-    StateRow,
-    lost_state,
-)
-from storage.queries.sync.summary import PART_DUE_SUMMARIES, PART_SUMMARIES
-from storage.queries.sync.types import RoomSummary
+from storage.queries.sync.types import JoinedRoom, RoomSummary, Sync
 from storage.turns import parts
+
+# --------------------------------------------------------------------------------------------------
+# The lazily loaded members that a client has been sent.
+#
+# Client-server API, "Lazy-loading room members". A response leaves out a member event that the
+# client has been sent up to its token, as far as this process knows. The members are kept by token:
+# a client that has lost a response comes back with the token before it, and gets them again.
+# Another process does not know, and sends them again.
+
+MEMBER: Final = "m.room.member"
+MEMBERS_MAX: Final = 200_000
+"""So many members of all clients are kept, some 20 MB."""
+
+Client = tuple[UserId, str]
+"""A user and a device."""
+Members = Mapping[tuple[RoomId, str], EventId]
+
+
+class SentMembers:
+    """The members that clients have, by their last tokens. The client used last comes last."""
+
+    def __init__(self, most: int = MEMBERS_MAX) -> None:
+        self._most = most
+        self._size = 0
+        self._clients: dict[Client, dict[str, Members]] = {}
+
+    def leave_out(self, client: Client, since: str | None, found: Sync) -> Sync:
+        """Return the response to a request without the members that the client has."""
+        tokens = self._taken(client)
+        known = {} if since is None else tokens.get(since, {})
+        kept = {} if since is None else {since: known}
+        gone = found.leave.keys()
+        members = {key: one for key, one in known.items() if key[0] not in gone}
+        joined = {
+            room_id: self._room(client[0], room_id, room, members)
+            for room_id, room in found.join.items()
+        }
+        # two responses to one token may have led to the next one: only what both had is known
+        other = {**tokens, **kept}.get(found.next_batch)
+        if other is not None:
+            members = dict(members.items() & other.items())
+        self._keep(client, {**kept, found.next_batch: members})
+        return replace(found, join=joined)
+
+    def _room(
+        self,
+        user_id: UserId,
+        room_id: RoomId,
+        room: JoinedRoom,
+        known: dict[tuple[RoomId, str], EventId],
+    ) -> JoinedRoom:
+        """Return the room without known members, and change these to what the client has then."""
+        lists = [dict(_members(one)) for one in (room.state, room.state_after)]
+        timeline = dict(_members(room.timeline.events))
+        if any(user_id in one for one in (*lists, timeline)):  # the room may be new to the client
+            for key in [key for key in known if key[0] == room_id]:
+                del known[key]
+        before = {user: one for (room, user), one in known.items() if room == room_id}
+        for user in {*lists[0], *lists[1], *timeline}:
+            sent = {one.get(user, before.get(user)) for one in lists}
+            last = timeline.get(user, sent.pop() if len(sent) == 1 else None)
+            known.pop((room_id, user), None)
+            if last is not None:
+                known[room_id, user] = last
+        if not before:
+            return room
+        return replace(
+            room,
+            state=list(_unknown(room.state, before)),
+            state_after=list(_unknown(room.state_after, before)),
+        )
+
+    def _taken(self, client: Client) -> dict[str, Members]:
+        tokens = self._clients.pop(client, {})
+        self._size -= sum(map(len, tokens.values()))
+        return tokens
+
+    def _keep(self, client: Client, tokens: dict[str, Members]) -> None:
+        self._clients[client] = tokens
+        self._size += sum(map(len, tokens.values()))
+        while self._size > self._most:
+            self._taken(next(iter(self._clients)))
+
+
+def _members(events: list[StoredEvent]) -> Iterator[tuple[str, EventId]]:
+    for event in events:
+        if event.type == MEMBER and event.state_key is not None:
+            yield event.state_key, event.event_id
+
+
+def _unknown(events: list[StoredEvent], known: Mapping[str, EventId]) -> Iterator[StoredEvent]:
+    for event in events:
+        if event.type != MEMBER or known.get(event.state_key or "") != event.event_id:
+            yield event
+
+
+# --------------------------------------------------------------------------------------------------
+# Rows of states: the parts that the statements of sync and sliding sync share.
+#
+# Each statement chooses keys and events (`entry`), a row each: kind, room_nid, state_key_nid,
+# event_nid. `TEMPLATE_ENTRY_ROWS` reads their events. `PART_SHOWN` chooses the events for a user
+# who is not in the room; stripped_state.py makes stripped state of them.
+
+PART_SHOWN: Final[LiteralString] = """
+    -- create, join rules, name, topic, canonical alias, avatar, encryption
+    SELECT 'shown', s.room_nid, c.state_key_nid, c.event_nid
+    FROM shown s
+    JOIN current_state c ON c.room_nid = s.room_nid AND c.state_key_nid IN (1, 4, 9, 10, 11, 12, 13)
+"""
+"""The entries of kind "shown" of the rooms in `shown`."""
+
+PART_ENTRY_ROWS: Final[LiteralString] = """
+SELECT CASE WHEN e.event_nid IS NULL AND n.event_nid IS NOT NULL
+            OR gone.type IS NULL AND n.kind = 'removed' THEN 'lost' ELSE n.kind END AS kind,
+    n.room_nid, e.event_id, e.stream_ordering, e.topological_ordering,
+    CASE WHEN e.redacted_by IS NOT NULL THEN (SELECT b.event_id FROM events b
+        WHERE b.event_nid = e.redacted_by) END AS redacted_by,
+    e.rejected, e.soft_failed, e.outlier, e.redacted_form, e.json, gone.type AS removed_type,
+    gone.state_key AS removed_key, CASE WHEN n.kind = 'own' THEN (
+        SELECT o.stripped_state FROM out_of_band_memberships o
+        WHERE o.room_nid = n.room_nid AND o.event_nid = n.event_nid
+    ) END AS stripped_state,
+    NULL::int AS joined_count, NULL::int AS invited_count, NULL::text[] AS heroes
+FROM entry n
+-- not `stored_events`: it looks its room up for each event
+LEFT JOIN events e ON e.event_nid = n.event_nid
+LEFT JOIN LATERAL (  -- once for each of the few removed keys: a join could hash all keys
+    SELECT t.type, k.state_key
+    FROM state_keys k
+    JOIN event_types t USING (type_nid)
+    WHERE k.state_key_nid = n.state_key_nid AND n.kind = 'removed'
+    OFFSET 0
+) AS gone ON true
+"""
+"""The rows of all entries, with the columns of `StateRow`. Conditions may follow."""
+
+
+class StateRow(NamedTuple):
+    """One row of a room. `kind` says which columns it has besides `room_nid`.
+
+    "removed": a key. "own": the membership event of a user who is not in the room, and its stripped
+    state as JSON. "shown": an event that is shown to them. "summary": the counts and the heroes.
+    "lost": rows of the state, or an event of it, are not there. The statements have other kinds of
+    events.
+    """
+
+    kind: str
+    room_nid: int
+    event_id: str | None
+    stream_ordering: int | None
+    topological_ordering: int | None
+    redacted_by: str | None
+    rejected: str | None
+    soft_failed: bool | None
+    outlier: bool | None
+    redacted_form: bool | None
+    json: StoredBytes | None
+    removed_type: str | None
+    removed_key: str | None
+    stripped_state: str | None
+    joined_count: int | None
+    invited_count: int | None
+    heroes: list[str] | None
+
+
+EVENT: Final = StateRow._fields.index("event_id")
+"""The first column of the event."""
+EVENT_END: Final = StateRow._fields.index("removed_type")
+"""The column after those of the event."""
+STRIPPED: Final = StateRow._fields.index("stripped_state")
+
+
+def lost_state(room_id: RoomId) -> StorageCorrupt:
+    """Return the error for a row of kind "lost"."""
+    lost = "rows of state_groups or events are lost, or an index does not find them"
+    reason = f"the state of a room cannot be read: {lost} (`room-storage verify`)"
+    return StorageCorrupt(reason, room_id=room_id)
+
+
+# --------------------------------------------------------------------------------------------------
+# SQL parts of a sync: the summaries of joined rooms. Client-server API, "Syncing".
+
+TEMPLATE_IS_NAMED: Final[LiteralString] = """
+EXISTS (
+            SELECT
+            FROM (VALUES {keys}) AS k (state_key_nid)
+            JOIN events e ON e.event_nid = COALESCE((
+                SELECT COALESCE(d.prev_event_nid, 0)
+                FROM state_deltas d
+                WHERE d.room_nid = r.room_nid AND d.state_key_nid = k.state_key_nid
+                    AND d.stream_ordering > r.upper
+                ORDER BY d.stream_ordering
+                LIMIT 1
+            ), (SELECT c.event_nid FROM current_state c
+                WHERE c.room_nid = r.room_nid AND c.state_key_nid = k.state_key_nid))
+            WHERE e.redacted_by IS NULL AND NOT e.redacted_form AND e.describes_room
+        )
+"""
+"""Whether the room `r` has one of these names at `r.upper`."""
+
+TEMPLATE_DUE_SUMMARIES: Final[LiteralString] = """
+later AS (  -- members that changed after the position of the request
+    SELECT DISTINCT ON (d.room_nid, d.state_key_nid) d.room_nid, d.state_key_nid,
+        COALESCE(e.membership, 0) AS membership, COALESCE(c.membership, 0) AS membership_now
+    FROM room r
+    JOIN state_deltas d ON d.room_nid = r.room_nid AND d.stream_ordering > r.upper
+    LEFT JOIN events e ON e.event_nid = d.prev_event_nid
+    LEFT JOIN current_state c ON c.room_nid = d.room_nid AND c.state_key_nid = d.state_key_nid
+    WHERE r.is_joined
+    ORDER BY d.room_nid, d.state_key_nid, d.stream_ordering
+),
+due AS MATERIALIZED (  -- joined rooms with a summary that may have changed: members, name, alias
+    SELECT r.room_nid, i.joined_count, i.invited_count, CASE WHEN NOT {is_named} THEN
+        COALESCE(NULLIF(heroes_of(r.room_nid, r.upper, '{4,5}', $17::text), '{}'),
+            heroes_of(r.room_nid, r.upper, '{1,2}', $17::text))
+    END AS heroes
+    FROM room r
+    JOIN rooms i USING (room_nid)
+    WHERE r.is_joined AND (r.whole OR EXISTS (
+        SELECT
+        FROM state_deltas d
+        JOIN state_keys k USING (state_key_nid)
+        WHERE d.room_nid = r.room_nid AND d.stream_ordering > r.lower
+            AND d.stream_ordering <= r.upper
+            AND (k.type_nid = 2 OR k.state_key_nid IN (9, 11))
+    ))
+),
+"""
+PART_DUE_SUMMARIES: Final[LiteralString] = fill(
+    TEMPLATE_DUE_SUMMARIES,
+    is_named=fill(TEMPLATE_IS_NAMED, keys="(9), (11)"),
+)
+"""The CTE `due`, made from `room`: rooms with a summary that may have changed, and its values."""
+
+PART_SUMMARIES: Final[LiteralString] = """
+SELECT 'summary', d.room_nid, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
+    NULL,
+    d.joined_count + COALESCE((SELECT sum((l.membership = 5)::int - (l.membership_now = 5)::int)
+        FROM later l WHERE l.room_nid = d.room_nid), 0)::int,
+    d.invited_count + COALESCE((SELECT sum((l.membership = 4)::int - (l.membership_now = 4)::int)
+        FROM later l WHERE l.room_nid = d.room_nid), 0)::int,
+    d.heroes
+FROM due d
+"""
+"""The rows of kind "summary". $17 is the user."""
+
 
 TEMPLATE_VALUES: Final[LiteralString] = """
 -- with the first event of the timeline, at `start`; 0 if there is none
@@ -366,3 +604,58 @@ def _add_event(state: RoomState, row: Any) -> None:
         state.throughout.append(event)
     else:
         (state.at_start if kind == "start" else state.at_end).append(event)
+
+
+# --------------------------------------------------------------------------------------------------
+# Stripped state: the part of a room that an invited or knocking user sees.
+#
+# Client-server API, "Stripped state". It is the stripped state that came with the membership event
+# from another server, beside it or in it. Otherwise it is a few events of the current state. The
+# user's own membership event is always part of it.
+
+BROUGHT: Final = ("invite_room_state", "knock_room_state")
+
+
+def stripped(
+    shown: Sequence[StoredEvent], own: StoredEvent | None, brought: Sequence[dict[str, Any]] = ()
+) -> list[dict[str, Any]]:
+    """Return the stripped state: that which came with the ``own`` event, or else ``shown``.
+
+    ``shown`` are events of the current state (state.py), ``own`` is the membership event.
+    ``brought`` is stripped state that came beside it (``append(stripped_state=…)``), well-formed.
+    """
+    if own is None:
+        return [strip(event.json) for event in shown]
+    state = (
+        [strip(event) for event in brought]
+        or _brought(own)
+        or [strip(event.json) for event in shown]
+    )
+    key = (own.type, own.state_key)
+    return [
+        *(event for event in state if (event["type"], event["state_key"]) != key),
+        strip(own.json),
+    ]
+
+
+def _brought(own: StoredEvent) -> list[dict[str, Any]]:
+    """Return the well-formed events in the `unsigned` of the membership event.
+
+    Another server can send anything there.
+    """
+    unsigned = own.json.get("unsigned")
+    if not isinstance(unsigned, dict):
+        return []
+    given = next((value for name in BROUGHT if isinstance(value := unsigned.get(name), list)), [])
+    return [strip(event) for event in given if isinstance(event, dict) and _is_stripped(event)]
+
+
+def _is_stripped(event: dict[str, Any]) -> bool:
+    return all(
+        isinstance(event.get(name), str) for name in ("type", "state_key", "sender")
+    ) and isinstance(event.get("content"), dict)
+
+
+def strip(event: dict[str, Any]) -> dict[str, Any]:
+    """Return the four keys of a stripped event."""
+    return {name: event[name] for name in ("type", "state_key", "sender", "content")}
