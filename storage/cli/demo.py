@@ -27,8 +27,8 @@ from storage.cli.output import print_json
 from storage.config import Config
 from storage.database.connection import Database
 from storage.database.embedded import data_directory, embedded_postgres
-from storage.database.sizes import counts
 from storage.errors import StorageCorrupt
+from storage.maintenance.totals import counts
 from storage.maintenance.verify import verify
 from storage.store.facade import Store
 from storage.store.open import open_store
