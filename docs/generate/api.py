@@ -1,6 +1,5 @@
 """`reference/api/…`: one page for each subject, with directives for mkdocstrings."""
 
-import ast
 import inspect
 from collections.abc import Iterator
 from typing import Final, NamedTuple
@@ -10,17 +9,16 @@ import storage.inspector
 import storage.responses
 import storage.testing
 from docs.generate.markup import one_line, page, table
-from storage.store import facade
 from storage.store.facade import Store
 
 
 class Subject(NamedTuple):
-    """A page: the modules whose calls of `Store` it has, and further names."""
+    """A page: the calls of `Store` and the further names that it has."""
 
     name: str
     title: str
     said: str
-    modules: tuple[str, ...] = ()
+    calls: tuple[str, ...] = ()
     names: tuple[str, ...] = ()
 
 
@@ -38,7 +36,12 @@ SUBJECTS: Final = (
         "Writing",
         "A PDU is the received JSON, as bytes or as a dict. The bytes are stored as they are; a "
         "dict is encoded as canonical JSON first.",
-        modules=("writing",),
+        calls=(
+            "append",
+            "readmit",
+            "erase_user",
+            "restore_user",
+        ),
         names=(
             "AppendResult",
             "SendResult",
@@ -47,7 +50,7 @@ SUBJECTS: Final = (
             "persist.model.results.Outcome",
             "persist.receive.Pdu",
             "persist.receive.VerifyKeys",
-            "persist.stripped_state.StrippedState",
+            "persist.receive.StrippedState",
         ),
     ),
     Subject(
@@ -55,14 +58,24 @@ SUBJECTS: Final = (
         "Local events",
         "These calls make events of local users. The engine chooses parents, depth and auth "
         "events, and signs with the key of the server.",
-        modules=("sending",),
-        names=("persist.new_room.InitialEvent",),
+        calls=(
+            "create_room",
+            "send",
+            "template",
+        ),
+        names=("persist.send.InitialEvent",),
     ),
     Subject(
         "reading",
         "Reading",
         "These calls return events by id, and decide which of them a reader may see.",
-        modules=("reading",),
+        calls=(
+            "event",
+            "events",
+            "visible_to_user",
+            "visible_to_server",
+            "explain_visibility",
+        ),
         names=("StoredEvent",),
     ),
     Subject(
@@ -70,27 +83,55 @@ SUBJECTS: Final = (
         "State",
         "A state map is a dict from (type, state key) to the event id. The state before an event "
         "does not contain it, and the state after it does.",
-        modules=("states",),
+        calls=(
+            "state_before",
+            "state_after",
+            "states_before",
+            "states_after",
+            "current_state",
+            "forward_extremities",
+            "backward_extremities",
+            "rooms_of",
+        ),
     ),
     Subject(
         "rooms",
         "Rooms",
         "Descriptions of rooms from their current state, for lists and directories.",
-        modules=("room_info",),
+        calls=(
+            "rooms",
+            "space_children",
+        ),
         names=("RoomInfo", "SpaceChild"),
     ),
     Subject(
         "members",
         "Members",
         "The members of a room, the rooms of a user, and the servers and users to inform.",
-        modules=("membership_calls",),
+        calls=(
+            "membership",
+            "member_ids",
+            "members",
+            "state_at_leave",
+            "memberships_of",
+            "forget",
+            "joined_servers",
+            "partial_rooms",
+            "shared_rooms",
+            "users_sharing",
+            "sharing_changes",
+        ),
         names=("PartialRoom", "SharingChanges"),
     ),
     Subject(
         "sync",
         "Sync",
         "The parts of the client-server API's /sync that are room events.",
-        modules=("syncing",),
+        calls=(
+            "sync",
+            "unread",
+            "positions_of",
+        ),
         names=(
             "SyncFilter",
             "EventFilter",
@@ -108,7 +149,7 @@ SUBJECTS: Final = (
         "sliding-sync",
         "Sliding sync",
         "A part of the rooms of a user, as a client asks for it (MSC4186).",
-        modules=("sliding",),
+        calls=("sliding_sync",),
         names=(
             "SlidingSyncRequest",
             "SlidingList",
@@ -124,7 +165,15 @@ SUBJECTS: Final = (
         "pages",
         "Pages",
         "History in topological order, what relates to an event, and events as clients get them.",
-        modules=("pages", "serving"),
+        calls=(
+            "messages",
+            "context",
+            "relations",
+            "aggregations",
+            "threads",
+            "event_near",
+            "client_events",
+        ),
         names=("Page", "Gap", "Context", "RelationsPage", "Aggregations", "ThreadSummary"),
     ),
     Subject(
@@ -138,7 +187,16 @@ SUBJECTS: Final = (
         "Federation",
         "Responses to other servers. With a server name, events that the server may not see are "
         "redacted.",
-        modules=("federation",),
+        calls=(
+            "is_resident",
+            "backfill",
+            "missing_events",
+            "timestamp_to_event",
+            "state_ids",
+            "event_auth",
+            "auth_chain_ids",
+            "auth_chain_difference",
+        ),
         names=("StateIds",),
     ),
     Subject(
@@ -152,7 +210,11 @@ SUBJECTS: Final = (
         "gaps",
         "Gaps",
         "Places where history is missing, and when to request it again.",
-        modules=("missing",),
+        calls=(
+            "gaps",
+            "server_up",
+            "gap_failed",
+        ),
         names=("OpenGap",),
     ),
     Subject(
@@ -180,7 +242,11 @@ SUBJECTS: Final = (
         "Your own facts",
         "Streams that the homeserver defines, the outbox of local events, and `store.cursors`. "
         "[Your own streams, the outbox and cursors](../../how-to/own-facts.md) shows them in use.",
-        modules=("own_facts", "outgoing"),
+        calls=(
+            "define_stream",
+            "stream",
+            "outbox",
+        ),
         names=(
             "streams.defined_streams.DefinedStream",
             "streams.published_facts.PublishedFact",
@@ -202,8 +268,8 @@ SUBJECTS: Final = (
             "replication.Hub",
             "replication.redis_transport.RedisTransport",
             "replication.commands.parse",
-            "replication.tls.server_context",
-            "replication.tls.client_context",
+            "replication.server.server_context",
+            "replication.server.client_context",
         ),
     ),
     Subject(
@@ -335,29 +401,12 @@ def text(subject: Subject) -> str:
 
 def calls_of(subject: Subject) -> Iterator[str]:
     """Yield the calls of `Store` that belong to a subject, as `Store.…`."""
-    yield from (f"Store.{name}" for name, module in calls() if module in subject.modules)
+    yield from (f"Store.{name}" for name in subject.calls)
 
 
-def calls() -> Iterator[tuple[str, str]]:
-    """Yield the calls of `Store` as `facade` lists them, each with its module.
-
-    A method names the module in what it calls.
-    """
-    [store] = [
-        node
-        for node in ast.parse(inspect.getsource(facade)).body
-        if isinstance(node, ast.ClassDef) and node.name == Store.__name__
-    ]
-    for node in store.body:
-        if isinstance(node, ast.AnnAssign) and isinstance(node.value, ast.Attribute):
-            yield ast.unparse(node.target), ast.unparse(node.value.value)
-        elif isinstance(node, ast.AsyncFunctionDef):
-            [module] = [
-                ast.unparse(one.func.value)
-                for one in ast.walk(node)
-                if isinstance(one, ast.Call) and isinstance(one.func, ast.Attribute)
-            ]
-            yield node.name, module
+def calls() -> list[str]:
+    """Return the calls of `Store`, in its order."""
+    return [name for name in vars(Store) if not name.startswith("_")]
 
 
 def index() -> str:
@@ -367,8 +416,7 @@ def index() -> str:
         for one in SUBJECTS
     ]
     rows = [
-        [f"[`{name}`][storage.Store.{name}]", _sentence(getattr(Store, name))]
-        for name, _ in calls()
+        [f"[`{name}`][storage.Store.{name}]", _sentence(getattr(Store, name))] for name in calls()
     ]
     return page(
         "# API",

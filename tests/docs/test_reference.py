@@ -105,7 +105,7 @@ def package() -> griffe.Object:
 
 
 def test_calls_of_the_store_are_methods(package: griffe.Object) -> None:
-    for name, _ in api.calls():
+    for name in api.calls():
         shown: Any = package[f"store.facade.Store.{name}"]
         assert isinstance(shown, griffe.Function), name
         assert shown.docstring, name
