@@ -51,7 +51,7 @@ PARTS: Final = (
         "take in",
         "the room's version, parents before children, a result per event",
         (
-            *(f"storage/persist/{name}" for name in ("receive", "append", "given_states")),
+            *(f"storage/persist/{name}" for name in ("receive", "append")),
             "storage/persist/model/results",
             "storage/store/",
             "storage/observability/instrument",
@@ -70,9 +70,7 @@ PARTS: Final = (
             "storage/state/",
             "storage/graph/",
             "storage/persist/plan/state",
-            *(f"storage/persist/plan/{name}" for name in ("auth_difference", "auth_walk")),
-            *(f"storage/persist/plan/{name}" for name in ("chain_cover", "extremity_limit")),
-            "storage/persist/plan/resolution_events",
+            "storage/persist/plan/auth_difference",
         ),
     ),
     ProfilePart(
@@ -85,14 +83,14 @@ PARTS: Final = (
         "position, extremities, redactions, relations; a change set that can be dropped",
         (
             "storage/persist/plan/",
-            *(f"storage/persist/model/{name}" for name in ("event_changes", "change_set", "cache")),
+            *(f"storage/persist/model/{name}" for name in ("change_set", "cache")),
         ),
     ),
     ProfilePart(
         "rows",
         "one array per column, as text, for one statement",
         (
-            *(f"storage/database/{name}" for name in ("array_text", "columns", "placeholders")),
+            *(f"storage/database/{name}" for name in ("columns", "placeholders")),
             "storage/persist/model/rows",
             "storage/persist/write/",
         ),

@@ -9,7 +9,7 @@ import pytest
 from storage.cache_sizes import CacheSizes
 from storage.maintenance.purge import job
 
-SMALL_BATCHES: Final = "from storage.maintenance.purge import throttle; throttle.BATCH_MAX = {}\n"
+SMALL_BATCHES: Final = "from storage.maintenance.purge import job; job.BATCH_MAX = {}\n"
 """The first line of a program whose purges take at most so many events at once."""
 
 AS_COMMAND: Final = 'import runpy; runpy.run_module("storage", run_name="__main__", alter_sys=True)'
