@@ -1,11 +1,11 @@
 """Authorisation rules of room versions 1 to 12, and state resolution.
 
 Pure: no I/O.
-rules.py        `check`: one event against a state (create, membership, third_party,
-                power_levels, redaction: a topic each)
-auth_events.py  `check_auth_events`: an event against the auth events it cites
-auth_event_selection.py    the state keys that an event's auth check needs
-level_lookup.py       which JSON values are power levels
+rules.py         `check`: one event against a state (create, membership, third_party, power_levels,
+                 redaction: a topic each)
+auth_events.py   `check_auth_events`: an event against the auth events it cites; the state keys that
+                 an event's auth check needs
+power_levels.py  which JSON values are power levels
 resolution/     state resolution
 """
 

@@ -1,23 +1,21 @@
 """Events of other servers: transactions, joins, invites, gaps and backfill; and sending to them.
 
-receiver.py      `Receiver`, the calls
-remote.py        `Remote` and `MembershipRemote`, the requests to other servers
-http_remote.py   `HttpRemote`, these requests over the homeserver's HTTP client
-limits.py        `ReceiverLimits`, the bounds on all work
-requests.py      requests of one task: limited in time and number, with checked answers
-keyed_locks.py   a lock for each room, and for each server
-keys.py          `KeyRing`, the verify keys of other servers
-room_task.py     reading, checking and storing events of one room
-gap.py           the gap before new events
-left_gaps.py     the gaps that earlier transactions have left
-state_fetch.py   the state before an event whose parents are missing
-partial_joins.py joins with the members omitted, and the request for the rest
-joining.py, invites.py, backfilling.py   one call each
-sender.py        `Sender`, the way of local events to other servers
-memberships.py   `Memberships`: join, knock, leave and invite
-join_through.py  the same through one server of the room
-answering.py     `Responder`, the responses to other servers
-signed_requests.py   signatures of requests, and the published keys
+receiver.py     `Receiver`, the calls; the gaps that earlier transactions have left
+remote.py       `Remote` and `MembershipRemote`, the requests to other servers; `ReceiverLimits`,
+                the bounds on all work
+http_remote.py  `HttpRemote`, these requests over the homeserver's HTTP client
+requests.py     requests of one task: limited in time and number, with checked answers; signatures of
+                requests, and the published keys
+keys.py         a lock for each room, and for each server; `KeyRing`, the verify keys of other
+                servers
+room_task.py    reading, checking and storing events of one room
+gap.py          the gap before new events
+joining.py      joins, also with the members omitted, and the request for the rest; the state before
+                an event whose parents are missing
+invites.py      an invite that another server sends
+sender.py       `Sender`, the way of local events to other servers
+memberships.py  `Memberships`: join, knock, leave and invite through a server of the room
+answering.py    `Responder`, the responses to other servers
 """
 
 from storage.federation.answering import IncompatibleRoomVersion, Responder

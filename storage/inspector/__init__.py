@@ -3,16 +3,14 @@
 It shows the answers of the library, and decides nothing itself. `application` makes an ASGI
 application: `room-storage inspect` serves one for its own machine, and a homeserver mounts one.
 
-  application.py   `application`, `Inspector`: routes, and what all requests share
-  access.py        who may look: `Viewer`, `Access`, and access by a token
-  visit.py         one request: its viewer, its parameters, its answer
-  headers.py       the headers of every answer, among them the Content-Security-Policy
-  failures.py      an error as a page
-  looks.py         the log of who looked at what
-  rendering.py     templates, in which every value is text
-  text.py          hostile text made visible; numbers and times for people
-  live.py          new events, by server-sent events
-  serving.py       one application on a port of this machine
+  application.py  `application`, `Inspector`: routes, and what all requests share; an error as a
+                  page; one application on a port of this machine
+  access.py       who may look: `Viewer`, `Access`, and access by a token; the headers of every
+                  answer, among them the Content-Security-Policy
+  visit.py        one request: its viewer, its parameters, its answer; new events, by server-sent
+                  events
+  rendering.py    the log of who looked at what; templates, in which every value is text
+  text.py         hostile text made visible; numbers and times for people
   pages/           one file for each page
   actions/         what an operator may change, where writing is allowed
   templates/, static/   HTML, CSS and JavaScript; nothing is loaded from another host

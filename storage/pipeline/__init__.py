@@ -11,13 +11,13 @@ Only this package imports pyspark; it needs the extra `spark` and Java 17.
                    rooms that the store does not have: load_rooms, room_bundles, plan_rooms,
                    bulk_write, intern_names; rooms that it has: append_events, line_order
   synapse/       a Synapse's database as a source, and `import_synapse`, which keeps a checkpoint
-  export.py      `export_parquet`
-  mirroring.py   `mirror` and `mirrored`; lake/ has the work, and needs the extra `lake`
-  answers.py     `answers`: `QUESTIONS` about a mirror, refreshed by the days that changed
+  export.py     `export_parquet`
+  mirroring.py  `mirror` and `mirrored`; lake/ has the work, and needs the extra `lake`
+  answers.py    `answers`: `QUESTIONS` about a mirror, refreshed by the days that changed
   verify_rooms.py, rebuilding/   `verify` and `rebuild`
   stats/         `statistics`, and its page with plots
-  failures.py    turns failures in executors into our errors
-  session.py     a Spark session with settings for one machine
+  session.py  turns failures in executors into our errors; a Spark session with settings for one
+              machine
 """
 
 from storage.errors import ExtraMissing

@@ -77,7 +77,7 @@ def mirrored(
     wanted = next((one for one in chosen_tables((table,)) if one.name == table), None)
     if wanted is None:
         raise InputError(f"a data frame has one table: give one of {', '.join(TABLES)}")
-    found: DataFrame = lake_module("reading").frame(spark, path, wanted, version)
+    found: DataFrame = lake_module("questions").frame(spark, path, wanted, version)
     return found
 
 

@@ -1,15 +1,14 @@
 """Replication: processes publish their commits to each other.
 
 The line protocol over TCP, over Redis, or inside one process.
-commands.py, command_fields.py   the lines
-connection.py                    the protocol on a socket
-announcing.py                    the commands for an advance
-server.py, client.py             TCP
-redis_transport.py               Redis (needs the extra "redis")
-in_process.py                    a hub within one event loop
-follower.py                      holes, and how they are filled
-peer.py                          one participant
-handlers.py, syncing.py, federation_ack.py   the commands that are not about streams
+commands.py               the lines
+connection.py             the protocol on a socket
+peer.py                   the commands for an advance; one participant
+server.py, client.py      TCP
+redis_transport.py        Redis (needs the extra "redis")
+in_process.py             a hub within one event loop
+follower.py               holes, and how they are filled
+transport.py, syncing.py  the commands that are not about streams
 """
 
 from storage.replication.client import Client

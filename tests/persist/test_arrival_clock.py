@@ -18,7 +18,7 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [
         one.getMessage()
         for one in caplog.records
-        if one.levelno == logging.WARNING and one.name.endswith("arrival_clock")
+        if one.levelno == logging.WARNING and one.name == "storage.persist.commit.publish"
     ]
 
 

@@ -27,7 +27,7 @@ def test_no_module_uses_what_connect_lacks() -> None:
         for path in (ROOT / "storage" / "pipeline").rglob("*.py")
         if CLASSIC.search(path.read_text())
     }
-    assert users == {"task_frames.py"}
+    assert users == {"session.py"}
 
 
 @long_run

@@ -1,13 +1,12 @@
 """/sync: the changes for a user, by at most three statements in one snapshot.
 
-1. positions.py: the positions of the streams, for next_batch. changed_rooms.py: the rooms that can
+1. changed_rooms.py: the positions of the streams, for next_batch, and the rooms that can
    have changed, from caches.
-2. rooms.py: the rooms that have changed, and their timelines. room_ranges.py is a part of it.
-3. state.py: the state at the start and at the end of the timelines, whole or as changes. summary.py
-   and state_rows.py are parts of it; sliding sync has them as well. It also reads the events that
-   stripped_state.py makes stripped state of.
+2. rooms.py: the rooms that have changed, and their timelines.
+3. state.py: the state at the start and at the end of the timelines, whole or as changes. Sliding
+   sync has parts of it as well. It also reads the events that become stripped state.
 
-response.py puts them together, types.py has the results, long_poll.py the long poll. Where a
+response.py puts them together, types.py has the results, changed_rooms.py the long poll. Where a
 process has followed no change, it requests the positions alone first. Where only timelines have new
 events, it requests those with the positions. One statement is a snapshot without a transaction. If
 there are more changes after all, they are read in a snapshot of several statements. So a look takes
