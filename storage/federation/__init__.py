@@ -4,8 +4,8 @@ receiver.py     `Receiver`, the calls; the gaps that earlier transactions have l
 remote.py       `Remote` and `MembershipRemote`, the requests to other servers; `ReceiverLimits`,
                 the bounds on all work
 http_remote.py  `HttpRemote`, these requests over the homeserver's HTTP client
-requests.py     requests of one task: limited in time and number, with checked answers; signatures of
-                requests, and the published keys
+requests.py     requests of one task: limited in time and number, with checked answers; signatures
+                of requests, and the published keys
 keys.py         a lock for each room, and for each server; `KeyRing`, the verify keys of other
                 servers
 room_task.py    reading, checking and storing events of one room
