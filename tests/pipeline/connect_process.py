@@ -18,7 +18,11 @@ from tests.pipeline.java import QUICK
 async def no_more_rooms(dsn: str) -> None:
     """Make the executors fail that store another room."""
     conn = await asyncpg.connect(dsn)
-    await conn.execute("ALTER TABLE rooms ADD CONSTRAINT no_room CHECK (room_nid < 1) NOT VALID")
+    await conn.execute("""
+        CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql
+        AS $$ BEGIN RAISE 'no more rooms'; END $$;
+        CREATE TRIGGER refuse BEFORE INSERT ON rooms EXECUTE FUNCTION refuse()
+    """)
     await conn.close()
 
 

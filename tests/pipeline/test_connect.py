@@ -57,7 +57,7 @@ async def test_the_same_tables_as_by_appending(dsn: str, another_dsn: str, tmp_p
     assert process.returncode == 0, errors.decode()[-3000:]
     events = sum(map(len, rooms))
     found = json.loads(output.splitlines()[-1])
-    assert found.pop("error").startswith("ConstraintViolated in an executor: ")
+    assert found.pop("error").startswith("DatabaseError in an executor: ")
     assert found == {
         "session": "pyspark.sql.connect.session",
         "outcomes": {"stored": events, "bad_line": 1},
