@@ -34,7 +34,7 @@ COMMANDS = {
     "censor": ("events", GO_ON),
     "censor --dry-run": ("events", "nothing was changed"),
     "archive --older-than 0 --to {folder}": ("events", GO_ON),
-    "archive --older-than 0 --dry-run": ("events", "nothing was changed"),
+    "archive --older-than 0 --to {folder} --dry-run": ("events", "nothing was changed"),
     "archive --back": ("events", GO_ON),
     "archive --sweep": ("archive_packs", GO_ON),
     "train-dictionary": ("events", "nothing was changed"),
@@ -150,7 +150,7 @@ async def interrupted(
 ALIKE = {
     "gc --room {room}",
     "censor --dry-run",
-    "archive --older-than 0 --dry-run",
+    "archive --older-than 0 --to {folder} --dry-run",
     "archive --sweep",
     "purge --jobs",
     "jobs --list",
