@@ -31,6 +31,7 @@ pytestmark = [
 
 SEEDS: Final = int(os.environ.get("STORAGE_EXAMPLES", "1"))
 STEPS: Final = 15
+VERSIONS: Final = ("11", "12", *map(str, range(1, 11)))
 
 
 async def test_it_joins_our_room(world: World) -> None:
@@ -43,7 +44,7 @@ async def test_it_joins_our_room(world: World) -> None:
     await agree(world.dsn, room, alice, sid)
 
 
-@pytest.mark.parametrize("version", ["3", "6", "9", "10", "11", "12"])
+@pytest.mark.parametrize("version", VERSIONS)
 async def test_we_join_its_room(world: World, version: str) -> None:
     scenario = await begun(world, version)
     await scenario.fork()
@@ -92,10 +93,11 @@ async def test_hidden_history(world: World) -> None:
     await scenario.agree()
 
 
-async def test_an_invite_is_refused_or_ended(world: World) -> None:
+@pytest.mark.parametrize("version", VERSIONS)
+async def test_an_invite_is_refused_or_ended(world: World, version: str) -> None:
     """Invites to users of a server that is not in the room, both ways."""
     for inviter, user in ((world.alice, world.sid), (world.sid, world.alice)):
-        room = await inviter.create_room(preset="private_chat")
+        room = await inviter.create_room(preset="private_chat", room_version=version)
         await inviter.act(room, "invite", user)
         await until(_is_invited, user, room)
         await user.act(room, "leave")
@@ -107,10 +109,35 @@ async def test_an_invite_is_refused_or_ended(world: World) -> None:
         await agree(world.dsn, room, inviter, user)
 
 
-async def test_knocks(world: World) -> None:
+@pytest.mark.parametrize("version", ["11", "12"])
+async def test_an_invite_is_refused_while_its_server_is_down(world: World, version: str) -> None:
+    for server, inviter, user in (
+        (world.theirs, world.sid, world.alice),
+        (world.ours, world.alice, world.sid),
+    ):
+        room = await inviter.create_room(preset="private_chat", room_version=version)
+        await inviter.act(room, "invite", user)
+        await until(_is_invited, user, room)
+        await server.kill()
+        await user.act(room, "leave")
+        assert not await _is_invited(user, room)
+        await user.call("POST", f"/rooms/{room}/forget", {})
+        await server.start()
+        await inviter.act(room, "kick", user)  # here the invite is still what it was
+        await inviter.act(room, "invite", user)
+        await until(_is_invited, user, room)
+        await user.join(room)
+        await settled(room, inviter, user)
+        await agree(world.dsn, room, inviter, user)
+
+
+@pytest.mark.parametrize("version", [version for version in VERSIONS if int(version) > 6])
+async def test_knocks(world: World, version: str) -> None:
     for host, user in ((world.alice, world.sid), (world.sid, world.alice)):
         rules = {"type": "m.room.join_rules", "content": {"join_rule": "knock"}}
-        room = await host.create_room(preset="private_chat", initial_state=[rules])
+        room = await host.create_room(
+            preset="private_chat", initial_state=[rules], room_version=version
+        )
         with pytest.raises(ErrorResponse, match=r"40[34]"):
             await user.join(room, host)
         await user.call("POST", f"/knock/{room}", {}, server_name=host.server)
@@ -154,7 +181,7 @@ async def test_both_are_killed(world: World) -> None:
 
 @pytest.mark.parametrize("seed", range(SEEDS))
 async def test_at_random(world: World, seed: int) -> None:
-    scenario: Scenario = await begun(world, ("3", "6", "9", "10", "11", "12")[seed % 6], seed)
+    scenario: Scenario = await begun(world, VERSIONS[seed % 12], seed)
     for _ in range(STEPS):
         await scenario.random_step()
     await scenario.agree()
