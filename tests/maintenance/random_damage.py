@@ -43,12 +43,16 @@ NOT_DERIVED: Final = {
 """Tables that do not follow from events."""
 
 EXPLAINED: Final = {
+    "audiences.audience": "exchanged for one with the same members",
     "audiences.opened_topological": "less by one is within the slack of reads",
     "auth_chains.chain_nid": "another number of a chain that no link leads to",
     "events.arrival_ordering": "follows from nothing else",
     "events.audience": "exchanged for one with the same members",
+    "events.backfilled": "of a rejected event, which no history shows",
+    "events.in_order_ts": "a later time, or the own one where that is in time order",
     "events.received_ts": "follows from nothing else",
     "events.refused": "the verdict of the caller",
+    "events.rejected": "other words of the reason",
     "events.soft_failed": "a check against the state of that moment",
     "events.superseded": "of a refused event",
     "events.writer_nid": "follows from nothing else",
@@ -68,6 +72,7 @@ EXPLAINED: Final = {
     "rooms.out_of_range": "wider than needed",
     "rooms.removals": "counts for plans under way",
     "rooms.write_version": "counts for plans under way",
+    "state_deltas.stream_ordering": "within a fork, where no single event has the room's state",
     "state_groups.*": "a second group that nothing refers to: `gc` frees it",
     "state_groups.digest": "NULL: it is not found for a later merge",
     "state_groups.runs": "the same number of rows at other levels",
