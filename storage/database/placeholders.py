@@ -317,10 +317,14 @@ class InputValue:
 
 @dataclass(frozen=True)
 class NumberedStatement:
-    """A numbered statement, and its parameters in order."""
+    """A numbered statement, and its parameters in order.
+
+    ``names``: of each parameter, `event_id` for a single value and `new_gap.event_id` for a column.
+    """
 
     sql: LiteralString
     binders: Mapping[str, Callable[[Any], list[object]]]
+    names: tuple[str, ...]
 
     def bind(self, given: Mapping[str, object]) -> list[object]:
         """Return the arguments.
@@ -410,7 +414,12 @@ def compose(text: LiteralString, *inputs: ColumnList | InputValue) -> NumberedSt
         for name in numbering.parameters
         if isinstance(one := numbering.inputs[name], InputRows | InputValue)
     }
-    return NumberedStatement(sql, binders)
+    names = tuple(
+        f"{name}.{column}" if column else name
+        for name, columns in numbering.parameters.items()
+        for column in columns
+    )
+    return NumberedStatement(sql, binders, names)
 
 
 def by_column(names: Sequence[str], rows: Iterable[Iterable[object]]) -> ColumnValues:
