@@ -2,7 +2,7 @@
 -- bigint, $4 bigint, $5 bigint.
 
 SELECT e.event_nid, e.topological_ordering, e.stream_ordering, e.backfilled, e.redacted_by,
-    e.type_nid = 7 AND e.rejected IS NULL AND NOT e.soft_failed AS is_redaction,
+    e.type_nid = 7 /* TYPE_REDACTION */ AND e.rejected IS NULL AND NOT e.soft_failed AS is_redaction,
     ARRAY(
         SELECT n.event_nid
         FROM unnest(prev_nids(e.event_nid, e.prev_events, e.prev_distance)) AS n (event_nid)

@@ -2,7 +2,7 @@
 -- bigint, $4 bigint.
 
 SELECT e.event_nid, e.topological_ordering, e.stream_ordering, e.backfilled, e.redacted_by,
-    e.type_nid = 7 AND e.rejected IS NULL AND NOT e.soft_failed AS is_redaction,
+    e.type_nid = 7 /* TYPE_REDACTION */ AND e.rejected IS NULL AND NOT e.soft_failed AS is_redaction,
     CASE WHEN e.topological_ordering < $3::bigint THEN prev_nids(e.event_nid, e.prev_events, e.prev_distance) ELSE '{}' END AS going,
     CASE WHEN e.rejected IS NULL THEN '{}' ELSE auth_nids(e.event_nid, e.auth_events, e.auth_distance_1, e.auth_distance_2, e.auth_distance_3, e.auth_distance_4) END AS cited
 FROM (

@@ -3,11 +3,11 @@
 WITH gone AS (
     DELETE FROM auth_chains a
     WHERE a.event_nid = ANY(ARRAY(SELECT e.event_nid FROM (
-    SELECT * FROM events WHERE room_nid = $1::int AND NOT outlier
-    UNION ALL
-    SELECT * FROM events WHERE room_nid = $1::int AND outlier
-    OFFSET 0
-) AS e))
+        SELECT * FROM events WHERE room_nid = $1::int AND NOT outlier
+        UNION ALL
+        SELECT * FROM events WHERE room_nid = $1::int AND outlier
+        OFFSET 0
+    ) AS e))
     RETURNING COALESCE(a.chain_nid, -a.event_nid) AS chain_nid
 )
 DELETE FROM auth_chain_links

@@ -2,7 +2,7 @@
 
 SELECT event_nid, event_id, state_key_nid,
     -- an out-of-band event counts as rejected
-    rejected IS NOT NULL OR (outlier AND COALESCE(membership <> 5, false)
+    rejected IS NOT NULL OR (outlier AND COALESCE(membership <> 5 /* JOIN */, false)
         AND auth_nids(event_nid, auth_events, auth_distance_1, auth_distance_2, auth_distance_3, auth_distance_4) = '{}') AS rejected,
     auth_nids(event_nid, auth_events, auth_distance_1, auth_distance_2, auth_distance_3, auth_distance_4) AS auth_events
 FROM (

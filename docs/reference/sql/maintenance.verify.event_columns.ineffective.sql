@@ -8,4 +8,5 @@ FROM (
     SELECT * FROM events WHERE room_nid = $1::int AND outlier
     OFFSET 0
 ) AS e
-WHERE e.ineffective AND (e.type_nid <> 7 OR e.outlier OR e.rejected IS NOT NULL OR e.soft_failed)
+WHERE e.ineffective AND (e.type_nid <> 7 /* TYPE_REDACTION */ OR e.outlier
+    OR e.rejected IS NOT NULL OR e.soft_failed)

@@ -10,4 +10,4 @@ FROM (
 CROSS JOIN LATERAL (
     SELECT state_key FROM state_keys WHERE state_key_nid = e.state_key_nid OFFSET 0
 ) AS k
-WHERE e.type_nid = 2
+WHERE e.type_nid = 2 /* TYPE_MEMBER */

@@ -7,4 +7,4 @@ FROM (
     SELECT * FROM events WHERE room_nid = $1::int AND outlier
     OFFSET 0
 ) AS e
-WHERE e.state_key_nid = 5
+WHERE e.state_key_nid = 5 /* KEY_HISTORY_VISIBILITY */

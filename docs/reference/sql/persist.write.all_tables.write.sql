@@ -38,7 +38,7 @@
 
 WITH
 locked AS MATERIALIZED (  -- in a fixed order, so that two writers never wait for each other
-    SELECT room_nid, pg_advisory_xact_lock(1919905645, room_nid)
+    SELECT room_nid, pg_advisory_xact_lock(1919905645 /* LOCK_ROOM */, room_nid)
     FROM (SELECT unnest($1::text::int[]) AS room_nid ORDER BY 1) AS ordered
 ),
 positioned AS MATERIALIZED (  -- after the locks, as late as can be
@@ -53,10 +53,10 @@ positioned AS MATERIALIZED (  -- after the locks, as late as can be
 ),
 counted AS (  -- how the members of the current states change in number
     SELECT i.room_nid,
-        (count(*) FILTER (WHERE i.membership = 5)
-            - count(*) FILTER (WHERE c.membership = 5))::int AS joined,
-        (count(*) FILTER (WHERE i.membership = 4)
-            - count(*) FILTER (WHERE c.membership = 4))::int AS invited
+        (count(*) FILTER (WHERE i.membership = 5 /* JOIN */)
+            - count(*) FILTER (WHERE c.membership = 5 /* JOIN */))::int AS joined,
+        (count(*) FILTER (WHERE i.membership = 4 /* INVITE */)
+            - count(*) FILTER (WHERE c.membership = 4 /* INVITE */))::int AS invited
     FROM (
         SELECT i.room_nid, i.state_key_nid, i.membership
         FROM (SELECT unnest($7::text::int[]) AS room_nid, unnest($8::text::int[]) AS state_key_nid, unnest($9::text::smallint[]) AS membership WHERE $7::text <> '{}') AS i
@@ -212,8 +212,8 @@ set_membership AS (
             stream_ordering = EXCLUDED.stream_ordering,
             writer_nid = EXCLUDED.writer_nid,
             -- until a join, an invite or a knock; code that does not know the column keeps it
-            forgotten = memberships.forgotten AND memberships.membership < 3
-                AND EXCLUDED.membership < 3 AND NOT EXISTS (
+            forgotten = memberships.forgotten AND memberships.membership < 3 /* KNOCK */
+                AND EXCLUDED.membership < 3 /* KNOCK */ AND NOT EXISTS (
                     SELECT FROM (SELECT unnest($133::text::int[]) AS principal_nid, unnest($134::text::int[]) AS room_nid, unnest($138::text::boolean[]) AS entered WHERE $133::text <> '{}') AS a
                     WHERE a.entered AND a.principal_nid = EXCLUDED.principal_nid
                         AND a.room_nid = EXCLUDED.room_nid

@@ -10,7 +10,7 @@
 
 WITH
 locked AS MATERIALIZED (  -- in a fixed order, so that two writers never wait for each other
-    SELECT room_nid, pg_advisory_xact_lock(1919905645, room_nid)
+    SELECT room_nid, pg_advisory_xact_lock(1919905645 /* LOCK_ROOM */, room_nid)
     FROM (SELECT unnest(ARRAY[$1::int]) AS room_nid ORDER BY 1) AS ordered
 ),
 new_event AS (  -- positions after the locks, as late as can be

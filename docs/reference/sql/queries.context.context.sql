@@ -12,15 +12,15 @@ target AS MATERIALIZED (
             AND EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid)
             AND NOT was_there_before(e, v.reader_nid, v.unread) AS withheld,
         ARRAY(SELECT principal_nid FROM principals WHERE name = ANY(COALESCE($5::text[], ARRAY(
-    -- clients can store anything there, also the one character that jsonb cannot have
-    SELECT jsonb_path_query(replace(convert_from(d.content, 'UTF8'), '\u0000', '\ufffd')::jsonb,
-        '$.ignored_users.keyvalue().key', silent => true) #>> ARRAY[]::text[]
-    FROM principals p
-    CROSS JOIN event_types t
-    JOIN account_data d ON d.principal_nid = p.principal_nid AND d.room_nid = 0
-        AND d.type_nid = t.type_nid
-    WHERE p.name = $2::text AND t.type = 'm.ignored_user_list'
-)))) AS ignored, f.*
+            -- clients can store anything there, also the one character that jsonb cannot have
+            SELECT jsonb_path_query(replace(convert_from(d.content, 'UTF8'), '\u0000', '\ufffd')::jsonb,
+                '$.ignored_users.keyvalue().key', silent => true) #>> ARRAY[]::text[]
+            FROM principals p
+            CROSS JOIN event_types t
+            JOIN account_data d ON d.principal_nid = p.principal_nid AND d.room_nid = 0
+                AND d.type_nid = t.type_nid
+            WHERE p.name = $2::text AND t.type = 'm.ignored_user_list'
+        )))) AS ignored, f.*
     FROM reader
     CROSS JOIN filter_of($6::text[], $7::text[], $8::text[], $9::text[], $10::boolean) AS f
     CROSS JOIN events e
@@ -41,55 +41,55 @@ visible_range AS MATERIALIZED (
 ),
 before AS (
     SELECT e.event_nid, e.withheld
-    FROM (SELECT * FROM target CROSS JOIN visible_range v ORDER BY v.highest DESC) AS t
-    CROSS JOIN LATERAL (
-        SELECT e.event_nid, e.topological_ordering, e.stream_ordering,
-            NOT was_there(e, t.joined_since, t.joined_audiences)
-                AND EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid)
-                AND NOT was_there_before(e, t.reader_nid, t.unread) AS withheld
-        FROM events e
-        WHERE e.room_nid = t.room_nid AND NOT e.outlier
-            AND (e.topological_ordering, e.stream_ordering) < (
-                LEAST(t.topological_ordering, t.highest),
-                CASE WHEN t.highest < t.topological_ordering THEN 9223372036854775807
-                    ELSE t.stream_ordering END
-            )
-            AND e.topological_ordering >= t.lowest
-            AND user_sees(e, t.joined_since, t.own_audiences, t.shared_audiences, t.world_audiences,
-                t.shared_before, t.reader_nid, t.unread)
-            AND not_ignored(e, t.ignored)
-            AND is_wanted(e, t.types, t.not_types, t.senders, t.not_senders, t.contains_url)
-        ORDER BY e.topological_ordering DESC, e.stream_ordering DESC
+        FROM (SELECT * FROM target CROSS JOIN visible_range v ORDER BY v.highest DESC) AS t
+        CROSS JOIN LATERAL (
+            SELECT e.event_nid, e.topological_ordering, e.stream_ordering,
+                NOT was_there(e, t.joined_since, t.joined_audiences)
+                    AND EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid)
+                    AND NOT was_there_before(e, t.reader_nid, t.unread) AS withheld
+            FROM events e
+            WHERE e.room_nid = t.room_nid AND NOT e.outlier
+                AND (e.topological_ordering, e.stream_ordering) < (
+                    LEAST(t.topological_ordering, t.highest),
+                    CASE WHEN t.highest < t.topological_ordering THEN 9223372036854775807
+                        ELSE t.stream_ordering END
+                )
+                AND e.topological_ordering >= t.lowest
+                AND user_sees(e, t.joined_since, t.own_audiences, t.shared_audiences, t.world_audiences,
+                    t.shared_before, t.reader_nid, t.unread)
+                AND not_ignored(e, t.ignored)
+                AND is_wanted(e, t.types, t.not_types, t.senders, t.not_senders, t.contains_url)
+            ORDER BY e.topological_ordering DESC, e.stream_ordering DESC
+            LIMIT $3::bigint
+        ) AS e
+        ORDER BY t.highest DESC, e.topological_ordering DESC, e.stream_ordering DESC
         LIMIT $3::bigint
-    ) AS e
-    ORDER BY t.highest DESC, e.topological_ordering DESC, e.stream_ordering DESC
-    LIMIT $3::bigint
 ),
 after AS (
     SELECT e.event_nid, e.withheld
-    FROM (SELECT * FROM target CROSS JOIN visible_range v ORDER BY v.lowest ASC) AS t
-    CROSS JOIN LATERAL (
-        SELECT e.event_nid, e.topological_ordering, e.stream_ordering,
-            NOT was_there(e, t.joined_since, t.joined_audiences)
-                AND EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid)
-                AND NOT was_there_before(e, t.reader_nid, t.unread) AS withheld
-        FROM events e
-        WHERE e.room_nid = t.room_nid AND NOT e.outlier
-            AND (e.topological_ordering, e.stream_ordering) > (
-                GREATEST(t.topological_ordering, t.lowest),
-                CASE WHEN t.lowest > t.topological_ordering THEN 0
-                    ELSE t.stream_ordering END
-            )
-            AND e.topological_ordering <= t.highest
-            AND user_sees(e, t.joined_since, t.own_audiences, t.shared_audiences, t.world_audiences,
-                t.shared_before, t.reader_nid, t.unread)
-            AND not_ignored(e, t.ignored)
-            AND is_wanted(e, t.types, t.not_types, t.senders, t.not_senders, t.contains_url)
-        ORDER BY e.topological_ordering ASC, e.stream_ordering ASC
+        FROM (SELECT * FROM target CROSS JOIN visible_range v ORDER BY v.lowest ASC) AS t
+        CROSS JOIN LATERAL (
+            SELECT e.event_nid, e.topological_ordering, e.stream_ordering,
+                NOT was_there(e, t.joined_since, t.joined_audiences)
+                    AND EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid)
+                    AND NOT was_there_before(e, t.reader_nid, t.unread) AS withheld
+            FROM events e
+            WHERE e.room_nid = t.room_nid AND NOT e.outlier
+                AND (e.topological_ordering, e.stream_ordering) > (
+                    GREATEST(t.topological_ordering, t.lowest),
+                    CASE WHEN t.lowest > t.topological_ordering THEN 0
+                        ELSE t.stream_ordering END
+                )
+                AND e.topological_ordering <= t.highest
+                AND user_sees(e, t.joined_since, t.own_audiences, t.shared_audiences, t.world_audiences,
+                    t.shared_before, t.reader_nid, t.unread)
+                AND not_ignored(e, t.ignored)
+                AND is_wanted(e, t.types, t.not_types, t.senders, t.not_senders, t.contains_url)
+            ORDER BY e.topological_ordering ASC, e.stream_ordering ASC
+            LIMIT $4::bigint
+        ) AS e
+        ORDER BY t.lowest ASC, e.topological_ordering ASC, e.stream_ordering ASC
         LIMIT $4::bigint
-    ) AS e
-    ORDER BY t.lowest ASC, e.topological_ordering ASC, e.stream_ordering ASC
-    LIMIT $4::bigint
 ),
 chosen AS (
     SELECT event_nid, withheld, -1 AS side FROM before

@@ -19,7 +19,7 @@ joins AS MATERIALIZED (  -- where the table denies it: among the latest events
         LIMIT $3::bigint
     ) AS e
     JOIN state_keys k USING (state_key_nid)
-    WHERE e.membership = 5 AND e.rejected IS NULL
+    WHERE e.membership = 5 /* JOIN */ AND e.rejected IS NULL
         AND substr(k.state_key, strpos(k.state_key, ':') + 1) = $2::text
 )
 SELECT (SELECT ever FROM known) OR CASE

@@ -3,13 +3,13 @@
 WITH
 wanted AS MATERIALIZED (
     SELECT r.room_nid, row_number() OVER (ORDER BY r.room_id) AS place
-    FROM (
-        SELECT room_nid, room_id
-        FROM rooms
-        WHERE room_id > $3::text
-        ORDER BY room_id
-        LIMIT $1::bigint
-    ) AS r
+        FROM (
+            SELECT room_nid, room_id
+            FROM rooms
+            WHERE room_id > $3::text
+            ORDER BY room_id
+            LIMIT $1::bigint
+        ) AS r
 ),
 common AS MATERIALIZED (  -- the planner's statistics: rooms with many events
     SELECT unnest(s.most_common_vals::text::int[]) AS room_nid,

@@ -3,9 +3,9 @@
 WITH
 wanted AS MATERIALIZED (
     SELECT r.room_nid, g.place
-    FROM unnest($3::text[]) WITH ORDINALITY AS g (room_id, place)
-    JOIN rooms r USING (room_id)
-    LIMIT $1::bigint
+        FROM unnest($3::text[]) WITH ORDINALITY AS g (room_id, place)
+        JOIN rooms r USING (room_id)
+        LIMIT $1::bigint
 ),
 common AS MATERIALIZED (  -- the planner's statistics: rooms with many events
     SELECT unnest(s.most_common_vals::text::int[]) AS room_nid,

@@ -3,16 +3,16 @@
 WITH
 wanted AS MATERIALIZED (
     SELECT r.room_nid, row_number() OVER (ORDER BY r.size DESC, r.room_nid) AS place
-    FROM (
-        SELECT room_nid, CASE $3::text
-            WHEN 'members' THEN joined_count
-            WHEN 'extremities' THEN cardinality(forward_extremities)
-            ELSE max_topological_ordering
-        END AS size
-        FROM rooms
-        ORDER BY size DESC, room_nid
-        LIMIT $1::bigint
-    ) AS r
+        FROM (
+            SELECT room_nid, CASE $3::text
+                WHEN 'members' THEN joined_count
+                WHEN 'extremities' THEN cardinality(forward_extremities)
+                ELSE max_topological_ordering
+            END AS size
+            FROM rooms
+            ORDER BY size DESC, room_nid
+            LIMIT $1::bigint
+        ) AS r
 ),
 common AS MATERIALIZED (  -- the planner's statistics: rooms with many events
     SELECT unnest(s.most_common_vals::text::int[]) AS room_nid,

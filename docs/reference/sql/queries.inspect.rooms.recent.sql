@@ -3,16 +3,16 @@
 WITH
 wanted AS MATERIALIZED (
     SELECT e.room_nid, -max(e.stream_ordering) AS place
-    FROM (
-        SELECT e.room_nid, e.stream_ordering
-        FROM events e
-        WHERE e.stream_ordering IS NOT NULL
-        ORDER BY e.stream_ordering DESC
-        LIMIT $3::bigint
-    ) AS e
-    GROUP BY e.room_nid
-    ORDER BY 2
-    LIMIT $1::bigint
+        FROM (
+            SELECT e.room_nid, e.stream_ordering
+            FROM events e
+            WHERE e.stream_ordering IS NOT NULL
+            ORDER BY e.stream_ordering DESC
+            LIMIT $3::bigint
+        ) AS e
+        GROUP BY e.room_nid
+        ORDER BY 2
+        LIMIT $1::bigint
 ),
 common AS MATERIALIZED (  -- the planner's statistics: rooms with many events
     SELECT unnest(s.most_common_vals::text::int[]) AS room_nid,

@@ -13,7 +13,7 @@ later AS MATERIALIZED (  -- the keys that changed after the position, with the v
     FROM room r
     JOIN state_deltas d ON d.room_nid = r.room_nid AND d.stream_ordering > $2::bigint
     JOIN covered USING (writer_nid)
-    JOIN state_keys k ON k.state_key_nid = d.state_key_nid AND k.type_nid = 2
+    JOIN state_keys k ON k.state_key_nid = d.state_key_nid AND k.type_nid = 2 /* TYPE_MEMBER */
     WHERE d.stream_ordering > covered.upto
     ORDER BY d.state_key_nid, d.stream_ordering
 ),
@@ -22,8 +22,8 @@ member AS (
     FROM room r
     JOIN current_state c USING (room_nid)
     WHERE c.state_key_nid NOT IN (SELECT state_key_nid FROM later) AND c.membership IS NOT NULL
-    AND ($5::smallint IS NULL OR c.membership = $5::smallint)
-    AND ($6::smallint IS NULL OR c.membership <> $6::smallint)
+        AND ($5::smallint IS NULL OR c.membership = $5::smallint)
+        AND ($6::smallint IS NULL OR c.membership <> $6::smallint)
     UNION ALL
     SELECT event_nid
     FROM later
@@ -36,6 +36,6 @@ FROM room r
 LEFT JOIN (
     member m
     JOIN events e ON e.event_nid = m.event_nid AND e.membership IS NOT NULL
-    AND ($5::smallint IS NULL OR e.membership = $5::smallint)
-    AND ($6::smallint IS NULL OR e.membership <> $6::smallint)
+        AND ($5::smallint IS NULL OR e.membership = $5::smallint)
+        AND ($6::smallint IS NULL OR e.membership <> $6::smallint)
 ) ON true

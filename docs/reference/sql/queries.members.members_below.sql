@@ -26,6 +26,6 @@ FROM room r
 LEFT JOIN (
     member m
     JOIN events e ON e.event_nid = m.event_nid AND e.membership IS NOT NULL
-    AND ($5::smallint IS NULL OR e.membership = $5::smallint)
-    AND ($6::smallint IS NULL OR e.membership <> $6::smallint)
+        AND ($5::smallint IS NULL OR e.membership = $5::smallint)
+        AND ($6::smallint IS NULL OR e.membership <> $6::smallint)
 ) ON true

@@ -12,7 +12,7 @@ SELECT CASE
         ELSE COALESCE(m.membership, c.membership, 0)
     END AS membership, (SELECT purged_upto FROM purged_streams WHERE stream_name = 'events') AS purged_upto
 FROM rooms r
-LEFT JOIN state_keys k ON k.type_nid = 2 AND k.state_key = $5::text
+LEFT JOIN state_keys k ON k.type_nid = 2 /* TYPE_MEMBER */ AND k.state_key = $5::text
 LEFT JOIN current_state c ON c.room_nid = r.room_nid AND c.state_key_nid = k.state_key_nid
 LEFT JOIN LATERAL (  -- its first change after the position
     SELECT d.room_nid, d.prev_event_nid

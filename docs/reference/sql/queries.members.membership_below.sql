@@ -14,7 +14,7 @@ last AS MATERIALIZED (  -- the state after the last event at or below the positi
     LIMIT 1
 ),
 key AS MATERIALIZED (
-    SELECT state_key_nid FROM state_keys WHERE type_nid = 2 AND state_key = $5::text
+    SELECT state_key_nid FROM state_keys WHERE type_nid = 2 /* TYPE_MEMBER */ AND state_key = $5::text
 )
 SELECT COALESCE((
         SELECT e.membership

@@ -13,7 +13,6 @@ later AS MATERIALIZED (  -- the keys that changed after the position, with the v
     FROM room r
     JOIN state_deltas d ON d.room_nid = r.room_nid AND d.stream_ordering > $2::bigint
     JOIN covered USING (writer_nid)
-
     WHERE d.stream_ordering > covered.upto
     ORDER BY d.state_key_nid, d.stream_ordering
 ),

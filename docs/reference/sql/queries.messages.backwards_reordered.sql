@@ -11,15 +11,15 @@ reader AS MATERIALIZED (
 room AS MATERIALIZED (
     SELECT r.room_nid, r.room_id, r.room_version, r.out_of_range, r.moves, reader.principal_nid,
         ARRAY(SELECT principal_nid FROM principals WHERE name = ANY(COALESCE($10::text[], ARRAY(
-    -- clients can store anything there, also the one character that jsonb cannot have
-    SELECT jsonb_path_query(replace(convert_from(d.content, 'UTF8'), '\u0000', '\ufffd')::jsonb,
-        '$.ignored_users.keyvalue().key', silent => true) #>> ARRAY[]::text[]
-    FROM principals p
-    CROSS JOIN event_types t
-    JOIN account_data d ON d.principal_nid = p.principal_nid AND d.room_nid = 0
-        AND d.type_nid = t.type_nid
-    WHERE p.name = $2::text AND t.type = 'm.ignored_user_list'
-)))) AS ignored
+            -- clients can store anything there, also the one character that jsonb cannot have
+            SELECT jsonb_path_query(replace(convert_from(d.content, 'UTF8'), '\u0000', '\ufffd')::jsonb,
+                '$.ignored_users.keyvalue().key', silent => true) #>> ARRAY[]::text[]
+            FROM principals p
+            CROSS JOIN event_types t
+            JOIN account_data d ON d.principal_nid = p.principal_nid AND d.room_nid = 0
+                AND d.type_nid = t.type_nid
+            WHERE p.name = $2::text AND t.type = 'm.ignored_user_list'
+        )))) AS ignored
     FROM reader
     CROSS JOIN rooms r
     WHERE r.room_id = $1::text
@@ -45,7 +45,7 @@ visible_range AS MATERIALIZED (
     FROM room r
     CROSS JOIN filter_of($11::text[], $12::text[], $13::text[], $14::text[], $15::boolean) AS f
     CROSS JOIN LATERAL topological_ranges_of(r.room_nid, r.principal_nid, r.out_of_range,
-        $3::bigint, $9::bigint + 1, 0) AS s
+            $3::bigint, $9::bigint + 1, 0) AS s
 ),
 brought AS MATERIALIZED (  -- events that belong below the upper end, reordered to above it
     SELECT m.event_nid, m.topological_ordering, m.stream_ordering
@@ -86,7 +86,7 @@ page AS MATERIALIZED (  -- one event more than the limit shows that there are mo
             AND (e.topological_ordering, e.stream_ordering) <= (r.upper, r.upper_stream)
             AND (e.backfilled OR e.stream_ordering <= $5::bigint)
             AND (e.topological_ordering, e.stream_ordering)
-                >= (GREATEST((SELECT topological_ordering FROM lowest), r.lower), r.lower_stream)
+                            >= (GREATEST((SELECT topological_ordering FROM lowest), r.lower), r.lower_stream)
             AND (
                 (e.topological_ordering, e.stream_ordering) > ($6::bigint, $7::bigint)
                     AND e.event_nid NOT IN (SELECT event_nid FROM left_out)

@@ -10,15 +10,15 @@ reader AS MATERIALIZED (
 room AS MATERIALIZED (
     SELECT r.room_nid, r.room_id, r.room_version, r.out_of_range, r.moves, reader.principal_nid,
         ARRAY(SELECT principal_nid FROM principals WHERE name = ANY(COALESCE($10::text[], ARRAY(
-    -- clients can store anything there, also the one character that jsonb cannot have
-    SELECT jsonb_path_query(replace(convert_from(d.content, 'UTF8'), '\u0000', '\ufffd')::jsonb,
-        '$.ignored_users.keyvalue().key', silent => true) #>> ARRAY[]::text[]
-    FROM principals p
-    CROSS JOIN event_types t
-    JOIN account_data d ON d.principal_nid = p.principal_nid AND d.room_nid = 0
-        AND d.type_nid = t.type_nid
-    WHERE p.name = $2::text AND t.type = 'm.ignored_user_list'
-)))) AS ignored
+            -- clients can store anything there, also the one character that jsonb cannot have
+            SELECT jsonb_path_query(replace(convert_from(d.content, 'UTF8'), '\u0000', '\ufffd')::jsonb,
+                '$.ignored_users.keyvalue().key', silent => true) #>> ARRAY[]::text[]
+            FROM principals p
+            CROSS JOIN event_types t
+            JOIN account_data d ON d.principal_nid = p.principal_nid AND d.room_nid = 0
+                AND d.type_nid = t.type_nid
+            WHERE p.name = $2::text AND t.type = 'm.ignored_user_list'
+        )))) AS ignored
     FROM reader
     CROSS JOIN rooms r
     WHERE r.room_id = $1::text AND r.moves <= $18::bigint
@@ -44,10 +44,9 @@ visible_range AS MATERIALIZED (
     FROM room r
     CROSS JOIN filter_of($11::text[], $12::text[], $13::text[], $14::text[], $15::boolean) AS f
     CROSS JOIN lowest
-    CROSS JOIN LATERAL topological_ranges_of(r.room_nid, r.principal_nid, r.out_of_range,
-        lowest.topological_ordering, 0, $9::bigint + 1) AS s
+        CROSS JOIN LATERAL topological_ranges_of(r.room_nid, r.principal_nid, r.out_of_range,
+            lowest.topological_ordering, 0, $9::bigint + 1) AS s
 ),
-
 page AS MATERIALIZED (  -- one event more than the limit shows that there are more
     SELECT e.*
     FROM (SELECT * FROM visible_range ORDER BY lowest ASC) AS r
@@ -61,16 +60,14 @@ page AS MATERIALIZED (  -- one event more than the limit shows that there are mo
         FROM events e
         WHERE e.room_nid = r.room_nid AND NOT e.outlier
             AND (e.topological_ordering, e.stream_ordering) <= (LEAST($3::bigint, r.highest), CASE
-                    WHEN r.highest < $3::bigint THEN 9223372036854775807 ELSE $4::bigint END)
+                                WHEN r.highest < $3::bigint THEN 9223372036854775807 ELSE $4::bigint END)
             AND (e.backfilled OR e.stream_ordering <= $5::bigint)
             AND e.topological_ordering >= GREATEST((SELECT topological_ordering FROM lowest), r.lowest)
             AND (
                 (e.topological_ordering, e.stream_ordering) > ($6::bigint, $7::bigint)
-
                 OR (
                     NOT e.backfilled AND e.stream_ordering > $8::bigint
                         AND (e.topological_ordering, e.stream_ordering) > ($16::bigint, $17::bigint)
-
                 )
             )
             AND user_sees(e, r.joined_since, r.own_audiences, r.shared_audiences, r.world_audiences,
@@ -99,11 +96,9 @@ gap AS (  -- missing events with a child in the range of the page
         AND (e.backfilled OR e.stream_ordering <= $5::bigint )
         AND (
             (e.topological_ordering, e.stream_ordering) > ($6::bigint, $7::bigint)
-
             OR (
                 NOT e.backfilled AND e.stream_ordering > $8::bigint
                     AND (e.topological_ordering, e.stream_ordering) > ($16::bigint, $17::bigint)
-
             )
         )
         AND e.topological_ordering <= COALESCE(last.topological_ordering, 9223372036854775807)

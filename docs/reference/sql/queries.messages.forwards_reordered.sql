@@ -11,15 +11,15 @@ reader AS MATERIALIZED (
 room AS MATERIALIZED (
     SELECT r.room_nid, r.room_id, r.room_version, r.out_of_range, r.moves, reader.principal_nid,
         ARRAY(SELECT principal_nid FROM principals WHERE name = ANY(COALESCE($10::text[], ARRAY(
-    -- clients can store anything there, also the one character that jsonb cannot have
-    SELECT jsonb_path_query(replace(convert_from(d.content, 'UTF8'), '\u0000', '\ufffd')::jsonb,
-        '$.ignored_users.keyvalue().key', silent => true) #>> ARRAY[]::text[]
-    FROM principals p
-    CROSS JOIN event_types t
-    JOIN account_data d ON d.principal_nid = p.principal_nid AND d.room_nid = 0
-        AND d.type_nid = t.type_nid
-    WHERE p.name = $2::text AND t.type = 'm.ignored_user_list'
-)))) AS ignored
+            -- clients can store anything there, also the one character that jsonb cannot have
+            SELECT jsonb_path_query(replace(convert_from(d.content, 'UTF8'), '\u0000', '\ufffd')::jsonb,
+                '$.ignored_users.keyvalue().key', silent => true) #>> ARRAY[]::text[]
+            FROM principals p
+            CROSS JOIN event_types t
+            JOIN account_data d ON d.principal_nid = p.principal_nid AND d.room_nid = 0
+                AND d.type_nid = t.type_nid
+            WHERE p.name = $2::text AND t.type = 'm.ignored_user_list'
+        )))) AS ignored
     FROM reader
     CROSS JOIN rooms r
     WHERE r.room_id = $1::text
@@ -45,8 +45,8 @@ visible_range AS MATERIALIZED (
     FROM room r
     CROSS JOIN filter_of($11::text[], $12::text[], $13::text[], $14::text[], $15::boolean) AS f
     CROSS JOIN lowest
-    CROSS JOIN LATERAL topological_ranges_of(r.room_nid, r.principal_nid, r.out_of_range,
-        lowest.topological_ordering, 0, $9::bigint + 1) AS s
+        CROSS JOIN LATERAL topological_ranges_of(r.room_nid, r.principal_nid, r.out_of_range,
+            lowest.topological_ordering, 0, $9::bigint + 1) AS s
 ),
 brought AS MATERIALIZED (  -- events that belong below the upper end, reordered to above it
     SELECT m.event_nid, m.topological_ordering, m.stream_ordering
@@ -87,7 +87,7 @@ page AS MATERIALIZED (  -- one event more than the limit shows that there are mo
             AND (e.topological_ordering, e.stream_ordering) <= (r.upper, r.upper_stream)
             AND (e.backfilled OR e.stream_ordering <= $5::bigint)
             AND (e.topological_ordering, e.stream_ordering)
-                >= (GREATEST((SELECT topological_ordering FROM lowest), r.lower), r.lower_stream)
+                            >= (GREATEST((SELECT topological_ordering FROM lowest), r.lower), r.lower_stream)
             AND (
                 (e.topological_ordering, e.stream_ordering) > ($6::bigint, $7::bigint)
                     AND e.event_nid NOT IN (SELECT event_nid FROM left_out)
@@ -134,8 +134,8 @@ gap AS (  -- missing events with a child in the range of the page
 )
 SELECT gap.ids AS gap_ids, gap.topological AS gap_topological, gap.stream AS gap_stream,
     r.moves, (SELECT array_agg(topological_ordering ORDER BY event_nid) FROM left_out)
-        AS left_out_topological,
-    (SELECT array_agg(levels ORDER BY event_nid) FROM left_out) AS left_out_levels, COALESCE((SELECT bool_or(highest = 9223372036854775807) FROM visible_range), false) AS is_open, page.withheld,
+            AS left_out_topological,
+        (SELECT array_agg(levels ORDER BY event_nid) FROM left_out) AS left_out_levels, COALESCE((SELECT bool_or(highest = 9223372036854775807) FROM visible_range), false) AS is_open, page.withheld,
     page.event_nid, page.event_id, r.room_id, r.room_version, page.stream_ordering,
         page.topological_ordering, page.depth,
     (SELECT b.event_id FROM events b WHERE b.event_nid = page.redacted_by) AS redacted_by,

@@ -6,15 +6,15 @@ reader AS MATERIALIZED (
     SELECT COALESCE((SELECT principal_nid FROM principals WHERE name = $1::text),
         0) AS principal_nid,
         ARRAY(SELECT principal_nid FROM principals WHERE name = ANY(COALESCE($3::text[], ARRAY(
-    -- clients can store anything there, also the one character that jsonb cannot have
-    SELECT jsonb_path_query(replace(convert_from(d.content, 'UTF8'), '\u0000', '\ufffd')::jsonb,
-        '$.ignored_users.keyvalue().key', silent => true) #>> ARRAY[]::text[]
-    FROM principals p
-    CROSS JOIN event_types t
-    JOIN account_data d ON d.principal_nid = p.principal_nid AND d.room_nid = 0
-        AND d.type_nid = t.type_nid
-    WHERE p.name = $1::text AND t.type = 'm.ignored_user_list'
-)))) AS ignored
+            -- clients can store anything there, also the one character that jsonb cannot have
+            SELECT jsonb_path_query(replace(convert_from(d.content, 'UTF8'), '\u0000', '\ufffd')::jsonb,
+                '$.ignored_users.keyvalue().key', silent => true) #>> ARRAY[]::text[]
+            FROM principals p
+            CROSS JOIN event_types t
+            JOIN account_data d ON d.principal_nid = p.principal_nid AND d.room_nid = 0
+                AND d.type_nid = t.type_nid
+            WHERE p.name = $1::text AND t.type = 'm.ignored_user_list'
+        )))) AS ignored
 ),
 named AS MATERIALIZED (
     SELECT found.event_nid, found.room_nid, relation_key(found.event_id) AS key
@@ -63,15 +63,15 @@ latest AS MATERIALIZED (  -- of each thread: an event that itself relates to ano
     CROSS JOIN LATERAL (
         SELECT e.event_nid, e.event_id, e.sender_nid, e.type_nid, e.state_key_nid IS NULL AS whole
         FROM events e
-        WHERE e.relates_to = p.key AND e.rel_type_nid = (SELECT 22)
+        WHERE e.relates_to = p.key AND e.rel_type_nid = (SELECT 22 /* REL_THREAD */)
             AND e.room_nid + 0 = p.room_nid
             AND NOT e.outlier
             AND user_sees_relation(e, p.joined_since, p.own_audiences, p.shared_audiences,
-        p.world_audiences, p.shared_before, p.reader_nid, p.unread,
-        p.ignored)
-    AND (was_there(e, p.joined_since, p.joined_audiences)
-        OR NOT EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid)
-        OR was_there_before(e, p.reader_nid, p.unread))
+                    p.world_audiences, p.shared_before, p.reader_nid, p.unread,
+                    p.ignored)
+                AND (was_there(e, p.joined_since, p.joined_audiences)
+                    OR NOT EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid)
+                    OR was_there_before(e, p.reader_nid, p.unread))
         ORDER BY e.topological_ordering DESC, e.stream_ordering DESC
         LIMIT 1
     ) AS last
@@ -80,7 +80,7 @@ latest AS MATERIALIZED (  -- of each thread: an event that itself relates to ano
 -- events that may have edits or references: the requested ones, and the latest events of threads
 holder AS MATERIALIZED (
     SELECT event_id, key, room_nid, sender_nid, type_nid, whole
-        AND rel_type_nid IS DISTINCT FROM 19 AS editable, ignored,
+        AND rel_type_nid IS DISTINCT FROM 19 /* REL_REPLACE */ AS editable, ignored,
         own_audiences, shared_audiences, world_audiences, shared_before, joined_audiences,
             joined_since, reader_nid, unread
     FROM parent
@@ -97,15 +97,15 @@ found AS (
     CROSS JOIN LATERAL (
         SELECT e.event_nid
         FROM events e
-        WHERE e.relates_to = h.key AND e.rel_type_nid = 19 AND e.replaces
+        WHERE e.relates_to = h.key AND e.rel_type_nid = 19 /* REL_REPLACE */ AND e.replaces
             AND e.room_nid + 0 = h.room_nid AND NOT e.outlier
             AND e.sender_nid = h.sender_nid AND e.type_nid = h.type_nid
             AND user_sees_relation(e, h.joined_since, h.own_audiences, h.shared_audiences,
-        h.world_audiences, h.shared_before, h.reader_nid, h.unread,
-        h.ignored)
-    AND (was_there(e, h.joined_since, h.joined_audiences)
-        OR NOT EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid)
-        OR was_there_before(e, h.reader_nid, h.unread))
+                    h.world_audiences, h.shared_before, h.reader_nid, h.unread,
+                    h.ignored)
+                AND (was_there(e, h.joined_since, h.joined_audiences)
+                    OR NOT EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid)
+                    OR was_there_before(e, h.reader_nid, h.unread))
         ORDER BY e.origin_server_ts DESC, e.event_id DESC
         LIMIT 1
     ) AS edit
@@ -117,15 +117,15 @@ found AS (
     CROSS JOIN LATERAL (
         SELECT count(*) AS events, bool_or(e.sender_nid = l.principal_nid) AS participated
         FROM events e
-        WHERE e.relates_to = l.root_key AND e.rel_type_nid = (SELECT 22)
+        WHERE e.relates_to = l.root_key AND e.rel_type_nid = (SELECT 22 /* REL_THREAD */)
             AND e.room_nid + 0 = l.room_nid
             AND NOT e.outlier
             AND user_sees_relation(e, l.joined_since, l.own_audiences, l.shared_audiences,
-        l.world_audiences, l.shared_before, l.reader_nid, l.unread,
-        l.ignored)
-    AND (was_there(e, l.joined_since, l.joined_audiences)
-        OR NOT EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid)
-        OR was_there_before(e, l.reader_nid, l.unread))
+                    l.world_audiences, l.shared_before, l.reader_nid, l.unread,
+                    l.ignored)
+                AND (was_there(e, l.joined_since, l.joined_audiences)
+                    OR NOT EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid)
+                    OR was_there_before(e, l.reader_nid, l.unread))
     ) AS thread
     UNION ALL
     SELECT h.event_id, 'references', NULL, NULL, NULL, referring.ids
@@ -135,14 +135,15 @@ found AS (
         FROM (
             SELECT e.event_id, e.topological_ordering, e.stream_ordering
             FROM events e
-            WHERE e.relates_to = h.key AND e.rel_type_nid = 21 AND e.room_nid + 0 = h.room_nid
+            WHERE e.relates_to = h.key AND e.rel_type_nid = 21 /* REL_REFERENCE */
+                AND e.room_nid + 0 = h.room_nid
                 AND NOT e.outlier
                 AND user_sees_relation(e, h.joined_since, h.own_audiences, h.shared_audiences,
-        h.world_audiences, h.shared_before, h.reader_nid, h.unread,
-        h.ignored)
-    AND (was_there(e, h.joined_since, h.joined_audiences)
-        OR NOT EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid)
-        OR was_there_before(e, h.reader_nid, h.unread))
+                        h.world_audiences, h.shared_before, h.reader_nid, h.unread,
+                        h.ignored)
+                    AND (was_there(e, h.joined_since, h.joined_audiences)
+                        OR NOT EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid)
+                        OR was_there_before(e, h.reader_nid, h.unread))
             ORDER BY e.topological_ordering, e.stream_ordering
             LIMIT $4::bigint
         ) AS r

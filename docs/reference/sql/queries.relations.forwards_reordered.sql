@@ -7,15 +7,15 @@ reader AS MATERIALIZED (
     SELECT COALESCE((SELECT principal_nid FROM principals WHERE name = $2::text),
         0) AS principal_nid,
         ARRAY(SELECT principal_nid FROM principals WHERE name = ANY(COALESCE($3::text[], ARRAY(
-    -- clients can store anything there, also the one character that jsonb cannot have
-    SELECT jsonb_path_query(replace(convert_from(d.content, 'UTF8'), '\u0000', '\ufffd')::jsonb,
-        '$.ignored_users.keyvalue().key', silent => true) #>> ARRAY[]::text[]
-    FROM principals p
-    CROSS JOIN event_types t
-    JOIN account_data d ON d.principal_nid = p.principal_nid AND d.room_nid = 0
-        AND d.type_nid = t.type_nid
-    WHERE p.name = $2::text AND t.type = 'm.ignored_user_list'
-)))) AS ignored
+            -- clients can store anything there, also the one character that jsonb cannot have
+            SELECT jsonb_path_query(replace(convert_from(d.content, 'UTF8'), '\u0000', '\ufffd')::jsonb,
+                '$.ignored_users.keyvalue().key', silent => true) #>> ARRAY[]::text[]
+            FROM principals p
+            CROSS JOIN event_types t
+            JOIN account_data d ON d.principal_nid = p.principal_nid AND d.room_nid = 0
+                AND d.type_nid = t.type_nid
+            WHERE p.name = $2::text AND t.type = 'm.ignored_user_list'
+        )))) AS ignored
 ),
 target AS MATERIALIZED (
     SELECT relation_key(e.event_id) AS key, e.room_nid, r.room_id, r.room_version, r.moves,
@@ -100,11 +100,11 @@ page AS MATERIALIZED (  -- of each type the limit and one more, which shows that
             AND ($5::text IS NULL
                 OR e.type_nid = (SELECT type_nid FROM event_types WHERE type = $5::text))
             AND user_sees_relation(e, r.joined_since, r.own_audiences, r.shared_audiences,
-        r.world_audiences, r.shared_before, r.reader_nid, r.unread,
-        r.ignored)
-    AND (was_there(e, r.joined_since, r.joined_audiences)
-        OR NOT EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid)
-        OR was_there_before(e, r.reader_nid, r.unread))
+                    r.world_audiences, r.shared_before, r.reader_nid, r.unread,
+                    r.ignored)
+                AND (was_there(e, r.joined_since, r.joined_audiences)
+                    OR NOT EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid)
+                    OR was_there_before(e, r.reader_nid, r.unread))
         ORDER BY e.topological_ordering ASC, e.stream_ordering ASC
         LIMIT $12::bigint + 1
     ) AS e

@@ -7,15 +7,15 @@ reader AS MATERIALIZED (
     SELECT COALESCE((SELECT principal_nid FROM principals WHERE name = $2::text),
         0) AS principal_nid,
         ARRAY(SELECT principal_nid FROM principals WHERE name = ANY(COALESCE($3::text[], ARRAY(
-    -- clients can store anything there, also the one character that jsonb cannot have
-    SELECT jsonb_path_query(replace(convert_from(d.content, 'UTF8'), '\u0000', '\ufffd')::jsonb,
-        '$.ignored_users.keyvalue().key', silent => true) #>> ARRAY[]::text[]
-    FROM principals p
-    CROSS JOIN event_types t
-    JOIN account_data d ON d.principal_nid = p.principal_nid AND d.room_nid = 0
-        AND d.type_nid = t.type_nid
-    WHERE p.name = $2::text AND t.type = 'm.ignored_user_list'
-)))) AS ignored,
+            -- clients can store anything there, also the one character that jsonb cannot have
+            SELECT jsonb_path_query(replace(convert_from(d.content, 'UTF8'), '\u0000', '\ufffd')::jsonb,
+                '$.ignored_users.keyvalue().key', silent => true) #>> ARRAY[]::text[]
+            FROM principals p
+            CROSS JOIN event_types t
+            JOIN account_data d ON d.principal_nid = p.principal_nid AND d.room_nid = 0
+                AND d.type_nid = t.type_nid
+            WHERE p.name = $2::text AND t.type = 'm.ignored_user_list'
+        )))) AS ignored,
         (SELECT type_nid FROM event_types WHERE type = $4::text) AS rel_type_nid,
         (SELECT type_nid FROM event_types WHERE type = $5::text) AS type_nid
 ),
@@ -42,11 +42,11 @@ walk AS (
     CROSS JOIN target r
     CROSS JOIN LATERAL (
         SELECT e.event_nid, relation_key(e.event_id) AS key, (user_sees_relation(e, r.joined_since, r.own_audiences, r.shared_audiences,
-        r.world_audiences, r.shared_before, r.reader_nid, r.unread,
-        r.ignored)
-    AND (was_there(e, r.joined_since, r.joined_audiences)
-        OR NOT EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid)
-        OR was_there_before(e, r.reader_nid, r.unread))) AS shown
+                r.world_audiences, r.shared_before, r.reader_nid, r.unread,
+                r.ignored)
+            AND (was_there(e, r.joined_since, r.joined_audiences)
+                OR NOT EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid)
+                OR was_there_before(e, r.reader_nid, r.unread))) AS shown
         FROM events e
         WHERE e.relates_to = w.key AND e.room_nid + 0 = r.room_nid AND NOT e.outlier
             AND e.event_nid <> r.event_nid
@@ -61,7 +61,6 @@ found AS (  -- stops the walk once it has read that many rows
     FROM walk
     LIMIT $14::bigint
 ),
-
 page AS MATERIALIZED (
     SELECT e.event_nid, e.topological_ordering, e.stream_ordering
     FROM found f
@@ -71,11 +70,9 @@ page AS MATERIALIZED (
         AND (e.backfilled OR e.stream_ordering <= $8::bigint)
         AND (
             (e.topological_ordering, e.stream_ordering) > ($9::bigint, $10::bigint)
-
             OR (
                 NOT e.backfilled AND e.stream_ordering > $11::bigint
                     AND (e.topological_ordering, e.stream_ordering) > ($16::bigint, $17::bigint)
-
             )
         )
     ORDER BY e.topological_ordering * $13::bigint, e.stream_ordering * $13::bigint

@@ -9,7 +9,7 @@ room AS MATERIALIZED (
             $7::int[], $8::int[], $9::int[], $10::boolean[])
         AS r (room_nid, whole, lower, upper, own_upper, is_joined, wanted, grown, dropped,
             all_members)
-    LEFT JOIN state_keys own ON own.type_nid = 2 AND own.state_key = $16::text
+    LEFT JOIN state_keys own ON own.type_nid = 2 /* TYPE_MEMBER */ AND own.state_key = $16::text
 ),
 pattern AS MATERIALIZED (  -- sets of patterns, by number
     SELECT p.number, t.type_nid, p.state_key, p.type IS NULL AS is_any_type
@@ -19,11 +19,11 @@ pattern AS MATERIALIZED (  -- sets of patterns, by number
 ),
 changed AS MATERIALIZED (  -- each key, with its values before and after the range
     SELECT r.room_nid, k.type_nid, k.state_key, k.state_key_nid, d.before_nid, d.end_nid, EXISTS (
-            SELECT FROM pattern p WHERE p.number = r.wanted AND (p.type_nid = k.type_nid OR (p.is_any_type AND k.type_nid <> 2))
-        AND (p.state_key IS NULL OR p.state_key = k.state_key)
-        ) OR (r.all_members AND k.type_nid = 2) AS is_wanted, EXISTS (
-            SELECT FROM pattern p WHERE p.number = r.dropped AND (p.type_nid = k.type_nid OR (p.is_any_type AND k.type_nid <> 2))
-        AND (p.state_key IS NULL OR p.state_key = k.state_key)
+            SELECT FROM pattern p WHERE p.number = r.wanted AND (p.type_nid = k.type_nid OR (p.is_any_type AND k.type_nid <> 2 /* TYPE_MEMBER */))
+                    AND (p.state_key IS NULL OR p.state_key = k.state_key)
+        ) OR (r.all_members AND k.type_nid = 2 /* TYPE_MEMBER */) AS is_wanted, EXISTS (
+            SELECT FROM pattern p WHERE p.number = r.dropped AND (p.type_nid = k.type_nid OR (p.is_any_type AND k.type_nid <> 2 /* TYPE_MEMBER */))
+                    AND (p.state_key IS NULL OR p.state_key = k.state_key)
         ) AS is_dropped
     FROM room r
     CROSS JOIN LATERAL (
@@ -52,29 +52,30 @@ later AS MATERIALIZED (  -- rooms that the user has left: keys that changed afte
 due AS MATERIALIZED (  -- what may have changed of the summary of a room
     SELECT r.room_nid, r.is_joined, has.name, has.avatar, has.members,
         CASE WHEN (has.name OR has.members) AND NOT EXISTS (
-            SELECT
-            FROM (VALUES (9)) AS k (state_key_nid)
-            JOIN events e ON e.event_nid = COALESCE((
-                SELECT COALESCE(d.prev_event_nid, 0)
-                FROM state_deltas d
-                WHERE d.room_nid = r.room_nid AND d.state_key_nid = k.state_key_nid
-                    AND d.stream_ordering > r.upper
-                ORDER BY d.stream_ordering
-                LIMIT 1
-            ), (SELECT c.event_nid FROM current_state c
-                WHERE c.room_nid = r.room_nid AND c.state_key_nid = k.state_key_nid))
-            WHERE e.redacted_by IS NULL AND NOT e.redacted_form AND e.describes_room
-        )
-            THEN COALESCE(NULLIF(heroes_of(r.room_nid, r.upper, '{4,5}', $16::text), '{}'),
-                heroes_of(r.room_nid, r.upper, '{1,2}', $16::text)) END AS heroes
+                    SELECT
+                    FROM (VALUES (9 /* KEY_NAME */)) AS k (state_key_nid)
+                    JOIN events e ON e.event_nid = COALESCE((
+                        SELECT COALESCE(d.prev_event_nid, 0)
+                        FROM state_deltas d
+                        WHERE d.room_nid = r.room_nid AND d.state_key_nid = k.state_key_nid
+                            AND d.stream_ordering > r.upper
+                        ORDER BY d.stream_ordering
+                        LIMIT 1
+                    ), (SELECT c.event_nid FROM current_state c
+                        WHERE c.room_nid = r.room_nid AND c.state_key_nid = k.state_key_nid))
+                    WHERE e.redacted_by IS NULL AND NOT e.redacted_form AND e.describes_room
+                )
+            THEN COALESCE(NULLIF(
+                heroes_of(r.room_nid, r.upper, ARRAY[4 /* INVITE */, 5 /* JOIN */]::smallint[], $16::text), '{}'),
+                heroes_of(r.room_nid, r.upper, ARRAY[1 /* BAN */, 2 /* LEAVE */]::smallint[], $16::text)) END AS heroes
     FROM room r
     CROSS JOIN LATERAL (
         SELECT r.whole OR EXISTS (SELECT FROM changed c
-                WHERE c.room_nid = r.room_nid AND c.state_key_nid = 9) AS name,
+                WHERE c.room_nid = r.room_nid AND c.state_key_nid = 9 /* KEY_NAME */) AS name,
             r.whole OR EXISTS (SELECT FROM changed c
-                WHERE c.room_nid = r.room_nid AND c.state_key_nid = 12) AS avatar,
+                WHERE c.room_nid = r.room_nid AND c.state_key_nid = 12 /* KEY_AVATAR */) AS avatar,
             r.whole OR EXISTS (SELECT FROM changed c
-                WHERE c.room_nid = r.room_nid AND c.type_nid = 2) AS members
+                WHERE c.room_nid = r.room_nid AND c.type_nid = 2 /* TYPE_MEMBER */) AS members
         OFFSET 0
     ) AS has
 ),
@@ -92,7 +93,7 @@ wild AS MATERIALIZED (  -- and its keys but for members, where patterns name the
         UNION ALL
         SELECT state_key_nid FROM later WHERE later.room_nid = s.room_nid
     ) AS c
-    WHERE p.is_any_type OR (p.state_key IS NULL AND p.type_nid <> 2)
+    WHERE p.is_any_type OR (p.state_key IS NULL AND p.type_nid <> 2 /* TYPE_MEMBER */)
 ),
 needed AS (
     SELECT 'state' AS kind, s.room_nid, k.state_key_nid
@@ -106,25 +107,25 @@ needed AS (
     SELECT 'state', w.room_nid, w.state_key_nid
     FROM wild w
     JOIN state_keys k USING (state_key_nid)
-    WHERE EXISTS (SELECT FROM pattern p WHERE p.number = w.number AND (p.type_nid = k.type_nid OR (p.is_any_type AND k.type_nid <> 2))
-        AND (p.state_key IS NULL OR p.state_key = k.state_key))
+    WHERE EXISTS (SELECT FROM pattern p WHERE p.number = w.number AND (p.type_nid = k.type_nid OR (p.is_any_type AND k.type_nid <> 2 /* TYPE_MEMBER */))
+            AND (p.state_key IS NULL OR p.state_key = k.state_key))
     UNION
     SELECT 'state', s.room_nid, c.state_key_nid
     FROM selected s
-    JOIN pattern p ON p.number = s.number AND p.type_nid = 2 AND p.state_key IS NULL
+    JOIN pattern p ON p.number = s.number AND p.type_nid = 2 /* TYPE_MEMBER */ AND p.state_key IS NULL
     CROSS JOIN LATERAL (
         SELECT state_key_nid FROM current_state
         WHERE room_nid = s.room_nid AND membership IS NOT NULL
         UNION ALL
         SELECT state_key_nid FROM later JOIN state_keys k USING (state_key_nid)
-        WHERE later.room_nid = s.room_nid AND k.type_nid = 2
+        WHERE later.room_nid = s.room_nid AND k.type_nid = 2 /* TYPE_MEMBER */
     ) AS c
     UNION
     SELECT 'state', i.room_nid, k.state_key_nid
     FROM unnest($11::int[], $12::text[]) AS i (room_nid, user_id)
     CROSS JOIN LATERAL (
         SELECT state_key_nid FROM state_keys
-        WHERE type_nid = 2 AND state_key = i.user_id OFFSET 0
+        WHERE type_nid = 2 /* TYPE_MEMBER */ AND state_key = i.user_id OFFSET 0
     ) AS k
     UNION
     SELECT 'hero', d.room_nid, k.state_key_nid
@@ -132,12 +133,12 @@ needed AS (
     CROSS JOIN LATERAL unnest(d.heroes) AS hero (user_id)
     CROSS JOIN LATERAL (
         SELECT state_key_nid FROM state_keys
-        WHERE type_nid = 2 AND state_key = hero.user_id OFFSET 0
+        WHERE type_nid = 2 /* TYPE_MEMBER */ AND state_key = hero.user_id OFFSET 0
     ) AS k
     UNION
-    SELECT 'name', room_nid, 9 FROM due WHERE name
+    SELECT 'name', room_nid, 9 /* KEY_NAME */ FROM due WHERE name
     UNION
-    SELECT 'avatar', room_nid, 12 FROM due WHERE avatar
+    SELECT 'avatar', room_nid, 12 /* KEY_AVATAR */ FROM due WHERE avatar
 ),
 shown AS (  -- rooms that the user is not in, with the membership event
     SELECT *
@@ -161,9 +162,11 @@ entry AS (
     SELECT 'own', room_nid, NULL, member_nid FROM shown
     UNION ALL
     -- create, join rules, name, topic, canonical alias, avatar, encryption
-    SELECT 'shown', s.room_nid, c.state_key_nid, c.event_nid
-    FROM shown s
-    JOIN current_state c ON c.room_nid = s.room_nid AND c.state_key_nid IN (1, 4, 9, 10, 11, 12, 13)
+        SELECT 'shown', s.room_nid, c.state_key_nid, c.event_nid
+        FROM shown s
+        JOIN current_state c ON c.room_nid = s.room_nid
+            AND c.state_key_nid IN (1 /* KEY_CREATE */, 4 /* KEY_JOIN_RULES */, 9 /* KEY_NAME */, 10 /* KEY_TOPIC */,
+                11 /* KEY_CANONICAL_ALIAS */, 12 /* KEY_AVATAR */, 13 /* KEY_ENCRYPTION */)
 )
 SELECT CASE WHEN e.event_nid IS NULL AND n.event_nid IS NOT NULL
             OR gone.type IS NULL AND n.kind = 'removed' THEN 'lost' ELSE n.kind END AS kind,

@@ -8,7 +8,7 @@ reader AS MATERIALIZED (
         ARRAY(SELECT principal_nid FROM principals WHERE name = ANY($12::text[])) AS ignored,
         ARRAY(SELECT type_nid FROM event_types WHERE type = ANY($13::text[])) AS bumping
     FROM principals p
-    LEFT JOIN state_keys k ON k.type_nid = 2 AND k.state_key = p.name
+    LEFT JOIN state_keys k ON k.type_nid = 2 /* TYPE_MEMBER */ AND k.state_key = p.name
     WHERE p.name = $1::text
 ),
 own AS MATERIALIZED (  -- the given rooms, with the membership of the user
@@ -53,7 +53,7 @@ late AS MATERIALIZED (
 known AS MATERIALIZED (
     SELECT o.*, r.room_id, r.room_version, r.completed_at, live.reached,
         COALESCE(o.sent_upto, live.reached) AS known,
-        CASE WHEN o.membership = 5 THEN 9223372036854775807 ELSE o.stream_ordering END AS upper
+        CASE WHEN o.membership = 5 /* JOIN */ THEN 9223372036854775807 ELSE o.stream_ordering END AS upper
     FROM own o
     JOIN rooms r USING (room_nid)
     LEFT JOIN late USING (room_nid)
@@ -61,11 +61,12 @@ known AS MATERIALIZED (
 ),
 room AS MATERIALIZED (
     SELECT k.*, start.whole,
-        start.whole OR was.membership = 5 OR departed.at IS NOT NULL AS is_state_shown,
+        start.whole OR was.membership = 5 /* JOIN */ OR departed.at IS NOT NULL AS is_state_shown,
         CASE WHEN start.whole THEN 0 ELSE COALESCE(GREATEST(has.lower,
             CASE WHEN k.completed_at <= k.known THEN k.completed_at END), 0) END AS lower,
-        COALESCE(CASE WHEN k.membership <> 5 THEN departed.at END, k.upper) AS state_upper,
-        COALESCE(CASE WHEN k.membership IN (1, 2) AND departed.by_event THEN departed.at END,
+        COALESCE(CASE WHEN k.membership <> 5 /* JOIN */ THEN departed.at END, k.upper) AS state_upper,
+        COALESCE(CASE WHEN k.membership IN (1 /* BAN */, 2 /* LEAVE */)
+            AND departed.by_event THEN departed.at END,
             k.upper) AS own_upper
     FROM known k
     LEFT JOIN LATERAL (  -- the membership before the first change that the client does not have
@@ -81,10 +82,10 @@ room AS MATERIALIZED (
         WHEN k.stream_ordering <= k.known THEN k.membership ELSE COALESCE(old.membership, 0) END
     ) AS was (membership)
     CROSS JOIN LATERAL (  -- new to the client; or the user was not in it, and is or has been since
-        SELECT k.is_new OR was.membership <> 5 AND (k.membership = 5 OR EXISTS (
+        SELECT k.is_new OR was.membership <> 5 /* JOIN */ AND (k.membership = 5 /* JOIN */ OR EXISTS (
             SELECT FROM state_deltas d JOIN events e USING (event_nid)
             WHERE d.room_nid = k.room_nid AND d.stream_ordering > k.known
-                AND d.state_key_nid = k.state_key_nid AND e.membership = 5
+                AND d.state_key_nid = k.state_key_nid AND e.membership = 5 /* JOIN */
         )) AS whole
         OFFSET 0
     ) AS start
@@ -93,20 +94,20 @@ room AS MATERIALIZED (
         FROM state_deltas d
         JOIN events before ON before.event_nid = d.prev_event_nid
         WHERE d.room_nid = k.room_nid AND d.stream_ordering <= k.upper
-            AND d.state_key_nid = k.state_key_nid AND before.membership = 5
+            AND d.state_key_nid = k.state_key_nid AND before.membership = 5 /* JOIN */
         ORDER BY d.stream_ordering DESC
         LIMIT 1
-    ) AS departed ON k.membership <> 5
+    ) AS departed ON k.membership <> 5 /* JOIN */
     -- backfilled history may have changed the state. That is no change by itself: it is returned
     -- with the next live event
     LEFT JOIN LATERAL (SELECT e.stream_ordering
-    FROM events e
-    WHERE (e.room_nid, e.stream_ordering) > (k.room_nid, 0)
-        AND (e.room_nid, e.stream_ordering) <= (k.room_nid, k.known)
-        AND e.room_nid BETWEEN k.room_nid AND k.room_nid
-        AND NOT e.outlier AND NOT e.backfilled
-    ORDER BY e.room_nid DESC, e.stream_ordering DESC
-    LIMIT 1) AS has (lower) ON NOT start.whole
+        FROM events e
+        WHERE (e.room_nid, e.stream_ordering) > (k.room_nid, 0)
+            AND (e.room_nid, e.stream_ordering) <= (k.room_nid, k.known)
+            AND e.room_nid BETWEEN k.room_nid AND k.room_nid
+            AND NOT e.outlier AND NOT e.backfilled
+        ORDER BY e.room_nid DESC, e.stream_ordering DESC
+        LIMIT 1) AS has (lower) ON NOT start.whole
     WHERE k.is_inside AND k.timeline_limit IS NOT NULL
 ),
 begun AS MATERIALIZED (  -- once a room: otherwise it would be evaluated for each event
@@ -117,29 +118,29 @@ begun AS MATERIALIZED (  -- once a room: otherwise it would be evaluated for eac
     ) AS first
     CROSS JOIN LATERAL (
         SELECT (SELECT e.stream_ordering - 1
-    FROM events e
-    WHERE (e.room_nid, e.stream_ordering) > (r.room_nid, first.lower)
-        AND (e.room_nid, e.stream_ordering) <= (r.room_nid, r.upper)
-        AND e.room_nid BETWEEN r.room_nid AND r.room_nid
-        AND e.after_gap
-    ORDER BY e.room_nid DESC, e.stream_ordering DESC
-    LIMIT 1) AS gap, (SELECT e.stream_ordering
-    FROM (SELECT e.*
-    FROM events e
-    WHERE (e.room_nid, e.stream_ordering) > (r.room_nid, 0)
-        AND (e.room_nid, e.stream_ordering) <= (r.room_nid, r.upper)
-        AND e.room_nid BETWEEN r.room_nid AND r.room_nid
-        AND NOT e.outlier AND NOT e.backfilled
-    ORDER BY e.room_nid DESC, e.stream_ordering DESC
-    LIMIT $14::bigint) AS e  -- at most so many are read
-    WHERE e.type_nid = ANY(r.bumping) AND e.rejected IS NULL AND NOT e.soft_failed
-    ORDER BY e.room_nid DESC, e.stream_ordering DESC
-    LIMIT 1) AS bump, EXISTS (
-        SELECT
-        FROM state_deltas d
-        WHERE d.room_nid = r.room_nid AND d.stream_ordering > r.lower
-            AND d.stream_ordering <= r.state_upper
-    ) AS has_state
+            FROM events e
+            WHERE (e.room_nid, e.stream_ordering) > (r.room_nid, first.lower)
+                AND (e.room_nid, e.stream_ordering) <= (r.room_nid, r.upper)
+                AND e.room_nid BETWEEN r.room_nid AND r.room_nid
+                AND e.after_gap
+            ORDER BY e.room_nid DESC, e.stream_ordering DESC
+            LIMIT 1) AS gap, (SELECT e.stream_ordering
+            FROM (SELECT e.*
+                FROM events e
+                WHERE (e.room_nid, e.stream_ordering) > (r.room_nid, 0)
+                    AND (e.room_nid, e.stream_ordering) <= (r.room_nid, r.upper)
+                    AND e.room_nid BETWEEN r.room_nid AND r.room_nid
+                    AND NOT e.outlier AND NOT e.backfilled
+                ORDER BY e.room_nid DESC, e.stream_ordering DESC
+                LIMIT $14::bigint) AS e  -- at most so many are read
+            WHERE e.type_nid = ANY(r.bumping) AND e.rejected IS NULL AND NOT e.soft_failed
+            ORDER BY e.room_nid DESC, e.stream_ordering DESC
+            LIMIT 1) AS bump, EXISTS (
+                SELECT
+                FROM state_deltas d
+                WHERE d.room_nid = r.room_nid AND d.stream_ordering > r.lower
+                    AND d.stream_ordering <= r.state_upper
+            ) AS has_state
         OFFSET 0
     ) AS part
 )
@@ -147,38 +148,37 @@ SELECT 'room' AS kind, k.room_nid, k.room_id, k.room_version, k.membership::int 
     k.member_nid, k.reached, k.stream_ordering AS member_ordering, b.whole, b.is_state_shown,
     b.lower, b.state_upper, b.own_upper, b.gap IS NOT NULL AS after_gap, b.has_state, b.bump,
     NULL::boolean AS is_last, NULL AS event_id, NULL::bigint AS stream_ordering,
-    NULL::bigint AS topological_ordering, NULL AS redacted_by, NULL::boolean AS redacted_form,
-    NULL::boolean AS withheld, NULL::bytea AS json
+        NULL::bigint AS topological_ordering, NULL AS redacted_by, NULL::boolean AS redacted_form,
+        NULL::boolean AS withheld, NULL::bytea AS json
 FROM known k
 LEFT JOIN begun b USING (room_nid)
 UNION ALL
 SELECT CASE WHEN t.is_shown THEN 'event' ELSE 'limit' END, r.room_nid, NULL, NULL, NULL, NULL, NULL,
     NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
     t.is_last, t.event_id, t.stream_ordering, t.topological_ordering,
-    CASE WHEN t.redacted_by IS NOT NULL THEN (SELECT b.event_id FROM events b
-        WHERE b.event_nid = t.redacted_by) END,
-    t.redacted_form, t.withheld, t.json
+        CASE WHEN t.redacted_by IS NOT NULL THEN (SELECT b.event_id FROM events b
+            WHERE b.event_nid = t.redacted_by) END,
+        t.redacted_form, t.withheld, t.json
 FROM begun r
 CROSS JOIN LATERAL (SELECT e.*, e.number = $14::bigint AS is_last
     FROM visibility_of(r.room_nid, r.principal_nid) AS v
-
     CROSS JOIN LATERAL (
         SELECT *
         FROM (SELECT e.room_nid, e.event_id, e.stream_ordering, e.topological_ordering, e.redacted_by,
-    e.redacted_form, e.json, row_number() OVER () AS number,
-    user_sees(e, v.joined_since, v.own_audiences, v.shared_audiences, v.world_audiences,
-        v.shared_before, v.reader_nid, v.unread)
-        AND not_ignored(e, r.ignored) AS is_shown,
-    NOT was_there(e, v.joined_since, v.joined_audiences)
-        AND EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid)
-        AND NOT was_there_before(e, v.reader_nid, v.unread) AS withheld
-    FROM events e
-    WHERE (e.room_nid, e.stream_ordering) > (r.room_nid, COALESCE(r.gap, r.first_lower))
-        AND (e.room_nid, e.stream_ordering) <= (r.room_nid, r.upper)
-        AND e.room_nid BETWEEN r.room_nid AND r.room_nid
-        AND NOT e.outlier AND NOT e.backfilled
-    ORDER BY e.room_nid DESC, e.stream_ordering DESC
-    LIMIT $14::bigint) AS e  -- at most so many are read
+                e.redacted_form, e.json, row_number() OVER () AS number,
+                user_sees(e, v.joined_since, v.own_audiences, v.shared_audiences, v.world_audiences,
+                    v.shared_before, v.reader_nid, v.unread)
+                    AND not_ignored(e, r.ignored) AS is_shown,
+                NOT was_there(e, v.joined_since, v.joined_audiences)
+                    AND EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid)
+                    AND NOT was_there_before(e, v.reader_nid, v.unread) AS withheld
+            FROM events e
+            WHERE (e.room_nid, e.stream_ordering) > (r.room_nid, COALESCE(r.gap, r.first_lower))
+                AND (e.room_nid, e.stream_ordering) <= (r.room_nid, r.upper)
+                AND e.room_nid BETWEEN r.room_nid AND r.room_nid
+                AND NOT e.outlier AND NOT e.backfilled
+            ORDER BY e.room_nid DESC, e.stream_ordering DESC
+            LIMIT $14::bigint) AS e  -- at most so many are read
         WHERE e.is_shown OR e.number = $14::bigint
         ORDER BY e.room_nid DESC, e.stream_ordering DESC
         LIMIT r.timeline_limit + 1

@@ -21,8 +21,11 @@ SELECT COALESCE(j.state_group_before, 0) AS state_group,
         SELECT k.state_key
         FROM events e
         JOIN state_keys k USING (state_key_nid)
-        WHERE e.event_nid = ANY(j.auth_nids) AND k.type_nid = 2
+        WHERE e.event_nid = ANY(j.auth_nids) AND k.type_nid = 2 /* TYPE_MEMBER */
     ) AS cited,
-    CASE WHEN EXISTS (SELECT FROM entry WHERE state_key_nid IN (9, 11)) THEN '{}'
-        ELSE heroes_of(j.room_nid, j.stream_ordering - 1, '{4,5}', j.user_id) END AS heroes
+    CASE WHEN EXISTS (
+            SELECT FROM entry WHERE state_key_nid IN (9 /* KEY_NAME */, 11 /* KEY_CANONICAL_ALIAS */)
+        ) THEN '{}'
+        ELSE heroes_of(j.room_nid, j.stream_ordering - 1, ARRAY[4 /* INVITE */, 5 /* JOIN */]::smallint[],
+            j.user_id) END AS heroes
 FROM joined j

@@ -14,7 +14,7 @@ at AS MATERIALIZED (  -- the requested groups
     ))
 ),
 wanted AS MATERIALIZED (
-    SELECT k.state_key_nid, k.type_nid = 2 AS member
+    SELECT k.state_key_nid, k.type_nid = 2 /* TYPE_MEMBER */ AS member
     FROM unnest($3::text[], $4::text[]) AS w (type, state_key)
     JOIN event_types t USING (type)
     CROSS JOIN LATERAL (  -- one by one: a join could read the keys of all members

@@ -7,20 +7,20 @@ WITH
 reader AS MATERIALIZED (
     SELECT p.principal_nid, k.state_key_nid
     FROM principals p
-    LEFT JOIN state_keys k ON k.type_nid = 2 AND k.state_key = p.name
+    LEFT JOIN state_keys k ON k.type_nid = 2 /* TYPE_MEMBER */ AND k.state_key = p.name
     WHERE p.name = $1::text
 ),
 filter AS MATERIALIZED (
     SELECT f.*, ARRAY(SELECT principal_nid FROM principals WHERE name = ANY(COALESCE($12::text[], ARRAY(
-    -- clients can store anything there, also the one character that jsonb cannot have
-    SELECT jsonb_path_query(replace(convert_from(d.content, 'UTF8'), '\u0000', '\ufffd')::jsonb,
-        '$.ignored_users.keyvalue().key', silent => true) #>> ARRAY[]::text[]
-    FROM principals p
-    CROSS JOIN event_types t
-    JOIN account_data d ON d.principal_nid = p.principal_nid AND d.room_nid = 0
-        AND d.type_nid = t.type_nid
-    WHERE p.name = $1::text AND t.type = 'm.ignored_user_list'
-)))) AS ignored
+        -- clients can store anything there, also the one character that jsonb cannot have
+        SELECT jsonb_path_query(replace(convert_from(d.content, 'UTF8'), '\u0000', '\ufffd')::jsonb,
+            '$.ignored_users.keyvalue().key', silent => true) #>> ARRAY[]::text[]
+        FROM principals p
+        CROSS JOIN event_types t
+        JOIN account_data d ON d.principal_nid = p.principal_nid AND d.room_nid = 0
+            AND d.type_nid = t.type_nid
+        WHERE p.name = $1::text AND t.type = 'm.ignored_user_list'
+    )))) AS ignored
     FROM filter_of($17::text[], $18::text[], $19::text[], $20::text[], $21::boolean) AS f
 ),
 named AS MATERIALIZED (  -- the rooms to read, by number, by id, or by both; NULL for all
@@ -77,7 +77,7 @@ mine AS (
     SELECT m.room_nid, m.event_nid AS member_nid, m.principal_nid, m.state_key_nid, r.room_id,
         r.room_version,
         r.last_stream_ordering, r.completed_at, m.membership,
-        m.forgotten AND m.membership < 3 AS is_forgotten,
+        m.forgotten AND m.membership < 3 /* KNOCK */ AS is_forgotten,
         m.stream_ordering > token.reached AS is_changed,
         CASE WHEN m.stream_ordering <= token.reached THEN m.membership
             ELSE COALESCE(old.membership, 0) END AS membership_then,
@@ -92,7 +92,7 @@ mine AS (
     -- rooms that were left before the position, on request: of a first sync, or with full_state
     CROSS JOIN LATERAL (
         SELECT $22::boolean AND ($2::bigint IS NULL OR $4::boolean) AND NOT m.forgotten
-            AND m.membership IN (1, 2) AND m.stream_ordering <= token.reached
+            AND m.membership IN (1 /* BAN */, 2 /* LEAVE */) AND m.stream_ordering <= token.reached
     ) AS old_leave (is_wanted)
     LEFT JOIN LATERAL (
         SELECT COALESCE(d.prev_event_nid, 0) AS prev_event_nid
@@ -105,12 +105,13 @@ mine AS (
     LEFT JOIN events old ON old.event_nid = delta.prev_event_nid
     WHERE r.room_id <> ALL($15::text[]) AND CASE
         WHEN old_leave.is_wanted THEN true
-        WHEN $2::bigint IS NULL THEN m.membership IN (3, 4, 5)
+        WHEN $2::bigint IS NULL THEN m.membership IN (3 /* KNOCK */, 4 /* INVITE */, 5 /* JOIN */)
         ELSE m.stream_ordering > token.reached
-            OR (m.membership = 5 AND (r.last_stream_ordering > token.reached OR $4::boolean)) END
+            OR (m.membership = 5 /* JOIN */ AND (r.last_stream_ordering > token.reached
+            OR $4::boolean)) END
         -- of a forgotten room the leave alone, for a client that has the room
-        AND NOT (m.forgotten AND m.membership < 3
-            AND COALESCE(delta.prev_event_nid = 0 OR old.membership < 3, $2::bigint IS NULL))
+        AND NOT (m.forgotten AND m.membership < 3 /* KNOCK */
+            AND COALESCE(delta.prev_event_nid = 0 OR old.membership < 3 /* KNOCK */, $2::bigint IS NULL))
 ),
 -- all joined rooms, or the next part of an initial sync: latest activity at its position first
 joined AS (
@@ -119,41 +120,42 @@ joined AS (
     CROSS JOIN LATERAL (
         SELECT CASE WHEN mine.last_stream_ordering <= mine.upto THEN mine.last_stream_ordering
             ELSE (SELECT e.stream_ordering
-    FROM events e
-    WHERE (e.room_nid, e.stream_ordering) > (mine.room_nid, 0)
-        AND (e.room_nid, e.stream_ordering) <= (mine.room_nid, mine.upto)
-        AND e.room_nid BETWEEN mine.room_nid AND mine.room_nid
-        AND NOT e.outlier AND NOT e.backfilled
-    ORDER BY e.room_nid DESC, e.stream_ordering DESC
-    LIMIT 1) END
+                FROM events e
+                WHERE (e.room_nid, e.stream_ordering) > (mine.room_nid, 0)
+                    AND (e.room_nid, e.stream_ordering) <= (mine.room_nid, mine.upto)
+                    AND e.room_nid BETWEEN mine.room_nid AND mine.room_nid
+                    AND NOT e.outlier AND NOT e.backfilled
+                ORDER BY e.room_nid DESC, e.stream_ordering DESC
+                LIMIT 1) END
     ) AS latest (activity)
-    WHERE mine.membership = 5
-        AND (mine.since IS NOT NULL OR NOT mine.is_changed OR mine.membership_then = 5)
+    WHERE mine.membership = 5 /* JOIN */
+        AND (mine.since IS NOT NULL OR NOT mine.is_changed OR mine.membership_then = 5 /* JOIN */)
         AND ($6::bigint IS NULL OR (latest.activity, mine.room_nid) < ($6::bigint, $7::int))
     ORDER BY latest.activity DESC, mine.room_nid DESC
     LIMIT $5::bigint
 ),
 room AS (  -- for each room, whether it is returned whole, and the range of the stream
-    SELECT joined.*, since IS NULL OR $4::boolean OR membership_then <> 5 AS whole,
+    SELECT joined.*, since IS NULL OR $4::boolean OR membership_then <> 5 /* JOIN */ AS whole,
         true AS was_joined,
-        CASE WHEN membership_then = 5 THEN COALESCE(GREATEST(live.after,
+        CASE WHEN membership_then = 5 /* JOIN */ THEN COALESCE(GREATEST(live.after,
             CASE WHEN completed_at <= since THEN completed_at END), since, 0) ELSE 0 END AS lower,
             upto AS upper
     FROM joined
     -- backfilled history may have changed the state. That is no change by itself: it is returned
     -- with the next live event
     LEFT JOIN LATERAL (SELECT e.stream_ordering
-    FROM events e
-    WHERE (e.room_nid, e.stream_ordering) > (joined.room_nid, 0)
-        AND (e.room_nid, e.stream_ordering) <= (joined.room_nid, joined.since)
-        AND e.room_nid BETWEEN joined.room_nid AND joined.room_nid
-        AND NOT e.outlier AND NOT e.backfilled
-    ORDER BY e.room_nid DESC, e.stream_ordering DESC
-    LIMIT 1) AS live (after) ON true
+        FROM events e
+        WHERE (e.room_nid, e.stream_ordering) > (joined.room_nid, 0)
+            AND (e.room_nid, e.stream_ordering) <= (joined.room_nid, joined.since)
+            AND e.room_nid BETWEEN joined.room_nid AND joined.room_nid
+            AND NOT e.outlier AND NOT e.backfilled
+        ORDER BY e.room_nid DESC, e.stream_ordering DESC
+        LIMIT 1) AS live (after) ON true
     UNION ALL
     SELECT mine.*, mine.last_stream_ordering, visit.whole OR stay.ended IS NOT NULL,
         -- of a forgotten room the client gets the leave alone, and no state
-        (visit.whole OR stay.ended IS NOT NULL OR membership_then = 5) AND NOT mine.is_forgotten,
+        (visit.whole OR stay.ended IS NOT NULL OR membership_then = 5 /* JOIN */)
+            AND NOT mine.is_forgotten,
         CASE WHEN visit.whole THEN 0 ELSE COALESCE(mine.since, 0) END,
         CASE WHEN stay.ended IS NOT NULL THEN stay.ended
             WHEN mine.is_old_leave THEN mine.member_stream
@@ -164,11 +166,11 @@ room AS (  -- for each room, whether it is returned whole, and the range of the 
     -- joined and left since the last sync: the client has no state of the room. The same of a user
     -- who never joined (shared_before), if they could see the room at their last membership
     CROSS JOIN LATERAL (
-        SELECT membership_then <> 5 AND (EXISTS (
+        SELECT membership_then <> 5 /* JOIN */ AND (EXISTS (
             SELECT FROM state_deltas d JOIN events e USING (event_nid)
             WHERE d.room_nid = mine.room_nid AND d.stream_ordering > mine.since
-                AND d.state_key_nid = mine.state_key_nid AND e.membership = 5
-        ) OR (mine.membership < 3 AND NOT mine.is_forgotten AND (
+                AND d.state_key_nid = mine.state_key_nid AND e.membership = 5 /* JOIN */
+        ) OR (mine.membership < 3 /* KNOCK */ AND NOT mine.is_forgotten AND (
             SELECT v.shared_before IS NULL AND user_sees(member, v.joined_since, v.own_audiences,
                 v.shared_audiences, v.world_audiences, v.shared_before, v.reader_nid, v.unread)
             FROM visibility_of(mine.room_nid, mine.principal_nid) AS v
@@ -176,27 +178,28 @@ room AS (  -- for each room, whether it is returned whole, and the range of the 
         OFFSET 0
     ) AS visit
     -- where an old leave ended the last stay: a later invite or ban does not show more of the room
-LEFT JOIN LATERAL (
-    SELECT d.stream_ordering AS ended
-    FROM state_deltas d
-    WHERE d.room_nid = mine.room_nid AND d.stream_ordering <= mine.member_stream
-        AND d.state_key_nid = mine.state_key_nid
-        AND (SELECT e.membership = 5 FROM events e WHERE e.event_nid = d.prev_event_nid)
-        AND EXISTS (
-            SELECT
-            FROM visibility v
-            WHERE v.room_nid = mine.room_nid AND v.principal_nid = mine.principal_nid
-                AND v.last_join_topological IS NOT NULL
-        )
-    ORDER BY d.stream_ordering DESC
-    LIMIT 1
-) AS stay ON mine.is_old_leave
-    WHERE mine.membership <> 5 AND mine.member_nid IS DISTINCT FROM mine.member_nid_then
+    LEFT JOIN LATERAL (
+        SELECT d.stream_ordering AS ended
+        FROM state_deltas d
+        WHERE d.room_nid = mine.room_nid AND d.stream_ordering <= mine.member_stream
+            AND d.state_key_nid = mine.state_key_nid
+            AND (SELECT e.membership = 5 /* JOIN */ FROM events e WHERE e.event_nid = d.prev_event_nid)
+            AND EXISTS (
+                SELECT
+                FROM visibility v
+                WHERE v.room_nid = mine.room_nid AND v.principal_nid = mine.principal_nid
+                    AND v.last_join_topological IS NOT NULL
+            )
+        ORDER BY d.stream_ordering DESC
+        LIMIT 1
+    ) AS stay ON mine.is_old_leave
+    WHERE mine.membership <> 5 /* JOIN */ AND mine.member_nid IS DISTINCT FROM mine.member_nid_then
         AND $6::bigint IS NULL
         -- a client that was not in the room has no state of it to return in full
         AND NOT (mine.is_old_leave AND mine.since IS NOT NULL AND stay.ended IS NULL)
         -- not an invite by an ignored user
-        AND NOT (mine.membership = 4 AND COALESCE(member.sender_nid = ANY(filter.ignored), false))
+        AND NOT (mine.membership = 4 /* INVITE */
+        AND COALESCE(member.sender_nid = ANY(filter.ignored), false))
 ),
 begun AS MATERIALIZED (  -- once a room: otherwise it would be evaluated for each event
     SELECT r.*, start.gap, start.has_state
@@ -204,18 +207,18 @@ begun AS MATERIALIZED (  -- once a room: otherwise it would be evaluated for eac
     -- events before the last gap are left out: with them the client would not see the gap
     CROSS JOIN LATERAL (
         SELECT (SELECT e.stream_ordering - 1
-    FROM events e
-    WHERE (e.room_nid, e.stream_ordering) > (r.room_nid, r.lower)
-        AND (e.room_nid, e.stream_ordering) <= (r.room_nid, r.upper)
-        AND e.room_nid BETWEEN r.room_nid AND r.room_nid
-        AND e.after_gap
-    ORDER BY e.room_nid DESC, e.stream_ordering DESC
-    LIMIT 1) AS gap, r.whole OR EXISTS (
-        SELECT
-        FROM state_deltas d
-        WHERE d.room_nid = r.room_nid AND d.stream_ordering > r.lower
-            AND d.stream_ordering <= r.upper
-    ) AS has_state
+            FROM events e
+            WHERE (e.room_nid, e.stream_ordering) > (r.room_nid, r.lower)
+                AND (e.room_nid, e.stream_ordering) <= (r.room_nid, r.upper)
+                AND e.room_nid BETWEEN r.room_nid AND r.room_nid
+                AND e.after_gap
+            ORDER BY e.room_nid DESC, e.stream_ordering DESC
+            LIMIT 1) AS gap, r.whole OR EXISTS (
+                SELECT
+                FROM state_deltas d
+                WHERE d.room_nid = r.room_nid AND d.stream_ordering > r.lower
+                    AND d.stream_ordering <= r.upper
+            ) AS has_state
         OFFSET 0
     ) AS start
 )
@@ -223,16 +226,16 @@ SELECT 'room' AS kind, r.room_nid, r.room_id, r.room_version, r.membership, r.me
     r.state_key_nid AS member_key_nid, r.whole, r.was_joined, r.lower, r.upper,
     r.activity, r.gap IS NOT NULL AS after_gap, r.has_state,
     NULL::boolean AS is_last, NULL AS event_id, NULL::bigint AS stream_ordering,
-    NULL::bigint AS topological_ordering, NULL AS redacted_by, NULL::boolean AS redacted_form,
-    NULL::boolean AS withheld, NULL::bytea AS json
+        NULL::bigint AS topological_ordering, NULL AS redacted_by, NULL::boolean AS redacted_form,
+        NULL::boolean AS withheld, NULL::bytea AS json
 FROM begun r
 UNION ALL
 SELECT CASE WHEN t.is_shown THEN 'event' ELSE 'limit' END, r.room_nid, NULL, NULL, NULL, NULL, NULL,
     NULL, NULL, NULL, NULL, NULL, NULL, NULL,
     t.is_last, t.event_id, t.stream_ordering, t.topological_ordering,
-    CASE WHEN t.redacted_by IS NOT NULL THEN (SELECT b.event_id FROM events b
-        WHERE b.event_nid = t.redacted_by) END,
-    t.redacted_form, t.withheld, t.json
+        CASE WHEN t.redacted_by IS NOT NULL THEN (SELECT b.event_id FROM events b
+            WHERE b.event_nid = t.redacted_by) END,
+        t.redacted_form, t.withheld, t.json
 FROM begun r
 CROSS JOIN LATERAL (SELECT e.*, e.number = $16::bigint AS is_last
     FROM visibility_of(r.room_nid, r.principal_nid) AS v
@@ -240,24 +243,24 @@ CROSS JOIN LATERAL (SELECT e.*, e.number = $16::bigint AS is_last
     CROSS JOIN LATERAL (
         SELECT *
         FROM (SELECT e.room_nid, e.event_id, e.stream_ordering, e.topological_ordering, e.redacted_by,
-    e.redacted_form, e.json, row_number() OVER () AS number,
-    user_sees(e, v.joined_since, v.own_audiences, v.shared_audiences, v.world_audiences,
-        v.shared_before, v.reader_nid, v.unread)
-        AND not_ignored(e, filter.ignored)
-        AND is_wanted(e, filter.types, filter.not_types, filter.senders, filter.not_senders,
-            filter.contains_url) AS is_shown,
-    NOT was_there(e, v.joined_since, v.joined_audiences)
-        AND EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid)
-        AND NOT was_there_before(e, v.reader_nid, v.unread) AS withheld
-    FROM events e
-    WHERE (e.room_nid, e.stream_ordering) > (r.room_nid, COALESCE(r.gap, r.lower))
-        AND (e.room_nid, e.stream_ordering) <= (r.room_nid, r.upper)
-        AND e.room_nid BETWEEN r.room_nid AND r.room_nid
-        AND NOT e.outlier AND NOT e.backfilled
-    ORDER BY e.room_nid DESC, e.stream_ordering DESC
-    LIMIT $16::bigint) AS e  -- at most so many are read
+                e.redacted_form, e.json, row_number() OVER () AS number,
+                user_sees(e, v.joined_since, v.own_audiences, v.shared_audiences, v.world_audiences,
+                    v.shared_before, v.reader_nid, v.unread)
+                    AND not_ignored(e, filter.ignored)
+                            AND is_wanted(e, filter.types, filter.not_types, filter.senders, filter.not_senders,
+                                filter.contains_url) AS is_shown,
+                NOT was_there(e, v.joined_since, v.joined_audiences)
+                    AND EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid)
+                    AND NOT was_there_before(e, v.reader_nid, v.unread) AS withheld
+            FROM events e
+            WHERE (e.room_nid, e.stream_ordering) > (r.room_nid, COALESCE(r.gap, r.lower))
+                AND (e.room_nid, e.stream_ordering) <= (r.room_nid, r.upper)
+                AND e.room_nid BETWEEN r.room_nid AND r.room_nid
+                AND NOT e.outlier AND NOT e.backfilled
+            ORDER BY e.room_nid DESC, e.stream_ordering DESC
+            LIMIT $16::bigint) AS e  -- at most so many are read
         WHERE e.is_shown OR e.number = $16::bigint
         ORDER BY e.room_nid DESC, e.stream_ordering DESC
         LIMIT $8::bigint + 1
     ) AS e) AS t
-WHERE r.membership NOT IN (3, 4)
+WHERE r.membership NOT IN (3 /* KNOCK */, 4 /* INVITE */)

@@ -25,23 +25,23 @@ later AS (  -- members that changed after the position of the request
     ORDER BY d.room_nid, d.state_key_nid, d.stream_ordering
 ),
 due AS MATERIALIZED (  -- joined rooms with a summary that may have changed: members, name, alias
-    SELECT r.room_nid, i.joined_count, i.invited_count, CASE WHEN NOT EXISTS (
-            SELECT
-            FROM (VALUES (9), (11)) AS k (state_key_nid)
-            JOIN events e ON e.event_nid = COALESCE((
-                SELECT COALESCE(d.prev_event_nid, 0)
-                FROM state_deltas d
-                WHERE d.room_nid = r.room_nid AND d.state_key_nid = k.state_key_nid
-                    AND d.stream_ordering > r.upper
-                ORDER BY d.stream_ordering
-                LIMIT 1
-            ), (SELECT c.event_nid FROM current_state c
-                WHERE c.room_nid = r.room_nid AND c.state_key_nid = k.state_key_nid))
-            WHERE e.redacted_by IS NULL AND NOT e.redacted_form AND e.describes_room
-        ) THEN
-        COALESCE(NULLIF(heroes_of(r.room_nid, r.upper, '{4,5}', $17::text), '{}'),
-            heroes_of(r.room_nid, r.upper, '{1,2}', $17::text))
-    END AS heroes
+    SELECT r.room_nid, i.joined_count, i.invited_count,
+        CASE WHEN NOT EXISTS (
+                    SELECT
+                    FROM (VALUES (9 /* KEY_NAME */), (11 /* KEY_CANONICAL_ALIAS */)) AS k (state_key_nid)
+                    JOIN events e ON e.event_nid = COALESCE((
+                        SELECT COALESCE(d.prev_event_nid, 0)
+                        FROM state_deltas d
+                        WHERE d.room_nid = r.room_nid AND d.state_key_nid = k.state_key_nid
+                            AND d.stream_ordering > r.upper
+                        ORDER BY d.stream_ordering
+                        LIMIT 1
+                    ), (SELECT c.event_nid FROM current_state c
+                        WHERE c.room_nid = r.room_nid AND c.state_key_nid = k.state_key_nid))
+                    WHERE e.redacted_by IS NULL AND NOT e.redacted_form AND e.describes_room
+                ) THEN COALESCE(NULLIF(
+            heroes_of(r.room_nid, r.upper, ARRAY[4 /* INVITE */, 5 /* JOIN */]::smallint[], $17::text), '{}'),
+            heroes_of(r.room_nid, r.upper, ARRAY[1 /* BAN */, 2 /* LEAVE */]::smallint[], $17::text)) END AS heroes
     FROM room r
     JOIN rooms i USING (room_nid)
     WHERE r.is_joined AND (r.whole OR EXISTS (
@@ -50,7 +50,8 @@ due AS MATERIALIZED (  -- joined rooms with a summary that may have changed: mem
         JOIN state_keys k USING (state_key_nid)
         WHERE d.room_nid = r.room_nid AND d.stream_ordering > r.lower
             AND d.stream_ordering <= r.upper
-            AND (k.type_nid = 2 OR k.state_key_nid IN (9, 11))
+            AND (k.type_nid = 2 /* TYPE_MEMBER */
+                OR k.state_key_nid IN (9 /* KEY_NAME */, 11 /* KEY_CANONICAL_ALIAS */))
     ))
 ),
 -- the value that a first event after a gap has replaced: of the state before that event, because
@@ -93,7 +94,7 @@ wanted AS MATERIALIZED (
     ) AS i (room_nid, user_id)
     CROSS JOIN LATERAL (  -- one by one: a join could read the keys of all members
         SELECT state_key_nid FROM state_keys
-        WHERE type_nid = 2 AND state_key = i.user_id OFFSET 0
+        WHERE type_nid = 2 /* TYPE_MEMBER */ AND state_key = i.user_id OFFSET 0
     ) AS k
 ),
 -- rooms that the client knows: each changed key, with its value before the range, at the start and
@@ -168,7 +169,7 @@ value AS (  -- each key: the value that the client knows, at the start, and at t
         OR (room_nid, state_key_nid) IN (SELECT room_nid, state_key_nid FROM wanted)
         -- one key at a time: EXISTS could hash all members of the database
         OR (room_nid IN (SELECT room_nid FROM room WHERE whole)
-            AND (SELECT k.type_nid <> 2 FROM state_keys k
+            AND (SELECT k.type_nid <> 2 /* TYPE_MEMBER */ FROM state_keys k
                 WHERE k.state_key_nid = COALESCE(c.state_key_nid, u.state_key_nid)))
         OR state_key_nid IS NULL  -- rows of the state are lost
 ),
@@ -205,9 +206,11 @@ entry AS (
     )
     UNION ALL
     -- create, join rules, name, topic, canonical alias, avatar, encryption
-    SELECT 'shown', s.room_nid, c.state_key_nid, c.event_nid
-    FROM shown s
-    JOIN current_state c ON c.room_nid = s.room_nid AND c.state_key_nid IN (1, 4, 9, 10, 11, 12, 13)
+        SELECT 'shown', s.room_nid, c.state_key_nid, c.event_nid
+        FROM shown s
+        JOIN current_state c ON c.room_nid = s.room_nid
+            AND c.state_key_nid IN (1 /* KEY_CREATE */, 4 /* KEY_JOIN_RULES */, 9 /* KEY_NAME */, 10 /* KEY_TOPIC */,
+                11 /* KEY_CANONICAL_ALIAS */, 12 /* KEY_AVATAR */, 13 /* KEY_ENCRYPTION */)
 )
 SELECT CASE WHEN e.event_nid IS NULL AND n.event_nid IS NOT NULL
             OR gone.type IS NULL AND n.kind = 'removed' THEN 'lost' ELSE n.kind END AS kind,
@@ -237,9 +240,11 @@ WHERE e.event_nid IS NULL OR NOT $11::boolean OR n.kind IN ('own', 'shown')
 UNION ALL
 SELECT 'summary', d.room_nid, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
     NULL,
-    d.joined_count + COALESCE((SELECT sum((l.membership = 5)::int - (l.membership_now = 5)::int)
+    d.joined_count + COALESCE((
+        SELECT sum((l.membership = 5 /* JOIN */)::int - (l.membership_now = 5 /* JOIN */)::int)
         FROM later l WHERE l.room_nid = d.room_nid), 0)::int,
-    d.invited_count + COALESCE((SELECT sum((l.membership = 4)::int - (l.membership_now = 4)::int)
+    d.invited_count + COALESCE((
+        SELECT sum((l.membership = 4 /* INVITE */)::int - (l.membership_now = 4 /* INVITE */)::int)
         FROM later l WHERE l.room_nid = d.room_nid), 0)::int,
     d.heroes
 FROM due d

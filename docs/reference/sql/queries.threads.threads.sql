@@ -6,15 +6,15 @@ reader AS MATERIALIZED (
     SELECT COALESCE((SELECT principal_nid FROM principals WHERE name = $2::text),
         0) AS principal_nid,
         ARRAY(SELECT principal_nid FROM principals WHERE name = ANY(COALESCE($3::text[], ARRAY(
-    -- clients can store anything there, also the one character that jsonb cannot have
-    SELECT jsonb_path_query(replace(convert_from(d.content, 'UTF8'), '\u0000', '\ufffd')::jsonb,
-        '$.ignored_users.keyvalue().key', silent => true) #>> ARRAY[]::text[]
-    FROM principals p
-    CROSS JOIN event_types t
-    JOIN account_data d ON d.principal_nid = p.principal_nid AND d.room_nid = 0
-        AND d.type_nid = t.type_nid
-    WHERE p.name = $2::text AND t.type = 'm.ignored_user_list'
-)))) AS ignored
+            -- clients can store anything there, also the one character that jsonb cannot have
+            SELECT jsonb_path_query(replace(convert_from(d.content, 'UTF8'), '\u0000', '\ufffd')::jsonb,
+                '$.ignored_users.keyvalue().key', silent => true) #>> ARRAY[]::text[]
+            FROM principals p
+            CROSS JOIN event_types t
+            JOIN account_data d ON d.principal_nid = p.principal_nid AND d.room_nid = 0
+                AND d.type_nid = t.type_nid
+            WHERE p.name = $2::text AND t.type = 'm.ignored_user_list'
+        )))) AS ignored
 ),
 room AS MATERIALIZED (
     SELECT r.room_nid, r.out_of_range, reader.principal_nid, reader.ignored
@@ -34,7 +34,7 @@ reply AS MATERIALIZED (  -- from the index alone, visible or not
     CROSS JOIN LATERAL (
         SELECT e.relates_to, e.topological_ordering, e.stream_ordering
         FROM events e
-        WHERE e.room_nid = v.room_nid AND e.rel_type_nid = 22 AND NOT e.outlier
+        WHERE e.room_nid = v.room_nid AND e.rel_type_nid = 22 /* REL_THREAD */ AND NOT e.outlier
             AND e.topological_ordering >= v.lowest AND e.topological_ordering <= v.highest
             AND (e.topological_ordering, e.stream_ordering) < ($4::bigint, $5::bigint)
         ORDER BY e.topological_ordering DESC, e.stream_ordering DESC
@@ -63,15 +63,15 @@ thread AS (
     CROSS JOIN LATERAL (
         SELECT e.topological_ordering, e.stream_ordering, e.event_id, e.json
         FROM events e
-        WHERE e.relates_to = t.relates_to AND e.rel_type_nid = (SELECT 22)
+        WHERE e.relates_to = t.relates_to AND e.rel_type_nid = (SELECT 22 /* REL_THREAD */)
             AND e.room_nid + 0 = v.room_nid
             AND NOT e.outlier AND e.topological_ordering <= reach.highest
             AND user_sees_relation(e, v.joined_since, v.own_audiences, v.shared_audiences,
-        v.world_audiences, v.shared_before, v.reader_nid, v.unread,
-        v.ignored)
-    AND (was_there(e, v.joined_since, v.joined_audiences)
-        OR NOT EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid)
-        OR was_there_before(e, v.reader_nid, v.unread))
+                    v.world_audiences, v.shared_before, v.reader_nid, v.unread,
+                    v.ignored)
+                AND (was_there(e, v.joined_since, v.joined_audiences)
+                    OR NOT EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid)
+                    OR was_there_before(e, v.reader_nid, v.unread))
         ORDER BY e.topological_ordering DESC, e.stream_ordering DESC
         LIMIT 1
     ) AS last

@@ -26,19 +26,19 @@ last AS MATERIALIZED (  -- the first one that was not read in either order; none
         (
             SELECT e.origin_server_ts AS reached_ts, e.topological_ordering
             FROM (SELECT *
-FROM events e
-WHERE e.room_nid = room.room_nid AND NOT e.outlier AND e.in_order_ts IS NOT NULL
-    AND e.origin_server_ts <= $3::bigint
-ORDER BY e.origin_server_ts DESC, e.topological_ordering DESC, e.stream_ordering DESC OFFSET $4::bigint - 1 LIMIT 1) AS e
+            FROM events e
+            WHERE e.room_nid = room.room_nid AND NOT e.outlier AND e.in_order_ts IS NOT NULL
+                AND e.origin_server_ts <= $3::bigint
+            ORDER BY e.origin_server_ts DESC, e.topological_ordering DESC, e.stream_ordering DESC OFFSET $4::bigint - 1 LIMIT 1) AS e
         )
         UNION ALL
         (
             SELECT COALESCE(e.in_order_ts, e.origin_server_ts), e.topological_ordering
             FROM (SELECT *
-FROM events e
-WHERE e.room_nid = room.room_nid AND NOT e.outlier AND NOT e.backfilled
-    AND e.stream_ordering >= positions.first AND e.stream_ordering <= positions.last
-ORDER BY e.stream_ordering DESC OFFSET $4::bigint - 1 LIMIT 1) AS e
+            FROM events e
+            WHERE e.room_nid = room.room_nid AND NOT e.outlier AND NOT e.backfilled
+                AND e.stream_ordering >= positions.first AND e.stream_ordering <= positions.last
+            ORDER BY e.stream_ordering DESC OFFSET $4::bigint - 1 LIMIT 1) AS e
         )
         ORDER BY reached_ts DESC
         LIMIT 1

@@ -5,20 +5,20 @@ WITH
 target AS MATERIALIZED (
     SELECT e.room_nid, e.backfilled, e.topological_ordering, e.stream_ordering,
         CASE WHEN e.backfilled THEN COALESCE((
-    SELECT o.stream_ordering
-    FROM (
-        SELECT l.topological_ordering, l.stream_ordering, l.backfilled
-        FROM events l
-        WHERE l.room_nid = e.room_nid AND NOT l.outlier
-            AND (l.topological_ordering, l.stream_ordering)
-                < (e.topological_ordering, e.stream_ordering)
-        ORDER BY l.topological_ordering DESC, l.stream_ordering DESC
-        LIMIT 10000
-    ) AS o
-    WHERE NOT o.backfilled
-    ORDER BY o.topological_ordering DESC, o.stream_ordering DESC
-    LIMIT 1
-), 0) ELSE e.stream_ordering END AS read_upto
+            SELECT o.stream_ordering
+            FROM (
+                SELECT l.topological_ordering, l.stream_ordering, l.backfilled
+                FROM events l
+                WHERE l.room_nid = e.room_nid AND NOT l.outlier
+                    AND (l.topological_ordering, l.stream_ordering)
+                        < (e.topological_ordering, e.stream_ordering)
+                ORDER BY l.topological_ordering DESC, l.stream_ordering DESC
+                LIMIT 10000
+            ) AS o
+            WHERE NOT o.backfilled
+            ORDER BY o.topological_ordering DESC, o.stream_ordering DESC
+            LIMIT 1
+        ), 0) ELSE e.stream_ordering END AS read_upto
     -- by its id: with a condition on its room, Postgres could read all events of the room
     FROM (SELECT * FROM events WHERE event_id = $5::text OFFSET 0) AS e
     CROSS JOIN LATERAL (SELECT room_id FROM rooms WHERE room_nid = e.room_nid OFFSET 0) AS r
@@ -49,20 +49,20 @@ fact AS (
             CROSS JOIN target t
             WHERE e.room_nid = t.room_nid AND NOT e.outlier
                 AND (CASE WHEN e.backfilled THEN COALESCE((
-    SELECT o.stream_ordering
-    FROM (
-        SELECT l.topological_ordering, l.stream_ordering, l.backfilled
-        FROM events l
-        WHERE l.room_nid = e.room_nid AND NOT l.outlier
-            AND (l.topological_ordering, l.stream_ordering)
-                < (e.topological_ordering, e.stream_ordering)
-        ORDER BY l.topological_ordering DESC, l.stream_ordering DESC
-        LIMIT 10000
-    ) AS o
-    WHERE NOT o.backfilled
-    ORDER BY o.topological_ordering DESC, o.stream_ordering DESC
-    LIMIT 1
-), 0) ELSE e.stream_ordering END, e.backfilled, e.topological_ordering, e.stream_ordering)
+                    SELECT o.stream_ordering
+                    FROM (
+                        SELECT l.topological_ordering, l.stream_ordering, l.backfilled
+                        FROM events l
+                        WHERE l.room_nid = e.room_nid AND NOT l.outlier
+                            AND (l.topological_ordering, l.stream_ordering)
+                                < (e.topological_ordering, e.stream_ordering)
+                        ORDER BY l.topological_ordering DESC, l.stream_ordering DESC
+                        LIMIT 10000
+                    ) AS o
+                    WHERE NOT o.backfilled
+                    ORDER BY o.topological_ordering DESC, o.stream_ordering DESC
+                    LIMIT 1
+                ), 0) ELSE e.stream_ordering END, e.backfilled, e.topological_ordering, e.stream_ordering)
                     > (t.read_upto, t.backfilled, t.topological_ordering, t.stream_ordering)
         )
     RETURNING stream_id
