@@ -9,6 +9,7 @@ from docs.generate import (
     results,
     schema_page,
     settings,
+    statements,
 )
 
 
@@ -21,6 +22,7 @@ def generated_pages() -> dict[str, str]:
         "reference/metrics.md": metrics.text(),
         "reference/questions.md": questions.text(),
         "reference/schema.md": schema_page.text(),
+        "reference/statements.md": statements.text(),
         **{f"reference/api/{name}.md": text for name, text in api.pages().items()},
         **{f"benchmarks/results/{name}.md": text for name, text in results.pages().items()},
     }

@@ -23,7 +23,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequen
 from contextlib import asynccontextmanager
 from itertools import count
 from time import perf_counter
-from typing import Any, Final, NamedTuple, Protocol, Self, TypeVar
+from typing import Any, Final, LiteralString, NamedTuple, Protocol, Self, TypeVar
 
 import asyncpg
 
@@ -50,7 +50,9 @@ from storage.errors import (
     ReadOnly,
     StorageClosed,
     StorageError,
+    UnknownRoom,
 )
+from storage.ids import RoomId
 from storage.observability.counters import Measures
 from storage.turns import mapped
 
@@ -503,3 +505,17 @@ def _pause(attempt: int) -> float:
     """Return the seconds to wait after a failed attempt: random, to avoid a second conflict."""
     ceiling_ms = min(RETRY_MS_FIRST * 2 ** (attempt - 1), RETRY_MS_MAX)
     return random.uniform(0, ceiling_ms) / 1000  # noqa: S311  # no secret
+
+
+# --------------------------------------------------------------------------------------------------
+# The check whether the store has a room, for reads without a result.
+
+SQL_ROOM_EXISTS: Final[LiteralString] = """
+SELECT EXISTS (SELECT FROM rooms WHERE room_id = $1::text)
+"""
+
+
+async def require_room(conn: Connection, room_id: RoomId) -> None:
+    """Raise `UnknownRoom` if the store does not have the room."""
+    if not await conn.fetchval(SQL_ROOM_EXISTS, room_id):
+        raise UnknownRoom(room_id)

@@ -18,6 +18,7 @@ from typing import Any, Final, LiteralString, NamedTuple
 from storage.config import Config
 from storage.database.connection import Connection
 from storage.database.dsn import DsnServer
+from storage.database.placeholders import fill
 from storage.database.pool import begun
 from storage.database.session import check_pooling, migration_settings, open_driver
 from storage.database.translate import CONNECTING_ERRORS, role_of, translate_connecting
@@ -54,14 +55,14 @@ ON CONFLICT (singleton) DO UPDATE SET server_name = EXCLUDED.server_name
 WHERE deployment.server_name IS NULL AND EXCLUDED.server_name IS NOT NULL
 """
 
-SQL_READS_NAME: Final[LiteralString] = """
-SELECT pg_advisory_xact_lock_shared(1919905649)
-"""
+SQL_READS_NAME: Final[LiteralString] = fill("""
+SELECT pg_advisory_xact_lock_shared({LOCK_DEPLOYMENT})
+""")
 """Wait for a store that sets another name: it has not seen this session."""
 
-SQL_SETS_NAME: Final[LiteralString] = """
-SELECT pg_advisory_xact_lock(1919905649)
-"""
+SQL_SETS_NAME: Final[LiteralString] = fill("""
+SELECT pg_advisory_xact_lock({LOCK_DEPLOYMENT})
+""")
 
 SQL_IS_EMPTY: Final[LiteralString] = """
 SELECT NOT EXISTS (SELECT FROM rooms)

@@ -2,14 +2,12 @@
 
 The schema fixes the numbers below 1000, so that the code can use them. All others are assigned on
 first use, inside the write that uses them first (storage/persist), and never change.
+
+Statements write the fixed numbers by name, `membership = {JOIN}` (`NAMED_NUMBERS`).
 """
 
 from collections.abc import Iterable
-from typing import Final, LiteralString
-
-from storage.database.connection import Connection
-from storage.errors import UnknownRoom
-from storage.ids import RoomId
+from typing import Final
 
 TYPE_CREATE: Final = 1
 TYPE_MEMBER: Final = 2
@@ -75,6 +73,50 @@ KNOWN_EMPTY_KEYS: Final = (
     16,
 )  # state keys (type n, "") have the nid n
 
+ASSIGNED_FROM: Final = 1000
+"""The first number that the schema does not fix."""
+
+# Keys of advisory locks. A lock of one key and a lock of two never meet.
+LOCK_ROOM: Final = 1919905645
+"""With the room: a writer has it to its commit."""
+LOCK_PURGE: Final = 1919905646
+"""With the room: held by the session of a purge."""
+LOCK_IMPORT: Final = 1919905646
+"""Alone: held by the driver of an import."""
+LOCK_IMPORT_WORK: Final = 1919905647
+LOCK_IMPORT_ALIVE: Final = 1919905648
+LOCK_IMPORT_RANGE: Final = 1919905649
+"""With the number of an import (storage/pipeline/imports/stage.py)."""
+LOCK_DEPLOYMENT: Final = 1919905649
+LOCK_ARCHIVE: Final = 1919905650
+
+NAMED_NUMBERS: Final = {
+    **{name.upper(): code for name, code in MEMBERSHIPS.items()},
+    **{f"TYPE_{name.split('.')[-1].upper()}": nid for name, nid in KNOWN_TYPES.items()},
+    **{
+        f"KEY_{name.split('.')[-1].upper()}": nid
+        for name, nid in KNOWN_TYPES.items()
+        if nid in KNOWN_EMPTY_KEYS
+    },
+    "REL_REPLACE": REL_REPLACE,
+    "REL_ANNOTATION": REL_ANNOTATION,
+    "REL_REFERENCE": REL_REFERENCE,
+    "REL_THREAD": REL_THREAD,
+    "PRINCIPAL_EVERYBODY": PRINCIPAL_EVERYBODY,
+    "PRINCIPAL_SHARED": PRINCIPAL_SHARED,
+    "ASSIGNED_FROM": ASSIGNED_FROM,
+    "LOCK_ROOM": LOCK_ROOM,
+    "LOCK_PURGE": LOCK_PURGE,
+    "LOCK_IMPORT": LOCK_IMPORT,
+    "LOCK_IMPORT_WORK": LOCK_IMPORT_WORK,
+    "LOCK_IMPORT_ALIVE": LOCK_IMPORT_ALIVE,
+    "LOCK_IMPORT_RANGE": LOCK_IMPORT_RANGE,
+    "LOCK_DEPLOYMENT": LOCK_DEPLOYMENT,
+    "LOCK_ARCHIVE": LOCK_ARCHIVE,
+}
+"""The names that a statement may use for numbers: `{JOIN}`, `{TYPE_MEMBER}`, `{KEY_NAME}`,
+`{LOCK_ROOM}`. The last word of a type follows `TYPE_`, and also `KEY_`, its empty state key."""
+
 
 def membership_code(membership: object) -> int:
     """Return the number of a membership; 0 for a value that is none of the five."""
@@ -120,17 +162,3 @@ class InternedNames:
         for name, nid in principals:
             self.principals[name] = nid
             self.principal_names[nid] = name
-
-
-# --------------------------------------------------------------------------------------------------
-# The check whether the store has a room, for reads without a result.
-
-SQL_ROOM_EXISTS: Final[LiteralString] = """
-SELECT EXISTS (SELECT FROM rooms WHERE room_id = $1::text)
-"""
-
-
-async def require_room(conn: Connection, room_id: RoomId) -> None:
-    """Raise `UnknownRoom` if the store does not have the room."""
-    if not await conn.fetchval(SQL_ROOM_EXISTS, room_id):
-        raise UnknownRoom(room_id)

@@ -38,6 +38,7 @@ from typing import Any, Final, LiteralString
 
 import orjson
 
+from storage.database.names import NAMED_NUMBERS
 from storage.turns import has_long_list, parts
 
 # --------------------------------------------------------------------------------------------------
@@ -317,10 +318,14 @@ class InputValue:
 
 @dataclass(frozen=True)
 class NumberedStatement:
-    """A numbered statement, and its parameters in order."""
+    """A numbered statement, and its parameters in order.
+
+    ``names``: of each parameter, `event_id` for a single value and `new_gap.event_id` for a column.
+    """
 
     sql: LiteralString
     binders: Mapping[str, Callable[[Any], list[object]]]
+    names: tuple[str, ...]
 
     def bind(self, given: Mapping[str, object]) -> list[object]:
         """Return the arguments.
@@ -397,7 +402,7 @@ def compose(text: LiteralString, *inputs: ColumnList | InputValue) -> NumberedSt
     that the text does not use. Raise it also for numbered parameters among named ones.
     """
     numbering = _Numbering(inputs)
-    sql = _PLACEHOLDER.sub(numbering.replace, text)
+    sql = _PLACEHOLDER.sub(numbering.replace, _with_numbers(text))
     if numbering.unused:
         raise ValueError(f"the statement has no place for {sorted(numbering.unused)}")
     if numbering.parameters and _NUMBER.search(text):
@@ -410,7 +415,12 @@ def compose(text: LiteralString, *inputs: ColumnList | InputValue) -> NumberedSt
         for name in numbering.parameters
         if isinstance(one := numbering.inputs[name], InputRows | InputValue)
     }
-    return NumberedStatement(sql, binders)
+    names = tuple(
+        f"{name}.{column}" if column else name
+        for name, columns in numbering.parameters.items()
+        for column in columns
+    )
+    return NumberedStatement(sql, binders, names)
 
 
 def by_column(names: Sequence[str], rows: Iterable[Iterable[object]]) -> ColumnValues:
@@ -457,18 +467,22 @@ def _differs(what: str, given: Mapping[str, Any], declared: Mapping[str, Any]) -
 #     TEMPLATE_PAGE: Final[LiteralString] = "SELECT event_id FROM events ORDER BY depth {order}"
 #     SQL_NEWEST: Final[LiteralString] = fill(TEMPLATE_PAGE, order="DESC")
 #
+# The fixed numbers of the schema have names: `membership = {JOIN}` (storage/database/names.py).
+#
 # Call `fill` at module level only, with constants only. Values of a request are parameters of the
 # statement (`$1::text`), never parts. `tests/source/test_tidy.py` checks both.
 
 PLACEHOLDER: Final = re.compile(r"\{([a-z][a-z_]*)\}")
+NUMBER_NAME: Final = re.compile(r"\{([A-Z][A-Z_]*)\}")
 
 
 def fill(template: LiteralString, /, **parts: LiteralString) -> LiteralString:
     """Return the template with each `{name}` replaced by the part of that name.
 
-    Blank space around a part is dropped. Other braces, such as those of `'{}'`, stay as they are.
-    Raise ValueError for a placeholder without a part, a part without a placeholder, and a part that
-    has a placeholder itself.
+    Blank space around a part is dropped, and its lines are indented as the placeholder's. Other
+    braces, such as those of `'{}'`, stay as they are. `{JOIN}` and other names of `NAMED_NUMBERS`
+    become `5 /* JOIN */`. Raise ValueError for a placeholder without a part, a part without a
+    placeholder, a part that has a placeholder itself, and an unknown name of a number.
     """
     named, given = set(PLACEHOLDER.findall(template)), set(parts)
     if named != given:
@@ -476,7 +490,23 @@ def fill(template: LiteralString, /, **parts: LiteralString) -> LiteralString:
     unfilled = [name for name, part in parts.items() if PLACEHOLDER.search(part)]
     if unfilled:
         raise ValueError(f"fill these parts first: {unfilled}")
-    filled = template
-    for name, part in parts.items():
-        filled = filled.replace("{" + name + "}", part.strip())
-    return filled
+    lines = [_filled(line, parts) for line in template.split("\n")]
+    return _with_numbers("\n".join(line for line in lines if line is not None))
+
+
+def _filled(line: str, parts: Mapping[str, str]) -> str | None:
+    """Return a line with its parts; None if it has nothing but empty parts."""
+    margin = line[: len(line) - len(line.lstrip())]
+    filled = PLACEHOLDER.sub(lambda at: parts[at[1]].strip().replace("\n", f"\n{margin}"), line)
+    return None if line.strip() and not filled.strip() else filled
+
+
+def _with_numbers(text: str) -> str:
+    """Return a text with numbers in place of their names."""
+
+    def number(at: re.Match[str]) -> str:
+        if at[1] not in NAMED_NUMBERS:
+            raise ValueError(f"no such number: {at[0]}")
+        return f"{NAMED_NUMBERS[at[1]]} /* {at[1]} */"
+
+    return NUMBER_NAME.sub(number, text)

@@ -20,7 +20,7 @@ import orjson
 from storage.codec import StoredBytes, decode
 from storage.database.columns import PREV_NIDS
 from storage.database.connection import Connection
-from storage.database.placeholders import compose, transposed
+from storage.database.placeholders import compose, fill, transposed
 from storage.errors import PartialState, UnknownRoom
 from storage.event.ndjson import envelope
 from storage.ids import EventId, RoomId
@@ -36,7 +36,7 @@ WHERE $1::text[] IS NULL OR room_id = ANY($1::text[])
 ORDER BY room_nid
 """
 
-SQL_STEPS: Final[LiteralString] = """
+SQL_STEPS: Final[LiteralString] = fill("""
 SELECT event_nid, is_readmission
 FROM (
     SELECT o.event_nid, c.position, false AS is_readmission, o.is_second
@@ -48,7 +48,8 @@ FROM (
     LEFT JOIN (
         SELECT max(COALESCE(arrival_ordering, stream_ordering)) AS position
         FROM events
-        WHERE room_nid = $1::bigint AND type_nid = 1 AND state_key_nid = 1 AND rejected IS NULL
+        WHERE room_nid = $1::bigint AND type_nid = {TYPE_CREATE}
+            AND state_key_nid = {KEY_CREATE} AND rejected IS NULL
     ) AS c ON o.is_second
     UNION ALL
     SELECT event_nid, COALESCE(arrival_ordering, stream_ordering), false, false FROM events
@@ -58,7 +59,7 @@ FROM (
         WHERE room_nid = $1::bigint AND NOT outlier AND arrival_ordering IS NOT NULL
 ) AS e
 ORDER BY position NULLS FIRST, is_second, event_nid
-"""
+""")
 
 SQL_EVENTS: Final[LiteralString] = compose(
     """

@@ -39,7 +39,7 @@ import orjson
 from storage.codec import Dictionary, StoredBytes, decode, encode
 from storage.database.connection import Connection, Database
 from storage.database.deployment import TOLERANCE_MS, earlier_now_ms
-from storage.database.placeholders import transposed
+from storage.database.placeholders import fill, transposed
 from storage.errors import InputError, InvalidEvent, StorageCorrupt, UnknownRoom
 from storage.event import parse, redact
 from storage.event.hashes import canonical
@@ -417,17 +417,17 @@ SELECT COALESCE(max(event_nid), 0)
 FROM events
 """
 
-SQL_SENT: Final[LiteralString] = """
+SQL_SENT: Final[LiteralString] = fill("""
 SELECT e.event_nid, e.event_id, r.room_id, r.room_version, true AS is_due, e.json
 FROM events e
 JOIN rooms r USING (room_nid)
 WHERE e.event_nid > $1::bigint AND e.event_nid <= $2::bigint AND e.encoding = 0
     AND (e.sender_nid = (SELECT principal_nid FROM principals WHERE name = $3::text)
         OR e.state_key_nid = (SELECT state_key_nid FROM state_keys
-            WHERE type_nid = 2 AND state_key = $3::text))
+            WHERE type_nid = {TYPE_MEMBER} AND state_key = $3::text))
 ORDER BY e.event_nid
 LIMIT $4::bigint
-"""
+""")
 
 SQL_EMPTY_ACCOUNT: Final[LiteralString] = """
 UPDATE account_data

@@ -20,7 +20,7 @@ from collections.abc import AsyncIterator, Collection, Sequence
 from typing import Final, LiteralString, NamedTuple
 
 from storage.database.connection import Connection, Database
-from storage.database.placeholders import int_array, transposed
+from storage.database.placeholders import fill, int_array, transposed
 from storage.errors import UnknownRoom
 from storage.maintenance.expiry import xmin_horizon
 from storage.maintenance.indexes import prove_indexes
@@ -240,9 +240,9 @@ async def _delete(database: Database, room_id: str, garbage: UnusedStateGroups) 
 # The result of every path stays the same. A path that contains g now starts with it, and g has all
 # entries of the groups before it.
 
-SQL_MAKE_ROOT: Final[LiteralString] = """
+SQL_MAKE_ROOT: Final[LiteralString] = fill("""
 WITH entry AS (
-    SELECT s.state_key_nid, s.event_nid, k.type_nid = 2 AS is_member
+    SELECT s.state_key_nid, s.event_nid, k.type_nid = {TYPE_MEMBER} AS is_member
     FROM state_entries($1::bigint) AS s
     JOIN state_keys k USING (state_key_nid)
 )
@@ -263,7 +263,7 @@ SET back = '{0}',
     member_event_nids = NULLIF(ARRAY(SELECT event_nid FROM entry WHERE is_member
         ORDER BY state_key_nid), '{}')
 WHERE state_group = $1::bigint
-"""
+""")
 
 SQL_DESCENDANTS: Final[LiteralString] = """
 SELECT d.state_group, path_of(d.state_group) AS path, d.runs, d.path IS NOT NULL AS is_narrow

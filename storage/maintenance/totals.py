@@ -8,6 +8,7 @@ from collections.abc import Collection
 from typing import Final, LiteralString, NamedTuple
 
 from storage.database.connection import Connection
+from storage.database.placeholders import fill
 
 SQL_ESTIMATE: Final[LiteralString] = """
 SELECT (c.reltuples / c.relpages * pg_relation_size(c.oid)
@@ -49,19 +50,19 @@ SELECT
 FROM events e
 """
 
-SQL_LARGEST_STATES: Final[LiteralString] = """
+SQL_LARGEST_STATES: Final[LiteralString] = fill("""
 SELECT
     r.room_id,
     r.room_version,
     g.entry_count AS state_entries,
     (SELECT count(*) FROM current_state c
-        WHERE c.room_nid = r.room_nid AND c.membership = 5) AS joined,
+        WHERE c.room_nid = r.room_nid AND c.membership = {JOIN}) AS joined,
     (SELECT count(*) FROM state_groups s WHERE s.room_nid = r.room_nid) AS state_groups
 FROM rooms r
 JOIN state_groups g ON g.state_group = r.current_state_group
 ORDER BY g.entry_count DESC, r.room_id
 LIMIT $1::bigint
-"""
+""")
 
 
 class Total(NamedTuple):

@@ -40,7 +40,8 @@ WITH
 reader AS MATERIALIZED (
     SELECT COALESCE((SELECT principal_nid FROM principals WHERE name = $1::text),
         0) AS principal_nid,
-        COALESCE((SELECT state_key_nid FROM state_keys WHERE type_nid = 2 AND state_key = $1::text),
+        COALESCE((SELECT state_key_nid FROM state_keys WHERE type_nid = {TYPE_MEMBER}
+            AND state_key = $1::text),
             0) AS own_key_nid
 ),
 named AS MATERIALIZED (

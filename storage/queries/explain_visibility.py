@@ -17,17 +17,17 @@ from storage.codec import StoredBytes, decode
 from storage.database.columns import OWN_ENTRIES
 from storage.database.connection import Connection
 from storage.database.names import MEMBERSHIP_NAMES
-from storage.database.placeholders import compose
+from storage.database.placeholders import compose, fill
 from storage.errors import InvalidIdentifier, UnknownEvent
 from storage.event import load
 from storage.ids import EventId, ServerName, UserId
 from storage.queries.events import visible_to_server, visible_to_user
 from storage.visibility import server_may_see, user_may_see
 
-SQL_KNOWN: Final[LiteralString] = """
+SQL_KNOWN: Final[LiteralString] = fill("""
 SELECT EXISTS (SELECT FROM principals WHERE name = $1::text)
-    OR EXISTS (SELECT FROM state_keys WHERE type_nid = 2 AND state_key = $1::text)
-"""
+    OR EXISTS (SELECT FROM state_keys WHERE type_nid = {TYPE_MEMBER} AND state_key = $1::text)
+""")
 
 SQL_EXPLAINED: Final[LiteralString] = """
 SELECT e.event_nid, e.room_nid, e.outlier, e.rejected, e.soft_failed, e.refused, e.ineffective,
@@ -49,23 +49,23 @@ LEFT JOIN state_keys k ON k.state_key_nid = e.state_key_nid
 WHERE e.event_id = $1::text
 """
 
-SQL_VISIBILITY_AT: Final[LiteralString] = """
+SQL_VISIBILITY_AT: Final[LiteralString] = fill("""
 SELECT e.json, e.redacted_form, e.event_id, r.room_id, r.room_version
 FROM state_entries($1::bigint) AS s
 JOIN events e ON e.event_nid = s.event_nid
 JOIN rooms r USING (room_nid)
-WHERE s.state_key_nid = 5
-"""
+WHERE s.state_key_nid = {KEY_HISTORY_VISIBILITY}
+""")
 
-SQL_MEMBERSHIPS_AT: Final[LiteralString] = """
+SQL_MEMBERSHIPS_AT: Final[LiteralString] = fill("""
 SELECT COALESCE(max(e.membership), 0)
 FROM state_entries($1::bigint) AS s
 JOIN state_keys k ON k.state_key_nid = s.state_key_nid
 JOIN events e ON e.event_nid = s.event_nid
-WHERE k.type_nid = 2
+WHERE k.type_nid = {TYPE_MEMBER}
     AND CASE WHEN $2::text LIKE '@%' THEN k.state_key = $2::text
         ELSE substr(k.state_key, strpos(k.state_key, ':') + 1) = $2::text END
-"""
+""")
 
 SQL_EVER_JOINED: Final[LiteralString] = compose(
     """
@@ -88,7 +88,7 @@ joins AS MATERIALIZED (  -- where the table denies it: among the latest events
         LIMIT $3::bigint
     ) AS e
     JOIN state_keys k USING (state_key_nid)
-    WHERE e.membership = 5 AND e.rejected IS NULL
+    WHERE e.membership = {JOIN} AND e.rejected IS NULL
         AND substr(k.state_key, strpos(k.state_key, ':') + 1) = $2::text
 )
 SELECT (SELECT ever FROM known) OR CASE
@@ -105,16 +105,16 @@ END
     OWN_ENTRIES,
 ).sql
 
-SQL_JOINS: Final[LiteralString] = """
+SQL_JOINS: Final[LiteralString] = fill("""
 WITH
 member AS MATERIALIZED (
-    SELECT state_key_nid FROM state_keys WHERE type_nid = 2 AND state_key = $2::text
+    SELECT state_key_nid FROM state_keys WHERE type_nid = {TYPE_MEMBER} AND state_key = $2::text
 ),
 present AS MATERIALIZED (
     SELECT EXISTS (
         SELECT FROM current_state c
         JOIN member USING (state_key_nid)
-        WHERE c.room_nid = $1::int AND c.membership = 5
+        WHERE c.room_nid = $1::int AND c.membership = {JOIN}
     ) AS is_joined
 ),
 known AS MATERIALIZED (  -- the last join, where the visibility table says
@@ -124,7 +124,7 @@ known AS MATERIALIZED (  -- the last join, where the visibility table says
     JOIN events e ON e.room_nid = v.room_nid AND NOT e.outlier
         AND e.topological_ordering = v.last_join_topological
     JOIN member USING (state_key_nid)
-    WHERE p.name = $2::text AND e.topological_ordering > $3::bigint AND e.membership = 5
+    WHERE p.name = $2::text AND e.topological_ordering > $3::bigint AND e.membership = {JOIN}
         AND NOT e.soft_failed AND e.rejected IS NULL
     LIMIT 1
 )
@@ -140,20 +140,20 @@ SELECT present.is_joined,
             LIMIT $4::bigint
         ) AS e
         JOIN member USING (state_key_nid)
-        WHERE e.membership = 5 AND NOT e.soft_failed AND e.rejected IS NULL
+        WHERE e.membership = {JOIN} AND NOT e.soft_failed AND e.rejected IS NULL
         LIMIT 1
     )) AS join_id
 FROM present
-"""
+""")
 
-SQL_FORGOTTEN: Final[LiteralString] = """
+SQL_FORGOTTEN: Final[LiteralString] = fill("""
 SELECT EXISTS (
     SELECT
     FROM memberships m
     JOIN principals p USING (principal_nid)
-    WHERE m.room_nid = $1::int AND p.name = $2::text AND m.forgotten AND m.membership < 3
+    WHERE m.room_nid = $1::int AND p.name = $2::text AND m.forgotten AND m.membership < {KNOCK}
 )
-"""
+""")
 
 SQL_IGNORED: Final[LiteralString] = """
 SELECT a.content

@@ -13,9 +13,8 @@ from typing import Final, LiteralString, NamedTuple
 
 from storage.codec import StoredBytes
 from storage.database.columns import AUTH_NIDS
-from storage.database.connection import Connection
-from storage.database.names import require_room
-from storage.database.placeholders import compose
+from storage.database.connection import Connection, require_room
+from storage.database.placeholders import compose, fill
 from storage.errors import UnknownEvent, UnknownRoom
 from storage.ids import EventId, RoomId, ServerName, UserId
 from storage.queries.auth_chain import state_and_chain_ids
@@ -116,7 +115,7 @@ WHERE $6::text IS NULL
 ORDER BY e.topological_ordering, e.stream_ordering
 """
 
-SQL_IS_RESIDENT: Final[LiteralString] = """
+SQL_IS_RESIDENT: Final[LiteralString] = fill("""
 SELECT CASE WHEN r.is_partial THEN EXISTS (
         -- in the room before the join, and no user of it has left since
         SELECT
@@ -125,7 +124,7 @@ SELECT CASE WHEN r.is_partial THEN EXISTS (
             SELECT
             FROM current_state c
             JOIN state_keys k USING (state_key_nid)
-            WHERE c.room_nid = r.room_nid AND c.membership <> 5
+            WHERE c.room_nid = r.room_nid AND c.membership <> {JOIN}
                 AND substr(k.state_key, strpos(k.state_key, ':') + 1) = $2::text
         )
     ) OR v.is_joined ELSE v.is_joined END
@@ -139,7 +138,7 @@ CROSS JOIN LATERAL (
     ) AS is_joined
 ) AS v
 WHERE r.room_id = $1::text
-"""
+""")
 
 
 class TraversalRow(NamedTuple):
@@ -288,14 +287,14 @@ LIMIT $2::int
 """
 
 
-SQL_PENDING_MEMBERSHIP: Final[LiteralString] = """
+SQL_PENDING_MEMBERSHIP: Final[LiteralString] = fill("""
 SELECT e.event_id
 FROM rooms r
 JOIN principals p ON p.name = $2::text
 JOIN memberships m USING (room_nid, principal_nid)
 JOIN events e USING (event_nid)
-WHERE r.room_id = $1::text AND m.membership IN (3, 4)
-"""
+WHERE r.room_id = $1::text AND m.membership IN ({KNOCK}, {INVITE})
+""")
 
 
 class KnownRoom(NamedTuple):

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, LiteralString, NamedTuple
 
-from storage.database.connection import Connection
-from storage.database.names import require_room
+from storage.database.connection import Connection, require_room
+from storage.database.placeholders import fill
 from storage.errors import PartialState, UnknownRoom
 from storage.ids import EventId, RoomId, ServerName, StateKey
 
@@ -42,7 +42,7 @@ ORDER BY c.lowest DESC, m.event_id
 # It leaves out history from before this server was in the room, and before its return, which begins
 # with a join of a local user. It also leaves out what a purge has deleted: the children of that
 # were received before the purge.
-SQL_UNFILLED: Final[LiteralString] = """
+SQL_UNFILLED: Final[LiteralString] = fill("""
 SELECT m.event_id
 FROM rooms r
 JOIN principals p ON p.name = $2::text
@@ -53,7 +53,7 @@ WHERE r.room_id = $1::text AND EXISTS (
     FROM events c
     JOIN principals s ON s.principal_nid = c.sender_nid
     WHERE c.event_nid = ANY(m.child_nids) AND c.received_ts >= $3::bigint
-        AND NOT (c.type_nid = 2 AND substr(s.name, strpos(s.name, ':') + 1) = $2::text)
+        AND NOT (c.type_nid = {TYPE_MEMBER} AND substr(s.name, strpos(s.name, ':') + 1) = $2::text)
         AND NOT EXISTS (
             SELECT
             FROM purge_jobs j
@@ -62,7 +62,7 @@ WHERE r.room_id = $1::text AND EXISTS (
         AND (was_there(c, v.joined_since, v.joined_audiences)
             OR was_there_before(c, v.reader_nid, v.unread))
 )
-"""
+""")
 
 SQL_FAILED: Final[LiteralString] = """
 WITH gap AS (
@@ -216,7 +216,7 @@ FROM rooms
 WHERE room_id = $1::text
 """
 
-SQL_IS_MEMBER_UNKNOWN: Final[LiteralString] = """
+SQL_IS_MEMBER_UNKNOWN: Final[LiteralString] = fill("""
 SELECT EXISTS (
     SELECT
     FROM rooms r
@@ -224,20 +224,20 @@ SELECT EXISTS (
         SELECT
         FROM state_keys k
         JOIN current_state c USING (state_key_nid)
-        WHERE k.type_nid = 2 AND k.state_key = $2::text AND c.room_nid = r.room_nid
+        WHERE k.type_nid = {TYPE_MEMBER} AND k.state_key = $2::text AND c.room_nid = r.room_nid
     )
 )
-"""
+""")
 
-SQL_OWN_MEMBERS: Final[LiteralString] = """
+SQL_OWN_MEMBERS: Final[LiteralString] = fill("""
 SELECT k.state_key, e.event_id
 FROM rooms r
 JOIN current_state c USING (room_nid)
 JOIN state_keys k USING (state_key_nid)
 JOIN events e ON e.event_nid = c.event_nid
-WHERE r.room_id = $1::text AND c.membership <> 5
+WHERE r.room_id = $1::text AND c.membership <> {JOIN}
     AND right(k.state_key, length($2::text) + 1) = ':' || $2::text
-"""
+""")
 
 
 @dataclass(frozen=True, slots=True)

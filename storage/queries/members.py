@@ -55,7 +55,7 @@ SELECT CASE
         ELSE COALESCE(m.membership, c.membership, 0)
     END AS membership, {purged}
 FROM rooms r
-LEFT JOIN state_keys k ON k.type_nid = 2 AND k.state_key = $5::text
+LEFT JOIN state_keys k ON k.type_nid = {TYPE_MEMBER} AND k.state_key = $5::text
 LEFT JOIN current_state c ON c.room_nid = r.room_nid AND c.state_key_nid = k.state_key_nid
 LEFT JOIN LATERAL (  -- its first change after the position
     SELECT d.room_nid, d.prev_event_nid
@@ -91,7 +91,7 @@ WITH
 room AS MATERIALIZED (SELECT room_nid FROM rooms WHERE room_id = $1::text),
 {last},
 key AS MATERIALIZED (
-    SELECT state_key_nid FROM state_keys WHERE type_nid = 2 AND state_key = $5::text
+    SELECT state_key_nid FROM state_keys WHERE type_nid = {TYPE_MEMBER} AND state_key = $5::text
 )
 SELECT COALESCE((
         SELECT e.membership
@@ -179,7 +179,8 @@ SQL_MEMBERS: Final[LiteralString] = fill(
     member=fill(
         TEMPLATE_MEMBER_THEN,
         covered=PART_COVERED,
-        keys="JOIN state_keys k ON k.state_key_nid = d.state_key_nid AND k.type_nid = 2",
+        keys="JOIN state_keys k"
+        " ON k.state_key_nid = d.state_key_nid AND k.type_nid = {TYPE_MEMBER}",
         # the condition of the result once more, so that fewer events are read
         current=PART_WANTED_NOW,
     ),
@@ -201,45 +202,45 @@ SQL_MEMBERS_BELOW: Final[LiteralString] = fill(
     which=PART_WANTED,
 )
 
-SQL_LAST_STAY: Final[LiteralString] = """
-SELECT COALESCE(c.membership = 5, false) AS is_joined,
-    COALESCE(m.forgotten AND m.membership < 3, false) AS is_forgotten,
+SQL_LAST_STAY: Final[LiteralString] = fill("""
+SELECT COALESCE(c.membership = {JOIN}, false) AS is_joined,
+    COALESCE(m.forgotten AND m.membership < {KNOCK}, false) AS is_forgotten,
     v.last_join_topological IS NOT NULL OR stay.ended IS NOT NULL AS was_joined, stay.ended,
     (SELECT purged_upto FROM purged_streams WHERE stream_name = 'events') AS purged_upto
 FROM rooms r
 LEFT JOIN principals p ON p.name = $2::text
 LEFT JOIN memberships m ON m.room_nid = r.room_nid AND m.principal_nid = p.principal_nid
 LEFT JOIN visibility v ON v.room_nid = r.room_nid AND v.principal_nid = p.principal_nid
-LEFT JOIN state_keys k ON k.type_nid = 2 AND k.state_key = $2::text
+LEFT JOIN state_keys k ON k.type_nid = {TYPE_MEMBER} AND k.state_key = $2::text
 LEFT JOIN current_state c ON c.room_nid = r.room_nid AND c.state_key_nid = k.state_key_nid
 LEFT JOIN LATERAL (  -- of one who is not joined: the last change that took them out
     SELECT d.stream_ordering AS ended
     FROM state_deltas d
     WHERE d.room_nid = r.room_nid AND d.state_key_nid = k.state_key_nid
-        AND (SELECT e.membership = 5 FROM events e WHERE e.event_nid = d.prev_event_nid)
+        AND (SELECT e.membership = {JOIN} FROM events e WHERE e.event_nid = d.prev_event_nid)
     ORDER BY d.stream_ordering DESC
     LIMIT 1
 ) AS stay ON true
 WHERE r.room_id = $1::text
-"""
+""")
 
-SQL_MEMBERSHIPS_OF: Final[LiteralString] = """
+SQL_MEMBERSHIPS_OF: Final[LiteralString] = fill("""
 SELECT r.room_id, m.membership
 FROM principals p
 JOIN memberships m USING (principal_nid)
 JOIN rooms r USING (room_nid)
 WHERE p.name = $1::text AND m.membership = ANY($2::smallint[])
-    AND NOT (m.forgotten AND m.membership < 3)
+    AND NOT (m.forgotten AND m.membership < {KNOCK})
 UNION ALL  -- of another server: as far as the current state of a room has it
 SELECT r.room_id, c.membership
 FROM state_keys k
 JOIN current_state c USING (state_key_nid)
 JOIN rooms r USING (room_nid)
-WHERE NOT $3::boolean AND k.type_nid = 2 AND k.state_key = $1::text
+WHERE NOT $3::boolean AND k.type_nid = {TYPE_MEMBER} AND k.state_key = $1::text
     AND c.membership = ANY($2::smallint[])
-"""
+""")
 
-SQL_FORGET: Final[LiteralString] = """
+SQL_FORGET: Final[LiteralString] = fill("""
 WITH
 own AS MATERIALIZED (
     SELECT r.room_nid, p.principal_nid
@@ -251,13 +252,14 @@ gone AS (
     UPDATE memberships m
     SET forgotten = true
     FROM own
-    WHERE m.principal_nid = own.principal_nid AND m.room_nid = own.room_nid AND m.membership < 3
+    WHERE m.principal_nid = own.principal_nid AND m.room_nid = own.room_nid
+        AND m.membership < {KNOCK}
     RETURNING m.membership
 )
 SELECT COALESCE(m.membership, 0) AS membership, EXISTS (SELECT FROM gone) AS is_forgotten
 FROM own
 LEFT JOIN memberships m ON m.principal_nid = own.principal_nid AND m.room_nid = own.room_nid
-"""
+""")
 
 
 class MembershipRow(NamedTuple):
@@ -457,7 +459,7 @@ FROM rooms r
 WHERE r.room_id = $1::text
 """
 
-SQL_JOINED_SERVERS_AT: Final[LiteralString] = """
+SQL_JOINED_SERVERS_AT: Final[LiteralString] = fill("""
 WITH at AS MATERIALIZED (
     SELECT r.room_nid, r.is_partial, e.event_nid, e.outlier, g.audience
     FROM rooms r
@@ -471,7 +473,7 @@ SELECT at.event_nid IS NOT NULL AS is_stored, at.audience IS NOT NULL AS has_sta
     JOIN principals p USING (principal_nid)
     WHERE v.room_nid = at.room_nid AND v.last_join_topological IS NULL AND left(p.name, 1) <> '@'
         -- not everybody, not the shared audiences; + 0: the primary key leads over all members
-        AND v.principal_nid + 0 > 2
+        AND v.principal_nid + 0 > {PRINCIPAL_SHARED}
         AND CASE
             WHEN at.audience < v.first_audience
                 THEN joined_before(v.room_nid, v.principal_nid, at.audience)
@@ -484,7 +486,7 @@ SELECT at.event_nid IS NOT NULL AS is_stored, at.audience IS NOT NULL AS has_sta
     WHERE at.is_partial AND p.room_nid = at.room_nid
 ) AS servers
 FROM at
-"""
+""")
 
 
 class ServersRow(NamedTuple):

@@ -20,11 +20,12 @@ from typing import Final, LiteralString, NamedTuple
 
 from storage.codec import StoredBytes, decode_recent
 from storage.database.connection import Connection
+from storage.database.placeholders import fill
 from storage.errors import StorageCorrupt
 from storage.ids import EventId, RoomId, ServerName, server_name_of
 from storage.queries.events import event_json
 
-SQL_OUTBOX: Final[LiteralString] = """
+SQL_OUTBOX: Final[LiteralString] = fill("""
 WITH
 reached AS (
     SELECT COALESCE(min(stream_id), 0) AS position, max(stream_id) AS furthest
@@ -53,7 +54,7 @@ held AS (
 ),
 event AS MATERIALIZED (
     SELECT e.stream_ordering, e.event_id, e.room_nid, e.audience, e.membership, e.state_key_nid,
-        CASE WHEN e.membership = 4 THEN e.json END AS invite
+        CASE WHEN e.membership = {INVITE} THEN e.json END AS invite
     FROM events e
     JOIN principals p ON p.principal_nid = e.sender_nid
     WHERE e.stream_ordering > $1::bigint AND e.stream_ordering <= (SELECT upto FROM bounds)
@@ -71,7 +72,7 @@ remote AS MATERIALIZED (  -- once a room
     -- no local user: theirs is the topological ordering of a join, and a name with @
     WHERE v.last_join_topological IS NULL AND NOT starts_with(p.name, '@')
         -- not everybody, not the shared audiences
-        AND v.principal_nid > 2
+        AND v.principal_nid > {PRINCIPAL_SHARED}
         AND p.name <> $3::text
 ),
 joined AS MATERIALIZED (  -- once an audience
@@ -107,7 +108,7 @@ LEFT JOIN rooms r USING (room_nid)
 LEFT JOIN joined j ON j.room_nid = e.room_nid AND j.audience = e.audience
 LEFT JOIN state_keys k ON k.state_key_nid = e.state_key_nid
 ORDER BY e.stream_ordering
-"""
+""")
 
 
 class OutboxRow(NamedTuple):

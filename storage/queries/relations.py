@@ -464,7 +464,7 @@ latest AS MATERIALIZED (  -- of each thread: an event that itself relates to ano
     CROSS JOIN LATERAL (
         SELECT e.event_nid, e.event_id, e.sender_nid, e.type_nid, e.state_key_nid IS NULL AS whole
         FROM events e
-        WHERE e.relates_to = p.key AND e.rel_type_nid = (SELECT 22)
+        WHERE e.relates_to = p.key AND e.rel_type_nid = (SELECT {REL_THREAD})
             AND e.room_nid + 0 = p.room_nid
             AND NOT e.outlier
             AND {visible_by_parent}
@@ -476,7 +476,7 @@ latest AS MATERIALIZED (  -- of each thread: an event that itself relates to ano
 -- events that may have edits or references: the requested ones, and the latest events of threads
 holder AS MATERIALIZED (
     SELECT event_id, key, room_nid, sender_nid, type_nid, whole
-        AND rel_type_nid IS DISTINCT FROM 19 AS editable, ignored,
+        AND rel_type_nid IS DISTINCT FROM {REL_REPLACE} AS editable, ignored,
         own_audiences, shared_audiences, world_audiences, shared_before, joined_audiences,
             joined_since, reader_nid, unread
     FROM parent
@@ -493,7 +493,7 @@ found AS (
     CROSS JOIN LATERAL (
         SELECT e.event_nid
         FROM events e
-        WHERE e.relates_to = h.key AND e.rel_type_nid = 19 AND e.replaces
+        WHERE e.relates_to = h.key AND e.rel_type_nid = {REL_REPLACE} AND e.replaces
             AND e.room_nid + 0 = h.room_nid AND NOT e.outlier
             AND e.sender_nid = h.sender_nid AND e.type_nid = h.type_nid
             AND {visible_by_holder}
@@ -508,7 +508,7 @@ found AS (
     CROSS JOIN LATERAL (
         SELECT count(*) AS events, bool_or(e.sender_nid = l.principal_nid) AS participated
         FROM events e
-        WHERE e.relates_to = l.root_key AND e.rel_type_nid = (SELECT 22)
+        WHERE e.relates_to = l.root_key AND e.rel_type_nid = (SELECT {REL_THREAD})
             AND e.room_nid + 0 = l.room_nid
             AND NOT e.outlier
             AND {visible_by_thread}
@@ -521,7 +521,8 @@ found AS (
         FROM (
             SELECT e.event_id, e.topological_ordering, e.stream_ordering
             FROM events e
-            WHERE e.relates_to = h.key AND e.rel_type_nid = 21 AND e.room_nid + 0 = h.room_nid
+            WHERE e.relates_to = h.key AND e.rel_type_nid = {REL_REFERENCE}
+                AND e.room_nid + 0 = h.room_nid
                 AND NOT e.outlier
                 AND {visible_by_holder}
             ORDER BY e.topological_ordering, e.stream_ordering

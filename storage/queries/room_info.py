@@ -12,6 +12,7 @@ from typing import Any, Final, LiteralString, NamedTuple
 from storage import arguments as args
 from storage.codec import StoredBytes, decode_recent
 from storage.database.connection import Connection
+from storage.database.placeholders import fill
 from storage.errors import ResyncNeeded, StorageCorrupt
 from storage.event.versions import version_of
 from storage.ids import RoomId, UserId
@@ -23,7 +24,7 @@ from storage.streams.positions import LARGEST_POSITION
 from storage.streams.tokens import is_sync_token, read_positions
 from storage.turns import in_turns, parts
 
-SQL_ROOM_INFO: Final[LiteralString] = """
+SQL_ROOM_INFO: Final[LiteralString] = fill("""
 SELECT r.room_id, r.room_version, r.joined_count, r.invited_count, entry.state_key_nid,
     entry.event_id, entry.redacted_by, entry.redacted_form, entry.json
 FROM rooms r
@@ -32,13 +33,15 @@ LEFT JOIN LATERAL (
     FROM current_state c
     LEFT JOIN events e USING (event_nid)
     WHERE c.room_nid = r.room_nid
-        -- create, join rules, visibility, name, topic, canonical alias, avatar, encryption,
-        -- guest access, tombstone: with the empty state key
-        AND c.state_key_nid = ANY('{1,4,5,9,10,11,12,13,14,16}'::int[])
+        AND c.state_key_nid = ANY(ARRAY[
+            {KEY_CREATE}, {KEY_JOIN_RULES}, {KEY_HISTORY_VISIBILITY}, {KEY_NAME}, {KEY_TOPIC},
+            {KEY_CANONICAL_ALIAS}, {KEY_AVATAR}, {KEY_ENCRYPTION}, {KEY_GUEST_ACCESS},
+            {KEY_TOMBSTONE}
+        ])
     OFFSET 0  -- room by room: otherwise the states of all rooms could be read
 ) AS entry ON true
 WHERE r.room_id = ANY($1::text[])
-"""
+""")
 
 
 ROOMS_MAX: Final = 2_000

@@ -14,40 +14,41 @@ from dataclasses import dataclass
 from typing import Final, LiteralString, NamedTuple
 
 from storage.database.connection import Connection
+from storage.database.placeholders import fill
 from storage.errors import ResyncNeeded
 from storage.ids import RoomId, UserId
 from storage.streams import VectorPosition
 
-SQL_SHARED_ROOMS: Final[LiteralString] = """
+SQL_SHARED_ROOMS: Final[LiteralString] = fill("""
 SELECT r.room_id
 FROM state_keys one
-JOIN state_keys other ON other.type_nid = 2 AND other.state_key = $2::text
-JOIN current_state c ON c.state_key_nid = one.state_key_nid AND c.membership = 5
+JOIN state_keys other ON other.type_nid = {TYPE_MEMBER} AND other.state_key = $2::text
+JOIN current_state c ON c.state_key_nid = one.state_key_nid AND c.membership = {JOIN}
 JOIN current_state d ON d.state_key_nid = other.state_key_nid AND d.room_nid = c.room_nid
-    AND d.membership = 5
+    AND d.membership = {JOIN}
 JOIN rooms r ON r.room_nid = c.room_nid
-WHERE one.type_nid = 2 AND one.state_key = $1::text
-"""
+WHERE one.type_nid = {TYPE_MEMBER} AND one.state_key = $1::text
+""")
 
-SQL_USERS_SHARING: Final[LiteralString] = """
+SQL_USERS_SHARING: Final[LiteralString] = fill("""
 SELECT k.state_key
 FROM state_keys k
 WHERE k.state_key <> $1::text AND k.state_key_nid = ANY(ARRAY(
     SELECT DISTINCT other.state_key_nid
     FROM state_keys me
-    JOIN current_state c ON c.state_key_nid = me.state_key_nid AND c.membership = 5
+    JOIN current_state c ON c.state_key_nid = me.state_key_nid AND c.membership = {JOIN}
     -- room by room: otherwise the members of all rooms could be read for a few of them
     CROSS JOIN LATERAL (
         SELECT m.state_key_nid
         FROM current_state m
-        WHERE m.room_nid = c.room_nid AND m.membership = 5
+        WHERE m.room_nid = c.room_nid AND m.membership = {JOIN}
         OFFSET 0
     ) AS other
-    WHERE me.type_nid = 2 AND me.state_key = $1::text
+    WHERE me.type_nid = {TYPE_MEMBER} AND me.state_key = $1::text
 ))
-"""
+""")
 
-SQL_SHARING_CHANGES: Final[LiteralString] = """
+SQL_SHARING_CHANGES: Final[LiteralString] = fill("""
 WITH
 further AS MATERIALIZED (  -- of each token (0 since, 1 to), the writers that are further
     SELECT * FROM unnest($4::int[], $5::text[], $6::bigint[]) AS f (token, instance_name, stream_id)
@@ -62,14 +63,14 @@ covered AS MATERIALIZED (  -- the position of each writer in both tokens
 me AS MATERIALIZED (
     SELECT p.principal_nid, k.state_key_nid
     FROM principals p
-    JOIN state_keys k ON k.type_nid = 2 AND k.state_key = p.name
+    JOIN state_keys k ON k.type_nid = {TYPE_MEMBER} AND k.state_key = p.name
     WHERE p.name = $1::text
 ),
 own AS MATERIALIZED (  -- rooms that the user is in, or may have been in since a token
-    SELECT m.room_nid, m.membership = 5 AS joined
+    SELECT m.room_nid, m.membership = {JOIN} AS joined
     FROM me
     JOIN memberships m USING (principal_nid)
-    WHERE m.membership = 5 OR m.stream_ordering > LEAST($2::bigint, $3::bigint)
+    WHERE m.membership = {JOIN} OR m.stream_ordering > LEAST($2::bigint, $3::bigint)
 ),
 change AS MATERIALIZED (  -- of members after a token, with the membership before each
     SELECT d.room_nid, d.state_key_nid, d.stream_ordering, e.membership,
@@ -89,7 +90,7 @@ change AS MATERIALIZED (  -- of members after a token, with the membership befor
     LEFT JOIN LATERAL (
         SELECT x.membership FROM events x WHERE x.event_nid = d.prev_event_nid OFFSET 0
     ) AS e ON true
-    WHERE d.stream_ordering > LEAST(c.since, c.upto) AND k.type_nid = 2
+    WHERE d.stream_ordering > LEAST(c.since, c.upto) AND k.type_nid = {TYPE_MEMBER}
 ),
 value AS (  -- each membership of these, up to its change, or to the end
     SELECT v.*,
@@ -111,7 +112,7 @@ value AS (  -- each membership of these, up to its change, or to the end
 ),
 life AS MATERIALIZED (  -- when each was joined: from one token, which has no bound, to the other
     SELECT v.room_nid, v.state_key_nid,
-        COALESCE(range_agg(v.during) FILTER (WHERE v.membership = 5), '{}') AS during
+        COALESCE(range_agg(v.during) FILTER (WHERE v.membership = {JOIN}), '{}') AS during
     FROM (
         SELECT *, CASE WHEN v.since <= v.upto
             THEN int8range(lag(v.stream_ordering) OVER member, NULLIF(v.stream_ordering, v.upto))
@@ -142,7 +143,7 @@ concerned AS MATERIALIZED (  -- users who did not share a room of these all the 
     CROSS JOIN LATERAL (
         SELECT x.state_key_nid
         FROM current_state x
-        WHERE x.room_nid = r.room_nid AND x.membership = 5
+        WHERE x.room_nid = r.room_nid AND x.membership = {JOIN}
         OFFSET 0
     ) AS c
     WHERE r.during NOT IN ('{}', '{(,)}')
@@ -158,7 +159,7 @@ shared AS (  -- for each of them and each room, when it was shared
     CROSS JOIN LATERAL (
         SELECT x.room_nid, x.state_key_nid
         FROM current_state x
-        WHERE x.state_key_nid = v.state_key_nid AND x.membership = 5
+        WHERE x.state_key_nid = v.state_key_nid AND x.membership = {JOIN}
         OFFSET 0
     ) AS c
     JOIN room r ON r.room_nid = c.room_nid
@@ -180,7 +181,7 @@ UNION ALL
 SELECT NULL, NULL, purged_upto
 FROM purged_streams
 WHERE stream_name = 'events'
-"""
+""")
 
 
 class SharingChangeRow(NamedTuple):

@@ -15,8 +15,7 @@ from typing import Any, Final, LiteralString, NamedTuple
 
 from storage import arguments as args
 from storage.codec import StoredBytes
-from storage.database.connection import Connection
-from storage.database.names import require_room
+from storage.database.connection import Connection, require_room
 from storage.errors import StorageCorrupt
 from storage.event.versions import version_of
 from storage.ids import RoomId, ServerName

@@ -23,9 +23,8 @@ from typing import Final, LiteralString, NamedTuple, TypeVar, cast
 import orjson
 
 from storage.database.columns import AUTH_NIDS, OWN_ENTRIES, OWN_OTHERS
-from storage.database.connection import Connection
-from storage.database.names import require_room
-from storage.database.placeholders import compose, long_int_array
+from storage.database.connection import Connection, require_room
+from storage.database.placeholders import compose, fill, long_int_array
 from storage.errors import (
     InputError,
     PartialState,
@@ -299,7 +298,7 @@ at AS MATERIALIZED (  -- the requested groups
     ))
 ),
 wanted AS MATERIALIZED (
-    SELECT k.state_key_nid, k.type_nid = 2 AS member
+    SELECT k.state_key_nid, k.type_nid = {TYPE_MEMBER} AS member
     FROM unnest($3::text[], $4::text[]) AS w (type, state_key)
     JOIN event_types t USING (type)
     CROSS JOIN LATERAL (  -- one by one: a join could read the keys of all members
@@ -592,14 +591,14 @@ JOIN missing_events m USING (room_nid)
 WHERE r.room_id = $1::text
 """
 
-SQL_ROOMS_OF: Final[LiteralString] = """
+SQL_ROOMS_OF: Final[LiteralString] = fill("""
 SELECT r.room_id
 FROM principals p
 JOIN memberships m USING (principal_nid)
 JOIN rooms r USING (room_nid)
-WHERE p.name = $1::text AND m.membership = 5
+WHERE p.name = $1::text AND m.membership = {JOIN}
 ORDER BY r.room_id
-"""
+""")
 
 
 class CurrentStateRow(NamedTuple):
@@ -680,10 +679,13 @@ SELECT COALESCE(j.state_group_before, 0) AS state_group,
         SELECT k.state_key
         FROM events e
         JOIN state_keys k USING (state_key_nid)
-        WHERE e.event_nid = ANY(j.auth_nids) AND k.type_nid = 2
+        WHERE e.event_nid = ANY(j.auth_nids) AND k.type_nid = {TYPE_MEMBER}
     ) AS cited,
-    CASE WHEN EXISTS (SELECT FROM entry WHERE state_key_nid IN (9, 11)) THEN '{}'
-        ELSE heroes_of(j.room_nid, j.stream_ordering - 1, '{4,5}', j.user_id) END AS heroes
+    CASE WHEN EXISTS (
+            SELECT FROM entry WHERE state_key_nid IN ({KEY_NAME}, {KEY_CANONICAL_ALIAS})
+        ) THEN '{}'
+        ELSE heroes_of(j.room_nid, j.stream_ordering - 1, ARRAY[{INVITE}, {JOIN}]::smallint[],
+            j.user_id) END AS heroes
 FROM joined j
 """,
     AUTH_NIDS,

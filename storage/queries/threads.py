@@ -65,7 +65,7 @@ reply AS MATERIALIZED (  -- from the index alone, visible or not
     CROSS JOIN LATERAL (
         SELECT e.relates_to, e.topological_ordering, e.stream_ordering
         FROM events e
-        WHERE e.room_nid = v.room_nid AND e.rel_type_nid = 22 AND NOT e.outlier
+        WHERE e.room_nid = v.room_nid AND e.rel_type_nid = {REL_THREAD} AND NOT e.outlier
             AND e.topological_ordering >= v.lowest AND e.topological_ordering <= v.highest
             AND (e.topological_ordering, e.stream_ordering) < ($4::bigint, $5::bigint)
         ORDER BY e.topological_ordering DESC, e.stream_ordering DESC
@@ -94,7 +94,7 @@ thread AS (
     CROSS JOIN LATERAL (
         SELECT e.topological_ordering, e.stream_ordering, e.event_id, e.json
         FROM events e
-        WHERE e.relates_to = t.relates_to AND e.rel_type_nid = (SELECT 22)
+        WHERE e.relates_to = t.relates_to AND e.rel_type_nid = (SELECT {REL_THREAD})
             AND e.room_nid + 0 = v.room_nid
             AND NOT e.outlier AND e.topological_ordering <= reach.highest
             AND {is_visible}
@@ -148,7 +148,7 @@ WHERE user_sees(e, r.joined_since, r.own_audiences, r.shared_audiences, r.world_
     AND (NOT $5::boolean OR e.sender_nid = r.principal_nid OR EXISTS (
         SELECT
         FROM events e
-        WHERE e.relates_to = relation_key(s.event_id) AND e.rel_type_nid = (SELECT 22)
+        WHERE e.relates_to = relation_key(s.event_id) AND e.rel_type_nid = (SELECT {REL_THREAD})
             AND e.room_nid + 0 = r.room_nid AND NOT e.outlier
             AND e.sender_nid = r.principal_nid
             AND {is_visible}

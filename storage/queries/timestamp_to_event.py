@@ -17,8 +17,7 @@ topological order. It does not read the hidden events between
 
 from typing import Final, LiteralString
 
-from storage.database.connection import Connection
-from storage.database.names import require_room
+from storage.database.connection import Connection, require_room
 from storage.database.placeholders import fill
 from storage.errors import InputError
 from storage.ids import RoomId, ServerName, UserId

@@ -66,8 +66,8 @@ WITH RECURSIVE stay AS (
         SELECT e.stream_ordering, :auth_nids.call(e) AS auth_events
         FROM unnest(stay.auth_events) AS a (event_nid)
         JOIN events e USING (event_nid)
-        WHERE e.type_nid = 2 AND e.state_key_nid = stay.state_key_nid
-            AND e.membership = 5
+        WHERE e.type_nid = {TYPE_MEMBER} AND e.state_key_nid = stay.state_key_nid
+            AND e.membership = {JOIN}
         LIMIT 1
     ) AS before
 )
@@ -92,7 +92,7 @@ named AS MATERIALIZED (  -- by number or by id; all that the user has joined if 
     SELECT m.room_nid
     FROM reader u
     JOIN memberships m USING (principal_nid)
-    WHERE $2::int[] IS NULL AND $7::text[] IS NULL AND m.membership = 5
+    WHERE $2::int[] IS NULL AND $7::text[] IS NULL AND m.membership = {JOIN}
 ),
 room AS MATERIALIZED (  -- the receipts of each room, by thread, as stream orderings
     SELECT n.room_nid, r.room_id, r.last_stream_ordering, m.event_nid AS member_nid, c.*
@@ -102,7 +102,7 @@ room AS MATERIALIZED (  -- the receipts of each room, by thread, as stream order
     CROSS JOIN LATERAL (
         SELECT m.event_nid FROM memberships m
             WHERE m.principal_nid = u.principal_nid AND m.room_nid = n.room_nid
-                AND m.membership = 5 OFFSET 0
+                AND m.membership = {JOIN} OFFSET 0
     ) AS m
     CROSS JOIN LATERAL (
         SELECT r.room_id, r.last_stream_ordering FROM rooms r WHERE r.room_nid = n.room_nid OFFSET 0
@@ -135,7 +135,8 @@ has_news AS MATERIALIZED (  -- the others are read to their end
             SELECT FROM events e
             WHERE (e.room_nid, e.stream_ordering) > (r.room_nid, 0)
                 AND e.room_nid BETWEEN r.room_nid AND r.room_nid
-                AND e.rel_type_nid NOT IN (19, 20) AND NOT e.outlier AND NOT e.backfilled
+                AND e.rel_type_nid NOT IN ({REL_REPLACE}, {REL_ANNOTATION})
+                AND NOT e.outlier AND NOT e.backfilled
         )) THEN (
             {last_join}
         ) END AS since
@@ -155,7 +156,8 @@ open AS MATERIALIZED (
 ),
 related AS MATERIALIZED (  -- what is in a thread, or may be
     SELECT r.room_id, r.whole, r.since, r.threads, r.threads_upto, e.*,
-        CASE WHEN e.rel_type_nid = 22 THEN e.relates_to ELSE known.thread_key END AS thread_key
+        CASE WHEN e.rel_type_nid = {REL_THREAD} THEN e.relates_to
+            ELSE known.thread_key END AS thread_key
     FROM open r
     CROSS JOIN LATERAL (
         ({related})
@@ -163,7 +165,7 @@ related AS MATERIALIZED (  -- what is in a thread, or may be
         ({annotations})
     ) AS e
     LEFT JOIN unnest($8::bigint[], $10::bigint[]) AS known (relates_to, thread_key)
-        ON known.relates_to = e.relates_to AND e.rel_type_nid <> 22
+        ON known.relates_to = e.relates_to AND e.rel_type_nid <> {REL_THREAD}
     WHERE e.counts OR e.is_own
 )
 SELECT 'room' AS kind, r.room_id, NULL::bigint AS key, 0 AS events, NULL::text AS event_id,
@@ -215,7 +217,7 @@ SELECT 'related', t.room_id, t.relates_to, 0, x.event_id, x.json
 FROM (
     SELECT e.room_id, e.relates_to, max(e.event_nid) AS event_nid
     FROM related e
-    WHERE $8::bigint[] IS NULL AND e.rel_type_nid <> 22
+    WHERE $8::bigint[] IS NULL AND e.rel_type_nid <> {REL_THREAD}
     GROUP BY e.room_id, e.relates_to
 ) AS t
 CROSS JOIN LATERAL (
@@ -228,7 +230,7 @@ TEMPLATE_MAIN: Final[LiteralString] = """
 SELECT e.stream_ordering, {counts} AND is_main AS counts, {is_own} AND is_main AS is_own
 FROM events e
 CROSS JOIN LATERAL (
-    SELECT COALESCE(e.rel_type_nid NOT IN (19, 22)
+    SELECT COALESCE(e.rel_type_nid NOT IN ({REL_REPLACE}, {REL_THREAD})
         AND (e.relates_to = ANY($8::bigint[])) IS NOT TRUE, true) AS is_main
 ) AS place
 WHERE (e.room_nid, e.stream_ordering) > (r.room_nid, r.main_upto)
@@ -257,7 +259,7 @@ AND (was_there(e, r.joined_since, r.joined_audiences)
 
 PART_IS_OWN: Final[LiteralString] = """
 e.sender_nid = r.principal_nid AND e.state_key_nid IS NULL
-AND COALESCE(e.rel_type_nid NOT IN (19, 20), true)
+AND COALESCE(e.rel_type_nid NOT IN ({REL_REPLACE}, {REL_ANNOTATION}), true)
 """
 """Whether the event is a receipt for what is before it."""
 
@@ -275,13 +277,13 @@ SQL_UNREAD: Final[LiteralString] = compose(
             TEMPLATE_RELATED,
             counts=PART_COUNTS,
             is_own=PART_IS_OWN,
-            which="e.rel_type_nid NOT IN (19, 20)",
+            which="e.rel_type_nid NOT IN ({REL_REPLACE}, {REL_ANNOTATION})",
         ),
         annotations=fill(
             TEMPLATE_RELATED,
             counts=PART_COUNTS,
             is_own="false",
-            which="$9::boolean AND e.rel_type_nid = 20",
+            which="$9::boolean AND e.rel_type_nid = {REL_ANNOTATION}",
         ),
         main=fill(TEMPLATE_MAIN, counts=PART_COUNTS, is_own=PART_IS_OWN),
     ),
@@ -289,13 +291,13 @@ SQL_UNREAD: Final[LiteralString] = compose(
 ).sql
 prepare_ahead(SQL_UNREAD)
 
-SQL_RELATIONS: Final[LiteralString] = """
-SELECT r.room_id, e.event_id, e.rel_type_nid = 22 AS in_thread, e.json
+SQL_RELATIONS: Final[LiteralString] = fill("""
+SELECT r.room_id, e.event_id, e.rel_type_nid = {REL_THREAD} AS in_thread, e.json
 FROM unnest($1::text[]) AS one (id)
 CROSS JOIN LATERAL (SELECT * FROM events e WHERE e.event_id = one.id OFFSET 0) AS e
 JOIN rooms r USING (room_nid)
 WHERE e.rel_type_nid IS NOT NULL AND e.redacted_by IS NULL AND e.rejected IS NULL
-"""
+""")
 
 
 class UnreadRow(NamedTuple):

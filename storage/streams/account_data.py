@@ -9,8 +9,7 @@ from typing import Any, Final, LiteralString, NamedTuple
 import orjson
 
 from storage import arguments as args
-from storage.database.connection import Connection
-from storage.database.names import require_room
+from storage.database.connection import Connection, require_room
 from storage.errors import UnknownRoom
 from storage.streams.feed import Fact
 from storage.streams.stream_writer import StreamWriter, WrittenFactRow, WrittenFacts

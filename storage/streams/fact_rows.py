@@ -10,6 +10,7 @@ from typing import Final, LiteralString, NamedTuple
 
 from storage.codec import StoredBytes, decode_recent
 from storage.database.connection import Connection
+from storage.database.placeholders import fill
 from storage.errors import StorageCorrupt
 from storage.streams.feed import Fact
 
@@ -18,9 +19,9 @@ logger: logging.Logger = logging.getLogger(__name__)
 PRIVATE: Final = "m.read.private"
 """The type of receipts that only their user gets."""
 
-SQL_EVENTS_ROWS: Final[LiteralString] = """
+SQL_EVENTS_ROWS: Final[LiteralString] = fill("""
 SELECT e.stream_ordering AS stream_id, w.instance_name, e.event_id, r.room_id, t.type, k.state_key,
-    CASE WHEN e.type_nid = 7 THEN e.json END AS json
+    CASE WHEN e.type_nid = {TYPE_REDACTION} THEN e.json END AS json
 FROM (  -- limited before it is joined, or each page would join all that is left
     SELECT stream_ordering, writer_nid, event_id, room_nid, type_nid, state_key_nid, json
     FROM events
@@ -52,11 +53,11 @@ JOIN event_types t USING (type_nid)
 JOIN state_keys k ON k.state_key_nid = o.state_key_nid
 ORDER BY stream_id
 LIMIT $4::bigint
-"""
+""")
 
-SQL_BACKFILL_ROWS: Final[LiteralString] = """
+SQL_BACKFILL_ROWS: Final[LiteralString] = fill("""
 SELECT e.stream_ordering AS stream_id, w.instance_name, e.event_id, r.room_id, t.type, k.state_key,
-    CASE WHEN e.type_nid = 7 THEN e.json END AS json
+    CASE WHEN e.type_nid = {TYPE_REDACTION} THEN e.json END AS json
 FROM (
     SELECT stream_ordering, writer_nid, event_id, room_nid, type_nid, state_key_nid, json
     FROM events
@@ -71,7 +72,7 @@ JOIN rooms r USING (room_nid)
 JOIN event_types t USING (type_nid)
 LEFT JOIN state_keys k ON k.state_key_nid = e.state_key_nid
 ORDER BY e.stream_ordering
-"""
+""")
 
 SQL_ACCOUNT_DATA_ROWS: Final[LiteralString] = """
 SELECT a.stream_id, w.instance_name, p.name AS user_id, r.room_id, t.type

@@ -14,8 +14,7 @@ from typing import Any, Final, LiteralString, NamedTuple
 import orjson
 
 from storage import arguments as args
-from storage.database.connection import Connection
-from storage.database.names import require_room
+from storage.database.connection import Connection, require_room
 from storage.database.placeholders import fill
 from storage.errors import InputError, StorageError, UnknownEvent, UnknownRoom
 from storage.ids import EventId, RoomId, UserId

@@ -17,6 +17,7 @@ from typing import Final, LiteralString, NamedTuple
 
 from storage.database.connection import Connection, Database
 from storage.database.migrate import HEAD_REVISION
+from storage.database.placeholders import fill
 from storage.errors import DatabaseConflict, InstanceNameTaken, InvalidIdentifier
 from storage.streams.published_facts import (
     SEQUENCE,
@@ -117,7 +118,7 @@ FROM writers
 WHERE instance_name = $1::text
 """
 
-SQL_BEHIND: Final[LiteralString] = """
+SQL_BEHIND: Final[LiteralString] = fill("""
 SELECT s.name, max(s.last) AS last, max(s.used) AS used
 FROM (
     -- a position is at or past each fact of its writer, also where the facts are gone by now; at 1
@@ -164,13 +165,13 @@ FROM (
         (SELECT max(state_group) FROM state_groups)
     UNION ALL
     SELECT 'state_key_nids', COALESCE(pg_sequence_last_value('state_key_nids') + 99, 0),
-        (SELECT max(state_key_nid) FROM state_keys WHERE state_key_nid >= 1000)
+        (SELECT max(state_key_nid) FROM state_keys WHERE state_key_nid >= {ASSIGNED_FROM})
     UNION ALL
     SELECT 'principal_nids', COALESCE(pg_sequence_last_value('principal_nids') + 99, 0),
-        (SELECT max(principal_nid) FROM principals WHERE principal_nid >= 1000)
+        (SELECT max(principal_nid) FROM principals WHERE principal_nid >= {ASSIGNED_FROM})
     UNION ALL
     SELECT 'type_nids', COALESCE(pg_sequence_last_value('type_nids') + 9, 0),
-        (SELECT max(type_nid) FROM event_types WHERE type_nid >= 1000)
+        (SELECT max(type_nid) FROM event_types WHERE type_nid >= {ASSIGNED_FROM})
     UNION ALL
     SELECT 'room_nids', COALESCE(pg_sequence_last_value('room_nids') + 9, 0),
         (SELECT max(room_nid) FROM rooms)
@@ -178,7 +179,7 @@ FROM (
 GROUP BY s.name
 HAVING max(s.used) > max(s.last)
 ORDER BY s.name
-"""
+""")
 
 SQL_SET_FORWARD: Final[LiteralString] = """
 SELECT setval($1::text::regclass, $2::bigint)

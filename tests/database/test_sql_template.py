@@ -26,3 +26,15 @@ def test_an_array_of_numbers_is_no_placeholder() -> None:
 def test_what_does_not_fit_is_refused(parts: dict[str, str], named: str) -> None:
     with pytest.raises(ValueError, match=named):
         fill("SELECT a FROM t ORDER BY a {order}", **parts)
+
+
+def test_numbers_are_put_in_by_name() -> None:
+    filled = fill("SELECT {which} FROM m WHERE membership = {JOIN}", which="{KEY_NAME}")
+    assert filled == "SELECT 9 /* KEY_NAME */ FROM m WHERE membership = 5 /* JOIN */"
+    with pytest.raises(ValueError, match="no such number"):
+        fill("SELECT {PARTED}")
+
+
+def test_lines_of_a_part_are_indented_and_an_empty_part_leaves_no_line() -> None:
+    filled = fill("SELECT *\n    {source}\n    {rest}\n", source="\nFROM a\nJOIN b\n", rest="")
+    assert filled == "SELECT *\n    FROM a\n    JOIN b\n"

@@ -17,7 +17,7 @@ from typer.core import TyperGroup
 import storage
 from benchmarks.figures import figures as figures_of
 from benchmarks.figures import read as read_results
-from docs.generate import api, errors, metrics, settings
+from docs.generate import api, errors, metrics, settings, statements
 from docs.generate.all_pages import generated_pages
 from docs.generate.schema_file import SCHEMA, SchemaColumn, read
 from docs.generate.store_calls import StoreCalls
@@ -231,6 +231,26 @@ async def test_the_indexes_are_those_of_a_database(conn: Connection) -> None:
     rows = await conn.fetch(SQL_INDEXES, row=CatalogueIndex)
     assert shown == {(row.table_name, row.relname): row.comment for row in rows}
     assert len(shown) > 50
+
+
+# --------------------------------------------------------------------------------------------------
+# statements
+
+
+def test_the_files_of_statements_are_those_of_the_code() -> None:
+    """`python -m docs.generate.statements` writes them."""
+    there = {path.name: path.read_text("utf-8") for path in statements.FOLDER.iterdir()}
+    wanted = statements.files()
+    assert len(wanted) > 100
+    assert there.keys() == wanted.keys()
+    assert [name for name in wanted if there[name] != wanted[name]] == []
+
+
+def test_a_file_names_the_functions_and_the_parameters() -> None:
+    write = statements.files()["persist.write.all_tables.write.sql"].replace("\n-- ", " ")
+    assert write.startswith("-- Sent by storage.persist.write.all_tables._write_all")
+    assert "$2 to $5 placed (event_nid, room_nid, backfilled, event_id), " in write
+    assert [one.name for one in statements.statements() if not one.senders] == []
 
 
 # --------------------------------------------------------------------------------------------------

@@ -29,6 +29,13 @@ SQL_START = re.compile(
 SQL_NAME = re.compile(r"(SQL|PART|PARTS|TEMPLATE)_[A-Z0-9_]+$")
 """Of a statement, of a part of several, of parts by name, and of a template for `fill`."""
 
+FIXED_NUMBER = re.compile(
+    r"\b(membership\w*|(rel_)?type_nid|state_key_nid|principal_nid)(, 0\))?"
+    r"( [<>=]{1,2}| (NOT )?IN \(| IS (NOT )?DISTINCT FROM) *[1-9]|_lock\w*\(\d"
+)
+NUMBERED = ("storage/maintenance/repair/", "storage/pipeline/rebuilding/")
+"""Their statements still have numbers: one of them replaces the other."""
+
 LEFT_OVER = re.compile(r"\b(TODO|FIXME|XXX|HACK)\b|NotImplementedError|\bxfail\(|time\.sleep\(")
 SLEEP_IS_POLLING = {"storage/database/embedded.py", "tests/pipeline/cluster.py"}
 """Waiting for another process that tells nobody when it is done."""
@@ -121,9 +128,10 @@ def loose_sql(name: str, tree: ast.Module) -> list[str]:
 
 
 def composed(value: ast.expr | None) -> list[ast.expr]:
-    """Return the text of `compose(…)` or `compose(…).sql`."""
+    """Return the text of `fill(…)`, `compose(…)` or `compose(…).sql`."""
     call = value.value if isinstance(value, ast.Attribute) else value
-    return call.args[:1] if isinstance(call, ast.Call) and is_call_of(call, "compose") else []
+    is_one = call is not None and (is_call_of(call, "compose") or is_call_of(call, "fill"))
+    return call.args[:1] if isinstance(call, ast.Call) and is_one else []
 
 
 def long_sql(name: str, tree: ast.Module) -> list[str]:
@@ -138,6 +146,21 @@ def long_sql(name: str, tree: ast.Module) -> list[str]:
             node.value.count(NEWLINE) > LINES_PER_STATEMENT
             or max(map(int, re.findall(r"\$(\d+)", node.value)), default=0) > PARAMETERS_BY_HAND
         )
+    ]
+
+
+def numbered_sql(name: str, tree: ast.Module) -> list[str]:
+    """Return SQL with the number of a membership, a type, a state key or a lock.
+
+    `fill` puts it in by its name (`NAMED_NUMBERS` in storage/database/names.py).
+    """
+    return [
+        f"{name}:{node.lineno} {found[0]!r}"
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Constant)
+        and isinstance(node.value, str)
+        and not name.startswith(NUMBERED)
+        for found in FIXED_NUMBER.finditer(node.value)
     ]
 
 
@@ -212,6 +235,7 @@ CHECKS: dict[Callable[[str, ast.Module], list[str]], tuple[str, ...]] = {
     mixed_classes: ("storage", "migrations", "benchmarks"),
     loose_sql: ("storage",),
     long_sql: ("storage",),
+    numbered_sql: ("storage",),
     assembled_sql: ("storage",),
 }
 """Each check, and the folders that it is for."""
@@ -303,6 +327,10 @@ def test_the_package_cites_no_page_outside_of_it() -> None:
         (loose_sql, "SQL_X: Final = f'SELECT {x} FROM y'"),
         (long_sql, "SQL_X: Final = 'SELECT 1" + "\\n" * 151 + "'"),
         (long_sql, f"SQL_X: Final = 'SELECT ${PARAMETERS_BY_HAND + 1}'"),
+        (numbered_sql, "SQL_X: Final = 'SELECT FROM memberships m WHERE m.membership = 5'"),
+        (numbered_sql, "PART_X: Final = 'COALESCE(e.membership, 0) <> 5'"),
+        (numbered_sql, "PART_X: Final = 'e.rel_type_nid NOT IN (19, 20)'"),
+        (numbered_sql, "SQL_X: Final = 'SELECT pg_advisory_xact_lock(1919905645, $1::int)'"),
         (assembled_sql, "SQL_X: Final = SQL_Y + 'UNION ALL'"),
         (assembled_sql, "SQL_X: Final = 'SELECT 1' + y"),
         (assembled_sql, "SQL_X: Final = 'SELECT %s' % y"),
@@ -331,7 +359,10 @@ def test_a_check_sees_what_it_is_for(check: object, source: str) -> None:
         (loose_sql, "SQL_X: Final = 'SELECT 1'"),
         (loose_sql, "def f():\n    '''SELECT 1 is a statement.'''\n    g('Select a room')"),
         (long_sql, "SQL_X: Final = 'SELECT 1" + "\\n" * 150 + "'"),
+        (numbered_sql, "SQL_X: Final = fill('SELECT e.membership = {JOIN}')"),
+        (numbered_sql, "SQL_X: Final = 'SELECT COALESCE(e.membership, 0) AS membership'"),
         (loose_sql, "X: Final = compose('SELECT 1', Y)"),
+        (loose_sql, "SQL_X: Final = fill('SELECT 1 = {JOIN}')"),
         (loose_sql, "SQL_X: Final = compose('SELECT 1', Y).sql"),
         (long_sql, f"SQL_X: Final = 'SELECT ${PARAMETERS_BY_HAND}'"),
         (assembled_sql, "SQL_X: Final = compose(fill(TEMPLATE_X, x=PART_X), Y).sql"),

@@ -30,7 +30,7 @@ from storage.database.archived_bytes import (
     write_file,
 )
 from storage.database.connection import Connection, Database
-from storage.database.placeholders import transposed
+from storage.database.placeholders import fill, transposed
 from storage.errors import ArchiveNotOwned, ArchiveRunning, ArchiveUnavailable, StorageCorrupt
 
 # --------------------------------------------------------------------------------------------------
@@ -127,8 +127,8 @@ logger: logging.Logger = logging.getLogger(__name__)
 ENTRIES: Final = 1_000
 """Entries of an index that one statement compares with events."""
 
-SQL_LOCK: Final[LiteralString] = "SELECT pg_try_advisory_lock(1919905650)"
-SQL_UNLOCK: Final[LiteralString] = "SELECT pg_advisory_unlock(1919905650)"
+SQL_LOCK: Final[LiteralString] = fill("SELECT pg_try_advisory_lock({LOCK_ARCHIVE})")
+SQL_UNLOCK: Final[LiteralString] = fill("SELECT pg_advisory_unlock({LOCK_ARCHIVE})")
 
 SQL_PACKS: Final[LiteralString] = """
 SELECT pack, state, url, bytes, events

@@ -13,12 +13,13 @@ from typing import Final, LiteralString, NamedTuple
 
 from storage.config import Config
 from storage.database.connection import Connection, Database
+from storage.database.placeholders import fill
 from storage.errors import PurgeRunning
 from storage.maintenance.purge.cut_point import CutPoint
 from storage.observability.counters import Progress, Report, silent
 
-SQL_LOCK: Final[LiteralString] = "SELECT pg_try_advisory_lock(1919905646, $1::int)"
-SQL_UNLOCK: Final[LiteralString] = "SELECT pg_advisory_unlock(1919905646, $1::int)"
+SQL_LOCK: Final[LiteralString] = fill("SELECT pg_try_advisory_lock({LOCK_PURGE}, $1::int)")
+SQL_UNLOCK: Final[LiteralString] = fill("SELECT pg_advisory_unlock({LOCK_PURGE}, $1::int)")
 
 SQL_BEGIN: Final[LiteralString] = """
 INSERT INTO purge_jobs (job_id, room_nid, room_id, topological_cut, stream_cut, arrived_upto, local,
@@ -61,13 +62,13 @@ WHERE finished_ts IS NULL
 ORDER BY job_id
 """
 
-SQL_RUNNING: Final[LiteralString] = """
+SQL_RUNNING: Final[LiteralString] = fill("""
 SELECT l.objid::int
 FROM pg_locks l
 JOIN pg_database d ON d.oid = l.database
 WHERE d.datname = current_database() AND l.locktype = 'advisory'
-    AND l.classid = 1919905646 AND l.objsubid = 2 AND l.granted
-"""
+    AND l.classid = {LOCK_PURGE} AND l.objsubid = 2 AND l.granted
+""")
 
 SQL_COUNT: Final[LiteralString] = """
 UPDATE purge_jobs

@@ -32,7 +32,7 @@ WHERE room_nid = $1::int
 SQL_ABOVE: Final[LiteralString] = compose(
     """
 SELECT e.event_nid, e.topological_ordering, e.stream_ordering, e.backfilled, e.redacted_by,
-    e.type_nid = 7 AND e.rejected IS NULL AND NOT e.soft_failed AS is_redaction,
+    e.type_nid = {TYPE_REDACTION} AND e.rejected IS NULL AND NOT e.soft_failed AS is_redaction,
     ARRAY(
         SELECT n.event_nid
         FROM unnest(:prev_nids.call(e)) AS n (event_nid)
@@ -58,7 +58,7 @@ ORDER BY e.topological_ordering, e.stream_ordering
 SQL_LATE: Final[LiteralString] = compose(
     """
 SELECT e.event_nid, e.topological_ordering, e.stream_ordering, e.backfilled, e.redacted_by,
-    e.type_nid = 7 AND e.rejected IS NULL AND NOT e.soft_failed AS is_redaction,
+    e.type_nid = {TYPE_REDACTION} AND e.rejected IS NULL AND NOT e.soft_failed AS is_redaction,
     CASE WHEN e.topological_ordering < $3::bigint THEN :prev_nids.call(e) ELSE '{}' END AS going,
     CASE WHEN e.rejected IS NULL THEN '{}' ELSE :auth_nids.call(e) END AS cited
 FROM (
@@ -77,7 +77,7 @@ ORDER BY e.stream_ordering
 SQL_SINCE: Final[LiteralString] = compose(
     """
 SELECT e.event_nid, e.topological_ordering, e.stream_ordering, e.backfilled, e.redacted_by,
-    e.type_nid = 7 AND e.rejected IS NULL AND NOT e.soft_failed AS is_redaction,
+    e.type_nid = {TYPE_REDACTION} AND e.rejected IS NULL AND NOT e.soft_failed AS is_redaction,
     :prev_nids.call(e) AS going,
     CASE WHEN e.rejected IS NULL THEN '{}' ELSE :auth_nids.call(e) END AS cited
 FROM events e

@@ -11,6 +11,7 @@ Interned names stay, and the nids of other rooms never change.
 from typing import Final, LiteralString
 
 from storage.database.connection import Connection, Database
+from storage.database.placeholders import fill
 from storage.errors import PurgeRefused, UnknownRoom
 from storage.ids import RoomId
 from storage.maintenance.purge.history import PurgeContext
@@ -19,7 +20,7 @@ from storage.persist.room_lock import lock_room
 from storage.streams.caches import AUTH_CHAIN_IDS, CURRENT_STATE
 from storage.streams.invalidate_caches import invalidate_caches, register_writer
 
-SQL_JOINED: Final[LiteralString] = """
+SQL_JOINED: Final[LiteralString] = fill("""
 SELECT p.name
 FROM current_state c
 CROSS JOIN LATERAL (
@@ -33,12 +34,12 @@ CROSS JOIN LATERAL (
     WHERE principal_nid = p.principal_nid AND room_nid = c.room_nid
     OFFSET 0
 ) AS m
-WHERE c.room_nid = $1::int AND c.membership = 5 AND m.membership = 5
+WHERE c.room_nid = $1::int AND c.membership = {JOIN} AND m.membership = {JOIN}
 ORDER BY p.name
 LIMIT 1
-"""
+""")
 
-SQL_HIDE: Final[LiteralString] = """
+SQL_HIDE: Final[LiteralString] = fill("""
 WITH
 member AS (DELETE FROM memberships WHERE room_nid = $1::int),
 out_of_band AS (DELETE FROM out_of_band_memberships WHERE room_nid = $1::int),
@@ -58,7 +59,7 @@ fact AS (
 purged AS (
     INSERT INTO purged_streams (stream_name, purged_upto)
     SELECT 'events', GREATEST(max(m.stream_ordering),
-        max(r.last_stream_ordering) FILTER (WHERE m.membership >= 3))
+        max(r.last_stream_ordering) FILTER (WHERE m.membership >= {KNOCK}))
     FROM rooms r
     JOIN memberships m USING (room_nid)
     WHERE r.room_nid = $1::int
@@ -78,7 +79,7 @@ SET forward_extremities = '{}',
     out_of_range = '{}',
     removals = removals + 1
 WHERE room_nid = $1::int
-"""
+""")
 
 SQL_EVENTS: Final[LiteralString] = """
 WITH

@@ -14,13 +14,14 @@ from collections.abc import Sequence
 from typing import Final, LiteralString, NamedTuple
 
 from storage.database.connection import Connection
+from storage.database.placeholders import fill
 from storage.maintenance.purge.history import PurgeContext
 from storage.maintenance.purge.job import PurgeJob
 from storage.persist.room_lock import lock_room_keeping_plans
 
 PAGE: Final = 1_000
 
-SQL_BLIND: Final[LiteralString] = """
+SQL_BLIND: Final[LiteralString] = fill("""
 WITH
 used AS (
     SELECT range_agg(int8range(u.audience, u.audience + 1)) AS audiences
@@ -45,12 +46,12 @@ CROSS JOIN LATERAL (
     SELECT name FROM principals WHERE principal_nid = v.principal_nid OFFSET 0
 ) AS p
 WHERE v.room_nid = $1::int AND (p.name LIKE '@%' OR v.audiences = v.invited_audiences)
-    AND v.principal_nid > 2 AND v.joined_count = 0 AND v.invited_count = 0
+    AND v.principal_nid > {PRINCIPAL_SHARED} AND v.joined_count = 0 AND v.invited_count = 0
     AND NOT v.audiences && COALESCE((SELECT audiences FROM used), '{}')
     AND (v.last_join_topological IS NULL
         OR v.last_join_topological < (SELECT topological_ordering FROM lowest))
 ORDER BY v.principal_nid
-"""
+""")
 
 SQL_FORGET: Final[LiteralString] = """
 WITH gone AS (

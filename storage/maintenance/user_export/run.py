@@ -22,6 +22,7 @@ from storage import arguments as args
 from storage.codec import StoredBytes, decode
 from storage.database.connection import Connection, Database
 from storage.database.deployment import deployment
+from storage.database.placeholders import fill
 from storage.errors import InputError, UnknownRoom
 from storage.ids import RoomId, UserId
 from storage.maintenance.reencode import end_of_nids
@@ -34,14 +35,14 @@ from storage.queries.room_info import rooms as room_info
 # --------------------------------------------------------------------------------------------------
 # Facts about a user in the database, beside the events that they may see.
 
-SQL_USER_ROOMS: Final[LiteralString] = """
+SQL_USER_ROOMS: Final[LiteralString] = fill("""
 SELECT r.room_id
 FROM rooms r
 WHERE r.room_nid IN (
         SELECT c.room_nid
         FROM current_state c
         JOIN state_keys k USING (state_key_nid)
-        WHERE k.type_nid = 2 AND k.state_key = $1::text
+        WHERE k.type_nid = {TYPE_MEMBER} AND k.state_key = $1::text
         UNION
         SELECT m.room_nid
         FROM memberships m
@@ -49,7 +50,7 @@ WHERE r.room_nid IN (
         WHERE p.name = $1::text
     )
 ORDER BY r.room_id
-"""
+""")
 
 SQL_LAST_NID: Final[LiteralString] = """
 SELECT COALESCE(max(event_nid), 0)

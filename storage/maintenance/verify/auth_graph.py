@@ -16,7 +16,7 @@ from storage.maintenance.verify.event_loader import Finding, VerifiedRoom
 TEMPLATE_AUTH_EDGES: Final[LiteralString] = """
 SELECT event_nid, event_id, state_key_nid,
     -- an out-of-band event counts as rejected
-    rejected IS NOT NULL OR (outlier AND COALESCE(membership <> 5, false)
+    rejected IS NOT NULL OR (outlier AND COALESCE(membership <> {JOIN}, false)
         AND :auth_nids.call = '{}') AS rejected,
     :auth_nids.call AS auth_events
 FROM {events} AS e

@@ -207,12 +207,12 @@ SQL_OUTLIERS: Final[LiteralString] = fill(
     events=PART_AUTHORISED_EVENTS,
 )
 
-SQL_CREATES: Final[LiteralString] = """
+SQL_CREATES: Final[LiteralString] = fill("""
 SELECT e.event_id
-FROM (SELECT * FROM events WHERE room_nid = $1::int AND type_nid = 1 OFFSET 0) AS e
+FROM (SELECT * FROM events WHERE room_nid = $1::int AND type_nid = {TYPE_CREATE} OFFSET 0) AS e
 WHERE e.rejected IS NULL
 ORDER BY e.event_id
-"""
+""")
 
 TEMPLATE_REJECTED: Final[LiteralString] = """
 SELECT e.event_nid, e.state_group_before

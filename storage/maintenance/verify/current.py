@@ -7,7 +7,7 @@ from typing import Final, LiteralString, NamedTuple
 from storage.database.columns import PREV_NIDS
 from storage.database.connection import Connection
 from storage.database.names import JOIN
-from storage.database.placeholders import compose
+from storage.database.placeholders import compose, fill
 from storage.maintenance.verify.event_loader import (
     BATCH,
     BEFORE_ALL,
@@ -23,25 +23,26 @@ FROM current_state
 WHERE room_nid = $1::int
 """
 
-SQL_COUNTS: Final[LiteralString] = """
+SQL_COUNTS: Final[LiteralString] = fill("""
 SELECT r.joined_count, r.invited_count,
     (SELECT count(*)::int FROM current_state c
-        WHERE c.room_nid = r.room_nid AND c.membership = 5) AS joined,
+        WHERE c.room_nid = r.room_nid AND c.membership = {JOIN}) AS joined,
     (SELECT count(*)::int FROM current_state c
-        WHERE c.room_nid = r.room_nid AND c.membership = 4) AS invited
+        WHERE c.room_nid = r.room_nid AND c.membership = {INVITE}) AS invited
 FROM rooms r
 WHERE r.room_nid = $1::int
-"""
+""")
 
-SQL_STATE_EVENTS: Final[LiteralString] = """
-SELECT e.event_nid, e.membership, e.state_key_nid, k.state_key, e.type_nid = 2 AS is_member,
+SQL_STATE_EVENTS: Final[LiteralString] = fill("""
+SELECT e.event_nid, e.membership, e.state_key_nid, k.state_key,
+    e.type_nid = {TYPE_MEMBER} AS is_member,
     e.outlier OR (e.backfilled AND e.rejected IS NULL AND NOT e.soft_failed) AS is_outside
 FROM events e
 CROSS JOIN LATERAL (
     SELECT state_key FROM state_keys WHERE state_key_nid = e.state_key_nid OFFSET 0
 ) AS k
 WHERE e.event_nid = ANY($1::bigint[])
-"""
+""")
 
 SQL_MEMBERSHIPS: Final[LiteralString] = """
 SELECT COALESCE(p.name, 'principal ' || m.principal_nid) AS user_id, m.event_nid, m.membership
@@ -53,12 +54,12 @@ WHERE m.room_nid = $1::int
 
 # the last change of the user's membership, or a later position of the room at which an earlier
 # membership was overruled or the room was completed
-SQL_MEMBER_POSITIONS: Final[LiteralString] = """
+SQL_MEMBER_POSITIONS: Final[LiteralString] = fill("""
 SELECT p.name AS user_id, m.stream_ordering AS found, d.stream_ordering AS expected,
     m.writer_nid AS found_writer, COALESCE(d.writer_nid, e.writer_nid) AS expected_writer
 FROM memberships m
 JOIN principals p USING (principal_nid)
-JOIN state_keys k ON k.type_nid = 2 AND k.state_key = p.name
+JOIN state_keys k ON k.type_nid = {TYPE_MEMBER} AND k.state_key = p.name
 CROSS JOIN LATERAL (
     SELECT stream_ordering, writer_nid
     FROM state_deltas
@@ -87,7 +88,7 @@ WHERE m.room_nid = $1::int AND m.event_nid <> 0
         OR m.writer_nid <> e.writer_nid
     )
 ORDER BY 1
-"""
+""")
 
 SQL_LACKS_MARK: Final[LiteralString] = """
 SELECT r.is_partial AND NOT EXISTS (SELECT FROM partial_rooms p WHERE p.room_nid = r.room_nid)

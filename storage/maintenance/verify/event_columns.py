@@ -241,12 +241,12 @@ def _int8(number: int) -> int:
 # --------------------------------------------------------------------------------------------------
 # Check which redaction took effect on which event, and which redactions wait for a target.
 
-SQL_REDACTIONS: Final[LiteralString] = """
+SQL_REDACTIONS: Final[LiteralString] = fill("""
 SELECT event_nid, event_id, state_group_before, origin_server_ts, ineffective
 FROM (SELECT * FROM events WHERE room_nid = $1::int AND NOT outlier OFFSET 0) AS e
-WHERE type_nid = 7 AND rejected IS NULL AND NOT soft_failed
+WHERE type_nid = {TYPE_REDACTION} AND rejected IS NULL AND NOT soft_failed
 ORDER BY event_nid
-"""
+""")
 
 SQL_TARGETS: Final[LiteralString] = """
 SELECT e.event_id, p.name AS sender, e.refused IS NOT NULL AS is_refused,
@@ -280,7 +280,8 @@ WHERE e.room_nid = $1::int AND NOT e.outlier AND l.event_nid IS NULL
 TEMPLATE_INEFFECTIVE: Final[LiteralString] = """
 SELECT e.event_id
 FROM {events} AS e
-WHERE e.ineffective AND (e.type_nid <> 7 OR e.outlier OR e.rejected IS NOT NULL OR e.soft_failed)
+WHERE e.ineffective AND (e.type_nid <> {TYPE_REDACTION} OR e.outlier
+    OR e.rejected IS NOT NULL OR e.soft_failed)
 """
 
 SQL_INEFFECTIVE: Final[LiteralString] = fill(

@@ -8,7 +8,7 @@ from storage.arguments import is_text
 from storage.codec import StoredBytes, decode
 from storage.database.columns import AUTH_NIDS, PREV_NIDS
 from storage.database.connection import Connection
-from storage.database.placeholders import compose
+from storage.database.placeholders import compose, fill
 from storage.errors import InvalidEvent, StorageCorrupt, UnknownRoom
 from storage.event import ROOM_VERSIONS, Event, glance, parse
 from storage.ids import EventId, RoomId, StateKey
@@ -414,12 +414,12 @@ class EventLoader:
 # A store of an earlier release read events by the version of another room of their batch. No other
 # check compares the two.
 
-SQL_CREATE_EVENTS: Final[LiteralString] = """
+SQL_CREATE_EVENTS: Final[LiteralString] = fill("""
 SELECT event_id, rejected, encoding, json
 FROM events
-WHERE room_nid = $1::int AND type_nid = 1 AND state_key_nid = 1
+WHERE room_nid = $1::int AND type_nid = {TYPE_CREATE} AND state_key_nid = {KEY_CREATE}
 ORDER BY event_id
-"""
+""")
 
 
 class CreateRow(NamedTuple):

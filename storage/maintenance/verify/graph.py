@@ -5,7 +5,7 @@ from typing import Final, LiteralString, NamedTuple
 
 from storage.database.columns import PREV_NIDS
 from storage.database.connection import Connection
-from storage.database.placeholders import compose
+from storage.database.placeholders import compose, fill
 from storage.maintenance.indexes import Lie
 from storage.maintenance.verify.event_columns import SQL_NIDS
 from storage.maintenance.verify.event_loader import BATCH, Finding, VerifiedRoom, event_ids
@@ -287,7 +287,7 @@ WHERE p.stream_id IS NULL OR p.stream_id < f.latest
 ORDER BY 1, 2
 """
 
-SQL_SEQUENCES: Final[LiteralString] = """
+SQL_SEQUENCES: Final[LiteralString] = fill("""
 SELECT s.name, max(s.largest) AS largest,
     max(CASE WHEN q.last_value IS NULL THEN 0 ELSE q.last_value + q.increment_by END) AS next
 FROM (
@@ -314,17 +314,18 @@ FROM (
     UNION ALL SELECT 'state_group_nids', (SELECT max(state_group) FROM state_groups)
     UNION ALL SELECT 'room_nids', (SELECT max(room_nid) FROM rooms)
     UNION ALL SELECT 'principal_nids',
-        (SELECT max(principal_nid) FROM principals WHERE principal_nid >= 1000)
-    UNION ALL SELECT 'type_nids', (SELECT max(type_nid) FROM event_types WHERE type_nid >= 1000)
+        (SELECT max(principal_nid) FROM principals WHERE principal_nid >= {ASSIGNED_FROM})
+    UNION ALL SELECT 'type_nids',
+        (SELECT max(type_nid) FROM event_types WHERE type_nid >= {ASSIGNED_FROM})
     UNION ALL SELECT 'state_key_nids',
-        (SELECT max(state_key_nid) FROM state_keys WHERE state_key_nid >= 1000)
+        (SELECT max(state_key_nid) FROM state_keys WHERE state_key_nid >= {ASSIGNED_FROM})
 ) AS s
 LEFT JOIN pg_sequences q ON q.schemaname = current_schema() AND q.sequencename = s.name
 WHERE s.largest IS NOT NULL
     AND s.largest >= CASE WHEN q.last_value IS NULL THEN 0 ELSE q.last_value + q.increment_by END
 GROUP BY s.name
 ORDER BY 1
-"""
+""")
 
 
 SQL_INVALID_INDEXES: Final[LiteralString] = """

@@ -7,6 +7,7 @@ from typing import Final, LiteralString
 from storage.codec.pack import START, damaged_entries
 from storage.database.archived_bytes import folder_of, list_files, read_file
 from storage.database.connection import Connection, Database
+from storage.database.placeholders import fill
 from storage.maintenance.cold_archive.pack_rows import PackRow, packs, read_index
 from storage.maintenance.indexes import Lie, lies
 from storage.maintenance.totals import event_total
@@ -63,15 +64,15 @@ from storage.observability.counters import Counted, Report, silent
 
 CHECK: Final = "archive"
 
-SQL_IS_RUNNING: Final[LiteralString] = """
+SQL_IS_RUNNING: Final[LiteralString] = fill("""
 SELECT EXISTS (
     SELECT
     FROM pg_locks l
     JOIN pg_database d ON d.oid = l.database
     WHERE d.datname = current_database() AND l.locktype = 'advisory' AND l.granted
-        AND l.classid = 0 AND l.objid = 1919905650 AND l.objsubid = 1
+        AND l.classid = 0 AND l.objid = {LOCK_ARCHIVE} AND l.objsubid = 1
 )
-"""
+""")
 
 
 async def check_archive(conn: Connection) -> AsyncIterator[Finding]:

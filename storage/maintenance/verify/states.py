@@ -257,7 +257,7 @@ SELECT g.state_group, x.state_key_nid, x.event_nid, x.is_member, e.event_id,
     COALESCE(e.room_nid <> g.room_nid OR e.state_key_nid IS DISTINCT FROM x.state_key_nid,
         false) AS is_other,
     k.state_key_nid IS NULL AS is_nameless,
-        (k.type_nid = 2) IS DISTINCT FROM x.is_member AS is_misplaced,
+        (k.type_nid = {TYPE_MEMBER}) IS DISTINCT FROM x.is_member AS is_misplaced,
     x.occurrences > 1 AS is_repeated
 FROM state_groups g
 CROSS JOIN LATERAL (
@@ -271,7 +271,7 @@ WHERE g.state_group = ANY($1::bigint[])
         (e.event_id IS NULL AND x.event_nid <> 0)
         OR e.room_nid <> g.room_nid
         OR (e.event_id IS NOT NULL AND e.state_key_nid IS DISTINCT FROM x.state_key_nid)
-        OR (k.type_nid = 2) IS DISTINCT FROM x.is_member
+        OR (k.type_nid = {TYPE_MEMBER}) IS DISTINCT FROM x.is_member
         OR x.occurrences > 1
     )
 """,

@@ -34,7 +34,7 @@ FROM {events} AS e
 CROSS JOIN LATERAL (
     SELECT state_key FROM state_keys WHERE state_key_nid = e.state_key_nid OFFSET 0
 ) AS k
-WHERE e.type_nid = 2
+WHERE e.type_nid = {TYPE_MEMBER}
 """
 
 SQL_MEMBERS: Final[LiteralString] = fill(
@@ -45,7 +45,7 @@ SQL_MEMBERS: Final[LiteralString] = fill(
 TEMPLATE_VISIBILITY_EVENTS: Final[LiteralString] = """
 SELECT e.event_nid
 FROM {events} AS e
-WHERE e.state_key_nid = 5
+WHERE e.state_key_nid = {KEY_HISTORY_VISIBILITY}
 """
 
 SQL_VISIBILITY_EVENTS: Final[LiteralString] = fill(
@@ -223,20 +223,20 @@ WHERE v.room_nid = $1::int
 ORDER BY 1
 """
 
-SQL_LAST_JOINS: Final[LiteralString] = """
+SQL_LAST_JOINS: Final[LiteralString] = fill("""
 SELECT k.state_key AS user_id, max(e.topological_ordering) AS topological_ordering
 FROM events e
 CROSS JOIN LATERAL (
     SELECT state_key FROM state_keys WHERE state_key_nid = e.state_key_nid OFFSET 0
 ) AS k
 WHERE e.room_nid = $1::int
-    AND e.membership = 5
+    AND e.membership = {JOIN}
     AND NOT e.outlier
     AND NOT e.soft_failed
     AND e.rejected IS NULL
     AND substr(k.state_key, strpos(k.state_key, ':') + 1) = $2::text
 GROUP BY k.state_key
-"""
+""")
 
 SQL_UNKNOWN_AUDIENCES: Final[LiteralString] = """
 SELECT DISTINCT used.audience

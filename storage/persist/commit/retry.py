@@ -24,6 +24,7 @@ from functools import partial
 from typing import Any, Final, LiteralString, NamedTuple, Protocol
 
 from storage.database.connection import ATTEMPTS_MAX, Connection, Database
+from storage.database.placeholders import fill
 from storage.errors import ConstraintViolated, DatabaseConflict, DatabaseError, StorageCorrupt
 from storage.observability.opentelemetry import some, tracing
 from storage.persist.commit.publish import (
@@ -56,10 +57,10 @@ from storage.streams.stream_writer import LOST, InFlight
 
 logger: logging.Logger = logging.getLogger(__name__)
 
-SQL_LOCK_ROOMS: Final[LiteralString] = """
-SELECT pg_advisory_xact_lock(1919905645, room_nid)
+SQL_LOCK_ROOMS: Final[LiteralString] = fill("""
+SELECT pg_advisory_xact_lock({LOCK_ROOM}, room_nid)
 FROM (SELECT room_nid FROM rooms WHERE room_id = ANY($1::text[]) ORDER BY room_nid) AS ordered
-"""
+""")
 
 SQL_STORED: Final[LiteralString] = """
 SELECT e.event_nid, COALESCE(e.stream_ordering, 0) AS stream_ordering

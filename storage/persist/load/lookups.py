@@ -5,7 +5,7 @@ from typing import Any, Final, LiteralString, NamedTuple
 
 from storage.database.columns import AUTH_NIDS, EVENTS
 from storage.database.connection import Connection
-from storage.database.placeholders import compose, transposed
+from storage.database.placeholders import compose, fill, transposed
 from storage.ids import EventId, RoomId, UserId
 from storage.persist.model.caches import BLOCK_LENGTHS, NidBlocks
 from storage.persist.model.change_set import ChangeSet
@@ -88,17 +88,18 @@ FROM partial_rooms
 WHERE room_nid = $1::int
 """
 
-SQL_CREATE: Final[LiteralString] = """
+SQL_CREATE: Final[LiteralString] = fill("""
 SELECT event_id
 FROM events
-WHERE room_nid = $1::int AND type_nid = 1 AND state_key_nid = 1 AND rejected IS NULL
-"""
+WHERE room_nid = $1::int AND type_nid = {TYPE_CREATE} AND state_key_nid = {KEY_CREATE}
+    AND rejected IS NULL
+""")
 
-SQL_INVITED: Final[LiteralString] = """
+SQL_INVITED: Final[LiteralString] = fill("""
 SELECT state_key_nid
 FROM events
-WHERE event_nid = ANY($1::bigint[]) AND membership = 4
-"""
+WHERE event_nid = ANY($1::bigint[]) AND membership = {INVITE}
+""")
 
 SQL_MEMBERSHIP: Final[LiteralString] = """
 SELECT membership, event_nid
@@ -121,12 +122,12 @@ WHERE room_nid = $1::int
 """
 
 
-SQL_JOINED_TO_ANY: Final[LiteralString] = """
+SQL_JOINED_TO_ANY: Final[LiteralString] = fill("""
 SELECT EXISTS (
     SELECT
     FROM unnest($3::text[]) AS wanted (room_id)
     CROSS JOIN (SELECT state_key_nid FROM state_keys
-        WHERE type_nid = 2 AND state_key = $1::text OFFSET 0) AS k
+        WHERE type_nid = {TYPE_MEMBER} AND state_key = $1::text OFFSET 0) AS k
     CROSS JOIN (SELECT principal_nid FROM principals WHERE name = $2::text OFFSET 0) AS p
     CROSS JOIN LATERAL (SELECT room_nid FROM rooms WHERE room_id = wanted.room_id OFFSET 0) AS r
     CROSS JOIN LATERAL (SELECT membership FROM current_state
@@ -134,9 +135,9 @@ SELECT EXISTS (
     -- the state of a room that this server has left may be out of date
     CROSS JOIN LATERAL (SELECT joined_count FROM visibility
         WHERE room_nid = r.room_nid AND principal_nid = p.principal_nid OFFSET 0) AS v
-    WHERE c.membership = 5 AND v.joined_count > 0
+    WHERE c.membership = {JOIN} AND v.joined_count > 0
 )
-"""
+""")
 
 SQL_INSIDE_ANY: Final[LiteralString] = """
 SELECT EXISTS (
@@ -150,17 +151,17 @@ SELECT EXISTS (
 )
 """
 
-SQL_LOCAL_MEMBERS: Final[LiteralString] = """
+SQL_LOCAL_MEMBERS: Final[LiteralString] = fill("""
 SELECT p.name
 FROM visibility v
 CROSS JOIN LATERAL (SELECT membership FROM memberships
     WHERE principal_nid = v.principal_nid AND room_nid = v.room_nid OFFSET 0) AS m
 CROSS JOIN LATERAL (SELECT name FROM principals
     WHERE principal_nid = v.principal_nid OFFSET 0) AS p
-WHERE v.room_nid = $1::int AND m.membership = 5
+WHERE v.room_nid = $1::int AND m.membership = {JOIN}
 ORDER BY v.principal_nid
 LIMIT 100
-"""
+""")
 
 
 class AuthGraphRow(NamedTuple):

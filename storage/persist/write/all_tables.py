@@ -104,7 +104,7 @@ ROOM_INPUTS: Final = (LOCKED, PLACED, NEW_ROOM, OLD_ROOM, REORDERED)
 
 PART_LOCKED: Final[LiteralString] = """
 locked AS MATERIALIZED (  -- in a fixed order, so that two writers never wait for each other
-    SELECT room_nid, pg_advisory_xact_lock(1919905645, room_nid)
+    SELECT room_nid, pg_advisory_xact_lock({LOCK_ROOM}, room_nid)
     FROM (SELECT unnest(:lock.room_nid) AS room_nid ORDER BY 1) AS ordered
 )"""
 
@@ -123,10 +123,10 @@ positioned AS MATERIALIZED (  -- after the locks, as late as can be
 PART_ROOMS: Final[LiteralString] = """
 counted AS (  -- how the members of the current states change in number
     SELECT i.room_nid,
-        (count(*) FILTER (WHERE i.membership = 5)
-            - count(*) FILTER (WHERE c.membership = 5))::int AS joined,
-        (count(*) FILTER (WHERE i.membership = 4)
-            - count(*) FILTER (WHERE c.membership = 4))::int AS invited
+        (count(*) FILTER (WHERE i.membership = {JOIN})
+            - count(*) FILTER (WHERE c.membership = {JOIN}))::int AS joined,
+        (count(*) FILTER (WHERE i.membership = {INVITE})
+            - count(*) FILTER (WHERE c.membership = {INVITE}))::int AS invited
     FROM (
         SELECT i.room_nid, i.state_key_nid, i.membership
         FROM :set_state.rows(room_nid, state_key_nid, membership) AS i

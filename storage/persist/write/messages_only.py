@@ -62,7 +62,7 @@ ROOM: Final = ROOMS.rows(
 TEMPLATE_WRITE_MESSAGES: Final[LiteralString] = """
 WITH
 locked AS MATERIALIZED (  -- in a fixed order, so that two writers never wait for each other
-    SELECT room_nid, pg_advisory_xact_lock(1919905645, room_nid)
+    SELECT room_nid, pg_advisory_xact_lock({LOCK_ROOM}, room_nid)
     FROM (SELECT unnest(:room.room_nid) AS room_nid ORDER BY 1) AS ordered
 ),
 new_event AS (  -- positions after the locks, as late as can be

@@ -258,8 +258,8 @@ set_membership AS (
             stream_ordering = EXCLUDED.stream_ordering,
             writer_nid = EXCLUDED.writer_nid,
             -- until a join, an invite or a knock; code that does not know the column keeps it
-            forgotten = memberships.forgotten AND memberships.membership < 3
-                AND EXCLUDED.membership < 3 AND NOT EXISTS (
+            forgotten = memberships.forgotten AND memberships.membership < {KNOCK}
+                AND EXCLUDED.membership < {KNOCK} AND NOT EXISTS (
                     SELECT FROM :set_membership.rows(principal_nid, room_nid, entered) AS a
                     WHERE a.entered AND a.principal_nid = EXCLUDED.principal_nid
                         AND a.room_nid = EXCLUDED.room_nid

@@ -22,39 +22,40 @@ from typing import Final, LiteralString, NamedTuple
 from storage.codec import StoredBytes, decode
 from storage.database.arrow_results import ArrowConnection, arrow_session
 from storage.database.connection import Connection
+from storage.database.placeholders import fill
 from storage.errors import DatabaseConflict, DatabaseError
 
-SQL_LOCK_IMPORT: Final[LiteralString] = """
-SELECT pg_try_advisory_lock(1919905646) AS is_free
-"""
+SQL_LOCK_IMPORT: Final[LiteralString] = fill("""
+SELECT pg_try_advisory_lock({LOCK_IMPORT}) AS is_free
+""")
 
 SQL_IMPORT_NUMBER: Final[LiteralString] = """
 SELECT nextval('import_numbers')::int AS number
 """
 
-SQL_LIVE: Final[LiteralString] = """
-SELECT pg_advisory_lock(1919905648, $1::int)::text AS alive
-"""
+SQL_LIVE: Final[LiteralString] = fill("""
+SELECT pg_advisory_lock({LOCK_IMPORT_ALIVE}, $1::int)::text AS alive
+""")
 
-SQL_DIE: Final[LiteralString] = """
-SELECT pg_advisory_unlock(1919905648, $1::int) AS is_dead
-"""
+SQL_DIE: Final[LiteralString] = fill("""
+SELECT pg_advisory_unlock({LOCK_IMPORT_ALIVE}, $1::int) AS is_dead
+""")
 
-SQL_IS_DEAD: Final[LiteralString] = """
-SELECT pg_try_advisory_xact_lock_shared(1919905648, $1::int) AS is_dead
-"""
+SQL_IS_DEAD: Final[LiteralString] = fill("""
+SELECT pg_try_advisory_xact_lock_shared({LOCK_IMPORT_ALIVE}, $1::int) AS is_dead
+""")
 
-SQL_WORK: Final[LiteralString] = """
-SELECT pg_advisory_xact_lock_shared(1919905647, $1::int)::text AS is_held
-"""
+SQL_WORK: Final[LiteralString] = fill("""
+SELECT pg_advisory_xact_lock_shared({LOCK_IMPORT_WORK}, $1::int)::text AS is_held
+""")
 
-SQL_HOLD: Final[LiteralString] = """
-SELECT pg_advisory_lock_shared(1919905647, $1::int)::text AS is_held
-"""
+SQL_HOLD: Final[LiteralString] = fill("""
+SELECT pg_advisory_lock_shared({LOCK_IMPORT_WORK}, $1::int)::text AS is_held
+""")
 
-SQL_WAIT_FOR_WORK: Final[LiteralString] = """
-SELECT pg_advisory_xact_lock(1919905647, $1::int)::text AS is_over
-"""
+SQL_WAIT_FOR_WORK: Final[LiteralString] = fill("""
+SELECT pg_advisory_xact_lock({LOCK_IMPORT_WORK}, $1::int)::text AS is_over
+""")
 
 SQL_PATIENCE: Final[LiteralString] = """
 SET LOCAL lock_timeout = '30s'
@@ -72,9 +73,9 @@ WITH RECURSIVE found AS (
 SELECT import_number AS number FROM found WHERE import_number IS NOT NULL
 """
 
-SQL_IS_LEFT: Final[LiteralString] = """
-SELECT pg_try_advisory_xact_lock(1919905647, $1::int) AS is_left
-"""
+SQL_IS_LEFT: Final[LiteralString] = fill("""
+SELECT pg_try_advisory_xact_lock({LOCK_IMPORT_WORK}, $1::int) AS is_left
+""")
 
 SQL_LOCK_TABLE: Final[LiteralString] = """
 LOCK TABLE import_events IN ACCESS EXCLUSIVE MODE NOWAIT
@@ -94,9 +95,11 @@ WITH removed AS (DELETE FROM import_events WHERE import_number = $1::int RETURNI
 SELECT count(*) AS rows FROM removed
 """
 
-SQL_LOCK_RANGE: Final[LiteralString] = """
-SELECT pg_advisory_xact_lock(hashint8extended($2::bigint, 1919905649::bigint << 31 | $1::int))
-"""
+SQL_LOCK_RANGE: Final[LiteralString] = fill("""
+SELECT pg_advisory_xact_lock(
+    hashint8extended($2::bigint, {LOCK_IMPORT_RANGE}::bigint << 31 | $1::int)
+)
+""")
 
 SQL_FORGET_RANGE: Final[LiteralString] = """
 DELETE FROM import_events

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from storage.database.arrow_results import ArrowConnection
+from storage.database.placeholders import fill
 from storage.pipeline.lake.tables import MEMBERSHIPS, ROOMS, STATE_CHANGES, VISIBILITY, MirrorTable
 from storage.pipeline.source.token_bounds import Bounds
 
@@ -33,7 +34,7 @@ JOIN unnest($2::bigint[], $3::bool[], $4::bigint[], $5::bigint[]) AS b (writer_n
 WHERE d.stream_ordering > b.after_id AND d.stream_ordering <= b.upto_id
 """
 
-SQL_MEMBERSHIPS: Final[LiteralString] = """
+SQL_MEMBERSHIPS: Final[LiteralString] = fill("""
 SELECT c.room_nid::bigint AS room_nid, r.room_id, k.state_key AS user_id,
     (ARRAY['other', 'ban', 'leave', 'knock', 'invite', 'join'])[c.membership + 1] AS membership,
     e.event_id
@@ -56,9 +57,9 @@ WHERE o.room_nid = ANY($1::int[])
         SELECT
         FROM current_state c
         JOIN state_keys k USING (state_key_nid)
-        WHERE c.room_nid = o.room_nid AND k.type_nid = 2 AND k.state_key = p.name
+        WHERE c.room_nid = o.room_nid AND k.type_nid = {TYPE_MEMBER} AND k.state_key = p.name
     )
-"""
+""")
 
 SQL_MIRRORED_VISIBILITY: Final[LiteralString] = """
 SELECT v.room_nid::bigint AS room_nid, r.room_id, p.name AS principal,

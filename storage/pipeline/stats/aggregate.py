@@ -28,7 +28,7 @@ from pyspark.sql import functions as f
 from storage.config import Config
 from storage.database.arrow_results import arrow_snapshot
 from storage.database.columns import PREV_NIDS
-from storage.database.placeholders import compose
+from storage.database.placeholders import compose, fill
 from storage.errors import ExtraMissing
 from storage.pipeline.file_systems import opened
 from storage.pipeline.imports.lines import literal
@@ -100,13 +100,13 @@ LEFT JOIN state_groups g ON g.state_group = r.current_state_group
 WHERE r.room_nid >= $1::bigint AND r.room_nid < $2::bigint
 """
 
-SQL_ROOM_NAMES: Final[LiteralString] = """
+SQL_ROOM_NAMES: Final[LiteralString] = fill("""
 SELECT r.room_id, e.event_id, e.json
 FROM rooms r
-JOIN current_state c ON c.room_nid = r.room_nid AND c.state_key_nid = 9
+JOIN current_state c ON c.room_nid = r.room_nid AND c.state_key_nid = {KEY_NAME}
 JOIN events e ON e.event_nid = c.event_nid
 WHERE r.room_id = ANY($1::text[]) AND e.redacted_by IS NULL AND NOT e.redacted_form
-"""
+""")
 
 BY: Final = pa.schema(
     [

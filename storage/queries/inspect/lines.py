@@ -9,8 +9,7 @@ from collections.abc import Iterable, Sequence
 from typing import Final, Literal, LiteralString, NamedTuple
 
 from storage.database.columns import AUTH_NIDS, PREV_NIDS
-from storage.database.connection import Connection
-from storage.database.names import require_room
+from storage.database.connection import Connection, require_room
 from storage.database.placeholders import compose, fill
 from storage.ids import EventId, RoomId, UserId
 
@@ -488,7 +487,7 @@ async def merges(conn: Connection, room_id: RoomId) -> list[MergeRow]:
 # They are read from the table of visibility, in the order of their numbers. Users without a row
 # there were never members: they see world-readable events only.
 
-SQL_READERS: Final[LiteralString] = """
+SQL_READERS: Final[LiteralString] = fill("""
 SELECT p.name AS user_id,
     COALESCE(user_sees(e, s.joined_since, s.own_audiences, s.shared_audiences, s.world_audiences,
         s.shared_before, s.reader_nid, s.unread), false) AS is_visible
@@ -496,7 +495,7 @@ FROM events e
 CROSS JOIN LATERAL (
     SELECT v.principal_nid
     FROM visibility v
-    WHERE v.room_nid = e.room_nid AND v.principal_nid > 2
+    WHERE v.room_nid = e.room_nid AND v.principal_nid > {PRINCIPAL_SHARED}
     ORDER BY v.principal_nid
     LIMIT $2::bigint
 ) AS v
@@ -504,7 +503,7 @@ JOIN principals p USING (principal_nid)
 CROSS JOIN LATERAL visibility_of(e.room_nid, v.principal_nid) AS s
 WHERE e.event_id = $1::text AND starts_with(p.name, '@')
 ORDER BY p.name
-"""
+""")
 
 READERS_MAX: Final = 500
 

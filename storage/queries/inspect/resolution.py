@@ -18,8 +18,7 @@ from storage.auth import Replay, ReplayStep, needed_events, replay_conflicts, sp
 from storage.auth.resolution.v2 import Position
 from storage.codec import StoredBytes, decode
 from storage.database.columns import OWN_ENTRIES, PREV_NIDS
-from storage.database.connection import Connection
-from storage.database.names import require_room
+from storage.database.connection import Connection, require_room
 from storage.database.placeholders import compose
 from storage.errors import InputError, InvalidEvent, UnknownEvent
 from storage.event import Event, load

@@ -396,7 +396,7 @@ ORDER BY r.room_id
 LIMIT $2::bigint
 """
 
-SQL_USERS: Final[LiteralString] = """
+SQL_USERS: Final[LiteralString] = fill("""
 SELECT found.user_id
 FROM (
     (
@@ -410,7 +410,7 @@ FROM (
     (
         SELECT k.state_key
         FROM state_keys k
-        WHERE k.type_nid = 2 AND k.state_key >= $1::text
+        WHERE k.type_nid = {TYPE_MEMBER} AND k.state_key >= $1::text
             AND k.state_key < $1::text || chr(1114111)
         ORDER BY k.state_key
         LIMIT $2::bigint
@@ -419,15 +419,15 @@ FROM (
 WHERE starts_with(found.user_id, '@')
 ORDER BY found.user_id
 LIMIT $2::bigint
-"""
+""")
 
-SQL_ALIASES: Final[LiteralString] = """
+SQL_ALIASES: Final[LiteralString] = fill("""
 SELECT r.room_id, r.room_version, e.event_id,
     e.redacted_by IS NOT NULL OR e.redacted_form AS hidden, e.json
 FROM (
     SELECT c.room_nid, c.event_nid
     FROM current_state c
-    WHERE c.state_key_nid = 11
+    WHERE c.state_key_nid = {KEY_CANONICAL_ALIAS}
     ORDER BY c.room_nid
     LIMIT $1::bigint
 ) AS c
@@ -438,7 +438,7 @@ CROSS JOIN LATERAL (  -- one by one: few events are aliases
     OFFSET 0
 ) AS e
 JOIN rooms r ON r.room_nid = c.room_nid
-"""
+""")
 
 FOUND_MAX: Final = 20
 ALIASES_MAX: Final = 20_000

@@ -29,6 +29,7 @@ from storage.queries.sync.state import (
     EVENT_END,
     PART_ENTRY_ROWS,
     PART_SHOWN,
+    TEMPLATE_HEROES,
     TEMPLATE_IS_NAMED,
     StateRow,
     SyncedRoom,
@@ -52,14 +53,15 @@ CREATE: Final = 1
 NAME: Final = 9
 ENCRYPTION: Final = 13
 
-SQL_FACTS: Final[LiteralString] = """
+SQL_FACTS: Final[LiteralString] = fill("""
 WITH room AS MATERIALIZED (
     SELECT w.room_nid, e.event_nid, EXISTS (
-            SELECT FROM current_state x WHERE x.room_nid = w.room_nid AND x.state_key_nid = 13
+            SELECT FROM current_state x WHERE x.room_nid = w.room_nid
+                AND x.state_key_nid = {KEY_ENCRYPTION}
         ) AS is_encrypted,
         COALESCE(e.describes_room, false) AS has_type
     FROM unnest($1::int[]) AS w (room_nid)
-    LEFT JOIN current_state c ON c.room_nid = w.room_nid AND c.state_key_nid = 1
+    LEFT JOIN current_state c ON c.room_nid = w.room_nid AND c.state_key_nid = {KEY_CREATE}
     LEFT JOIN events e ON e.event_nid = c.event_nid
 )
 SELECT array_agg(room_nid) AS room_nids, event_nid IS NOT NULL AS is_known, is_encrypted,
@@ -74,16 +76,16 @@ FROM room r
 JOIN rooms i USING (room_nid)
 JOIN events e USING (event_nid)
 WHERE r.has_type
-"""
+""")
 
-SQL_NAMES: Final[LiteralString] = """
+SQL_NAMES: Final[LiteralString] = fill("""
 SELECT c.room_nid, r.room_version, e.event_id,
     e.redacted_by IS NOT NULL OR e.redacted_form AS is_redacted, e.json
 FROM current_state c
 JOIN rooms r USING (room_nid)
 JOIN events e USING (event_nid)
-WHERE c.room_nid = ANY($1::int[]) AND c.state_key_nid = 9
-"""
+WHERE c.room_nid = ANY($1::int[]) AND c.state_key_nid = {KEY_NAME}
+""")
 
 # The state at a position is the current one, less what changed since.
 SQL_FACTS_THEN: Final[LiteralString] = """
@@ -460,7 +462,7 @@ def _includes(required: Required, pair: StateKey) -> bool:
 
 
 PART_MATCH: Final[LiteralString] = """
-    (p.type_nid = k.type_nid OR (p.is_any_type AND k.type_nid <> 2))
+    (p.type_nid = k.type_nid OR (p.is_any_type AND k.type_nid <> {TYPE_MEMBER}))
         AND (p.state_key IS NULL OR p.state_key = k.state_key)
 """
 """Whether the pattern `p` matches the state key `k`. Members have patterns of their own."""
@@ -472,7 +474,7 @@ room AS MATERIALIZED (
             $7::int[], $8::int[], $9::int[], $10::boolean[])
         AS r (room_nid, whole, lower, upper, own_upper, is_joined, wanted, grown, dropped,
             all_members)
-    LEFT JOIN state_keys own ON own.type_nid = 2 AND own.state_key = $16::text
+    LEFT JOIN state_keys own ON own.type_nid = {TYPE_MEMBER} AND own.state_key = $16::text
 ),
 pattern AS MATERIALIZED (  -- sets of patterns, by number
     SELECT p.number, t.type_nid, p.state_key, p.type IS NULL AS is_any_type
@@ -483,7 +485,7 @@ pattern AS MATERIALIZED (  -- sets of patterns, by number
 changed AS MATERIALIZED (  -- each key, with its values before and after the range
     SELECT r.room_nid, k.type_nid, k.state_key, k.state_key_nid, d.before_nid, d.end_nid, EXISTS (
             SELECT FROM pattern p WHERE p.number = r.wanted AND {match}
-        ) OR (r.all_members AND k.type_nid = 2) AS is_wanted, EXISTS (
+        ) OR (r.all_members AND k.type_nid = {TYPE_MEMBER}) AS is_wanted, EXISTS (
             SELECT FROM pattern p WHERE p.number = r.dropped AND {match}
         ) AS is_dropped
     FROM room r
@@ -513,16 +515,15 @@ later AS MATERIALIZED (  -- rooms that the user has left: keys that changed afte
 due AS MATERIALIZED (  -- what may have changed of the summary of a room
     SELECT r.room_nid, r.is_joined, has.name, has.avatar, has.members,
         CASE WHEN (has.name OR has.members) AND NOT {is_named}
-            THEN COALESCE(NULLIF(heroes_of(r.room_nid, r.upper, '{4,5}', $16::text), '{}'),
-                heroes_of(r.room_nid, r.upper, '{1,2}', $16::text)) END AS heroes
+            THEN {heroes} END AS heroes
     FROM room r
     CROSS JOIN LATERAL (
         SELECT r.whole OR EXISTS (SELECT FROM changed c
-                WHERE c.room_nid = r.room_nid AND c.state_key_nid = 9) AS name,
+                WHERE c.room_nid = r.room_nid AND c.state_key_nid = {KEY_NAME}) AS name,
             r.whole OR EXISTS (SELECT FROM changed c
-                WHERE c.room_nid = r.room_nid AND c.state_key_nid = 12) AS avatar,
+                WHERE c.room_nid = r.room_nid AND c.state_key_nid = {KEY_AVATAR}) AS avatar,
             r.whole OR EXISTS (SELECT FROM changed c
-                WHERE c.room_nid = r.room_nid AND c.type_nid = 2) AS members
+                WHERE c.room_nid = r.room_nid AND c.type_nid = {TYPE_MEMBER}) AS members
         OFFSET 0
     ) AS has
 ),
@@ -545,7 +546,7 @@ wild AS MATERIALIZED (  -- and its keys but for members, where patterns name the
         UNION ALL
         SELECT state_key_nid FROM later WHERE later.room_nid = s.room_nid
     ) AS c
-    WHERE p.is_any_type OR (p.state_key IS NULL AND p.type_nid <> 2)
+    WHERE p.is_any_type OR (p.state_key IS NULL AND p.type_nid <> {TYPE_MEMBER})
 ),
 needed AS (
     SELECT 'state' AS kind, s.room_nid, k.state_key_nid
@@ -563,20 +564,20 @@ needed AS (
     UNION
     SELECT 'state', s.room_nid, c.state_key_nid
     FROM selected s
-    JOIN pattern p ON p.number = s.number AND p.type_nid = 2 AND p.state_key IS NULL
+    JOIN pattern p ON p.number = s.number AND p.type_nid = {TYPE_MEMBER} AND p.state_key IS NULL
     CROSS JOIN LATERAL (
         SELECT state_key_nid FROM current_state
         WHERE room_nid = s.room_nid AND membership IS NOT NULL
         UNION ALL
         SELECT state_key_nid FROM later JOIN state_keys k USING (state_key_nid)
-        WHERE later.room_nid = s.room_nid AND k.type_nid = 2
+        WHERE later.room_nid = s.room_nid AND k.type_nid = {TYPE_MEMBER}
     ) AS c
     UNION
     SELECT 'state', i.room_nid, k.state_key_nid
     FROM unnest($11::int[], $12::text[]) AS i (room_nid, user_id)
     CROSS JOIN LATERAL (
         SELECT state_key_nid FROM state_keys
-        WHERE type_nid = 2 AND state_key = i.user_id OFFSET 0
+        WHERE type_nid = {TYPE_MEMBER} AND state_key = i.user_id OFFSET 0
     ) AS k
     UNION
     SELECT 'hero', d.room_nid, k.state_key_nid
@@ -584,12 +585,12 @@ needed AS (
     CROSS JOIN LATERAL unnest(d.heroes) AS hero (user_id)
     CROSS JOIN LATERAL (
         SELECT state_key_nid FROM state_keys
-        WHERE type_nid = 2 AND state_key = hero.user_id OFFSET 0
+        WHERE type_nid = {TYPE_MEMBER} AND state_key = hero.user_id OFFSET 0
     ) AS k
     UNION
-    SELECT 'name', room_nid, 9 FROM due WHERE name
+    SELECT 'name', room_nid, {KEY_NAME} FROM due WHERE name
     UNION
-    SELECT 'avatar', room_nid, 12 FROM due WHERE avatar
+    SELECT 'avatar', room_nid, {KEY_AVATAR} FROM due WHERE avatar
 ),
 shown AS (  -- rooms that the user is not in, with the membership event
     SELECT *
@@ -632,7 +633,8 @@ SQL_SLIDING_STATE: Final[LiteralString] = fill(
     changes=fill(
         TEMPLATE_CHANGES,
         match=PART_MATCH,
-        is_named=fill(TEMPLATE_IS_NAMED, keys="(9)"),
+        is_named=fill(TEMPLATE_IS_NAMED, keys="({KEY_NAME})"),
+        heroes=fill(TEMPLATE_HEROES, user="$16"),
     ),
     match=PART_MATCH,
     shown=PART_SHOWN,

@@ -62,7 +62,7 @@ reader AS MATERIALIZED (
         ARRAY(SELECT principal_nid FROM principals WHERE name = ANY($12::text[])) AS ignored,
         ARRAY(SELECT type_nid FROM event_types WHERE type = ANY($13::text[])) AS bumping
     FROM principals p
-    LEFT JOIN state_keys k ON k.type_nid = 2 AND k.state_key = p.name
+    LEFT JOIN state_keys k ON k.type_nid = {TYPE_MEMBER} AND k.state_key = p.name
     WHERE p.name = $1::text
 ),
 own AS MATERIALIZED (  -- the given rooms, with the membership of the user
@@ -81,7 +81,7 @@ own AS MATERIALIZED (  -- the given rooms, with the membership of the user
 known AS MATERIALIZED (
     SELECT o.*, r.room_id, r.room_version, r.completed_at, live.reached,
         COALESCE(o.sent_upto, live.reached) AS known,
-        CASE WHEN o.membership = 5 THEN 9223372036854775807 ELSE o.stream_ordering END AS upper
+        CASE WHEN o.membership = {JOIN} THEN 9223372036854775807 ELSE o.stream_ordering END AS upper
     FROM own o
     JOIN rooms r USING (room_nid)
     LEFT JOIN late USING (room_nid)
@@ -89,11 +89,12 @@ known AS MATERIALIZED (
 ),
 room AS MATERIALIZED (
     SELECT k.*, start.whole,
-        start.whole OR was.membership = 5 OR departed.at IS NOT NULL AS is_state_shown,
+        start.whole OR was.membership = {JOIN} OR departed.at IS NOT NULL AS is_state_shown,
         CASE WHEN start.whole THEN 0 ELSE COALESCE(GREATEST(has.lower,
             CASE WHEN k.completed_at <= k.known THEN k.completed_at END), 0) END AS lower,
-        COALESCE(CASE WHEN k.membership <> 5 THEN departed.at END, k.upper) AS state_upper,
-        COALESCE(CASE WHEN k.membership IN (1, 2) AND departed.by_event THEN departed.at END,
+        COALESCE(CASE WHEN k.membership <> {JOIN} THEN departed.at END, k.upper) AS state_upper,
+        COALESCE(CASE WHEN k.membership IN ({BAN}, {LEAVE})
+            AND departed.by_event THEN departed.at END,
             k.upper) AS own_upper
     FROM known k
     LEFT JOIN LATERAL (  -- the membership before the first change that the client does not have
@@ -109,10 +110,10 @@ room AS MATERIALIZED (
         WHEN k.stream_ordering <= k.known THEN k.membership ELSE COALESCE(old.membership, 0) END
     ) AS was (membership)
     CROSS JOIN LATERAL (  -- new to the client; or the user was not in it, and is or has been since
-        SELECT k.is_new OR was.membership <> 5 AND (k.membership = 5 OR EXISTS (
+        SELECT k.is_new OR was.membership <> {JOIN} AND (k.membership = {JOIN} OR EXISTS (
             SELECT FROM state_deltas d JOIN events e USING (event_nid)
             WHERE d.room_nid = k.room_nid AND d.stream_ordering > k.known
-                AND d.state_key_nid = k.state_key_nid AND e.membership = 5
+                AND d.state_key_nid = k.state_key_nid AND e.membership = {JOIN}
         )) AS whole
         OFFSET 0
     ) AS start
@@ -121,10 +122,10 @@ room AS MATERIALIZED (
         FROM state_deltas d
         JOIN events before ON before.event_nid = d.prev_event_nid
         WHERE d.room_nid = k.room_nid AND d.stream_ordering <= k.upper
-            AND d.state_key_nid = k.state_key_nid AND before.membership = 5
+            AND d.state_key_nid = k.state_key_nid AND before.membership = {JOIN}
         ORDER BY d.stream_ordering DESC
         LIMIT 1
-    ) AS departed ON k.membership <> 5
+    ) AS departed ON k.membership <> {JOIN}
     -- backfilled history may have changed the state. That is no change by itself: it is returned
     -- with the next live event
     LEFT JOIN LATERAL ({has}) AS has (lower) ON NOT start.whole

@@ -239,8 +239,8 @@ FROM purged_streams
 WHERE stream_name = 'events'
 UNION ALL
 SELECT 'rooms of', 'events', NULL, max(m.stream_ordering), NULL,
-    array_agg(m.room_nid ORDER BY m.room_nid) FILTER (WHERE m.membership = 5),
-    array_agg(r.room_id ORDER BY m.room_nid) FILTER (WHERE m.membership = 5), NULL
+    array_agg(m.room_nid ORDER BY m.room_nid) FILTER (WHERE m.membership = {JOIN}),
+    array_agg(r.room_id ORDER BY m.room_nid) FILTER (WHERE m.membership = {JOIN}), NULL
 FROM principals p
 JOIN memberships m USING (principal_nid)
 JOIN rooms r USING (room_nid)

@@ -10,6 +10,7 @@ from storage import arguments as args
 from storage.config import Config
 from storage.database.connection import Connection
 from storage.database.names import INVITE, JOIN, MEMBERSHIPS
+from storage.database.placeholders import fill
 from storage.database.prepared import prepare_ahead
 from storage.errors import InputError, InvalidToken, ResyncNeeded
 from storage.ids import RoomId, UserId
@@ -58,7 +59,7 @@ INCLUDED: Final = ("receipts", "account_data", "to_device", "unread")
 BY_POSITION: Final = 2_000
 """So many new receipts on the server are read by position."""
 
-SQL_INCLUDED: Final[LiteralString] = """
+SQL_INCLUDED: Final[LiteralString] = fill("""
 WITH
 reader AS MATERIALIZED (
     SELECT principal_nid FROM principals WHERE name = $1::text
@@ -77,7 +78,7 @@ new_receipt AS (
             WHERE c.room_nid = m.room_nid AND (c.room_nid, c.stream_id) > (m.room_nid, $5::bigint)
             OFFSET 0
     ) AS c
-    WHERE $8::text = 'by room' AND m.membership = 5
+    WHERE $8::text = 'by room' AND m.membership = {JOIN}
 ),
 receipt AS (
     SELECT c.*
@@ -157,12 +158,12 @@ LEFT JOIN LATERAL (  -- one by one: a join could read all memberships of the use
     OFFSET 0
 ) AS m ON f.room_nid <> 0
 WHERE f.room_nid = 0 OR (
-    CASE WHEN m.membership < 3 THEN f.kind = 'account_data' AND NOT m.forgotten
-        ELSE m.membership = 5 END
+    CASE WHEN m.membership < {KNOCK} THEN f.kind = 'account_data' AND NOT m.forgotten
+        ELSE m.membership = {JOIN} END
     AND ($18::text[] IS NULL OR r.room_id = ANY($18::text[])) AND r.room_id <> ALL($19::text[])
 )
 ORDER BY f.stream_id
-"""
+""")
 """$3: receipts of others. $4: account data. $9: whole rooms. $10: facts of no room, too.
 
 $11: since a token. $5 to $7, $12 to $14 and $15 to $17: after these positions of receipts, account

@@ -220,7 +220,7 @@ LEFT JOIN LATERAL (
     FROM state_deltas d
     WHERE d.room_nid = mine.room_nid AND d.stream_ordering <= mine.member_stream
         AND d.state_key_nid = mine.state_key_nid
-        AND (SELECT e.membership = 5 FROM events e WHERE e.event_nid = d.prev_event_nid)
+        AND (SELECT e.membership = {JOIN} FROM events e WHERE e.event_nid = d.prev_event_nid)
         AND EXISTS (
             SELECT
             FROM visibility v
@@ -236,7 +236,7 @@ TEMPLATE_CHANGED_ROOMS: Final[LiteralString] = """
 reader AS MATERIALIZED (
     SELECT p.principal_nid, k.state_key_nid
     FROM principals p
-    LEFT JOIN state_keys k ON k.type_nid = 2 AND k.state_key = p.name
+    LEFT JOIN state_keys k ON k.type_nid = {TYPE_MEMBER} AND k.state_key = p.name
     WHERE p.name = $1::text
 ),
 filter AS MATERIALIZED (
@@ -271,7 +271,7 @@ mine AS (
     SELECT m.room_nid, m.event_nid AS member_nid, m.principal_nid, m.state_key_nid, r.room_id,
         r.room_version,
         r.last_stream_ordering, r.completed_at, m.membership,
-        m.forgotten AND m.membership < 3 AS is_forgotten,
+        m.forgotten AND m.membership < {KNOCK} AS is_forgotten,
         m.stream_ordering > token.reached AS is_changed,
         CASE WHEN m.stream_ordering <= token.reached THEN m.membership
             ELSE COALESCE(old.membership, 0) END AS membership_then,
@@ -286,7 +286,7 @@ mine AS (
     -- rooms that were left before the position, on request: of a first sync, or with full_state
     CROSS JOIN LATERAL (
         SELECT $22::boolean AND ($2::bigint IS NULL OR $4::boolean) AND NOT m.forgotten
-            AND m.membership IN (1, 2) AND m.stream_ordering <= token.reached
+            AND m.membership IN ({BAN}, {LEAVE}) AND m.stream_ordering <= token.reached
     ) AS old_leave (is_wanted)
     LEFT JOIN LATERAL (
         SELECT COALESCE(d.prev_event_nid, 0) AS prev_event_nid
@@ -299,12 +299,13 @@ mine AS (
     LEFT JOIN events old ON old.event_nid = delta.prev_event_nid
     WHERE r.room_id <> ALL($15::text[]) AND CASE
         WHEN old_leave.is_wanted THEN true
-        WHEN $2::bigint IS NULL THEN m.membership IN (3, 4, 5)
+        WHEN $2::bigint IS NULL THEN m.membership IN ({KNOCK}, {INVITE}, {JOIN})
         ELSE m.stream_ordering > token.reached
-            OR (m.membership = 5 AND (r.last_stream_ordering > token.reached OR $4::boolean)) END
+            OR (m.membership = {JOIN} AND (r.last_stream_ordering > token.reached
+            OR $4::boolean)) END
         -- of a forgotten room the leave alone, for a client that has the room
-        AND NOT (m.forgotten AND m.membership < 3
-            AND COALESCE(delta.prev_event_nid = 0 OR old.membership < 3, $2::bigint IS NULL))
+        AND NOT (m.forgotten AND m.membership < {KNOCK}
+            AND COALESCE(delta.prev_event_nid = 0 OR old.membership < {KNOCK}, $2::bigint IS NULL))
 ),
 -- all joined rooms, or the next part of an initial sync: latest activity at its position first
 joined AS (
@@ -314,16 +315,16 @@ joined AS (
         SELECT CASE WHEN mine.last_stream_ordering <= mine.upto THEN mine.last_stream_ordering
             ELSE ({latest}) END
     ) AS latest (activity)
-    WHERE mine.membership = 5
-        AND (mine.since IS NOT NULL OR NOT mine.is_changed OR mine.membership_then = 5)
+    WHERE mine.membership = {JOIN}
+        AND (mine.since IS NOT NULL OR NOT mine.is_changed OR mine.membership_then = {JOIN})
         AND ($6::bigint IS NULL OR (latest.activity, mine.room_nid) < ($6::bigint, $7::int))
     ORDER BY latest.activity DESC, mine.room_nid DESC
     LIMIT $5::bigint
 ),
 room AS (  -- for each room, whether it is returned whole, and the range of the stream
-    SELECT joined.*, since IS NULL OR $4::boolean OR membership_then <> 5 AS whole,
+    SELECT joined.*, since IS NULL OR $4::boolean OR membership_then <> {JOIN} AS whole,
         true AS was_joined,
-        CASE WHEN membership_then = 5 THEN COALESCE(GREATEST(live.after,
+        CASE WHEN membership_then = {JOIN} THEN COALESCE(GREATEST(live.after,
             CASE WHEN completed_at <= since THEN completed_at END), since, 0) ELSE 0 END AS lower,
             upto AS upper
     FROM joined
@@ -333,7 +334,8 @@ room AS (  -- for each room, whether it is returned whole, and the range of the 
     UNION ALL
     SELECT mine.*, mine.last_stream_ordering, visit.whole OR stay.ended IS NOT NULL,
         -- of a forgotten room the client gets the leave alone, and no state
-        (visit.whole OR stay.ended IS NOT NULL OR membership_then = 5) AND NOT mine.is_forgotten,
+        (visit.whole OR stay.ended IS NOT NULL OR membership_then = {JOIN})
+            AND NOT mine.is_forgotten,
         CASE WHEN visit.whole THEN 0 ELSE COALESCE(mine.since, 0) END,
         CASE WHEN stay.ended IS NOT NULL THEN stay.ended
             WHEN mine.is_old_leave THEN mine.member_stream
@@ -344,11 +346,11 @@ room AS (  -- for each room, whether it is returned whole, and the range of the 
     -- joined and left since the last sync: the client has no state of the room. The same of a user
     -- who never joined (shared_before), if they could see the room at their last membership
     CROSS JOIN LATERAL (
-        SELECT membership_then <> 5 AND (EXISTS (
+        SELECT membership_then <> {JOIN} AND (EXISTS (
             SELECT FROM state_deltas d JOIN events e USING (event_nid)
             WHERE d.room_nid = mine.room_nid AND d.stream_ordering > mine.since
-                AND d.state_key_nid = mine.state_key_nid AND e.membership = 5
-        ) OR (mine.membership < 3 AND NOT mine.is_forgotten AND (
+                AND d.state_key_nid = mine.state_key_nid AND e.membership = {JOIN}
+        ) OR (mine.membership < {KNOCK} AND NOT mine.is_forgotten AND (
             SELECT v.shared_before IS NULL AND user_sees(member, v.joined_since, v.own_audiences,
                 v.shared_audiences, v.world_audiences, v.shared_before, v.reader_nid, v.unread)
             FROM visibility_of(mine.room_nid, mine.principal_nid) AS v
@@ -356,12 +358,13 @@ room AS (  -- for each room, whether it is returned whole, and the range of the 
         OFFSET 0
     ) AS visit
     {last_stay}
-    WHERE mine.membership <> 5 AND mine.member_nid IS DISTINCT FROM mine.member_nid_then
+    WHERE mine.membership <> {JOIN} AND mine.member_nid IS DISTINCT FROM mine.member_nid_then
         AND $6::bigint IS NULL
         -- a client that was not in the room has no state of it to return in full
         AND NOT (mine.is_old_leave AND mine.since IS NOT NULL AND stay.ended IS NULL)
         -- not an invite by an ignored user
-        AND NOT (mine.membership = 4 AND COALESCE(member.sender_nid = ANY(filter.ignored), false))
+        AND NOT (mine.membership = {INVITE}
+        AND COALESCE(member.sender_nid = ANY(filter.ignored), false))
 ),
 """
 
@@ -415,7 +418,7 @@ SELECT CASE WHEN t.is_shown THEN 'event' ELSE 'limit' END, r.room_nid, NULL, NUL
     {event} {no_writer}
 FROM begun r
 CROSS JOIN LATERAL ({timeline}) AS t
-WHERE r.membership NOT IN (3, 4) {writers}
+WHERE r.membership NOT IN ({KNOCK}, {INVITE}) {writers}
 """
 
 TEMPLATE_WRITERS: Final[LiteralString] = """

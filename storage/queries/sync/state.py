@@ -144,7 +144,9 @@ PART_SHOWN: Final[LiteralString] = """
     -- create, join rules, name, topic, canonical alias, avatar, encryption
     SELECT 'shown', s.room_nid, c.state_key_nid, c.event_nid
     FROM shown s
-    JOIN current_state c ON c.room_nid = s.room_nid AND c.state_key_nid IN (1, 4, 9, 10, 11, 12, 13)
+    JOIN current_state c ON c.room_nid = s.room_nid
+        AND c.state_key_nid IN ({KEY_CREATE}, {KEY_JOIN_RULES}, {KEY_NAME}, {KEY_TOPIC},
+            {KEY_CANONICAL_ALIAS}, {KEY_AVATAR}, {KEY_ENCRYPTION})
 """
 """The entries of kind "shown" of the rooms in `shown`."""
 
@@ -237,6 +239,13 @@ EXISTS (
 """
 """Whether the room `r` has one of these names at `r.upper`."""
 
+TEMPLATE_HEROES: Final[LiteralString] = """
+COALESCE(NULLIF(
+    heroes_of(r.room_nid, r.upper, ARRAY[{INVITE}, {JOIN}]::smallint[], {user}::text), '{}'),
+    heroes_of(r.room_nid, r.upper, ARRAY[{BAN}, {LEAVE}]::smallint[], {user}::text))
+"""
+"""The heroes of the room `r` at `r.upper`: of those who are there, or else of those who were."""
+
 TEMPLATE_DUE_SUMMARIES: Final[LiteralString] = """
 later AS (  -- members that changed after the position of the request
     SELECT DISTINCT ON (d.room_nid, d.state_key_nid) d.room_nid, d.state_key_nid,
@@ -249,10 +258,8 @@ later AS (  -- members that changed after the position of the request
     ORDER BY d.room_nid, d.state_key_nid, d.stream_ordering
 ),
 due AS MATERIALIZED (  -- joined rooms with a summary that may have changed: members, name, alias
-    SELECT r.room_nid, i.joined_count, i.invited_count, CASE WHEN NOT {is_named} THEN
-        COALESCE(NULLIF(heroes_of(r.room_nid, r.upper, '{4,5}', $17::text), '{}'),
-            heroes_of(r.room_nid, r.upper, '{1,2}', $17::text))
-    END AS heroes
+    SELECT r.room_nid, i.joined_count, i.invited_count,
+        CASE WHEN NOT {is_named} THEN {heroes} END AS heroes
     FROM room r
     JOIN rooms i USING (room_nid)
     WHERE r.is_joined AND (r.whole OR EXISTS (
@@ -261,22 +268,26 @@ due AS MATERIALIZED (  -- joined rooms with a summary that may have changed: mem
         JOIN state_keys k USING (state_key_nid)
         WHERE d.room_nid = r.room_nid AND d.stream_ordering > r.lower
             AND d.stream_ordering <= r.upper
-            AND (k.type_nid = 2 OR k.state_key_nid IN (9, 11))
+            AND (k.type_nid = {TYPE_MEMBER}
+                OR k.state_key_nid IN ({KEY_NAME}, {KEY_CANONICAL_ALIAS}))
     ))
 ),
 """
 PART_DUE_SUMMARIES: Final[LiteralString] = fill(
     TEMPLATE_DUE_SUMMARIES,
-    is_named=fill(TEMPLATE_IS_NAMED, keys="(9), (11)"),
+    is_named=fill(TEMPLATE_IS_NAMED, keys="({KEY_NAME}), ({KEY_CANONICAL_ALIAS})"),
+    heroes=fill(TEMPLATE_HEROES, user="$17"),
 )
 """The CTE `due`, made from `room`: rooms with a summary that may have changed, and its values."""
 
 PART_SUMMARIES: Final[LiteralString] = """
 SELECT 'summary', d.room_nid, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
     NULL,
-    d.joined_count + COALESCE((SELECT sum((l.membership = 5)::int - (l.membership_now = 5)::int)
+    d.joined_count + COALESCE((
+        SELECT sum((l.membership = {JOIN})::int - (l.membership_now = {JOIN})::int)
         FROM later l WHERE l.room_nid = d.room_nid), 0)::int,
-    d.invited_count + COALESCE((SELECT sum((l.membership = 4)::int - (l.membership_now = 4)::int)
+    d.invited_count + COALESCE((
+        SELECT sum((l.membership = {INVITE})::int - (l.membership_now = {INVITE})::int)
         FROM later l WHERE l.room_nid = d.room_nid), 0)::int,
     d.heroes
 FROM due d
@@ -336,7 +347,7 @@ wanted AS MATERIALIZED (
     ) AS i (room_nid, user_id)
     CROSS JOIN LATERAL (  -- one by one: a join could read the keys of all members
         SELECT state_key_nid FROM state_keys
-        WHERE type_nid = 2 AND state_key = i.user_id OFFSET 0
+        WHERE type_nid = {TYPE_MEMBER} AND state_key = i.user_id OFFSET 0
     ) AS k
 ),
 -- rooms that the client knows: each changed key, with its value before the range, at the start and
@@ -411,7 +422,7 @@ value AS (  -- each key: the value that the client knows, at the start, and at t
         OR (room_nid, state_key_nid) IN (SELECT room_nid, state_key_nid FROM wanted)
         -- one key at a time: EXISTS could hash all members of the database
         OR (room_nid IN (SELECT room_nid FROM room WHERE whole)
-            AND (SELECT k.type_nid <> 2 FROM state_keys k
+            AND (SELECT k.type_nid <> {TYPE_MEMBER} FROM state_keys k
                 WHERE k.state_key_nid = COALESCE(c.state_key_nid, u.state_key_nid)))
         OR state_key_nid IS NULL  -- rows of the state are lost
 ),

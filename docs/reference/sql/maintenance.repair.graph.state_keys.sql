@@ -1,0 +1,12 @@
+-- Sent by storage.maintenance.repair.graph.rebuild_cover. Parameters: $1 int.
+
+SELECT e.event_nid, k.state_key
+FROM (
+    SELECT * FROM events WHERE room_nid = $1::int AND NOT outlier
+    UNION ALL
+    SELECT * FROM events WHERE room_nid = $1::int AND outlier
+    OFFSET 0
+) AS e
+CROSS JOIN LATERAL (
+    SELECT state_key FROM state_keys WHERE state_key_nid = e.state_key_nid OFFSET 0
+) AS k

@@ -1,0 +1,5 @@
+-- Sent by storage.persist.load.events.load_event_nids. Parameters: $1 bigint[].
+
+SELECT event_nid, event_id, room_nid, stream_ordering, topological_ordering, claimed_depth(depth, topological_ordering) AS depth, origin_server_ts, state_group_before, state_group_after, audience, redacted_by, sender_nid, type_nid, state_key_nid, membership, outlier, backfilled, soft_failed, redacted_form, rejected, prev_nids(event_nid, prev_events, prev_distance) AS prev_events, auth_nids(event_nid, auth_events, auth_distance_1, auth_distance_2, auth_distance_3, auth_distance_4) AS auth_events, ineffective, refused, superseded
+FROM events
+WHERE event_nid = ANY($1::bigint[])

@@ -1,0 +1,98 @@
+-- Sent by storage.queries.relations._statements. Parameters: $1 text, $2 text, $3 text[], $4 text,
+-- $5 text, $6 bigint, $7 bigint, $8 bigint, $9 bigint, $10 bigint, $11 bigint, $12 bigint, $13
+-- bigint, $14 bigint, $15 bigint, $16 text.
+
+WITH RECURSIVE
+reader AS MATERIALIZED (
+    SELECT COALESCE((SELECT principal_nid FROM principals WHERE name = $2::text),
+        0) AS principal_nid,
+        ARRAY(SELECT principal_nid FROM principals WHERE name = ANY(COALESCE($3::text[], ARRAY(
+            -- clients can store anything there, also the one character that jsonb cannot have
+            SELECT jsonb_path_query(replace(convert_from(d.content, 'UTF8'), '\u0000', '\ufffd')::jsonb,
+                '$.ignored_users.keyvalue().key', silent => true) #>> ARRAY[]::text[]
+            FROM principals p
+            CROSS JOIN event_types t
+            JOIN account_data d ON d.principal_nid = p.principal_nid AND d.room_nid = 0
+                AND d.type_nid = t.type_nid
+            WHERE p.name = $2::text AND t.type = 'm.ignored_user_list'
+        )))) AS ignored
+),
+target AS MATERIALIZED (
+    SELECT relation_key(e.event_id) AS key, e.room_nid, r.room_id, r.room_version, r.moves,
+        reader.ignored, v.*
+    FROM reader
+    CROSS JOIN events e
+    JOIN rooms r USING (room_nid)
+    CROSS JOIN LATERAL visibility_of(e.room_nid, reader.principal_nid) AS v
+    WHERE e.event_id = $1::text AND r.moves <= $15::bigint
+        AND ($16::text IS NULL OR r.room_id = $16::text)
+        AND user_sees(e, v.joined_since, v.own_audiences, v.shared_audiences, v.world_audiences,
+            v.shared_before, v.reader_nid, v.unread)
+),
+found AS (  -- the types of relations to it: the index leads from each to the next one
+    SELECT (
+        SELECT e.rel_type_nid FROM events e WHERE e.relates_to = r.key AND NOT e.outlier
+            ORDER BY e.rel_type_nid LIMIT 1
+    ) AS rel_type_nid, r.key
+    FROM target r
+    WHERE $4::text IS NULL
+    UNION ALL
+    SELECT (
+        SELECT e.rel_type_nid
+        FROM events e
+        WHERE e.relates_to = f.key AND e.rel_type_nid > f.rel_type_nid AND NOT e.outlier
+        ORDER BY e.rel_type_nid
+        LIMIT 1
+    ), f.key
+    FROM found f
+    WHERE f.rel_type_nid IS NOT NULL
+),
+kind AS MATERIALIZED (
+    SELECT rel_type_nid FROM found WHERE rel_type_nid IS NOT NULL
+    UNION ALL
+    SELECT type_nid FROM event_types WHERE type = $4::text
+),
+page AS MATERIALIZED (  -- of each type the limit and one more, which shows that there are more
+    SELECT e.*
+    FROM target r
+    CROSS JOIN kind
+    CROSS JOIN LATERAL (
+        SELECT e.event_nid, e.event_id, e.stream_ordering, e.topological_ordering,
+            claimed_depth(e.depth, e.topological_ordering) AS depth, e.redacted_by, e.rejected,
+            e.soft_failed, e.outlier, e.redacted_form, e.encoding, e.json
+        FROM events e
+        WHERE e.relates_to = r.key AND e.rel_type_nid = kind.rel_type_nid
+            AND e.room_nid + 0 = r.room_nid AND NOT e.outlier  -- + 0: see aggregations.py
+            AND (e.topological_ordering, e.stream_ordering) <= ($6::bigint, $7::bigint)
+            AND e.topological_ordering >= CASE
+                            WHEN $11::bigint = 9223372036854775807 THEN $9::bigint ELSE $13::bigint END
+            AND (e.backfilled OR e.stream_ordering <= $8::bigint)
+            AND (
+                (e.topological_ordering, e.stream_ordering) > ($9::bigint, $10::bigint)
+                OR (
+                    NOT e.backfilled AND e.stream_ordering > $11::bigint
+                        AND (e.topological_ordering, e.stream_ordering) > ($13::bigint, $14::bigint)
+                )
+            )
+            AND ($5::text IS NULL
+                OR e.type_nid = (SELECT type_nid FROM event_types WHERE type = $5::text))
+            AND user_sees_relation(e, r.joined_since, r.own_audiences, r.shared_audiences,
+                    r.world_audiences, r.shared_before, r.reader_nid, r.unread,
+                    r.ignored)
+                AND (was_there(e, r.joined_since, r.joined_audiences)
+                    OR NOT EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid)
+                    OR was_there_before(e, r.reader_nid, r.unread))
+        ORDER BY e.topological_ordering ASC, e.stream_ordering ASC
+        LIMIT $12::bigint + 1
+    ) AS e
+    ORDER BY e.topological_ordering ASC, e.stream_ordering ASC
+    LIMIT $12::bigint + 1
+)
+SELECT r.moves, NULL::bigint[] AS left_out_topological, NULL::bigint[] AS left_out_levels,
+    page.event_nid, page.event_id, r.room_id, r.room_version, page.stream_ordering,
+        page.topological_ordering, page.depth,
+    (SELECT b.event_id FROM events b WHERE b.event_nid = page.redacted_by) AS redacted_by,
+    page.rejected, page.soft_failed, page.outlier, page.redacted_form, page.encoding, page.json
+FROM target r
+LEFT JOIN page ON true
+ORDER BY page.topological_ordering ASC, page.stream_ordering ASC

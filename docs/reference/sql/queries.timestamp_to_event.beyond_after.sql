@@ -1,0 +1,75 @@
+-- Sent by storage.queries.timestamp_to_event.event_near. Parameters: $1 text, $2 text, $3 bigint,
+-- $4 bigint.
+
+WITH
+reader AS MATERIALIZED (
+    SELECT COALESCE((SELECT principal_nid FROM principals WHERE name = $2::text),
+        0) AS principal_nid
+),
+room AS MATERIALIZED (
+    SELECT r.room_nid, r.out_of_range, r.is_partial, reader.principal_nid, v.*
+    FROM reader
+    CROSS JOIN rooms r
+    CROSS JOIN LATERAL visibility_of(r.room_nid, reader.principal_nid) AS v
+    WHERE r.room_id = $1::text
+),
+positions AS MATERIALIZED (
+    SELECT p.*
+    FROM room
+    CROSS JOIN LATERAL in_order_positions(room.room_nid, $3::bigint, 9223372036854775807) AS p
+),
+last AS MATERIALIZED (  -- the first one that was not read in either order; none: those were all
+    SELECT room.room_nid, room.out_of_range, room.principal_nid, e.topological_ordering
+    FROM room
+    CROSS JOIN positions
+    CROSS JOIN LATERAL (
+        (
+            SELECT e.origin_server_ts AS reached_ts, e.topological_ordering
+            FROM (SELECT *
+            FROM events e
+            WHERE e.room_nid = room.room_nid AND NOT e.outlier AND e.in_order_ts IS NOT NULL
+                AND e.origin_server_ts >= $3::bigint
+            ORDER BY e.origin_server_ts ASC, e.topological_ordering ASC, e.stream_ordering ASC OFFSET $4::bigint - 1 LIMIT 1) AS e
+        )
+        UNION ALL
+        (
+            SELECT COALESCE(e.in_order_ts, e.origin_server_ts), e.topological_ordering
+            FROM (SELECT *
+            FROM events e
+            WHERE e.room_nid = room.room_nid AND NOT e.outlier AND NOT e.backfilled
+                AND e.stream_ordering >= positions.first AND e.stream_ordering <= positions.last
+            ORDER BY e.stream_ordering ASC OFFSET $4::bigint - 1 LIMIT 1) AS e
+        )
+        ORDER BY reached_ts ASC
+        LIMIT 1
+    ) AS e
+)
+SELECT nearest.withheld, s.*
+FROM (
+    SELECT e.*
+    FROM last
+    CROSS JOIN LATERAL topological_ranges_of(last.room_nid, last.principal_nid, last.out_of_range,
+        last.topological_ordering, 0, 100) AS part
+    CROSS JOIN LATERAL (
+        SELECT e.event_nid, e.topological_ordering, e.stream_ordering,
+            NOT was_there(e, part.joined_since, part.joined_audiences)
+                AND EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid)
+                AND NOT was_there_before(e, part.reader_nid, part.unread) AS withheld
+        FROM (
+            SELECT *
+            FROM events e
+            WHERE e.room_nid = last.room_nid AND NOT e.outlier
+                AND e.topological_ordering >= GREATEST(part.lowest, last.topological_ordering) AND e.topological_ordering <= part.highest
+            ORDER BY e.topological_ordering ASC, e.stream_ordering ASC
+            LIMIT $4::bigint
+        ) AS e
+        WHERE e.origin_server_ts >= $3::bigint
+            AND user_sees(e, part.joined_since, part.own_audiences, part.shared_audiences,
+                part.world_audiences, part.shared_before, part.reader_nid, part.unread)
+        ORDER BY e.topological_ordering ASC, e.stream_ordering ASC
+        LIMIT 1
+    ) AS e
+    ORDER BY e.topological_ordering ASC, e.stream_ordering ASC
+    LIMIT 1
+) AS nearest
+JOIN stored_events s USING (event_nid)
