@@ -1,7 +1,6 @@
 """`python -m benchmarks [names] [--quick] [--profile]`: run benchmarks.
 
-Without names, all run except driver_memory, peer, peer_disk, first_sync, giant, partitions, scaling
-and standby.
+Without names, all run except peer, peer_disk and first_sync.
 Results go to benchmarks/results.
 Commands on results: `python -m benchmarks report` (a page with plots), `compare A.json B.json`,
 `readme` (the tables of the peer).
@@ -17,18 +16,8 @@ import uvloop
 from benchmarks import compare, readme, report
 from benchmarks.harness import RESULTS, Bench, bench_server, whole_run
 
-# peer, peer_disk and first_sync install another engine on first use, giant takes an hour,
-# partitions, scaling and standby start servers of their own, driver_memory does both
-BY_NAME_ONLY = {
-    "driver_memory",
-    "peer",
-    "peer_disk",
-    "first_sync",
-    "giant",
-    "partitions",
-    "scaling",
-    "standby",
-}
+# these install another engine on first use
+BY_NAME_ONLY = {"peer", "peer_disk", "first_sync"}
 OF_RESULTS = {"report": report.main, "compare": compare.main, "readme": readme.main}
 
 

@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import storage
-from benchmarks.crowd import EVERYWHERE, SERVER, VERSION, Crowd, Pen, room_id
-from benchmarks.crowd_build import build
+from benchmarks.crowd import EVERYWHERE, SERVER, VERSION, Crowd, Pen, build, room_id
 from benchmarks.harness import Bench, percentiles, show
 from storage import Store
 from storage.config import Config

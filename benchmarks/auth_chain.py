@@ -7,13 +7,11 @@ walk over the auth events.
 Each is read by a process that remembers nothing of it, and again by one that does.
 """
 
-import time
-from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any, Final
 
 import storage
-from benchmarks.harness import Bench, Trips, percentiles, show, spent
+from benchmarks.harness import Bench, Trips, show, timed
 from storage import Store
 from storage.ids import EventId
 from storage.streams.caches import ChainMemory
@@ -73,17 +71,19 @@ async def _measure(bench: Bench, members: int, rounds: int) -> dict[str, Any]:
             or await store.auth_chain_difference([old, now]) != chains[0] ^ chains[1]
         ):
             raise AssertionError("the cover and the walk disagree")
-        timed = partial(_timed, bench, trips, rounds)
+        measured = partial(timed, trips=trips, rounds=rounds, server=bench.server)
         return {
             "state": len(now),
             "chain": len(chains[1]),
             "difference": len(chains[0] ^ chains[1]),
-            "chain ms": await timed(lambda: _forgetful(store).auth_chain_ids(now)),
-            "chain again ms": await timed(lambda: store.auth_chain_ids(now)),
-            "difference ms": await timed(
+            "chain cost": await measured(lambda: _forgetful(store).auth_chain_ids(now)),
+            "chain again cost": await measured(lambda: store.auth_chain_ids(now)),
+            "difference cost": await measured(
                 lambda: _forgetful(store).auth_chain_difference([old, now])
             ),
-            "difference again ms": await timed(lambda: store.auth_chain_difference([old, now])),
+            "difference again cost": await measured(
+                lambda: store.auth_chain_difference([old, now])
+            ),
         }
 
 
@@ -103,30 +103,6 @@ def _walk(graph: dict[EventId, BuiltEvent], ids: set[EventId]) -> set[EventId]:
     return found
 
 
-async def _timed(
-    bench: Bench, trips: Trips, rounds: int, question: Callable[[], Awaitable[Any]]
-) -> dict[str, float]:
-    for _ in range(6):  # plans become generic
-        await question()
-    before, times = trips.count, []
-    with spent(bench.server) as took:
-        for _ in range(rounds):
-            start = time.perf_counter()
-            await question()
-            times.append(time.perf_counter() - start)
-    cpu = {
-        "python": round(took.python / rounds * 1e3, 2),
-        "postgres": round(took.backends / rounds * 1e3, 2),
-    }
-    best = {"min": round(min(times) * 1e3, 3)}
-    return (
-        best
-        | percentiles(times, factor=1000)
-        | cpu
-        | {"statements": (trips.count - before) / rounds}
-    )
-
-
 def _show(bench: Bench) -> None:
     rows = [
         [
@@ -134,10 +110,8 @@ def _show(bench: Bench) -> None:
             question,
             found["state"],
             found[question.removesuffix(" again")],
-            *(
-                found[f"{question} ms"][key]
-                for key in ("min", "p50", "python", "postgres", "statements")
-            ),
+            *(found[f"{question} cost"]["ms"][key] for key in ("min", "p50")),
+            *(found[f"{question} cost"][key] for key in ("python_ms", "postgres_ms", "statements")),
         ]
         for name, found in bench.results.items()
         for question in ("chain", "chain again", "difference", "difference again")

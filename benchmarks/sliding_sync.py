@@ -14,7 +14,6 @@ import storage
 from benchmarks.asking import AskedEngine, Question, in_turn, sides_of, table
 from benchmarks.crowd import EVERYWHERE, SERVER, Crowd, room_id
 from benchmarks.harness import Bench, show
-from benchmarks.membership import MEMBERS, QUICK_MEMBERS, SERVERS, SQL_FILL
 from storage import SlidingFilter, SlidingList, SlidingSync, SlidingSyncRequest, Store
 from storage.testing import RoomBuilder
 
@@ -42,6 +41,51 @@ TARGETS: Final = {
     "nothing new": 0.4,
     "first request": 25.0,
 }
+MEMBERS: Final = 50_000
+QUICK_MEMBERS: Final = 500
+SERVERS: Final = 1_000
+SQL_FILL: Final[LiteralString] = """
+WITH
+sample AS (  -- a user of another server, and a local one
+    SELECT c.room_nid, c.event_nid, v.audiences, k.state_key AS name
+    FROM rooms r
+    JOIN current_state c USING (room_nid)
+    JOIN state_keys k ON k.state_key_nid = c.state_key_nid AND k.type_nid = 2
+    JOIN principals p ON p.name = split_part(k.state_key, ':', 2)
+    JOIN visibility v ON v.room_nid = r.room_nid AND v.principal_nid = p.principal_nid
+    WHERE r.room_id = $1::text AND k.state_key = $4::text
+),
+member AS (
+    SELECT n, '@a.user.with.a.name' || n || ':' || CASE WHEN n % 2 = 0 THEN 's1.test'
+        ELSE 'server' || n / 2 % $3::int || '.example.org' END AS name
+    FROM generate_series(1, $2::int) AS n
+),
+key AS (  -- with gaps: other keys of the same block belong to other rooms
+    INSERT INTO state_keys (state_key_nid, type_nid, state_key)
+    SELECT 1000000 + 3 * n, 2, name FROM member
+),
+elsewhere AS (
+    INSERT INTO state_keys (state_key_nid, type_nid, state_key)
+    SELECT 1000001 + 3 * n, 2, '@somebody.elsewhere' || n || ':server.example.org'
+    FROM generate_series(1, 10 * $2::int) AS n
+),
+principal AS (
+    INSERT INTO principals (principal_nid, name)
+    SELECT 1000000 + n, name FROM member WHERE n % 2 = 0
+    UNION ALL
+    SELECT 100000 + n, 'server' || n || '.example.org' FROM generate_series(0, $3::int - 1) AS n
+),
+visible AS (
+    INSERT INTO visibility (room_nid, principal_nid, joined_count, invited_count, audiences,
+        last_join_topological)
+    SELECT room_nid, 1000000 + n, 1, 0, audiences, 3 FROM sample, member WHERE n % 2 = 0
+    UNION ALL
+    SELECT room_nid, 100000 + n, 25, 0, audiences, NULL
+    FROM sample, generate_series(0, $3::int - 1) AS n
+)
+INSERT INTO current_state (room_nid, state_key_nid, event_nid, membership)
+SELECT room_nid, 1000000 + 3 * n, event_nid, 5 FROM sample, member
+"""
 SQL_WRITTEN: Final[LiteralString] = """
 SELECT relname::text AS name, n_tup_ins + n_tup_upd + n_tup_del AS rows
 FROM pg_stat_user_tables

@@ -2,17 +2,17 @@
 
 Neither `python -m benchmarks` nor CI runs it. Several writer processes append the same random
 rooms, each its share: rooms of all versions mixed in one batch, with gaps and with joins over
-federation (benchmarks/soak_rooms.py). A bridge flaps (benchmarks/soak_flapper.py). Clients in this
-process sync, page and get messages for their devices. Another process joins rooms with the members
-omitted (benchmarks/soak_joiner.py). Meanwhile rooms are purged, collected, verified and archived,
-users are forgotten and redacted events censored (benchmarks/soak_upkeep.py). Writers are killed
+federation. A bridge flaps, and another process joins rooms with the members omitted
+(benchmarks/soak_processes.py). Clients in this process sync, page and get messages for their
+devices. Meanwhile rooms are purged, collected, verified and archived, users are forgotten and
+redacted events censored (benchmarks/soak_checks.py). Writers are killed
 (SIGKILL). Postgres is restarted, alternately in fast mode and as in a crash. Rooms are attacked
 (benchmarks/attack.py). Halfway, a standby that lacks the last seconds takes over behind the same
 address, and no store is opened again.
 
 In the end `verify` must find nothing. Each client knows only what its syncs returned, and must have
 the state and the timelines of a new initial sync. The store that was open all the time, a new one,
-and one that imports an export give equal answers (benchmarks/soak_answers.py). No event may be
+and one that imports an export give equal answers. No event may be
 rejected that its room's version allows. The exit code is 1 otherwise.
 """
 
@@ -37,14 +37,18 @@ import psutil
 
 import storage
 from benchmarks.attack import ATTACKS, TOGETHER
-from benchmarks.soak_answers import SAMPLE, answers, imported
-from benchmarks.soak_answers import differences as answer_differences
-from benchmarks.soak_client import SoakClient, differences, say
-from benchmarks.soak_flapper import CREATOR, FLAPPER
-from benchmarks.soak_joiner import join
-from benchmarks.soak_rooms import SERVER, room_of
-from benchmarks.soak_upkeep import SQL_ROOMS, Upkeep
-from benchmarks.soak_writer import quiet
+from benchmarks.soak_checks import (
+    SAMPLE,
+    SQL_ROOMS,
+    SoakClient,
+    Upkeep,
+    answer_differences,
+    answers,
+    differences,
+    imported,
+    say,
+)
+from benchmarks.soak_processes import CREATOR, FLAPPER, SERVER, join, quiet, room_of
 from storage import RoomId, Store, UserId
 from storage.config import Config
 from storage.database.embedded import EmbeddedPostgres
@@ -103,20 +107,14 @@ class Soak:
 
     def start(self, index: int) -> None:
         """Start a writer at its last pair of rooms; then come the bridge and the joiner."""
+        dsn, at = self.pair.dsn, self.at.get(index, 0)
         if index == self.writers:
-            command = [sys.executable, "-m", "benchmarks.soak_flapper", self.pair.dsn, *self.users]
+            given = ["flapper", dsn, *self.users]
         elif index == self.joiner:
-            at = str(self.at.get(index, 0))
-            command = [sys.executable, "-m", "benchmarks.soak_joiner", self.pair.dsn, at]
+            given = ["joiner", dsn, str(at)]
         else:
-            arguments = [
-                self.pair.dsn,
-                f"writer{index}",
-                self.at.get(index, 0),
-                self.writers,
-                index,
-            ]
-            command = [sys.executable, "-m", "benchmarks.soak_writer", *map(str, arguments)]
+            given = ["writer", dsn, f"writer{index}", *map(str, (at, self.writers, index))]
+        command = [sys.executable, "-m", "benchmarks.soak_processes", *given]
         self.killed.discard(index)
         self.processes[index] = subprocess.Popen(
             command, stdout=subprocess.PIPE, cwd=Path(__file__).parent.parent

@@ -15,8 +15,7 @@ from signedjson.key import encode_verify_key_base64
 from signedjson.sign import sign_json
 
 import storage
-from benchmarks.harness import Bench, note, show
-from benchmarks.heartbeat import Heartbeat
+from benchmarks.harness import Bench, Heartbeat, note, show
 from storage import EventId, RoomId, ServerName, Store, responses
 from storage.federation import Receiver, Remote, RemoteError, Responder
 from storage.federation.keys import read_server_keys

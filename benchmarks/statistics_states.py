@@ -25,8 +25,16 @@ from urllib.parse import urlsplit, urlunsplit
 import asyncpg
 
 import storage
-from benchmarks.crowd import EVERYWHERE, SERVER, Crowd, Pen
-from benchmarks.crowd_build import append_all, beginnings, connected, copy_messages
+from benchmarks.crowd import (
+    EVERYWHERE,
+    SERVER,
+    Crowd,
+    Pen,
+    append_all,
+    beginnings,
+    connected,
+    copy_messages,
+)
 from storage.config import Config
 from storage.database.connection import Database
 from storage.maintenance.purge import purge_history

@@ -5,13 +5,12 @@ threads that were on earlier pages. The user has sent every tenth root. Roots an
 of one of each, inserted into the table directly.
 """
 
-import time
 from collections.abc import Awaitable, Callable
 from typing import Any, Final, LiteralString
 
 import storage
-from benchmarks.copied_events import encode_all, store_plainly
-from benchmarks.harness import Bench, Trips, percentiles, show
+from benchmarks.harness import Bench, Trips, show, timed
+from benchmarks.relations import encode_all, store_plainly
 from storage import Store
 from storage.ids import RoomId
 from storage.testing import BuiltEvent, RoomBuilder
@@ -77,7 +76,7 @@ async def run(bench: Bench) -> None:
     rows = [
         [
             name,
-            *(bench.results[size][name]["p50"] for size in sizes),
+            *(bench.results[size][name]["ms"]["p50"] for size in sizes),
             max(bench.results[size][name]["statements"] for size in sizes),
         ]
         for name in calls
@@ -104,7 +103,7 @@ async def _measure(bench: Bench, many: int, rounds: int) -> dict[str, Any]:
         await _fill(store, root, reply, many, user)
         results: dict[str, Any] = {}
         for name, call in (await _calls(store, room.room_id, (user, stranger), many)).items():
-            results[name] = await _timed(call, trips, rounds)
+            results[name] = await timed(call, trips, rounds, seconds_max=10)
         async with store.database.connection() as conn:
             results["index_bytes"] = await conn.fetchval(SQL_COST)
         return results
@@ -135,15 +134,3 @@ async def _calls(
         "20 with the user": lambda: store.threads(room_id, user, include="participated"),
         "none with the user": lambda: store.threads(room_id, stranger, include="participated"),
     }
-
-
-async def _timed(call: Call, trips: Trips, rounds: int) -> dict[str, float]:
-    await call()
-    before, times = trips.count, []
-    for _ in range(rounds):
-        start = time.perf_counter()
-        await call()
-        times.append(time.perf_counter() - start)
-        if sum(times) > 10:
-            break
-    return percentiles(times, factor=1000) | {"statements": (trips.count - before) / len(times)}

@@ -3,9 +3,8 @@
 from itertools import groupby
 from typing import Any, Final
 
-from benchmarks.figures import Figure, figures, read
+from benchmarks.figures import Figure, figures, quantity, read, unit_of
 from benchmarks.harness import RESULTS
-from benchmarks.numbers import quantity, unit_of
 from benchmarks.report import about, where, written
 from docs.generate.markup import code, page, table
 

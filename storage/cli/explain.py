@@ -1,7 +1,6 @@
 """`room-storage explain`: show plans and timings of a latency-critical query on this database."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import Annotated, Any, Final
 
 import typer
@@ -9,11 +8,17 @@ import typer
 from storage.cli.common import DsnOption, JsonOption, maintained
 from storage.cli.interrupt import run
 from storage.cli.output import print_json
-from storage.database.connection import Connection, Database
 from storage.database.explained import QueryPlan
 from storage.database.pool import BEGIN
 from storage.errors import InputError
-from storage.store.catalogue import QUESTIONS, QueryArguments, ask, prepared, token_behind
+from storage.store.catalogue import (
+    QUESTIONS,
+    QueryArguments,
+    ask,
+    prepared,
+    query_of,
+    with_token,
+)
 
 QUERIES: Final = "\n\n".join(
     [
@@ -31,50 +36,34 @@ def _matching(incomplete: str) -> list[str]:
     return [name for name in QUESTIONS if name.startswith(incomplete)]
 
 
+def _option(metavar: str, text: str) -> Any:
+    return typer.Option(metavar=metavar, help=text, show_default=False)
+
+
 def command(
     query: Annotated[
         str,
-        typer.Argument(
-            metavar="QUERY",
-            autocompletion=_matching,
-            help=QUERIES,
-            show_default=False,
-        ),
+        typer.Argument(metavar="QUERY", autocompletion=_matching, help=QUERIES, show_default=False),
     ],
     dsn: DsnOption = None,
     *,
-    room: Annotated[
-        str | None, typer.Option(metavar="ROOM_ID", help="The room.", show_default=False)
-    ] = None,
-    user: Annotated[
-        str | None,
-        typer.Option(metavar="USER_ID", help="The user who requests.", show_default=False),
-    ] = None,
-    event: Annotated[
-        str | None, typer.Option(metavar="EVENT_ID", help="The event.", show_default=False)
-    ] = None,
-    server: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="The server that requests.", show_default=False),
-    ] = None,
-    since: Annotated[
-        str | None, typer.Option(metavar="TOKEN", help="A next_batch.", show_default=False)
-    ] = None,
+    room: Annotated[str | None, _option("ROOM_ID", "The room.")] = None,
+    user: Annotated[str | None, _option("USER_ID", "The user who requests.")] = None,
+    event: Annotated[str | None, _option("EVENT_ID", "The event.")] = None,
+    server: Annotated[str | None, _option("NAME", "The server that requests.")] = None,
+    since: Annotated[str | None, _option("TOKEN", "A next_batch.")] = None,
     behind: Annotated[
         int,
         typer.Option(
             min=0, help="Without --since: how many positions ago the client has synced last."
         ),
     ] = BEHIND,
-    timestamp: Annotated[
-        int | None, typer.Option(metavar="MS", help="A time, in milliseconds.", show_default=False)
-    ] = None,
+    timestamp: Annotated[int | None, _option("MS", "A time, in milliseconds.")] = None,
     limit: Annotated[int, typer.Option(min=0, help="The limit of a page, or of a timeline.")] = 10,
     generic: Annotated[
         bool,
         typer.Option(
-            "--generic",
-            help="The generic plan, which a session may keep after five runs.",
+            "--generic", help="The generic plan, which a session may keep after five runs."
         ),
     ] = False,
     as_json: JsonOption = False,
@@ -106,33 +95,17 @@ def command(
 async def _explain(
     dsn: str | None, query: str, given: QueryArguments, behind: int, *, generic: bool
 ) -> Sequence[QueryPlan]:
-    if query not in QUESTIONS:
-        raise InputError(f"no query is named {query!r}: {', '.join(QUESTIONS)}")
+    if "since" not in query_of(query).needs and given.since is not None:
+        raise InputError(f"{query} takes no --since")
     async with maintained(dsn) as database, database.connection() as conn:
         await conn.execute(BEGIN["repeatable_read", True])
         try:
-            return await _plans(database, conn, query, given, behind, generic=generic)
+            given = await with_token(conn, query, given, behind)
+            for _ in range(WARM):
+                await ask(database, conn, query, given)
+            return await (await prepared(database, conn, query, given)).plans(generic=generic)
         finally:
             await conn.execute("ROLLBACK")
-
-
-async def _plans(
-    database: Database,
-    conn: Connection,
-    query: str,
-    given: QueryArguments,
-    behind: int,
-    *,
-    generic: bool,
-) -> Sequence[QueryPlan]:
-    takes_since = "since" in QUESTIONS[query].needs
-    if takes_since and given.since is None:
-        given = replace(given, since=await token_behind(conn, behind))
-    if not takes_since and given.since is not None:
-        raise InputError(f"{query} takes no --since")
-    for _ in range(WARM):
-        await ask(database, conn, query, given)
-    return await (await prepared(database, conn, query, given)).plans(generic=generic)
 
 
 def _document(plan: QueryPlan) -> dict[str, Any]:
@@ -156,11 +129,8 @@ def _described(plan: QueryPlan) -> Iterator[str]:
     times = f"{plan.planning_ms:.2f} ms planning, {plan.execution_ms:.2f} ms running"
     yield f"{times}, {plan.pages} pages; {plan.answer_rows} rows out"
     yield f"rows looked at: {looked}"
-    todo: list[tuple[int, dict[str, Any]]] = [(0, plan.tree)]
-    while todo:
-        depth, node = todo.pop()
+    for depth, node in plan.nodes_by_depth():
         yield "  " * depth + _line(node)
-        todo += [(depth + 1, part) for part in reversed(node.get("Plans", ()))]
 
 
 def _line(node: dict[str, Any]) -> str:

@@ -8,11 +8,11 @@ for all arguments, the generic one, if that seems no worse. Both kinds can be an
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Self
 
-from storage.database.connection import Connection, R
+from storage.database.connection import Connection
 
 EXPLAIN = "EXPLAIN (ANALYZE, BUFFERS, VERBOSE, FORMAT JSON)"
 SCANS = (
@@ -46,11 +46,15 @@ class QueryPlan:
 
     def nodes(self) -> Iterator[dict[str, Any]]:
         """Return all nodes, including those of subplans."""
-        todo = [self.tree]
+        return (node for _, node in self.nodes_by_depth())
+
+    def nodes_by_depth(self) -> Iterator[tuple[int, dict[str, Any]]]:
+        """Return all nodes from the outermost on, each with its depth."""
+        todo = [(0, self.tree)]
         while todo:
-            node = todo.pop()
-            yield node
-            todo += reversed(node.get("Plans", ()))
+            depth, node = todo.pop()
+            yield depth, node
+            todo += [(depth + 1, part) for part in reversed(node.get("Plans", ()))]
 
     @property
     def indexes(self) -> set[str]:
@@ -115,37 +119,25 @@ class ExplainingConnection(Connection):
         """Use the same session and its transaction, which ``generic`` requires."""
         return cls(conn._driver, generic=generic)  # noqa: SLF001  # a connection of another kind
 
-    async def fetch(self, sql: str, *args: object, row: type[R]) -> list[R]:
-        await self._explain(sql, args)
-        return await super().fetch(sql, *args, row=row)
-
-    async def records(self, sql: str, *args: object, row: type[R]) -> list[Any]:
-        """Return all rows as the driver's records."""
-        await self._explain(sql, args)
-        return await super().records(sql, *args, row=row)
-
-    async def fetchrow(self, sql: str, *args: object, row: type[R]) -> R | None:
-        """Return the first row as a `row`, or None."""
-        await self._explain(sql, args)
-        return await super().fetchrow(sql, *args, row=row)
-
-    async def fetchval(self, sql: str, *args: object) -> Any:
-        """Return the first column of the first row, or None."""
-        await self._explain(sql, args)
-        return await super().fetchval(sql, *args)
-
-    async def fetchvals(self, sql: str, *args: object) -> list[Any]:
-        """Return the first column of all rows."""
-        await self._explain(sql, args)
-        return await super().fetchvals(sql, *args)
+    async def _call(
+        self, statement: str, call: Callable[..., Awaitable[Any]], *args: object
+    ) -> Any:
+        driver = self._driver
+        if call in (driver.fetch, driver.fetchrow, driver.fetchval):
+            await self._explain(statement, args[1:])
+        return await super()._call(statement, call, *args)
 
     async def _explain(self, sql: str, args: tuple[object, ...]) -> None:
         document = (
             await self._explain_generic(sql, args)
             if self.generic
-            else await super().fetchval(f"{EXPLAIN} {sql}", *args)
+            else await self._value(f"{EXPLAIN} {sql}", *args)
         )
         self.plans.append(QueryPlan.of(sql, document))
+
+    async def _value(self, sql: str, *args: object) -> str:
+        """Return the first column of the first row, without a plan of it."""
+        return str(await super()._call(sql, self._driver.fetchval, sql, *args))
 
     async def _explain_generic(self, sql: str, args: tuple[object, ...]) -> str:
         types = [parameter.name for parameter in (await self._driver.prepare(sql)).get_parameters()]
@@ -154,16 +146,13 @@ class ExplainingConnection(Connection):
         ]
         await self.execute("SET LOCAL plan_cache_mode = force_generic_plan")
         await self.execute(f"PREPARE explained AS {sql}")
-        document: str = await super().fetchval(
-            f"{EXPLAIN} EXECUTE explained ({', '.join(given)})"
-            if given
-            else f"{EXPLAIN} EXECUTE explained"
-        )
+        values = f"({', '.join(given)})" if given else ""
+        document = await self._value(f"{EXPLAIN} EXECUTE explained {values}")
         await self.execute("DEALLOCATE explained")
         await self.execute("SET LOCAL plan_cache_mode = auto")
         return document
 
     async def _literal(self, value: object, type_: str) -> str:
         """Return a literal, because EXECUTE takes no parameters."""
-        literal = await super().fetchval(f"VALUES (quote_nullable($1::{type_}::text))", value)
+        literal = await self._value(f"VALUES (quote_nullable($1::{type_}::text))", value)
         return f"{literal}::{type_}"

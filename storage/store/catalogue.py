@@ -1,15 +1,16 @@
-"""Catalogue of latency-critical reads: name, arguments, and the call of a store that answers.
+"""Catalogue of latency-critical reads: a name, its arguments, and the call of `Store`.
 
-`room-storage explain` runs one of them on the operator's database. The plan tests run them all
-among a million events. To add one, add a line to `QUESTIONS`.
+`room-storage explain` runs one of them on the operator's database, and the inspector does. The plan
+tests run them all among a million events. To add one, add a line to `QUESTIONS`.
 
 A call runs on a store of its own that reads by one connection, within its transaction. Its caches
 are empty, so each call is that of a process that has just started. Two syncs are of a process that
 runs for longer: it is prepared by the statements of `prepare`, which no plan shows.
 """
 
+import inspect
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple, TypeVar
 
 from storage import arguments as args
@@ -20,7 +21,6 @@ from storage.errors import InputError
 from storage.ids import server_name_of
 from storage.persist import Writer
 from storage.queries.filters import SyncFilter
-from storage.queries.pagination.page import Direction
 from storage.queries.sliding.choice import PreparedRequest
 from storage.queries.sliding.response import look
 from storage.queries.sliding.types import SlidingList, SlidingSyncRequest
@@ -92,6 +92,13 @@ class ReadsOfConnection(Reads):
         return await work(self.conn)
 
 
+def query_of(name: str) -> CatalogueQuery:
+    """Return the query of this name, or raise `InputError`."""
+    if name not in QUESTIONS:
+        raise InputError(f"no query is named {name!r}: {', '.join(QUESTIONS)}")
+    return QUESTIONS[name]
+
+
 class PreparedCall(NamedTuple):
     """A query on a store of its own, whose caches are as the query wants them."""
 
@@ -118,9 +125,7 @@ async def prepared(
 
     `InputError` for an unknown name or a missing argument, `InvalidToken`.
     """
-    query = QUESTIONS.get(name)
-    if query is None:
-        raise InputError(f"no query is named {name!r}: {', '.join(QUESTIONS)}")
+    query = query_of(name)
     lacking = [need for need in query.needs if getattr(given, need) is None]
     if lacking:
         raise InputError(f"{name} needs {', '.join(lacking)}")
@@ -150,6 +155,15 @@ async def ask(database: Database, conn: Connection, name: str, given: QueryArgum
     return await (await prepared(database, conn, name, given)).run()
 
 
+async def with_token(
+    conn: Connection, name: str, given: QueryArguments, behind: int
+) -> QueryArguments:
+    """Return the arguments with a token, where the query needs one and there is none."""
+    if "since" in query_of(name).needs and given.since is None:
+        return replace(given, since=await token_behind(conn, behind))
+    return given
+
+
 async def token_behind(conn: Connection, behind: int) -> str:
     """Return the token of a client that is ``behind`` positions of the events stream behind."""
     known = await deployment(conn)
@@ -167,15 +181,6 @@ async def _follow(store: Store, given: Any) -> None:
         store.streams.advance("events", writer, now, rows, local=False)
     store.streams.keep_up()
     await store.reads.run(lambda conn: store.memory.news(conn, args.user(given.user)))
-
-
-def _sync(store: Store, given: Any) -> Awaitable[object]:
-    return store.sync(given.user, since=given.since, timeline_limit=given.limit)
-
-
-def _lazy_sync(store: Store, given: Any) -> Awaitable[object]:
-    lazy = SyncFilter(lazy_load_members=True)
-    return store.sync(given.user, since=given.since, timeline_limit=given.limit, filter=lazy)
 
 
 def _sliding_sync(store: Store, given: Any) -> Awaitable[object]:
@@ -205,187 +210,152 @@ async def _sharing_changes(store: Store, given: Any) -> object:
     return await store.sharing_changes(given.user, given.since, now.print(store.deployment_id))
 
 
-def _messages(direction: Direction) -> Call:
-    return lambda s, a: s.messages(a.room, a.user, direction=direction, limit=a.limit)
+ONE: Final = {
+    "room_id": "room",
+    "user_id": "user",
+    "event_id": "event",
+    "at_event": "event",
+    "server_name": "server",
+    "timestamp_ms": "timestamp",
+    "since": "since",
+    "to": "since",
+    "limit": "limit",
+    "timeline_limit": "limit",
+}
+"""The parameters of calls of a store, each with the argument that it gets."""
+LISTS: Final = {"room_ids": "room", "event_ids": "event", "from_ids": "event", "latest": "event"}
+"""Parameters that get a list of one."""
 
 
-def _near(direction: Direction) -> Call:
-    return lambda s, a: s.event_near(a.room, a.user, a.timestamp, direction)
+def _read(
+    needs: str,
+    method: str,
+    about: str,
+    *,
+    is_behind: bool = False,
+    prepare: Call | None = None,
+    **fixed: object,
+) -> CatalogueQuery:
+    """Return the query that a method of `Store` answers, with what it needs, and a limit."""
+    names = needs.split()
+    parameters = inspect.signature(getattr(Store, method)).parameters
+    wanted = [*names, "limit"]
 
+    async def call(store: Store, given: Any) -> object:
+        values = {name: getattr(given, ONE[name]) for name in parameters if ONE.get(name) in wanted}
+        values |= {
+            name: [getattr(given, LISTS[name])] for name in parameters if LISTS.get(name) in names
+        }
+        return await getattr(store, method)(**values | fixed)
 
-def _server_near(direction: Direction) -> Call:
-    return lambda s, a: s.timestamp_to_event(a.room, a.timestamp, direction, server_name=a.server)
+    return CatalogueQuery(about, tuple(names), call, is_behind, prepare)
 
 
 KEYS: Final = (("m.room.power_levels", ""), ("m.room.join_rules", ""))
 TYPES: Final = ("m.room.create", "m.room.name", "m.room.power_levels")
-
-SYNCED: Final = ("user", "since")
-PAGED: Final = ("room", "user")
-RELATED: Final = ("event", "user")
-TRAVERSED: Final = ("room", "event", "server")
-TIMED: Final = ("room", "server", "timestamp")
+LAZY: Final = SyncFilter(lazy_load_members=True)
 
 QUESTIONS: Final[Mapping[str, CatalogueQuery]] = {
-    "sync": CatalogueQuery("what is new to a user since a token", SYNCED, _sync),
-    "sync-remembered": CatalogueQuery(
+    "sync": _read("user since", "sync", "what is new to a user since a token"),
+    "sync-remembered": _read(
+        "user since",
+        "sync",
         "the same, where the caches have the rooms that can have changed",
-        SYNCED,
-        _sync,
         is_behind=True,
     ),
-    "sync-timelines": CatalogueQuery(
+    "sync-timelines": _read(
+        "user since",
+        "sync",
         "the same, where only some timelines have new events",
-        SYNCED,
-        _sync,
         is_behind=True,
         prepare=_follow,
     ),
-    "initial-sync": CatalogueQuery("everything of a user", ("user",), _sync),
-    "lazy-sync": CatalogueQuery(
+    "initial-sync": _read("user", "sync", "everything of a user"),
+    "lazy-sync": _read(
+        "user since",
+        "sync",
         "what is new to a user since a token, with the members that matter only",
-        SYNCED,
-        _lazy_sync,
+        filter=LAZY,
     ),
-    "initial-lazy-sync": CatalogueQuery(
-        "everything of a user, with the members that matter only", ("user",), _lazy_sync
+    "initial-lazy-sync": _read(
+        "user", "sync", "everything of a user, with the members that matter only", filter=LAZY
     ),
     "sliding-sync": CatalogueQuery(
         "the first rooms of a list, in a process without caches", ("user",), _sliding_sync
     ),
-    "messages": CatalogueQuery("the last page of a room", PAGED, _messages("b")),
-    "messages-forwards": CatalogueQuery("the first page of a room", PAGED, _messages("f")),
-    "messages-since": CatalogueQuery(
-        "the last page of a room, down to where a client was",
-        (*PAGED, "since"),
-        lambda s, a: s.messages(a.room, a.user, to=a.since, limit=a.limit),
+    "messages": _read("room user", "messages", "the last page of a room"),
+    "messages-forwards": _read("room user", "messages", "the first page of a room", direction="f"),
+    "messages-since": _read(
+        "room user since", "messages", "the last page of a room, down to where a client was"
     ),
-    "context": CatalogueQuery(
-        "an event with those around it, and the state there",
-        RELATED,
-        lambda s, a: s.context(a.event, a.user, limit=a.limit),
+    "context": _read("event user", "context", "an event with those around it, and the state there"),
+    "relations": _read("event user", "relations", "the latest events that relate to one"),
+    "relations-indirect": _read(
+        "event user", "relations", "the same with indirect relations", recurse=True
     ),
-    "relations": CatalogueQuery(
-        "the latest events that relate to one",
-        RELATED,
-        lambda s, a: s.relations(a.event, a.user, limit=a.limit),
+    "threads": _read("room user", "threads", "the latest threads of a room"),
+    "unread": _read("user", "unread", "the unread counts of a user's rooms"),
+    "aggregations": _read("event user", "aggregations", "the aggregations of an event"),
+    "client-events": CatalogueQuery(
+        "an event as a client gets it", ("event", "user"), _client_events
     ),
-    "relations-indirect": CatalogueQuery(
-        "the same with indirect relations",
-        RELATED,
-        lambda s, a: s.relations(a.event, a.user, limit=a.limit, recurse=True),
+    "event-before": _read(
+        "room user timestamp",
+        "event_near",
+        "the event nearest to a time, before it",
+        direction="b",
     ),
-    "threads": CatalogueQuery(
-        "the latest threads of a room",
-        PAGED,
-        lambda s, a: s.threads(a.room, a.user, limit=a.limit),
+    "event-after": _read(
+        "room user timestamp", "event_near", "the event nearest to a time, after it", direction="f"
     ),
-    "unread": CatalogueQuery(
-        "the unread counts of a user's rooms", ("user",), lambda s, a: s.unread(a.user)
-    ),
-    "aggregations": CatalogueQuery(
-        "the aggregations of an event", RELATED, lambda s, a: s.aggregations(a.user, [a.event])
-    ),
-    "client-events": CatalogueQuery("an event as a client gets it", RELATED, _client_events),
-    "event-before": CatalogueQuery(
-        "the event nearest to a time, before it", (*PAGED, "timestamp"), _near("b")
-    ),
-    "event-after": CatalogueQuery(
-        "the event nearest to a time, after it", (*PAGED, "timestamp"), _near("f")
-    ),
-    "event": CatalogueQuery("one event", ("event",), lambda s, a: s.event(a.event)),
-    "backfill": CatalogueQuery(
-        "an event and its ancestors, for a server",
-        TRAVERSED,
-        lambda s, a: s.backfill(a.room, [a.event], a.limit, server_name=a.server),
-    ),
-    "missing-events": CatalogueQuery(
+    "event": _read("event", "event", "one event"),
+    "backfill": _read("room event server", "backfill", "an event and its ancestors, for a server"),
+    "missing-events": _read(
+        "room event server",
+        "missing_events",
         "the ancestors of an event, for a server",
-        TRAVERSED,
-        lambda s, a: s.missing_events(a.room, [], [a.event], limit=a.limit, server_name=a.server),
+        earliest=(),
     ),
-    "state-ids": CatalogueQuery(
-        "the state before an event with its auth chain",
-        ("event",),
-        lambda s, a: s.state_ids(a.event),
+    "state-ids": _read("event", "state_ids", "the state before an event with its auth chain"),
+    "event-auth": _read("event", "event_auth", "the auth chain of an event, whole"),
+    "auth-chain": _read("event", "auth_chain_ids", "the ids of the auth chain of an event"),
+    "state-at": _read("event", "state_before", "the whole state before an event"),
+    "state-keys": _read(
+        "event", "state_before", "a few keys of the state before an event", keys=KEYS
     ),
-    "event-auth": CatalogueQuery(
-        "the auth chain of an event, whole", ("event",), lambda s, a: s.event_auth(a.event)
+    "state-types": _read(
+        "event", "state_before", "a few types of the state before an event", types=TYPES
     ),
-    "auth-chain": CatalogueQuery(
-        "the ids of the auth chain of an event",
-        ("event",),
-        lambda s, a: s.auth_chain_ids([a.event]),
+    "visible-to-server": _read(
+        "server event", "visible_to_server", "whether a server may have an event whole"
     ),
-    "state-at": CatalogueQuery(
-        "the whole state before an event", ("event",), lambda s, a: s.state_before(a.event)
+    "is-resident": _read("server room", "is_resident", "whether a server is in a room now"),
+    "joined-servers": _read("room", "joined_servers", "the servers in a room now"),
+    "joined-servers-at": _read("room event", "joined_servers", "the servers in a room at an event"),
+    "server-event-before": _read(
+        "room server timestamp",
+        "timestamp_to_event",
+        "the event nearest to a time, before it, for a server",
+        direction="b",
     ),
-    "state-keys": CatalogueQuery(
-        "a few keys of the state before an event",
-        ("event",),
-        lambda s, a: s.state_before(a.event, keys=KEYS),
+    "server-event-after": _read(
+        "room server timestamp",
+        "timestamp_to_event",
+        "the event nearest to a time, after it, for a server",
+        direction="f",
     ),
-    "state-types": CatalogueQuery(
-        "a few types of the state before an event",
-        ("event",),
-        lambda s, a: s.state_before(a.event, types=TYPES),
+    "current-state": _read("room", "current_state", "the current state of a room"),
+    "room-info": _read("room", "rooms", "a room as its state describes it"),
+    "space-children": _read("room", "space_children", "the children of a space"),
+    "membership": _read("room user", "membership", "the membership of a user in a room"),
+    "members": _read(
+        "room", "members", "the events of the joined members of a room", membership="join"
     ),
-    "visible-to-server": CatalogueQuery(
-        "whether a server may have an event whole",
-        ("server", "event"),
-        lambda s, a: s.visible_to_server(a.server, [a.event]),
-    ),
-    "is-resident": CatalogueQuery(
-        "whether a server is in a room now",
-        ("server", "room"),
-        lambda s, a: s.is_resident(a.server, a.room),
-    ),
-    "joined-servers": CatalogueQuery(
-        "the servers in a room now", ("room",), lambda s, a: s.joined_servers(a.room)
-    ),
-    "joined-servers-at": CatalogueQuery(
-        "the servers in a room at an event",
-        ("room", "event"),
-        lambda s, a: s.joined_servers(a.room, at_event=a.event),
-    ),
-    "server-event-before": CatalogueQuery(
-        "the event nearest to a time, before it, for a server", TIMED, _server_near("b")
-    ),
-    "server-event-after": CatalogueQuery(
-        "the event nearest to a time, after it, for a server", TIMED, _server_near("f")
-    ),
-    "current-state": CatalogueQuery(
-        "the current state of a room", ("room",), lambda s, a: s.current_state(a.room)
-    ),
-    "room-info": CatalogueQuery(
-        "a room as its state describes it", ("room",), lambda s, a: s.rooms([a.room])
-    ),
-    "space-children": CatalogueQuery(
-        "the children of a space", ("room",), lambda s, a: s.space_children(a.room)
-    ),
-    "membership": CatalogueQuery(
-        "the membership of a user in a room", PAGED, lambda s, a: s.membership(a.room, a.user)
-    ),
-    "members": CatalogueQuery(
-        "the events of the joined members of a room",
-        ("room",),
-        lambda s, a: s.members(a.room, membership="join"),
-    ),
-    "member-ids": CatalogueQuery(
-        "the joined members of a room", ("room",), lambda s, a: s.member_ids(a.room)
-    ),
-    "users-sharing": CatalogueQuery(
-        "the users who share a room", ("user",), lambda s, a: s.users_sharing(a.user)
-    ),
+    "member-ids": _read("room", "member_ids", "the joined members of a room"),
+    "users-sharing": _read("user", "users_sharing", "the users who share a room"),
     "sharing-changes": CatalogueQuery(
-        "the users who share a room since a token", SYNCED, _sharing_changes
+        "the users who share a room since a token", ("user", "since"), _sharing_changes
     ),
-    "rooms-of": CatalogueQuery(
-        "the rooms that a user is in", ("user",), lambda s, a: s.rooms_of(a.user)
-    ),
-    "visible-to-user": CatalogueQuery(
-        "whether a user may see an event",
-        ("user", "event"),
-        lambda s, a: s.visible_to_user(a.user, [a.event]),
-    ),
+    "rooms-of": _read("user", "rooms_of", "the rooms that a user is in"),
+    "visible-to-user": _read("user event", "visible_to_user", "whether a user may see an event"),
 }

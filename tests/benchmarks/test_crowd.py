@@ -12,8 +12,18 @@ from pathlib import Path
 import pytest
 
 import storage
-from benchmarks.crowd import EVERYWHERE, FEW, HUNDRED, MANY, SERVER, VERSION, Crowd, Pen, room_id
-from benchmarks.crowd_build import build
+from benchmarks.crowd import (
+    EVERYWHERE,
+    FEW,
+    HUNDRED,
+    MANY,
+    SERVER,
+    VERSION,
+    Crowd,
+    Pen,
+    build,
+    room_id,
+)
 from storage.event import parse
 from storage.ids import RoomId
 from storage.maintenance.verify.run import verify

@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 
 from benchmarks import compare, report
-from benchmarks.figures import figures, read
-from benchmarks.numbers import quantity, unit_of
-from benchmarks.verdict import verdict
+from benchmarks.figures import figures, quantity, read, unit_of
+from benchmarks.report import verdict
 from tests.cli.running import ROOT
 
 MACHINE = {"processor": "one", "cores": 8, "memory_gb": 4, "load": [0.5, 0.5, 0.5]}

@@ -3,8 +3,8 @@
 import pytest
 
 import storage
-from benchmarks.soak_client import SoakClient, differences, say
-from benchmarks.soak_rooms import SERVER, room_of
+from benchmarks.soak_checks import SoakClient, differences, say
+from benchmarks.soak_processes import SERVER, room_of
 from storage import EventId, UserId
 
 

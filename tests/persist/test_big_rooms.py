@@ -1,6 +1,6 @@
 """The cost of a change in a big room, in counts, as times vary too much here.
 
-benchmarks/resolve.py and benchmarks/state.py measure times and sizes.
+benchmarks/state.py measures times and sizes.
 """
 
 import sys

@@ -2,7 +2,7 @@
 
 `STORAGE_PLAN_EVENTS` sets another number; `make soak` sets a million.
 
-benchmarks/crowd_build.py makes the database once. The test adds the names of many more rooms and
+benchmarks/crowd.py makes the database once. The test adds the names of many more rooms and
 users, because no plan may depend on these. Each query of `storage.store.catalogue` has
 a line in `EXPECTED`. Both plans must do: the one for the given arguments, and the generic one that
 a session may keep. The size of the answer bounds the rows read: in a database with fewer
@@ -19,8 +19,7 @@ from typing import NamedTuple
 import asyncpg
 import pytest
 
-from benchmarks.crowd import DEPTH_MS, EVERYWHERE, FEW, FIRST_MS, STEP_MS, Crowd, room_id
-from benchmarks.crowd_build import build
+from benchmarks.crowd import DEPTH_MS, EVERYWHERE, FEW, FIRST_MS, STEP_MS, Crowd, build, room_id
 from storage.database.connection import Connection, Database
 from storage.database.explained import ExplainingConnection, QueryPlan
 from storage.store.catalogue import QUESTIONS, QueryArguments, prepared, token_behind

@@ -6,7 +6,6 @@ Reads: `storage.database.background`, `storage.maintenance.purge.job`, `storage.
 
 import time
 from collections import defaultdict
-from dataclasses import replace
 from typing import Any, Final
 
 from starlette.responses import Response
@@ -15,7 +14,6 @@ from storage.database.background import jobs
 from storage.database.connection import Connection
 from storage.database.explained import QueryPlan
 from storage.database.sizes import database_bytes, table_sizes
-from storage.errors import InputError
 from storage.inspector.visit import Visit
 from storage.maintenance.purge import job as purges
 from storage.observability.counters import Distribution
@@ -30,7 +28,13 @@ from storage.queries.inspect.rooms import (
     week_begins,
     writers,
 )
-from storage.store.catalogue import QUESTIONS, QueryArguments, prepared, token_behind
+from storage.store.catalogue import (
+    QUESTIONS,
+    QueryArguments,
+    prepared,
+    query_of,
+    with_token,
+)
 from storage.store.facade import Store
 
 PURGES_SHOWN: Final = 20
@@ -110,9 +114,7 @@ FIELDS: Final = ("room", "user", "event", "server", "since", "timestamp")
 async def explain_page(visit: Visit) -> Response:
     """Show the form of a query; and its plans, once all arguments are given."""
     name = visit.wanted("query")
-    query = QUESTIONS.get(name)
-    if query is None:
-        raise InputError(f"no query is named {name!r}: {', '.join(QUESTIONS)}")
+    query = query_of(name)
     given = QueryArguments(
         **{field: visit.text(field) for field in FIELDS if field != "timestamp"},
         timestamp=visit.whole("timestamp"),
@@ -134,9 +136,7 @@ async def explain_page(visit: Visit) -> Response:
 
 async def _plans(visit: Visit, name: str, given: QueryArguments) -> list[QueryPlan]:
     async def explained(conn: Connection) -> list[QueryPlan]:
-        complete = given
-        if "since" in QUESTIONS[name].needs and given.since is None:
-            complete = replace(given, since=await token_behind(conn, BEHIND))
+        complete = await with_token(conn, name, given, BEHIND)
         return await (await prepared(visit.store.database, conn, name, complete)).plans()
 
     return await visit.store.reads.run(explained, snapshot=True)
@@ -145,16 +145,13 @@ async def _plans(visit: Visit, name: str, given: QueryArguments) -> list[QueryPl
 def described(plan: QueryPlan) -> list[tuple[int, str]]:
     """Return the nodes of a plan, with their depth."""
     lines = []
-    todo = [(0, plan.tree)]
-    while todo:
-        depth, node = todo.pop()
+    for depth, node in plan.nodes_by_depth():
         what = [str(node["Node Type"])]
         what += [f"by {node['Index Name']}"] if "Index Name" in node else []
         what += [f"on {node['Relation Name']}"] if "Relation Name" in node else []
         rows = node["Actual Rows"] * node["Actual Loops"]
         time_ms = node["Actual Total Time"] * node["Actual Loops"]
         lines.append((depth, f"{' '.join(what)}: {rows:g} rows, {time_ms:.3f} ms"))
-        todo += [(depth + 1, part) for part in reversed(node.get("Plans", ()))]
     return lines
 
 
