@@ -89,7 +89,7 @@ UPDATE deployment
 SET server_name = $1::text
 """
 
-LOOK_AGAIN_SECONDS: Final = 0.02
+RECHECK_SECONDS: Final = 0.02
 
 
 class Deployment(NamedTuple):
@@ -150,7 +150,7 @@ async def _rename(conn: Connection, name: str, found: str, wait_ms: int) -> None
                 return
         if time.monotonic() > deadline:
             break
-        await asyncio.sleep(LOOK_AGAIN_SECONDS)
+        await asyncio.sleep(RECHECK_SECONDS)
     raise WrongServerName(name, found=found, where=await conn.fetchval(SQL_WHERE))
 
 

@@ -230,7 +230,7 @@ async def _wait(visit: Visit, rooms: Sequence[RoomId], since: VectorPosition) ->
 
 
 def _has_changed(store: Store, room_id: RoomId, since: VectorPosition) -> bool:
-    return store.notifier.was_told([room_id], {EVENTS: since})
+    return store.notifier.may_have_changed([room_id], {EVENTS: since})
 
 
 async def _is_up(store: Store) -> bool:
