@@ -172,8 +172,8 @@ class Connection:
     @property
     def backend_pid(self) -> int:
         """Return the process id of the server process of this connection."""
-        known = None if self._session is None else self._session.backend_pid
-        return int(known or self._driver.get_server_pid())
+        pid = None if self._session is None else self._session.backend_pid
+        return int(pid or self._driver.get_server_pid())
 
     @property
     def archive(self) -> ArchiveAccess:
